@@ -1,0 +1,1 @@
+"""Natively batched TorchRL environments for in-context reinforcement learning."""

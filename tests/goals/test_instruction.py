@@ -1,0 +1,76 @@
+"""The goal semantics: one step, whole trajectories and what the agent sees agree."""
+
+import torch
+from yamame.goals import GOAL_COMPLETED, GOAL_PAD, advance, completion_times, num_goals, show, view
+
+
+def random_trajectories(seed: int, batch: int = 500, length: int = 12, slots: int = 3):
+    generator = torch.Generator().manual_seed(seed)
+
+    def integers(high, *shape):
+        return torch.randint(high, shape, generator=generator)
+
+    goals = integers(4, batch, slots, 1).float()
+    count = integers(slots, batch) + 1
+    goals[torch.arange(slots) >= count[:, None]] = GOAL_PAD
+    achieved = integers(4, batch, length, 2, 1).float()
+    achieved_mask = torch.rand(batch, length, 2, generator=generator) < 0.5
+    mask = torch.arange(length) < (integers(length - 1, batch) + 2)[:, None]
+    return goals, achieved, achieved_mask, mask
+
+
+def test_whole_trajectory_times_equal_stepping_one_row_at_a_time():
+    goals, achieved, achieved_mask, mask = random_trajectories(0)
+    times = completion_times(goals, achieved, achieved_mask, mask)
+    for b in range(goals.shape[0]):
+        active, expected = 0, []
+        for t in range(1, int(mask[b].sum())):
+            valid = [achieved[b, t, m] for m in range(2) if achieved_mask[b, t, m]]
+            if active < int(num_goals(goals[b])) and any(torch.equal(g, goals[b, active]) for g in valid):
+                expected.append(t)
+                active += 1
+        assert times[b].tolist() == expected + [mask.shape[1]] * (goals.shape[1] - active)
+
+
+def test_stepping_with_advance_pays_exactly_at_the_completion_times():
+    goals, achieved, achieved_mask, mask = random_trajectories(1)
+    times = completion_times(goals, achieved, achieved_mask, mask)
+    active = torch.zeros(goals.shape[0], dtype=torch.int64)
+    for t in range(1, mask.shape[1]):
+        after, reward = advance(goals, active, achieved[:, t], achieved_mask[:, t])
+        active = torch.where(mask[:, t], after, active)
+        assert torch.equal((times == t).any(-1), reward.bool() & mask[:, t])
+
+
+def test_a_goal_that_holds_at_the_first_step_is_not_completed_there():
+    instruction = torch.tensor([[[2.0]]])
+    achieved = torch.tensor([[[[2.0]], [[1.0]], [[1.0]]]])
+    valid = torch.ones(1, 3, 1, dtype=torch.bool)
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    assert completion_times(instruction, achieved, valid, mask).tolist() == [[3]]
+    achieved[0, 2] = 2.0
+    assert completion_times(instruction, achieved, valid, mask).tolist() == [[2]]
+
+
+def test_an_unused_slot_is_never_completed_even_if_its_value_is_achieved():
+    instruction = torch.tensor([[2.0], [GOAL_PAD]])
+    active, reward = advance(instruction, torch.tensor(1), torch.tensor([[GOAL_PAD]]), torch.tensor([True]))
+    assert int(active) == 1
+    assert float(reward) == 0.0
+
+
+def test_shown_instruction_and_its_views():
+    instruction = torch.tensor([[1.0], [2.0], [3.0], [GOAL_PAD]])
+    shown = show(instruction, torch.tensor(1))
+    assert shown.flatten().tolist() == [GOAL_COMPLETED, 2.0, 3.0, GOAL_PAD]
+    hidden = view(shown, hide_future_goals=True)
+    assert hidden.flatten().tolist() == [GOAL_COMPLETED, 2.0, GOAL_PAD, GOAL_PAD]
+    single = view(shown, single_goal=True)
+    assert single.flatten().tolist() == [2.0, GOAL_PAD, GOAL_PAD, GOAL_PAD]
+    assert torch.equal(view(hidden, hide_future_goals=True), hidden)
+    assert torch.equal(view(shown), shown)
+
+
+def test_single_goal_view_of_a_finished_instruction_is_empty():
+    shown = show(torch.tensor([[1.0], [2.0]]), torch.tensor(2))
+    assert view(shown, single_goal=True).flatten().tolist() == [GOAL_PAD, GOAL_PAD]
