@@ -1,0 +1,15 @@
+"""What an action is: how it is encoded for networks, and how a policy draws it."""
+
+from yamame.actions.box_distributions import BetaDistribution as BetaDistribution
+from yamame.actions.box_distributions import TanhNormalDistribution as TanhNormalDistribution
+from yamame.actions.distributions import ActionDistribution as ActionDistribution
+from yamame.actions.distributions import DiscreteDistribution as DiscreteDistribution
+from yamame.actions.distributions import MultiBinaryDistribution as MultiBinaryDistribution
+from yamame.actions.distributions import MultiDiscreteDistribution as MultiDiscreteDistribution
+from yamame.actions.groups import Groups as Groups
+from yamame.actions.spaces import ActionSpace as ActionSpace
+from yamame.actions.spaces import BoxActions as BoxActions
+from yamame.actions.spaces import DiscreteActions as DiscreteActions
+from yamame.actions.spaces import MultiBinaryActions as MultiBinaryActions
+from yamame.actions.spaces import MultiDiscreteActions as MultiDiscreteActions
+from yamame.actions.spaces import action_space_from_spec as action_space_from_spec
