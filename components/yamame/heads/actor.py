@@ -1,0 +1,65 @@
+"""The actor head: context to the parameters of one policy per discount factor."""
+
+from torch import Tensor, nn
+
+from yamame.actions.spaces import ActionSpace
+from yamame.heads.mlp import check_sizes, make_mlp
+
+
+class ActorHead(nn.Module):
+    """A perceptron with `num_gammas` sets of policy parameters as its output (arXiv 2310.09971).
+
+    Args:
+        in_features: D, the size of the context.
+        action_space: gives the number of parameters P and, later, the distributions.
+        num_gammas: G, one policy each.
+        hidden_size: width of the hidden layers.
+        num_layers: number of hidden layers.
+        dropout: probability of dropping a hidden unit in training mode.
+
+    Raises:
+        ValueError: if a size is not positive or `dropout` is out of range.
+
+    >>> from yamame.actions import DiscreteActions
+    >>> import torch
+    >>> actor = ActorHead(8, action_space=DiscreteActions(5), num_gammas=7)
+    >>> params = actor(torch.zeros(16, 8))
+    >>> params.shape
+    torch.Size([16, 7, 5])
+    >>> actor.action_space.distribution(params[:, -1]).sample().shape
+    torch.Size([16, 5])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        *,
+        action_space: ActionSpace,
+        num_gammas: int,
+        hidden_size: int = 256,
+        num_layers: int = 2,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        check_sizes(
+            "ActorHead",
+            in_features=in_features,
+            num_gammas=num_gammas,
+            hidden_size=hidden_size,
+            num_layers=num_layers,
+        )
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"ActorHead: dropout must be in [0, 1), got {dropout}")
+        self.action_space = action_space
+        self.num_gammas = num_gammas
+        self.mlp = make_mlp(
+            in_features,
+            num_gammas * action_space.num_params,
+            hidden_size=hidden_size,
+            num_layers=num_layers,
+            dropout=dropout,
+        )
+
+    def forward(self, context: Tensor) -> Tensor:
+        """`context [*, D]` to policy parameters `[*, G, P]`."""
+        return self.mlp(context).unflatten(-1, (self.num_gammas, self.action_space.num_params))
