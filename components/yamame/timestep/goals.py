@@ -1,0 +1,193 @@
+"""Goal encoders: a shown instruction ``[*, K, d]`` becomes an embedding ``[*, E]``.
+
+Both read goals as `yamame.goals` shows them (completed and unused slots carry magic values), may first
+restrict what is seen (`yamame.goals.view`), treat the magic values as kinds and never as numbers, and end in
+LayerNorm.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from yamame.goals import GOAL_COMPLETED, GOAL_PAD, GOAL_TOLERANCE, view
+from yamame.timestep.normalizer import RunningNormalizer
+
+
+class GoalEncoder(nn.Module):
+    """What the goal encoders share: sizes, the restricted view and the check of the input's shape.
+
+    Args:
+        num_slots: K, slots of an instruction.
+        goal_size: d, numbers per goal.
+        out_features: E, size of the embedding.
+        hide_future_goals: Goals after the active one are hidden.
+        single_goal: Only the active goal is seen.
+
+    Raises:
+        ValueError: If a size is not positive or an instruction has another shape than ``[*, K, d]``.
+    """
+
+    def __init__(
+        self, num_slots: int, goal_size: int, *, out_features: int, hide_future_goals: bool, single_goal: bool
+    ) -> None:
+        super().__init__()
+        sizes = {"num_slots": num_slots, "goal_size": goal_size, "out_features": out_features}
+        for name, value in sizes.items():
+            if value < 1:
+                raise ValueError(f"{type(self).__name__}: {name} must be positive, got {value}")
+        self.num_slots = num_slots
+        self.goal_size = goal_size
+        self.out_features = out_features
+        self.hide_future_goals = hide_future_goals
+        self.single_goal = single_goal
+
+    def visible(self, goal: Tensor) -> Tensor:
+        """The part of the instruction that may be seen, ``[*, K, d]`` float32."""
+        if goal.shape[-2:] != (self.num_slots, self.goal_size):
+            raise ValueError(
+                f"{type(self).__name__}: goal must end in (num_slots, goal_size)="
+                f"{(self.num_slots, self.goal_size)}, got shape {tuple(goal.shape)}"
+            )
+        goal = goal.to(torch.float32)
+        return view(goal, hide_future_goals=self.hide_future_goals, single_goal=self.single_goal)
+
+
+class MLPGoalEncoder(GoalEncoder):
+    """Embeds an instruction of vector goals (positions, states) with a small MLP.
+
+    Each slot becomes d numbers and two flags: the goal's coordinates, normalised and set to zero in special
+    slots, *is completed* and *is unused*. The coordinates share one `RunningNormalizer` over all slots (a
+    coordinate means the same in each), which moves only from slots that show a goal at real timesteps, so the
+    magic values neither distort the statistics nor lie on the scale of the coordinates. Then hidden layer,
+    LeakyReLU, linear output, LayerNorm.
+
+    Args:
+        num_slots: K, slots of an instruction.
+        goal_size: d, numbers per goal.
+        out_features: E, size of the embedding.
+        hidden_size: Width of the hidden layer.
+        hide_future_goals: Goals after the active one are hidden.
+        single_goal: Only the active goal is seen.
+
+    >>> MLPGoalEncoder(3, 2)(torch.full((5, 3, 2), GOAL_PAD)).shape
+    torch.Size([5, 32])
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        goal_size: int,
+        *,
+        out_features: int = 32,
+        hidden_size: int = 64,
+        hide_future_goals: bool = False,
+        single_goal: bool = False,
+    ) -> None:
+        super().__init__(
+            num_slots,
+            goal_size,
+            out_features=out_features,
+            hide_future_goals=hide_future_goals,
+            single_goal=single_goal,
+        )
+        if hidden_size < 1:
+            raise ValueError(f"MLPGoalEncoder: hidden_size must be positive, got {hidden_size}")
+        self.normalizer = RunningNormalizer(goal_size)
+        self.mlp = nn.Sequential(
+            nn.Linear(num_slots * (goal_size + 2), hidden_size),
+            nn.LeakyReLU(),
+            nn.Linear(hidden_size, out_features),
+            nn.LayerNorm(out_features),
+        )
+
+    def forward(self, goal: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Embeds ``goal`` ``[*, K, d]``; ``mask`` ``[*]`` bool marks real timesteps."""
+        goal = self.visible(goal)
+        completed = (goal == GOAL_COMPLETED).all(-1, keepdim=True)
+        unused = (goal == GOAL_PAD).all(-1, keepdim=True)
+        real = ~(completed | unused)
+        counted = real.squeeze(-1) if mask is None else real.squeeze(-1) & mask.unsqueeze(-1)
+        values = torch.where(real, self.normalizer(goal, counted), 0.0)
+        slots = torch.cat([values, completed.to(values.dtype), unused.to(values.dtype)], dim=-1)
+        return self.mlp(slots.flatten(-2))
+
+
+class TokenGoalEncoder(GoalEncoder):
+    """Embeds an instruction whose goals are words: every coordinate is a token of a closed vocabulary.
+
+    Each coordinate becomes an id: a token v in ``0 .. num_tokens - 1`` its own, `GOAL_PAD` and
+    `GOAL_COMPLETED` one each, and **any other value** (out of the vocabulary, or not whole) the id *unknown*:
+    it is neither clamped onto a legal token nor an error, so unseen goals stay distinguishable from known
+    ones, but not from each other. Token and position embeddings are added, pass a hidden layer and are pooled
+    by learned queries: each is a softmax over the K * d tokens, so it can single out, say, the first goal
+    that is not completed.
+
+    Args:
+        num_slots: K, slots of an instruction.
+        goal_size: d, tokens per goal.
+        num_tokens: Size of the vocabulary, without the special values.
+        out_features: E, size of the embedding.
+        embedding_size: Size of a token's embedding.
+        hidden_size: Width of the hidden layers.
+        num_queries: Number of learned queries.
+        hide_future_goals: Goals after the active one are hidden.
+        single_goal: Only the active goal is seen.
+
+    >>> TokenGoalEncoder(5, 3, num_tokens=37)(torch.full((4, 5, 3), GOAL_COMPLETED)).shape
+    torch.Size([4, 32])
+    """
+
+    PAD, COMPLETED, UNKNOWN, NUM_SPECIAL = 0, 1, 2, 3
+
+    def __init__(
+        self,
+        num_slots: int,
+        goal_size: int,
+        *,
+        num_tokens: int,
+        out_features: int = 32,
+        embedding_size: int = 16,
+        hidden_size: int = 64,
+        num_queries: int = 4,
+        hide_future_goals: bool = False,
+        single_goal: bool = False,
+    ) -> None:
+        super().__init__(
+            num_slots,
+            goal_size,
+            out_features=out_features,
+            hide_future_goals=hide_future_goals,
+            single_goal=single_goal,
+        )
+        sizes = {"num_tokens": num_tokens, "embedding_size": embedding_size}
+        for name, value in {**sizes, "hidden_size": hidden_size, "num_queries": num_queries}.items():
+            if value < 1:
+                raise ValueError(f"TokenGoalEncoder: {name} must be positive, got {value}")
+        self.num_tokens = num_tokens
+        self.tokens = nn.Embedding(num_tokens + self.NUM_SPECIAL, embedding_size)
+        self.positions = nn.Embedding(num_slots * goal_size, embedding_size)
+        self.token_mlp = nn.Sequential(nn.Linear(embedding_size, hidden_size), nn.LeakyReLU())
+        self.queries = nn.Linear(hidden_size, num_queries, bias=False)
+        self.head = nn.Sequential(
+            nn.Linear(num_queries * hidden_size, hidden_size),
+            nn.LeakyReLU(),
+            nn.Linear(hidden_size, out_features),
+            nn.LayerNorm(out_features),
+        )
+
+    def token_ids(self, goal: Tensor) -> Tensor:
+        """Ids of every coordinate, int64, in ``0 .. num_tokens + 2``; same shape as ``goal``."""
+        whole = goal.round()
+        known = (goal - whole).abs() < GOAL_TOLERANCE
+        known &= (whole >= 0) & (whole < self.num_tokens)
+        ids = torch.where(known, whole, self.UNKNOWN - self.NUM_SPECIAL).to(torch.int64) + self.NUM_SPECIAL
+        ids = torch.where(goal == GOAL_PAD, self.PAD, ids)
+        return torch.where(goal == GOAL_COMPLETED, self.COMPLETED, ids)
+
+    def forward(self, goal: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Embeds ``goal`` ``[*, K, d]``; ``mask`` is accepted like every goal encoder does and changes
+        nothing."""
+        ids = self.token_ids(self.visible(goal)).flatten(-2)
+        x = self.token_mlp(self.tokens(ids) + self.positions.weight)
+        attention = self.queries(x).softmax(-2)
+        pooled = attention.transpose(-1, -2) @ x
+        return self.head(pooled.flatten(-2))

@@ -1,0 +1,119 @@
+"""The running normaliser: statistics equal a plain numpy account of the real rows, and nothing else."""
+
+import numpy as np
+import pytest
+import torch
+from yamame.timestep import RunningNormalizer
+
+
+def batches(seed: int, count: int = 30):
+    """Batches [B, L, F] with right padding full of rubbish, and their masks [B, L]."""
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        x = rng.normal(loc=[5.0, -2.0, 0.0], scale=[3.0, 0.5, 40.0], size=(4, 7, 3))
+        lengths = rng.integers(1, 8, size=4)
+        mask = np.arange(7) < lengths[:, None]
+        x[~mask] = 1e6
+        yield x, mask
+
+
+def naive_statistics(data, decay: float):
+    """Weighted averages of the batch means of x and x^2, older batches weighing less."""
+    first, second, weights = [], [], []
+    data = list(data)
+    for i, (x, mask) in enumerate(data):
+        first.append(x[mask].mean(0))
+        second.append((x[mask] ** 2).mean(0))
+        weights.append((1 - decay) ** (len(data) - 1 - i))
+    weights = np.array(weights)[:, None] / np.sum(weights)
+    mean = (weights * np.array(first)).sum(0)
+    return mean, (weights * np.array(second)).sum(0) - mean**2
+
+
+@pytest.mark.parametrize("decay", [1e-4, 0.1, 1.0])
+def test_statistics_equal_numpy_moments_of_the_real_rows(decay):
+    normalizer = RunningNormalizer(3, decay=decay)
+    for x, mask in batches(0):
+        normalizer(torch.tensor(x, dtype=torch.float32), torch.tensor(mask))
+    mean, variance = naive_statistics(batches(0), decay)
+    # fp32 accumulation over 30 updates against float64
+    np.testing.assert_allclose(normalizer.mean.numpy(), mean, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(normalizer.variance.numpy(), variance, rtol=1e-3)
+
+
+def test_without_the_mask_the_padding_would_count():
+    """Negative control of the law above."""
+    normalizer = RunningNormalizer(3)
+    for x, _ in batches(0):
+        normalizer(torch.tensor(x, dtype=torch.float32))
+    mean, _ = naive_statistics(batches(0), 1e-4)
+    assert (np.abs(normalizer.mean.numpy() - mean) > 1e3).all()
+
+
+def test_padding_of_nan_does_not_reach_the_statistics():
+    normalizer = RunningNormalizer(2)
+    x = torch.randn(3, 4, 2, generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(3, 4, dtype=torch.bool)
+    mask[:, 2:] = False
+    expected = x[:, :2].reshape(-1, 2).mean(0)
+    x[:, 2:] = torch.nan
+    normalizer(x, mask)
+    torch.testing.assert_close(normalizer.mean, expected)
+    assert bool(normalizer.variance.isfinite().all())
+
+
+def test_a_batch_of_nothing_but_padding_changes_nothing():
+    normalizer = RunningNormalizer(2)
+    normalizer(torch.randn(5, 2, generator=torch.Generator().manual_seed(0)))
+    before = {name: value.clone() for name, value in normalizer.state_dict().items()}
+    normalizer(torch.full((5, 2), 100.0), torch.zeros(5, dtype=torch.bool))
+    assert all(torch.equal(value, before[name]) for name, value in normalizer.state_dict().items())
+
+
+def test_statistics_move_in_training_mode_only_and_are_saved():
+    normalizer = RunningNormalizer(1)
+    x = torch.tensor([[4.0], [8.0]])
+    assert normalizer.eval()(x).flatten().tolist() == [4.0, 8.0]
+    assert int(normalizer.num_updates) == 0
+    normalizer.train()(x)
+    restored = RunningNormalizer(1)
+    restored.load_state_dict(normalizer.state_dict())
+    assert restored.eval()(x).flatten().tolist() == [-1.0, 1.0]
+
+
+def test_a_large_mean_does_not_swallow_the_variance():
+    """In float32 the square of 1e4 leaves no digit for a variance of 1."""
+    x = 1e4 + torch.randn(20_000, 1, generator=torch.Generator().manual_seed(0))
+    normalizer = RunningNormalizer(1)
+    normalizer(x)
+    assert float(normalizer.variance) == pytest.approx(float(x.double().var(correction=0)), rel=1e-2)
+
+
+def test_outputs_are_clipped_and_constant_features_only_shifted():
+    normalizer = RunningNormalizer(2, clip=3.0)
+    x = torch.zeros(1000, 2)
+    x[0, 0] = 1e3
+    x[:, 1] = 7.0
+    y = normalizer(x)
+    assert float(y[:, 0].max()) == 3.0
+    assert y[:, 1].abs().max() == 0.0
+    assert normalizer.eval()(torch.tensor([[0.0, 8.0]]))[0, 1] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_features": 0}, "num_features must be positive, got 0"),
+        ({"num_features": 1, "decay": 0.0}, r"decay must be in \(0, 1\], got 0.0"),
+        ({"num_features": 1, "clip": -1.0}, "clip must be positive, got -1.0"),
+        ({"num_features": 1, "min_std": 0.0}, "min_std must be positive, got 0.0"),
+    ],
+)
+def test_impossible_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=f"RunningNormalizer: {message}"):
+        RunningNormalizer(**arguments)
+
+
+def test_an_input_of_another_size_is_refused():
+    with pytest.raises(ValueError, match=r"num_features=3, got shape \(5, 2\)"):
+        RunningNormalizer(3)(torch.zeros(5, 2))
