@@ -1,0 +1,7 @@
+"""Annealed noise behind a policy: what is executed while learning, and never while evaluating."""
+
+from yamame.exploration.base import Exploration as Exploration
+from yamame.exploration.base import disable_exploration as disable_exploration
+from yamame.exploration.epsilon import BilevelEpsilon as BilevelEpsilon
+from yamame.exploration.epsilon import EpsilonGreedy as EpsilonGreedy
+from yamame.exploration.gaussian import GaussianNoise as GaussianNoise
