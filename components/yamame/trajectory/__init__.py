@@ -1,0 +1,11 @@
+"""Features over time -> context: the swappable sequence models."""
+
+from yamame.trajectory.base import TrajectoryEncoder as TrajectoryEncoder
+from yamame.trajectory.base import TrajectoryKeys as TrajectoryKeys
+from yamame.trajectory.base import segment_positions as segment_positions
+from yamame.trajectory.base import segment_starts as segment_starts
+from yamame.trajectory.gru import GRUEncoder as GRUEncoder
+from yamame.trajectory.memoryless import MemorylessEncoder as MemorylessEncoder
+from yamame.trajectory.sigma import SigmaReparamLinear as SigmaReparamLinear
+from yamame.trajectory.sigma import folded_weights as folded_weights
+from yamame.trajectory.transformer import TransformerEncoder as TransformerEncoder

@@ -1,0 +1,106 @@
+"""Causal multi-head self-attention whose keys and values may come from the sequence or from a cache.
+
+Shapes: B sequences (or acting rows), L timesteps, H heads, d size of a head, D = H d.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from yamame.trajectory.base import segment_positions
+from yamame.trajectory.positions import rotate
+from yamame.trajectory.sigma import SigmaReparamLinear
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Queries, keys and values of new timesteps ``[B, H, L, d]`` -> what the queries find ``[B, H, L, d]``."""
+
+
+def linear(in_features: int, out_features: int, *, sigma_reparam: bool, bias: bool = True) -> nn.Module:
+    """A linear layer, sigma-reparametrised or plain."""
+    kind = SigmaReparamLinear if sigma_reparam else nn.Linear
+    return kind(in_features, out_features, bias=bias)
+
+
+class SelfAttention(nn.Module):
+    """Projections and head scaling around an attention given at the call.
+
+    Args:
+        d_model: Size D of the input and the output.
+        num_heads: Number of heads H; divides ``d_model``.
+        head_scaling: Learn one factor per head, applied before heads are joined (NormFormer, arXiv
+            2110.09456).
+        sigma_reparam: Use `SigmaReparamLinear` for the projections.
+    """
+
+    def __init__(self, d_model: int, num_heads: int, *, head_scaling: bool, sigma_reparam: bool) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = linear(d_model, 3 * d_model, sigma_reparam=sigma_reparam, bias=False)
+        self.out = linear(d_model, d_model, sigma_reparam=sigma_reparam)
+        self.head_scale = nn.Parameter(torch.ones(num_heads, 1, 1)) if head_scaling else None
+
+    def forward(self, x: Tensor, attend: Attend, rotation: Tensor | None) -> Tensor:
+        """``[B, L, D] -> [B, L, D]``; ``rotation`` ``[B, 1, L, d]`` turns queries and keys where given."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        found = attend(q, k, v)
+        if self.head_scale is not None:
+            found = found * self.head_scale
+        return self.out(found.transpose(1, 2).flatten(-2))
+
+
+def sequence_attention(starts: Tensor, *, window: int | None, sinks: int) -> Attend:
+    """Attention within whole sequences: causal, and never past a start.
+
+    Args:
+        starts: ``[B, L]`` bool, where fresh memories begin.
+        window: How many of the latest timesteps are seen, the present one included; None for all.
+        sinks: How many of the first timesteps after a start are seen whatever the window.
+    """
+    mask = visibility(starts, window=window, sinks=sinks)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return dot_product(q, k, v, mask=mask, causal=mask is None)
+
+    return attend
+
+
+def dot_product(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, causal: bool = False) -> Tensor:
+    """Scaled dot-product attention; under autocast on a CPU in float32.
+
+    There the reduced-precision kernel is no faster forward and up to nine times slower backward.
+    """
+    if q.is_cpu and torch.is_autocast_enabled("cpu"):
+        with torch.autocast("cpu", enabled=False):
+            q, k, v = q.float(), k.float(), v.float()
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+
+
+def visibility(starts: Tensor, *, window: int | None, sinks: int) -> Tensor | None:
+    """Which keys a query sees, ``[B or 1, 1, L, L]`` bool; None where plain causal attention says the same.
+
+    >>> visibility(torch.tensor([[True, False, True]]), window=None, sinks=0)[0, 0].int()
+    tensor([[1, 0, 0],
+            [1, 1, 0],
+            [0, 0, 1]], dtype=torch.int32)
+    """
+    length = starts.shape[1]
+    if window is not None and window + sinks >= length:
+        window = None
+    divided = bool(starts[:, 1:].any())
+    if window is None and not divided:
+        return None
+    column = torch.arange(length, device=starts.device)
+    behind = column.unsqueeze(1) - column
+    seen = (behind >= 0).unsqueeze(0)
+    if window is not None:
+        position = segment_positions(starts if divided else starts[:1])
+        seen = seen & ((behind < window) | (position.unsqueeze(1) < sinks))
+    if divided:
+        segment = starts.cumsum(1)
+        seen = seen & (segment.unsqueeze(2) == segment.unsqueeze(1))
+    return seen.unsqueeze(1)

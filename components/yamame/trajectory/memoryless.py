@@ -1,0 +1,80 @@
+"""A trajectory encoder without memory: the control that shows what memory is worth.
+
+Source: the memory-free ablation of AMAGO, arXiv 2310.09971.
+"""
+
+from torch import Tensor, nn
+
+from yamame.trajectory.activation import Activation, activation_function
+from yamame.trajectory.base import TrajectoryEncoder, TrajectoryKeys
+
+
+class MemorylessEncoder(TrajectoryEncoder):
+    """A residual feed-forward network over single timesteps. Only the features are used.
+
+    ``x = dropout(act(embed(x)))``, blocks ``x + dropout(act(W2 dropout(act(W1 x))))``, linear map, LayerNorm.
+
+    Args:
+        in_features: Size E of the features.
+        d_model: Size D of the residual stream and of the context.
+        num_layers: Number of blocks.
+        ff_factor: Hidden size of a block, in multiples of ``d_model``.
+        dropout: Probability after every activation.
+        activation: Of all hidden layers.
+        keys: Where to read and write, if not under the usual names.
+
+    Raises:
+        ValueError: If a size is not positive, or ``dropout`` no probability.
+
+    >>> import torch
+    >>> from tensordict import TensorDict
+    >>> encoder = MemorylessEncoder(3, d_model=8)
+    >>> row = TensorDict({"features": torch.zeros(5, 3), "is_init": torch.ones(5, 1).bool()}, [5])
+    >>> encoder(row)["context"].shape
+    torch.Size([5, 8])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        *,
+        d_model: int = 256,
+        num_layers: int = 1,
+        ff_factor: int = 4,
+        dropout: float = 0.0,
+        activation: Activation = "leaky_relu",
+        keys: TrajectoryKeys | None = None,
+    ) -> None:
+        for label, size in (("d_model", d_model), ("num_layers", num_layers), ("ff_factor", ff_factor)):
+            if size < 1:
+                raise ValueError(f"MemorylessEncoder: {label} must be at least 1, got {size}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"MemorylessEncoder: dropout must lie in [0, 1), got {dropout}")
+        super().__init__(in_features, d_model, context_length=None, keys=keys)
+        d_ff = ff_factor * d_model
+        self.embed = nn.Linear(in_features, d_model)
+        self.up = nn.ModuleList(nn.Linear(d_model, d_ff) for _ in range(num_layers))
+        self.down = nn.ModuleList(nn.Linear(d_ff, d_model) for _ in range(num_layers))
+        self.out = nn.Linear(d_model, d_model)
+        self.norm = nn.LayerNorm(d_model)
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.activation = activation_function(activation, owner="MemorylessEncoder")
+
+    def parallel(self, x: Tensor, step_index: Tensor, starts: Tensor) -> Tensor:
+        """``[B, L, E]``, ``[B, L]``, ``[B, L]`` -> ``[B, L, D]``."""
+        return self._encode(x)
+
+    def init_memory(self, num_rows: int, like: Tensor) -> dict[str, Tensor]:
+        """Nothing."""
+        return {}
+
+    def advance(self, x: Tensor, step_index: Tensor, starts: Tensor, memory: dict[str, Tensor]) -> Tensor:
+        """``[N, E]``, ``[N]``, ``[N]`` -> ``[N, D]``."""
+        return self._encode(x)
+
+    def _encode(self, x: Tensor) -> Tensor:
+        x = self.dropout(self.activation(self.embed(x)))
+        for up, down in zip(self.up, self.down, strict=True):
+            hidden = self.dropout(self.activation(up(x)))
+            x = x + self.dropout(self.activation(down(hidden)))
+        return self.norm(self.out(x))

@@ -1,0 +1,268 @@
+"""The default trajectory encoder: a causal Transformer, stabilised for reinforcement learning.
+
+Pipeline: linear map of the features, positions of ``step_index``, dropout, layers, LayerNorm. One layer::
+
+    x = x + LN2(out(scale_h * attention(qkv(LN1(x)))))
+    x = x + dropout(ff2(LN4(act(ff1(LN3(x))))))
+
+Source: AMAGO, arXiv 2310.09971, appendix A, with NormFormer (LN2, LN4, per-head scale_h; arXiv 2110.09456)
+and sigma-reparametrised linear maps (arXiv 2303.06296). Sliding window with sinks: arXiv 2309.17453.
+"""
+
+import warnings
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from yamame.trajectory.activation import Activation, activation_function
+from yamame.trajectory.attention import Attend, SelfAttention, linear, sequence_attention
+from yamame.trajectory.base import TrajectoryEncoder, TrajectoryKeys
+from yamame.trajectory.cache import CacheStep, make_room
+from yamame.trajectory.positions import Sinusoids
+
+Positions = Literal["sinusoidal", "learned", "rotary"]
+
+
+class TransformerLayer(nn.Module):
+    """One pre-norm layer; every stabiliser can be switched off on its own.
+
+    Args:
+        d_model: Size D of the residual stream.
+        num_heads: Number of attention heads.
+        d_ff: Size of the hidden layer of the feed-forward part.
+        dropout: Probability on the feed-forward branch.
+        activation: Of the feed-forward part.
+        norm_attention: LayerNorm after attention.
+        norm_feedforward: LayerNorm after the activation.
+        head_scaling: One learnt factor per head.
+        sigma_reparam: Sigma-reparametrised linear maps.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        d_ff: int,
+        dropout: float,
+        activation: Activation,
+        norm_attention: bool,
+        norm_feedforward: bool,
+        head_scaling: bool,
+        sigma_reparam: bool,
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(d_model)
+        self.attention = SelfAttention(
+            d_model, num_heads, head_scaling=head_scaling, sigma_reparam=sigma_reparam
+        )
+        self.norm2 = nn.LayerNorm(d_model) if norm_attention else nn.Identity()
+        self.norm3 = nn.LayerNorm(d_model)
+        self.ff1 = linear(d_model, d_ff, sigma_reparam=sigma_reparam)
+        self.norm4 = nn.LayerNorm(d_ff) if norm_feedforward else nn.Identity()
+        self.ff2 = linear(d_ff, d_model, sigma_reparam=sigma_reparam)
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.activation = activation_function(activation, owner="TransformerLayer")
+
+    def forward(self, x: Tensor, attend: Attend, rotation: Tensor | None) -> Tensor:
+        """``[B, L, D] -> [B, L, D]``."""
+        x = x + self.norm2(self.attention(self.norm1(x), attend, rotation))
+        return x + self.dropout(self.ff2(self.norm4(self.activation(self.ff1(self.norm3(x))))))
+
+
+class TransformerEncoder(TrajectoryEncoder):
+    """Attention over the whole history; see the module for the exact network.
+
+    Acting keeps keys and values of the last ``context_length`` timesteps. As long as an episode is no longer,
+    acting equals the parallel pass; afterwards the oldest is forgotten while the parallel pass still sees it.
+    With a ``window`` both see the same at any length, since the parallel pass is restricted too.
+
+    More arguments than a constructor should have, each a setting of its own in an ablation or a
+    configuration.
+
+    Args:
+        in_features: Size E of the features.
+        d_model: Size D of the residual stream and of the context.
+        num_heads: Number of heads; divides ``d_model``.
+        num_layers: Number of layers.
+        ff_factor: Hidden size of the feed-forward part, in multiples of ``d_model``.
+        dropout: Probability on the embedded input and on every feed-forward branch.
+        activation: Of the feed-forward parts.
+        context_length: How many timesteps acting remembers; None for all, with a cache that grows.
+        window: How many of the latest timesteps, the present one included, a timestep sees in each layer;
+            None for all.
+        sinks: How many of the first timesteps after a start stay visible for ever, beside the window or the
+            latest ``context_length - sinks``.
+        positions: How ``step_index`` enters: added sines and cosines (``sinusoidal``, no limit), an added
+            learnt table (``learned``) or rotated queries and keys (``rotary``, no limit).
+        num_positions: Size of the learnt table; only with ``positions="learned"``.
+        norm_attention: LayerNorm after attention (NormFormer).
+        norm_feedforward: LayerNorm after the activation (NormFormer).
+        head_scaling: One learnt factor per head (NormFormer).
+        sigma_reparam: Sigma-reparametrised linear maps in the layers.
+        keys: Where to read and write, if not under the usual names.
+
+    Raises:
+        ValueError: If sizes do not fit together, or at a call whose ``step_index`` the learnt table lacks.
+
+    >>> from tensordict import TensorDict
+    >>> encoder = TransformerEncoder(3, d_model=8, num_heads=2, num_layers=1).eval()
+    >>> row = TensorDict({"features": torch.zeros(5, 3), "is_init": torch.ones(5, 1).bool()}, [5])
+    >>> encoder(row)["context"].shape
+    torch.Size([5, 8])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        *,
+        d_model: int = 256,
+        num_heads: int = 8,
+        num_layers: int = 3,
+        ff_factor: int = 4,
+        dropout: float = 0.05,
+        activation: Activation = "leaky_relu",
+        context_length: int | None = 1024,
+        window: int | None = None,
+        sinks: int = 0,
+        positions: Positions = "sinusoidal",
+        num_positions: int | None = None,
+        norm_attention: bool = True,
+        norm_feedforward: bool = True,
+        head_scaling: bool = True,
+        sigma_reparam: bool = True,
+        keys: TrajectoryKeys | None = None,
+    ) -> None:
+        _check_sizes(d_model, num_heads, num_layers=num_layers, ff_factor=ff_factor, dropout=dropout)
+        _check_memory(context_length, window, sinks)
+        super().__init__(
+            in_features, d_model, context_length=context_length if window is None else None, keys=keys
+        )
+        self.num_heads = num_heads
+        self.window = window
+        self.sinks = sinks
+        self.capacity = context_length if window is None else window + sinks
+        self.embed = nn.Linear(in_features, d_model)
+        self.rotary = positions == "rotary"
+        self.positions = _position_module(positions, num_positions, d_model, num_heads)
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.layers = nn.ModuleList(
+            TransformerLayer(
+                d_model,
+                num_heads,
+                d_ff=ff_factor * d_model,
+                dropout=dropout,
+                activation=activation,
+                norm_attention=norm_attention,
+                norm_feedforward=norm_feedforward,
+                head_scaling=head_scaling,
+                sigma_reparam=sigma_reparam,
+            )
+            for _ in range(num_layers)
+        )
+        self.norm = nn.LayerNorm(d_model)
+
+    def parallel(self, x: Tensor, step_index: Tensor, starts: Tensor) -> Tensor:
+        """``[B, L, E]``, ``[B, L]``, ``[B, L]`` -> ``[B, L, D]``."""
+        attend = sequence_attention(starts, window=self.window, sinks=self.sinks)
+        return self._encode(x, step_index, [attend] * len(self.layers))
+
+    def init_memory(self, num_rows: int, like: Tensor) -> dict[str, Tensor]:
+        """An empty cache ``entries`` ``[layers, 2, N, H, 0, d]``."""
+        head = self.out_features // self.num_heads
+        shape = (len(self.layers), 2, num_rows, self.num_heads, 0, head)
+        return {"entries": torch.zeros(shape, dtype=self._cache_dtype(), device=like.device)}
+
+    def advance(self, x: Tensor, step_index: Tensor, starts: Tensor, memory: dict[str, Tensor]) -> Tensor:
+        """``[N, E]``, ``[N]``, ``[N]`` -> ``[N, D]``; see `TrajectoryEncoder.advance`."""
+        age = memory["age"]
+        shortest, longest = torch.stack(age.aminmax()).tolist()
+        entries = make_room(memory["entries"].to(self._cache_dtype()), longest + 1, capacity=self.capacity)
+        memory["entries"] = entries
+        if shortest == 0:
+            entries.index_fill_(2, starts.nonzero().squeeze(1), 0)
+        step = CacheStep(entries, age, span=(shortest, longest), capacity=self.capacity, sinks=self.sinks)
+        attends = [step.layer(index) for index in range(len(self.layers))]
+        return self._encode(x.unsqueeze(1), step_index.unsqueeze(1), attends).squeeze(1)
+
+    def _encode(self, x: Tensor, step_index: Tensor, attends: list[Attend]) -> Tensor:
+        x = self.embed(x)
+        rotation = None
+        if self.rotary:
+            rotation = self.positions(step_index).unsqueeze(1)
+        else:
+            self._check_positions(step_index)
+            x = x + self.positions(step_index).to(self.norm.weight.dtype)
+        x = self.dropout(x)
+        for layer, attend in zip(self.layers, attends, strict=True):
+            x = layer(x, attend, rotation)
+        return self.norm(x)
+
+    def _cache_dtype(self) -> torch.dtype:
+        """Of keys and values as attention wants them."""
+        weight = self.norm.weight
+        if weight.is_cpu or not torch.is_autocast_enabled(weight.device.type):
+            return weight.dtype
+        return torch.get_autocast_dtype(weight.device.type)
+
+    def _check_positions(self, step_index: Tensor) -> None:
+        if isinstance(self.positions, nn.Embedding):
+            largest, size = int(step_index.max()), self.positions.num_embeddings
+            if largest >= size:
+                raise ValueError(
+                    f"TransformerEncoder: step_index must be below num_positions {size}, got {largest}"
+                )
+
+
+def _check_sizes(d_model: int, num_heads: int, *, num_layers: int, ff_factor: int, dropout: float) -> None:
+    sizes = {"d_model": d_model, "num_heads": num_heads, "num_layers": num_layers, "ff_factor": ff_factor}
+    for label, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"TransformerEncoder: {label} must be at least 1, got {size}")
+    if d_model % num_heads:
+        raise ValueError(
+            f"TransformerEncoder: d_model must be a multiple of num_heads, got d_model {d_model} and"
+            f" num_heads {num_heads}"
+        )
+    if not 0 <= dropout < 1:
+        raise ValueError(f"TransformerEncoder: dropout must lie in [0, 1), got {dropout}")
+
+
+def _check_memory(context_length: int | None, window: int | None, sinks: int) -> None:
+    if window is not None and window < 1:
+        raise ValueError(f"TransformerEncoder: window must be at least 1 or None, got {window}")
+    if sinks < 0:
+        raise ValueError(f"TransformerEncoder: sinks must be at least 0, got {sinks}")
+    needed = sinks + (1 if window is None else window)
+    if context_length is not None and context_length < needed:
+        raise ValueError(
+            f"TransformerEncoder: context_length must hold sinks and window, got context_length"
+            f" {context_length}, sinks {sinks} and window {window}"
+        )
+
+
+def _position_module(
+    positions: Positions, num_positions: int | None, d_model: int, num_heads: int
+) -> nn.Module:
+    if positions not in get_args(Positions):
+        raise ValueError(
+            f"TransformerEncoder: positions must be one of {get_args(Positions)}, got {positions!r}"
+        )
+    if positions == "learned":
+        if num_positions is None or num_positions < 1:
+            raise ValueError(
+                f"TransformerEncoder: num_positions must be at least 1 for learned positions,"
+                f" got {num_positions}"
+            )
+        return nn.Embedding(num_positions, d_model)
+    if num_positions is not None:
+        warnings.warn(
+            f"TransformerEncoder: num_positions {num_positions} is ignored with {positions} positions",
+            stacklevel=3,
+        )
+    size = d_model if positions == "sinusoidal" else d_model // num_heads
+    if size % 2:
+        kind = "d_model" if positions == "sinusoidal" else "d_model / num_heads"
+        raise ValueError(f"TransformerEncoder: {kind} must be even for {positions} positions, got {size}")
+    return Sinusoids(size)

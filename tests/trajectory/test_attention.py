@@ -1,0 +1,86 @@
+"""What may be seen, against a plain loop; attention, against the formula."""
+
+import math
+
+import pytest
+import torch
+from yamame.trajectory import SigmaReparamLinear
+from yamame.trajectory.attention import SelfAttention, dot_product, sequence_attention, visibility
+
+
+@pytest.mark.parametrize(("window", "sinks"), [(None, 0), (1, 0), (4, 0), (3, 2), (2, 5), (30, 1)])
+@pytest.mark.parametrize("chance", [0.0, 0.2])
+def test_visibility_agrees_with_a_plain_loop(window: int | None, sinks: int, chance: float) -> None:
+    torch.manual_seed(0)
+    starts = torch.rand(3, 14) < chance
+    starts[:, 0] = True
+    found = visibility(starts, window=window, sinks=sinks)
+    for b in range(3):
+        start = 0
+        for i in range(14):
+            start = i if starts[b, i] else start
+            for j in range(14):
+                recent = window is None or i - j < window or start <= j < start + sinks
+                expected = start <= j <= i and recent
+                seen = j <= i if found is None else bool(found[min(b, found.shape[0] - 1), 0, i, j])
+                assert seen == expected, (b, i, j)
+
+
+def test_a_plain_causal_pattern_needs_no_mask() -> None:
+    starts = torch.zeros(2, 6).bool()
+    starts[:, 0] = True
+    assert visibility(starts, window=None, sinks=0) is None
+    assert visibility(starts, window=6, sinks=0) is None
+    assert visibility(starts, window=5, sinks=0).shape == (1, 1, 6, 6)
+    starts[1, 3] = True
+    assert visibility(starts, window=None, sinks=0).shape == (2, 1, 6, 6)
+
+
+@pytest.mark.parametrize("inner_start", [False, True])
+def test_attention_is_the_formula(inner_start: bool) -> None:
+    torch.manual_seed(0)
+    starts = torch.zeros(2, 5).bool()
+    starts[:, 0] = True
+    starts[1, 3] = inner_start
+    q, k, v = torch.randn(3, 2, 4, 5, 3)
+    found = sequence_attention(starts, window=None, sinks=0)(q, k, v)
+    for b in range(2):
+        for i in range(5):
+            first = 3 if inner_start and b == 1 and i >= 3 else 0
+            for h in range(4):
+                scores = torch.stack([q[b, h, i] @ k[b, h, j] / math.sqrt(3) for j in range(first, i + 1)])
+                expected = scores.softmax(0) @ v[b, h, first : i + 1]
+                assert torch.allclose(found[b, h, i], expected, atol=1e-6)
+
+
+def test_autocast_on_a_cpu_keeps_attention_in_float32() -> None:
+    q, k, v = torch.randn(3, 1, 2, 5, 4)
+    exact = dot_product(q, k, v, mask=None, causal=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(dot_product(q, k, v, mask=None, causal=True), exact)
+        reduced = dot_product(q.bfloat16(), k.bfloat16(), v.bfloat16(), mask=None, causal=True)
+    assert reduced.dtype == torch.float32
+
+
+def test_head_scaling_multiplies_each_head_before_they_are_joined() -> None:
+    torch.manual_seed(0)
+    layer = SelfAttention(8, 2, head_scaling=True, sigma_reparam=False)
+    starts = torch.tensor([[True, False, False]])
+    attend = sequence_attention(starts, window=None, sinks=0)
+    with torch.no_grad():
+        layer.head_scale.copy_(torch.tensor([0.0, 2.0]).view(2, 1, 1))
+        x = torch.randn(1, 3, 8)
+        found = layer(x, attend, None)
+        q, k, v = layer.qkv(x).view(1, 3, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        heads = attend(q, k, v)[0, 1]
+        expected = layer.out(torch.cat((torch.zeros(3, 4), 2 * heads), -1))
+    assert torch.allclose(found[0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("sigma_reparam", [True, False])
+def test_projections_are_reparametrised_by_option(sigma_reparam: bool) -> None:
+    layer = SelfAttention(8, 2, head_scaling=False, sigma_reparam=sigma_reparam)
+    assert isinstance(layer.qkv, SigmaReparamLinear) is sigma_reparam
+    assert isinstance(layer.out, SigmaReparamLinear) is sigma_reparam
+    assert layer.qkv.bias is None
+    assert layer.head_scale is None

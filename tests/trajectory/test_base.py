@@ -1,0 +1,319 @@
+"""What every trajectory encoder has from its base: keys, modes, starts and the life of the acting memory."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.modules import set_recurrent_mode
+from torchrl.objectives import LossModule
+from yamame.trajectory import (
+    GRUEncoder,
+    MemorylessEncoder,
+    TrajectoryEncoder,
+    TrajectoryKeys,
+    TransformerEncoder,
+    segment_positions,
+    segment_starts,
+)
+
+MAKE = {
+    "transformer": lambda **kw: TransformerEncoder(
+        3, d_model=8, num_heads=2, num_layers=2, dropout=0.0, **kw
+    ),
+    "gru": lambda **kw: GRUEncoder(3, hidden_size=8, out_features=8, **kw),
+    "memoryless": lambda **kw: MemorylessEncoder(3, d_model=8, **kw),
+}
+REMEMBERING = ["transformer", "gru"]
+every = pytest.mark.parametrize("name", MAKE)
+remembering = pytest.mark.parametrize("name", REMEMBERING)
+
+
+def rows(num_rows: int, *, start: bool, step: int = 0, seed: int = 0) -> TensorDict:
+    generator = torch.Generator().manual_seed(seed)
+    return TensorDict(
+        {
+            "features": torch.randn(num_rows, 3, generator=generator),
+            "is_init": torch.full((num_rows, 1), start),
+            "step_index": torch.full((num_rows, 1), step),
+        },
+        [num_rows],
+    )
+
+
+def context(encoder: TrajectoryEncoder, td: TensorDict) -> torch.Tensor:
+    return encoder(td.clone())["context"]
+
+
+def sequence(encoder: TrajectoryEncoder, td: TensorDict) -> torch.Tensor:
+    with torch.no_grad(), set_recurrent_mode(True):
+        return context(encoder, td)
+
+
+def test_starts_and_positions_agree_with_a_plain_loop() -> None:
+    generator = torch.Generator().manual_seed(0)
+    is_init = torch.rand(20, 15, generator=generator) < 0.2
+    mask = torch.rand(20, 15, generator=generator) < 0.7
+    starts = segment_starts(mask.shape, is_init, mask, device=mask.device)
+    positions = segment_positions(starts)
+    for b in range(20):
+        position = -1
+        for t in range(15):
+            real, before = bool(mask[b, t]), t > 0 and bool(mask[b, t - 1])
+            begins = t == 0 or (real and (bool(is_init[b, t]) or not before))
+            position = 0 if begins else position + 1
+            assert bool(starts[b, t]) == begins
+            assert int(positions[b, t]) == position
+
+
+def test_without_is_init_and_mask_only_the_first_timestep_starts() -> None:
+    starts = segment_starts(torch.Size((2, 3)), None, None, device=torch.device("cpu"))
+    assert starts.tolist() == [[True, False, False]] * 2
+
+
+@every
+def test_missing_optional_keys_mean_one_whole_sequence(name: str) -> None:
+    encoder = MAKE[name]().eval()
+    features = torch.randn(2, 6, 3)
+    full = TensorDict(
+        {
+            "features": features,
+            "is_init": torch.zeros(2, 6, 1).bool(),
+            "mask": torch.ones(2, 6, 1).bool(),
+            "step_index": torch.arange(6).expand(2, 6).unsqueeze(-1),
+        },
+        [2, 6],
+    )
+    full["is_init"][:, 0] = True
+    bare = TensorDict({"features": features}, [2, 6])
+    assert torch.equal(sequence(encoder, full), sequence(encoder, bare))
+
+
+def test_missing_step_index_counts_from_the_last_start_in_both_modes() -> None:
+    encoder = MAKE["transformer"]().eval()
+    is_init = torch.tensor([[1, 0, 0, 1, 0, 0], [1, 0, 0, 0, 0, 1]]).bool().unsqueeze(-1)
+    td = TensorDict({"features": torch.randn(2, 6, 3), "is_init": is_init}, [2, 6])
+    told = td.clone().set("step_index", segment_positions(is_init.squeeze(-1)).unsqueeze(-1))
+    shifted = told.clone().set("step_index", told["step_index"] + 1)
+    acting = torch.stack([context(encoder, td[:, t]) for t in range(6)], 1)
+    assert torch.equal(sequence(encoder, td), sequence(encoder, told))
+    assert torch.allclose(acting, sequence(encoder, told), atol=1e-5)
+    assert not torch.allclose(sequence(encoder, shifted), sequence(encoder, told), atol=1e-3)
+
+
+@every
+def test_a_step_without_is_init_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"Encoder: a step must have key 'is_init' .* got \['features'"):
+        MAKE[name]()(rows(2, start=True).exclude("is_init"))
+
+
+@every
+def test_keys_can_be_renamed_and_nested(name: str) -> None:
+    keys = TrajectoryKeys(
+        ("agent", "x"), ("agent", "t"), ("agent", "init"), ("agent", "real"), ("agent", "h")
+    )
+    torch.manual_seed(0)
+    usual = MAKE[name]().eval()
+    torch.manual_seed(0)
+    renamed = MAKE[name](keys=keys).eval()
+    assert renamed.in_keys == [("agent", "x"), ("agent", "t"), ("agent", "init")]
+    assert renamed.out_keys == [("agent", "h")]
+    td = TensorDict({"features": torch.randn(2, 5, 3), "mask": torch.ones(2, 5, 1).bool()}, [2, 5])
+    td["mask"][1, :2] = False
+    td["is_init"], td["step_index"] = torch.zeros(2, 5, 1).bool(), torch.arange(10).view(2, 5, 1)
+    named = {"x": "features", "t": "step_index", "init": "is_init", "real": "mask"}
+    nested = TensorDict({"agent": {new: td[old] for new, old in named.items()}}, [2, 5])
+    with torch.no_grad(), set_recurrent_mode(True):
+        found = renamed(nested)["agent", "h"]
+    assert torch.equal(found, sequence(usual, td))
+
+
+@every
+def test_any_leading_shape_is_taken(name: str) -> None:
+    encoder = MAKE[name]().eval()
+    td = TensorDict({"features": torch.randn(2, 3, 4, 3)}, [2, 3, 4])
+    assert torch.allclose(
+        sequence(encoder, td), sequence(encoder, td.reshape(6, 4)).unflatten(0, (2, 3)), atol=1e-6
+    )
+    assert torch.allclose(sequence(encoder, td[0, 0]), sequence(encoder, td)[0, 0], atol=1e-6)
+    acting = rows(6, start=True)
+    expected = context(encoder, acting).unflatten(0, (2, 3))
+    encoder.reset_memory()
+    assert torch.allclose(context(encoder, acting.reshape(2, 3)), expected, atol=1e-6)
+    encoder.reset_memory()
+    assert torch.allclose(context(encoder, acting[0]), expected[0, 0], atol=1e-6)
+
+
+@remembering
+def test_memory_is_neither_parameter_nor_buffer_and_appears_at_the_first_step(name: str) -> None:
+    encoder = MAKE[name]().eval()
+    names = set(encoder.state_dict())
+    assert encoder.memory_state_dict() == {}
+    sequence(encoder, TensorDict({"features": torch.randn(2, 5, 3)}, [2, 5]))
+    assert encoder.memory_state_dict() == {}
+    encoder(rows(2, start=True))
+    assert encoder.memory_state_dict()["age"].tolist() == [0, 0]
+    assert set(encoder.state_dict()) == names
+    assert set(TensorDict.from_module(encoder).flatten_keys(".").keys()) == names
+
+
+@remembering
+def test_a_change_of_the_number_of_rows_starts_all_rows_afresh(name: str) -> None:
+    encoder = MAKE[name]().eval()
+    encoder(rows(2, start=True))
+    found = context(encoder, rows(3, start=False))
+    encoder.reset_memory()
+    assert torch.equal(found, context(encoder, rows(3, start=False)))
+    assert not torch.allclose(found, context(encoder, rows(3, start=False, step=1)), atol=1e-3)
+
+
+@remembering
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])
+def test_copies_start_empty_and_leave_the_original_its_memory(name: str, duplicate) -> None:
+    encoder = MAKE[name]().eval()
+    encoder(rows(2, start=True))
+    twin = duplicate(encoder)
+    assert twin.memory_state_dict() == {}
+    assert encoder.memory_state_dict()["age"].tolist() == [0, 0]
+    assert all(torch.equal(value, twin.state_dict()[key]) for key, value in encoder.state_dict().items())
+
+
+@remembering
+def test_memory_survives_every_kind_of_weight_change(name: str) -> None:
+    def loaded(encoder: TrajectoryEncoder) -> None:
+        encoder.load_state_dict({key: value * 1.1 for key, value in encoder.state_dict().items()})
+
+    def pushed(encoder: TrajectoryEncoder) -> None:
+        TensorDict.from_module(encoder).data.mul_(1.1)
+
+    def optimized(encoder: TrajectoryEncoder) -> None:
+        sum(p.sum() for p in encoder.parameters()).backward()
+        torch.optim.AdamW(encoder.parameters()).step()
+
+    for change in (loaded, pushed, optimized):
+        encoder = MAKE[name]().eval()
+        encoder(rows(2, start=True))
+        before = encoder.memory_state_dict()
+        change(encoder)
+        after = encoder.memory_state_dict()
+        assert all(torch.equal(before[key], after[key]) for key in before)
+        encoder(rows(2, start=False, step=1))
+        assert encoder.memory_state_dict()["age"].tolist() == [1, 1]
+
+
+@remembering
+def test_functional_weights_are_the_ones_that_act(name: str) -> None:
+    encoder = MAKE[name]().eval()
+    other = MAKE[name]().eval()
+    td = TensorDict({"features": torch.randn(2, 5, 3)}, [2, 5])
+    own, expected = sequence(encoder, td), sequence(other, td)
+    with TensorDict.from_module(other).data.to_module(encoder):
+        assert torch.equal(sequence(encoder, td), expected)
+    assert torch.equal(sequence(encoder, td), own)
+
+
+@remembering
+def test_a_snapshot_continues_exactly(name: str) -> None:
+    encoder = MAKE[name]().eval()
+    for step in range(40):
+        encoder(rows(2, start=step == 0, step=step, seed=step))
+    snapshot = encoder.memory_state_dict()
+    rest = [context(encoder, rows(2, start=False, step=t, seed=t)) for t in range(40, 80)]
+    resumed = copy.deepcopy(encoder)
+    resumed.load_memory_state_dict(snapshot)
+    again = [context(resumed, rows(2, start=False, step=t, seed=t)) for t in range(40, 80)]
+    assert torch.equal(torch.stack(rest), torch.stack(again))
+
+
+@every
+def test_an_empty_snapshot_resets_and_a_strange_one_is_refused(name: str) -> None:
+    encoder = MAKE[name]()
+    encoder(rows(2, start=True))
+    encoder.load_memory_state_dict({})
+    assert encoder.memory_state_dict() == {}
+    with pytest.raises(ValueError, match=r"state must hold 'age', got \['weight'\]"):
+        encoder.load_memory_state_dict({"weight": torch.ones(1)})
+
+
+@every
+def test_steps_record_no_graph_and_work_in_and_out_of_inference_mode(name: str) -> None:
+    encoder, plain = MAKE[name]().eval(), MAKE[name]().eval()
+    plain.load_state_dict(encoder.state_dict())
+    for step in range(70):
+        td = rows(3, start=step == 0, step=step, seed=step)
+        with torch.inference_mode(step % 2 == 0):
+            found = context(encoder, td)
+        assert not found.requires_grad
+        assert torch.equal(found, context(plain, td))
+    sequence_td = TensorDict({"features": torch.randn(2, 5, 3)}, [2, 5])
+    with set_recurrent_mode(True):
+        context(encoder.train(), sequence_td).sum().backward()
+
+
+@every
+def test_a_loss_module_gets_the_parallel_pass_by_itself(name: str) -> None:
+    class Loss(LossModule):
+        encoder: TrajectoryEncoder
+        encoder_params: TensorDict
+        target_encoder_params: TensorDict
+
+        def __init__(self, encoder):
+            super().__init__()
+            self.convert_to_functional(encoder, "encoder", create_target_params=False)
+
+        def forward(self, tensordict):
+            with self.encoder_params.to_module(self.encoder, preserve_module_state=False):
+                found = self.encoder(tensordict.clone())["context"]
+            return TensorDict({"loss": found.pow(2).mean(), "context": found})
+
+    torch.manual_seed(0)
+    encoder = MAKE[name]()
+    td = TensorDict({"features": torch.randn(2, 5, 3)}, [2, 5])
+    expected = sequence(copy.deepcopy(encoder), td)
+    loss = Loss(encoder)
+    out = loss(td)
+    assert torch.allclose(out["context"], expected, atol=1e-6)
+    out["loss"].backward()
+    gradients = [value.grad for value in loss.encoder_params.values(True, True) if value.requires_grad]
+    assert gradients
+    assert all(gradient is not None for gradient in gradients)
+
+
+@every
+def test_reduced_precision_does_not_change_much(name: str) -> None:
+    torch.manual_seed(0)
+    encoder = MAKE[name]().eval()
+    td = TensorDict({"features": torch.randn(2, 40, 3), "is_init": torch.zeros(2, 40, 1).bool()}, [2, 40])
+    exact = sequence(encoder, td)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        parallel = sequence(encoder, td)
+        steps = torch.stack([context(encoder, td[:, t]) for t in range(40)], 1)
+        with set_recurrent_mode(True):
+            context(encoder.train(), td).float().sum().backward()
+    # bfloat16 keeps 8 bits: errors of a few times 2^-8 on outputs of order one.
+    for found in (parallel, steps):
+        assert 1e-5 < (found - exact).abs().max() < 0.1
+    encoder.eval()
+    assert torch.isfinite(context(encoder, td[:, 0])).all()
+
+
+@every
+def test_a_whole_encoder_in_bfloat16_runs_in_both_modes(name: str) -> None:
+    encoder = MAKE[name]().eval().bfloat16()
+    td = TensorDict({"features": torch.randn(2, 6, 3).bfloat16()}, [2, 6])
+    assert sequence(encoder, td).dtype == torch.bfloat16
+    step = rows(2, start=True)
+    assert context(encoder, step.set("features", step["features"].bfloat16())).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("argument", "value"), [("in_features", 0), ("out_features", -1)])
+def test_sizes_must_be_positive(argument: str, value: int) -> None:
+    sizes = {"in_features": 3, "out_features": 4, argument: value}
+    with pytest.raises(ValueError, match=f"GRUEncoder: {argument} must be at least 1, got {value}"):
+        GRUEncoder(sizes["in_features"], out_features=sizes["out_features"])
+
+
+def test_context_length_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="context_length must be at least 1 or None, got 0"):
+        TrajectoryEncoder(3, 4, context_length=0)
