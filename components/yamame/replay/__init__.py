@@ -1,0 +1,12 @@
+"""Whole trajectories on disk, windows, and hindsight relabelling."""
+
+from yamame.replay.buffer import TrajectoryReplayBuffer as TrajectoryReplayBuffer
+from yamame.replay.buffer import TrajectorySampler as TrajectorySampler
+from yamame.replay.buffer import TrajectoryWriter as TrajectoryWriter
+from yamame.replay.follower import TrajectoryFollower as TrajectoryFollower
+from yamame.replay.frequencies import GoalFrequencies as GoalFrequencies
+from yamame.replay.hindsight import RelabelKeys as RelabelKeys
+from yamame.replay.packing import pack as pack
+from yamame.replay.relabel import Relabel as Relabel
+from yamame.replay.storage import TrajectoryStorage as TrajectoryStorage
+from yamame.replay.window import Window as Window

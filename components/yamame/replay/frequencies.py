@@ -1,0 +1,180 @@
+"""How often each goal is achieved: the table behind rarity-weighted hindsight relabelling.
+
+Goals are counted once per timestep and once per trajectory at which they hold, row 0 excluded (what holds
+there was not achieved by the agent). Counts cover everything ever passed to `GoalFrequencies.update`; nothing
+is forgotten when a replay buffer drops its oldest trajectories. Reads and writes are batched: no loop over
+goals.
+
+Source: AMAGO, arXiv 2310.09971, appendix on Crafter (importance sampling of relabelled goals).
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from yamame.goals import GOAL_TOLERANCE
+
+WEIGHT_RANGE = (1e-3, 1e5)
+"""Smallest and largest weight of a goal."""
+UNSEEN_COUNT = 0.5
+"""Count of a goal that is not in the table: less than any seen one, so its weight is the largest."""
+
+
+class GoalFrequencies(nn.Module):
+    """Counts of achieved goals and the weights that favour the rare ones (arXiv 2310.09971).
+
+    The table lives in buffers, so it travels with the ``state_dict`` of whatever module holds it; loading a
+    state replaces the table, whatever its size. Two goals are the same entry when their coordinates round to
+    the same multiple of ``resolution``.
+
+    Args:
+        per: What a frequency is a share of: timesteps at which the goal holds, or trajectories in which it
+            does.
+        uniform_share: Share of draws in [0, 1] that ignore the weights, so that common goals are not
+            forgotten.
+        resolution: Side of the grid cell on which goals are counted, in goal units. Continuous goals need a
+            coarse one: the table holds one entry per visited cell.
+
+    Raises:
+        ValueError: ``per`` is unknown, ``uniform_share`` is outside [0, 1] or ``resolution`` is not positive.
+
+    >>> table = GoalFrequencies()
+    >>> positions = torch.tensor([0.0, 1.0, 1.0, 2.0]).reshape(1, 4, 1, 1)
+    >>> table.update(positions, torch.ones(1, 4, 1, dtype=torch.bool), torch.ones(1, 4, dtype=torch.bool))
+    >>> common, rare, unseen = table.weights(torch.tensor([[1.0], [2.0], [0.0]]))
+    >>> bool(common < rare < unseen)
+    True
+    """
+
+    cells: Tensor
+    timesteps: Tensor
+    trajectories: Tensor
+    totals: Tensor
+    hashes: Tensor
+
+    def __init__(
+        self,
+        *,
+        per: Literal["timestep", "trajectory"] = "timestep",
+        uniform_share: float = 0.2,
+        resolution: float = GOAL_TOLERANCE,
+    ) -> None:
+        super().__init__()
+        if per not in ("timestep", "trajectory"):
+            raise ValueError(f"GoalFrequencies: per must be 'timestep' or 'trajectory', got {per!r}")
+        if not 0.0 <= uniform_share <= 1.0:
+            raise ValueError(f"GoalFrequencies: uniform_share must be in [0, 1], got {uniform_share}")
+        if not resolution > 0.0:
+            raise ValueError(f"GoalFrequencies: resolution must be positive, got {resolution}")
+        self.per = per
+        self.uniform_share = uniform_share
+        self.resolution = resolution
+        self.register_buffer("cells", torch.zeros(0, 0, dtype=torch.int64))
+        self.register_buffer("timesteps", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("trajectories", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("totals", torch.zeros(2, dtype=torch.int64))
+        self.register_buffer("hashes", torch.zeros(0, dtype=torch.int64), persistent=False)
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    @property
+    def goals(self) -> Tensor:
+        """The centres ``[U, d]`` of the counted cells, in the order of ``timesteps`` and ``trajectories``."""
+        return self.cells * self.resolution
+
+    @torch.no_grad()
+    def update(self, achieved: Tensor, achieved_mask: Tensor, mask: Tensor) -> None:
+        """Counts the goals of new whole trajectories.
+
+        Args:
+            achieved: ``[B, L, M, d]``, goals that hold at each timestep.
+            achieved_mask: ``[B, L, M]`` bool.
+            mask: ``[B, L]`` or ``[B, L, 1]`` bool, real timesteps.
+        """
+        batch, length = mask.shape[:2]
+        counted = mask.reshape(batch, length).clone()
+        counted[:, 0] = False
+        self.totals += torch.stack([counted.sum(), counted.any(-1).sum()])
+        row, step, slot = (achieved_mask & counted.unsqueeze(-1)).nonzero(as_tuple=True)
+        cells = self._cells(achieved[row, step, slot])
+        hashes, entry = _hash(cells).unique(return_inverse=True)
+        cells = cells.new_empty(len(hashes), cells.shape[-1]).index_copy_(0, entry, cells)
+        per_timestep = _count_pairs(entry, row * length + step, len(hashes))
+        per_trajectory = _count_pairs(entry, row, len(hashes))
+        self._merge(hashes, cells, per_timestep, per_trajectory)
+
+    @torch.no_grad()
+    def weights(self, goals: Tensor) -> Tensor:
+        """How strongly to prefer each goal: ``(-log10 frequency) ** 4``, clipped to `WEIGHT_RANGE`.
+
+        Args:
+            goals: ``[*, d]``.
+
+        Returns:
+            ``[*]`` float32. A goal that was never counted weighs more than any that was.
+        """
+        total = self.totals[0 if self.per == "timestep" else 1].clamp(min=1)
+        count = self._lookup(goals, self.timesteps if self.per == "timestep" else self.trajectories)
+        return (count / total).log10().neg().clamp(min=0.0).pow(4).clamp(*WEIGHT_RANGE)
+
+    def probabilities(self, weights: Tensor, options: Tensor) -> Tensor:
+        """Probabilities of one draw: proportional to the weights, mixed with the uniform share.
+
+        Args:
+            weights: ``[*, N]``, not negative.
+            options: ``[*, N]`` bool, what may be drawn.
+
+        Returns:
+            ``[*, N]`` that sums to 1 over the options, all zero where there is none.
+        """
+        weights = weights.masked_fill(~options, 0.0)
+        rare = weights / weights.sum(-1, keepdim=True).clamp(min=WEIGHT_RANGE[0])
+        uniform = options / options.sum(-1, keepdim=True).clamp(min=1)
+        return torch.lerp(rare, uniform, self.uniform_share)
+
+    def _cells(self, goals: Tensor) -> Tensor:
+        return (goals / self.resolution).round().to(torch.int64)
+
+    def _lookup(self, goals: Tensor, counts: Tensor) -> Tensor:
+        if len(self) == 0:
+            return torch.full(goals.shape[:-1], UNSEEN_COUNT, device=goals.device)
+        cells = self._cells(goals)
+        entry = torch.searchsorted(self.hashes, _hash(cells)).clamp(max=len(self) - 1)
+        seen = (self.cells[entry] == cells).all(-1)
+        return torch.where(seen, counts[entry].to(torch.float32), UNSEEN_COUNT)
+
+    def _merge(self, hashes: Tensor, cells: Tensor, per_timestep: Tensor, per_trajectory: Tensor) -> None:
+        size = cells.shape[-1]
+        self.hashes, entry = torch.cat([self.hashes, hashes]).unique(return_inverse=True)
+        empty = entry.new_zeros(len(self.hashes))
+        self.timesteps = empty.index_add(0, entry, torch.cat([self.timesteps, per_timestep]))
+        self.trajectories = empty.index_add(0, entry, torch.cat([self.trajectories, per_trajectory]))
+        known = torch.cat([self.cells.reshape(-1, size), cells])
+        self.cells = known.new_empty(len(self.hashes), size).index_copy_(0, entry, known)
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        for name in ("cells", "timesteps", "trajectories"):
+            if prefix + name in state_dict:
+                buffer = getattr(self, name)
+                setattr(self, name, buffer.new_empty(state_dict[prefix + name].shape))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        self.hashes = _hash(self.cells)
+
+
+def _count_pairs(entry: Tensor, place: Tensor, num_entries: int) -> Tensor:
+    """In how many distinct places each entry occurs: ``[N], [N] -> [num_entries]``."""
+    num_places = int(place.max()) + 1 if place.numel() else 1
+    distinct = (entry * num_places + place).unique()
+    return (distinct // num_places).bincount(minlength=num_entries)
+
+
+def _hash(cells: Tensor) -> Tensor:
+    """One 64-bit number per cell ``[*, d] -> [*]``: a sum of coordinates, each mixed with its position."""
+    position = torch.arange(1, cells.shape[-1] + 1, device=cells.device)
+    mixed = cells + position * 0x1E3779B97F4A7C15
+    mixed = (mixed ^ (mixed >> 30)) * -0x40A7B892E31B1A47
+    mixed = (mixed ^ (mixed >> 27)) * -0x6B2FB644ECCEEE15
+    return (mixed ^ (mixed >> 31)).sum(-1)

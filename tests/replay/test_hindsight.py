@@ -1,0 +1,151 @@
+"""Relabelling equals a plain-Python version of the whole algorithm, given the same draws."""
+
+import pytest
+import torch
+from yamame.goals import GOAL_COMPLETED, GOAL_PAD, completion_times
+from yamame.replay import GoalFrequencies, Relabel, RelabelKeys
+from yamame.replay.hindsight import merge, replay
+from yamame.testing import random_goal_trajectories
+
+
+class Recording(Relabel):
+    """Keeps what was drawn, so that the rest can be done again by hand."""
+
+    def _draw(self, *args):
+        self.drawn = super()._draw(*args)
+        return self.drawn
+
+
+# The whole algorithm again, for one trajectory, in lists.
+
+
+def naive_goals_held(row, t):
+    held = zip(row["achieved"][t].tolist(), row["achieved_mask"][t].tolist(), strict=True)
+    return [goal for goal, valid in held if valid]
+
+
+def naive_successes(row, instruction, length):
+    found, active = [], 0
+    for t in range(1, length):
+        if active < len(instruction):
+            wanted = instruction[active]
+            for goal in naive_goals_held(row, t):
+                if max(abs(x - y) for x, y in zip(goal, wanted, strict=True)) < 1e-3:
+                    found.append((t, wanted))
+                    active += 1
+                    break
+    return found
+
+
+def naive_instruction(row):
+    return [goal for goal in row["goal"][0].tolist() if any(x != GOAL_PAD for x in goal)]
+
+
+def naive_merge(instruction, successes, drawn):
+    known = [goal for _, goal in sorted(successes + drawn)]
+    return known + instruction[len(known) :]
+
+
+def naive_replay(row, instruction):
+    """The trajectory under another instruction, as a dict of new tensors."""
+    row = {key: value.clone() for key, value in row.items()}
+    length, slots = int(row["mask"].sum()), row["goal"].shape[1]
+    successes = naive_successes(row, instruction, length)
+    complete = len(successes) == len(instruction)
+    if complete:
+        length = successes[-1][0] + 1
+    for key, value in row.items():
+        value[length:] = 0
+        if key == "action" or key.startswith("next."):
+            value[length - 1 :] = 0
+    for key in ("prev_reward", "next.reward", "next.success"):
+        row[key][:] = 0
+    for t in range(length):
+        done = sum(time <= t for time, _ in successes)
+        unused = [GOAL_PAD] * row["goal"].shape[2]
+        for k in range(slots):
+            goal = instruction[k] if k < len(instruction) else unused
+            row["goal"][t, k] = torch.tensor([GOAL_COMPLETED] * len(goal) if k < done else goal)
+    for time, _ in successes:
+        row["prev_reward"][time] = row["next.reward"][time - 1] = 1
+    if complete:
+        row["next.terminated"][length - 2] = row["next.success"][length - 2] = True
+    row["next.done"] = row["next.terminated"] | row["next.truncated"]
+    return row
+
+
+def rows_of(batch):
+    return [
+        {".".join(k) if isinstance(k, tuple) else k: v for k, v in row.items(True, True)} for row in batch
+    ]
+
+
+def assert_rows_equal(out, expected):
+    longest = max(int(row["mask"].sum()) for row in expected)
+    assert out.shape[1] in (longest, expected[0]["mask"].shape[0])
+    for b, row in enumerate(rows_of(out)):
+        for key, value in row.items():
+            assert torch.equal(value, expected[b][key][: out.shape[1]]), (b, key)
+
+
+@pytest.mark.parametrize(("slots", "held", "span", "size"), [(3, 2, 6, 1), (1, 1, 5, 1), (5, 3, 30, 2)])
+def test_merge_and_replay_equal_the_plain_version_for_given_draws(slots, held, span, size):
+    batch = random_goal_trajectories(
+        500, num_goals=slots, num_achieved=held, goal_size=size, span=span, seed=slots
+    )
+    generator = torch.Generator().manual_seed(1)
+    num_steps, rows = batch.shape[1], rows_of(batch)
+    drawn_times = torch.full((len(rows), slots), num_steps)
+    drawn_goals = torch.zeros(len(rows), slots, size)
+    expected = []
+    for b, row in enumerate(rows):
+        instruction, length = naive_instruction(row), int(row["mask"].sum())
+        successes = naive_successes(row, instruction, length)
+        taken = {t for t, _ in successes}
+        free = [t for t in range(1, length) if t not in taken and naive_goals_held(row, t)]
+        order = torch.randperm(len(free), generator=generator).tolist()
+        drawn = []
+        for t in [free[i] for i in order][: len(instruction) - len(successes)]:
+            held_here = naive_goals_held(row, t)
+            goal = held_here[int(torch.randint(len(held_here), (), generator=generator))]
+            drawn_times[b, len(drawn)], drawn_goals[b, len(drawn)] = t, torch.tensor(goal)
+            drawn.append((t, goal))
+        merged = naive_merge(instruction, successes, drawn)
+        expected.append(naive_replay(row, merged) if drawn else row)
+    instruction = batch["goal"][:, 0]
+    achieved, mask = (batch["achieved"], batch["achieved_mask"]), batch["mask"].squeeze(-1)
+    times = completion_times(instruction, *achieved, mask)
+    new = merge(instruction, times, drawn_times, drawn_goals, num_steps)
+    changed = (drawn_times < num_steps).any(-1)
+    assert 0.2 < changed.float().mean() < 0.95
+    assert_rows_equal(replay(batch, new, changed, RelabelKeys()), expected)
+
+
+@pytest.mark.parametrize("rarity", [False, True])
+@pytest.mark.parametrize("single_goal", [False, True])
+@pytest.mark.parametrize("strategy", ["some", "all", "all_or_nothing", "none"])
+def test_a_relabelled_batch_equals_the_plain_version_with_the_same_draws(strategy, single_goal, rarity):
+    batch = random_goal_trajectories(250, 11, seed=7)
+    table = GoalFrequencies()
+    table.update(batch["achieved"], batch["achieved_mask"], batch["mask"])
+    relabel = Recording(strategy, single_goal=single_goal, rarity=table if rarity else None)
+    torch.manual_seed(0)
+    out = relabel(batch)
+    times, goals = getattr(relabel, "drawn", (torch.full((250, 3), 11), torch.zeros(250, 3, 1)))
+    expected = []
+    for b, row in enumerate(rows_of(batch)):
+        original, length = naive_instruction(row), int(row["mask"].sum())
+        instruction = original[:1] if single_goal else original
+        successes = naive_successes(row, instruction, length)
+        taken = {t for t, _ in successes}
+        drawn = [(t, g) for t, g in zip(times[b].tolist(), goals[b].tolist(), strict=True) if t < 11]
+        free = [t for t in range(1, length) if t not in taken and naive_goals_held(row, t)]
+        assert len({t for t, _ in drawn}) == len(drawn)
+        assert {t for t, _ in drawn} <= set(free)
+        assert all(goal in naive_goals_held(row, t) for t, goal in drawn)
+        most = min(len(instruction) - len(successes), len(free))
+        allowed = {"some": range(most + 1), "all": [most], "all_or_nothing": [0, most], "none": [0]}
+        assert len(drawn) in allowed[strategy]
+        merged = naive_merge(instruction, successes, drawn)
+        expected.append(naive_replay(row, merged) if merged != original else row)
+    assert_rows_equal(out, expected)
