@@ -1,0 +1,87 @@
+"""What an evaluation brought, per episode, and its summary."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from yamame.evaluation.intervals import bootstrap_interval, wilson_interval
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """Outcome of E episodes, each played to its end; all tensors are on the CPU.
+
+    Attributes:
+        returns: ``[E]`` float64, sum of raw rewards over the whole episode, all its trials.
+        lengths: ``[E]`` int64, transitions.
+        finished: ``[E]`` bool, False where the step limit cut the episode.
+        trial_returns: ``[E, max_trials]`` float64, sum of rewards within each trial, NaN where an episode had
+            fewer. Its mean over episodes is the in-context learning curve.
+        success: ``[E]`` bool, whether success was reported at any step; None if the environment does not
+            tell.
+        num_goals: ``[E]`` int64, goals of the instruction; None without instructions.
+    """
+
+    returns: Tensor
+    lengths: Tensor
+    finished: Tensor
+    trial_returns: Tensor
+    success: Tensor | None = None
+    num_goals: Tensor | None = None
+
+    def summary(self, *, confidence: float = 0.95) -> dict[str, float]:
+        """Flat metrics: means, with a Wilson interval for success and a bootstrap interval for the return.
+
+        Keys: ``num_episodes``, ``finished`` (a share), ``length_mean``, ``return_mean|low|high``; with
+        several trials ``return_mean_trial_<i>`` counted from 0; ``success_mean|low|high`` and
+        ``success_mean_<k>_goals`` where known.
+
+        Args:
+            confidence: Coverage of both intervals, in (0, 1).
+        """
+        metrics = {
+            "num_episodes": float(self.returns.numel()),
+            "finished": float(self.finished.double().mean()),
+            "length_mean": float(self.lengths.double().mean()),
+            "return_mean": float(self.returns.mean()),
+        }
+        metrics["return_low"], metrics["return_high"] = bootstrap_interval(
+            self.returns, confidence=confidence
+        )
+        if self.trial_returns.shape[1] > 1:
+            for trial, value in enumerate(self.trial_returns.nanmean(0).tolist()):
+                metrics[f"return_mean_trial_{trial}"] = value
+        if self.success is None:
+            return metrics
+        successes, total = int(self.success.sum()), self.success.numel()
+        metrics["success_mean"] = successes / total
+        metrics["success_low"], metrics["success_high"] = wilson_interval(
+            successes, total, confidence=confidence
+        )
+        if self.num_goals is not None:
+            for count in self.num_goals.unique().tolist():
+                group = self.success[self.num_goals == count]
+                metrics[f"success_mean_{count}_goals"] = float(group.double().mean())
+        return metrics
+
+
+def concatenate(results: list[EvaluationResult]) -> EvaluationResult:
+    """One result of the episodes of several, in order."""
+    width = max(result.trial_returns.shape[1] for result in results)
+    trial_returns = [
+        torch.nn.functional.pad(
+            result.trial_returns, (0, width - result.trial_returns.shape[1]), value=torch.nan
+        )
+        for result in results
+    ]
+    success = [result.success for result in results if result.success is not None]
+    num_goals = [result.num_goals for result in results if result.num_goals is not None]
+    return EvaluationResult(
+        returns=torch.cat([result.returns for result in results]),
+        lengths=torch.cat([result.lengths for result in results]),
+        finished=torch.cat([result.finished for result in results]),
+        trial_returns=torch.cat(trial_returns),
+        success=torch.cat(success) if success else None,
+        num_goals=torch.cat(num_goals) if num_goals else None,
+    )
