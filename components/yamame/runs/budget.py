@@ -1,0 +1,86 @@
+"""How long a run may take: environment steps, updates or minutes, whichever ends first."""
+
+import time
+from collections.abc import Callable
+
+
+class Budget:
+    """Limits of a run. Time accumulates over resumes through ``state_dict`` and ``load_state_dict``.
+
+    Args:
+        env_steps: Largest number of environment steps, or None for no limit.
+        updates: Largest number of updates, or None.
+        minutes: Largest wall-clock time in minutes, or None.
+        clock: Returns seconds; only differences matter.
+
+    Raises:
+        ValueError: No limit is given, or one is not positive.
+
+    >>> budget = Budget(env_steps=100, updates=10)
+    >>> budget.ended(env_steps=50, updates=9), budget.ended(env_steps=50, updates=10)
+    (None, 'updates')
+    """
+
+    def __init__(
+        self,
+        *,
+        env_steps: int | None = None,
+        updates: int | None = None,
+        minutes: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        limits = {"env_steps": env_steps, "updates": updates, "minutes": minutes}
+        for name, limit in limits.items():
+            if limit is not None and (isinstance(limit, str | bool) or not limit > 0):
+                raise ValueError(f"Budget: {name} must be a number greater than 0 or null, got {limit!r}")
+        if all(limit is None for limit in limits.values()):
+            raise ValueError("Budget: env_steps, updates or minutes must be given, got none of them")
+        self.env_steps, self.updates, self.minutes = env_steps, updates, minutes
+        self._clock = clock
+        self._start = clock()
+        self._earlier_s = 0.0
+
+    @property
+    def elapsed_s(self) -> float:
+        """Wall-clock seconds of this run, those before a resume included."""
+        return self._earlier_s + self._clock() - self._start
+
+    def fractions(self, *, env_steps: int, updates: int) -> dict[str, float]:
+        """The spent fraction of every limit that is set."""
+        pairs = {
+            "env_steps": (env_steps, self.env_steps),
+            "updates": (updates, self.updates),
+            "minutes": (self.elapsed_s / 60, self.minutes),
+        }
+        return {name: spent / limit for name, (spent, limit) in pairs.items() if limit is not None}
+
+    def fraction(self, *, env_steps: int, updates: int) -> float:
+        """The spent fraction of the limit that is nearest, at most 1."""
+        return min(1.0, max(self.fractions(env_steps=env_steps, updates=updates).values()))
+
+    def ended(self, *, env_steps: int, updates: int) -> str | None:
+        """The name of a limit that is reached, or None."""
+        fractions = self.fractions(env_steps=env_steps, updates=updates)
+        return next((name for name, fraction in fractions.items() if fraction >= 1), None)
+
+    def remaining_s(
+        self, *, env_steps: int, updates: int, env_steps_per_s: float, updates_per_s: float
+    ) -> float | None:
+        """Seconds until the first limit at these speeds; None when no limit has a known end."""
+        ends = []
+        if self.env_steps is not None and env_steps_per_s > 0:
+            ends.append((self.env_steps - env_steps) / env_steps_per_s)
+        if self.updates is not None and updates_per_s > 0:
+            ends.append((self.updates - updates) / updates_per_s)
+        if self.minutes is not None:
+            ends.append(self.minutes * 60 - self.elapsed_s)
+        return max(0.0, min(ends)) if ends else None
+
+    def state_dict(self) -> dict[str, float]:
+        """The seconds spent so far. The limits themselves are configuration and may change on resume."""
+        return {"elapsed_s": self.elapsed_s}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Continues from the seconds spent before."""
+        self._earlier_s = state["elapsed_s"]
+        self._start = self._clock()

@@ -1,0 +1,157 @@
+"""One directory per run: ``<root>/<name>``, claimed by one process at a time.
+
+A run directory is never reused by accident: an existing one is refused unless the run is resumed or
+overwritten, and a file lock keeps two processes from writing the same run. The lock belongs to the process,
+so it disappears with it, however it ends.
+"""
+
+import fcntl
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import IO, Any
+
+from yamame.runs.atomic import atomic_writer
+from yamame.runs.errors import UsageError
+
+LOCK_FILE = ".lock"
+SUMMARY_FILE = "summary.json"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=,+-]{0,127}")
+
+
+class RunDirectory:
+    """The claimed directory of one run. Made by `RunDirectory.open`; use it as a context manager.
+
+    Attributes:
+        path: The directory.
+        resumed: Whether it continues an earlier run.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root, RunDirectory.open(root, "maze") as run:
+    ...     run.write_json("note.json", {"seed": 1}).name, run.read_json("note.json")
+    ('note.json', {'seed': 1})
+    """
+
+    def __init__(self, path: Path, *, resumed: bool, lock: IO[str]):
+        self.path = path
+        self.resumed = resumed
+        self._lock = lock
+
+    @classmethod
+    def open(
+        cls, root: str | Path, name: str, *, resume: bool = False, overwrite: bool = False
+    ) -> "RunDirectory":
+        """Claims ``<root>/<name>`` for this process.
+
+        Args:
+            root: Directory of all runs; made when missing.
+            name: Name of the run: letters, digits and ``. _ = , + -``.
+            resume: Continue the run that is there.
+            overwrite: Delete the run that is there and start anew.
+
+        Raises:
+            UsageError: The name is no directory name; the run exists and neither option is set; both are set;
+                there is nothing to resume; the directory is not a run; another process has claimed it.
+        """
+        path = _checked_path(root, name, resume=resume, overwrite=overwrite)
+        path.mkdir(parents=True, exist_ok=True)
+        lock = _claim(path)
+        try:
+            if overwrite:
+                _clear(path)
+            elif not resume and _is_used(path):
+                raise UsageError(_refusal(path))
+        except BaseException:
+            lock.close()
+            raise
+        return cls(path, resumed=resume, lock=lock)
+
+    def write_text(self, name: str, text: str) -> Path:
+        """Writes a file of this directory atomically."""
+        path = self.path / name
+        with atomic_writer(path) as file:
+            file.write(text.encode())
+        return path
+
+    def write_json(self, name: str, data: Any) -> Path:
+        """Writes plain data as JSON, atomically. NaN and infinities are refused with ``ValueError``."""
+        return self.write_text(name, json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+    def read_json(self, name: str) -> Any:
+        """Reads what `write_json` wrote."""
+        return json.loads((self.path / name).read_text())
+
+    def write_summary(self, summary: dict[str, Any]) -> Path:
+        """Writes ``summary.json`` and returns its path, which a recipe prints as its last line."""
+        return self.write_json(SUMMARY_FILE, summary)
+
+    def close(self) -> None:
+        """Gives the directory up."""
+        self._lock.close()
+
+    def __enter__(self) -> "RunDirectory":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _checked_path(root: str | Path, name: str, *, resume: bool, overwrite: bool) -> Path:
+    """The path of a run after every refusal that can be decided without writing anything."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            "RunDirectory: run.name must be 1 to 128 letters, digits or . _ = , + - and begin with a letter "
+            f"or digit, got {name!r}"
+        )
+    if resume and overwrite:
+        raise UsageError("RunDirectory: resume=true and run.overwrite=true must not be given together")
+    path = Path(root) / name
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"RunDirectory: {path} must be a directory, it is a file")
+    used = _is_used(path)
+    if resume and not used:
+        raise UsageError(f"RunDirectory: there must be a run to resume, {path} does not exist or is empty")
+    if used and not (resume or overwrite):
+        raise UsageError(_refusal(path))
+    if used and not (path / LOCK_FILE).exists():
+        raise UsageError(f"RunDirectory: {path} must be a run's directory, it holds other files")
+    return path
+
+
+def _refusal(path: Path) -> str:
+    return (
+        f"RunDirectory: {path} exists; continue it with resume=true, replace it with run.overwrite=true "
+        "or choose another run.name"
+    )
+
+
+def _is_used(path: Path) -> bool:
+    return path.is_dir() and any(entry.name != LOCK_FILE for entry in path.iterdir())
+
+
+def _claim(path: Path) -> IO[str]:
+    """Takes the lock of a run directory, or says who holds it."""
+    lock = (path / LOCK_FILE).open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        holder = lock.read().strip() or "unknown"
+        lock.close()
+        raise UsageError(f"RunDirectory: {path} is being written by process {holder}") from None
+    lock.truncate(0)
+    lock.write(f"{os.getpid()}\n")
+    lock.flush()
+    return lock
+
+
+def _clear(path: Path) -> None:
+    for entry in path.iterdir():
+        if entry.name == LOCK_FILE:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()

@@ -1,0 +1,238 @@
+"""The door to Hydra: one clear line for every mistake, targets from a fixed list, sweeps as nested runs.
+
+A recipe is a function of the composed configuration, handed to `main`::
+
+    def train(cfg: DictConfig) -> float: ...
+
+    if __name__ == "__main__":
+        main(train, config_name="train")
+
+Nothing is written before the whole configuration was checked (`check`). The main YAML file must keep Hydra
+from writing anything itself: ``hydra.run.dir: .``, ``hydra.output_subdir: null`` and ``override
+hydra/job_logging: none``.
+"""
+
+import functools
+import importlib
+import inspect
+import itertools
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from yamame.config import conf_dir
+from yamame.runs.errors import UsageError
+from yamame.runs.explain import explain
+from yamame.runs.signals import terminate_on_signal
+from yamame.runs.sweep import close_sweep
+
+ALLOWED = ("yamame.", "yamame_envs.", "torchrl.", "torch.")
+"""Prefixes of what a configuration may name as ``_target_``."""
+_SPECIAL = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
+_VERSION_BASE = "1.3"
+_USAGE_STATUS = 2
+
+
+def plain(cfg: Any) -> Any:
+    """A configuration as plain dictionaries and lists, interpolations resolved.
+
+    Raises:
+        UsageError: A value is missing (``???``) or an interpolation leads nowhere.
+    """
+    try:
+        return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        key = getattr(error, "full_key", None) or "configuration"
+        raise UsageError(f"{key}: {str(error).splitlines()[0]}") from error
+
+
+def targets(node: Any, key: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every node of a plain configuration that has a ``_target_``, with its dotted key, outermost first."""
+    if isinstance(node, dict):
+        if "_target_" in node:
+            yield key, node
+        for name, item in node.items():
+            yield from targets(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, list):
+        for index, item in enumerate(node):
+            yield from targets(item, f"{key}.{index}" if key else str(index))
+
+
+def check_targets(node: Any, *, key: str = "", allowed: Sequence[str] = ALLOWED) -> None:
+    """Refuses targets that are not on the list, before anything is imported.
+
+    Raises:
+        UsageError: Names the key, the value and the allowed prefixes.
+
+    >>> check_targets({"env": {"_target_": "yamame_envs.MazeRunner"}})
+    """
+    for name, target in targets(node, key):
+        value = target["_target_"]
+        if not isinstance(value, str) or not value.startswith(tuple(allowed)):
+            raise UsageError(f"{name}._target_ must begin with {' or '.join(allowed)}, got {value!r}")
+
+
+def check(cfg: DictConfig) -> dict[str, Any]:
+    """Checks a whole configuration without building anything.
+
+    Every value is given and resolves, every target is allowed and can be imported, every key below a target
+    is a parameter of it.
+
+    Returns:
+        The configuration as plain data.
+
+    Raises:
+        UsageError: Names the key and the value.
+    """
+    config = plain(cfg)
+    check_targets(config)
+    for key, node in targets(config):
+        parameters = inspect.signature(_locate(node["_target_"], key)).parameters
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            continue
+        for name in node.keys() - _SPECIAL - parameters.keys():
+            raise UsageError(f"{key}.{name}: {node['_target_']} takes {', '.join(parameters)}, not {name!r}")
+    return config
+
+
+def _locate(path: str, key: str) -> Callable[..., Any]:
+    """The object a dotted path names: the longest importable module, then attributes."""
+    parts = path.split(".")
+    for split in range(len(parts) - 1, 0, -1):
+        module_name = ".".join(parts[:split])
+        try:
+            found: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is not None and not (module_name + ".").startswith(error.name + "."):
+                raise UsageError(
+                    f"{key}: {path} needs the package {error.name}, it is not installed"
+                ) from error
+            continue
+        for name in parts[split:]:
+            found = getattr(found, name, None)
+        if callable(found):
+            return found
+        break
+    raise UsageError(f"{key}._target_ must name a class or function, got {path!r}")
+
+
+def instantiate(node: Any, **runtime: Any) -> Any:
+    """Builds what a configuration node describes, giving it facts known at run time.
+
+    Nested targets are built first, containers arrive as plain ones, and ``runtime`` arrives untouched (Hydra
+    itself would turn dictionaries and lists in it into its own). With ``_partial_: true`` the result is a
+    function that takes the rest.
+
+    Args:
+        node: A node with ``_target_``; None gives None.
+        runtime: Further keyword arguments.
+
+    Raises:
+        UsageError: A target is not allowed, or a constructor refused its arguments (with its message).
+    """
+    if node is None:
+        return None
+    key = node._get_full_key("") if OmegaConf.is_config(node) else ""
+    config = plain(node) if OmegaConf.is_config(node) else node
+    check_targets(config, key=key)
+    try:
+        built = hydra.utils.instantiate(config, _partial_=True, _convert_="all")
+        if config.get("_partial_", False):
+            return functools.partial(built.func, *built.args, **{**built.keywords, **runtime})
+        return built.func(*built.args, **{**built.keywords, **runtime})
+    except HydraException as error:
+        cause = error.__cause__ if isinstance(error.__cause__, TypeError | ValueError) else None
+        if cause is None:
+            raise
+        raise UsageError(f"{key or config['_target_']}: {cause}") from error
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{key or config['_target_']}: {error}") from error
+
+
+def objective(value: float | None, *, worst: float = 0.0) -> float:
+    """The number a sweep compares: ``worst`` when there is none, so that it is never NaN or infinite.
+
+    >>> objective(0.75), objective(float("nan")), objective(None, worst=-1.0)
+    (0.75, 0.0, -1.0)
+    """
+    return float(value) if value is not None and math.isfinite(value) else worst
+
+
+def main(
+    task: Callable[[DictConfig], Any], *, config_name: str, config_dir: str | Path | None = None
+) -> None:
+    """Runs a recipe from the command line.
+
+    A mistake of the user (`UsageError`, or anything Hydra refuses) becomes one line on the standard error and
+    exit status 2, before anything is written; the jobs of a sweep are all checked before the first one
+    starts. SIGTERM raises `Terminated` inside the recipe. Other errors keep their traceback.
+
+    Args:
+        task: The recipe.
+        config_name: Name of the main YAML file, also shown before the message.
+        config_dir: Directory of the YAML files; that of the package when None.
+    """
+    directory = str(Path(conf_dir() if config_dir is None else config_dir).resolve())
+    arguments = sys.argv[1:]
+
+    def checked(cfg: DictConfig) -> Any:
+        try:
+            check(cfg)
+            return task(cfg)
+        except UsageError as error:
+            # Inside Hydra: an Exception would get a second line, and would not end a sweep.
+            _fail(config_name, str(error))
+
+    functools.update_wrapper(checked, task)
+    former = os.environ.get("HYDRA_FULL_ERROR")
+    # Hydra then raises instead of printing and exiting.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    error: BaseException | None = None
+    try:
+        _check_sweep(arguments, directory, config_name)
+        with terminate_on_signal():
+            hydra.main(version_base=_VERSION_BASE, config_path=directory, config_name=config_name)(checked)()
+    except (UsageError, HydraException, OmegaConfBaseException) as raised:
+        error = raised
+        _fail(config_name, explain(raised, directory, config_name, arguments))
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        close_sweep(error)
+        if former is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = former
+
+
+def _fail(name: str, message: str) -> None:
+    print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
+    raise SystemExit(_USAGE_STATUS)
+
+
+def _check_sweep(arguments: Sequence[str], directory: str, config_name: str) -> None:
+    """Composes and checks every job of a sweep given on the command line."""
+    if not {"-m", "--multirun"} & set(arguments):
+        return
+    overrides = OverridesParser.create().parse_overrides([text for text in arguments if text[:1] != "-"])
+    choices = []
+    for override in overrides:
+        key = override.get_key_element()
+        if override.is_sweep_override() and override.is_discrete_sweep():
+            choices.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+        elif not override.is_sweep_override():
+            choices.append([f"{key}={override.get_value_element_as_str()}"])
+    with initialize_config_dir(directory, version_base=_VERSION_BASE):
+        for job in itertools.product(*choices):
+            check(compose(config_name, overrides=list(job)))

@@ -1,0 +1,117 @@
+"""Run directories: what is refused, what is atomic, who may write."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from yamame.runs import RunDirectory, UsageError
+from yamame.runs.atomic import TEMPORARY_SUFFIX, atomic_writer
+
+
+def finished_run(root, name="maze"):
+    with RunDirectory.open(root, name) as run:
+        run.write_json("note.json", {"seed": 1})
+    return run.path
+
+
+def test_an_existing_run_is_refused_and_the_message_names_both_options(tmp_path):
+    path = finished_run(tmp_path)
+    with pytest.raises(UsageError, match=rf"{path} exists.*resume=true.*run\.overwrite=true"):
+        RunDirectory.open(tmp_path, "maze")
+    assert (path / "note.json").exists()
+
+
+def test_resuming_keeps_the_files_and_overwriting_deletes_them(tmp_path):
+    finished_run(tmp_path)
+    with RunDirectory.open(tmp_path, "maze", resume=True) as run:
+        assert run.resumed
+        assert run.read_json("note.json") == {"seed": 1}
+        (run.path / "folder").mkdir()
+    with RunDirectory.open(tmp_path, "maze", overwrite=True) as run:
+        assert not run.resumed
+        assert [entry.name for entry in run.path.iterdir()] == [".lock"]
+
+
+def test_there_must_be_something_to_resume(tmp_path):
+    with pytest.raises(UsageError, match=r"a run to resume.*maze does not exist or is empty"):
+        RunDirectory.open(tmp_path / "runs", "maze", resume=True)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_resuming_and_overwriting_exclude_each_other(tmp_path):
+    with pytest.raises(UsageError, match=r"resume=true and run\.overwrite=true"):
+        RunDirectory.open(tmp_path, "maze", resume=True, overwrite=True)
+
+
+def test_a_directory_that_is_no_run_is_never_deleted(tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "one.png").write_text("precious")
+    with pytest.raises(UsageError, match="photos must be a run's directory"):
+        RunDirectory.open(tmp_path, "photos", overwrite=True)
+    assert (tmp_path / "photos" / "one.png").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../up", "a/b", "/etc", "-x", ".hidden", "a b", "a\n", "x" * 129]
+)
+def test_names_that_are_no_plain_directory_names_are_refused(tmp_path, name):
+    with pytest.raises(UsageError, match=r"run\.name must be .*, got"):
+        RunDirectory.open(tmp_path, name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_process_is_told_who_holds_the_run_and_death_releases_it(tmp_path):
+    code = (
+        "import sys, time; from yamame.runs.directory import RunDirectory\n"
+        f"run = RunDirectory.open({str(tmp_path)!r}, 'maze'); run.write_text('a', 'a')\n"
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "ready\n"
+        for options in ({"resume": True}, {"overwrite": True}):
+            with pytest.raises(UsageError, match=f"maze is being written by process {holder.pid}"):
+                RunDirectory.open(tmp_path, "maze", **options)
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+    with RunDirectory.open(tmp_path, "maze", resume=True) as run:
+        assert (run.path / "a").read_text() == "a"
+
+
+def test_the_lock_also_holds_inside_one_process_until_closed(tmp_path):
+    finished_run(tmp_path)
+    held = RunDirectory.open(tmp_path, "maze", resume=True)
+    with pytest.raises(UsageError, match=f"process {os.getpid()}"):
+        RunDirectory.open(tmp_path, "maze", resume=True)
+    held.close()
+    RunDirectory.open(tmp_path, "maze", resume=True).close()
+
+
+def test_a_write_that_fails_leaves_the_former_content_and_no_rest(tmp_path):
+    path = tmp_path / "data"
+    path.write_bytes(b"old")
+
+    def fail_half_way():
+        with atomic_writer(path) as file:
+            file.write(b"ne")
+            raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError, match="half"):
+        fail_half_way()
+    assert path.read_bytes() == b"old"
+    with atomic_writer(path) as file:
+        file.write(b"new")
+        assert path.read_bytes() == b"old"
+        assert any(entry.name.endswith(TEMPORARY_SUFFIX) for entry in tmp_path.iterdir())
+    assert path.read_bytes() == b"new"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
+
+
+def test_the_summary_is_strict_json(tmp_path):
+    with RunDirectory.open(tmp_path, "maze") as run:
+        assert json.loads(run.write_summary({"success": 0.5}).read_text()) == {"success": 0.5}
+        with pytest.raises(ValueError, match="JSON compliant"):
+            run.write_summary({"success": float("nan")})
+        assert json.loads((run.path / "summary.json").read_text()) == {"success": 0.5}

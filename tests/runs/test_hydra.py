@@ -1,0 +1,178 @@
+"""The door to Hydra: allowed targets, checked configurations, one line per mistake."""
+
+import sys
+
+import pytest
+import torch
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+from yamame.runs import UsageError
+from yamame.runs.hydra import check, check_targets, instantiate, main, objective, plain
+
+TRAIN = """
+defaults:
+  - env: maze
+  - _self_
+  - override hydra/job_logging: none
+  - override hydra/hydra_logging: none
+hydra:
+  run: {dir: .}
+  sweep: {dir: "${run.root}", subdir: .}
+  output_subdir: null
+seed: 1
+run: {root: runs, name: a}
+budget: {minutes: 5}
+net:
+  _target_: torch.nn.Linear
+  in_features: 2
+  out_features: ${env.size}
+"""
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """Runs a recipe with arguments; gives its calls, exit status and standard error, and what it wrote."""
+    conf, work = tmp_path / "conf", tmp_path / "work"
+    (conf / "env").mkdir(parents=True)
+    work.mkdir()
+    (conf / "train.yaml").write_text(TRAIN)
+    (conf / "env" / "maze.yaml").write_text("size: 3\n")
+    (conf / "env" / "tmaze.yaml").write_text("length: 10\nsize: 4\n")
+    monkeypatch.chdir(work)
+
+    def command(*arguments, task=lambda cfg: None):
+        calls = []
+
+        def recipe(cfg):
+            calls.append(cfg)
+            return task(cfg)
+
+        monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+        status = 0
+        try:
+            main(recipe, config_name="train", config_dir=conf)
+        except SystemExit as exit_:
+            status = exit_.code
+        assert not GlobalHydra.instance().is_initialized()
+        return calls, status, capsys.readouterr().err, sorted(path.name for path in work.iterdir())
+
+    return command
+
+
+def test_a_correct_command_line_reaches_the_recipe_and_writes_nothing_by_itself(command):
+    calls, status, errors, written = command("seed=7", "env=tmaze")
+    assert (status, errors, written) == (0, "", [])
+    assert [(cfg.seed, cfg.env.length, cfg.net.out_features) for cfg in calls] == [(7, 10, 4)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sed=1"], "train: sed: no such key, did you mean seed?"),
+        (["minutes=1"], "train: minutes: no such key, did you mean budget.minutes?"),
+        (
+            ["env=tmaze", "env.lenght=3"],
+            "train: env.lenght: no such key, did you mean env.length?; env has length, size",
+        ),
+        (["env=maz"], "train: env=maz: no such choice, did you mean maze or tmaze?; there are maze, tmaze"),
+        (["net.width=3"], "train: net.width: no such key; net has in_features, out_features"),
+        (["zzz=1"], "train: zzz: no such key"),
+        (["seed=[1"], "train: 'seed=[1' cannot be read: no viable alternative at input '[1'"),
+        (["seed=???"], "train: seed: Missing mandatory value: seed"),
+        (["seed=${nowhere}"], "train: seed: Interpolation key 'nowhere' not found"),
+        (["+net.hidden=1"], "train: net.hidden: torch.nn.Linear takes"),
+        (["net._target_=os.system"], "train: net._target_ must begin with yamame. or"),
+        (
+            ["net._target_=torch.nn.Lineal"],
+            "train: net._target_ must name a class or function, got 'torch.nn.Lineal'",
+        ),
+        (["-m", "env=maze,maz"], "train: env=maz: no such choice"),
+        (["-m", "seed=1,2", "sed=1"], "train: sed: no such key"),
+        (["-m", "seed=1,2", "net._target_=torch.nn.Linear,os.system"], "train: net._target_ must begin with"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_two_before_anything_is_written_or_run(command, arguments, message):
+    calls, status, errors, written = command(*arguments)
+    assert errors.startswith(message)
+    assert errors.count("\n") == 1
+    assert (calls, status, written) == ([], 2, [])
+
+
+def test_a_usage_error_of_the_recipe_is_one_line_but_other_errors_keep_their_traceback(command):
+    def refuse(cfg):
+        raise UsageError("the run\nexists")
+
+    def fail(cfg):
+        raise ZeroDivisionError("a defect")
+
+    calls, status, errors, _ = command(task=refuse)
+    assert (len(calls), status, errors) == (1, 2, "train: the run exists\n")
+    with pytest.raises(ZeroDivisionError, match="a defect"):
+        command(task=fail)
+
+
+def test_every_job_of_a_sweep_runs(command):
+    calls, status, _, _ = command("-m", "seed=1,2", "env=maze,tmaze")
+    assert status == 0
+    assert [(cfg.seed, cfg.env.size) for cfg in calls] == [(1, 3), (1, 4), (2, 3), (2, 4)]
+
+
+def test_targets_outside_the_list_are_refused_by_key_before_any_import():
+    nodes = {"agent": {"parts": [{"_target_": "torch.nn.ReLU"}, {"_target_": "a_module_that_is_nowhere.f"}]}}
+    with pytest.raises(UsageError, match=r"agent\.parts\.1\._target_ must begin with yamame\..*nowhere\.f'"):
+        check_targets(nodes)
+    # Inside the list the same module is looked for, so the refusal above came first.
+    with pytest.raises(UsageError, match="must name a class or function"):
+        check(OmegaConf.create({"a": {"_target_": "torch.a_module_that_is_nowhere.f"}}))
+
+
+@pytest.mark.parametrize("target", ["torchvision.models", "yamamex.a", "os.system", 3, "Torch.nn"])
+def test_a_prefix_is_a_whole_package_name(target):
+    with pytest.raises(UsageError, match=r"x\._target_ must begin with"):
+        check_targets({"x": {"_target_": target}})
+
+
+def test_nested_targets_are_built_with_plain_containers_and_untouched_runtime_values():
+    node = OmegaConf.create(
+        {
+            "_target_": "torch.nn.Sequential",
+            "_args_": [{"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 3}],
+        }
+    )
+    assert instantiate(node)(torch.zeros(1, 2)).shape == (1, 3)
+    shared = {"deep": [1, (2, 3)]}
+    built = instantiate(OmegaConf.create({"_target_": "yamame.runs.hydra.objective"}), value=0.25, worst=1)
+    assert built == 0.25
+    linear = instantiate(OmegaConf.create({"_target_": "torch.nn.Linear", "out_features": 3}), in_features=2)
+    assert linear.weight.shape == (3, 2)
+    assert instantiate({"_target_": "yamame.runs.hydra.plain"}, cfg=OmegaConf.create(shared)) == {
+        "deep": [1, [2, 3]]
+    }
+    assert instantiate(None) is None
+
+
+def test_a_partial_node_gives_a_function_of_the_rest():
+    node = OmegaConf.create({"_target_": "torch.optim.SGD", "_partial_": True, "lr": 0.5})
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    assert instantiate(node, momentum=0.9)([parameter]).defaults["momentum"] == 0.9
+
+
+def test_what_a_constructor_refuses_is_reported_with_its_key():
+    config = OmegaConf.create({"agent": {"budget": {"_target_": "yamame.runs.budget.Budget", "updates": 0}}})
+    with pytest.raises(UsageError, match=r"^agent\.budget: Budget: updates must be .* got 0$"):
+        instantiate(config.agent.budget)
+    with pytest.raises(UsageError, match=r"^agent\.budget: .*unexpected keyword argument 'nothing'"):
+        instantiate(config.agent.budget, nothing=1)
+    nested = OmegaConf.create({"_target_": "torch.nn.Sequential", "_args_": [config.agent.budget]})
+    with pytest.raises(UsageError, match=r"Budget: updates must be .* got 0$"):
+        instantiate(nested)
+
+
+def test_plain_resolves_and_refuses_missing_values():
+    assert plain(OmegaConf.create({"a": 1, "b": ["${a}"]})) == {"a": 1, "b": [1]}
+    with pytest.raises(UsageError, match="b: Missing mandatory value: b"):
+        plain(OmegaConf.create({"b": "???"}))
+
+
+def test_the_objective_is_always_finite():
+    assert [objective(value) for value in (0.5, float("nan"), float("inf"), None)] == [0.5, 0.0, 0.0, 0.0]
