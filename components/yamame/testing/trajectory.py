@@ -1,0 +1,302 @@
+"""The laws of a trajectory encoder as a checker for any of them, in the manner of `check_env_specs`."""
+
+import copy
+import dataclasses
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+from torchrl.modules import set_recurrent_mode
+
+from yamame.trajectory import TrajectoryEncoder, segment_positions
+
+_NUM_PADDING = 3
+
+
+def check_trajectory_encoder(
+    encoder: TrajectoryEncoder,
+    *,
+    batch_size: int = 4,
+    length: int = 16,
+    seed: int = 0,
+    atol: float = 1e-5,
+    has_memory: bool = True,
+) -> None:
+    """Checks that an encoder keeps the laws stated in `yamame.trajectory.base`, in eval mode.
+
+    * *entries*: only the context is written, in the right shape; acting records no graph;
+    * *causality*: no output depends on a later timestep;
+    * *reset*: nothing before a start matters after it;
+    * *rows*: no output depends on another row;
+    * *padding*: neither what padding holds nor how much there is matters;
+    * *copying*: copies and pickles start with an empty memory; a snapshot of it continues where it was taken;
+    * *memory*: the timestep before matters (or, with ``has_memory=False``, does not);
+    * *parity*: acting step by step equals the parallel pass, also after any kind of weight update.
+
+    The encoder itself is not used: everything is done to a deep copy, and no random state is touched.
+
+    Args:
+        encoder: What to check.
+        batch_size: Number of sequences, at least 2.
+        length: Their length, at least 6; never taken beyond the encoder's ``context_length``.
+        seed: Of the features and the timesteps where memory starts afresh.
+        atol: Largest difference of outputs that counts as none.
+        has_memory: Whether outputs must depend on earlier timesteps; if not, they must not.
+
+    Raises:
+        AssertionError: With a sentence on the law that is broken, where, and by how much.
+        ValueError: If ``batch_size`` or ``length`` is too small to check anything.
+
+    >>> from yamame.trajectory import GRUEncoder
+    >>> check_trajectory_encoder(GRUEncoder(3, hidden_size=8, out_features=4))
+    """
+    if encoder.context_length is not None:
+        length = min(length, encoder.context_length)
+    if batch_size < 2:
+        raise ValueError(f"check_trajectory_encoder: batch_size must be at least 2, got {batch_size}")
+    if length < 6:
+        raise ValueError(f"check_trajectory_encoder: length must be at least 6, got {length}")
+    probe = _Probe(copy.deepcopy(encoder).eval(), atol, torch.Generator().manual_seed(seed))
+    probe.encoder.reset_memory()
+    batch = _sequences(probe, batch_size, length)
+    for law in (_entries, _causality, _reset, _rows, _padding, _copying):
+        law(probe, batch)
+    _memory(probe, batch, has_memory)
+    _parity(probe, batch)
+
+
+@dataclasses.dataclass
+class _Probe:
+    """An encoder under test and what the laws do with it."""
+
+    encoder: TrajectoryEncoder
+    atol: float
+    generator: torch.Generator
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.encoder.parameters(), torch.empty(0)).device
+
+    def noise(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator).to(self.device)
+
+    def coins(self, *shape: int, chance: float = 0.3) -> Tensor:
+        return (torch.rand(shape, generator=self.generator) < chance).to(self.device)
+
+    def parallel(self, batch: TensorDict) -> Tensor:
+        with torch.no_grad(), set_recurrent_mode(True):
+            return self.encoder(batch.clone()).get(self.encoder.keys.context)
+
+    def act(self, batch: TensorDict, encoder: TrajectoryEncoder | None = None) -> Tensor:
+        """Steps through a batch, from the memory there is."""
+        encoder = self.encoder if encoder is None else encoder
+        with torch.no_grad(), set_recurrent_mode(False):
+            steps = [
+                encoder(batch[:, t].clone()).get(encoder.keys.context) for t in range(batch.batch_size[1])
+            ]
+        return torch.stack(steps, 1)
+
+    def demand(self, condition: bool, law: str, sentence: str) -> None:
+        if not condition:
+            raise AssertionError(f"{type(self.encoder).__name__} breaks the {law} law: {sentence}")
+
+    def demand_equal(self, found: Tensor, expected: Tensor, law: str, sentence: str) -> None:
+        """Compares ``[B, L, D]``."""
+        off = (found - expected).abs().amax(-1).nan_to_num(torch.inf)
+        row, column = divmod(int(off.argmax()), off.shape[1])
+        worst = float(off[row, column])
+        self.demand(
+            worst <= self.atol,
+            law,
+            f"{sentence} (row {row}, timestep {column}: off by {worst:.1e}, allowed {self.atol:.0e})",
+        )
+
+
+def _sequences(probe: _Probe, batch_size: int, length: int) -> TensorDict:
+    """Row 0 starts once, row 1 also in the middle, the others anywhere."""
+    keys = probe.encoder.keys
+    starts = probe.coins(batch_size, length, chance=0.2)
+    starts[:2, 1:] = False
+    starts[1, length // 2] = True
+    starts[:, 0] = True
+    batch = TensorDict({}, [batch_size, length], device=probe.device)
+    batch.set(keys.features, probe.noise(batch_size, length, probe.encoder.in_features))
+    batch.set(keys.is_init, starts.unsqueeze(-1))
+    batch.set(keys.step_index, segment_positions(starts).unsqueeze(-1))
+    return batch
+
+
+def _changed(probe: _Probe, batch: TensorDict, where: Tensor, scale: float = 1.0) -> TensorDict:
+    """The batch with other features where ``where`` ``[B, L]`` says."""
+    key = probe.encoder.keys.features
+    features = batch.get(key)
+    noise = scale * probe.noise(*features.shape).to(features.dtype)
+    return batch.clone().set(key, torch.where(where.unsqueeze(-1), noise, features))
+
+
+def _columns(batch: TensorDict) -> Tensor:
+    return torch.arange(batch.batch_size[1], device=batch.device).expand(batch.batch_size)
+
+
+def _entries(probe: _Probe, batch: TensorDict) -> None:
+    context = probe.encoder.keys.context
+    for mode, given in ((True, batch), (False, batch[:, 0])):
+        before = given.clone()
+        with set_recurrent_mode(mode):
+            after = probe.encoder(before)
+        name = "parallel pass" if mode else "acting step"
+        found = after.get(context, None)
+        probe.demand(found is not None, "entries", f"the {name} writes no {context!r}")
+        expected = (*given.batch_size, probe.encoder.out_features)
+        shape = tuple(found.shape)
+        probe.demand(
+            shape == expected, "entries", f"the {name} writes {context!r} of shape {shape}, not {expected}"
+        )
+        extra = set(after.exclude(context).keys(True, True)) ^ set(given.keys(True, True))
+        probe.demand(not extra, "entries", f"the {name} adds or removes {sorted(map(str, extra))}")
+        probe.demand(
+            bool((after.exclude(context) == given).all()), "entries", f"the {name} changes its inputs"
+        )
+        probe.demand(mode or not found.requires_grad, "entries", "the acting step records a graph")
+
+
+def _causality(probe: _Probe, batch: TensorDict) -> None:
+    length = batch.batch_size[1]
+    expected = probe.parallel(batch)
+    for cut in (1, length // 2, length - 1):
+        later = _columns(batch) >= cut
+        changed = _changed(probe, batch, later)
+        starts = changed.get(probe.encoder.keys.is_init)
+        starts ^= later.unsqueeze(-1) & probe.coins(*starts.shape)
+        found = probe.parallel(changed)
+        sentence = f"outputs before timestep {cut} depend on what follows"
+        probe.demand_equal(found[:, :cut], expected[:, :cut], "causality", sentence)
+
+
+def _padding(probe: _Probe, batch: TensorDict) -> None:
+    keys = probe.encoder.keys
+    num_rows, length = batch.batch_size
+    lengths = torch.randint(length // 2, length, (num_rows, 1), generator=probe.generator)
+    real = _columns(batch) < lengths.to(probe.device)
+    zeroed = batch.clone().apply(lambda value: value * real.unsqueeze(-1).to(value.dtype))
+    zeroed.set(keys.mask, real.unsqueeze(-1))
+    expected = probe.parallel(zeroed)
+    dirty = _changed(probe, zeroed, ~real, scale=1e3)
+    starts = dirty.get(keys.is_init)
+    starts |= ~real.unsqueeze(-1) & probe.coins(*starts.shape)
+    found = torch.where(real.unsqueeze(-1), probe.parallel(dirty), expected)
+    probe.demand_equal(found, expected, "padding", "outputs depend on what padding holds")
+    for side in ("right", "left"):
+        more = TensorDict({}, [num_rows, _NUM_PADDING], device=probe.device)
+        for key, value in zeroed.items(True, True):
+            more.set(key, value.new_zeros(num_rows, _NUM_PADDING, *value.shape[2:]))
+        parts = [zeroed, more] if side == "right" else [more, zeroed]
+        longer = probe.parallel(torch.cat(parts, 1))
+        found = longer[:, :length] if side == "right" else longer[:, _NUM_PADDING:]
+        found = torch.where(real.unsqueeze(-1), found, expected)
+        probe.demand_equal(found, expected, "padding", f"outputs depend on the amount of {side} padding")
+
+
+def _rows(probe: _Probe, batch: TensorDict) -> None:
+    others = (torch.arange(batch.batch_size[0], device=probe.device) > 0).unsqueeze(1)
+    changed = _changed(probe, batch, others.expand(batch.batch_size))
+    starts = changed.get(probe.encoder.keys.is_init)
+    starts[1:, 1:] = probe.coins(*starts[1:, 1:].shape)
+    for name, run in (("the parallel pass", probe.parallel), ("acting", probe.act)):
+        expected, found = run(batch)[:1], run(changed)[:1]
+        probe.demand_equal(found, expected, "rows", f"in {name}, outputs of a row depend on other rows")
+
+
+def _reset(probe: _Probe, batch: TensorDict) -> None:
+    cut = batch.batch_size[1] // 2
+    starts = batch.get(probe.encoder.keys.is_init).clone()
+    starts[:, cut] = True
+    batch = batch.clone().set(probe.encoder.keys.is_init, starts)
+    changed = _changed(probe, batch, _columns(batch) < cut)
+    for name, run in (("the parallel pass", probe.parallel), ("acting", probe.act)):
+        expected, found = run(batch)[:, cut:], run(changed)[:, cut:]
+        sentence = f"in {name}, outputs after a start depend on what came before"
+        probe.demand_equal(found, expected, "reset", sentence)
+    fresh = probe.act(batch[:, :1])
+    probe.act(changed)
+    probe.encoder.reset_memory()
+    found = probe.act(_without_starts(probe, batch[:, :1]))
+    probe.demand_equal(found, fresh, "reset", "reset_memory() leaves something behind")
+
+
+def _without_starts(probe: _Probe, batch: TensorDict) -> TensorDict:
+    key = probe.encoder.keys.is_init
+    return batch.clone().set(key, torch.zeros_like(batch.get(key)))
+
+
+def _copying(probe: _Probe, batch: TensorDict) -> None:
+    cut = batch.batch_size[1] // 2
+    fresh = probe.act(batch[:, :1])
+    first = _without_starts(probe, batch[:, :1])
+    copies: dict[str, Callable[[Any], Any]] = {
+        "copy.deepcopy": copy.deepcopy,
+        "pickle": lambda encoder: pickle.loads(pickle.dumps(encoder)),
+    }
+    for name, duplicate in copies.items():
+        probe.act(batch)
+        found = probe.act(first, duplicate(probe.encoder))
+        probe.demand_equal(found, fresh, "copying", f"{name} takes the memory along")
+    probe.act(batch[:, :cut])
+    snapshot = probe.encoder.memory_state_dict()
+    expected = probe.act(batch[:, cut:])
+    other = copy.deepcopy(probe.encoder)
+    other.load_memory_state_dict(snapshot)
+    found = probe.act(batch[:, cut:], other)
+    probe.demand_equal(
+        found, expected, "copying", "a snapshot of the memory does not continue where it was taken"
+    )
+
+
+def _memory(probe: _Probe, batch: TensorDict, has_memory: bool) -> None:
+    last = batch.batch_size[1] - 1
+    changed = _changed(probe, batch, _columns(batch) == last - 1)
+    off = (probe.parallel(changed) - probe.parallel(batch))[0, last].abs().max()
+    # Ten times what counts as equal elsewhere, so that rounding is never taken for memory.
+    if has_memory:
+        sentence = f"outputs do not depend on the timestep before (changed by {off:.1e})"
+        probe.demand(bool(off > 10 * probe.atol), "memory", sentence)
+    else:
+        sentence = (
+            f"outputs of an encoder without memory depend on the timestep before (changed by {off:.1e})"
+        )
+        probe.demand(bool(off <= probe.atol), "memory", sentence)
+
+
+def _parity(probe: _Probe, batch: TensorDict) -> None:
+    updates: dict[str, Callable[[nn.Module], object]] = {
+        "": lambda encoder: None,
+        " after an update of weights in place": _update_in_place,
+        " after an update of weights through .data": _update_data,
+        " after load_state_dict": _update_by_loading,
+    }
+    for when, update in updates.items():
+        probe.act(batch[:, : batch.batch_size[1] // 2])
+        update(probe.encoder)
+        expected = probe.parallel(batch)
+        found = probe.act(batch)
+        probe.demand_equal(found, expected, "parity", f"acting differs from the parallel pass{when}")
+
+
+@torch.no_grad()
+def _update_in_place(encoder: nn.Module) -> None:
+    for parameter in encoder.parameters():
+        parameter.mul_(1.1).add_(0.01)
+
+
+def _update_data(encoder: nn.Module) -> None:
+    for parameter in encoder.parameters():
+        parameter.data.copy_(parameter.data * 0.9 - 0.01)
+
+
+def _update_by_loading(encoder: nn.Module) -> None:
+    state = encoder.state_dict()
+    names = {name for name, _ in encoder.named_parameters()}
+    encoder.load_state_dict({k: v * 1.2 + 0.01 if k in names else v for k, v in state.items()})
