@@ -1,0 +1,71 @@
+"""Acting: one decision per call from the whole history, remembered inside the trajectory encoder.
+
+Reads the timestep encoder's keys, ``step_index``, ``is_init`` and, where the environment has one, ``action_mask``
+from a TensorDict ``[N]``; writes ``action`` and nothing else, so that neither features nor memory reach a rollout.
+Rows whose ``is_init`` is set start with an empty memory.
+"""
+
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from tensordict.utils import NestedKey
+from torchrl.envs.utils import ExplorationType, exploration_type
+
+from yamame.heads import ActorHead
+from yamame.trajectory import TrajectoryEncoder
+
+
+class InContextPolicy(TensorDictModuleBase):
+    """Encodes the current timestep, updates the memory and picks an action of one of the trained policies.
+
+    Samples under `ExplorationType.RANDOM` (and without a setting), takes the distribution's mode under
+    `ExplorationType.DETERMINISTIC` and `ExplorationType.MODE`.
+
+    Args:
+        timestep_encoder: Writes the features of one timestep.
+        trajectory_encoder: Turns them into the context, with its own acting memory.
+        actor: Head over the context, with one policy per gamma.
+        gamma_index: Which of the actor's G policies acts.
+        action_key: Where the action is written.
+        action_mask_key: Where the mask of allowed actions is read, when the input has one.
+
+    Raises:
+        ValueError: If ``gamma_index`` is not an index into the actor's gammas.
+    """
+
+    def __init__(
+        self,
+        timestep_encoder: TensorDictModuleBase,
+        trajectory_encoder: TrajectoryEncoder,
+        actor: ActorHead,
+        *,
+        gamma_index: int = -1,
+        action_key: NestedKey = "action",
+        action_mask_key: NestedKey = "action_mask",
+    ) -> None:
+        super().__init__()
+        if not -actor.num_gammas <= gamma_index < actor.num_gammas:
+            raise ValueError(
+                f"InContextPolicy: gamma_index must index one of {actor.num_gammas} gammas, got {gamma_index}"
+            )
+        self.timestep_encoder = timestep_encoder
+        self.trajectory_encoder = trajectory_encoder
+        self.actor = actor
+        self.gamma_index = gamma_index
+        self.action_key = action_key
+        self.action_mask_key = action_mask_key
+        produced = set(timestep_encoder.out_keys)
+        needed = [*timestep_encoder.in_keys, *trajectory_encoder.in_keys]
+        self.in_keys = [key for key in dict.fromkeys(needed) if key not in produced]
+        self.out_keys = [action_key]
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Writes the action of every row of ``tensordict`` ``[N]`` and returns it."""
+        scratch = tensordict.copy()
+        self.trajectory_encoder(self.timestep_encoder(scratch))
+        context = scratch.get(self.trajectory_encoder.out_keys[0])
+        params = self.actor(context)[..., self.gamma_index, :]
+        space = self.actor.action_space
+        distribution = space.distribution(params, scratch.get(self.action_mask_key, None))
+        deterministic = exploration_type() in (ExplorationType.DETERMINISTIC, ExplorationType.MODE)
+        encoded = distribution.mode() if deterministic else distribution.sample()
+        return tensordict.set(self.action_key, space.decode(encoded))
