@@ -1,0 +1,132 @@
+"""Environments whose task is an instruction: an ordered list of goals.
+
+Goals, their completion and their reward are those of `yamame.goals`. Entries written besides those of
+`BatchedEnv`:
+
+=================  ==================  ====================================================================
+``goal``           ``[N, K, d]``       the instruction as seen now: completed and unused slots are marked
+``achieved``       ``[N, M, d]``       goals that hold now; for relabelling, never an input of a policy
+``achieved_mask``  ``[N, M]`` bool     which of the M slots hold an achieved goal
+=================  ==================  ====================================================================
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data import Binary, Bounded
+from torchrl.data.tensor_specs import TensorSpec
+from yamame.goals import GOAL_COMPLETED, advance, num_goals, show
+
+from yamame_envs.actions import Actions
+from yamame_envs.base import BatchedEnv
+from yamame_envs.tasks import Tensors
+
+
+class GoalEnv(BatchedEnv):
+    """Base class of environments with instructions: 1 per goal completed in order, success after the last.
+
+    A subclass implements `_draw_tasks` (with an entry ``instruction`` ``[R, K, d]``), `_begin_world`,
+    `_move`, `_look` and `_achieved`. ``reset`` takes an optional entry ``instruction`` ``[N, K, d]`` that
+    replaces the drawn goals of the rows that reset.
+
+    Args:
+        num_envs: Rows, at least 1.
+        time_limit: Steps after which an episode is terminated, at least 1.
+        actions: What an action is.
+        observations: Spec of one row of every entry that `_look` returns.
+        instruction: Size (K, d) of an instruction.
+        achieved_slots: Goals that can hold at the same time (M).
+        goal_high: Upper bound of a goal's coordinates; their lower bound is 0.
+        seed: Names the tasks of all episodes.
+        device: Where all tensors live.
+    """
+
+    _overrides = ("instruction",)
+
+    def __init__(
+        self,
+        *,
+        num_envs: int,
+        time_limit: int,
+        actions: Actions,
+        observations: Mapping[str, TensorSpec],
+        instruction: tuple[int, int],
+        achieved_slots: int,
+        goal_high: float,
+        seed: int,
+        device: str | torch.device,
+    ) -> None:
+        self._instruction_size = instruction
+        achieved = (achieved_slots, instruction[1])
+        entries = {
+            **observations,
+            "goal": Bounded(GOAL_COMPLETED, goal_high, shape=instruction, dtype=torch.float32, device=device),
+            "achieved": Bounded(0.0, goal_high, shape=achieved, dtype=torch.float32, device=device),
+            "achieved_mask": Binary(n=achieved_slots, dtype=torch.bool, device=device),
+        }
+        super().__init__(
+            num_envs=num_envs,
+            time_limit=time_limit,
+            actions=actions,
+            observations=entries,
+            seed=seed,
+            device=device,
+        )
+
+    @abstractmethod
+    def _begin_world(self, task: Tensors) -> Tensors:
+        """The state ``[R, ...]`` of the world at the start of these tasks."""
+
+    @abstractmethod
+    def _move(self, task: Tensors, state: Tensors, action: Tensor) -> Tensors:
+        """The state of the world after one step of all rows, out of place."""
+
+    @abstractmethod
+    def _look(self, task: Tensors, state: Tensors) -> Tensors:
+        """What is seen of the world, whose ``state`` holds ``achieved`` too: new tensors ``[R, ...]``."""
+
+    @abstractmethod
+    def _achieved(self, task: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
+        """Goals that hold, ``[R, M, d]`` float32, and which slots hold one, ``[R, M]`` bool; new tensors."""
+
+    def _begin(self, task: Tensors) -> Tensors:
+        world = self._begin_world(task)
+        achieved, mask = self._achieved(task, world)
+        total = num_goals(task["instruction"])
+        progress = {"active": torch.zeros_like(total), "total": total}
+        return {**world, **progress, "achieved": achieved, "achieved_mask": mask}
+
+    def _transition(self, task: Tensors, state: Tensors, action: Tensor) -> tuple[Tensors, Tensor, Tensor]:
+        world = self._move(task, state, action)
+        achieved, mask = self._achieved(task, world)
+        active, reward = advance(task["instruction"], state["active"], achieved, mask)
+        success = (active >= state["total"]).unsqueeze(-1)
+        progress = {"active": active, "total": state["total"]}
+        return (
+            {**world, **progress, "achieved": achieved, "achieved_mask": mask},
+            reward.unsqueeze(-1),
+            success,
+        )
+
+    def _observe(self, task: Tensors, state: Tensors) -> Tensors:
+        return {
+            **self._look(task, state),
+            "goal": show(task["instruction"], state["active"]),
+            "achieved": state["achieved"],
+            "achieved_mask": state["achieved_mask"],
+        }
+
+    def _override(self, task: Tensors, tensordict: TensorDictBase, rows: Tensor) -> None:
+        instruction = tensordict.get("instruction", None)
+        if instruction is None:
+            return
+        shape = (self.batch_size[0], *self._instruction_size)
+        good = instruction.shape == shape and instruction.dtype == torch.float32
+        got = f"{instruction.dtype} {tuple(instruction.shape)}"
+        self._require("instruction", got, good, f"be float32 {shape}")
+        empty = rows[num_goals(instruction[rows]) == 0].tolist()
+        self._require("instruction", f"none in rows {empty}", not empty, "hold at least one goal")
+        task["instruction"] = instruction[rows]

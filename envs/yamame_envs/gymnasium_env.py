@@ -1,0 +1,106 @@
+"""One row of a batched environment as a Gymnasium environment."""
+
+from importlib import import_module
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict, TensorDictBase
+from torchrl.data import Bounded, Categorical
+from torchrl.data.tensor_specs import TensorSpec
+
+from yamame_envs.base import BatchedEnv
+
+_SHOWN = ("observation", "goal")
+_INFO = ("achieved", "achieved_mask")
+
+Observation = npt.NDArray[Any] | dict[str, npt.NDArray[Any]]
+
+
+def _space(spec: TensorSpec) -> spaces.Space[Any]:
+    """The space of one row of a batched spec."""
+    if isinstance(spec, Categorical):
+        return spaces.Discrete(int(spec.space.n))
+    if isinstance(spec, Bounded):
+        low, high = (bound[0].cpu().numpy() for bound in (spec.space.low, spec.space.high))
+        return spaces.Box(low, high, dtype=low.dtype.type)
+    raise TypeError(f"GymnasiumEnv: spec must be Categorical or Bounded, got {type(spec).__name__}")
+
+
+class GymnasiumEnv(gymnasium.Env[Any, Any]):
+    """Plays a batched environment of one row.
+
+    The observation is a dict with ``observation`` and, where there is one, the instruction ``goal``; without
+    goals it is the array alone. The info holds ``success`` and the goals that hold (``achieved``,
+    ``achieved_mask``). A seed given to ``reset`` starts the sequence of tasks that it names;
+    ``options={"task_seed": n}`` plays one task.
+
+    Args:
+        env: A batched environment with ``num_envs=1``.
+        render_mode: ``"rgb_array"`` or ``None``.
+
+    Raises:
+        ValueError: If ``env`` has more rows than one or ``render_mode`` is unknown.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+
+    def __init__(self, env: BatchedEnv, *, render_mode: str | None = None) -> None:
+        if env.batch_size != (1,):
+            raise ValueError(f"GymnasiumEnv: env must have 1 row, got {env.batch_size[0]}")
+        if render_mode not in (None, "rgb_array"):
+            raise ValueError(f"GymnasiumEnv: render_mode must be 'rgb_array' or None, got {render_mode!r}")
+        self.batched = env
+        self.render_mode = render_mode
+        found = {name: _space(env.observation_spec[name]) for name in _SHOWN if name in env.observation_spec}
+        self._is_dict = len(found) > 1
+        self.observation_space = spaces.Dict(found) if self._is_dict else found["observation"]
+        self.action_space = _space(env.action_spec)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begins the next episode."""
+        super().reset(seed=seed)
+        if seed is not None:
+            self.batched.set_seed(seed)
+        request = TensorDict({}, [1], device=self.batched.device)
+        if options is not None and "task_seed" in options:
+            request["task_seed"] = torch.tensor([[options["task_seed"]]], device=self.batched.device)
+        return self._seen(self.batched.reset(request))
+
+    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Plays one step."""
+        spec = self.batched.action_spec
+        row = torch.as_tensor(np.asarray(action)).to(spec.device, spec.dtype).view(spec.shape)
+        played = self.batched.step(TensorDict({"action": row}, [1], device=self.batched.device))["next"]
+        seen, info = self._seen(played)
+        return seen, float(played["reward"]), bool(played["terminated"]), bool(played["truncated"]), info
+
+    def render(self) -> npt.NDArray[np.uint8] | None:
+        """The picture of the environment, or nothing without a render mode."""
+        return None if self.render_mode is None else self.batched.render()
+
+    def _seen(self, shown: TensorDictBase) -> tuple[Observation, dict[str, Any]]:
+        keys = set(shown.keys())
+        parts = {name: shown[name][0].cpu().numpy().copy() for name in (*_SHOWN, *_INFO) if name in keys}
+        info: dict[str, Any] = {"success": bool(shown["success"])}
+        info |= {name: parts[name] for name in _INFO if name in parts}
+        if self._is_dict:
+            return {name: parts[name] for name in _SHOWN}, info
+        return parts["observation"], info
+
+
+def make_single(*, target: str, render_mode: str | None = None, **settings: Any) -> GymnasiumEnv:
+    """Builds the Gymnasium form of a batched environment.
+
+    Args:
+        target: ``"module:Class"`` of the batched environment.
+        render_mode: ``"rgb_array"`` or ``None``.
+        settings: Constructor arguments of the batched environment except ``num_envs``.
+    """
+    module, _, name = target.partition(":")
+    return GymnasiumEnv(getattr(import_module(module), name)(num_envs=1, **settings), render_mode=render_mode)

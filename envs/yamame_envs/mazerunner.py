@@ -1,0 +1,186 @@
+"""MazeRunner: find goals in an unknown maze, in the order given.
+
+Source: AMAGO, arXiv 2310.09971, section 5 and appendix (Maze Runner).
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torchrl.data import Bounded
+from yamame.goals import GOAL_PAD
+
+from yamame_envs.actions import DiscreteActions
+from yamame_envs.goal_env import GoalEnv
+from yamame_envs.maze import DIRECTIONS, clear_spawn, grow_walls, sight
+from yamame_envs.random import fold, integers, permutation, subset
+from yamame_envs.rendering import Palette, disc, frame, ring, tile
+from yamame_envs.tasks import Tensors
+
+_COMPLEXITY = 0.75
+_DENSITY = 0.75
+
+
+class MazeRunner(GoalEnv):
+    """A new maze and new goals in every episode; the agent sees as far as the walls in four directions.
+
+    Actions: 0 west, 1 north, 2 east, 3 south, 4 stay; a wall stops a move. Observation ``[N, 6]`` float32:
+    row and column of the agent, then the numbers of free cells in sight to the west, north, east and south,
+    all divided by ``size``. The agent starts at the bottom. Goals are cells (row, column), not divided, drawn
+    without replacement from the free cells; each pays 1 when it is reached in its turn. The episode ends with
+    the last goal or at the time limit.
+
+    Args:
+        num_envs: Mazes played at the same time.
+        size: Cells along a side with the border; odd, at least 5.
+        num_goals: Goals of an instruction (K) at most.
+        min_goals: Goals of an instruction at least; every number up to ``num_goals`` is equally likely.
+            ``None``: always ``num_goals``.
+        time_limit: Steps of an episode at most.
+        randomize_actions: Whether what the five actions do is permuted anew in every episode.
+        seed: Names the tasks of all episodes.
+        device: Where all tensors live.
+
+    Raises:
+        ValueError: If a number is out of its range, or the smallest room of such a maze holds fewer goals.
+
+    >>> env = MazeRunner(num_envs=2, size=9, num_goals=2)
+    >>> env.rollout(3)["goal"].shape
+    torch.Size([2, 3, 2, 2])
+    """
+
+    _side: Tensor
+    _offsets: Tensor
+    _cells: Tensor
+    _row_offsets: Tensor
+
+    def __init__(
+        self,
+        *,
+        num_envs: int = 1,
+        size: int = 9,
+        num_goals: int = 2,
+        min_goals: int | None = None,
+        time_limit: int = 100,
+        randomize_actions: bool = False,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self._check_settings(size, num_goals, min_goals)
+        self._goals = (num_goals if min_goals is None else min_goals, num_goals)
+        self._randomize = randomize_actions
+        self._size = size
+        super().__init__(
+            num_envs=num_envs,
+            time_limit=time_limit,
+            actions=DiscreteActions(5),
+            observations={"observation": Bounded(0.0, 1.0, shape=(6,), dtype=torch.float32, device=device)},
+            instruction=(num_goals, 2),
+            achieved_slots=1,
+            goal_high=size - 1,
+            seed=seed,
+            device=device,
+        )
+        self._add_tables()
+
+    @classmethod
+    def _check_settings(cls, size: int, num_goals: int, min_goals: int | None) -> None:
+        cls._require("size", size, size >= 5 and size % 2 == 1, "be odd and at least 5")
+        room = 2 if size == 5 else 4 * (size - 2) - 7  # free cells around every start, the start left out
+        cls._require("num_goals", num_goals, 1 <= num_goals <= room, f"be in 1..{room} at size {size}")
+        if min_goals is not None:
+            cls._require("min_goals", min_goals, 1 <= min_goals <= num_goals, f"be in 1..{num_goals}")
+
+    def _add_tables(self) -> None:
+        size, device = self._size, self.device
+        offsets = [row * size + column for row, column in DIRECTIONS] + [0]
+        index = torch.arange(size * size)
+        cells = torch.stack([index // size, index % size], -1).to(torch.float32)
+        rows = torch.arange(self.batch_size[0]) * size * size
+        # A tensor, not a number, to divide by: only so do devices round alike.
+        self.register_buffer("_side", torch.tensor(float(size), device=device), persistent=False)
+        self.register_buffer("_offsets", torch.tensor(offsets, device=device), persistent=False)
+        self.register_buffer("_cells", cells.to(device), persistent=False)
+        self.register_buffer("_row_offsets", rows.to(device), persistent=False)
+
+    @property
+    def _spawn(self) -> int:
+        return (self._size - 2) * self._size + self._size // 2
+
+    def _draw_tasks(self, task_seed: Tensor) -> Tensors:
+        size = self._size
+        walls = grow_walls(
+            fold(task_seed, 0),
+            size,
+            num_walks=int(_DENSITY * (size // 2) ** 2),
+            num_tries=int(_COMPLEXITY * 5 * 2 * size),
+        )
+        walls = clear_spawn(walls)
+        task = {
+            "walls": walls.flatten(1),
+            "sight": sight(walls).flatten(1, 2),
+            "instruction": self._draw_goals(task_seed, walls.flatten(1)),
+        }
+        if self._randomize:
+            task["actions"] = permutation(fold(task_seed, 3), 5)
+        return task
+
+    def _draw_goals(self, task_seed: Tensor, walls: Tensor) -> Tensor:
+        least, most = self._goals
+        allowed = ~walls
+        allowed[:, self._spawn] = False
+        goals = self._cells[subset(fold(task_seed, 1), allowed, most)]
+        count = least + integers(fold(task_seed, 2), most - least + 1)
+        unused = torch.arange(most, device=walls.device) >= count.unsqueeze(-1)
+        return goals.masked_fill(unused.unsqueeze(-1), GOAL_PAD)
+
+    def _begin_world(self, task: Tensors) -> Tensors:
+        return {"cell": torch.full_like(task["task_seed"], self._spawn)}
+
+    def _move(self, task: Tensors, state: Tensors, action: Tensor) -> Tensors:
+        if self._randomize:
+            action = task["actions"].gather(1, action.unsqueeze(-1)).squeeze(-1)
+        cell = state["cell"]
+        target = cell + self._offsets.index_select(0, action)
+        blocked = task["walls"].gather(1, target.unsqueeze(-1)).squeeze(-1)
+        return {"cell": torch.where(blocked, cell, target)}
+
+    def _look(self, task: Tensors, state: Tensors) -> Tensors:
+        cell = state["cell"]
+        index = cell + self._row_offsets[: cell.shape[0]]
+        seen = task["sight"].flatten(0, 1).index_select(0, index)
+        return {"observation": torch.cat([state["achieved"].flatten(1), seen], 1) / self._side}
+
+    def _achieved(self, task: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
+        cell = state["cell"]
+        mask = torch.ones(cell.shape[0], 1, dtype=torch.bool, device=cell.device)
+        return self._cells.index_select(0, cell).unsqueeze(1), mask
+
+    def render(self, row: int = 0) -> npt.NDArray[np.uint8]:
+        """Draws one row: ``[H, W, 3]`` uint8 RGB.
+
+        The agent is a disc, the active goal a bright disc within a ring, future goals are rings that fade
+        with their rank, completed goals are small dots.
+        """
+        memory = self._memory
+        self._require(
+            "row", row, bool(memory.task) and 0 <= row < self.batch_size[0], "be a row that was reset"
+        )
+        walls = memory.task["walls"][row].view(self._size, self._size).cpu().numpy()
+        picture = frame(walls)
+        active = int(memory.state["active"][row])
+        for rank, goal in enumerate(memory.task["instruction"][row].tolist()):
+            if goal[0] == GOAL_PAD:
+                break
+            cell = (int(goal[0]), int(goal[1]))
+            if rank < active:
+                disc(picture, cell, Palette.COMPLETED, 0.18)
+            elif rank == active:
+                tile(picture, cell, Palette.ACTIVE_TILE)
+                ring(picture, cell, Palette.ACTIVE, 0.42)
+                disc(picture, cell, Palette.ACTIVE, 0.24)
+            else:
+                ring(picture, cell, Palette.FUTURE, 0.36, opacity=max(0.35, 1.0 - 0.2 * (rank - active - 1)))
+        agent = divmod(int(memory.state["cell"][row]), self._size)
+        disc(picture, agent, Palette.AGENT, 0.34)
+        return picture

@@ -1,0 +1,16 @@
+"""Registration with Gymnasium, by strings only: nothing heavy is imported before an environment is made."""
+
+_MAKER = "yamame_envs.gymnasium_env:make_single"
+_TARGETS = {
+    "yamame/MazeRunner-v0": "yamame_envs.mazerunner:MazeRunner",
+    "yamame/PassiveTMaze-v0": "yamame_envs.tmaze:PassiveTMaze",
+}
+
+
+def register() -> None:
+    """Registers all environments with Gymnasium; doing so again changes nothing."""
+    from gymnasium.envs import registration
+
+    for name, target in _TARGETS.items():
+        if name not in registration.registry:
+            registration.register(name, entry_point=_MAKER, kwargs={"target": target})

@@ -1,0 +1,67 @@
+"""Small painting helpers: pictures of grids, ``[H, W, 3]`` uint8 RGB, with smooth shapes in their cells."""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Picture = npt.NDArray[np.uint8]
+Color = tuple[int, int, int]
+
+CELL: Final = 24
+"""Pixels along a side of a cell."""
+
+
+class Palette:
+    """The colours of all grid environments."""
+
+    FLOOR: Final[Color] = (244, 241, 234)
+    GRID: Final[Color] = (230, 226, 216)
+    WALL: Final[Color] = (58, 64, 80)
+    WALL_EDGE: Final[Color] = (76, 83, 102)
+    AGENT: Final[Color] = (38, 110, 190)
+    ACTIVE: Final[Color] = (232, 93, 47)
+    ACTIVE_TILE: Final[Color] = (253, 226, 208)
+    FUTURE: Final[Color] = (226, 150, 60)
+    COMPLETED: Final[Color] = (106, 168, 112)
+
+
+def frame(walls: npt.NDArray[np.bool_]) -> Picture:
+    """Paints a grid of floor and walls: ``[R, C] -> [R * CELL, C * CELL, 3]``."""
+    picture = np.empty((walls.shape[0] * CELL, walls.shape[1] * CELL, 3), np.uint8)
+    wall = np.kron(walls, np.ones((CELL, CELL), bool))
+    picture[:] = np.where(wall[..., None], Palette.WALL, Palette.FLOOR)
+    edge = np.where(wall[..., None], Palette.WALL_EDGE, Palette.GRID)
+    picture[::CELL] = edge[::CELL]
+    picture[:, ::CELL] = edge[:, ::CELL]
+    return picture
+
+
+def _window(picture: Picture, cell: tuple[int, int]) -> Picture:
+    top, left = cell[0] * CELL, cell[1] * CELL
+    return picture[top : top + CELL, left : left + CELL]
+
+
+def _blend(window: Picture, color: Color, cover: npt.NDArray[np.float64]) -> None:
+    mixed = window + cover[..., None] * (np.array(color) - window)
+    window[:] = np.rint(mixed).astype(np.uint8)
+
+
+def _distance() -> npt.NDArray[np.float64]:
+    offset = np.arange(CELL) - (CELL - 1) / 2
+    return np.hypot(offset[:, None], offset[None])
+
+
+def tile(picture: Picture, cell: tuple[int, int], color: Color) -> None:
+    """Fills a cell (row, column), in place, leaving the grid lines."""
+    _window(picture, cell)[1:, 1:] = color
+
+
+def disc(picture: Picture, cell: tuple[int, int], color: Color, radius: float) -> None:
+    """Paints a disc into a cell, in place; ``radius`` in cells."""
+    _blend(_window(picture, cell), color, np.clip(radius * CELL - _distance() + 0.5, 0, 1))
+
+
+def ring(picture: Picture, cell: tuple[int, int], color: Color, radius: float, opacity: float = 1.0) -> None:
+    """Paints a ring two pixels wide into a cell, in place; ``radius`` in cells, ``opacity`` in [0, 1]."""
+    _blend(_window(picture, cell), color, opacity * np.clip(1.5 - np.abs(radius * CELL - _distance()), 0, 1))

@@ -1,0 +1,122 @@
+"""Passive T-Maze: remember a sign from the start of a corridor until its end.
+
+Source: Ni et al., "When do transformers shine in RL?", arXiv 2307.03864; the rewards as in AMAGO, arXiv
+2310.09971.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torchrl.data import Bounded
+
+from yamame_envs.actions import DiscreteActions
+from yamame_envs.base import BatchedEnv
+from yamame_envs.random import fold, integers
+from yamame_envs.rendering import Palette, disc, frame, ring, tile
+from yamame_envs.tasks import Tensors
+
+_COLUMNS_SHOWN = 41
+
+
+class PassiveTMaze(BatchedEnv):
+    """A corridor with a junction at its end; a sign at the first step tells which way to turn there.
+
+    Cells are x = 0..``length`` with y = 0, and y = 1 or -1 at x = ``length``. Actions: 0 right, 1 up (y+1),
+    2 left, 3 down (y-1); a move to where there is no cell does nothing. Observation ``[N, 2]`` float32:
+    (0, side) at the first step, (0, 0) in the corridor, (1, y) at x = ``length``. An episode has exactly
+    ``length + 1`` steps. The last one pays 1 if y is then the side of the goal, which is success; every
+    earlier one pays ``penalty`` unless its action is "right". So the best return is 1, and walking well
+    without memory earns 0.5.
+
+    Args:
+        num_envs: Corridors played at the same time.
+        length: Steps from the start to the junction, at least 1.
+        penalty: Reward of an action other than "right" before the last step. ``None``: -1 / ``length``.
+        seed: Names the tasks of all episodes.
+        device: Where all tensors live.
+
+    Raises:
+        ValueError: If a number is out of its range.
+
+    >>> env = PassiveTMaze(num_envs=2, length=10)
+    >>> env.rollout(20)["next", "done"].sum(1).flatten()
+    tensor([1, 1])
+    """
+
+    _moves: Tensor
+
+    def __init__(
+        self,
+        *,
+        num_envs: int = 1,
+        length: int = 32,
+        penalty: float | None = None,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self._require("length", length, length >= 1, "be at least 1")
+        self._require("penalty", penalty, penalty is None or penalty <= 0, "be at most 0")
+        self._length = length
+        self._penalty = -1.0 / length if penalty is None else penalty
+        super().__init__(
+            num_envs=num_envs,
+            time_limit=length + 1,
+            actions=DiscreteActions(4),
+            observations={"observation": Bounded(-1.0, 1.0, shape=(2,), dtype=torch.float32, device=device)},
+            seed=seed,
+            device=device,
+        )
+        moves = torch.tensor([[1, 0], [0, 1], [-1, 0], [0, -1]], device=self.device)
+        self.register_buffer("_moves", moves, persistent=False)
+
+    def _draw_tasks(self, task_seed: Tensor) -> Tensors:
+        return {"side": 2 * integers(fold(task_seed, 0), 2) - 1}
+
+    def _begin(self, task: Tensors) -> Tensors:
+        return {"place": torch.zeros(len(task["side"]), 2, dtype=torch.int64, device=task["side"].device)}
+
+    def _transition(self, task: Tensors, state: Tensors, action: Tensor) -> tuple[Tensors, Tensor, Tensor]:
+        place = state["place"]
+        target = place + self._moves.index_select(0, action)
+        x, y = target.unbind(-1)
+        exists = (x >= 0) & (x <= self._length) & (y.abs() <= ((x == self._length).to(torch.int64)))
+        place = torch.where(exists.unsqueeze(-1), target, place)
+        last = state["step_index"] == self._length
+        success = last & (place[:, 1] == task["side"]).unsqueeze(-1)
+        penalty = torch.where((action != 0).unsqueeze(-1) & ~last, self._penalty, 0.0)
+        return {"place": place}, success + penalty, success
+
+    def _observe(self, task: Tensors, state: Tensors) -> Tensors:
+        x, y = state["place"].unbind(-1)
+        sign = torch.where(state["step_index"].squeeze(-1) == 0, task["side"], y)
+        return {"observation": torch.stack([x == self._length, sign], -1).to(torch.float32)}
+
+    def render(self, row: int = 0) -> npt.NDArray[np.uint8]:
+        """Draws one row: ``[H, W, 3]`` uint8 RGB; of a long corridor, the part around the agent.
+
+        The agent is a disc, the goal a bright disc within a ring; while the sign can be seen, the cell it
+        points to is lit at the start.
+        """
+        memory = self._memory
+        self._require(
+            "row", row, bool(memory.task) and 0 <= row < self.batch_size[0], "be a row that was reset"
+        )
+        x, y = memory.state["place"][row].tolist()
+        side = int(memory.task["side"][row])
+        columns = min(self._length + 1, _COLUMNS_SHOWN)
+        left = min(max(x - columns // 2, 0), self._length + 1 - columns)
+        walls = np.ones((5, columns + 2), bool)
+        walls[2, 1:-1] = False
+        junction = self._length - left + 1
+        if junction <= columns:
+            walls[1:4, junction] = False
+        picture = frame(walls)
+        if junction <= columns:
+            tile(picture, (2 - side, junction), Palette.ACTIVE_TILE)
+            ring(picture, (2 - side, junction), Palette.ACTIVE, 0.42)
+            disc(picture, (2 - side, junction), Palette.ACTIVE, 0.24)
+        if int(memory.state["step_index"][row]) == 0:
+            disc(picture, (2 - side, 1), Palette.ACTIVE, 0.24)
+        disc(picture, (2 - y, x - left + 1), Palette.AGENT, 0.34)
+        return picture

@@ -1,0 +1,132 @@
+import pytest
+import torch
+from torchrl.data import Bounded
+from torchrl.envs import EnvBase
+from yamame_envs import BatchedEnv, MazeRunner, PassiveTMaze
+from yamame_envs.actions import BoxActions
+from yamame_envs.random import fold, integers, uniform
+
+
+class Drift(BatchedEnv):
+    """Push a point to a hidden place: continuous actions, and a length of the episode that is drawn."""
+
+    def __init__(self, *, num_envs=1, time_limit=9, seed=0, device="cpu"):
+        low, high = torch.tensor([-1.0, -2.0]), torch.tensor([1.0, 4.0])
+        super().__init__(
+            num_envs=num_envs,
+            time_limit=time_limit,
+            actions=BoxActions(low, high),
+            observations={
+                "observation": Bounded(-100.0, 100.0, shape=(2,), dtype=torch.float32, device=device)
+            },
+            seed=seed,
+            device=device,
+        )
+
+    def _draw_tasks(self, task_seed):
+        return {"hidden": uniform(fold(task_seed, 0), 2).float(), "stop": integers(fold(task_seed, 1), 12)}
+
+    def _begin(self, task):
+        return {"place": torch.zeros_like(task["hidden"])}
+
+    def _transition(self, task, state, action):
+        place = state["place"] + action
+        reward = -(place - task["hidden"]).norm(dim=-1, keepdim=True)
+        return {"place": place}, reward, state["step_index"] >= task["stop"].unsqueeze(-1)
+
+    def _observe(self, task, state):
+        return {"observation": state["place"].clone()}
+
+
+def _maze(**settings):
+    return MazeRunner(**{"size": 5, "num_goals": 2, "min_goals": 1, "time_limit": 13, **settings})
+
+
+def _shuffled_maze(**settings):
+    return _maze(randomize_actions=True, **settings)
+
+
+def _corridor(**settings):
+    return PassiveTMaze(**{"length": 5, **settings})
+
+
+def _actions_of(env, steps, seed=0):
+    """Actions [steps, N, ...] such that row i's do not depend on the number of rows."""
+    rows = torch.arange(env.batch_size[0])
+    drawn = []
+    for t in range(steps):
+        key = fold(torch.tensor(seed), rows, t)
+        spec = env.action_spec
+        if hasattr(spec, "n"):
+            drawn.append(integers(key, int(spec.n)))
+        else:
+            share = uniform(key, spec.shape[-1]).float()
+            drawn.append(spec.space.low + share * (spec.space.high - spec.space.low))
+    return drawn
+
+
+def _play(env, steps, *, td=None, seed=0, fused=True, start=0):
+    """Returns the list of full timesteps of a continuing rollout and the timestep after it."""
+    td = env.reset() if td is None else td
+    step = env._step_and_maybe_reset if fused else lambda td: EnvBase._step_and_maybe_reset(env, td)
+    seen = []
+    for action in _actions_of(env, start + steps, seed)[start:]:
+        td.set("action", action)
+        done, td = step(td)
+        seen.append(done.clone())
+    return seen, td
+
+
+def _same(a, b):
+    """Equality of all entries, bit for bit."""
+    assert set(a.keys(True, True)) == set(b.keys(True, True))
+    for key in a.keys(True, True):
+        assert a[key].dtype == b[key].dtype, key
+        assert torch.equal(a[key], b[key]), key
+
+
+def _different(a, b):
+    return any(not torch.equal(a[key], b[key]) for key in a.keys(True, True))
+
+
+@pytest.fixture(
+    params=[_maze, _shuffled_maze, _corridor, Drift], ids=["maze", "shuffled", "corridor", "drift"]
+)
+def make(request):
+    """Builds an environment of every kind."""
+    return request.param
+
+
+@pytest.fixture
+def maze():
+    return _maze
+
+
+@pytest.fixture
+def corridor():
+    return _corridor
+
+
+@pytest.fixture
+def drift():
+    return Drift
+
+
+@pytest.fixture
+def actions_of():
+    return _actions_of
+
+
+@pytest.fixture
+def play():
+    return _play
+
+
+@pytest.fixture
+def same():
+    return _same
+
+
+@pytest.fixture
+def different():
+    return _different

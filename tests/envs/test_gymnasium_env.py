@@ -1,0 +1,123 @@
+import subprocess
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+import yamame_envs
+from gymnasium.utils.env_checker import check_env
+from yamame_envs import MazeRunner, PassiveTMaze
+from yamame_envs.gymnasium_env import GymnasiumEnv
+from yamame_envs.rendering import CELL
+
+IDS = ["yamame/MazeRunner-v0", "yamame/PassiveTMaze-v0"]
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_gymnasiums_checker_accepts_the_environments(name):
+    check_env(gymnasium.make(name, render_mode="rgb_array").unwrapped)
+
+
+def test_settings_reach_the_environment():
+    env = gymnasium.make("yamame/MazeRunner-v0", size=11, num_goals=3, render_mode="rgb_array")
+    observation, info = env.reset(seed=3)
+    assert observation["goal"].shape == (3, 2)
+    assert info["success"] is False
+    assert info["achieved"].tolist() == [[9, 5]]
+    assert env.render().shape == (11 * CELL, 11 * CELL, 3)
+
+
+def test_an_unknown_setting_is_refused():
+    with pytest.raises(TypeError, match="sizes"):
+        gymnasium.make("yamame/MazeRunner-v0", sizes=11)
+
+
+def test_it_plays_what_the_batched_environment_plays():
+    env = gymnasium.make("yamame/PassiveTMaze-v0", length=3)
+    observation, _ = env.reset(seed=8)
+    side = observation[1]
+    batched = PassiveTMaze(length=3, seed=8)
+    assert batched.reset()["observation"][0].tolist() == observation.tolist()
+    rewards = []
+    for action in (0, 3, 0, 1):
+        observation, reward, terminated, truncated, info = env.step(np.int64(action))
+        rewards.append(reward)
+        assert not truncated
+    assert rewards == pytest.approx([0, -1 / 3, 0, 0])
+    assert terminated
+    assert info == {"success": False}
+    assert side in (-1, 1)
+
+
+def test_success_is_told():
+    env = gymnasium.make("yamame/PassiveTMaze-v0", length=1)
+    observation, _ = env.reset(seed=0)
+    env.step(0)
+    _, reward, terminated, _, info = env.step(1 if observation[1] > 0 else 3)
+    assert (reward, terminated, info["success"]) == (1.0, True, True)
+
+
+def test_a_task_can_be_asked_for():
+    env = gymnasium.make("yamame/MazeRunner-v0")
+    first, _ = env.reset(options={"task_seed": 5})
+    env.reset()
+    again, _ = env.reset(options={"task_seed": 5})
+    other, _ = env.reset(options={"task_seed": 6})
+    assert np.array_equal(first["goal"], again["goal"])
+    assert not np.array_equal(first["goal"], other["goal"])
+
+
+def test_more_rows_than_one_and_unknown_render_modes_are_refused():
+    with pytest.raises(ValueError, match="GymnasiumEnv: env must have 1 row, got 2"):
+        GymnasiumEnv(MazeRunner(num_envs=2))
+    with pytest.raises(
+        ValueError, match="GymnasiumEnv: render_mode must be 'rgb_array' or None, got 'human'"
+    ):
+        GymnasiumEnv(MazeRunner(), render_mode="human")
+
+
+def run_python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def test_importing_the_package_imports_no_torch_and_registers():
+    code = """
+import sys, yamame_envs
+print("torch" in sys.modules, "torchrl" in sys.modules)
+import gymnasium
+print(all(name in gymnasium.registry for name in ("yamame/MazeRunner-v0", "yamame/PassiveTMaze-v0")))
+"""
+    assert run_python(code).split() == ["False", "False", "True"]
+
+
+def test_gymnasium_makes_the_environments_by_their_full_name():
+    code = """
+import gymnasium
+print(type(gymnasium.make("yamame_envs:yamame/MazeRunner-v0").unwrapped).__name__)
+"""
+    assert run_python(code).strip() == "GymnasiumEnv"
+
+
+def test_the_batched_environments_need_no_gymnasium():
+    code = """
+import sys
+from importlib.abc import MetaPathFinder
+class Hide(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "gymnasium":
+            raise ModuleNotFoundError(name, name=name)
+import importlib.util
+real = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *a: None if name == "gymnasium" else real(name, *a)
+sys.meta_path.insert(0, Hide())
+import yamame_envs
+print(yamame_envs.MazeRunner().reset()["goal"].shape[-1], "gymnasium" in sys.modules)
+"""
+    assert run_python(code).split() == ["2", "False"]
+
+
+def test_names_of_the_package_are_found_and_others_are_not():
+    assert {"BatchedEnv", "GoalEnv", "MazeRunner", "PassiveTMaze", "register"} <= set(dir(yamame_envs))
+    assert yamame_envs.MazeRunner is MazeRunner
+    with pytest.raises(AttributeError, match="Labyrinth"):
+        yamame_envs.Labyrinth  # noqa: B018
