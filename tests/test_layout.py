@@ -1,0 +1,183 @@
+"""The layout of the repository: who may import whom, sizes of files and functions, what git may not hide."""
+
+import ast
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+CODE = ("components", "envs", "recipes", "tools")
+FOLDERS_WITHOUT_INIT = (*CODE, "conf", "tests")
+LONGEST_FILE, LONGEST_FUNCTION = 350, 60
+
+TORCH = {"torch", "tensordict", "torchrl", "numpy"}
+DOORS = {"hydra", "omegaconf", "mlflow", "rich", "matplotlib", "PIL", "psutil"}
+GYMNASIUM_FILES = ("gymnasium_env.py", "registration.py")
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Every module a file imports, wherever in it; relative imports begin with a dot."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or "")
+            if node.level == 0:
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def is_below(module: str, packages: set[str]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def is_allowed(file: Path, module: str) -> bool:
+    """Whether a file, given by its path in the repository, may import a module."""
+    root, name = file.parts[0], module.split(".")[0]
+    if module.startswith(".") or name in ("tools", "components", "envs", "recipes", "conf", "tests"):
+        return False
+    if name in sys.stdlib_module_names:
+        return True
+    if root == "components":
+        in_runs = file.parts[:3] == ("components", "yamame", "runs")
+        own = name == "yamame" and not is_below(module, {"yamame.recipes"})
+        return (
+            name in TORCH
+            or (in_runs and (own or name in DOORS))
+            or (own and not is_below(module, {"yamame.runs"}))
+        )
+    if root == "envs":
+        gymnasium = name == "gymnasium" and file.name in GYMNASIUM_FILES
+        goals = module == "yamame" or is_below(module, {"yamame.goals"})
+        return name in TORCH or name == "yamame_envs" or goals or gymnasium
+    if root == "recipes":
+        siblings = {path.stem for path in (ROOT / "recipes").glob("*.py")}
+        return name not in siblings and not is_below(module, {"yamame.recipes"})
+    return True
+
+
+def functions(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """The name and number of lines of every function."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def violations(root: Path, file: Path) -> list[str]:
+    """What is wrong with one file of a repository."""
+    text = (root / file).read_text()
+    tree = ast.parse(text)
+    found = [f"{file}: imports {module}" for module in imported(tree) if not is_allowed(file, module)]
+    lines = text.count("\n")
+    if lines > LONGEST_FILE:
+        found.append(f"{file}: {lines} lines")
+    found += [f"{file}: {name} has {size} lines" for name, size in functions(tree) if size > LONGEST_FUNCTION]
+    return found
+
+
+def code_files() -> list[Path]:
+    return [path.relative_to(ROOT) for folder in CODE for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def test_every_file_keeps_to_the_arrows_and_sizes():
+    files = code_files()
+    assert {"components", "envs"} <= {file.parts[0] for file in files}
+    assert [problem for file in files for problem in violations(ROOT, file)] == []
+
+
+PLANTED = [
+    ("components/yamame/heads/a.py", "import mlflow"),
+    ("components/yamame/heads/a.py", "from hydra.utils import instantiate"),
+    ("components/yamame/heads/a.py", "import yamame_envs"),
+    ("components/yamame/heads/a.py", "from yamame_envs import MazeRunner"),
+    ("components/yamame/heads/a.py", "from yamame.runs import Budget"),
+    ("components/yamame/heads/a.py", "from yamame import runs"),
+    ("components/yamame/heads/a.py", "from ..goals import view"),
+    ("components/yamame/heads/a.py", "def f():\n    import scipy"),
+    ("components/yamame/heads/a.py", "if TYPE_CHECKING:\n    import gymnasium"),
+    ("components/yamame/runs/a.py", "import yamame_envs"),
+    ("components/yamame/runs/a.py", "from yamame.recipes import train"),
+    ("components/yamame/runs_more/a.py", "import mlflow"),
+    ("envs/yamame_envs/a.py", "import gymnasium"),
+    ("envs/yamame_envs/a.py", "from yamame import agent"),
+    ("envs/yamame_envs/a.py", "from yamame.goalsearch import a"),
+    ("recipes/a.py", "import tools.bench"),
+    ("recipes/a.py", "from recipes.train import main"),
+    ("recipes/a.py", "from yamame.recipes.train import main"),
+    ("tools/a.py", "import tools.b"),
+    ("components/yamame/heads/a.py", "\n" * (LONGEST_FILE + 1)),
+    ("components/yamame/heads/a.py", "def f():\n" + "    a = 1\n" * LONGEST_FUNCTION),
+    ("components/yamame/heads/a.py", "class C:\n  async def f():\n" + "    a = 1\n" * LONGEST_FUNCTION),
+]
+
+
+@pytest.mark.parametrize(("name", "source"), PLANTED)
+def test_a_planted_violation_is_found(tmp_path, name, source):
+    file = Path(name)
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(source)
+    assert len(violations(tmp_path, file)) >= 1
+
+
+ALLOWED = [
+    ("components/yamame/heads/a.py", "import math\nimport torch.nn as nn\nfrom yamame.goals import view"),
+    (
+        "components/yamame/runs/a.py",
+        "import hydra\nfrom mlflow.tracking import MlflowClient\nimport yamame.runs.b",
+    ),
+    ("envs/yamame_envs/a.py", "from yamame.goals import view\nfrom yamame_envs.b import c\nimport torchrl"),
+    ("envs/yamame_envs/registration.py", "import gymnasium as gym"),
+    ("recipes/a.py", "import hydra\nfrom yamame.runs import Budget\nimport yamame_envs"),
+    ("components/yamame/heads/a.py", "def f():\n" + "    a = 1\n" * (LONGEST_FUNCTION - 1)),
+]
+
+
+@pytest.mark.parametrize(("name", "source"), ALLOWED)
+def test_what_is_allowed_is_not_reported(tmp_path, name, source):
+    file = Path(name)
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(source)
+    assert violations(tmp_path, file) == []
+
+
+def test_a_recipe_may_not_import_another_recipe_by_its_bare_name(tmp_path):
+    for sibling in sorted(path.stem for path in (ROOT / "recipes").glob("*.py")):
+        assert not is_allowed(Path("recipes/new.py"), sibling)
+
+
+def test_the_folders_at_the_top_are_no_packages():
+    assert [name for name in FOLDERS_WITHOUT_INIT if (ROOT / name / "__init__.py").exists()] == []
+
+
+def hidden_by_git(folder: Path, ignore: str, names: list[str]) -> list[str]:
+    """The names that a .gitignore hides in a fresh repository."""
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    (folder / ".gitignore").write_text(ignore)
+    command = [
+        "git",
+        "-C",
+        str(folder),
+        "-c",
+        "core.excludesFile=/dev/null",
+        "check-ignore",
+        "--no-index",
+        *names,
+    ]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_git_hides_nothing_of_the_source(tmp_path):
+    ignore = (ROOT / ".gitignore").read_text()
+    source = [str(file) for file in code_files()]
+    source += [str(path.relative_to(ROOT)) for path in (ROOT / "conf").rglob("*.yaml")]
+    source += ["conf/env/maze.yaml", "conf/run/a.yaml", "components/yamame/runs/a.py", "envs/a.py"]
+    (tmp_path / "ours").mkdir()
+    assert hidden_by_git(tmp_path / "ours", ignore, source) == []
+    (tmp_path / "bad").mkdir()
+    assert "conf/env/maze.yaml" in hidden_by_git(tmp_path / "bad", ignore + "\nenv/\n", source)
+    (tmp_path / "outputs").mkdir()
+    assert hidden_by_git(tmp_path / "outputs", ignore, ["runs/a/summary.json", "mlflow.db"]) != []
