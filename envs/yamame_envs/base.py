@@ -46,9 +46,8 @@ class BatchedEnv(EnvBase):
     ``step_index`` ``[N, 1]``, which this class counts.
 
     ``reset`` takes, besides ``_reset``, an optional entry ``task_seed`` ``[N, 1]`` int64: the rows that reset
-    play exactly these tasks, and their numbered episodes wait. ``step_and_maybe_reset`` is fused: it does
-    what `EnvBase` does in several passes, except that the executed action is not carried over to the next
-    timestep.
+    play exactly these tasks, and their numbered episodes wait. ``step_and_maybe_reset`` is fused: it does in
+    one pass what `EnvBase` does in several, but does not carry the executed action to the next timestep.
 
     Args:
         num_envs: Rows, at least 1.
@@ -83,9 +82,8 @@ class BatchedEnv(EnvBase):
         self._set_specs(observations)
         self._known = {"action", "next", "_reset", "task_seed", *self._overrides}
         self._known |= {*self.observation_spec.keys(), *self.full_done_spec.keys(), "reward"}
-        self.register_buffer(
-            "_horizon", torch.tensor(float(time_limit), device=self.device), persistent=False
-        )
+        horizon = torch.tensor(float(time_limit), device=self.device)
+        self.register_buffer("_horizon", horizon, persistent=False)
         self._queue = TaskQueue(num_envs)
         rows = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._memory = Memory(rows, rows, {}, {}, {})
@@ -100,9 +98,7 @@ class BatchedEnv(EnvBase):
         rows = self.batch_size[0]
         column: dict[str, Any] = {"shape": (rows, 1), "device": self.device}
         encoded = (rows, self._actions.encoded_size)
-        entries: dict[str, TensorSpec] = {
-            name: spec.expand(rows, *spec.shape) for name, spec in observations.items()
-        }
+        entries = {name: spec.expand(rows, *spec.shape) for name, spec in observations.items()}
         entries["prev_action"] = Bounded(-1.0, 1.0, shape=encoded, dtype=torch.float32, device=self.device)
         entries["prev_reward"] = Unbounded(dtype=torch.float32, **column)
         entries["time"] = Bounded(0.0, 1.0, dtype=torch.float32, **column)
@@ -112,9 +108,8 @@ class BatchedEnv(EnvBase):
         self.observation_spec = Composite(entries, shape=self.batch_size, device=self.device)
         self.action_spec = self._actions.spec(rows, self.device)
         self.reward_spec = Unbounded(dtype=torch.float32, **column)
-        done = {
-            name: Categorical(2, dtype=torch.bool, **column) for name in ("done", "terminated", "truncated")
-        }
+        flag = Categorical(2, dtype=torch.bool, **column)
+        done = {name: flag.clone() for name in ("done", "terminated", "truncated")}
         self.full_done_spec = Composite(done, shape=self.batch_size, device=self.device)
 
     @abstractmethod
@@ -266,9 +261,7 @@ class BatchedEnv(EnvBase):
         self._begin_episodes(rows, None)
         root = self._wrap(dict(self._memory.shown))
         foreign = keys - self._known
-        if (
-            foreign
-        ):  # a policy's own entries stay; `EnvBase` clears them where some but not all rows begin anew
+        if foreign:  # a policy's own entries stay; as in `EnvBase`, they are cleared if only some rows begin
             carried = tensordict.select(*foreign)
             if 0 < rows.shape[0] < self.batch_size[0]:
                 ongoing = ~shown["done"].view(self.batch_size)

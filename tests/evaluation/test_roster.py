@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torchrl.data import Categorical, Composite, Unbounded
-from torchrl.envs import EnvBase, GymEnv, TransformedEnv
+from torchrl.envs import EnvBase, GymEnv, TensorDictPrimer, TransformedEnv
 from torchrl.envs.utils import ExplorationType, exploration_type
 from yamame.evaluation import EvaluationResult, bootstrap_interval, evaluate, wilson_interval
 from yamame.evaluation.result import concatenate
@@ -24,7 +24,7 @@ class CueEnv(EnvBase):
     """A bit is shown at the first step only; every later step pays 1 for answering it.
 
     A trial is three steps. Row i's first episode has LENGTHS[i] steps; every later one has one step and pays
-    1000. Row i succeeds on the step in the middle of its episode if i is even.
+    1000. Row i succeeds on the step in the middle of its first episode if i is even, and always later.
     """
 
     def __init__(self, lengths=LENGTHS, *, trials: bool = True, goals: bool = True):
@@ -79,7 +79,7 @@ class CueEnv(EnvBase):
         self.t = self.t + 1
         done = (self.t >= self.lengths) | self.later
         even = torch.arange(self.batch_size[0]).unsqueeze(-1) % 2 == 0
-        success = even & (self.t == self.lengths // 2 + 1) & ~self.later
+        success = even & (self.t == self.lengths // 2 + 1) | self.later
         no = torch.zeros_like(done)
         more = {
             "success": success,
@@ -209,6 +209,15 @@ def test_the_policy_is_left_as_it_was():
     assert int(policy.normalizer.num_updates) == 1
 
 
+def test_the_policy_is_in_evaluation_mode():
+    class Strict(Coin):
+        def forward(self, td):
+            assert not self.training
+            return super().forward(td)
+
+    evaluate(Strict(), CueEnv())
+
+
 def test_a_memory_from_before_does_not_reach_the_evaluation():
     policy = Remember()
     policy.memory = torch.ones(99, 1)  # of another number of rows: would not even fit
@@ -264,18 +273,23 @@ def test_an_environment_without_rows_is_evaluated_as_one():
     assert torch.equal(result.lengths, wiped.lengths)
 
 
-def test_what_a_policy_keeps_in_the_tensordict_travels_on():
-    class Counting(TensorDictModuleBase):
-        in_keys: ClassVar = ["observation"]
+def test_a_state_that_a_policy_keeps_in_the_tensordict_travels_on():
+    class Counting(Coin):
         out_keys: ClassVar = ["action", ("next", "count")]
+        seen: ClassVar = []
 
         def forward(self, td):
-            count = td.get("count", torch.zeros(*td.batch_size, 1, dtype=torch.int64))
-            td["next", "count"] = count + 1
-            return td.set("action", (count.squeeze(-1) >= 8).long())
+            self.seen.append(int(td["count"].max()))
+            return super().forward(td.set(("next", "count"), td["count"] + 1))
 
-    env = GymEnv("CartPole-v1", categorical_action_encoding=True)
-    assert 8 < int(evaluate(Counting(), env).lengths) < 40
+    single = GymEnv("CartPole-v1", categorical_action_encoding=True)
+    for env, shape in ((single, (1,)), (CueEnv((9,)), (1, 1))):
+        state = Composite(count=Unbounded(shape, dtype=torch.int64), shape=shape[:-1])
+        with_state = TransformedEnv(env, TensorDictPrimer(state))
+        Counting.seen.clear()
+        length = int(evaluate(Counting(), with_state).lengths)
+        assert length > 3
+        assert Counting.seen == list(range(length))
 
 
 def test_the_summary_reports_means_and_intervals():

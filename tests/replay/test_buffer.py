@@ -139,7 +139,7 @@ def test_the_oldest_leave_first_and_the_counters_tell(make):
     assert (len(buffer), buffer.num_timesteps, buffer.num_appended, buffer.write_count) == (4, 20, 6, 6)
     assert buffer.stats()["utilization"] == 1.0
     assert set(numbers(buffer.sample())) == {2, 3, 4, 5}
-    buffer.add(trajectories(5, start=9)[0].exclude("mask"))
+    buffer.extend([trajectories(5, start=9)[0].exclude("mask")])
     assert numbers(buffer[:])[-1] == 9
     buffer.empty()
     assert (len(buffer), buffer.num_timesteps, buffer.num_appended) == (0, 0, 7)

@@ -3,7 +3,7 @@
 import io
 
 import pytest
-from yamame.runs import Budget, Progress, print_table
+from yamame.runs import Budget, ProgressBar, print_table
 
 
 class Clock:
@@ -24,7 +24,7 @@ def has_control_characters(text):
 
 def test_a_log_gets_one_plain_line_per_interval_with_the_speed_of_that_interval():
     clock, stream = Clock(), io.StringIO()
-    with Progress(Budget(updates=100), interval_s=10, stream=stream, clock=clock) as progress:
+    with ProgressBar(Budget(updates=100), interval_s=10, stream=stream, clock=clock) as progress:
         progress.update(env_steps=5000, updates=10)
         for second in range(1, 21):
             clock.now = float(second)
@@ -47,7 +47,7 @@ def test_a_log_gets_one_plain_line_per_interval_with_the_speed_of_that_interval(
 
 def test_unknown_and_non_finite_numbers_are_shown_as_a_dash():
     clock, stream = Clock(), io.StringIO()
-    progress = Progress(Budget(updates=100), interval_s=1, stream=stream, clock=clock)
+    progress = ProgressBar(Budget(updates=100), interval_s=1, stream=stream, clock=clock)
     progress.update(env_steps=0, updates=0)
     clock.now = 1.0
     progress.update(env_steps=1, updates=0, loss=float("nan"))
@@ -57,7 +57,7 @@ def test_unknown_and_non_finite_numbers_are_shown_as_a_dash():
 
 def test_a_terminal_gets_a_bar():
     stream = Terminal()
-    with Progress(Budget(updates=4), stream=stream) as progress:
+    with ProgressBar(Budget(updates=4), stream=stream) as progress:
         progress.update(env_steps=7, updates=1, success=0.5)
     assert "7 steps" in stream.getvalue()
     assert "\x1b[" in stream.getvalue()

@@ -104,13 +104,16 @@ def test_padding_timesteps_do_not_move_the_statistics():
     torch.testing.assert_close(module.normalizer.mean, goal[:5, :3].reshape(-1, 2).mean(0))
 
 
-def test_a_goal_at_a_magic_coordinate_is_still_a_goal():
+@pytest.mark.parametrize("magic", [GOAL_PAD, GOAL_COMPLETED])
+def test_a_goal_with_one_magic_coordinate_is_still_a_goal(magic):
     module = build("mlp")
     goal = instructions(1)
-    goal[:, 0] = torch.tensor([GOAL_PAD, 4.0])
-    completed = goal.clone()
-    completed[:, 0] = GOAL_COMPLETED
-    assert not torch.allclose(module(goal), module(completed))
+    goal[:, 0] = torch.tensor([magic, 4.0])
+    elsewhere, special = goal.clone(), goal.clone()
+    elsewhere[:, 0, 1] = 9.0
+    special[:, 0] = magic
+    assert not torch.allclose(module(goal), module(elsewhere))
+    assert not torch.allclose(module(goal), module(special))
 
 
 def test_tokens_have_their_own_ids_and_anything_else_is_unknown():

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from tensordict import TensorDict
-from torch import nn
 from yamame.goals import GOAL_PAD
 from yamame.timestep import MLPGoalEncoder, MLPTimestepEncoder
 
@@ -116,18 +115,11 @@ def test_goals_are_not_read_without_a_goal_encoder():
     assert module(inputs(3).exclude("goal"))["features"].shape == (3, 8)
 
 
-def test_a_goal_encoder_factory_is_built_for_the_goals_of_the_environment():
-    def factory(num_slots: int, goal_size: int) -> nn.Module:
-        return MLPGoalEncoder(num_slots, goal_size, out_features=5)
-
-    with_goals = MLPTimestepEncoder(SIZES, goal_shape=(3, 2), goal_encoder=factory)
-    assert isinstance(with_goals.goal_encoder, MLPGoalEncoder)
-    assert with_goals.goal_encoder.num_slots == 3
-    assert "goal" in with_goals.in_keys
-    without = MLPTimestepEncoder(SIZES, goal_shape=None, goal_encoder=factory)
-    assert without.goal_encoder is None
-    with pytest.raises(ValueError, match=r"goal_encoder must be given with goal_shape \(3, 2\), got None"):
-        MLPTimestepEncoder(SIZES, goal_shape=(3, 2))
+def test_a_goal_encoder_must_say_how_wide_it_is():
+    broken = MLPGoalEncoder(3, 2)
+    broken.out_features = None
+    with pytest.raises(ValueError, match=r"goal_encoder\.out_features must be an int, got None"):
+        MLPTimestepEncoder(SIZES, goal_encoder=broken)
 
 
 @pytest.mark.parametrize(("key", "shown"), [("observation", "'observation'"), ("goal", "'goal'")])

@@ -3,6 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict, TensorDictParams
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torchrl.objectives import LossModule
 from yamame.timestep import RunningNormalizer
 
 
@@ -117,3 +121,26 @@ def test_impossible_arguments_are_refused(arguments, message):
 def test_an_input_of_another_size_is_refused():
     with pytest.raises(ValueError, match=r"num_features=3, got shape \(5, 2\)"):
         RunningNormalizer(3)(torch.zeros(5, 2))
+
+
+def test_statistics_move_inside_a_loss_module_too():
+    """A loss swaps a module's tensors in and out: updates must reach the module's own buffers."""
+
+    class Loss(LossModule):
+        encoder: nn.Module
+        encoder_params: TensorDictParams
+        target_encoder_params: TensorDictParams
+
+        def __init__(self, encoder):
+            super().__init__()
+            self.convert_to_functional(encoder, "encoder", create_target_params=False)
+
+        def forward(self, td):
+            with self.encoder_params.to_module(self.encoder, preserve_module_state=False):
+                return self.encoder(td)
+
+    encoder = TensorDictModule(RunningNormalizer(1), in_keys=["x", "mask"], out_keys=["y"])
+    mask = torch.tensor([True, True, False])
+    Loss(encoder)(TensorDict(x=torch.tensor([[4.0], [8.0], [99.0]]), mask=mask, batch_size=3))
+    assert encoder.module.mean.tolist() == [6.0]
+    assert int(encoder.module.num_updates) == 1

@@ -52,13 +52,6 @@ def test_the_buffer_doubles_up_to_its_capacity_and_keeps_what_it_holds() -> None
     assert make_room(entries, 101, capacity=None).shape[-2] == 200
 
 
-def test_room_made_in_inference_mode_can_be_written_outside_it() -> None:
-    with torch.inference_mode():
-        entries = make_room(torch.zeros(1, 2, 3, 2, 0, 4), 1, capacity=None)
-    entries.add_(1)
-    assert not entries.is_inference()
-
-
 def test_rows_of_one_age_need_no_mask_and_a_full_ring_neither() -> None:
     def mask(ages: list[int], capacity: int | None) -> torch.Tensor | None:
         age = torch.tensor(ages)

@@ -55,6 +55,11 @@ class TrajectoryAssembler:
         self._open = block[:, block.shape[1] - keep :].clone()
         return finished
 
+    @property
+    def num_open(self) -> int:
+        """Steps of unfinished episodes."""
+        return 0 if self._open_length is None else int(self._open_length.sum())
+
     def state_dict(self) -> dict[str, Any]:
         """The unfinished episodes."""
         return {"open": self._open, "open_length": self._open_length}

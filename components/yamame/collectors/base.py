@@ -36,6 +36,10 @@ class Collector(Protocol):
         """Takes at least ``num_steps`` environment steps, over all rows."""
         ...
 
+    def max_appended(self, num_steps: int) -> int:
+        """The most timesteps that `collect` of ``num_steps`` may append to replay."""
+        ...
+
     def update_policy_weights_(self, weights: TensorDictBase) -> None:
         """Copies ``TensorDict.from_module(policy).data`` into the acting policy. Its memory survives."""
         ...

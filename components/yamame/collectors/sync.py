@@ -98,6 +98,11 @@ class SyncCollector:
         lengths = finished.get("mask").flatten(1).sum(-1) - 1
         return Episodes(num_steps, finished.get(("next", "reward")).flatten(1).sum(-1), lengths, success)
 
+    def max_appended(self, num_steps: int) -> int:
+        """The most timesteps that `collect` of ``num_steps`` may append: every step an episode with two of them."""
+        num_rows = self.env.batch_size[0]
+        return self._assembler.num_open + 2 * (-(-num_steps // num_rows) * num_rows)
+
     def update_policy_weights_(self, weights: TensorDictBase) -> None:
         """Copies ``TensorDict.from_module(policy).data`` into the acting policy. Its memory survives."""
         TensorDict.from_module(self.policy).data.update_(weights)

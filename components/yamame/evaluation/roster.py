@@ -64,6 +64,7 @@ def evaluate(
     mode = ExplorationType.DETERMINISTIC if greedy else ExplorationType.RANDOM
     player = copy.deepcopy(policy)
     with _seeded(seed), torch.no_grad(), set_exploration_type(mode):
+        env.set_seed(seed)
         rounds = []
         for start in range(0, wanted, rows):
             _make_fresh(player)

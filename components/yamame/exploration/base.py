@@ -59,7 +59,7 @@ class Exploration(TensorDictModuleBase):
             raise ValueError(
                 f"{type(self).__name__}: num_env_steps must not be negative, got {num_env_steps}"
             )
-        self.num_env_steps += num_env_steps
+        self.num_env_steps.add_(num_env_steps)
 
     def anneal(self, start: float, end: float) -> Tensor:
         """Value of a linear schedule from ``start`` to ``end`` at the current step, a scalar."""

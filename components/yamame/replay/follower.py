@@ -71,9 +71,7 @@ class TrajectoryFollower(Storage):
         self._header = Header(self._open("header", flags), self.path / "header")
         self._cursors = self._header.read()
         self._index = np.asarray(mapped("index", np.int64, INDEX_WIDTH))
-        self._maps = [
-            memoryview(mapped(name, np.uint8, size).reshape(-1)) for name, size in self._sizes().items()
-        ]
+        self._maps = [mapped(name, np.uint8, size).reshape(-1).data for name, size in self._sizes().items()]
 
     def close(self) -> None:
         """Closes the files; what is stored stays. Nothing else may be called afterwards."""
@@ -170,7 +168,7 @@ class TrajectoryFollower(Storage):
         out = TensorDict({"mask": (step < torch.tensor(lengths)[:, None]).unsqueeze(-1)}, batch_size=shape)
         for field, rows in zip(self._meta.fields or (), self._maps, strict=True):
             value = torch.zeros(*shape, *field.shape, dtype=field.dtype)
-            target, size = memoryview(raw(value.flatten(0, 1)).reshape(-1)), field.row_bytes
+            target, size = raw(value.flatten(0, 1)).reshape(-1).data, field.row_bytes
             for b, (start, length) in enumerate(zip(starts, lengths, strict=True)):
                 place = b * shape[1] * size
                 target[place : place + length * size] = rows[start * size : (start + length) * size]

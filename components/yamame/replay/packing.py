@@ -60,6 +60,13 @@ def pack(
     row, start, end = _episodes(rollout, split)
     if not len(row):
         raise ValueError(f"pack: a rollout must have at least one step, got {tuple(rollout.shape)}")
+    return _gather(rollout, row, start, end, transition_keys)
+
+
+def _gather(
+    rollout: TensorDictBase, row: Tensor, start: Tensor, end: Tensor, transition_keys: Sequence[NestedKey]
+) -> TensorDict:
+    """Puts the episodes ``rollout[row, start : end + 1]`` and what was seen after each side by side."""
     root = rollout.exclude("next", "done", "collector", *transition_keys)
     following = rollout.get("next")
     seen = following.exclude("done", *transition_keys)

@@ -97,12 +97,24 @@ def check(cfg: DictConfig) -> dict[str, Any]:
     config = plain(cfg)
     check_targets(config)
     for key, node in targets(config):
-        parameters = inspect.signature(_locate(node["_target_"], key)).parameters
+        parameters = parameters_of(_locate(node["_target_"], key))
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             continue
         for name in node.keys() - _SPECIAL - parameters.keys():
             raise UsageError(f"{key}.{name}: {node['_target_']} takes {', '.join(parameters)}, not {name!r}")
     return config
+
+
+def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The parameters of a function or constructor, by name.
+
+    A class is asked for its ``__init__``: metaclasses, as TorchRL's, hide the signature of the class itself.
+    """
+    if not inspect.isclass(target):
+        return dict(inspect.signature(target).parameters)
+    parameters = dict(inspect.signature(target.__init__).parameters)
+    del parameters[next(iter(parameters))]
+    return parameters
 
 
 def _locate(path: str, key: str) -> Callable[..., Any]:
@@ -145,18 +157,22 @@ def instantiate(node: Any, **runtime: Any) -> Any:
     key = node._get_full_key("") if OmegaConf.is_config(node) else ""
     config = plain(node) if OmegaConf.is_config(node) else node
     check_targets(config, key=key)
+    key = key or config["_target_"]
     try:
         built = hydra.utils.instantiate(config, _partial_=True, _convert_="all")
-        if config.get("_partial_", False):
-            return functools.partial(built.func, *built.args, **{**built.keywords, **runtime})
-        return built.func(*built.args, **{**built.keywords, **runtime})
     except HydraException as error:
         cause = error.__cause__ if isinstance(error.__cause__, TypeError | ValueError) else None
         if cause is None:
             raise
-        raise UsageError(f"{key or config['_target_']}: {cause}") from error
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"{key or config['_target_']}: {error}") from error
+        raise UsageError(f"{key}: {cause}") from error
+
+    def build(*args: Any, **rest: Any) -> Any:
+        try:
+            return built.func(*built.args, *args, **{**built.keywords, **runtime, **rest})
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"{key}: {error}") from error
+
+    return build if config.get("_partial_", False) else build()
 
 
 def objective(value: float | None, *, worst: float = 0.0) -> float:

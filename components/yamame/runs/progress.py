@@ -17,7 +17,7 @@ from yamame.runs.budget import Budget
 _PLAIN_WIDTH = 100
 
 
-class Progress:
+class ProgressBar:
     """Shows how far a run is. A context manager; call `update` as often as you like.
 
     In a terminal it draws one bar. Elsewhere it prints one plain line per interval, without control

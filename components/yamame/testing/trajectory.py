@@ -150,16 +150,13 @@ def _entries(probe: _Probe, batch: TensorDict) -> None:
         name = "parallel pass" if mode else "acting step"
         found = after.get(context, None)
         probe.demand(found is not None, "entries", f"the {name} writes no {context!r}")
-        expected = (*given.batch_size, probe.encoder.out_features)
-        shape = tuple(found.shape)
-        probe.demand(
-            shape == expected, "entries", f"the {name} writes {context!r} of shape {shape}, not {expected}"
-        )
-        extra = set(after.exclude(context).keys(True, True)) ^ set(given.keys(True, True))
+        shape, expected = tuple(found.shape), (*given.batch_size, probe.encoder.out_features)
+        sentence = f"the {name} writes {context!r} of shape {shape}, not {expected}"
+        probe.demand(shape == expected, "entries", sentence)
+        rest = after.exclude(context)
+        extra = set(rest.keys(True, True)) ^ set(given.keys(True, True))
         probe.demand(not extra, "entries", f"the {name} adds or removes {sorted(map(str, extra))}")
-        probe.demand(
-            bool((after.exclude(context) == given).all()), "entries", f"the {name} changes its inputs"
-        )
+        probe.demand(bool((rest == given).all()), "entries", f"the {name} changes its inputs")
         probe.demand(mode or not found.requires_grad, "entries", "the acting step records a graph")
 
 

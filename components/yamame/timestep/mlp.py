@@ -6,7 +6,7 @@ timestep is encoded on its own, so acting (``[N]``) and training (``[B, L]``) gi
 is remembered but the normaliser's statistics, which move in training mode only and never from padding.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from tensordict import NestedKey, TensorDictBase, unravel_key
@@ -25,10 +25,8 @@ class MLPTimestepEncoder(TensorDictModuleBase):
 
     Args:
         in_sizes: Flat size of each input key, in order; see `yamame.timestep.in_sizes_from_spec`.
-        goal_shape: (K, d) of the instruction where the environment has goals; for a ``goal_encoder`` factory.
-        goal_encoder: A module that maps ``goal`` ``[*, K, d]`` and a mask ``[*]`` (or None) to ``[*,
-            E_goal]`` and has the attribute ``out_features``; or a factory ``(K, d) -> module``, which builds
-            one if there are goals. Without either the goal is not read.
+        goal_encoder: Maps ``goal`` ``[*, K, d]`` and a mask ``[*]`` (or None) to ``[*, E_goal]`` and has the
+            attribute ``out_features``. Without one the goal is not read.
         hidden_size: Width of the hidden layers.
         out_size: E, size of the features.
         num_layers: Number of hidden layers.
@@ -38,8 +36,7 @@ class MLPTimestepEncoder(TensorDictModuleBase):
         out_key: Key of the features.
 
     Raises:
-        ValueError: If a size is not positive or an environment with goals gets no goal encoder; at run time
-            if an input is missing or has another size.
+        ValueError: If a size is not positive; at run time if an input is missing or has another size.
 
     >>> from tensordict import TensorDict
     >>> encoder = MLPTimestepEncoder({"observation": 3, "trial_start": 1}, out_size=8)
@@ -52,8 +49,7 @@ class MLPTimestepEncoder(TensorDictModuleBase):
         self,
         in_sizes: Mapping[NestedKey, int],
         *,
-        goal_shape: tuple[int, int] | None = None,
-        goal_encoder: nn.Module | Callable[[int, int], nn.Module] | None = None,
+        goal_encoder: nn.Module | None = None,
         hidden_size: int = 128,
         out_size: int = 64,
         num_layers: int = 2,
@@ -70,18 +66,17 @@ class MLPTimestepEncoder(TensorDictModuleBase):
         for name, value in (("hidden_size", hidden_size), ("out_size", out_size), ("num_layers", num_layers)):
             if value < 1:
                 raise ValueError(f"MLPTimestepEncoder: {name} must be positive, got {value}")
-        goals = _build_goal_encoder(goal_encoder, goal_shape)
         self.in_sizes: dict[NestedKey, int] = {unravel_key(key): size for key, size in in_sizes.items()}
         self.goal_key = goal_key
         self.mask_key = mask_key
-        self.in_keys = [*self.in_sizes, *([goal_key] if goals is not None else [])]
+        self.in_keys = [*self.in_sizes, *([goal_key] if goal_encoder is not None else [])]
         self.out_keys = [out_key]
         self.out_features = out_size
 
         flat_size = sum(self.in_sizes.values())
         self.normalizer = RunningNormalizer(flat_size) if normalize else None
-        self.goal_encoder = goals
-        width = flat_size if goals is None else flat_size + _out_features(goals)
+        self.goal_encoder = goal_encoder
+        width = flat_size if goal_encoder is None else flat_size + _out_features(goal_encoder)
         layers: list[nn.Module] = []
         for _ in range(num_layers):
             layers += [nn.Linear(width, hidden_size), nn.LeakyReLU()]
@@ -125,15 +120,3 @@ def _out_features(module: nn.Module) -> int:
     if not isinstance(size, int):
         raise ValueError(f"MLPTimestepEncoder: goal_encoder.out_features must be an int, got {size!r}")
     return size
-
-
-def _build_goal_encoder(
-    goal_encoder: nn.Module | Callable[[int, int], nn.Module] | None, goal_shape: tuple[int, int] | None
-) -> nn.Module | None:
-    if goal_encoder is None and goal_shape is not None:
-        raise ValueError(
-            f"MLPTimestepEncoder: goal_encoder must be given with goal_shape {tuple(goal_shape)}, got None"
-        )
-    if goal_encoder is None or isinstance(goal_encoder, nn.Module):
-        return goal_encoder
-    return None if goal_shape is None else goal_encoder(*goal_shape)

@@ -92,7 +92,7 @@ class RunningNormalizer(nn.Module):
         batch_variance = deviation.square().sum(0) / count
 
         any_valid = total > 0  # a batch of nothing but padding must leave everything as it is
-        self.num_updates += any_valid
+        self.num_updates.add_(any_valid)
         seen = self.num_updates.clamp(min=1).to(torch.float64)
         weight = (self.decay / (1.0 - (1.0 - self.decay) ** seen) * any_valid).to(torch.float32)
         shift = batch_mean - self.mean

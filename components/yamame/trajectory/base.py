@@ -134,7 +134,8 @@ class TrajectoryEncoder(TensorDictModuleBase):
                 memory = {"age": age, **self.init_memory(x.shape[0], x)}
             starts = torch.ones_like(starts)
         elif memory["age"].device != x.device:
-            memory = {name: value.to(x.device) for name, value in memory.items()}
+            with torch.inference_mode(False):
+                memory = {name: value.to(x.device) for name, value in memory.items()}
         self._memory = memory
         memory["age"].add_(1).masked_fill_(starts, 0)
         return self.advance(x, memory["age"] if step_index is None else step_index, starts, memory)

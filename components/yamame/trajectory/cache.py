@@ -22,8 +22,7 @@ def make_room(entries: Tensor, slots: int, *, capacity: int | None) -> Tensor:
         return entries
     larger = max(slots, 2 * held, _SMALLEST)
     larger = larger if capacity is None else min(larger, capacity)
-    with torch.inference_mode(False):
-        room = entries.new_zeros(*entries.shape[:-2], larger, entries.shape[-1])
+    room = entries.new_zeros(*entries.shape[:-2], larger, entries.shape[-1])
     room[..., :held, :] = entries
     return room
 

@@ -34,9 +34,9 @@ class GRUEncoder(TrajectoryEncoder):
         self,
         in_features: int,
         *,
-        hidden_size: int = 256,
+        hidden_size: int = 128,
         num_layers: int = 2,
-        out_features: int = 256,
+        out_features: int = 128,
         keys: TrajectoryKeys | None = None,
     ) -> None:
         for label, size in (("hidden_size", hidden_size), ("num_layers", num_layers)):

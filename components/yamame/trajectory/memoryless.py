@@ -38,7 +38,7 @@ class MemorylessEncoder(TrajectoryEncoder):
         self,
         in_features: int,
         *,
-        d_model: int = 256,
+        d_model: int = 128,
         num_layers: int = 1,
         ff_factor: int = 4,
         dropout: float = 0.0,

@@ -117,9 +117,9 @@ class TransformerEncoder(TrajectoryEncoder):
         self,
         in_features: int,
         *,
-        d_model: int = 256,
+        d_model: int = 128,
         num_heads: int = 8,
-        num_layers: int = 3,
+        num_layers: int = 2,
         ff_factor: int = 4,
         dropout: float = 0.05,
         activation: Activation = "leaky_relu",
@@ -178,8 +178,9 @@ class TransformerEncoder(TrajectoryEncoder):
         """``[N, E]``, ``[N]``, ``[N]`` -> ``[N, D]``; see `TrajectoryEncoder.advance`."""
         age = memory["age"]
         shortest, longest = torch.stack(age.aminmax()).tolist()
-        entries = make_room(memory["entries"].to(self._cache_dtype()), longest + 1, capacity=self.capacity)
-        memory["entries"] = entries
+        with torch.inference_mode(False):
+            entries = memory["entries"].to(self._cache_dtype())
+            memory["entries"] = entries = make_room(entries, longest + 1, capacity=self.capacity)
         if shortest == 0:
             entries.index_fill_(2, starts.nonzero().squeeze(1), 0)
         step = CacheStep(entries, age, span=(shortest, longest), capacity=self.capacity, sinks=self.sinks)

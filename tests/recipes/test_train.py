@@ -1,0 +1,214 @@
+"""The training recipe as people and clusters use it: from the command line."""
+
+import importlib.util
+import json
+import os
+import random
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from yamame.runs.hydra import main
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "train.py"
+TINY = ["debug=tiny", "logger=none"]
+SHORT = [
+    "logger=none",
+    "encoder.d_model=16",
+    "encoder.num_layers=1",
+    "env.time_limit=20",
+    "schedule.steps_per_iteration=64",
+    "schedule.learning_starts=256",
+    "schedule.updates_per_step=0.04",
+    "schedule.batch_size=4",
+    "evaluation.num_episodes=8",
+    "evaluation.interval=500",
+    "checkpoint.interval=128",
+    "budget.env_steps=2048",
+    "budget.minutes=null",
+    "replay.capacity=800",
+]
+"""Evicts trajectories, uses the slack of the store, evaluates and checkpoints often."""
+
+
+def load_recipe():
+    spec = importlib.util.spec_from_file_location("train_recipe", RECIPE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path, capsys):
+    """Runs the recipe in this process, in an empty directory: exit status, output, error output."""
+    monkeypatch.chdir(tmp_path)
+    recipe = load_recipe()
+
+    def call(*arguments: str):
+        monkeypatch.setattr(sys, "argv", [str(RECIPE), *arguments])
+        status = 0
+        try:
+            main(recipe.train, config_name="train")
+        except SystemExit as exit_:
+            status = exit_.code
+        output = capsys.readouterr()
+        return status, output.out, output.err
+
+    return call
+
+
+def parameters(directory: Path) -> dict:
+    newest = sorted((directory / "checkpoints").glob("step-*.pt"))[-1]
+    return torch.load(newest, weights_only=True)["components"]
+
+
+def leaves(tree, prefix=""):
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from leaves(value, f"{prefix}/{key}")
+    elif isinstance(tree, list | tuple):
+        for index, value in enumerate(tree):
+            yield from leaves(value, f"{prefix}/{index}")
+    else:
+        yield prefix, tree
+
+
+def differing(first: dict, second: dict) -> list[str]:
+    """Names of the entries of two checkpoints that are not the same, bit for bit; clocks do not count."""
+    skipped = ("/budget", "/costs", "/rng")
+    a, b = (
+        {k: v for k, v in leaves(tree) if not k.startswith(skipped)} for tree in (first, second)
+    )
+    assert a.keys() == b.keys()
+    same = {k: torch.equal(v, b[k]) if isinstance(v, torch.Tensor) else v == b[k] for k, v in a.items()}
+    return [key for key, equal in same.items() if not equal]
+
+
+def test_a_tiny_run_writes_its_summary_and_prints_the_path_last(run, tmp_path):
+    status, out, _ = run(*TINY, "run.name=tiny")
+    assert status == 0
+    assert out.splitlines()[-1] == "runs/tiny/summary.json"
+    summary = json.loads((tmp_path / "runs/tiny/summary.json").read_text())
+    promised = "success return_mean env_steps updates cpu_s wall_s seed status git_revision versions"
+    assert set(promised.split()) <= summary.keys()
+    assert summary["status"] == "FINISHED"
+    assert summary["updates"] == 2
+    assert 0.0 <= summary["success"] <= 1.0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["encoder=gruu"], r"encoder=gruu.*gru"),
+        (["encoder.heads=3"], r"encoder.heads.*num_heads"),
+        (["env=tmaze", "relabel=some"], r"relabel.strategy=some.*PassiveTMaze.*relabel=none"),
+        (["encoder.num_heads=7"], r"num_heads.*7"),
+        (["agent.gammas=[0.9,1.5]"], r"gammas.*1\.5"),
+        (["env.size=8"], r"size.*8"),
+        (["budget.minutes=-1"], r"minutes.*-1"),
+        (["resume=true", "run.name=nothing"], r"nothing"),
+        (["exploration=gaussian"], r"GaussianNoise"),
+    ],
+)
+def test_a_mistake_ends_with_one_line_and_nothing_written(run, tmp_path, arguments, message):
+    status, _, err = run(*TINY, *arguments)
+    assert status == 2
+    assert len(err.strip().splitlines()) == 1
+    assert re.search(message, err), err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_run_is_refused_and_left_alone_and_another_configuration_names_its_keys(run, tmp_path):
+    assert run(*TINY, "run.name=a")[0] == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "runs/a").rglob("*") if path.is_file()}
+    status, _, err = run(*TINY, "run.name=a")
+    assert status == 2
+    assert "resume=true" in err
+    assert "run.overwrite=true" in err
+    status, _, err = run(*TINY, "run.name=a", "resume=true", "seed=5")
+    assert status == 2
+    assert "seed: 0 -> 5" in err
+    assert before == {path: path.read_bytes() for path in (tmp_path / "runs/a").rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("choice", ["encoder=gru", "encoder=memoryless", "env=tmaze", "agent=naive", "relabel=rarity"])
+def test_two_updates_run_with_every_kind_of_part(run, choice):
+    assert run(*TINY, choice)[0] == 0
+
+
+@pytest.mark.parametrize("choice", ["relabel=single_goal", "relabel=hide_future_goals", "exploration=epsilon_greedy"])
+def test_two_updates_run_with_every_ablation(run, choice):
+    assert run(*TINY, choice)[0] == 0
+
+
+def test_a_run_extended_later_equals_one_that_was_never_stopped(run, tmp_path):
+    assert run(*SHORT, "run.name=whole")[0] == 0
+    assert run(*SHORT, "run.name=parts", "budget.updates=7")[0] == 0
+    assert run(*SHORT, "run.name=parts", "resume=true")[0] == 0
+    assert differing(parameters(tmp_path / "runs/whole"), parameters(tmp_path / "runs/parts")) == []
+    assert run(*SHORT, "run.name=other", "seed=1")[0] == 0
+    assert differing(parameters(tmp_path / "runs/whole"), parameters(tmp_path / "runs/other"))
+
+
+def test_five_kills_and_resumes_end_with_the_same_bits(run, tmp_path):
+    assert run(*SHORT, "run.name=whole")[0] == 0
+    moments, directory = random.Random(0), tmp_path / "runs/killed"
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    kills = 0
+    for attempt in range(20):
+        arguments = [*SHORT, "run.name=killed", *(["resume=true"] if directory.exists() else [])]
+        process = subprocess.Popen([sys.executable, str(RECIPE), *arguments], cwd=tmp_path, env=environment)
+        if kills < 5:
+            saved = len(list(directory.glob("checkpoints/*.pt")))
+            deadline = time.monotonic() + 120
+            while time.monotonic() < deadline and process.poll() is None:
+                files = sorted(directory.glob("checkpoints/*.pt"))
+                if len(files) > 0 and (attempt == 0 or saved):
+                    break
+                time.sleep(0.05)
+            time.sleep(moments.uniform(0.0, 3.0) + (8.0 if attempt else 0.0))
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+                kills += 1
+        if process.wait(timeout=300) == 0:
+            break
+    assert json.loads((directory / "summary.json").read_text())["status"] == "FINISHED"
+    assert kills >= 3
+    assert differing(parameters(tmp_path / "runs/whole"), parameters(directory)) == []
+
+
+def test_a_sweep_is_one_parent_run_with_its_jobs_as_children_and_points_are_logged_once(run, tmp_path):
+    small = [a for a in TINY if a != "logger=none"]
+    assert run(*small, "-m", "encoder=gru,memoryless", "seed=0,1")[0] == 0
+    assert run(*small, "encoder=gru", "seed=0", "resume=true", "budget.updates=4")[0] == 0
+    assert sorted(p.name for p in (tmp_path / "runs").iterdir() if p.is_dir()) == [
+        f"mazerunner-{encoder}-debug=tiny-seed={seed}" for encoder in ("gru", "memoryless") for seed in (0, 1)
+    ]
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        runs = database.execute("select run_uuid, status from runs").fetchall()
+        parents = database.execute("select value from tags where key = 'mlflow.parentRunId'").fetchall()
+        twice = database.execute(
+            "select key, step, count(*) from metrics group by run_uuid, key, step having count(*) > 1"
+        ).fetchall()
+        metrics = {key for (key,) in database.execute("select distinct key from metrics")}
+    assert len(runs) == 5
+    assert {status for _, status in runs} == {"FINISHED"}
+    assert len(parents) == 4
+    assert len(set(parents)) == 1
+    assert parents[0][0] in {identity for identity, _ in runs}
+    assert twice == []
+    assert {"eval/success_mean", "train/loss", "train/grad_norm"} <= metrics
+
+
+def test_a_loss_that_is_not_finite_keeps_the_evidence_and_stops_the_run(run, tmp_path):
+    with pytest.raises(FloatingPointError, match="nonfinite/step-"):
+        run(*SHORT, "run.name=bad", "optimizer.lr=1e30")
+    assert list((tmp_path / "runs/bad/nonfinite").glob("step-*/batch"))
+    assert json.loads((tmp_path / "runs/bad/summary.json").read_text())["status"] == "FAILED"

@@ -1,0 +1,103 @@
+"""The YAML files and the code say the same: every choice composes, every key is a parameter, no default drifts."""
+
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from yamame import conf_dir
+from yamame.runs.hydra import check, parameters_of, plain, targets
+
+CONF = conf_dir()
+CHOICES = sorted(str(path.relative_to(CONF).with_suffix("")) for path in CONF.glob("*/*.yaml"))
+MAIN = sorted(path.stem for path in CONF.glob("*.yaml"))
+
+
+def composed(config: str, *overrides: str):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose(config, overrides=list(overrides))
+
+
+def target_of(path: str):
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def drifted(node: dict) -> list[str]:
+    """Keys of a node whose value is not the default in the signature, where that has one."""
+    parameters = parameters_of(target_of(node["_target_"]))
+    wrong = []
+    for key, value in node.items():
+        if key in ("_target_", "_partial_", "_convert_") or isinstance(value, dict):
+            continue
+        default = parameters[key].default
+        default = list(default) if isinstance(default, tuple) else default
+        if default is not inspect.Parameter.empty and default != value:
+            wrong.append(f"{key}: {value!r} is not {default!r}")
+    return wrong
+
+
+def test_there_are_the_groups_that_the_command_line_promises():
+    promised = (
+        "env encoder timestep_encoder agent relabel replay collector exploration optimizer logger experiment debug"
+    )
+    assert set(promised.split()) <= {path.name for path in CONF.iterdir() if path.is_dir()}
+    assert "train" in MAIN
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_choice_composes_and_its_keys_are_parameters(choice):
+    group, name = choice.split("/")
+    check(composed("train", f"{group}={name}"))
+
+
+def test_the_check_refuses_a_key_that_is_no_parameter():
+    with pytest.raises(ValueError, match=r"encoder\.bogus"):
+        check(composed("train", "+encoder.bogus=1"))
+
+
+@pytest.mark.parametrize("choice", [""] + [c for c in CHOICES if c.split("/")[0] not in ("experiment", "debug")])
+def test_values_equal_the_defaults_of_the_signature_unless_the_file_is_a_variant(choice):
+    overrides = [choice.replace("/", "=", 1)] if choice else []
+    if choice and is_variant(CONF / f"{choice}.yaml"):
+        return
+    config = plain(composed("train", *overrides))
+    ours = [(key, node) for key, node in targets(config) if node["_target_"].startswith("yamame")]
+    assert ours
+    group = choice.split("/")[0]
+    wrong = {key: drifted(node) for key, node in ours if not choice or key.split(".")[0] == group}
+    assert not {key: text for key, text in wrong.items() if text}
+
+
+def is_variant(path: Path) -> bool:
+    """Whether a file builds on another choice of its group and lists differences only."""
+    defaults = OmegaConf.load(path).get("defaults", [])
+    return any(isinstance(entry, str) and entry != "_self_" for entry in defaults)
+
+
+def test_a_drifted_default_is_noticed():
+    node = {"_target_": "yamame.trajectory.TransformerEncoder", "num_heads": 7}
+    assert drifted(node) == ["num_heads: 7 is not 8"]
+
+
+@pytest.mark.parametrize("path", sorted(CONF.rglob("*.yaml")), ids=lambda path: str(path.relative_to(CONF)))
+def test_every_file_says_in_a_comment_what_it_is(path):
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("# @package")]
+    assert lines[0].startswith("# ")
+
+
+def test_an_environment_without_goals_turns_relabelling_off_and_an_explicit_choice_wins():
+    assert composed("train", "env=tmaze").relabel.strategy == "none"
+    assert composed("train", "env=tmaze", "relabel=all").relabel.strategy == "all"
+    assert composed("train").relabel.strategy == "some"
+
+
+def test_the_naive_agent_has_no_stabilisers_one_gamma_and_two_critics():
+    config = composed("train", "agent=naive")
+    assert len(config.agent.gammas) == 1
+    assert config.agent.critic.num_critics == 2
+    stabilisers = ("norm_attention", "norm_feedforward", "head_scaling", "sigma_reparam")
+    assert not any(config.encoder[name] for name in stabilisers)
+    assert composed("train", "agent=naive", "encoder=gru").encoder._target_.endswith("GRUEncoder")
