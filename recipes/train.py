@@ -30,7 +30,17 @@ from yamame.evaluation import EvaluationResult, evaluate, film
 from yamame.runs.hydra import instantiate, main, objective, plain
 from yamame.runs.summary import Status
 
-NOT_IN_NAME = ("run.", "budget.", "evaluation.", "checkpoint.", "logger", "resume", "env=", "encoder=", "seed=")
+NOT_IN_NAME = (
+    "run.",
+    "budget.",
+    "evaluation.",
+    "checkpoint.",
+    "logger",
+    "resume",
+    "env=",
+    "encoder=",
+    "seed=",
+)
 """Overrides that make no other run, or that stand in its name anyway."""
 
 

@@ -40,9 +40,7 @@ def drifted(node: dict) -> list[str]:
 
 
 def test_there_are_the_groups_that_the_command_line_promises():
-    promised = (
-        "env encoder timestep_encoder agent relabel replay collector exploration optimizer logger experiment debug"
-    )
+    promised = "env encoder timestep_encoder agent relabel replay collector exploration optimizer logger experiment debug"
     assert set(promised.split()) <= {path.name for path in CONF.iterdir() if path.is_dir()}
     assert "train" in MAIN
 
@@ -58,7 +56,9 @@ def test_the_check_refuses_a_key_that_is_no_parameter():
         check(composed("train", "+encoder.bogus=1"))
 
 
-@pytest.mark.parametrize("choice", [""] + [c for c in CHOICES if c.split("/")[0] not in ("experiment", "debug")])
+@pytest.mark.parametrize(
+    "choice", [""] + [c for c in CHOICES if c.split("/")[0] not in ("experiment", "debug")]
+)
 def test_values_equal_the_defaults_of_the_signature_unless_the_file_is_a_variant(choice):
     overrides = [choice.replace("/", "=", 1)] if choice else []
     if choice and is_variant(CONF / f"{choice}.yaml"):

@@ -82,9 +82,7 @@ def leaves(tree, prefix=""):
 def differing(first: dict, second: dict) -> list[str]:
     """Names of the entries of two checkpoints that are not the same, bit for bit; clocks do not count."""
     skipped = ("/budget", "/costs", "/rng")
-    a, b = (
-        {k: v for k, v in leaves(tree) if not k.startswith(skipped)} for tree in (first, second)
-    )
+    a, b = ({k: v for k, v in leaves(tree) if not k.startswith(skipped)} for tree in (first, second))
     assert a.keys() == b.keys()
     same = {k: torch.equal(v, b[k]) if isinstance(v, torch.Tensor) else v == b[k] for k, v in a.items()}
     return [key for key, equal in same.items() if not equal]
@@ -138,12 +136,16 @@ def test_an_existing_run_is_refused_and_left_alone_and_another_configuration_nam
     assert before == {path: path.read_bytes() for path in (tmp_path / "runs/a").rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("choice", ["encoder=gru", "encoder=memoryless", "env=tmaze", "agent=naive", "relabel=rarity"])
+@pytest.mark.parametrize(
+    "choice", ["encoder=gru", "encoder=memoryless", "env=tmaze", "agent=naive", "relabel=rarity"]
+)
 def test_two_updates_run_with_every_kind_of_part(run, choice):
     assert run(*TINY, choice)[0] == 0
 
 
-@pytest.mark.parametrize("choice", ["relabel=single_goal", "relabel=hide_future_goals", "exploration=epsilon_greedy"])
+@pytest.mark.parametrize(
+    "choice", ["relabel=single_goal", "relabel=hide_future_goals", "exploration=epsilon_greedy"]
+)
 def test_two_updates_run_with_every_ablation(run, choice):
     assert run(*TINY, choice)[0] == 0
 

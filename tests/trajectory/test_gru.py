@@ -8,7 +8,7 @@ from yamame.trajectory import GRUEncoder, segment_positions
 
 
 def test_the_number_of_parameters_is_that_of_the_reference() -> None:
-    assert sum(p.numel() for p in GRUEncoder(256).parameters()) == 855_808
+    assert sum(p.numel() for p in GRUEncoder(256, hidden_size=256, out_features=256).parameters()) == 855_808
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.1, 0.6, 1.0])

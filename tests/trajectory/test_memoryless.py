@@ -7,7 +7,7 @@ from yamame.trajectory import MemorylessEncoder
 
 
 def test_the_number_of_parameters_is_that_of_the_reference() -> None:
-    assert sum(p.numel() for p in MemorylessEncoder(256).parameters()) == 657_664
+    assert sum(p.numel() for p in MemorylessEncoder(256, d_model=256).parameters()) == 657_664
 
 
 def test_the_network_is_the_formula() -> None:

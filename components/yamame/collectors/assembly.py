@@ -24,7 +24,9 @@ class TrajectoryAssembler:
         self._open: TensorDictBase | None = None  # [N, C], right aligned: the last column is the latest step
         self._open_length: Tensor | None = None  # [N]
 
-    def add(self, steps: TensorDictBase, done: Tensor, terminal: TensorDictBase | None) -> TensorDictBase | None:
+    def add(
+        self, steps: TensorDictBase, done: Tensor, terminal: TensorDictBase | None
+    ) -> TensorDictBase | None:
         """Adds a block and returns the finished trajectories.
 
         Args:

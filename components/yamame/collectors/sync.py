@@ -137,5 +137,7 @@ class SyncCollector:
 def _stored_keys(env: EnvBase) -> Sequence[NestedKey]:
     keys = list(env.observation_spec.keys(True, True))
     if "is_init" not in keys:
-        raise ValueError("SyncCollector: env must emit is_init: append yamame.transforms.ContextTransform, got none")
+        raise ValueError(
+            "SyncCollector: env must emit is_init: append yamame.transforms.ContextTransform, got none"
+        )
     return [key for key in keys if key not in NOT_STORED]

@@ -36,7 +36,7 @@ class ActorHead(nn.Module):
         *,
         action_space: ActionSpace,
         num_gammas: int,
-        hidden_size: int = 256,
+        hidden_size: int = 128,
         num_layers: int = 2,
         dropout: float = 0.0,
     ) -> None:

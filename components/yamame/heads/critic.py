@@ -45,7 +45,7 @@ class StateActionCritic(nn.Module):
         num_gammas: int,
         num_critics: int = 4,
         num_outputs: int = 1,
-        hidden_size: int = 256,
+        hidden_size: int = 128,
         num_layers: int = 2,
     ) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class ActionInputCritic(nn.Module):
         gammas: Sequence[float],
         num_critics: int = 4,
         num_outputs: int = 1,
-        hidden_size: int = 256,
+        hidden_size: int = 128,
         num_layers: int = 2,
     ) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ def make_critic(
     gammas: Sequence[float],
     num_critics: int = 4,
     num_outputs: int = 1,
-    hidden_size: int = 256,
+    hidden_size: int = 128,
     num_layers: int = 2,
 ) -> StateActionCritic | ActionInputCritic:
     """The critic of an action space: `StateActionCritic` if it is enumerable, else `ActionInputCritic`."""

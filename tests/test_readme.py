@@ -1,0 +1,26 @@
+"""What README shows runs as it stands, and names only what there is."""
+
+import re
+from pathlib import Path
+
+from yamame import conf_dir
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+def test_the_script_that_uses_parts_alone_runs_and_trains():
+    (script,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    names: dict = {}
+    exec(compile(script, "README.md", "exec"), names)
+    assert {"loss_critic", "loss_online", "loss_cloning"} <= set(names["terms"].keys())
+    gradients = [p.grad for p in names["context"].parameters()]
+    assert all(g is not None and g.abs().sum() > 0 for g in gradients)
+    assert "mask" in names["buffer"].sample().keys()
+    assert names["rollout"].batch_size == (8, 100)
+
+
+def test_the_table_of_choices_is_complete():
+    for group in ("env", "encoder", "agent", "relabel", "exploration"):
+        (row,) = [line for line in README.splitlines() if line.startswith(f"| `{group}`")]
+        choices = {path.stem for path in (conf_dir() / group).glob("*.yaml")}
+        assert choices == set(re.findall(r"`(\w+)`", row.split("|")[2]))
