@@ -8,7 +8,6 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from tensordict.utils import NestedKey
-
 from torchrl.envs import EnvBase
 
 from yamame.agent import InContextPolicy
@@ -138,6 +137,6 @@ def _stored_keys(env: EnvBase) -> Sequence[NestedKey]:
     keys = list(env.observation_spec.keys(True, True))
     if "is_init" not in keys:
         raise ValueError(
-            "SyncCollector: env must emit is_init: append yamame.transforms.ContextTransform, got none"
+            f"SyncCollector: env must emit is_init (yamame.transforms.ContextTransform does), got {keys}"
         )
     return [key for key in keys if key not in NOT_STORED]
