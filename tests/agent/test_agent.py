@@ -1,0 +1,157 @@
+"""The assembly: one agent for any specs, a policy that remembers in itself and writes nothing but its action."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, Unbounded
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.modules import set_recurrent_mode
+from yamame.agent import InContextAgent
+from yamame.heads import ActorHead, PopArt, make_critic
+from yamame.losses import MultiGammaREDQLoss
+from yamame.timestep import MLPGoalEncoder, MLPTimestepEncoder
+from yamame.trajectory import GRUEncoder, TransformerEncoder
+
+ROWS = 3
+ACTIONS = {
+    "discrete": Categorical(4, shape=(ROWS,)),
+    "several": MultiCategorical([2, 3], shape=(ROWS, 2)),
+    "bits": Binary(3, shape=(ROWS, 3)),
+    "box": Bounded(-2.0, 3.0, shape=(ROWS, 2)),
+}
+
+
+def observation_spec(encoded: int) -> Composite:
+    column = {"shape": (ROWS, 1)}
+    return Composite(
+        observation=Unbounded(shape=(ROWS, 5)),
+        goal=Unbounded(shape=(ROWS, 2, 2)),
+        achieved=Unbounded(shape=(ROWS, 1, 2)),
+        achieved_mask=Binary(1, dtype=torch.bool, **column),
+        prev_action=Unbounded(shape=(ROWS, encoded)),
+        prev_reward=Unbounded(**column),
+        time=Unbounded(**column),
+        trial_start=Binary(1, dtype=torch.bool, **column),
+        step_index=Unbounded(dtype=torch.int64, **column),
+        is_init=Binary(1, dtype=torch.bool, **column),
+        shape=(ROWS,),
+    )
+
+
+def make_agent(kind: str = "discrete", encoder=None) -> InContextAgent:
+    torch.manual_seed(0)
+    encoded = {"discrete": 4, "several": 5, "bits": 3, "box": 2}[kind]
+    return InContextAgent(
+        observation_spec(encoded),
+        ACTIONS[kind],
+        timestep_encoder=partial(MLPTimestepEncoder, hidden_size=16, out_size=8),
+        goal_encoder=MLPGoalEncoder,
+        trajectory_encoder=encoder or partial(TransformerEncoder, d_model=16, num_heads=2, num_layers=1),
+        actor=partial(ActorHead, hidden_size=16),
+        critic=partial(make_critic, hidden_size=16),
+        returns=PopArt,
+        gammas=(0.9, 0.99),
+    )
+
+
+def timesteps(agent: InContextAgent, length: int, seed: int = 0) -> TensorDict:
+    generator = torch.Generator().manual_seed(seed)
+    spec = observation_spec(agent.action_space.encoded_size)
+    batch = TensorDict({}, [ROWS, length])
+    for key, leaf in spec.items(True, True):
+        shape = (ROWS, length, *leaf.shape[1:])
+        batch[key] = torch.randn(shape, generator=generator).to(leaf.dtype)
+    batch["step_index"] = torch.arange(length).expand(ROWS, length).unsqueeze(-1).clone()
+    batch["is_init"] = batch["step_index"] == 0
+    return batch
+
+
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_the_policy_writes_an_action_of_the_spec_and_nothing_else(kind):
+    agent = make_agent(kind)
+    step = timesteps(agent, 1)[:, 0]
+    before = set(step.keys(True, True))
+    policy = agent.policy().eval()
+    for mode in (ExplorationType.RANDOM, ExplorationType.DETERMINISTIC):
+        with set_exploration_type(mode):
+            acted = policy(step.clone())
+        assert set(acted.keys(True, True)) == before | {"action"}
+        assert ACTIONS[kind].is_in(acted["action"])
+
+
+@pytest.mark.parametrize("encoder", [None, partial(GRUEncoder, hidden_size=8, out_features=16)])
+def test_acting_step_by_step_equals_the_actor_over_the_whole_sequence(encoder):
+    agent = make_agent(encoder=encoder).eval()
+    batch = timesteps(agent, 9)
+    with set_recurrent_mode(True), torch.no_grad():
+        context = agent.encoder(batch.clone())["context"]
+        expected = agent.actor(context)[..., -1, :].argmax(-1)
+    policy = agent.policy().eval()
+    with set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
+        acted = torch.stack([policy(batch[:, t].clone())["action"] for t in range(9)], 1)
+    assert torch.equal(acted, expected)
+
+
+def test_the_history_matters_to_what_the_policy_does():
+    agent = make_agent().eval()
+    first, other = timesteps(agent, 6, seed=0), timesteps(agent, 6, seed=1)
+    other[:, -1] = first[:, -1]
+    params = []
+    for batch in (first, other):
+        with set_recurrent_mode(True), torch.no_grad():
+            params.append(agent.actor(agent.encoder(batch.clone())["context"][:, -1]))
+    assert not torch.allclose(*params, atol=1e-4)
+
+
+def test_every_gamma_can_act_and_only_its_own_parameters_decide():
+    agent = make_agent().eval()
+    step = timesteps(agent, 1)[:, 0]
+    with torch.no_grad():
+        last = agent.actor.mlp[-1]
+        last.weight.zero_()
+        last.bias.copy_(torch.tensor([9.0, 0, 0, 0, 0, 0, 0, 9.0]))
+    with set_exploration_type(ExplorationType.DETERMINISTIC):
+        assert agent.policy(gamma_index=0)(step.clone())["action"].tolist() == [0] * ROWS
+        assert agent.policy()(step.clone())["action"].tolist() == [3] * ROWS
+    with pytest.raises(ValueError, match=r"gamma_index .* 2 gammas, got 2"):
+        agent.policy(gamma_index=2)
+
+
+def test_a_copied_policy_does_not_follow_the_learner():
+    agent = make_agent().eval()
+    policy = agent.policy()
+    actor = copy.deepcopy(policy)
+    with torch.no_grad():
+        agent.actor.mlp[-1].bias.add_(1.0)
+    assert torch.equal(policy.actor.mlp[-1].bias, agent.actor.mlp[-1].bias)
+    assert not torch.equal(actor.actor.mlp[-1].bias, agent.actor.mlp[-1].bias)
+
+
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_one_update_of_the_loss_moves_every_parameter_of_the_agent(kind):
+    agent = make_agent(kind).train()
+    loss = MultiGammaREDQLoss(
+        agent.encoder,
+        agent.actor,
+        agent.critic,
+        agent.returns,
+        action_space=agent.action_space,
+        gammas=agent.gammas,
+        cloning_filter="none",
+    )
+    batch = timesteps(agent, 7)
+    batch["action"] = agent.action_space.decode(
+        agent.action_space.distribution(torch.zeros(ROWS, 7, agent.action_space.num_params)).sample()
+    )
+    batch["mask"] = torch.ones(ROWS, 7, 1, dtype=torch.bool)
+    batch["next"] = TensorDict(
+        {"reward": torch.randn(ROWS, 7, 1), "terminated": torch.zeros(ROWS, 7, 1, dtype=torch.bool)}, [ROWS, 7]
+    )
+    with pytest.warns(UserWarning, match="target network updater"):
+        terms = loss(batch)
+    sum(value for key, value in terms.items() if key.startswith("loss_")).backward()
+    still = [name for name, p in agent.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert still == []

@@ -1,0 +1,146 @@
+"""The synchronous collector stores exactly what happened, and goes on exactly where it was saved."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.envs import Compose, ExcludeTransform, TransformedEnv
+from yamame.agent import InContextAgent
+from yamame.collectors import SyncCollector
+from yamame.exploration import BilevelEpsilon
+from yamame.heads import ActorHead, PopArt, make_critic
+from yamame.timestep import MLPGoalEncoder, MLPTimestepEncoder
+from yamame.trajectory import GRUEncoder, TransformerEncoder
+from yamame.transforms import ContextTransform
+from yamame_envs import MazeRunner, PassiveTMaze
+
+CONTEXT = ["prev_action", "prev_reward", "time", "trial_start", "step_index", "is_init"]
+
+
+class Shelf:
+    """Keeps whatever is appended."""
+
+    def __init__(self) -> None:
+        self.rows: list[TensorDict] = []
+
+    def extend(self, data):
+        for row in data.unbind(0):
+            self.rows.append(row[: int(row["mask"].sum())].clone())
+
+
+def make_collector(env, *, encoder=None, explore=True) -> SyncCollector:
+    torch.manual_seed(0)
+    agent = InContextAgent(
+        env.observation_spec,
+        env.full_action_spec["action"],
+        timestep_encoder=partial(MLPTimestepEncoder, hidden_size=16, out_size=8),
+        goal_encoder=MLPGoalEncoder,
+        trajectory_encoder=encoder or partial(TransformerEncoder, d_model=16, num_heads=2, num_layers=1),
+        actor=partial(ActorHead, hidden_size=16),
+        critic=partial(make_critic, hidden_size=16),
+        returns=PopArt,
+        gammas=(0.9,),
+    )
+    noise = BilevelEpsilon(agent.action_space, anneal_steps=500) if explore else None
+    return SyncCollector(env, agent.policy(), Shelf(), exploration=noise)
+
+
+def test_stored_trajectories_replay_in_the_environment_step_by_step():
+    settings = {"size": 7, "num_goals": 1, "time_limit": 15, "seed": 4}
+    collector = make_collector(MazeRunner(num_envs=1, **settings))
+    collector.collect(60)
+    assert len(collector.replay.rows) >= 4
+    again = MazeRunner(num_envs=1, **settings)
+    current = again.reset()
+    for row in collector.replay.rows:
+        for t in range(len(row) - 1):
+            for key in ("observation", "goal", "achieved", *CONTEXT):
+                assert torch.equal(current[key][0], row[key][t]), key
+            stepped, following = again.step_and_maybe_reset(current.set("action", row["action"][t : t + 1]))
+            for key in ("reward", "terminated", "truncated", "success"):
+                assert torch.equal(stepped["next", key][0], row["next", key][t])
+            current = following
+        assert torch.equal(stepped["next", "observation"][0], row["observation"][-1])
+        assert torch.equal(stepped["next", "prev_action"][0], row["prev_action"][-1])
+        assert not row["action"][-1].any()
+
+
+def test_every_step_is_stored_once_and_the_counters_agree():
+    collector = make_collector(PassiveTMaze(num_envs=4, length=5))
+    brought = [collector.collect(4 * 5) for _ in range(9)]
+    steps = sum(episodes.num_steps for episodes in brought)
+    assert steps == 9 * 20
+    stored = sum(len(row) - 1 for row in collector.replay.rows)
+    assert 0 <= steps - stored <= 4 * 5
+    lengths = torch.cat([episodes.lengths for episodes in brought])
+    assert lengths.tolist() == [len(row) - 1 for row in collector.replay.rows]
+    returns = torch.cat([episodes.returns for episodes in brought])
+    assert returns.tolist() == pytest.approx([float(row["next", "reward"].sum()) for row in collector.replay.rows])
+    success = torch.cat([episodes.success for episodes in brought])
+    assert success.tolist() == [bool(row["next", "success"].any()) for row in collector.replay.rows]
+
+
+def test_a_trajectory_holds_no_memory_no_features_and_no_seed():
+    collector = make_collector(MazeRunner(num_envs=2, size=5, num_goals=1, time_limit=4))
+    collector.collect(2 * 9)
+    assert set(collector.replay.rows[0].keys(True, True)) == {
+        *("observation", "goal", "achieved", "achieved_mask", "action", "mask", *CONTEXT),
+        *(("next", name) for name in ("reward", "terminated", "truncated", "success")),
+    }
+
+
+@pytest.mark.parametrize(
+    "encoder",
+    [
+        partial(TransformerEncoder, d_model=16, num_heads=2, num_layers=1),
+        partial(GRUEncoder, hidden_size=8, out_features=8),
+    ],
+)
+def test_a_saved_collector_goes_on_exactly_where_it_stood_in_a_new_one(encoder):
+    settings = {"num_envs": 3, "size": 7, "num_goals": 2, "time_limit": 11, "seed": 2}
+    first = make_collector(MazeRunner(**settings), encoder=encoder)
+    first.collect(3 * 17)
+    state = copy.deepcopy(first.state_dict())
+    random = torch.get_rng_state()
+    first.replay.rows.clear()
+    first.collect(3 * 30)
+    second = make_collector(MazeRunner(**settings), encoder=encoder)
+    second.load_state_dict(state)
+    torch.set_rng_state(random)
+    second.collect(3 * 30)
+    assert len(first.replay.rows) == len(second.replay.rows) >= 6
+    for a, b in zip(first.replay.rows, second.replay.rows, strict=True):
+        assert (a == b).all()
+
+
+def test_acting_follows_pushed_weights_only():
+    collector = make_collector(PassiveTMaze(num_envs=2, length=3), explore=False)
+    learner = copy.deepcopy(collector.policy)
+    before = [p.clone() for p in collector.policy.parameters()]
+    with torch.no_grad():
+        for parameter in learner.parameters():
+            parameter.add_(1.0)
+    assert all(torch.equal(a, b) for a, b in zip(before, collector.policy.parameters(), strict=True))
+    collector.update_policy_weights_(TensorDict.from_module(learner).data)
+    assert all(torch.equal(a, b) for a, b in zip(learner.parameters(), collector.policy.parameters(), strict=True))
+
+
+def test_any_torchrl_environment_collects_after_the_context_transform():
+    bare = PassiveTMaze(num_envs=2, length=4)
+    wrapped = TransformedEnv(bare, Compose(ExcludeTransform(*CONTEXT), ContextTransform(horizon=5)))
+    collector = make_collector(wrapped)
+    collector.collect(2 * 12)
+    assert [len(row) for row in collector.replay.rows] == [6] * 4
+    native = make_collector(PassiveTMaze(num_envs=2, length=4))
+    native.collect(2 * 12)
+    assert {key for row in native.replay.rows for key in row.keys(True, True)} == set(
+        collector.replay.rows[0].keys(True, True)
+    )
+
+
+def test_an_environment_without_is_init_is_refused():
+    bare = TransformedEnv(PassiveTMaze(num_envs=2, length=4), ExcludeTransform(*CONTEXT))
+    with pytest.raises(ValueError, match=r"is_init .*ContextTransform.*observation"):
+        SyncCollector(bare, make_collector(PassiveTMaze(num_envs=2, length=4)).policy, Shelf())
