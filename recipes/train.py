@@ -46,8 +46,11 @@ NOT_IN_NAME = (
 
 def train(cfg: DictConfig) -> float:
     """The recipe: success on held-out tasks, or the mean return where an environment knows no success."""
-    runs.seed_everything(cfg.seed)
-    parts = Parts(cfg)
+    try:
+        runs.seed_everything(cfg.seed)
+        parts = Parts(cfg)
+    except ValueError as error:
+        raise runs.UsageError(str(error)) from error
     directory = Path(cfg.run.root) / run_name(cfg)
     if cfg.resume and (saved := runs.Checkpointer(directory / "checkpoints")).last:
         runs.compare_config(saved.read_config(), parts.config)
@@ -267,6 +270,9 @@ class Training:
         """Acts, and keeps how the episodes that ended came out."""
         if self.replay.needs_protect(self.collector.max_appended(num_steps)):
             self.save(None)
+            if self.replay.needs_protect(self.collector.max_appended(num_steps)):
+                size = f"{self.cfg.replay.capacity} with slack {self.cfg.replay.slack}"
+                raise runs.UsageError(f"replay.capacity: too small for one iteration, got {size}; raise either")
         episodes = self.collector.collect(num_steps)
         self.progress.env_steps += episodes.num_steps
         outcomes = episodes.returns if episodes.success is None else episodes.success.float()

@@ -45,6 +45,8 @@ class Exploration(TensorDictModuleBase):
         super().__init__()
         if anneal_steps < 1:
             raise ValueError(f"{type(self).__name__}: anneal_steps must be positive, got {anneal_steps}")
+        if isinstance(action_space, ActionSpace):
+            self.check_space(action_space)
         self._space: ActionSpace | TensorSpec = action_space
         self.anneal_steps = anneal_steps
         self.action_key = action_key
@@ -74,6 +76,9 @@ class Exploration(TensorDictModuleBase):
             explored = self.explore(tensordict, self._space_of(action, tensordict.batch_dims), action)
         return tensordict.set(self.action_key, explored)
 
+    def check_space(self, space: ActionSpace) -> None:
+        """Raises ``ValueError`` where this kind of noise does not suit the actions; called once they are known."""
+
     @abstractmethod
     def explore(self, tensordict: TensorDictBase, space: ActionSpace, action: Tensor) -> Tensor:
         """The action to execute: same shape and dtype as ``action``, which is not changed in place."""
@@ -91,7 +96,9 @@ class Exploration(TensorDictModuleBase):
         if isinstance(self._space, TensorSpec):
             # Only an action tells how many dimensions of the spec belong to the batch.
             spec_batch_dims = len(self._space.shape) - (action.ndim - batch_dims)
-            self._space = action_space_from_spec(self._space, batch_dims=spec_batch_dims)
+            space = action_space_from_spec(self._space, batch_dims=spec_batch_dims)
+            self.check_space(space)
+            self._space = space
         return self._space
 
 

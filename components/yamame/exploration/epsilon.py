@@ -151,11 +151,14 @@ class EpsilonGreedy(Exploration):
         self.end = end
         self.action_mask_key = action_mask_key
 
-    def explore(self, tensordict: TensorDictBase, space: ActionSpace, action: Tensor) -> Tensor:
-        """Replaces the action with probability epsilon."""
+    def check_space(self, space: ActionSpace) -> None:
+        """Refuses boxes."""
         if isinstance(space, BoxActions):
             raise ValueError(
                 "EpsilonGreedy: action_space must be discrete (GaussianNoise is for boxes), got BoxActions"
             )
+
+    def explore(self, tensordict: TensorDictBase, space: ActionSpace, action: Tensor) -> Tensor:
+        """Replaces the action with probability epsilon."""
         epsilon = self.anneal(self.start, self.end).expand(tensordict.batch_size)
         return perturb(space, action, epsilon, tensordict.get(self.action_mask_key, None))

@@ -40,8 +40,11 @@ class GaussianNoise(Exploration):
         self.start = start
         self.end = end
 
-    def explore(self, tensordict: TensorDictBase, space: ActionSpace, action: Tensor) -> Tensor:
-        """Adds the noise."""
+    def check_space(self, space: ActionSpace) -> None:
+        """Refuses all but boxes."""
         if not isinstance(space, BoxActions):
             raise ValueError(f"GaussianNoise: action_space must be a box, got {type(space).__name__}")
+
+    def explore(self, tensordict: TensorDictBase, space: ActionSpace, action: Tensor) -> Tensor:
+        """Adds the noise."""
         return perturb(space, action, self.anneal(self.start, self.end).expand(tensordict.batch_size), None)
