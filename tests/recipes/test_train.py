@@ -199,7 +199,7 @@ def test_a_replay_too_small_to_resume_from_ends_with_one_line_and_a_checkpoint(r
 
 def test_a_sweep_is_one_parent_run_with_its_jobs_as_children_and_points_are_logged_once(run, tmp_path):
     small = [a for a in TINY if a != "logger=none"]
-    assert run(*small, "-m", "encoder=gru,memoryless", "seed=0,1")[0] == 0
+    assert run("-m", *small, "encoder=gru,memoryless", "seed=0,1")[0] == 0
     assert run(*small, "encoder=gru", "seed=0", "resume=true", "budget.updates=4")[0] == 0
     assert sorted(p.name for p in (tmp_path / "runs").iterdir() if p.is_dir()) == [
         f"mazerunner-{encoder}-debug=tiny-seed={seed}" for encoder in ("gru", "memoryless") for seed in (0, 1)
