@@ -272,7 +272,9 @@ class Training:
             self.save(None)
             if self.replay.needs_protect(self.collector.max_appended(num_steps)):
                 size = f"{self.cfg.replay.capacity} with slack {self.cfg.replay.slack}"
-                raise runs.UsageError(f"replay.capacity: too small for one iteration, got {size}; raise either")
+                raise runs.UsageError(
+                    f"replay.capacity: too small for one iteration, got {size}; raise either"
+                )
         episodes = self.collector.collect(num_steps)
         self.progress.env_steps += episodes.num_steps
         outcomes = episodes.returns if episodes.success is None else episodes.success.float()

@@ -148,7 +148,8 @@ def test_one_update_of_the_loss_moves_every_parameter_of_the_agent(kind):
     )
     batch["mask"] = torch.ones(ROWS, 7, 1, dtype=torch.bool)
     batch["next"] = TensorDict(
-        {"reward": torch.randn(ROWS, 7, 1), "terminated": torch.zeros(ROWS, 7, 1, dtype=torch.bool)}, [ROWS, 7]
+        {"reward": torch.randn(ROWS, 7, 1), "terminated": torch.zeros(ROWS, 7, 1, dtype=torch.bool)},
+        [ROWS, 7],
     )
     with pytest.warns(UserWarning, match="target network updater"):
         terms = loss(batch)

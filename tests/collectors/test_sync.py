@@ -77,7 +77,9 @@ def test_every_step_is_stored_once_and_the_counters_agree():
     lengths = torch.cat([episodes.lengths for episodes in brought])
     assert lengths.tolist() == [len(row) - 1 for row in collector.replay.rows]
     returns = torch.cat([episodes.returns for episodes in brought])
-    assert returns.tolist() == pytest.approx([float(row["next", "reward"].sum()) for row in collector.replay.rows])
+    assert returns.tolist() == pytest.approx(
+        [float(row["next", "reward"].sum()) for row in collector.replay.rows]
+    )
     success = torch.cat([episodes.success for episodes in brought])
     assert success.tolist() == [bool(row["next", "success"].any()) for row in collector.replay.rows]
 
@@ -124,7 +126,9 @@ def test_acting_follows_pushed_weights_only():
             parameter.add_(1.0)
     assert all(torch.equal(a, b) for a, b in zip(before, collector.policy.parameters(), strict=True))
     collector.update_policy_weights_(TensorDict.from_module(learner).data)
-    assert all(torch.equal(a, b) for a, b in zip(learner.parameters(), collector.policy.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(learner.parameters(), collector.policy.parameters(), strict=True)
+    )
 
 
 def test_any_torchrl_environment_collects_after_the_context_transform():

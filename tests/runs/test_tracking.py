@@ -2,6 +2,9 @@
 
 import json
 import logging
+import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -205,3 +208,20 @@ def test_relative_databases_become_absolute_and_other_stores_stay(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     assert store.absolute_uri("sqlite:///mlflow.db") == f"sqlite:///{tmp_path / 'mlflow.db'}"
     assert store.absolute_uri("http://host:5000") == "http://host:5000"
+
+
+def test_several_processes_may_set_up_one_database_at_once(tmp_path):
+    program = (
+        "import sys; from pathlib import Path; from yamame.runs import MLflowTracker\n"
+        "tracker = MLflowTracker(tracking_uri='sqlite:///together.db', system_metrics=False)\n"
+        "directory = Path(sys.argv[1]); directory.mkdir()\n"
+        "with tracker.start(directory, name=sys.argv[1], params={}): tracker.log({'a': 1.0}, step=1)\n"
+    )
+    command = [sys.executable, "-c", program]
+    processes = [subprocess.Popen([*command, name], cwd=tmp_path, stderr=subprocess.PIPE) for name in "abc"]
+    assert [(process.communicate()[1][-500:], process.returncode) for process in processes] == [(b"", 0)] * 3
+    with sqlite3.connect(tmp_path / "together.db") as database:
+        assert database.execute("select name, status from runs order by name").fetchall() == [
+            (name, "FINISHED") for name in "abc"
+        ]
+        assert len(database.execute("select * from experiments where name = 'yamame'").fetchall()) == 1

@@ -4,13 +4,15 @@ The database is SQLite by default, artifacts lie in ``mlruns`` beside it. MLflow
 opened.
 """
 
+import fcntl
 import json
 import logging
 import os
 import re
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -146,9 +148,7 @@ class MLflowRun:
 def _connect(tracking_uri: str) -> "MlflowClient":
     """A client, after keeping MLflow from talking: no log lines, no usage statistics, no foreign warnings."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    if tracking_uri.startswith(_SQLITE):
-        Path(tracking_uri.removeprefix(_SQLITE)).parent.mkdir(parents=True, exist_ok=True)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _alone_with(tracking_uri):
         warnings.simplefilter("ignore")
         from mlflow.tracking import MlflowClient
 
@@ -157,6 +157,22 @@ def _connect(tracking_uri: str) -> "MlflowClient":
         client = MlflowClient(tracking_uri)
         client.search_experiments(max_results=1)
     return client
+
+
+@contextmanager
+def _alone_with(tracking_uri: str) -> Iterator[None]:
+    """Keeps other processes waiting: MLflow fails where two of them set up one SQLite database at once."""
+    if not tracking_uri.startswith(_SQLITE):
+        yield
+        return
+    folder = Path(tracking_uri.removeprefix(_SQLITE)).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _experiment_id(client: "MlflowClient", tracking_uri: str, name: str) -> str:
