@@ -11,7 +11,6 @@ many updates as `schedule.updates_per_step` allows. All state between two update
 CPU a killed and resumed run ends with the same parameters, bit for bit, as one that was never stopped.
 """
 
-import re
 import statistics
 from collections import deque
 from collections.abc import Mapping
@@ -19,29 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from tensordict import TensorDict, TensorDictBase
-from torch import nn
+from tensordict import TensorDict
 from torchrl.envs import Compose, EnvBase
 from yamame import runs
 from yamame.agent import InContextAgent
 from yamame.evaluation import EvaluationResult, evaluate, film
-from yamame.runs.hydra import instantiate, main, objective, plain
+from yamame.runs.hydra import instantiate, main, objective, plain, run_name
 from yamame.runs.summary import Status
-
-NOT_IN_NAME = (
-    "run.",
-    "budget.",
-    "evaluation.",
-    "checkpoint.",
-    "logger",
-    "resume",
-    "env=",
-    "encoder=",
-    "seed=",
-)
-"""Overrides that make no other run, or that stand in its name anyway."""
 
 
 def train(cfg: DictConfig) -> float:
@@ -51,24 +35,13 @@ def train(cfg: DictConfig) -> float:
         parts = Parts(cfg)
     except ValueError as error:
         raise runs.UsageError(str(error)) from error
-    directory = Path(cfg.run.root) / run_name(cfg)
+    directory = Path(cfg.run.root) / (cfg.run.name or run_name("env", "encoder", seed=cfg.seed))
     if cfg.resume and (saved := runs.Checkpointer(directory / "checkpoints")).last:
         runs.compare_config(saved.read_config(), parts.config)
     with runs.RunDirectory.open(
         cfg.run.root, directory.name, resume=cfg.resume, overwrite=cfg.run.overwrite
     ) as run:
         return Training(cfg, parts, run).run()
-
-
-def run_name(cfg: DictConfig) -> str:
-    """The given name, or one made of the environment, the encoder, every other override and the seed."""
-    if cfg.run.name is not None:
-        return str(cfg.run.name)
-    hydra = HydraConfig.get()
-    others = [text for text in hydra.overrides.task if not text.lstrip("+").startswith(NOT_IN_NAME)]
-    choices = hydra.runtime.choices
-    parts = [choices["env"], choices["encoder"], *sorted(others), f"seed={cfg.seed}"]
-    return re.sub(r"[^A-Za-z0-9._=,+-]", "-", "-".join(parts))[:120]
 
 
 class Parts:
@@ -86,7 +59,7 @@ class Parts:
             )
         self.held_out = instantiate(cfg.env, num_envs=cfg.evaluation.num_episodes, device=cfg.device)
         self.agent = build_agent(cfg, self.env)
-        self.learner = Learner(cfg, self.agent)
+        self.learner = build_learner(cfg, self.agent)
         self.exploration = instantiate(cfg.exploration, action_space=self.agent.action_space)
         # Relabelling sees whole trajectories; windows are cut afterwards.
         relabel = [instantiate(cfg.relabel)] if self.has_goals else []
@@ -110,45 +83,24 @@ def build_agent(cfg: DictConfig, env: EnvBase) -> InContextAgent:
     ).to(cfg.device)
 
 
-class Learner:
-    """One gradient step at a time: loss, guard, clipping, optimizer, learning-rate warm-up, target networks."""
-
-    def __init__(self, cfg: DictConfig, agent: InContextAgent) -> None:
-        self.loss = instantiate(
-            cfg.agent.loss,
-            encoder=agent.encoder,
-            actor=agent.actor,
-            critic=agent.critic,
-            returns=agent.returns,
-            action_space=agent.action_space,
-            gammas=agent.gammas,
-        ).to(cfg.device)
-        self.target_updater = instantiate(cfg.agent.target_updater, loss_module=self.loss)
-        self.parameters = [p for p in agent.parameters() if p.requires_grad]
-        self.optimizer = instantiate(cfg.optimizer, params=self.parameters)
-        warmup = max(1, cfg.schedule.warmup_updates)
-        self.warmup = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda k: min(1.0, (k + 1) / warmup))
-        self.max_grad_norm = cfg.schedule.max_grad_norm
-
-    def update(
-        self, batch: TensorDictBase, guard: runs.NonFiniteGuard, *, step: int, seed: int
-    ) -> dict[str, torch.Tensor]:
-        """Learns from one batch; returns detached metrics, none when the loss was not finite."""
-        out = self.loss(batch)
-        total = torch.stack([value for key, value in out.items() if key.startswith("loss_")]).sum()
-        if not guard.check(total, batch, step=step, seed=seed):
-            return {}
-        self.optimizer.zero_grad()
-        total.backward()
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
-        self.optimizer.step()
-        self.warmup.step()
-        self.target_updater.step()
-        return {key: value.detach() for key, value in {**out, "loss": total, "grad_norm": norm}.items()}
-
-    def components(self) -> dict[str, Any]:
-        """What a checkpoint needs of the learner."""
-        return {"loss": self.loss, "optimizer": self.optimizer, "warmup": self.warmup}
+def build_learner(cfg: DictConfig, agent: InContextAgent) -> runs.Learner:
+    """The learner of the configuration for an agent."""
+    loss = instantiate(
+        cfg.agent.loss,
+        encoder=agent.encoder,
+        actor=agent.actor,
+        critic=agent.critic,
+        returns=agent.returns,
+        action_space=agent.action_space,
+        gammas=agent.gammas,
+    ).to(cfg.device)
+    return runs.Learner(
+        loss,
+        instantiate(cfg.optimizer, params=[p for p in agent.parameters() if p.requires_grad]),
+        instantiate(cfg.agent.target_updater, loss_module=loss),
+        max_grad_norm=cfg.schedule.max_grad_norm,
+        warmup_updates=cfg.schedule.warmup_updates,
+    )
 
 
 class Progress:

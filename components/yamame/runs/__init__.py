@@ -16,6 +16,7 @@ from yamame.runs.errors import UsageError as UsageError
 from yamame.runs.figures import learning_curve as learning_curve
 from yamame.runs.figures import write_gif as write_gif
 from yamame.runs.guard import NonFiniteGuard as NonFiniteGuard
+from yamame.runs.learner import Learner as Learner
 from yamame.runs.progress import ProgressBar as ProgressBar
 from yamame.runs.progress import print_table as print_table
 from yamame.runs.seeding import GlobalRNGState as GlobalRNGState

@@ -18,6 +18,7 @@ import inspect
 import itertools
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import Any
 
 import hydra
 from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -38,6 +40,8 @@ from yamame.runs.sweep import close_sweep
 
 ALLOWED = ("yamame.", "yamame_envs.", "torchrl.", "torch.")
 """Prefixes of what a configuration may name as ``_target_``."""
+NOT_IN_NAME = ("run.", "budget.", "evaluation.", "checkpoint.", "logger", "resume")
+"""How overrides begin that make no other run."""
 _SPECIAL = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
 _VERSION_BASE = "1.3"
 _USAGE_STATUS = 2
@@ -182,6 +186,22 @@ def objective(value: float | None, *, worst: float = 0.0) -> float:
     (0.75, 0.0, -1.0)
     """
     return float(value) if value is not None and math.isfinite(value) else worst
+
+
+def run_name(*groups: str, seed: int) -> str:
+    """A name for the run that Hydra is running: equal command lines get equal names, different runs different ones.
+
+    Args:
+        groups: Configuration groups whose choices begin the name.
+        seed: Ends the name.
+
+    Overrides of anything else stand in between, but for those that leave the run what it is (its budget, say).
+    """
+    hydra_config = HydraConfig.get()
+    known = (*NOT_IN_NAME, "seed=", *(f"{group}=" for group in groups))
+    others = sorted(text for text in hydra_config.overrides.task if not text.lstrip("+").startswith(known))
+    choices = [hydra_config.runtime.choices[group] for group in groups]
+    return re.sub(r"[^A-Za-z0-9._=,+-]", "-", "-".join([*choices, *others, f"seed={seed}"]))[:120]
 
 
 def main(

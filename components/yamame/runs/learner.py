@@ -1,0 +1,76 @@
+"""One gradient step at a time, as every recipe makes it."""
+
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+from torchrl.objectives import LossModule, TargetNetUpdater
+
+from yamame.runs.guard import NonFiniteGuard
+
+
+class Learner:
+    """Loss, guard, gradient clipping, optimizer, learning-rate warm-up, target networks: in this order.
+
+    Args:
+        loss: Writes terms ``loss_*`` whose sum is minimised.
+        optimizer: Over all parameters that are learned.
+        target_updater: Moves the targets after the optimizer's step.
+        max_grad_norm: Global norm at which gradients are clipped.
+        warmup_updates: Updates over which the learning rate rises linearly to its value.
+
+    Raises:
+        ValueError: If ``max_grad_norm`` is not positive or ``warmup_updates`` is negative.
+    """
+
+    def __init__(
+        self,
+        loss: LossModule,
+        optimizer: torch.optim.Optimizer,
+        target_updater: TargetNetUpdater,
+        *,
+        max_grad_norm: float,
+        warmup_updates: int,
+    ) -> None:
+        if not max_grad_norm > 0:
+            raise ValueError(f"Learner: max_grad_norm must be positive, got {max_grad_norm}")
+        if warmup_updates < 0:
+            raise ValueError(f"Learner: warmup_updates must not be negative, got {warmup_updates}")
+        self.loss = loss
+        self.optimizer = optimizer
+        self.target_updater = target_updater
+        self.max_grad_norm = max_grad_norm
+        length = max(1, warmup_updates)
+        self.warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: min(1.0, (k + 1) / length))
+
+    def update(
+        self, batch: TensorDictBase, guard: NonFiniteGuard, *, step: int, seed: int
+    ) -> dict[str, Tensor]:
+        """Learns from one batch.
+
+        Args:
+            batch: What the loss takes.
+            guard: Decides whether the update is made, and keeps the evidence when it is not.
+            step: Number of this update, for the evidence.
+            seed: The run's seed, for the evidence.
+
+        Returns:
+            Detached metrics: what the loss wrote, ``loss`` and ``grad_norm``. Empty if no update was made.
+        """
+        out = self.loss(batch)
+        total = torch.stack([value for key, value in out.items() if key.startswith("loss_")]).sum()
+        if not guard.check(total, batch, step=step, seed=seed):
+            return {}
+        self.optimizer.zero_grad()
+        total.backward()
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        norm = nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
+        self.optimizer.step()
+        self.warmup.step()
+        self.target_updater.step()
+        return {key: value.detach() for key, value in {**out, "loss": total, "grad_norm": norm}.items()}
+
+    def components(self) -> dict[str, Any]:
+        """What a checkpoint needs to go on learning."""
+        return {"loss": self.loss, "optimizer": self.optimizer, "warmup": self.warmup}
