@@ -156,3 +156,13 @@ def test_one_update_of_the_loss_moves_every_parameter_of_the_agent(kind):
     sum(value for key, value in terms.items() if key.startswith("loss_")).backward()
     still = [name for name, p in agent.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
     assert still == []
+
+
+@pytest.mark.parametrize("mode", [ExplorationType.RANDOM, ExplorationType.DETERMINISTIC])
+def test_an_action_that_is_not_allowed_is_never_chosen(mode):
+    agent = make_agent().eval()
+    step = timesteps(agent, 1)[:, 0]
+    step["action_mask"] = torch.tensor([[False, False, True, False]] * ROWS)
+    policy = agent.policy().eval()
+    with set_exploration_type(mode):
+        assert all(policy(step.clone())["action"].tolist() == [2] * ROWS for _ in range(20))

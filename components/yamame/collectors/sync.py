@@ -120,8 +120,11 @@ class SyncCollector:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned, in a collector built from the same settings."""
         self.env.load_state_dict(state["env"])
-        self._current = state["current"]
-        self._assembler.load_state_dict(state["open"])
+        current, device = state["current"], self.env.device
+        self._current = current if current is None or device is None else current.to(device)
+        self._assembler.load_state_dict(
+            {k: v if v is None or device is None else v.to(device) for k, v in state["open"].items()}
+        )
         self.policy.load_state_dict(state["policy"])
         self.policy.trajectory_encoder.load_memory_state_dict(state["memory"])
         if self.exploration is not None:
