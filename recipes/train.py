@@ -265,7 +265,8 @@ class Training:
         summary = result.summary()
         if not curve or curve[-1]["env_steps"] < step:
             curve.append({"env_steps": step, **summary})
-        self.tracker.log({f"eval/{key}": value for key, value in summary.items()}, step=step)
+        costs = {f"cost/{key}": value for key, value in self.costs.state_dict().items()}
+        self.tracker.log({f"eval/{key}": value for key, value in summary.items()} | costs, step=step)
         return result
 
     def save(self, best_by: float | None) -> None:

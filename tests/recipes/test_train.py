@@ -217,7 +217,7 @@ def test_a_sweep_is_one_parent_run_with_its_jobs_as_children_and_points_are_logg
     assert len(set(parents)) == 1
     assert parents[0][0] in {identity for identity, _ in runs}
     assert twice == []
-    assert {"eval/success_mean", "train/loss", "train/grad_norm"} <= metrics
+    assert {"eval/success_mean", "train/loss", "train/grad_norm", "cost/cpu_s"} <= metrics
 
 
 def test_a_loss_that_is_not_finite_keeps_the_evidence_and_stops_the_run(run, tmp_path):
