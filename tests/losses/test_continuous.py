@@ -33,7 +33,10 @@ def bandit(batch: int) -> TensorDict:
 @pytest.mark.parametrize("distribution", ["tanh_normal", "beta"])
 def test_the_policy_finds_the_best_continuous_action(coefficients, distribution):
     torch.manual_seed(0)
-    space, gammas = BoxActions(torch.tensor([-2.0]), torch.tensor([2.0]), distribution=distribution), (0.5, 0.9)
+    space, gammas = (
+        BoxActions(torch.tensor([-2.0]), torch.tensor([2.0]), distribution=distribution),
+        (0.5, 0.9),
+    )
     encoder = nn.Sequential(nn.Linear(1, 32), nn.LeakyReLU(), nn.Linear(32, 32), nn.LayerNorm(32))
     actor = ActorHead(32, action_space=space, num_gammas=2, hidden_size=32)
     loss = MultiGammaREDQLoss(
