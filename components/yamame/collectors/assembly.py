@@ -76,11 +76,13 @@ def _segments(begin: Tensor, end: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
 
     Ends of one row come in increasing order; an episode begins after the row's former end, or at ``begin[row]``.
     """
-    following = begin.clone()
+    following = begin.scatter_reduce(0, row, end + 1, "amax")
+    order = row.argsort(stable=True)
+    sorted_row, sorted_end = row[order], end[order]
+    first = torch.ones_like(order, dtype=torch.bool)
+    first[1:] = sorted_row[1:] != sorted_row[:-1]
     start = torch.empty_like(end)
-    for i, (e, r) in enumerate(zip(end.tolist(), row.tolist(), strict=True)):
-        start[i] = following[r]
-        following[r] = e + 1
+    start[order] = torch.where(first, begin[sorted_row], sorted_end.roll(1) + 1)
     return start, following
 
 
