@@ -11,6 +11,7 @@ many updates as `schedule.updates_per_step` allows. All state between two update
 CPU a killed and resumed run ends with the same parameters, bit for bit, as one that was never stopped.
 """
 
+import shutil
 import statistics
 from collections import deque
 from collections.abc import Mapping
@@ -137,13 +138,15 @@ class Training:
         )
         self.policy = parts.agent.policy()
         resumed = run.resumed and self.checkpoints.last is not None
+        if not resumed:  # a run that was stopped before its first checkpoint begins again
+            shutil.rmtree(run.path / "replay", ignore_errors=True)
         self.replay = instantiate(
             cfg.replay,
             path=run.path / "replay",
             batch_size=cfg.schedule.batch_size,
             transform=parts.transform,
             owner=run.path.name,
-            resume=run.resumed,
+            resume=resumed,
         )
         self.collector = instantiate(
             cfg.collector,
@@ -155,8 +158,6 @@ class Training:
         if resumed:
             self.checkpoints.load(self.components())
         else:
-            if run.resumed:  # it was stopped before its first checkpoint: begin again
-                self.replay.empty()
             run.write_text("config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
 
     def components(self) -> dict[str, Any]:

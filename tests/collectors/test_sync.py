@@ -110,16 +110,23 @@ def test_a_saved_collector_goes_on_exactly_where_it_stood_in_a_new_one(encoder):
     first.collect(3 * 30)
     second = make_collector(MazeRunner(**settings), encoder=encoder)
     second.load_state_dict(state)
+    restored = second.policy.trajectory_encoder.memory_state_dict()
+    assert restored["age"].any()
+    assert all(torch.equal(restored[name], value) for name, value in state["memory"].items())
     torch.set_rng_state(random)
     second.collect(3 * 30)
+    memories = [c.policy.trajectory_encoder.memory_state_dict() for c in (first, second)]
+    assert memories[0].keys() == memories[1].keys()
+    assert all(torch.equal(memories[0][name], memories[1][name]) for name in memories[0])
     assert len(first.replay.rows) == len(second.replay.rows) >= 6
     for a, b in zip(first.replay.rows, second.replay.rows, strict=True):
         assert (a == b).all()
 
 
 def test_acting_follows_pushed_weights_only():
-    collector = make_collector(PassiveTMaze(num_envs=2, length=3), explore=False)
-    learner = copy.deepcopy(collector.policy)
+    env = PassiveTMaze(num_envs=2, length=3)
+    learner = make_collector(env).policy
+    collector = SyncCollector(env, learner, Shelf())
     before = [p.clone() for p in collector.policy.parameters()]
     with torch.no_grad():
         for parameter in learner.parameters():

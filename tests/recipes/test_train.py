@@ -190,6 +190,18 @@ def test_five_kills_and_resumes_end_with_the_same_bits(run, tmp_path):
     assert differing(parameters(tmp_path / "runs/whole"), parameters(directory)) == []
 
 
+def test_a_run_stopped_before_its_first_checkpoint_begins_again_and_equals_one_that_was_not(run, tmp_path):
+    late = [*SHORT, "checkpoint.interval=100000", "evaluation.interval=100000"]
+    assert run(*late, "run.name=whole")[0] == 0
+    with pytest.raises(FloatingPointError):
+        run(*late, "run.name=again", "optimizer.lr=1e30")
+    directory = tmp_path / "runs/again"
+    assert not list(directory.glob("checkpoints/*.pt"))
+    assert (directory / "replay/meta.json").exists()
+    assert run(*late, "run.name=again", "resume=true")[0] == 0
+    assert differing(parameters(tmp_path / "runs/whole"), parameters(directory)) == []
+
+
 def test_a_replay_too_small_to_resume_from_ends_with_one_line_and_a_checkpoint(run, tmp_path):
     status, _, err = run(*SHORT, "run.name=small", "replay.slack=0.1")
     assert status == 2
