@@ -1,4 +1,4 @@
-"""Natively batched TorchRL environments for in-context reinforcement learning.
+"""TorchRL environments for in-context reinforcement learning: natively batched ones, and other people's.
 
 Names are loaded on first use, so importing this package is cheap and imports neither torch nor TorchRL. Where
 Gymnasium is installed, importing it also registers the environments there:
@@ -12,16 +12,52 @@ from typing import TYPE_CHECKING, Any
 from yamame_envs.registration import register as register
 
 if TYPE_CHECKING:
+    from yamame_envs.bandits import Bandits as Bandits
     from yamame_envs.base import BatchedEnv as BatchedEnv
+    from yamame_envs.context import ContextEnv as ContextEnv
+    from yamame_envs.darkroom import DarkKeyDoor as DarkKeyDoor
+    from yamame_envs.delivery import PackageDelivery as PackageDelivery
+    from yamame_envs.frozenlake import MetaFrozenLake as MetaFrozenLake
     from yamame_envs.goal_env import GoalEnv as GoalEnv
+    from yamame_envs.hosted.env import HostedEnv as HostedEnv
+    from yamame_envs.hosted.gym import Gym as Gym
+    from yamame_envs.hosted.workers import Workers as Workers
     from yamame_envs.mazerunner import MazeRunner as MazeRunner
+    from yamame_envs.suites.atari import Atari as Atari
+    from yamame_envs.suites.crafter import Crafter as Crafter
+    from yamame_envs.suites.half_cheetah import HalfCheetahVel as HalfCheetahVel
+    from yamame_envs.suites.metaworld import MetaWorld as MetaWorld
+    from yamame_envs.suites.minigrid import MiniGrid as MiniGrid
+    from yamame_envs.suites.multi_domain import MultiDomain as MultiDomain
+    from yamame_envs.suites.popgym import POPGym as POPGym
+    from yamame_envs.tmaze import ActiveTMaze as ActiveTMaze
     from yamame_envs.tmaze import PassiveTMaze as PassiveTMaze
+    from yamame_envs.trials import RepeatedTrials as RepeatedTrials
+    from yamame_envs.wind import Wind as Wind
 
 _HOMES = {
+    "ActiveTMaze": "yamame_envs.tmaze",
+    "Atari": "yamame_envs.suites.atari",
+    "Bandits": "yamame_envs.bandits",
     "BatchedEnv": "yamame_envs.base",
+    "ContextEnv": "yamame_envs.context",
+    "Crafter": "yamame_envs.suites.crafter",
+    "DarkKeyDoor": "yamame_envs.darkroom",
     "GoalEnv": "yamame_envs.goal_env",
+    "Gym": "yamame_envs.hosted.gym",
+    "HalfCheetahVel": "yamame_envs.suites.half_cheetah",
+    "HostedEnv": "yamame_envs.hosted.env",
     "MazeRunner": "yamame_envs.mazerunner",
+    "MetaFrozenLake": "yamame_envs.frozenlake",
+    "MetaWorld": "yamame_envs.suites.metaworld",
+    "MiniGrid": "yamame_envs.suites.minigrid",
+    "MultiDomain": "yamame_envs.suites.multi_domain",
+    "POPGym": "yamame_envs.suites.popgym",
+    "PackageDelivery": "yamame_envs.delivery",
     "PassiveTMaze": "yamame_envs.tmaze",
+    "RepeatedTrials": "yamame_envs.trials",
+    "Wind": "yamame_envs.wind",
+    "Workers": "yamame_envs.hosted.workers",
 }
 
 

@@ -14,7 +14,7 @@ from yamame_envs.actions import DiscreteActions
 from yamame_envs.goal_env import GoalEnv
 from yamame_envs.maze import DIRECTIONS, clear_spawn, grow_walls, sight
 from yamame_envs.random import fold, integers, permutation, subset
-from yamame_envs.rendering import Palette, disc, frame, ring, tile
+from yamame_envs.rendering import Palette, disc, frame, goal
 from yamame_envs.tasks import Tensors
 
 _COMPLEXITY = 0.75
@@ -169,18 +169,9 @@ class MazeRunner(GoalEnv):
         walls = memory.task["walls"][row].view(self._size, self._size).cpu().numpy()
         picture = frame(walls)
         active = int(memory.state["active"][row])
-        for rank, goal in enumerate(memory.task["instruction"][row].tolist()):
-            if goal[0] == GOAL_PAD:
-                break
-            cell = (int(goal[0]), int(goal[1]))
-            if rank < active:
-                disc(picture, cell, Palette.COMPLETED, 0.18)
-            elif rank == active:
-                tile(picture, cell, Palette.ACTIVE_TILE)
-                ring(picture, cell, Palette.ACTIVE, 0.42)
-                disc(picture, cell, Palette.ACTIVE, 0.24)
-            else:
-                ring(picture, cell, Palette.FUTURE, 0.36, opacity=max(0.35, 1.0 - 0.2 * (rank - active - 1)))
+        for rank, place in enumerate(memory.task["instruction"][row].tolist()):
+            if place[0] != GOAL_PAD:
+                goal(picture, (int(place[0]), int(place[1])), rank - active)
         agent = divmod(int(memory.state["cell"][row]), self._size)
         disc(picture, agent, Palette.AGENT, 0.34)
         return picture

@@ -2,8 +2,14 @@
 
 _MAKER = "yamame_envs.gymnasium_env:make_single"
 _TARGETS = {
+    "yamame/ActiveTMaze-v0": "yamame_envs.tmaze:ActiveTMaze",
+    "yamame/Bandits-v0": "yamame_envs.bandits:Bandits",
+    "yamame/DarkKeyDoor-v0": "yamame_envs.darkroom:DarkKeyDoor",
     "yamame/MazeRunner-v0": "yamame_envs.mazerunner:MazeRunner",
+    "yamame/MetaFrozenLake-v0": "yamame_envs.frozenlake:MetaFrozenLake",
+    "yamame/PackageDelivery-v0": "yamame_envs.delivery:PackageDelivery",
     "yamame/PassiveTMaze-v0": "yamame_envs.tmaze:PassiveTMaze",
+    "yamame/Wind-v0": "yamame_envs.wind:Wind",
 }
 
 

@@ -65,3 +65,19 @@ def disc(picture: Picture, cell: tuple[int, int], color: Color, radius: float) -
 def ring(picture: Picture, cell: tuple[int, int], color: Color, radius: float, opacity: float = 1.0) -> None:
     """Paints a ring two pixels wide into a cell, in place; ``radius`` in cells, ``opacity`` in [0, 1]."""
     _blend(_window(picture, cell), color, opacity * np.clip(1.5 - np.abs(radius * CELL - _distance()), 0, 1))
+
+
+def goal(picture: Picture, cell: tuple[int, int], rank: int) -> None:
+    """Paints a goal into a cell, in place.
+
+    The active goal (``rank`` 0) is a bright disc within a ring, future goals (1, 2, ...) are rings that fade
+    with their rank, completed goals (below 0) are small dots.
+    """
+    if rank < 0:
+        disc(picture, cell, Palette.COMPLETED, 0.18)
+    elif rank == 0:
+        tile(picture, cell, Palette.ACTIVE_TILE)
+        ring(picture, cell, Palette.ACTIVE, 0.42)
+        disc(picture, cell, Palette.ACTIVE, 0.24)
+    else:
+        ring(picture, cell, Palette.FUTURE, 0.36, opacity=max(0.35, 1.2 - 0.2 * rank))

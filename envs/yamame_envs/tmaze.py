@@ -1,8 +1,10 @@
-"""Passive T-Maze: remember a sign from the start of a corridor until its end.
+"""T-Mazes: remember a sign until the end of a corridor.
 
 Source: Ni et al., "When do transformers shine in RL?", arXiv 2307.03864; the rewards as in AMAGO, arXiv
 2310.09971.
 """
+
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +15,110 @@ from torchrl.data import Bounded
 from yamame_envs.actions import DiscreteActions
 from yamame_envs.base import BatchedEnv
 from yamame_envs.random import fold, integers
-from yamame_envs.rendering import Palette, disc, frame, ring, tile
+from yamame_envs.rendering import Palette, disc, frame, goal, tile
 from yamame_envs.tasks import Tensors
 
 _COLUMNS_SHOWN = 41
 
 
-class PassiveTMaze(BatchedEnv):
+class _TMaze(BatchedEnv):
+    """The sign is at x = 0, the start ``_START`` cells behind it, the junction ``length`` cells behind that.
+
+    The sign is seen at the first visit of x = 0. There is time to go to it, back and on to the junction, and
+    for one step more. Every step in which it could still be fetched in time, the first ``_START`` ones, is
+    free.
+    """
+
+    _START: ClassVar[int]
+    _moves: Tensor
+
+    def __init__(
+        self,
+        *,
+        num_envs: int = 1,
+        length: int = 32,
+        penalty: float | None = None,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self._require("length", length, length >= 1, "be at least 1")
+        self._require("penalty", penalty, penalty is None or penalty <= 0, "be at most 0")
+        self._length = length
+        self._junction = self._START + length
+        self._last = self._START + self._junction
+        self._penalty = -1.0 / length if penalty is None else penalty
+        super().__init__(
+            num_envs=num_envs,
+            time_limit=self._last + 1,
+            actions=DiscreteActions(4),
+            observations={"observation": Bounded(-1.0, 1.0, shape=(2,), dtype=torch.float32, device=device)},
+            seed=seed,
+            device=device,
+        )
+        moves = torch.tensor([[1, 0], [0, 1], [-1, 0], [0, -1]], device=self.device)
+        self.register_buffer("_moves", moves, persistent=False)
+
+    def _draw_tasks(self, task_seed: Tensor) -> Tensors:
+        return {"side": 2 * integers(fold(task_seed, 0), 2) - 1}
+
+    def _begin(self, task: Tensors) -> Tensors:
+        side = task["side"]
+        place = side.new_zeros(len(side), 2)
+        place[:, 0] = self._START
+        # Whether x = 0 was not visited at any earlier timestep.
+        return {"place": place, "unread": torch.ones_like(side, dtype=torch.bool)}
+
+    def _transition(self, task: Tensors, state: Tensors, action: Tensor) -> tuple[Tensors, Tensor, Tensor]:
+        place, step = state["place"], state["step_index"]
+        unread = state["unread"] & (place[:, 0] != 0)
+        target = place + self._moves.index_select(0, action)
+        x, y = target.unbind(-1)
+        exists = (x >= 0) & (x <= self._junction) & (y.abs() <= ((x == self._junction).to(torch.int64)))
+        place = torch.where(exists.unsqueeze(-1), target, place)
+        last = step == self._last
+        success = last & (place[:, 1] == task["side"]).unsqueeze(-1)
+        free = (action == 0).unsqueeze(-1) | last
+        if self._START > 0:
+            free |= step < self._START
+        return {"place": place, "unread": unread}, success + torch.where(free, 0.0, self._penalty), success
+
+    def _observe(self, task: Tensors, state: Tensors) -> Tensors:
+        x, y = state["place"].unbind(-1)
+        sign = torch.where(state["unread"] & (x == 0), task["side"], y)
+        return {"observation": torch.stack([x == self._junction, sign], -1).to(torch.float32)}
+
+    def render(self, row: int = 0) -> npt.NDArray[np.uint8]:
+        """Draws one row: ``[H, W, 3]`` uint8 RGB; of a long corridor, the part around the agent.
+
+        The agent is a disc, the goal a bright disc within a ring. Until the sign is seen, its cell is lit
+        unless the agent starts there; while it is seen, the cell that it points to is lit.
+        """
+        memory = self._memory
+        self._require(
+            "row", row, bool(memory.task) and 0 <= row < self.batch_size[0], "be a row that was reset"
+        )
+        x, y = memory.state["place"][row].tolist()
+        side = int(memory.task["side"][row])
+        columns = min(self._junction + 1, _COLUMNS_SHOWN)
+        left = min(max(x - columns // 2, 0), self._junction + 1 - columns)
+        walls = np.ones((5, columns + 2), bool)
+        walls[2, 1:-1] = False
+        junction = self._junction - left + 1
+        if junction <= columns:
+            walls[1:4, junction] = False
+        picture = frame(walls)
+        if junction <= columns:
+            goal(picture, (2 - side, junction), 0)
+        if bool(memory.state["unread"][row]) and left == 0:
+            if x == 0:
+                disc(picture, (2 - side, 1), Palette.ACTIVE, 0.24)
+            else:
+                tile(picture, (2, 1), Palette.ACTIVE_TILE)
+        disc(picture, (2 - y, x - left + 1), Palette.AGENT, 0.34)
+        return picture
+
+
+class PassiveTMaze(_TMaze):
     """A corridor with a junction at its end; a sign at the first step tells which way to turn there.
 
     Cells are x = 0..``length`` with y = 0, and y = 1 or -1 at x = ``length``. Actions: 0 right, 1 up (y+1),
@@ -44,79 +143,35 @@ class PassiveTMaze(BatchedEnv):
     tensor([1, 1])
     """
 
-    _moves: Tensor
+    _START = 0
 
-    def __init__(
-        self,
-        *,
-        num_envs: int = 1,
-        length: int = 32,
-        penalty: float | None = None,
-        seed: int = 0,
-        device: str | torch.device = "cpu",
-    ) -> None:
-        self._require("length", length, length >= 1, "be at least 1")
-        self._require("penalty", penalty, penalty is None or penalty <= 0, "be at most 0")
-        self._length = length
-        self._penalty = -1.0 / length if penalty is None else penalty
-        super().__init__(
-            num_envs=num_envs,
-            time_limit=length + 1,
-            actions=DiscreteActions(4),
-            observations={"observation": Bounded(-1.0, 1.0, shape=(2,), dtype=torch.float32, device=device)},
-            seed=seed,
-            device=device,
-        )
-        moves = torch.tensor([[1, 0], [0, 1], [-1, 0], [0, -1]], device=self.device)
-        self.register_buffer("_moves", moves, persistent=False)
 
-    def _draw_tasks(self, task_seed: Tensor) -> Tensors:
-        return {"side": 2 * integers(fold(task_seed, 0), 2) - 1}
+class ActiveTMaze(_TMaze):
+    """A corridor with a junction at its end; the sign that tells which way to turn must be fetched first.
 
-    def _begin(self, task: Tensors) -> Tensors:
-        return {"place": torch.zeros(len(task["side"]), 2, dtype=torch.int64, device=task["side"].device)}
+    Cells are x = 0..``length + 1`` with y = 0, and y = 1 or -1 at the junction x = ``length + 1``. The agent
+    starts at x = 1, the sign is at x = 0 and is seen at the first visit only. Actions: 0 right, 1 up (y+1),
+    2 left, 3 down (y-1); a move to where there is no cell does nothing. Observation ``[N, 2]`` float32:
+    (0, side) at the first visit of x = 0, else (0, 0) in the corridor, (1, y) at the junction's x. An episode
+    has exactly ``length + 3`` steps: to the sign, to the junction, and one to turn. The last one pays 1 if y
+    is then the side of the goal, which is success; the first one is free; every other pays ``penalty`` unless
+    its action is "right". So the best return is 1, and whoever does not fetch the sign in the first step, and
+    walks well, earns 0.5: a later visit leaves no time to turn.
 
-    def _transition(self, task: Tensors, state: Tensors, action: Tensor) -> tuple[Tensors, Tensor, Tensor]:
-        place = state["place"]
-        target = place + self._moves.index_select(0, action)
-        x, y = target.unbind(-1)
-        exists = (x >= 0) & (x <= self._length) & (y.abs() <= ((x == self._length).to(torch.int64)))
-        place = torch.where(exists.unsqueeze(-1), target, place)
-        last = state["step_index"] == self._length
-        success = last & (place[:, 1] == task["side"]).unsqueeze(-1)
-        penalty = torch.where((action != 0).unsqueeze(-1) & ~last, self._penalty, 0.0)
-        return {"place": place}, success + penalty, success
+    Args:
+        num_envs: Corridors played at the same time.
+        length: Steps from the start to the junction, at least 1.
+        penalty: Reward of an action other than "right" between the first and the last step. ``None``:
+            -1 / ``length``.
+        seed: Names the tasks of all episodes.
+        device: Where all tensors live.
 
-    def _observe(self, task: Tensors, state: Tensors) -> Tensors:
-        x, y = state["place"].unbind(-1)
-        sign = torch.where(state["step_index"].squeeze(-1) == 0, task["side"], y)
-        return {"observation": torch.stack([x == self._length, sign], -1).to(torch.float32)}
+    Raises:
+        ValueError: If a number is out of its range.
 
-    def render(self, row: int = 0) -> npt.NDArray[np.uint8]:
-        """Draws one row: ``[H, W, 3]`` uint8 RGB; of a long corridor, the part around the agent.
+    >>> env = ActiveTMaze(num_envs=2, length=10)
+    >>> env.rollout(20)["next", "done"].sum(1).flatten()
+    tensor([1, 1])
+    """
 
-        The agent is a disc, the goal a bright disc within a ring; while the sign can be seen, the cell it
-        points to is lit at the start.
-        """
-        memory = self._memory
-        self._require(
-            "row", row, bool(memory.task) and 0 <= row < self.batch_size[0], "be a row that was reset"
-        )
-        x, y = memory.state["place"][row].tolist()
-        side = int(memory.task["side"][row])
-        columns = min(self._length + 1, _COLUMNS_SHOWN)
-        left = min(max(x - columns // 2, 0), self._length + 1 - columns)
-        walls = np.ones((5, columns + 2), bool)
-        walls[2, 1:-1] = False
-        junction = self._length - left + 1
-        if junction <= columns:
-            walls[1:4, junction] = False
-        picture = frame(walls)
-        if junction <= columns:
-            tile(picture, (2 - side, junction), Palette.ACTIVE_TILE)
-            ring(picture, (2 - side, junction), Palette.ACTIVE, 0.42)
-            disc(picture, (2 - side, junction), Palette.ACTIVE, 0.24)
-        if int(memory.state["step_index"][row]) == 0:
-            disc(picture, (2 - side, 1), Palette.ACTIVE, 0.24)
-        disc(picture, (2 - y, x - left + 1), Palette.AGENT, 0.34)
-        return picture
+    _START = 1

@@ -2,7 +2,17 @@ import pytest
 import torch
 from torchrl.data import Bounded
 from torchrl.envs import EnvBase
-from yamame_envs import BatchedEnv, MazeRunner, PassiveTMaze
+from yamame_envs import (
+    ActiveTMaze,
+    Bandits,
+    BatchedEnv,
+    DarkKeyDoor,
+    MazeRunner,
+    MetaFrozenLake,
+    PackageDelivery,
+    PassiveTMaze,
+    Wind,
+)
 from yamame_envs.actions import BoxActions
 from yamame_envs.random import fold, integers, uniform
 
@@ -50,6 +60,58 @@ def _corridor(**settings):
     return PassiveTMaze(**{"length": 5, **settings})
 
 
+def _fetch(**settings):
+    return ActiveTMaze(**{"length": 4, **settings})
+
+
+def _delivery(**settings):
+    return PackageDelivery(
+        **{"length": 2, "min_packages": 1, "max_packages": 1, "time_limit": 14, **settings}
+    )
+
+
+def _dark(**settings):
+    return DarkKeyDoor(**{"size": 2, "trial_limit": 4, "time_limit": 11, **settings})
+
+
+def _dark_with_reset_steps(**settings):
+    return _dark(attempts="reset_step", light=True, randomize_actions=True, **settings)
+
+
+def _wind(**settings):
+    return Wind(**{"time_limit": 7, "goal_radius": 0.8, **settings})
+
+
+def _lake(**settings):
+    return MetaFrozenLake(**{"size": 2, "num_trials": 3, **settings})
+
+
+def _hard_lake(**settings):
+    return MetaFrozenLake(**{"size": 3, "num_trials": 2, "hard": True, "slip": 0.1, **settings})
+
+
+def _bandits(**settings):
+    return Bandits(**{"time_limit": 7, "num_arms": 3, **settings})
+
+
+KINDS = {
+    "maze": _maze,
+    "shuffled": _shuffled_maze,
+    "drift": Drift,
+    "delivery": _delivery,
+    "lake": _lake,
+    "hard lake": _hard_lake,
+    "corridor": _corridor,
+    "fetch": _fetch,
+    "dark": _dark,
+    "dark, reset steps": _dark_with_reset_steps,
+    "wind": _wind,
+    "bandits": _bandits,
+}
+FIXED_LENGTH = {"corridor", "fetch", "dark", "dark, reset steps", "wind", "bandits"}
+"""Kinds of which all episodes have the same number of steps."""
+
+
 def _actions_of(env, steps, seed=0):
     """Actions [steps, N, ...] such that row i's do not depend on the number of rows."""
     rows = torch.arange(env.batch_size[0])
@@ -89,12 +151,22 @@ def _different(a, b):
     return any(not torch.equal(a[key], b[key]) for key in a.keys(True, True))
 
 
-@pytest.fixture(
-    params=[_maze, _shuffled_maze, _corridor, Drift], ids=["maze", "shuffled", "corridor", "drift"]
-)
-def make(request):
-    """Builds an environment of every kind."""
+@pytest.fixture(params=KINDS)
+def kind(request):
+    """Every kind of environment."""
     return request.param
+
+
+@pytest.fixture
+def make(kind):
+    """Builds an environment of every kind."""
+    return KINDS[kind]
+
+
+@pytest.fixture
+def desynchronised(kind):
+    """Whether rows of this kind end at different times."""
+    return kind not in FIXED_LENGTH
 
 
 @pytest.fixture

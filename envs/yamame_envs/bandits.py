@@ -1,0 +1,146 @@
+"""Multi-armed bandits: find the arm that pays best, in as few pulls as possible.
+
+Source: RL^2, arXiv 1611.02779, section 3.1.
+"""
+
+from functools import cache
+from statistics import NormalDist
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torchrl.data import Bounded
+
+from yamame_envs.actions import DiscreteActions
+from yamame_envs.base import BatchedEnv
+from yamame_envs.random import fold, integers, uniform
+from yamame_envs.rendering import CELL, Palette, disc, frame, ring, tile
+from yamame_envs.tasks import Tensors
+
+_QUANTILES: Final = 2**16
+_ROWS_SHOWN: Final = 8  # of an arm's gauge
+
+
+class Bandits(BatchedEnv):
+    """New arms in every episode; a pull pays at random, and nothing is seen but what it paid.
+
+    Action: the arm, 0..``num_arms`` - 1. Observation ``[N, 1]`` float32: always 0; all there is to know is in
+    ``prev_action`` and ``prev_reward``. An episode has exactly ``time_limit`` steps. Success is to pull the
+    arm with the highest mean at the last step.
+
+    ``"bernoulli"``: an arm pays 1 with its own probability, uniform in [0, 1], else 0. Always pulling the best
+    of A arms earns A / (A + 1) per step on average, pulling at random 0.5. ``"gaussian"``: an arm has a mean
+    of its own from the standard normal distribution and pays it with normal noise. Pulling at random earns 0.
+
+    Args:
+        num_envs: Bandits played at the same time.
+        num_arms: Arms, at least 2.
+        time_limit: Steps of an episode, at least 1.
+        reward: What an arm pays.
+        gaussian_std: Standard deviation of the noise of Gaussian rewards, at least 0.
+        seed: Names the tasks of all episodes.
+        device: Where all tensors live.
+
+    Raises:
+        ValueError: If a number is out of its range or ``reward`` is unknown.
+
+    >>> env = Bandits(num_envs=2, num_arms=5)
+    >>> env.rollout(200)["next", "reward"].shape
+    torch.Size([2, 100, 1])
+    """
+
+    _quantiles: Tensor
+
+    def __init__(
+        self,
+        *,
+        num_envs: int = 1,
+        num_arms: int = 10,
+        time_limit: int = 100,
+        reward: Literal["bernoulli", "gaussian"] = "bernoulli",
+        gaussian_std: float = 1.0,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        kinds = ("bernoulli", "gaussian")
+        self._require("num_arms", num_arms, num_arms >= 2, "be at least 2")
+        self._require("reward", reward, reward in kinds, f"be one of {kinds}")
+        self._require("gaussian_std", gaussian_std, gaussian_std >= 0, "be at least 0")
+        self._num_arms = num_arms
+        self._gaussian = reward == "gaussian"
+        self._std = gaussian_std
+        super().__init__(
+            num_envs=num_envs,
+            time_limit=time_limit,
+            actions=DiscreteActions(num_arms),
+            observations={"observation": Bounded(0.0, 1.0, shape=(1,), dtype=torch.float32, device=device)},
+            seed=seed,
+            device=device,
+        )
+        quantiles = torch.tensor(_normal_quantiles() if self._gaussian else (), device=self.device)
+        self.register_buffer("_quantiles", quantiles, persistent=False)
+
+    def _draw_tasks(self, task_seed: Tensor) -> Tensors:
+        key = fold(task_seed, 0)
+        means = self._normal(key, self._num_arms) if self._gaussian else uniform(key, self._num_arms)
+        return {"means": means, "best": means.argmax(-1), "pulls": fold(task_seed, 1)}
+
+    def _normal(self, key: Tensor, *shape: int) -> Tensor:
+        """Standard normal numbers, the same on every device: ``[*] -> [*, *shape]`` float32."""
+        return self._quantiles[integers(key, _QUANTILES, *shape)]
+
+    def _begin(self, task: Tensors) -> Tensors:
+        return {}
+
+    def _transition(self, task: Tensors, state: Tensors, action: Tensor) -> tuple[Tensors, Tensor, Tensor]:
+        mean = task["means"].gather(1, action.unsqueeze(-1))
+        key = fold(task["pulls"].unsqueeze(-1), state["step_index"])
+        reward = mean + self._std * self._normal(key) if self._gaussian else (uniform(key) < mean).float()
+        last = state["step_index"] + 1 >= self._horizon
+        return {}, reward, last & (action == task["best"]).unsqueeze(-1)
+
+    def _observe(self, task: Tensors, state: Tensors) -> Tensors:
+        return {"observation": torch.zeros_like(state["step_index"], dtype=torch.float32)}
+
+    def render(self, row: int = 0) -> npt.NDArray[np.uint8]:
+        """Draws one row: ``[H, W, 3]`` uint8 RGB.
+
+        A bar per arm is as high as the arm's mean, the best one's is bright. The disc is below the arm that
+        was pulled last, and the dot above it shows that more was paid than an arm pays on average.
+        """
+        memory = self._memory
+        self._require(
+            "row", row, bool(memory.task) and 0 <= row < self.batch_size[0], "be a row that was reset"
+        )
+        means = memory.task["means"][row].cpu().numpy().astype(np.float64)
+        heights = (means + 3.0) / 6.0 if self._gaussian else means
+        best = int(memory.task["best"][row])
+        walls = np.ones((_ROWS_SHOWN + 4, 2 * self._num_arms + 1), bool)
+        walls[1:-1, 1::2] = False
+        picture = frame(walls)
+        base = (_ROWS_SHOWN + 2) * CELL
+        for arm, height in enumerate(np.clip(heights, 0.02, 1.0)):
+            left, top = (2 * arm + 1) * CELL, base - round(float(height) * _ROWS_SHOWN * CELL)
+            picture[top:base, left + 4 : left + CELL - 3] = Palette.ACTIVE if arm == best else Palette.FUTURE
+        if int(memory.state["step_index"][row]) > 0:
+            pulled = 2 * int(memory.shown["prev_action"][row].argmax()) + 1
+            disc(picture, (_ROWS_SHOWN + 2, pulled), Palette.AGENT, 0.34)
+            if float(memory.shown["prev_reward"][row]) > (0.0 if self._gaussian else 0.5):
+                tile(picture, (1, pulled), Palette.ACTIVE_TILE)
+                ring(picture, (1, pulled), Palette.COMPLETED, 0.34)
+                disc(picture, (1, pulled), Palette.COMPLETED, 0.2)
+        return picture
+
+
+@cache
+def _normal_quantiles() -> tuple[float, ...]:
+    """Equally likely numbers whose distribution function is within 2^-17 of the standard normal one.
+
+    Drawing one of them by its index is exact on every device; the usual transformations of uniform numbers
+    take logarithms or error functions, which differ between devices in their last bits.
+    """
+    quantile = NormalDist().inv_cdf
+    upper = [quantile(0.5 + (i + 0.5) / _QUANTILES) for i in range(_QUANTILES // 2)]
+    return (*(-x for x in reversed(upper)), *upper)

@@ -1,0 +1,189 @@
+"""Dark Key-To-Door: find an unseen key, then an unseen door, again and again in the same room.
+
+Source: Algorithm Distillation, arXiv 2210.14215 (Dark Key-To-Door), as played in AMAGO, arXiv 2310.09971.
+"""
+
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torchrl.data import Bounded
+
+from yamame_envs.actions import DiscreteActions
+from yamame_envs.base import BatchedEnv
+from yamame_envs.maze import DIRECTIONS
+from yamame_envs.random import fold, integers, permutation
+from yamame_envs.rendering import Palette, disc, frame, goal
+from yamame_envs.tasks import Tensors
+
+Attempts = Literal["soft_reset", "reset_step"]
+
+
+class DarkKeyDoor(BatchedEnv):
+    """An empty square room with a key and a door, played in many attempts until the time limit.
+
+    Start, key and door are drawn once per episode, each uniformly from all cells, so they may coincide.
+    Actions: 0 west, 1 north, 2 east, 3 south, 4 stay; the border stops a move. The first step of an attempt
+    that ends on the key's cell pays 1; a later step that ends on the door's cell pays 1 and ends the attempt.
+    So the two never pay in the same step, and where the agent starts on the key, it must stay for one step to
+    have it. Every attempt begins at the start without the key.
+
+    Observation ``[N, 4]`` float32: row and column divided by ``size``, 1 with the key, steps of the attempt
+    divided by ``trial_limit``. With ``light``, row and column of the door and of the key follow, divided by
+    ``size``. ``trial_start`` is shown at the first timestep of every attempt. ``success`` is shown at the
+    last timestep of the episode, if the last attempt that was completed opened the door.
+
+    Args:
+        num_envs: Rooms played at the same time.
+        size: Cells along a side, at least 2.
+        trial_limit: Length of an attempt, at least 1; see ``attempts``.
+        time_limit: Steps of an episode, which ends then and never earlier.
+        attempts: How one attempt follows another. ``"soft_reset"``, which AMAGO's published results were
+            played with: the step that ends an attempt already shows the first timestep of the next one, and
+            an attempt ends with its step ``trial_limit + 1``. ``"reset_step"``, of AMAGO's later versions: an
+            attempt ends with its step ``trial_limit`` and shows its own last timestep; the step after it
+            leads to the start, whatever its action, and pays nothing.
+        light: Whether the door and the key can be seen.
+        randomize_actions: Whether what the five actions do is permuted anew in every episode.
+        seed: Names the tasks of all episodes.
+        device: Where all tensors live.
+
+    Raises:
+        ValueError: If a setting is out of its range.
+
+    >>> env = DarkKeyDoor(num_envs=2, size=5, trial_limit=10, time_limit=100)
+    >>> env.rollout(200)["observation"].shape
+    torch.Size([2, 100, 4])
+    """
+
+    _next_cell: Tensor
+    _places: Tensor
+    _trial_length: Tensor
+
+    def __init__(
+        self,
+        *,
+        num_envs: int = 1,
+        size: int = 9,
+        trial_limit: int = 50,
+        time_limit: int = 500,
+        attempts: Attempts = "soft_reset",
+        light: bool = False,
+        randomize_actions: bool = False,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self._require("size", size, size >= 2, "be at least 2")
+        self._require("trial_limit", trial_limit, trial_limit >= 1, "be at least 1")
+        known = get_args(Attempts)
+        self._require("attempts", repr(attempts), attempts in known, f"be one of {known}")
+        self._size = size
+        self._trial_limit = trial_limit
+        self._attempts = attempts
+        self._light = light
+        self._randomize = randomize_actions
+        shape = (8 if light else 4,)
+        super().__init__(
+            num_envs=num_envs,
+            time_limit=time_limit,
+            actions=DiscreteActions(5),
+            observations={"observation": Bounded(0.0, 1.0, shape=shape, dtype=torch.float32, device=device)},
+            seed=seed,
+            device=device,
+        )
+        self._add_tables()
+
+    def _add_tables(self) -> None:
+        size = self._size
+        index = torch.arange(size * size)
+        places = torch.stack([index // size, index % size], -1)
+        targets = (places.unsqueeze(1) + torch.tensor([*DIRECTIONS, (0, 0)])).clamp(0, size - 1)
+        next_cell = (targets[..., 0] * size + targets[..., 1]).flatten()
+        length = torch.tensor(float(self._trial_limit))  # a tensor: only so do devices divide alike
+        self.register_buffer("_next_cell", next_cell.to(self.device), persistent=False)
+        self.register_buffer("_places", (places / size).to(self.device), persistent=False)
+        self.register_buffer("_trial_length", length.to(self.device), persistent=False)
+
+    def _draw_tasks(self, task_seed: Tensor) -> Tensors:
+        names = ("start", "key", "door")
+        task = {name: integers(fold(task_seed, i), self._size**2) for i, name in enumerate(names)}
+        if self._randomize:
+            task["actions"] = permutation(fold(task_seed, 3), 5)
+        return task
+
+    def _begin(self, task: Tensors) -> Tensors:
+        start = task["start"]
+        no = torch.zeros_like(start, dtype=torch.bool)
+        state = {
+            "cell": start.clone(),
+            "has_key": no,
+            "clock": torch.zeros_like(start),
+            "opened": no.clone(),  # whether the last attempt that was completed opened the door
+            "trial_start": ~no.unsqueeze(-1),
+        }
+        if self._attempts == "reset_step":
+            state["over"] = no.clone()  # whether the next step begins an attempt
+        return state
+
+    def _transition(self, task: Tensors, state: Tensors, action: Tensor) -> tuple[Tensors, Tensor, Tensor]:
+        cell, found, opens = self._walk(task, state, action)
+        clock = state["clock"] + 1
+        extra: Tensors = {}
+        if self._attempts == "soft_reset":
+            over = begins = opens | (clock > self._trial_limit)
+        else:
+            begins = state["over"]
+            found, opens = found & ~begins, opens & ~begins
+            over = opens | ((clock >= self._trial_limit) & ~begins)
+            extra["over"] = over
+        opened = torch.where(over, opens, state["opened"])
+        last = state["step_index"] + 1 >= self._horizon
+        new = {
+            "cell": torch.where(begins, task["start"], cell),
+            "has_key": (state["has_key"] | found) & ~begins,
+            "clock": clock.masked_fill(begins, 0),
+            "opened": opened,
+            "trial_start": begins.unsqueeze(-1),
+        }
+        reward = (found | opens).unsqueeze(-1).to(torch.float32)
+        return {**new, **extra}, reward, last & opened.unsqueeze(-1)
+
+    def _walk(self, task: Tensors, state: Tensors, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The cell that the action leads to, and whether the key is found and the door opened there."""
+        if self._randomize:
+            action = task["actions"].gather(1, action.unsqueeze(-1)).squeeze(-1)
+        cell = self._next_cell.index_select(0, 5 * state["cell"] + action)
+        has_key = state["has_key"]
+        return cell, ~has_key & (cell == task["key"]), has_key & (cell == task["door"])
+
+    def _observe(self, task: Tensors, state: Tensors) -> Tensors:
+        clock = (state["clock"] / self._trial_length).unsqueeze(-1)
+        seen = [self._places.index_select(0, state["cell"]), state["has_key"].unsqueeze(-1), clock]
+        if self._light:
+            seen += [self._places.index_select(0, task[name]) for name in ("door", "key")]
+        return {"observation": torch.cat(seen, 1)}
+
+    def render(self, row: int = 0) -> npt.NDArray[np.uint8]:
+        """Draws one row: ``[H, W, 3]`` uint8 RGB.
+
+        The agent is a disc. What is to be reached next, the key or the door, is a bright disc within a ring,
+        the door before its turn is a ring, the key that was found a small dot.
+        """
+        memory = self._memory
+        self._require(
+            "row", row, bool(memory.task) and 0 <= row < self.batch_size[0], "be a row that was reset"
+        )
+        walls = np.ones((self._size + 2, self._size + 2), bool)
+        walls[1:-1, 1:-1] = False
+        picture = frame(walls)
+
+        def place(cell: Tensor) -> tuple[int, int]:
+            return int(cell[row]) // self._size + 1, int(cell[row]) % self._size + 1
+
+        has_key = int(memory.state["has_key"][row])
+        goal(picture, place(memory.task["key"]), -has_key)
+        goal(picture, place(memory.task["door"]), 1 - has_key)
+        disc(picture, place(memory.state["cell"]), Palette.AGENT, 0.34)
+        return picture

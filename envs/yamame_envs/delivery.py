@@ -1,0 +1,181 @@
+"""Package Delivery: carry packages along a road whose forks and whose way to put down must be found out.
+
+Source: AMAGO, arXiv 2310.09971, section 5 and appendix (Package Delivery).
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torchrl.data import Bounded
+from yamame.goals import GOAL_PAD, num_goals
+
+from yamame_envs.actions import DiscreteActions
+from yamame_envs.goal_env import GoalEnv
+from yamame_envs.random import fold, integers, permutation
+from yamame_envs.rendering import Palette, disc, frame, goal
+from yamame_envs.tasks import Tensors
+
+_COLUMNS_SHOWN = 41
+_BUTTONS = 3, 6  # first and last action that places a package
+_PACKAGES = 3  # carried for every destination
+
+
+class PackageDelivery(GoalEnv):
+    """A road with hidden turns at its forks; packages are to be placed at destinations on it, in order.
+
+    The agent starts at position 0 of a road of ``length`` cells; a step past the last cell leads to 0 again.
+    Each episode draws floor(``length`` / 5) // 2 to floor(``length`` / 5) forks, each with one branch (left
+    or right) that goes on, one of four buttons that places packages, and the destinations, distinct cells
+    without a fork, in ascending order. Three packages are carried for every destination.
+
+    Actions:
+        * 0, forward: the next cell; no effect at a fork.
+        * 1, left, and 2, right: at a fork, the next cell if that branch goes on, else position 0; no effect
+          elsewhere.
+        * 3 to 6, the buttons: the right one places a package here, if there are any left and the position is
+          not 0; any other use leads to position 0; no effect at a fork.
+        * 7: nothing.
+
+    Observation ``[N, 3]`` float32: position, packages left, 1 at a fork. Goals are positions ``[1]``, the
+    destinations; a goal is achieved in the step that places a package there. Each pays 1 in its turn; a
+    package placed anywhere else is wasted. The episode ends with the last destination or at the time limit.
+
+    Args:
+        num_envs: Roads travelled at the same time.
+        length: Cells of the road, at least 2.
+        min_packages: Destinations at least; every number up to ``max_packages`` is equally likely.
+        max_packages: Destinations at most.
+        time_limit: Steps of an episode at most.
+        seed: Names the tasks of all episodes.
+        device: Where all tensors live.
+
+    Raises:
+        ValueError: If a number is out of its range, or the road with the most forks has fewer other cells
+            than ``max_packages``.
+
+    >>> env = PackageDelivery(num_envs=2, length=30)
+    >>> env.rollout(3)["goal"].shape
+    torch.Size([2, 3, 4, 1])
+    """
+
+    def __init__(
+        self,
+        *,
+        num_envs: int = 1,
+        length: int = 30,
+        min_packages: int = 2,
+        max_packages: int = 4,
+        time_limit: int = 180,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self._check_settings(length, min_packages, max_packages)
+        self._length = length
+        self._packages = (min_packages, max_packages)
+        self._forks = (length // 5 // 2, length // 5)
+        high = torch.tensor([length - 1.0, float(_PACKAGES * max_packages), 1.0], device=device)
+        super().__init__(
+            num_envs=num_envs,
+            time_limit=time_limit,
+            actions=DiscreteActions(8),
+            observations={"observation": Bounded(torch.zeros_like(high), high, device=device)},
+            instruction=(max_packages, 1),
+            achieved_slots=1,
+            goal_high=length - 1,
+            seed=seed,
+            device=device,
+        )
+
+    @classmethod
+    def _check_settings(cls, length: int, min_packages: int, max_packages: int) -> None:
+        cls._require("length", length, length >= 2, "be at least 2")
+        room = length - 1 - length // 5
+        good = 1 <= max_packages <= room
+        cls._require("max_packages", max_packages, good, f"be in 1..{room} at length {length}")
+        good = 1 <= min_packages <= max_packages
+        cls._require("min_packages", min_packages, good, f"be in 1..{max_packages}")
+
+    def _draw_tasks(self, task_seed: Tensor) -> Tensors:
+        least, most = self._forks
+        cells = 1 + permutation(fold(task_seed, 0), self._length - 1)
+        number = least + integers(fold(task_seed, 1), most - least + 1)
+        used = torch.arange(most, device=number.device) < number.unsqueeze(-1)
+        branch = 1 + integers(fold(task_seed, 2), 2, most)
+        onward = cells.new_zeros(len(cells), self._length)
+        return {
+            "onward": onward.scatter_(1, cells[:, :most], branch * used),  # the action that leads on
+            "button": _BUTTONS[0] + integers(fold(task_seed, 3), 4),
+            "instruction": self._destinations(task_seed, cells[:, most:]),
+        }
+
+    def _destinations(self, task_seed: Tensor, cells: Tensor) -> Tensor:
+        """Takes the first of the cells ``[R, *]`` in random order: ``[R, K, 1]``."""
+        least, most = self._packages
+        count = least + integers(fold(task_seed, 4), most - least + 1)
+        unused = torch.arange(most, device=cells.device) >= count.unsqueeze(-1)
+        ordered = cells[:, :most].masked_fill(unused, self._length).sort(-1).values.to(torch.float32)
+        return ordered.masked_fill(unused, GOAL_PAD).unsqueeze(-1)
+
+    def _begin_world(self, task: Tensors) -> Tensors:
+        position = torch.zeros_like(task["button"])
+        return {
+            "position": position,
+            "packages": _PACKAGES * num_goals(task["instruction"]),
+            "onward": position.clone(),  # the start is never a fork
+            "placed": torch.zeros_like(position, dtype=torch.bool),
+        }
+
+    def _move(self, task: Tensors, state: Tensors, action: Tensor) -> Tensors:
+        position, packages, onward = state["position"], state["packages"], state["onward"]
+        fork = onward > 0
+        moves = action == onward
+        turns = fork & (action > 0) & (action < _BUTTONS[0])
+        presses = ~fork & (action >= _BUTTONS[0]) & (action <= _BUTTONS[1])
+        placed = presses & (action == task["button"]) & (packages > 0) & (position > 0)
+        position = position + moves
+        back = (turns & ~moves) | (presses & ~placed) | (position == self._length)
+        position = position.masked_fill(back, 0)
+        return {
+            "position": position,
+            "packages": packages - placed.to(torch.int64),
+            "onward": task["onward"].gather(1, position.unsqueeze(-1)).squeeze(-1),
+            "placed": placed,
+        }
+
+    def _look(self, task: Tensors, state: Tensors) -> Tensors:
+        seen = torch.stack([state["position"], state["packages"], state["onward"] > 0], -1)
+        return {"observation": seen.to(torch.float32)}
+
+    def _achieved(self, task: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
+        return state["position"].to(torch.float32).view(-1, 1, 1), state["placed"].unsqueeze(-1).clone()
+
+    def render(self, row: int = 0) -> npt.NDArray[np.uint8]:
+        """Draws one row: ``[H, W, 3]`` uint8 RGB; of a long road, the part around the agent.
+
+        The agent is a disc, the active destination a bright disc within a ring, future destinations are
+        rings that fade with their rank, completed ones are small dots. A fork has openings on both sides;
+        the one that goes on holds a small dot. The packages left lie in a row under the road.
+        """
+        memory = self._memory
+        self._require(
+            "row", row, bool(memory.task) and 0 <= row < self.batch_size[0], "be a row that was reset"
+        )
+        position = int(memory.state["position"][row])
+        columns = min(self._length, _COLUMNS_SHOWN)
+        left = min(max(position - columns // 2, 0), self._length - columns)
+        onward = memory.task["onward"][row, left : left + columns].cpu().numpy()
+        walls = np.ones((6, columns + 2), bool)
+        walls[2, 1:-1] = False
+        walls[1:4, 1:-1] &= onward == 0
+        picture = frame(walls)
+        for column in onward.nonzero()[0].tolist():
+            disc(picture, (1 if onward[column] == 1 else 3, column + 1), Palette.COMPLETED, 0.18)
+        for rank, destination in enumerate(memory.task["instruction"][row, :, 0].tolist()):
+            column = int(destination) - left
+            if destination != GOAL_PAD and 0 <= column < columns:
+                goal(picture, (2, column + 1), rank - int(memory.state["active"][row]))
+        for package in range(min(int(memory.state["packages"][row]), columns)):
+            disc(picture, (4, package + 1), Palette.FUTURE, 0.24)
+        disc(picture, (2, position - left + 1), Palette.AGENT, 0.34)
+        return picture

@@ -1,0 +1,257 @@
+"""Meta-FrozenLake: several attempts to cross an unknown frozen lake without breaking in.
+
+Source: the toy environment of the AMAGO library (arXiv 2310.09971), version 3.3, over the random lakes of
+Gymnasium's FrozenLake.
+"""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torchrl.data import Bounded
+
+from yamame_envs.actions import DiscreteActions
+from yamame_envs.base import BatchedEnv
+from yamame_envs.random import fold, uniform
+from yamame_envs.rendering import Palette, disc, frame, goal, ring
+from yamame_envs.tasks import Tensors
+
+MOVES: Final = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
+"""(rows, columns) that the actions move: stay, down, up, right, left."""
+
+_FROZEN = 0.8
+_SWAP = 0.5
+_JITTER = 0.25
+_CRACK = 0.33
+_FALL = -0.1
+
+
+class MetaFrozenLake(BatchedEnv):
+    """A new lake in every episode and ``num_trials`` attempts to cross it from corner to corner.
+
+    Actions: 0 stay, 1 down (row + 1), 2 up, 3 right (column + 1), 4 left; moves stop at the border. Cells are
+    frozen with probability 0.8, else holes; start (0, 0) and goal (``size`` - 1, ``size`` - 1) are frozen, and
+    a lake without a way between them is drawn anew. Entering the goal pays 1. An attempt ends at the goal, in
+    a hole or after ``size`` squared steps; then the agent is at the start again at once, and the lake is as it
+    was. The episode ends with the last attempt, whose last cell is still shown; success is to reach the goal
+    in it.
+
+    Observation ``[N, 4]`` float32: row / ``size``, column / ``size``, whether an attempt begins here, and
+    attempts completed / ``num_trials``.
+
+    A step happens in this order: the action slips; the agent sets out to another cell; the cell behind it
+    cracks; what is at its target decides. ``slip``: with this probability an action becomes "stay", and an
+    attempt may take 1 / (1 - ``slip``) times as long, rounded. ``recover``: whoever enters a hole, or stays in
+    one, pays 0.1 and is where it was before. ``hard``: with probability 0.5 per episode actions 1 and 3 are
+    swapped; with probability 0.25 per timestep the place shown is wrong by -1, 0 or 1 on each axis (within
+    the lake); with probability 0.33 the cell that the agent sets out from becomes a hole until the end of the
+    attempt; an attempt may take twice as long.
+
+    Args:
+        num_envs: Lakes played at the same time.
+        size: Cells along a side, at least 2.
+        num_trials: Attempts of an episode, at least 1.
+        hard: Whether actions are swapped, places misread and the ice cracks.
+        recover: Whether holes cost a little instead of ending the attempt.
+        slip: Probability that an action has no effect, in [0, 1).
+        seed: Names the tasks of all episodes.
+        device: Where all tensors live.
+
+    Raises:
+        ValueError: If a number is out of its range.
+
+    >>> env = MetaFrozenLake(num_envs=2, size=4, num_trials=3)
+    >>> env.reset()["observation"]
+    tensor([[0., 0., 1., 0.],
+            [0., 0., 1., 0.]])
+    """
+
+    _places: Tensor
+    _progress: Tensor
+    _swap: Tensor
+    _targets: Tensor
+
+    def __init__(
+        self,
+        *,
+        num_envs: int = 1,
+        size: int = 5,
+        num_trials: int = 10,
+        hard: bool = False,
+        recover: bool = False,
+        slip: float = 0.0,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self._require("size", size, size >= 2, "be at least 2")
+        self._require("num_trials", num_trials, num_trials >= 1, "be at least 1")
+        self._require("slip", slip, 0 <= slip < 1, "be in [0, 1)")
+        self._size = size
+        self._num_trials = num_trials
+        self._hard, self._recover, self._slip = hard, recover, slip
+        self._trial_limit = round((2 if hard else 1) * size**2 / (1 - slip))
+        super().__init__(
+            num_envs=num_envs,
+            time_limit=num_trials * self._trial_limit,
+            actions=DiscreteActions(len(MOVES)),
+            observations={"observation": Bounded(0.0, 1.0, shape=(4,), dtype=torch.float32, device=device)},
+            seed=seed,
+            device=device,
+        )
+        self._add_tables()
+
+    def _add_tables(self) -> None:
+        size = self._size
+        cell = torch.arange(size * size)
+        row, column = cell // size, cell % size
+        ends = [(row + i).clamp(0, size - 1) * size + (column + j).clamp(0, size - 1) for i, j in MOVES]
+        tables = {
+            "_targets": torch.stack(ends).flatten(),  # [5 * cells]
+            "_swap": torch.tensor([[0, 1, 2, 3, 4], [0, 3, 2, 1, 4]]),
+            "_places": torch.stack([row, column], -1) / size,
+            "_progress": torch.arange(self._num_trials + 1) / self._num_trials,
+        }
+        for name, table in tables.items():
+            self.register_buffer(name, table.to(self.device), persistent=False)
+
+    def _draw_tasks(self, task_seed: Tensor) -> Tensors:
+        task = {"holes": draw_lakes(fold(task_seed, 0), self._size).flatten(1)}
+        if self._hard:
+            swapped = uniform(fold(task_seed, 1)) < _SWAP
+            task["effects"] = self._swap[swapped.to(torch.int64)]
+            task["looks"] = fold(task_seed, 2)
+        if self._hard or self._slip > 0:
+            task["steps"] = fold(task_seed, 3)
+        return task
+
+    def _begin(self, task: Tensors) -> Tensors:
+        zero = torch.zeros_like(task["task_seed"])
+        flag = zero.unsqueeze(-1).to(torch.bool)
+        cracked = {"holes": task["holes"].clone()} if self._hard else {}
+        return {
+            "cell": zero,
+            "trial": zero.clone(),
+            "trial_step": zero.clone(),
+            "trial_start": ~flag,
+            "ended": flag,
+            **cracked,
+        }
+
+    def _transition(self, task: Tensors, state: Tensors, action: Tensor) -> tuple[Tensors, Tensor, Tensor]:
+        cell, holes = state["cell"], task["holes"]
+        if self._hard:
+            action = task["effects"].gather(1, action.unsqueeze(-1)).squeeze(-1)
+        if self._hard or self._slip > 0:
+            chance = uniform(fold(task["steps"], state["step_index"].squeeze(-1)), 2)
+            action = action.masked_fill(chance[:, 0] < self._slip, 0)
+        target = self._targets.index_select(0, action * self._size**2 + cell)
+        if self._hard:
+            there = cell.unsqueeze(-1)
+            cracks = ((chance[:, 1] < _CRACK) & (target != cell)).unsqueeze(-1)
+            holes = state["holes"].scatter(1, there, state["holes"].gather(1, there) | cracks)
+        fell = holes.gather(1, target.unsqueeze(-1)).squeeze(-1)
+        crossed = target == self._size**2 - 1
+        step = state["trial_step"] + 1
+        over = crossed | (step >= self._trial_limit)
+        reward = crossed.to(torch.float32)
+        if self._recover:
+            reward = reward + _FALL * fell
+            target = torch.where(fell, cell, target)
+        else:
+            over = over | fell
+        trial = state["trial"] + over
+        ended = trial >= self._num_trials
+        again = over & ~ended
+        changed = {
+            "cell": target.masked_fill(again, 0),
+            "trial": trial,
+            "trial_step": step.masked_fill(over, 0),
+            "trial_start": again.unsqueeze(-1),
+            "ended": ended.unsqueeze(-1),
+        }
+        if self._hard:
+            changed["holes"] = torch.where(again.unsqueeze(-1), task["holes"], holes)
+        return changed, reward.unsqueeze(-1), (ended & crossed).unsqueeze(-1)
+
+    def _observe(self, task: Tensors, state: Tensors) -> Tensors:
+        cell = self._misread(task, state) if self._hard else state["cell"]
+        return {
+            "observation": torch.cat(
+                [
+                    self._places.index_select(0, cell),
+                    state["trial_start"].to(torch.float32),
+                    self._progress.index_select(0, state["trial"]).unsqueeze(-1),
+                ],
+                1,
+            )
+        }
+
+    def _misread(self, task: Tensors, state: Tensors) -> Tensor:
+        """The cell that is shown, ``[R]``."""
+        size, cell = self._size, state["cell"]
+        chance = uniform(fold(task["looks"], state["step_index"].squeeze(-1)), 3)
+        error = (3.0 * chance[:, 1:]).to(torch.int64) - 1
+        error = error * (chance[:, :1] < _JITTER)
+        row, column = cell // size + error[:, 0], cell % size + error[:, 1]
+        return row.clamp(0, size - 1) * size + column.clamp(0, size - 1)
+
+    def render(self, row: int = 0) -> npt.NDArray[np.uint8]:
+        """Draws one row: ``[H, W, 3]`` uint8 RGB.
+
+        The agent is a disc, holes are large dark discs, the goal is a bright disc within a ring. Where the
+        agent is told to be elsewhere, a ring shows the place.
+        """
+        memory, size = self._memory, self._size
+        self._require(
+            "row", row, bool(memory.task) and 0 <= row < self.batch_size[0], "be a row that was reset"
+        )
+        walls = np.ones((size + 2, size + 2), bool)
+        walls[1:-1, 1:-1] = False
+        picture = frame(walls)
+        holes = memory.state["holes"] if self._hard else memory.task["holes"]
+        for hole in holes[row].nonzero().squeeze(-1).tolist():
+            disc(picture, (hole // size + 1, hole % size + 1), Palette.WALL, 0.42)
+        goal(picture, (size, size), 0)
+        told = (memory.shown["observation"][row, :2] * size).round().to(torch.int64).tolist()
+        agent = int(memory.state["cell"][row])
+        if told != [agent // size, agent % size]:
+            ring(picture, (told[0] + 1, told[1] + 1), Palette.AGENT, 0.34)
+        disc(picture, (agent // size + 1, agent % size + 1), Palette.AGENT, 0.34)
+        return picture
+
+
+def draw_lakes(key: Tensor, size: int) -> Tensor:
+    """Draws the holes of lakes that can be crossed: ``[R] -> [R, size, size]`` bool.
+
+    Every lake is drawn anew, from a key of its own, until there is a way from corner to corner over neighbours
+    in the four directions.
+    """
+    lakes = torch.zeros(len(key), size, size, dtype=torch.bool, device=key.device)
+    pending = torch.arange(len(key), device=key.device)
+    attempt = 0
+    while len(pending) > 0:
+        drawn = uniform(fold(key[pending], attempt), size, size) >= _FROZEN
+        drawn[:, 0, 0] = drawn[:, -1, -1] = False
+        good = crossable(drawn)
+        lakes[pending[good]] = drawn[good]
+        pending, attempt = pending[~good], attempt + 1
+    return lakes
+
+
+def crossable(holes: Tensor) -> Tensor:
+    """Whether there is a way between the corners (0, 0) and (-1, -1): ``[R, n, n]`` bool ``-> [R]`` bool."""
+    free = ~holes
+    reached = torch.zeros_like(holes)
+    reached[:, 0, 0] = free[:, 0, 0]
+    while True:
+        more = reached.clone()
+        more[:, 1:] |= reached[:, :-1]
+        more[:, :-1] |= reached[:, 1:]
+        more[:, :, 1:] |= reached[:, :, :-1]
+        more[:, :, :-1] |= reached[:, :, 1:]
+        more &= free
+        if torch.equal(more, reached):
+            return reached[:, -1, -1]
+        reached = more

@@ -1,0 +1,49 @@
+"""The TorchRL side of spaces: specs of what is observed, and what an action is."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torchrl.data import Binary, Bounded, Categorical, Composite, Unbounded
+from torchrl.data.tensor_specs import TensorSpec
+
+from yamame_envs.actions import (
+    Actions,
+    BoxActions,
+    DiscreteActions,
+    MultiBinaryActions,
+    MultiDiscreteActions,
+)
+from yamame_envs.hosted.actions import ActionLayout
+from yamame_envs.hosted.spaces import Leaf
+
+
+def observation_specs(leaves: Sequence[Leaf], device: str | torch.device) -> dict[str, TensorSpec]:
+    """Specs of one row of every root entry of an observation."""
+    root = Composite(device=device)
+    for leaf in leaves:
+        root[leaf.name] = _spec(leaf, device)
+    return {name: root[name] for name in root.keys()}
+
+
+def _spec(leaf: Leaf, device: str | torch.device) -> TensorSpec:
+    options: dict[str, Any] = {"shape": leaf.form, "device": device}
+    if leaf.kind == "byte":
+        return Bounded(0, 255, dtype=torch.uint8, **options)
+    if leaf.kind == "token":
+        return Categorical(leaf.sizes[0], dtype=torch.int64, **options)
+    if leaf.kind == "bit":
+        return Binary(n=leaf.form[-1], dtype=torch.bool, **options)
+    return Unbounded(dtype=torch.float32, **options)
+
+
+def batched_actions(layout: ActionLayout) -> Actions:
+    """What a batch of such actions is."""
+    if layout.kind == "discrete":
+        return DiscreteActions(layout.sizes[0])
+    if layout.kind == "multi_discrete":
+        return MultiDiscreteActions(layout.sizes)
+    if layout.kind == "multi_binary":
+        return MultiBinaryActions(len(layout.sizes))
+    low, high = layout.bounds
+    return BoxActions(torch.from_numpy(low), torch.from_numpy(high))

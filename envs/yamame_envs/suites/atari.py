@@ -1,0 +1,72 @@
+"""Atari 2600 games from pixels.
+
+Rules: Machado et al., arXiv 1709.06009 (sticky actions, all 18 actions, 108,000 frames); several games at a time
+and their unclipped rewards as in AMAGO-2, arXiv 2411.11188.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import get_args
+
+import torch
+
+from yamame_envs.hosted.env import HostedEnv
+from yamame_envs.hosted.workers import Workers
+from yamame_envs.suites.atari_console import Console, Screen, find_game
+
+
+class Atari(HostedEnv):
+    """One Atari game, or several of which every episode draws one.
+
+    Observation ``[N, 3, 84, 84]`` (grey: ``[N, 1, 84, 84]``) uint8: the screen, resized by area. Actions: all 18
+    of the joystick, whatever the game. Rewards are the points of the game, not clipped. An episode ends with
+    the game or at the time limit.
+
+    Args:
+        game: A game's name, as "Pong" or "ms_pacman", or several.
+        screen: Colour or grey; ``_max`` takes the brighter of the last two frames at every pixel, for games
+            that draw some objects in every other frame only.
+        frame_skip: Frames that a step lasts, at least 1.
+        sticky: Probability, at every frame, that the former action is executed instead of the new one.
+        life_loss_ends: Whether an episode ends with the first life; the next begins with a new game.
+        time_limit: Steps of an episode at most; None for no limit, and then no ``time`` is shown.
+        num_envs: Consoles played at the same time.
+        seed: Names the games and the chance of all episodes.
+        device: Where all tensors live.
+        workers: Where the consoles run.
+
+    Raises:
+        ValueError: If a number is out of its range or a game unknown.
+        MissingExtra: If ale-py is not installed.
+    """
+
+    def __init__(
+        self,
+        *,
+        game: str | Sequence[str] = "Pong",
+        screen: Screen = "rgb",
+        frame_skip: int = 4,
+        sticky: float = 0.25,
+        life_loss_ends: bool = False,
+        time_limit: int | None = 27_000,
+        num_envs: int = 1,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+        workers: Workers = Workers(),  # noqa: B008
+    ) -> None:
+        names = (game,) if isinstance(game, str) else tuple(game)
+        self._require("game", game, len(names) > 0, "name at least one game")
+        self._require("screen", screen, screen in get_args(Screen), f"be one of {get_args(Screen)}")
+        self._require("frame_skip", frame_skip, frame_skip >= 1, "be at least 1")
+        self._require("sticky", sticky, 0.0 <= sticky < 1.0, "be in [0, 1)")
+        make = partial(
+            Console,
+            games=tuple(find_game(name) for name in names),
+            screen=screen,
+            frame_skip=frame_skip,
+            sticky=sticky,
+            life_loss_ends=life_loss_ends,
+        )
+        super().__init__(
+            make, num_envs=num_envs, time_limit=time_limit, seed=seed, device=device, workers=workers
+        )

@@ -1,0 +1,206 @@
+"""Crafter with instructions as a Gymnasium environment of one row.
+
+Its seed decides the world, everything that happens in it, and the instruction. PyTorch is not needed here.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from yamame_envs.suites.crafter_game import GRID, Game
+from yamame_envs.suites.crafter_goals import (
+    TECH_TREE,
+    WORDS,
+    Goal,
+    draw_climb,
+    draw_instruction,
+    encode,
+    parse_goal,
+    place_reached,
+)
+from yamame_envs.suites.crafter_pictures import Painter
+
+Mode = Literal["textures", "crop", "render"]
+Task = Literal["instructions", "tech_tree", "undirected"]
+
+GOAL_PAD, GOAL_COMPLETED = -1.0, -3.0  # those of `yamame.goals`, which needs PyTorch
+_SLOTS = 3  # a step's goals: one by the action, one by waking up, one by the place
+_ITEMS = 16
+_CLIMBS = 1 / 3
+_UNIT, _PICTURE_UNIT = 7, 48
+_IMAGES = {"crop": (48, 64, 3), "render": (64, 64, 3)}
+
+Observation = dict[str, npt.NDArray[Any]]
+
+
+class CrafterEnv(gymnasium.Env[Any, Any]):
+    """See `yamame_envs.suites.crafter.Crafter` for what is seen, asked and paid.
+
+    Args:
+        observation: What is seen of the world.
+        num_goals: Goals of an instruction (K) at most.
+        min_goals: Goals of a drawn instruction at least.
+        instruction: Goals in words that are asked in every episode; None where they are drawn.
+        task: What is asked and paid.
+        render_mode: ``"rgb_array"`` or None.
+
+    Raises:
+        ImportError: If the package ``crafter`` is not installed.
+        ValueError: If a number is out of its range, a word is unknown, or settings exclude each other.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+
+    def __init__(
+        self,
+        *,
+        observation: Mode,
+        num_goals: int,
+        min_goals: int,
+        instruction: Sequence[str] | None,
+        task: Task,
+        render_mode: str | None = None,
+    ) -> None:
+        _check(observation, num_goals, min_goals, task)
+        self._mode, self._task = observation, task
+        self._counts = (min_goals, num_goals)
+        self._fixed = None if instruction is None else _parse(instruction, num_goals, task)
+        self._game = Game()
+        self._painters: dict[int, Painter] = {}
+        self._goals: list[Goal] = []
+        self._active = 0
+        self.render_mode = render_mode
+        self.action_space = spaces.Discrete(len(self._game.actions))
+        self.observation_space = self._space()
+
+    def _space(self) -> spaces.Dict:
+        seen: dict[str, spaces.Space[Any]] = {}
+        if self._mode == "textures":
+            high = self._game.num_textures - 1
+            seen["textures"] = spaces.Box(0, high, GRID[::-1], dtype=np.int64)
+            seen["status"] = spaces.Box(-1.0, 1.0, (_ITEMS + 5,))
+        else:
+            seen["image"] = spaces.Box(0, 255, _IMAGES[self._mode], dtype=np.uint8)
+            if self._mode == "crop":
+                seen["inventory"] = spaces.Box(0.0, 1.0, (_ITEMS,))
+        last = float(len(WORDS) - 1)
+        goals = {
+            "goal": spaces.Box(GOAL_COMPLETED, last, (self._counts[1], 3)),
+            "achieved": spaces.Box(0.0, last, (_SLOTS, 3)),
+            "achieved_mask": spaces.MultiBinary(_SLOTS),
+        }
+        return spaces.Dict({**seen, **goals})
+
+    @property
+    def game(self) -> Game:
+        """The game that is played."""
+        return self._game
+
+    @property
+    def instruction(self) -> list[Goal]:
+        """The goals of this episode; none without instructions."""
+        return list(self._goals)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begins the episode of a seed; without one, the next of those that the last seed began."""
+        super().reset(seed=seed)
+        if seed is None:
+            seed = int(self.np_random.integers(2**31))
+        self._game.begin(seed)
+        self._goals = self._asked(np.random.default_rng(seed))
+        self._active = 0
+        return self._observe([]), {"success": False}
+
+    def _asked(self, random: np.random.Generator) -> list[Goal]:
+        if self._task == "undirected":
+            return []
+        if self._fixed is not None:
+            return self._fixed
+        if self._task == "tech_tree" and random.random() < _CLIMBS:
+            return draw_climb(random, *self._counts)
+        return draw_instruction(random, *self._counts)
+
+    def step(self, action: int) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Plays one step."""
+        names, reward = self._game.step(int(action))
+        achieved = [parse_goal(name) for name in names]
+        place = place_reached(*self._game.position)
+        if place is not None:
+            achieved.append(place)
+        success = False
+        if self._task != "undirected":
+            done = self._active < len(self._goals) and self._goals[self._active] in achieved
+            self._active += done
+            reward, success = float(done), self._active == len(self._goals)
+        terminated = success or self._game.player.health <= 0
+        return self._observe(achieved), reward, terminated, False, {"success": success}
+
+    def _observe(self, achieved: list[Goal]) -> Observation:
+        goal = encode(self._goals, self._counts[1], GOAL_PAD)
+        goal[: self._active] = GOAL_COMPLETED
+        mask = np.zeros(_SLOTS, np.int8)
+        mask[: len(achieved)] = 1
+        return {
+            **self._see(),
+            "goal": goal,
+            "achieved": encode(achieved, _SLOTS, 0.0),
+            "achieved_mask": mask,
+        }
+
+    def _see(self) -> Observation:
+        game = self._game
+        if self._mode == "textures":
+            return {"textures": game.textures(), "status": self._status()}
+        image = np.zeros(_IMAGES[self._mode], np.uint8)
+        painter = self._painter(_UNIT)
+        if self._mode == "crop":
+            image[:, : _UNIT * GRID[0]] = painter.world()[: len(image)]
+            return {"image": image, "inventory": game.inventory / 10}
+        picture = painter.picture()
+        image[: picture.shape[0], : picture.shape[1]] = picture
+        return {"image": image}
+
+    def _status(self) -> npt.NDArray[np.float32]:
+        game = self._game
+        status = np.empty(_ITEMS + 5, np.float32)
+        status[:2] = game.player.facing
+        status[2:-3] = game.inventory / 10
+        status[-3:-1] = [(coordinate - 30) / 60 for coordinate in game.position]
+        status[-1] = game.world.daylight
+        return status
+
+    def _painter(self, unit: int) -> Painter:
+        if unit not in self._painters:
+            self._painters[unit] = Painter(self._game, unit)
+        return self._painters[unit]
+
+    def render(self) -> npt.NDArray[np.uint8] | None:
+        """The picture a player would see, ``[432, 432, 3]`` RGB, or nothing without a render mode."""
+        return None if self.render_mode is None else self._painter(_PICTURE_UNIT).picture()
+
+
+def _require(name: str, value: object, holds: bool, condition: str) -> None:
+    if not holds:
+        raise ValueError(f"Crafter: {name} must {condition}, got {value}")
+
+
+def _check(observation: str, num_goals: int, min_goals: int, task: str) -> None:
+    for name, value, kind in (("observation", observation, Mode), ("task", task, Task)):
+        _require(name, repr(value), value in get_args(kind), f"be one of {', '.join(get_args(kind))}")
+    _require("num_goals", num_goals, num_goals >= 1, "be at least 1")
+    most = min(num_goals, len(TECH_TREE)) if task == "tech_tree" else num_goals
+    _require("min_goals", min_goals, 1 <= min_goals <= most, f"be in 1..{most}")
+
+
+def _parse(instruction: Sequence[str], num_goals: int, task: str) -> list[Goal]:
+    """The goals of a fixed instruction."""
+    several = not isinstance(instruction, str) and 1 <= len(instruction) <= num_goals
+    _require("instruction", repr(instruction), several, f"be a list of 1..{num_goals} (num_goals) goals")
+    _require("task", repr(task), task == "instructions", "be 'instructions' where an instruction is given")
+    return [parse_goal(text) for text in instruction]

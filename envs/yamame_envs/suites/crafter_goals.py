@@ -1,0 +1,199 @@
+"""Crafter's instructions: the words, the goals they make, and how goals are drawn.
+
+A goal is three words of a closed vocabulary, given by their ids; shorter goals are filled up with the word
+``pad``. 22 goals are Crafter's achievements ("collect wood", "make stone pickaxe", "wake up"), 169 are places
+("travel 20m 35m": less than 2 cells from x = 20, y = 35).
+
+Source: AMAGO, arXiv 2310.09971, section 5 and appendix (Crafter).
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from math import hypot
+
+import numpy as np
+import numpy.typing as npt
+
+Goal = tuple[int, int, int]
+
+_COORDINATES = tuple(range(0, 61, 5))
+_CENTER = 32
+_FARTHEST = 44  # the largest reach of a travel goal that is drawn
+
+WORDS = (
+    *("collect", "defeat", "eat", "make", "place"),
+    *("coal", "diamond", "drink", "iron", "sapling", "stone", "wood"),
+    *("skeleton", "zombie", "cow", "plant", "pickaxe", "sword", "furnace", "table"),
+    *("travel", "pad", "wake", "up"),
+    *(f"{coordinate}m" for coordinate in _COORDINATES),
+)
+"""The vocabulary: a word's id is its index."""
+
+SINGLE_GOALS = (
+    *("collect drink", "collect sapling", "collect wood", "collect stone", "collect coal"),
+    *("collect iron", "collect diamond", "defeat zombie", "defeat skeleton", "eat cow", "eat plant"),
+    *("make wood pickaxe", "make stone pickaxe", "make iron pickaxe"),
+    *("make wood sword", "make stone sword", "make iron sword"),
+    *("place plant", "place table", "place stone", "place furnace", "wake up"),
+)
+"""All goals that are achievements of the game."""
+
+INSTRUCTIONS = (
+    ("collect sapling", "place plant", "place plant", "place plant", "eat cow"),
+    ("travel 10m 10m", "place stone", "travel 50m 50m", "place stone"),
+    ("make stone pickaxe", "collect stone", "collect stone", "collect iron"),
+    ("make stone pickaxe", "collect iron"),
+    ("make stone pickaxe", "collect iron", "collect iron"),
+    ("collect wood", "place table", "make wood pickaxe", "collect coal"),
+    ("make stone pickaxe", "collect coal", "collect iron", "place furnace", "make iron sword"),
+    ("collect drink", "eat cow", "wake up", "make stone sword", "defeat zombie"),
+    ("make wood sword", "defeat zombie", "defeat zombie"),
+    ("eat cow", "make stone pickaxe", "collect coal", "make wood sword", "defeat zombie"),
+)
+"""Instructions of several goals to evaluate on, from the source."""
+
+TECH_TREE = (
+    *("collect wood", "place table", "make wood pickaxe", "collect coal", "make wood sword"),
+    *("collect stone", "make stone pickaxe", "make stone sword", "collect iron", "place furnace"),
+    *("make iron pickaxe", "make iron sword"),
+)
+"""What may be asked of those who climb the tree of tools, in the order of the climb."""
+
+TRAVEL_SHARE = 0.2
+"""How often a drawn goal is a place."""
+
+
+_MATERIALS = (("wood", 30), ("stone", 15), ("iron", 5))
+_KINDS: dict[str, tuple[float, dict[str, int]]] = {
+    "collect": (
+        0.3,
+        {"sapling": 20, "wood": 20, "stone": 18, "drink": 17, "coal": 10, "iron": 10, "diamond": 5},
+    ),
+    "defeat": (0.1, {"zombie": 60, "skeleton": 40}),
+    "eat": (0.1, {"cow": 70, "plant": 30}),
+    "make": (
+        0.15,
+        {f"{material} {tool}": percent for material, percent in _MATERIALS for tool in ("pickaxe", "sword")},
+    ),
+    "place": (0.15, {"table": 40, "stone": 30, "plant": 20, "furnace": 10}),
+}
+
+GOAL_SHARES = {
+    f"{kind} {thing}": share * percent / 100
+    for kind, (share, things) in _KINDS.items()
+    for thing, percent in things.items()
+}
+"""How often a drawn goal is each of the achievements; "wake up" is never asked."""
+
+
+def _tokens(text: str) -> Goal:
+    first, second, third = (WORDS.index(word) for word in [*text.split(), "pad"][:3])
+    return first, second, third
+
+
+_PLACES = {(x, y): _tokens(f"travel {x}m {y}m") for x in _COORDINATES for y in _COORDINATES}
+_DISTANCES = np.array([hypot(x - _CENTER, y - _CENTER) for x, y in _PLACES])
+_PLACE_GOALS = list(_PLACES.values())
+_SINGLE = {text: _tokens(text) for text in SINGLE_GOALS}
+_GOALS = {**_SINGLE, **{" ".join(WORDS[token] for token in goal): goal for goal in _PLACE_GOALS}}
+_TEXTS = {goal: text for text, goal in _GOALS.items()}
+_SHARE_GOALS = [_SINGLE[text] for text in GOAL_SHARES]
+_SHARE_ENDS = np.array(list(accumulate(GOAL_SHARES.values())))
+_REACH_ENDS = np.cumsum(np.arange(_FARTHEST, 0, -1)) / (_FARTHEST * (_FARTHEST + 1) / 2)
+
+
+def parse_goal(text: str) -> Goal:
+    """The ids of a goal's words; underscores and capitals are accepted.
+
+    Raises:
+        ValueError: If this is no goal of the game.
+
+    >>> parse_goal("eat plant")
+    (2, 15, 21)
+    """
+    goal = _GOALS.get(" ".join(text.lower().replace("_", " ").split()))
+    if goal is None:
+        places = (
+            f"'travel X Y' with X and Y in {_COORDINATES[0]}m, {_COORDINATES[1]}m, ..., {_COORDINATES[-1]}m"
+        )
+        raise ValueError(f"Crafter: goal must be one of {', '.join(SINGLE_GOALS)} or {places}, got {text!r}")
+    return goal
+
+
+def goal_text(goal: Sequence[float]) -> str:
+    """The words of a goal given by their ids.
+
+    Raises:
+        ValueError: If these are no goal's ids, as in an unused or completed slot of an instruction.
+
+    >>> goal_text([20.0, 28.0, 31.0])
+    'travel 20m 35m'
+    """
+    numbers = tuple(float(number) for number in goal)
+    text = _TEXTS.get(numbers)  # type: ignore[arg-type]  # whole floats hash and compare as the ids
+    if text is None:
+        raise ValueError(f"Crafter: goal must be the ids of three words that make a goal, got {numbers}")
+    return text
+
+
+def place_reached(x: int, y: int) -> Goal | None:
+    """The travel goal that holds at a position: less than 2 cells from it; never more than one does.
+
+    >>> goal_text(place_reached(19, 36))
+    'travel 20m 35m'
+    >>> place_reached(32, 32)
+    """
+    near_x, near_y = (min(5 * ((coordinate + 2) // 5), _COORDINATES[-1]) for coordinate in (x, y))
+    return _PLACES[near_x, near_y] if hypot(x - near_x, y - near_y) < 2 else None
+
+
+def draw_goal(random: np.random.Generator) -> Goal:
+    """Draws one goal of an instruction: an achievement by `GOAL_SHARES`, or a place."""
+    share = random.random()
+    if share >= 1 - TRAVEL_SHARE:
+        return draw_place(random)
+    return _SHARE_GOALS[int(np.searchsorted(_SHARE_ENDS[:-1], share, side="right"))]
+
+
+def draw_place(random: np.random.Generator) -> Goal:
+    """Draws a place to travel to; near ones are likelier.
+
+    A reach d in 1 .. 44 is drawn in proportion to 45 - d. Every place is ranked by its distance from the
+    middle of the world plus a number of its own from U(0, 1); the highest rank among those at a distance of
+    at most d is asked, and the lowest rank of all if there are none.
+    """
+    reach = 1 + int(np.searchsorted(_REACH_ENDS[:-1], random.random(), side="right"))
+    rank = _DISTANCES + random.random(len(_DISTANCES))
+    within = reach >= _DISTANCES
+    best = int(np.where(within, rank, -1.0).argmax()) if within.any() else int(rank.argmin())
+    return _PLACE_GOALS[best]
+
+
+def draw_instruction(random: np.random.Generator, min_goals: int, num_goals: int) -> list[Goal]:
+    """Draws a number of goals in ``min_goals .. num_goals``, all equally likely, then every goal by itself."""
+    return [draw_goal(random) for _ in range(random.integers(min_goals, num_goals + 1))]
+
+
+def draw_climb(random: np.random.Generator, min_goals: int, num_goals: int) -> list[Goal]:
+    """Draws steps of the tree of tools, in the order of the climb, none twice.
+
+    How many of the first steps may be asked is drawn too; in the source it is how far this process's agent
+    ever came, of which a seed knows nothing.
+
+    Args:
+        random: The generator to draw from.
+        min_goals: Goals at least, no more than `TECH_TREE` has.
+        num_goals: Goals at most.
+    """
+    height = int(random.integers(min_goals, len(TECH_TREE) + 1))
+    count = int(random.integers(min_goals, min(num_goals, height) + 1))
+    steps = np.sort(random.permutation(height)[:count])
+    return [_SINGLE[TECH_TREE[step]] for step in steps]
+
+
+def encode(goals: Sequence[Goal], slots: int, unused: float) -> npt.NDArray[np.float32]:
+    """Goals as an array ``[slots, 3]``, the first slots first, the others filled with ``unused``."""
+    array = np.full((slots, 3), unused, np.float32)
+    if goals:
+        array[: len(goals)] = goals
+    return array

@@ -1,0 +1,49 @@
+"""Half-Cheetah-Vel, as a TorchRL environment."""
+
+from functools import partial
+
+import torch
+
+from yamame_envs.hosted.env import HostedEnv
+from yamame_envs.hosted.workers import Workers
+from yamame_envs.suites.half_cheetah_task import HalfCheetahVelTask
+
+
+class HalfCheetahVel(HostedEnv):
+    """Run at a hidden velocity: the 17 numbers of HalfCheetah, six torques in [-1, 1], one long attempt.
+
+    The reward of a step is ``-|velocity - target| - 0.05 |action|^2``; the previous reward is all there is to
+    tell the target. Standing still costs the target velocity per step.
+
+    Args:
+        max_velocity: Targets are uniform in [0, max_velocity], metres per second; positive.
+        time_limit: Steps of an episode.
+        num_envs: Rows.
+        seed: Names the tasks of all episodes: their targets and the postures they begin with.
+        device: Where all tensors live.
+        workers: Where the rows are played.
+
+    Raises:
+        ValueError: If a number is out of its range.
+        ImportError: If MuJoCo is not installed.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_velocity: float = 3.0,
+        time_limit: int = 1000,
+        num_envs: int = 1,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+        workers: Workers = Workers(),  # noqa: B008
+    ) -> None:
+        self._require("max_velocity", max_velocity, 0 < max_velocity < float("inf"), "be positive and finite")
+        super().__init__(
+            partial(HalfCheetahVelTask, max_velocity=max_velocity),
+            num_envs=num_envs,
+            time_limit=time_limit,
+            seed=seed,
+            device=device,
+            workers=workers,
+        )

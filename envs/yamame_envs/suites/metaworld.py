@@ -1,0 +1,60 @@
+"""Meta-World's meta-learning benchmarks, as a TorchRL environment."""
+
+from functools import partial
+
+import torch
+
+from yamame_envs.hosted.env import HostedEnv
+from yamame_envs.hosted.workers import Workers
+from yamame_envs.suites.metaworld_task import ATTEMPT, MetaWorldTask, Split
+
+
+class MetaWorld(HostedEnv):
+    """One attempt at a task of a Meta-World benchmark (arXiv 1910.10897).
+
+    An episode draws a task uniformly, then one of its 50 goals. ``observation`` is Meta-World's vector of 39
+    numbers, in which the last three, the goal, are zero; an action moves the hand and the gripper, four
+    numbers in [-1, 1]; the dense reward lies in [0, 10] per step. ``success`` tells of a single step, and does
+    not end the attempt.
+
+    The tasks of ``ML10`` and ``ML45`` differ between the splits; the goals of ``ML1`` do.
+
+    Args:
+        benchmark: ``ML10``, ``ML45``, or ``ML1-`` and a task such as ``ML1-reach-v3``.
+        split: Tasks and goals to train with, or those to test with.
+        goal_seed: Which goals there are: the seed of the official benchmark, at least 0.
+        time_limit: Steps of the attempt, 500 or less.
+        num_envs: Rows.
+        seed: Names the tasks of all episodes.
+        device: Where all tensors live.
+        workers: Where the rows are played. A process holds an arm of some 20 MB per row, and idle ones: 24, or one
+            per task of the benchmark.
+
+    Raises:
+        ValueError: If there is no such benchmark or split, or a number is out of its range.
+        ImportError: If Meta-World is not installed.
+    """
+
+    def __init__(
+        self,
+        *,
+        benchmark: str = "ML1-reach-v3",
+        split: Split = "train",
+        goal_seed: int = 0,
+        time_limit: int = ATTEMPT,
+        num_envs: int = 1,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+        workers: Workers = Workers(),  # noqa: B008
+    ) -> None:
+        self._require("goal_seed", goal_seed, 0 <= goal_seed < 2**32 - 1, "be in 0..2^32-2")
+        self._require("time_limit", time_limit, 1 <= time_limit <= ATTEMPT, f"be in 1..{ATTEMPT}")
+        super().__init__(
+            partial(MetaWorldTask, benchmark, split=split, goal_seed=goal_seed),
+            num_envs=num_envs,
+            time_limit=time_limit,
+            tells_success=True,
+            seed=seed,
+            device=device,
+            workers=workers,
+        )

@@ -1,0 +1,50 @@
+"""POPGym: forty-two small tasks that need memory, as a TorchRL environment."""
+
+from functools import partial
+
+import torch
+
+from yamame_envs.hosted.env import HostedEnv
+from yamame_envs.hosted.workers import Workers
+from yamame_envs.suites.popgym_task import POPGymTask
+
+
+class POPGym(HostedEnv):
+    """An environment of POPGym (arXiv 2303.01859).
+
+    ``observation`` is a vector: categories are shown one-hot, several of them one after the other. The time
+    limit is the environment's own, the length of its longest episode, and reaching it terminates.
+
+    Args:
+        id: Its name, for example RepeatPreviousEasy or popgym-RepeatPreviousEasy-v0.
+        multi_discrete: Whether an action of several choices (Battleship, MineSweeper) stays so. Otherwise it
+            is one choice among all combinations.
+        num_envs: Rows.
+        seed: Names the tasks of all episodes.
+        device: Where all tensors live.
+        workers: Where the rows are played.
+
+    Raises:
+        ValueError: If there is no such environment, or a number is out of its range.
+        ImportError: If POPGym is not installed.
+    """
+
+    def __init__(
+        self,
+        *,
+        id: str = "RepeatPreviousEasy",
+        multi_discrete: bool = False,
+        num_envs: int = 1,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+        workers: Workers = Workers(),  # noqa: B008
+    ) -> None:
+        make = partial(POPGymTask, id, multi_discrete=multi_discrete)
+        super().__init__(
+            make,
+            num_envs=num_envs,
+            time_limit=make().longest,
+            seed=seed,
+            device=device,
+            workers=workers,
+        )

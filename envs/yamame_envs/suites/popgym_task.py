@@ -1,0 +1,101 @@
+"""POPGym: forty-two small tasks that need memory.
+
+Source: Morad et al., "POPGym: Benchmarking Partially Observable Reinforcement Learning", arXiv 2303.01859.
+Every observation is one vector; returns lie in [-1, 1].
+
+In the cart-poles of which only velocities are seen, POPGym shows the positions at the first timestep. It is
+left so.
+"""
+
+from difflib import get_close_matches
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from yamame_envs.hosted.extras import require
+
+Vector = npt.NDArray[np.float32]
+
+_PREFIX, _VERSION = "popgym-", "-v0"
+
+
+def _short(name: str) -> str:
+    return name.removeprefix(_PREFIX).removesuffix(_VERSION)
+
+
+def names() -> list[str]:
+    """The short names of all environments, for example RepeatPreviousEasy."""
+    return [_short(entry["id"]) for entry in _registered().values()]
+
+
+def _registered() -> dict[Any, dict[str, str]]:
+    registered: dict[Any, dict[str, str]] = require("popgym", extra="popgym", owner="POPGym").envs.ALL
+    return registered
+
+
+def _named(name: str) -> Any:
+    """The class of an environment, given with or without ``popgym-`` and ``-v0``."""
+    found = {_short(entry["id"]): kind for kind, entry in _registered().items()}
+    if _short(name) not in found:
+        close = get_close_matches(_short(name), found, n=4, cutoff=0.5) or list(found)
+        known = f"one of POPGym's {len(found)} environments, such as {', '.join(close)}"
+        raise ValueError(f"POPGym: id must be {known}, got {name!r}")
+    return found[_short(name)]
+
+
+class POPGymTask(gymnasium.Env[Vector, Any]):
+    """One environment of POPGym, its observation flattened.
+
+    An observation is a float32 vector: categories are shown one-hot, several of them one after the other.
+
+    Args:
+        id: Its name, with or without ``popgym-`` and ``-v0``.
+        multi_discrete: Whether an action of several choices stays so. Otherwise it is one choice among all
+            combinations, the last choice changing fastest.
+
+    Attributes:
+        longest: Steps after which an episode is over, whatever is done.
+
+    Raises:
+        ValueError: If there is no such environment.
+        ImportError: If POPGym is not installed.
+    """
+
+    def __init__(self, id: str, *, multi_discrete: bool = False) -> None:
+        self._env = _named(id)()
+        size = spaces.flatdim(self._env.observation_space)
+        self.observation_space = spaces.Box(-np.inf, np.inf, (size,), dtype=np.float32)
+        self.action_space = self._env.action_space
+        self._choices: tuple[int, ...] | None = None
+        if isinstance(self.action_space, spaces.MultiDiscrete) and not multi_discrete:
+            self._choices = tuple(int(n) for n in self.action_space.nvec)
+            self.action_space = spaces.Discrete(int(np.prod(self._choices)))
+        self.longest = _longest(self._env)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Vector, dict[str, Any]]:
+        """Begins an episode; the seed decides all of it."""
+        seen, _ = self._env.reset(seed=seed, options=options)
+        return self._flat(seen), {}
+
+    def step(self, action: Any) -> tuple[Vector, float, bool, bool, dict[str, Any]]:
+        """Plays one step."""
+        if self._choices is not None:
+            action = np.array(np.unravel_index(int(action), self._choices))
+        seen, reward, terminated, truncated, _ = self._env.step(action)
+        return self._flat(seen), float(reward), bool(terminated), bool(truncated), {}
+
+    def _flat(self, seen: Any) -> Vector:
+        return np.asarray(spaces.flatten(self._env.observation_space, seen), dtype=np.float32)
+
+
+def _longest(env: Any) -> int:
+    """Steps of the longest episode; HigherLower does not say it, but deals a card of its deck per step."""
+    for attribute in ("max_episode_length", "episode_length"):
+        if hasattr(env, attribute):
+            return int(getattr(env, attribute))
+    return int(env.deck_size) - 1

@@ -1,0 +1,172 @@
+"""Wind: fly to a known place through a wind that must be felt out.
+
+Source: Ni et al., "Recurrent model-free RL can be a strong baseline for many POMDPs", arXiv 2110.05038; as in
+AMAGO, arXiv 2310.09971.
+"""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torchrl.data import Bounded
+
+from yamame_envs.actions import BoxActions
+from yamame_envs.base import BatchedEnv
+from yamame_envs.random import fold, integers, uniform
+from yamame_envs.rendering import CELL, Color, Palette, Picture, frame
+from yamame_envs.tasks import Tensors
+
+_SPEED = 0.1
+_STRONGEST = 0.08
+_GOAL = (0.0, 1.0)
+_LIST_SEED = 1337
+
+_CELLS_SHOWN: Final = 17
+_UNITS_PER_CELL: Final = 0.125
+_CENTER: Final = (0.0, 0.5)  # of the picture
+_PALE: Final[Color] = (150, 180, 212)
+
+Point = npt.NDArray[np.float64]
+
+
+class Wind(BatchedEnv):
+    """A point in the plane starts at (0, 0), is blown about, and is paid wherever it is near (0, 1).
+
+    Action ``[N, 2]`` float32, both numbers in [-0.1, 0.1]: a step leads to place + action + wind. The wind is
+    constant during an episode, uniform in [-0.08, 0.08] on both axes, and never shown. Observation ``[N, 2]``
+    float32: the place. Every step that ends within ``goal_radius`` of the goal pays 1; the episode goes on to
+    the time limit. Success is to be there at the last step. With the settings of the source, knowing the wind
+    earns 62.2 on average.
+
+    Args:
+        num_envs: Points played at the same time.
+        num_tasks: Winds that there are, at least 1: the first of the published list. ``None``: a new wind in
+            every episode.
+        time_limit: Steps of an episode, at least 1.
+        goal_radius: Distance from the goal that still pays, above 0.
+        seed: Names the tasks of all episodes.
+        device: Where all tensors live.
+
+    Raises:
+        ValueError: If a number is out of its range.
+
+    >>> env = Wind(num_envs=2, num_tasks=1)
+    >>> env.rollout(100)["observation"].shape
+    torch.Size([2, 75, 2])
+    """
+
+    _goal: Tensor
+    _winds: Tensor
+
+    def __init__(
+        self,
+        *,
+        num_envs: int = 1,
+        num_tasks: int | None = None,
+        time_limit: int = 75,
+        goal_radius: float = 0.03,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self._require("num_tasks", num_tasks, num_tasks is None or num_tasks >= 1, "be at least 1")
+        self._require("goal_radius", goal_radius, goal_radius > 0, "be above 0")
+        self._num_tasks = num_tasks
+        self._radius = goal_radius
+        farthest = 1.01 * (_SPEED + _STRONGEST) * time_limit  # with room for rounding
+        place = Bounded(-farthest, farthest, shape=(2,), dtype=torch.float32, device=device)
+        super().__init__(
+            num_envs=num_envs,
+            time_limit=time_limit,
+            actions=BoxActions(torch.full((2,), -_SPEED), torch.full((2,), _SPEED)),
+            observations={"observation": place},
+            seed=seed,
+            device=device,
+        )
+        listed = np.random.RandomState(_LIST_SEED).uniform(-_STRONGEST, _STRONGEST, (num_tasks or 0, 2))
+        winds = torch.tensor(listed, dtype=torch.float32, device=self.device)
+        self.register_buffer("_winds", winds, persistent=False)
+        self.register_buffer("_goal", torch.tensor(_GOAL, device=self.device), persistent=False)
+
+    def _draw_tasks(self, task_seed: Tensor) -> Tensors:
+        key = fold(task_seed, 0)
+        if self._num_tasks is not None:
+            return {"wind": self._winds.index_select(0, integers(key, self._num_tasks))}
+        return {"wind": ((2.0 * uniform(key, 2) - 1.0) * _STRONGEST).to(torch.float32)}
+
+    def _begin(self, task: Tensors) -> Tensors:
+        return {"place": torch.zeros_like(task["wind"])}
+
+    def _transition(self, task: Tensors, state: Tensors, action: Tensor) -> tuple[Tensors, Tensor, Tensor]:
+        place = state["place"] + action + task["wind"]
+        distance = (place - self._goal).square().sum(-1, keepdim=True)
+        near = distance <= self._radius**2
+        last = state["step_index"] + 1 >= self._horizon
+        return {"place": place}, near.to(torch.float32), near & last
+
+    def _observe(self, task: Tensors, state: Tensors) -> Tensors:
+        return {"observation": state["place"].clone()}
+
+    def render(self, row: int = 0) -> npt.NDArray[np.uint8]:
+        """Draws one row: ``[H, W, 3]`` uint8 RGB.
+
+        The agent is a disc, pale at the border where it has left the picture. The goal is a bright disc of
+        its true size within a ring, the start a small dot. The stroke behind the agent is the wind: what it
+        blows in five steps.
+        """
+        memory = self._memory
+        self._require(
+            "row", row, bool(memory.task) and 0 <= row < self.batch_size[0], "be a row that was reset"
+        )
+        place = memory.state["place"][row].cpu().numpy().astype(np.float64)
+        wind = memory.task["wind"][row].cpu().numpy().astype(np.float64)
+        picture = frame(np.zeros((_CELLS_SHOWN, _CELLS_SHOWN), bool))
+        start, goal, agent = _pixel(np.zeros(2)), _pixel(np.array(_GOAL)), _pixel(place)
+        _stroke(picture, start, start, Palette.COMPLETED, 4.0)
+        _stroke(picture, goal, goal, Palette.ACTIVE_TILE, 14.0)
+        _ring(picture, goal, Palette.ACTIVE, 14.0)
+        _stroke(picture, goal, goal, Palette.ACTIVE, max(self._radius / _UNITS_PER_CELL * CELL, 2.0))
+        inside = np.clip(agent, 8, _CELLS_SHOWN * CELL - 9)
+        if (inside == agent).all():
+            _stroke(picture, _pixel(place - 5 * wind), agent, Palette.FUTURE, 2.0)
+        color = Palette.AGENT if (inside == agent).all() else _PALE
+        _stroke(picture, inside, inside, color, 7.0)
+        return picture
+
+
+def _pixel(place: Point) -> Point:
+    """The pixel (row, column) of a place (x, y); y grows upwards."""
+    middle = (_CELLS_SHOWN * CELL - 1) / 2
+    x, y = (place - np.array(_CENTER)) / _UNITS_PER_CELL * CELL
+    return np.array([middle - y, middle + x])
+
+
+def _stroke(picture: Picture, start: Point, end: Point, color: Color, radius: float) -> None:
+    """Paints a line with round ends, in place; a disc where it ends at its start."""
+    window, distance = _around(picture, start, end, radius + 2.0)
+    _blend(window, color, radius + 0.5 - distance)
+
+
+def _ring(picture: Picture, center: Point, color: Color, radius: float) -> None:
+    window, distance = _around(picture, center, center, radius + 2.0)
+    _blend(window, color, 1.5 - np.abs(radius - distance))
+
+
+def _around(
+    picture: Picture, start: Point, end: Point, margin: float
+) -> tuple[Picture, npt.NDArray[np.float64]]:
+    """The part of a picture around a line, and how far its pixels are from the line."""
+    corner = np.clip(np.floor(np.minimum(start, end) - margin), 0, None).astype(int)
+    bottom, right = np.ceil(np.maximum(start, end) + margin).astype(int) + 1
+    window = picture[corner[0] : bottom, corner[1] : right]
+    offset = np.moveaxis(np.indices(window.shape[:2]), 0, -1) + corner - start
+    line = end - start
+    share = np.clip(offset @ line / max(float(line @ line), 1e-9), 0.0, 1.0)
+    distance: npt.NDArray[np.float64] = np.linalg.norm(offset - share[..., None] * line, axis=-1)
+    return window, distance
+
+
+def _blend(window: Picture, color: Color, cover: npt.NDArray[np.float64]) -> None:
+    mixed = window + np.clip(cover, 0.0, 1.0)[..., None] * (np.array(color) - window)
+    window[:] = np.rint(mixed).astype(np.uint8)

@@ -1,0 +1,187 @@
+"""The contract of every environment of ``conf/env``, native or played for another library."""
+
+import warnings
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from torchrl.envs import EnvBase
+from torchrl.envs.utils import check_env_specs
+from yamame import conf_dir
+from yamame.goals import advance, num_goals
+from yamame.runs import UsageError
+from yamame.runs.build import build_env
+
+CHOICES = sorted(path.stem for path in (conf_dir() / "env").glob("*.yaml"))
+SHORT: dict[str, list[str]] = {
+    "active_tmaze": ["env.length=7"],
+    "atari": ["env.time_limit=20"],
+    "dark_key_to_door": ["env.trial_limit=9", "env.time_limit=31"],
+    "half_cheetah_vel": ["env.time_limit=25"],
+    "metaworld": ["env.time_limit=10"],
+    "tmaze": ["env.length=7"],
+}
+"""Settings that end episodes soon, where the usual ones do not."""
+STEPS = 40
+LONGEST = 400
+"""Steps after which an episode without an end is not waited for."""
+
+
+def make(choice: str, *, num_envs: int = 3, seed: int = 5) -> EnvBase:
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        cfg = compose("train", overrides=[f"env={choice}", *SHORT.get(choice, [])])
+    return build_env(cfg, num_envs=num_envs, seed=seed)
+
+
+@pytest.fixture(params=CHOICES)
+def choice(request, skip_if_missing):
+    """Every environment that is installed."""
+    try:
+        make(request.param, num_envs=1).close()
+    except UsageError as error:
+        skip_if_missing(str(error))
+        raise
+    return request.param
+
+
+def actions(env: EnvBase, steps: int) -> torch.Tensor:
+    """``[steps, 3, ...]``, of which an environment with fewer rows plays the first ones."""
+    with torch.random.fork_rng():
+        torch.manual_seed(11)
+        return torch.stack([env.action_spec.rand() for _ in range(steps)])
+
+
+def play(env: EnvBase, moves: torch.Tensor, *, current=None, forced: dict | None = None) -> list:
+    """Timesteps with their transitions; ``forced`` names steps before which rows are reset."""
+    current = env.reset() if current is None else current
+    steps = []
+    for t, move in enumerate(moves):
+        if forced and t in forced:
+            request = current.copy().set("_reset", torch.zeros(*env.batch_size, 1, dtype=torch.bool))
+            request["_reset"][forced[t]] = True
+            current = env.reset(request)
+        stepped, current = env.step_and_maybe_reset(current.set("action", move[: env.batch_size[0]]))
+        steps.append(stepped.clone())
+    return steps
+
+
+def differing(first: list, second: list, row: int) -> list[str]:
+    """Entries of a row that are not equal, bit for bit."""
+    keys = list(first[0].keys(True, True))
+    return [
+        str(key)
+        for key in keys
+        if any(not torch.equal(a[key][row], b[key][row]) for a, b in zip(first, second, strict=True))
+    ]
+
+
+def test_the_specs_hold_while_it_is_played(choice):
+    env = make(choice)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*torch.*", category=UserWarning)
+        check_env_specs(env)
+    for step in play(env, actions(env, STEPS)):
+        for key in env.observation_spec.keys(True, True):
+            assert env.observation_spec[key].is_in(step["next", key]), key
+            assert env.observation_spec[key].is_in(step[key]), key
+        assert step["next", "reward"].isfinite().all()
+    env.close()
+
+
+def test_the_same_seed_replays_exactly_and_another_does_not(choice):
+    envs = [make(choice), make(choice), make(choice, seed=6)]
+    moves = actions(envs[0], STEPS)
+    first, same, other = (play(env, moves) for env in envs)
+    assert not [key for row in range(3) for key in differing(first, same, row)]
+    assert [key for row in range(3) for key in differing(first, other, row)]
+    envs[1].set_seed(6)
+    reseeded = play(envs[1], moves)
+    assert not [key for row in range(3) for key in differing(other, reseeded, row)]
+    for env in envs:
+        env.close()
+
+
+def test_rows_are_independent_of_each_other_and_of_their_number(choice):
+    three, two = make(choice), make(choice, num_envs=2)
+    moves = actions(three, STEPS)
+    whole = play(three, moves)
+    changed = moves.clone()
+    changed[:, 0] = moves.flip(0)[:, 0]
+    for row in (0, 1):
+        assert not differing(whole, play(two, moves), row)
+        two.set_seed(5)
+    three.set_seed(5)
+    again = play(three, changed)
+    assert not differing(whole, again, 1)
+    assert not differing(whole, again, 2)
+    assert differing(whole, again, 0)
+    three.close()
+    two.close()
+
+
+def test_a_partial_reset_touches_only_its_rows(choice):
+    env = make(choice)
+    moves = actions(env, STEPS)
+    whole = play(env, moves)
+    env.set_seed(5)
+    broken = play(env, moves, forced={5: 1})
+    for row in (0, 2):
+        assert not differing(whole, broken, row)
+    assert broken[5]["is_init"][1]
+    assert broken[5]["step_index"][1] == 0
+    assert not broken[5]["prev_action"][1].any()
+    assert differing(whole, broken, 1)
+    env.close()
+
+
+def test_the_horizon_is_respected(choice):
+    env = make(choice)
+    limit = getattr(env, "_time_limit", None)
+    ended = torch.zeros(3, dtype=torch.int64)
+    before = None
+    for step in play(env, actions(env, min(LONGEST, (limit or LONGEST) + 1))):
+        following = step["next"]
+        assert torch.equal(following["done"], following["terminated"] | following["truncated"])
+        assert torch.equal(following["step_index"], step["step_index"] + 1)
+        if limit is not None:
+            assert (following["step_index"] <= limit).all()
+            torch.testing.assert_close(following["time"], following["step_index"] / limit)
+            at_limit = following["step_index"] == limit
+            assert (following["terminated"] | ~at_limit).all()
+            assert not (following["truncated"] & at_limit).any()
+        if before is not None:
+            assert torch.equal(step["is_init"], before)
+            assert torch.equal(step["step_index"] == 0, before)
+        before = following["done"].clone()
+        ended += before.squeeze(-1)
+    if limit is not None and limit < LONGEST:
+        assert (ended >= 1).all()
+    env.close()
+
+
+def test_the_reward_is_that_of_the_goals_that_were_achieved(choice):
+    env = make(choice)
+    if "achieved" not in env.observation_spec.keys():
+        pytest.skip(f"env={choice}: has no goals")
+    achieved = 0
+    instruction, active = None, None
+    for step in play(env, actions(env, LONGEST)):
+        following = step["next"]
+        first = step["is_init"].squeeze(-1)
+        if instruction is None:
+            instruction, active = step["goal"].clone(), torch.zeros(3, dtype=torch.int64)
+        instruction[first], active[first] = step["goal"][first], 0
+        active, reward = advance(instruction, active, following["achieved"], following["achieved_mask"])
+        assert torch.equal(following["reward"].squeeze(-1), reward)
+        assert torch.equal(following["success"].squeeze(-1), active == num_goals(instruction))
+        achieved += int(following["achieved_mask"].sum())
+    assert achieved > 0
+    env.close()
+
+
+def test_it_is_open_until_it_is_closed(choice):
+    env = make(choice)
+    env.reset()
+    assert not env.is_closed
+    env.close()
+    assert env.is_closed
