@@ -4,7 +4,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from yamame.goals import GOAL_PAD
-from yamame.timestep import MLPGoalEncoder, MLPTimestepEncoder
+from yamame.timestep import Input, MLPGoalEncoder, MLPTimestepEncoder
 
 SIZES = {("camera", "pose"): 6, "observation": 4, "prev_reward": 1, "step_kind": 1, "trial_start": 1}
 
@@ -146,3 +146,28 @@ def test_sizes_must_be_positive(name):
 def test_inputs_must_be_named():
     with pytest.raises(ValueError, match=r"in_sizes must name inputs of positive size, got \{\}"):
         MLPTimestepEncoder({})
+
+
+def test_inputs_instead_of_sizes_change_no_number():
+    torch.manual_seed(0)
+    shapes = {key: (2, 3) if key == ("camera", "pose") else (size,) for key, size in SIZES.items()}
+    declared = {key: Input(shape) for key, shape in shapes.items()}
+    module = MLPTimestepEncoder(declared, goal_encoder=MLPGoalEncoder(3, 2), out_size=8)
+    td = inputs(5, 7)
+    assert torch.equal(module(td.clone())["features"], encoder()(td.clone())["features"])
+
+
+def test_images_and_tokens_are_flattened_like_any_numbers():
+    declared = {"cells": Input((2, 2), "tokens", 9), "pixels": Input((4, 4, 3), "image")}
+    torch.manual_seed(0)
+    module = MLPTimestepEncoder(declared, out_size=8)
+    torch.manual_seed(0)
+    flat = MLPTimestepEncoder({"cells": 4, "pixels": 48}, out_size=8)
+    pixels = torch.randint(
+        0, 256, (5, 4, 4, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    td = TensorDict(cells=torch.arange(20).reshape(5, 2, 2) % 9, pixels=pixels, batch_size=5)
+    features = module(td.clone())["features"]
+    assert torch.equal(features, flat(td.flatten(0, 0).apply(lambda x: x.flatten(1).float()))["features"])
+    assert module.normalizer is not None
+    torch.testing.assert_close(module.normalizer.mean[4:], pixels.flatten(1).float().mean(0))

@@ -1,9 +1,18 @@
-"""Which entries of an observation spec become flat inputs."""
+"""Which entries of an observation spec become inputs, and what kind each is."""
 
 import pytest
 import torch
-from torchrl.data import Binary, Bounded, Categorical, Composite, NonTensor, OneHot, Unbounded
-from yamame.timestep import NOT_INPUTS, in_sizes_from_spec
+from torchrl.data import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    NonTensor,
+    OneHot,
+    Unbounded,
+)
+from yamame.timestep import NOT_INPUTS, Input, inputs_from_spec
 
 
 def spec(*batch: int) -> Composite:
@@ -25,6 +34,7 @@ def spec(*batch: int) -> Composite:
             "is_init": Categorical(2, shape=(*batch, 1), dtype=torch.bool),
             "step_index": Unbounded((*batch, 1), dtype=torch.int64),
             "success": Categorical(2, shape=(*batch, 1), dtype=torch.bool),
+            "aborted": Binary(1, shape=(*batch, 1), dtype=torch.bool),
             "task_seed": Unbounded((*batch, 1), dtype=torch.int64),
         },
         shape=batch,
@@ -33,8 +43,9 @@ def spec(*batch: int) -> Composite:
 
 @pytest.mark.parametrize("batch", [(), (8,), (2, 3)])
 def test_sizes_do_not_depend_on_the_batch_and_keys_are_sorted(batch):
-    sizes = in_sizes_from_spec(spec(*batch), batch_dims=len(batch))
-    assert list(sizes.items()) == [
+    inputs = inputs_from_spec(spec(*batch), batch_dims=len(batch))
+    assert [key for key, value in inputs.items() if value.kind != "vector"] == ["choice"]
+    assert [(key, value.size) for key, value in inputs.items()] == [
         ("bits", 4),
         ("choice", 1),
         ("hot", 5),
@@ -46,19 +57,61 @@ def test_sizes_do_not_depend_on_the_batch_and_keys_are_sorted(batch):
 
 
 def test_what_must_not_be_seen_is_excluded_by_default_and_only_by_default():
-    assert set(NOT_INPUTS) & set(in_sizes_from_spec(spec(), batch_dims=0)) == set()
-    everything = in_sizes_from_spec(spec(), batch_dims=0, exclude=())
+    assert set(NOT_INPUTS) & set(inputs_from_spec(spec(), batch_dims=0)) == set()
+    everything = inputs_from_spec(spec(), batch_dims=0, exclude=())
     assert set(NOT_INPUTS) - set(everything) == {"mask"}
-    assert ("robot", "arm") not in in_sizes_from_spec(spec(), batch_dims=0, exclude=[("robot", "arm")])
+    assert ("robot", "arm") not in inputs_from_spec(spec(), batch_dims=0, exclude=[("robot", "arm")])
 
 
 def test_nothing_left_is_an_error():
     with pytest.raises(ValueError, match=r"exclude must leave at least one observation, got \['time'\]"):
-        in_sizes_from_spec(Composite(time=Unbounded((1,))), batch_dims=0, exclude=["time"])
+        inputs_from_spec(Composite(time=Unbounded((1,))), batch_dims=0, exclude=["time"])
 
 
 def test_too_many_batch_dimensions_are_an_error():
     with pytest.raises(
         ValueError, match=r"batch_dims must be at most the dimensions of 'time' \(1,\), got 2"
     ):
-        in_sizes_from_spec(Composite(time=Unbounded((1,))), batch_dims=2)
+        inputs_from_spec(Composite(time=Unbounded((1,))), batch_dims=2)
+
+
+KINDS = {
+    "pixels": (lambda b: Bounded(0, 255, (*b, 64, 64, 3), dtype=torch.uint8), Input((64, 64, 3), "image")),
+    "grey": (lambda b: Unbounded((*b, 84, 80), dtype=torch.uint8), Input((84, 80), "image")),
+    "bytes": (lambda b: Bounded(0, 255, (*b, 128), dtype=torch.uint8), Input((128,))),
+    "clips": (lambda b: Bounded(0, 255, (*b, 4, 8, 8, 3), dtype=torch.uint8), Input((4, 8, 8, 3))),
+    "floats": (lambda b: Unbounded((*b, 8, 8, 3)), Input((8, 8, 3))),
+    "counts": (lambda b: Unbounded((*b, 8, 8), dtype=torch.int64), Input((8, 8))),
+    "word": (lambda b: Categorical(7, shape=b), Input((), "tokens", 7)),
+    "words": (lambda b: Categorical(30, shape=(*b, 9)), Input((9,), "tokens", 30)),
+    "cells": (lambda b: Categorical(11, shape=(*b, 7, 7, 3)), Input((7, 7, 3), "tokens", 11)),
+    "small": (lambda b: Categorical(9, shape=(*b, 7, 9), dtype=torch.uint8), Input((7, 9), "tokens", 9)),
+    "flag": (lambda b: Categorical(2, shape=(*b, 1), dtype=torch.bool), Input((1,))),
+    "flags": (lambda b: Binary(4, shape=(*b, 4), dtype=torch.bool), Input((4,))),
+    "hot": (lambda b: OneHot(5, shape=(*b, 5)), Input((5,))),
+    "several": (lambda b: MultiCategorical([3, 4], shape=(*b, 2)), Input((2,))),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("batch", [(), (8,), (2, 3)])
+def test_the_leaf_decides_the_kind_and_the_batch_does_not(name, batch):
+    make, expected = KINDS[name]
+    leaf = Composite({name: make(batch)}, shape=batch)
+    assert inputs_from_spec(leaf, batch_dims=len(batch)) == {name: expected}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (((3,), "sound"), r"kind must be one of \('vector', 'image', 'tokens'\), got 'sound'"),
+        (((3, 0),), r"shape must have positive dimensions, got \(3, 0\)"),
+        (((64,), "image"), r"shape of an image must have 2 or 3 dimensions, got \(64,\)"),
+        (((3,), "tokens"), "num_tokens must be positive for tokens, got None"),
+        (((3,), "tokens", 0), "num_tokens must be positive for tokens, got 0"),
+        (((3,), "vector", 5), "num_tokens must be None for vector, got 5"),
+    ],
+)
+def test_inputs_that_make_no_sense_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=f"Input: {message}"):
+        Input(*arguments)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from yamame.goals import GOAL_COMPLETED, GOAL_PAD, GOAL_TOLERANCE, view
 from yamame.timestep.normalizer import RunningNormalizer
+from yamame.timestep.tokens import TokenSequence
 
 
 class GoalEncoder(nn.Module):
@@ -117,9 +118,8 @@ class TokenGoalEncoder(GoalEncoder):
     Each coordinate becomes an id: a token v in ``0 .. num_tokens - 1`` its own, `GOAL_PAD` and
     `GOAL_COMPLETED` one each, and **any other value** (out of the vocabulary, or not whole) the id *unknown*:
     it is neither clamped onto a legal token nor an error, so unseen goals stay distinguishable from known
-    ones, but not from each other. Token and position embeddings are added, pass a hidden layer and are pooled
-    by learned queries: each is a softmax over the K * d tokens, so it can single out, say, the first goal
-    that is not completed.
+    ones, but not from each other. The K * d ids pass a `TokenSequence`, whose learned queries can single out,
+    say, the first goal that is not completed.
 
     Args:
         num_slots: K, slots of an instruction.
@@ -163,15 +163,13 @@ class TokenGoalEncoder(GoalEncoder):
             if value < 1:
                 raise ValueError(f"TokenGoalEncoder: {name} must be positive, got {value}")
         self.num_tokens = num_tokens
-        self.tokens = nn.Embedding(num_tokens + self.NUM_SPECIAL, embedding_size)
-        self.positions = nn.Embedding(num_slots * goal_size, embedding_size)
-        self.token_mlp = nn.Sequential(nn.Linear(embedding_size, hidden_size), nn.LeakyReLU())
-        self.queries = nn.Linear(hidden_size, num_queries, bias=False)
-        self.head = nn.Sequential(
-            nn.Linear(num_queries * hidden_size, hidden_size),
-            nn.LeakyReLU(),
-            nn.Linear(hidden_size, out_features),
-            nn.LayerNorm(out_features),
+        self.sequence = TokenSequence(
+            num_tokens + self.NUM_SPECIAL,
+            length=num_slots * goal_size,
+            out_features=out_features,
+            embedding_size=embedding_size,
+            hidden_size=hidden_size,
+            num_queries=num_queries,
         )
 
     def token_ids(self, goal: Tensor) -> Tensor:
@@ -186,8 +184,4 @@ class TokenGoalEncoder(GoalEncoder):
     def forward(self, goal: Tensor, mask: Tensor | None = None) -> Tensor:
         """Embeds ``goal`` ``[*, K, d]``; ``mask`` is accepted like every goal encoder does and changes
         nothing."""
-        ids = self.token_ids(self.visible(goal)).flatten(-2)
-        x = self.token_mlp(self.tokens(ids) + self.positions.weight)
-        attention = self.queries(x).softmax(-2)
-        pooled = attention.transpose(-1, -2) @ x
-        return self.head(pooled.flatten(-2))
+        return self.sequence(self.token_ids(self.visible(goal)).flatten(-2))

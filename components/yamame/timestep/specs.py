@@ -1,12 +1,17 @@
 """From an environment's observation spec to the inputs of a timestep encoder."""
 
+import math
 from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from tensordict import NestedKey, unravel_key
-from torchrl.data import Composite
+from torchrl.data import Binary, Categorical, Composite, MultiCategorical
+from torchrl.data.tensor_specs import TensorSpec
 
 NOT_INPUTS: tuple[NestedKey, ...] = (
+    "aborted",
     "achieved",
     "achieved_mask",
     "action_mask",
@@ -17,46 +22,101 @@ NOT_INPUTS: tuple[NestedKey, ...] = (
     "success",
     "task_seed",
 )
-"""Observation keys that are no flat policy input: goals have their own encoder, the rest must not be seen."""
+"""Observation keys that are no policy input: goals have their own encoder, the rest must not be seen."""
+
+Kind = Literal["vector", "image", "tokens"]
 
 
-def in_sizes_from_spec(
+@dataclass(frozen=True)
+class Input:
+    """One policy input: its shape at one timestep, and what its numbers mean.
+
+    Args:
+        shape: Without batch dimensions; ``()`` is one number.
+        kind: *vector*: magnitudes (floats, bools, integers). *image*: uint8 pixels. *tokens*: integers that
+            name things, so that neither their order nor their distance means anything.
+        num_tokens: Size of the vocabulary of tokens; None for the other kinds.
+
+    Raises:
+        ValueError: If a dimension is empty, an image is not of 2 or 3 dimensions, or ``num_tokens`` does not
+            fit the kind.
+
+    >>> Input((2, 3)).size
+    6
+    """
+
+    shape: tuple[int, ...]
+    kind: Kind = "vector"
+    num_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))
+        if self.kind not in get_args(Kind):
+            raise ValueError(f"Input: kind must be one of {get_args(Kind)}, got {self.kind!r}")
+        if min(self.shape, default=1) < 1:
+            raise ValueError(f"Input: shape must have positive dimensions, got {self.shape}")
+        if self.kind == "image" and len(self.shape) not in (2, 3):
+            raise ValueError(f"Input: shape of an image must have 2 or 3 dimensions, got {self.shape}")
+        if self.kind == "tokens":
+            if self.num_tokens is None or self.num_tokens < 1:
+                raise ValueError(f"Input: num_tokens must be positive for tokens, got {self.num_tokens}")
+        elif self.num_tokens is not None:
+            raise ValueError(f"Input: num_tokens must be None for {self.kind}, got {self.num_tokens}")
+
+    @property
+    def size(self) -> int:
+        """Numbers per timestep."""
+        return math.prod(self.shape)
+
+
+def inputs_from_spec(
     observation_spec: Composite, *, batch_dims: int, exclude: Collection[NestedKey] = NOT_INPUTS
-) -> dict[NestedKey, int]:
-    """Flat size of every policy input of an environment, in sorted key order.
+) -> dict[NestedKey, Input]:
+    """Every policy input of an environment, in sorted key order.
 
-    Inputs are all tensor leaves, at any depth, except the excluded ones: floats, bools and integers alike
-    (the encoder casts them). Keys are compared whole: ``"goal"`` does not exclude ``("robot", "goal")``.
+    Inputs are all tensor leaves, at any depth, except the excluded ones. Keys are compared whole: ``"goal"``
+    does not exclude ``("robot", "goal")``. A `Categorical` that is not bool holds tokens, uint8 of two or three
+    dimensions is an image, and everything else is a vector.
 
     Args:
         observation_spec: ``env.observation_spec``.
         batch_dims: Number of leading environment dimensions of each leaf: ``len(env.batch_size)``.
-        exclude: Keys to leave out. Give pixels or tokens that another encoder reads here, beside
-            `NOT_INPUTS`.
+        exclude: Keys to leave out.
 
     Raises:
         ValueError: If no input remains or a leaf has fewer dimensions than ``batch_dims``.
 
     >>> from torchrl.data import Unbounded
-    >>> spec = Composite(time=Unbounded((8, 1)), observation=Unbounded((8, 2, 3)), shape=(8,))
-    >>> in_sizes_from_spec(spec, batch_dims=1)
-    {'observation': 6, 'time': 1}
+    >>> spec = Composite(time=Unbounded((8, 1)), words=Categorical(30, shape=(8, 9)), shape=(8,))
+    >>> for key, value in inputs_from_spec(spec, batch_dims=1).items():
+    ...     print(key, value)
+    time Input(shape=(1,), kind='vector', num_tokens=None)
+    words Input(shape=(9,), kind='tokens', num_tokens=30)
     """
     excluded = {unravel_key(key) for key in exclude}
-    sizes: dict[NestedKey, int] = {}
+    inputs: dict[NestedKey, Input] = {}
     for key in sorted(observation_spec.keys(True, True), key=lambda k: k if isinstance(k, tuple) else (k,)):
         leaf = observation_spec[key]
         if key in excluded or not isinstance(leaf.dtype, torch.dtype):
             continue
         if len(leaf.shape) < batch_dims:
             raise ValueError(
-                f"in_sizes_from_spec: batch_dims must be at most the dimensions of {key!r} "
+                f"inputs_from_spec: batch_dims must be at most the dimensions of {key!r} "
                 f"{tuple(leaf.shape)}, got {batch_dims}"
             )
-        sizes[key] = leaf.shape[batch_dims:].numel()
-    if not sizes:
+        inputs[key] = _input_of(leaf, tuple(leaf.shape[batch_dims:]))
+    if not inputs:
         raise ValueError(
-            "in_sizes_from_spec: exclude must leave at least one observation, got "
-            f"{sorted(map(str, excluded))}"
+            f"inputs_from_spec: exclude must leave at least one observation, got {sorted(map(str, excluded))}"
         )
-    return sizes
+    return inputs
+
+
+def _input_of(leaf: TensorSpec, shape: tuple[int, ...]) -> Input:
+    # Binary and MultiCategorical derive from Categorical, but bits are magnitudes and several vocabularies not one
+    if isinstance(leaf, Categorical) and not isinstance(leaf, Binary | MultiCategorical):
+        if leaf.dtype != torch.bool:
+            return Input(shape, "tokens", num_tokens=int(leaf.n))
+    elif leaf.dtype == torch.uint8 and len(shape) in (2, 3):
+        return Input(shape, "image")
+    return Input(shape)

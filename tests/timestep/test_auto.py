@@ -1,0 +1,141 @@
+"""The encoder that fits the inputs: a table of environments, and the MLP unchanged where all are vectors."""
+
+import inspect
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import Binary, Bounded, Categorical, Composite, Unbounded
+from yamame.timestep import (
+    DictTimestepEncoder,
+    Input,
+    MLPGoalEncoder,
+    MLPTimestepEncoder,
+    inputs_from_spec,
+    make_timestep_encoder,
+)
+
+CONTEXT = {
+    "is_init": Binary(1, (8, 1), dtype=torch.bool),
+    "prev_action": Bounded(-1, 1, (8, 5)),
+    "prev_reward": Unbounded((8, 1)),
+    "step_index": Unbounded((8, 1), dtype=torch.int64),
+    "time": Bounded(0, 1, (8, 1)),
+    "trial_start": Binary(1, (8, 1), dtype=torch.bool),
+}
+
+
+def pixels(*shape: int) -> Bounded:
+    return Bounded(0, 255, (8, *shape), dtype=torch.uint8)
+
+
+TABLE = {
+    "maze": (
+        {"observation": Unbounded((8, 10)), "goal": Unbounded((8, 3, 2)), "achieved": Unbounded((8, 1, 2))},
+        {},
+    ),
+    "pixels": ({"observation": pixels(64, 64, 3)}, {"observation": "ImpalaCNN"}),
+    "Atari": ({"observation": pixels(4, 84, 84)}, {"observation": "ImpalaCNN"}),
+    "crop": ({"image": pixels(48, 64, 3), "inventory": Unbounded((8, 16))}, {"image": "ImpalaCNN"}),
+    "small pixels": ({"observation": pixels(32, 32, 3)}, {"observation": "ImpalaCNN"}),
+    "wide pixels": ({"observation": pixels(31, 64, 3)}, {"observation": "GridCNN"}),
+    "grid of bytes": ({"observation": pixels(7, 7, 3)}, {"observation": "GridCNN"}),
+    "MiniGrid": (
+        {
+            "image": Categorical(11, shape=(8, 7, 7, 3)),
+            "mission": Categorical(30, shape=(8, 9)),
+            "direction": Unbounded((8, 4)),
+        },
+        {"image": "TokenEncoder", "mission": "TokenEncoder"},
+    ),
+    "Crafter": (
+        {
+            "textures": Categorical(65, shape=(8, 7, 9)),
+            "info": Unbounded((8, 21)),
+            "goal": Unbounded((8, 5, 3)),
+        },
+        {"textures": "TokenEncoder"},
+    ),
+    "robot": (
+        {
+            "robot": Composite({"camera": pixels(3, 64, 64), "arm": Unbounded((8, 7))}, shape=(8,)),
+            "bytes": pixels(128),
+        },
+        {("robot", "camera"): "ImpalaCNN"},
+    ),
+}
+
+
+def spec(name: str) -> Composite:
+    return Composite({**TABLE[name][0], **CONTEXT}, shape=(8,))
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_each_environment_gets_the_encoder_that_fits(name):
+    observations, expected = spec(name), TABLE[name][1]
+    inputs = inputs_from_spec(observations, batch_dims=1)
+    goals = MLPGoalEncoder(*observations["goal"].shape[1:]) if "goal" in observations.keys() else None
+    module = make_timestep_encoder(inputs, goal_encoder=goals, embedding_size=24)
+    assert type(module) is (DictTimestepEncoder if expected else MLPTimestepEncoder)
+    assert module.in_keys == [*inputs, *(["goal"] if goals is not None else [])]
+    found = zip(module.encoded_keys, module.encoders, strict=True)
+    assert {key: type(encoder).__name__ for key, encoder in found} == expected
+    assert {encoder.out_features for encoder in module.encoders} <= {24}
+    assert module(observations.rand())["features"].shape == (8, 64)
+
+
+def test_the_chosen_image_encoder_is_for_large_pictures_only():
+    inputs = {"large": Input((64, 64, 3), "image"), "small": Input((7, 7, 3), "image")}
+    module = make_timestep_encoder(inputs, image_encoder="nature", max_images=5)
+    assert [type(encoder).__name__ for encoder in module.encoders] == ["NatureCNN", "GridCNN"]
+    assert [encoder.max_images for encoder in module.encoders] == [5, 5]
+
+
+def test_where_all_are_vectors_it_is_the_mlp_from_the_same_seed():
+    inputs = inputs_from_spec(spec("maze"), batch_dims=1)
+    settings = {"hidden_size": 32, "out_size": 16, "num_layers": 3}
+    torch.manual_seed(0)
+    ours = make_timestep_encoder(inputs, goal_encoder=MLPGoalEncoder(3, 2), **settings)
+    torch.manual_seed(0)
+    sizes = {key: value.size for key, value in inputs.items()}
+    mlp = MLPTimestepEncoder(sizes, goal_encoder=MLPGoalEncoder(3, 2), **settings)
+    assert ours.state_dict().keys() == mlp.state_dict().keys()
+    assert all(torch.equal(value, mlp.state_dict()[name]) for name, value in ours.state_dict().items())
+    td = spec("maze").rand()
+    assert torch.equal(ours(td.clone())["features"], mlp(td.clone())["features"])
+
+
+def test_the_defaults_of_the_trunk_are_those_of_the_mlp():
+    ours = inspect.signature(make_timestep_encoder).parameters
+    for name in ("hidden_size", "out_size", "num_layers", "normalize"):
+        for encoder in (MLPTimestepEncoder, DictTimestepEncoder):
+            assert ours[name].default == inspect.signature(encoder).parameters[name].default
+
+
+@pytest.mark.parametrize("value", [Input((4,)), Input((7, 7), "image")], ids=["vector", "image"])
+def test_the_settings_of_the_trunk_arrive(value):
+    inputs = {"observation": value, "time": Input((1,))}
+    module = make_timestep_encoder(inputs, hidden_size=24, out_size=16, num_layers=3, normalize=False)
+    linear = [layer for layer in module.mlp if isinstance(layer, torch.nn.Linear)]
+    assert [layer.out_features for layer in linear] == [24, 24, 24, 16]
+    assert module.normalizer is None
+
+
+def test_a_layout_that_the_shape_does_not_tell_can_be_said():
+    inputs = {"observation": Input((9, 9, 9), "image")}
+    with pytest.raises(ValueError, match="make_timestep_encoder: channel_axis must be 'first' or 'last'"):
+        make_timestep_encoder(inputs)
+    module = make_timestep_encoder(inputs, channel_axis="last")
+    td = TensorDict(observation=torch.zeros(2, 9, 9, 9, dtype=torch.uint8), batch_size=2)
+    assert module(td)["features"].shape == (2, 64)
+
+
+def test_an_unknown_image_encoder_is_refused():
+    message = r"make_timestep_encoder: image_encoder must be one of \['impala', 'nature'\], got 'resnet'"
+    with pytest.raises(ValueError, match=message):
+        make_timestep_encoder({"time": Input((1,))}, image_encoder="resnet")
+
+
+def test_pictures_that_the_chosen_encoder_cannot_read_are_refused():
+    with pytest.raises(ValueError, match="NatureCNN: image must be at least 36 x 36, got 32 x 32"):
+        make_timestep_encoder({"pixels": Input((32, 32, 3), "image")}, image_encoder="nature")
