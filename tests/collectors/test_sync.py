@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from tensordict import TensorDict
+from torchrl.data import Binary
 from torchrl.envs import Compose, ExcludeTransform, TransformedEnv
 from yamame.agent import InContextAgent
 from yamame.collectors import SyncCollector
@@ -121,6 +122,44 @@ def test_a_saved_collector_goes_on_exactly_where_it_stood_in_a_new_one(encoder):
     assert len(first.replay.rows) == len(second.replay.rows) >= 6
     for a, b in zip(first.replay.rows, second.replay.rows, strict=True):
         assert (a == b).all()
+
+
+class FailingTMaze(PassiveTMaze):
+    """Fails in every episode that has a goal on the upper side, at its third step."""
+
+    def __init__(self, **settings) -> None:
+        super().__init__(**settings)
+        shape = (*self.batch_size, 1)
+        self.observation_spec["aborted"] = Binary(n=1, shape=shape, dtype=torch.bool)
+        self._known.add("aborted")
+
+    def _transition(self, task, state, action):
+        state, reward, success = super()._transition(task, state, action)
+        third = self._memory.state["step_index"] == 2
+        return {**state, "ended": third & (task["side"] == 1).unsqueeze(-1)}, reward, success
+
+    def _begin(self, task):
+        return {**super()._begin(task), "ended": torch.zeros(len(task["side"]), 1, dtype=torch.bool)}
+
+    def _observe(self, task, state):
+        return {**super()._observe(task, state), "aborted": state["ended"].clone()}
+
+
+def test_an_episode_that_the_environment_aborted_is_dropped_and_counted():
+    settings = {"num_envs": 4, "length": 5, "seed": 3}
+    collector = make_collector(FailingTMaze(**settings))
+    brought = [collector.collect(4 * 7) for _ in range(12)]
+    rows = collector.replay.rows
+    assert len(rows) >= 10
+    assert {len(row) for row in rows} == {7}
+    assert not any("aborted" in str(key) for row in rows for key in row.keys(True, True))
+    assert {float(row["observation"][0, 1]) for row in rows} == {-1.0}
+    assert sum(episodes.num_aborted for episodes in brought) >= 10
+    assert sum(len(episodes.returns) for episodes in brought) == len(rows)
+    sound = make_collector(PassiveTMaze(**settings))
+    whole = [sound.collect(4 * 7) for _ in range(12)]
+    assert {float(row["observation"][0, 1]) for row in sound.replay.rows} == {-1.0, 1.0}
+    assert sum(episodes.num_aborted for episodes in whole) == 0
 
 
 def test_acting_follows_pushed_weights_only():

@@ -21,8 +21,8 @@ class TrajectoryAssembler:
     """
 
     def __init__(self) -> None:
-        self._open: TensorDictBase | None = None  # [N, C], right aligned: the last column is the latest step
-        self._open_length: Tensor | None = None  # [N]
+        self._open: TensorDictBase | None = None  # [N, C], of row n its first _length[n] columns
+        self._length: Tensor | None = None  # [N]
 
     def add(
         self, steps: TensorDictBase, done: Tensor, terminal: TensorDictBase | None
@@ -39,36 +39,64 @@ class TrajectoryAssembler:
             ``[E, L]`` with ``mask`` ``[E, L, 1]``, or None when no episode ended.
         """
         num_steps, num_rows = done.shape
-        block = steps.transpose(0, 1)
-        if self._open is None or self._open_length is None:
+        length = self._length
+        if length is None:
             length = torch.zeros(num_rows, dtype=torch.int64, device=done.device)
-        else:
-            length = self._open_length
-            block = torch.cat([self._open, block], 1)
-        carried = block.shape[1] - num_steps
-        begin = carried - length
+        self._open = _with_room(self._open, steps, int(length.max()) + num_steps)
+        rows = torch.arange(num_rows, device=done.device)
+        columns = length + torch.arange(num_steps, device=done.device).unsqueeze(-1)
+        for key in steps.keys(True, True):
+            self._open.get(key)[rows, columns] = steps.get(key)
         end_step, end_row = done.nonzero(as_tuple=True)
-        start, following = _segments(begin, end_step + carried, end_row)
+        end = length[end_row] + end_step
+        start, following = _segments(torch.zeros_like(length), end, end_row)
         finished = None
         if terminal is not None and end_row.numel():
-            finished = _gather(block, end_row, start, end_step + carried, terminal)
-        self._open_length = block.shape[1] - following
-        keep = int(self._open_length.max())
-        self._open = block[:, block.shape[1] - keep :].clone()
+            finished = _gather(self._open, end_row, start, end, terminal)
+        self._length = length + num_steps - following
+        _move_to_front(self._open, self._length, following)
         return finished
 
     @property
     def num_open(self) -> int:
         """Steps of unfinished episodes."""
-        return 0 if self._open_length is None else int(self._open_length.sum())
+        return 0 if self._length is None else int(self._length.sum())
 
     def state_dict(self) -> dict[str, Any]:
         """The unfinished episodes."""
-        return {"open": self._open, "open_length": self._open_length}
+        if self._open is None or self._length is None:
+            return {"steps": None, "length": None}
+        return {"steps": self._open[:, : int(self._length.max())].clone(), "length": self._length}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores `state_dict`."""
-        self._open, self._open_length = state["open"], state["open_length"]
+        steps = state["steps"]
+        self._open, self._length = None if steps is None else steps.clone(), state["length"]
+
+
+def _with_room(held: TensorDictBase | None, steps: TensorDictBase, columns: int) -> TensorDictBase:
+    """``held`` ``[N, C]`` with at least so many columns: itself, or a larger copy."""
+    if held is not None and held.shape[1] >= columns:
+        return held
+    width = columns if held is None else max(columns, 2 * held.shape[1])
+    room = TensorDict({}, [steps.shape[1], width], device=steps.device)
+    for key in steps.keys(True, True):
+        value = steps.get(key)
+        room.set(key, value.new_zeros(steps.shape[1], width, *value.shape[2:]))
+    if held is not None:
+        room[:, : held.shape[1]] = held
+    return room
+
+
+def _move_to_front(held: TensorDictBase, length: Tensor, first: Tensor) -> None:
+    """Lets the open episodes that begin at columns ``first`` ``[N]`` begin at column 0."""
+    rows = first.nonzero().squeeze(-1)
+    if not len(rows):
+        return
+    column = torch.arange(int(length[rows].max()), device=rows.device)
+    source = (first[rows].unsqueeze(-1) + column).clamp(max=held.shape[1] - 1)
+    for value in held.values(True, True):
+        value[rows, : len(column)] = value[rows.unsqueeze(-1), source]
 
 
 def _segments(begin: Tensor, end: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,12 +17,22 @@ class Episodes:
         returns: ``[E]`` sum of raw rewards of every trajectory that ended.
         lengths: ``[E]`` int64, their transitions.
         success: ``[E]`` bool, or None for an environment that does not tell.
+        num_aborted: Episodes that ended because the environment failed; they were dropped.
     """
 
     num_steps: int
     returns: Tensor
     lengths: Tensor
     success: Tensor | None
+    num_aborted: int = 0
+
+
+class Replay(Protocol):
+    """Where finished trajectories go."""
+
+    def extend(self, data: TensorDictBase) -> Any:
+        """Takes trajectories ``[E, L]``, right padded, with ``mask``."""
+        ...
 
 
 class Collector(Protocol):
