@@ -45,8 +45,9 @@ def as_counter(table: GoalFrequencies, counts: torch.Tensor) -> Counter:
     )
 
 
-def test_the_table_equals_counting_one_goal_at_a_time_over_several_updates():
-    batches = [trajectories(seed) for seed in range(6)]
+@pytest.mark.parametrize(("slots", "span"), [(1, 1), (2, 5), (3, 40)])
+def test_the_table_equals_counting_one_goal_at_a_time_over_several_updates(slots, span):
+    batches = [trajectories(seed, slots=slots, span=span) for seed in range(6)]
     table = GoalFrequencies()
     for batch in batches:
         table.update(*batch)

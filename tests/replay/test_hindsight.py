@@ -149,3 +149,21 @@ def test_a_relabelled_batch_equals_the_plain_version_with_the_same_draws(strateg
         merged = naive_merge(instruction, successes, drawn)
         expected.append(naive_replay(row, merged) if merged != original else row)
     assert_rows_equal(out, expected)
+
+
+def test_nothing_leaves_the_last_step_of_a_trajectory_that_alone_decides_the_length():
+    batch = random_goal_trajectories(400, seed=21)
+    times = completion_times(
+        batch["goal"][:, 0], batch["achieved"], batch["achieved_mask"], batch["mask"].squeeze(-1)
+    )
+    checked = 0
+    for b in range(400):
+        one = batch[b : b + 1]
+        goal, t = one["goal"][:, 0].clone(), int(times[b, 0])
+        if t + 1 < int(one["mask"].sum()):
+            goal[:, 1:] = GOAL_PAD
+            out = replay(one, goal, torch.tensor([True]), RelabelKeys())
+            assert out.shape == (1, t + 1)
+            assert_rows_equal(out, [naive_replay(rows_of(one)[0], naive_instruction({"goal": goal}))])
+            checked += bool((one["action"][0, t] != 0).any())
+    assert checked > 10

@@ -124,6 +124,51 @@ def test_a_batch_comes_back_in_the_order_asked_for_padded_to_the_longest_and_as_
     assert storage.get(slice(1, 3)).batch_size == (2, 4)
 
 
+@pytest.mark.parametrize("ahead", [0, 1 << 60])
+def test_reading_beyond_an_end_or_not_gives_the_same(tmp_path, monkeypatch, ahead):
+    monkeypatch.setattr("yamame.replay.follower.MOST_READ_AHEAD", ahead)
+    generator = torch.Generator().manual_seed(0)
+    storage = TrajectoryStorage(tmp_path, capacity=40, slack=0.0)
+    ring = Ring(40, 40)
+    for number in range(120):  # some of them end with the file
+        length = draw(generator, 1, 9)
+        storage.append([trajectory(number, length)])
+        ring.append(number, length)
+        assert content(storage) == ring.content()
+
+
+def test_entries_of_every_dtype_and_depth_come_back_and_outlive_the_files(tmp_path):
+    step = torch.arange(7)
+    entries = {
+        ("observation", "camera", "rgb"): torch.randint(256, (7, 3, 5, 4), dtype=torch.uint8),
+        ("observation", "camera", "depth"): torch.rand(7, 5).half(),
+        ("observation", "tokens"): torch.randint(1000, (7, 6)),
+        ("observation", "flags"): torch.rand(7, 3) < 0.5,
+        ("observation", "odd"): torch.rand(7, 3, dtype=torch.float64),
+        "action": step.int(),
+        ("next", "reward"): torch.rand(7, 1).bfloat16(),
+        ("next", "info", "wave"): torch.rand(7, 2, dtype=torch.complex64),
+    }
+    whole = TensorDict({}, batch_size=[7])
+    for key, value in entries.items():
+        whole.set(key, value)
+    storage = TrajectoryStorage(tmp_path, capacity=20)
+    storage.append([whole, whole[:4]])
+    batch = storage.get([0, 1, 0])
+    storage.append([whole.clone().zero_()] * 3)
+    storage.close()
+    storage.close()
+    del storage
+    assert set(batch.keys(True, True)) == {*entries, "mask"}
+    assert batch["mask"].sum((1, 2)).tolist() == [7, 4, 7]
+    for key, value in entries.items():
+        assert batch[key].dtype == value.dtype
+        assert torch.equal(batch[key][0], value)
+        assert torch.equal(batch[key][2], value)
+        assert torch.equal(batch[key][1, :4], value[:4])
+        assert not batch[key][1, 4:].any()
+
+
 def test_parts_of_trajectories_are_the_slices_of_the_whole(tmp_path):
     storage = TrajectoryStorage(tmp_path, capacity=100)
     storage.append([trajectory(n, 9 + n) for n in range(3)])

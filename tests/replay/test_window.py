@@ -67,9 +67,10 @@ def test_every_allowed_start_is_drawn_for_an_equal_share_of_the_unit_interval(
     assert all(2 <= e - b <= length + 1 for b, e in expected)
 
 
+@pytest.mark.parametrize("lengths", [(14, 3, 9, 6, 2), (3, 9, 6, 2, 14)])
 @pytest.mark.parametrize("padding", ["none", "left", "right", "both"])
-def test_all_entries_of_a_window_are_rows_of_one_trajectory(padding):
-    whole = batch(14, 3, 9, 6, 2)
+def test_all_entries_of_a_window_are_rows_of_one_trajectory(padding, lengths):
+    whole = batch(*lengths)
     window = Window(5, padding=padding, generator=torch.Generator().manual_seed(0))
     different = set()
     for _ in range(50):
@@ -83,6 +84,18 @@ def test_all_entries_of_a_window_are_rows_of_one_trajectory(padding):
             different.add((b, begin, count))
         assert out.shape[1] == max(int(m.sum()) for m in out["mask"])
     assert len(different) > 10
+
+
+@pytest.mark.parametrize("padding", ["none", "left", "right", "both"])
+def test_a_window_is_where_it_was_drawn_also_at_the_end_of_the_batch(padding):
+    whole = batch(9, 2, 6, 14)
+    for seed in range(40):
+        one, two = (torch.Generator().manual_seed(seed) for _ in range(2))
+        begin, end = draw_windows(whole["mask"].sum((1, 2)) - 1, 5, padding, one)
+        out = Window(5, padding=padding, generator=two)(whole)
+        for b, (first, last) in enumerate(zip(begin.tolist(), end.tolist(), strict=True)):
+            assert (out[b, : last - first] == naive(whole[b], first, last)).all()
+            assert not (out[b, last - first :] != 0).any()
 
 
 def test_the_alignment_check_notices_one_shifted_entry():

@@ -8,5 +8,6 @@ from yamame.replay.frequencies import GoalFrequencies as GoalFrequencies
 from yamame.replay.hindsight import RelabelKeys as RelabelKeys
 from yamame.replay.packing import pack as pack
 from yamame.replay.relabel import Relabel as Relabel
+from yamame.replay.sequence_packing import SequencePacking as SequencePacking
 from yamame.replay.storage import TrajectoryStorage as TrajectoryStorage
 from yamame.replay.window import Window as Window

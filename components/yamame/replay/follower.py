@@ -1,8 +1,10 @@
 """Reading whole trajectories from disk, in the process that writes them or in any other."""
 
+import functools
 import os
+import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,10 @@ from tensordict import TensorDict
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
-from yamame.replay.layout import INDEX_WIDTH, Cursors, Header, Meta, raw
+from yamame.replay.layout import INDEX_WIDTH, Cursors, Header, Meta, zero
 
+MOST_READ_AHEAD = 1 << 16
+"""Bytes of a trajectory below which rows beyond its end are read too, if that takes fewer calls."""
 Index = int | slice | Sequence[int] | Tensor | tuple[Tensor, Tensor, Tensor]
 
 
@@ -48,7 +52,7 @@ class TrajectoryFollower(Storage):
         self._meta = meta
         self._cursors = Cursors()
         self._known_lengths: tuple[Cursors, Tensor] | None = None
-        self._maps: list[memoryview] = []  # slices of these copy with the least overhead
+        self._maps: list[Tensor] = []  # the bytes of each field
         self._descriptors: dict[str, int] = {}
         self._finalizer = weakref.finalize(self, _close, self._descriptors)
 
@@ -68,10 +72,15 @@ class TrajectoryFollower(Storage):
         def mapped(name: str, dtype: type, width: int) -> np.ndarray:
             return np.memmap(self.path / name, dtype=dtype, mode="r", shape=(self._meta.rows, width))
 
+        def flat(name: str, size: int) -> Tensor:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*not writable")
+                return torch.from_numpy(mapped(name, np.uint8, size).reshape(-1))
+
         self._header = Header(self._open("header", flags), self.path / "header")
         self._cursors = self._header.read()
         self._index = np.asarray(mapped("index", np.int64, INDEX_WIDTH))
-        self._maps = [mapped(name, np.uint8, size).reshape(-1).data for name, size in self._sizes().items()]
+        self._maps = [flat(name, size) for name, size in self._sizes().items()]
 
     def close(self) -> None:
         """Closes the files; what is stored stays. Nothing else may be called afterwards."""
@@ -141,7 +150,7 @@ class TrajectoryFollower(Storage):
             if ((begin < 0) | (begin >= end) | (end > lengths)).any():
                 raise IndexError(f"TrajectoryStorage: parts must lie in their trajectories, got {part}")
             starts, lengths = starts + begin, end - begin
-        out = self._copy(starts.tolist(), lengths.tolist())
+        out = self._copy(starts, lengths)
         after = self._still_held(ids)[held]
         return out if after.all() else out[torch.from_numpy(after)]
 
@@ -162,18 +171,35 @@ class TrajectoryFollower(Storage):
         now = self._header.read() if len(ids) else self._cursors
         return (ids >= now.first) & (now.generation == self._cursors.generation)
 
-    def _copy(self, starts: list[int], lengths: list[int]) -> TensorDict:
-        shape = (len(starts), max(lengths))
-        step = torch.arange(shape[1])
-        out = TensorDict({"mask": (step < torch.tensor(lengths)[:, None]).unsqueeze(-1)}, batch_size=shape)
+    def _copy(self, starts: np.ndarray, lengths: np.ndarray) -> TensorDict:
+        shape = (len(starts), int(lengths.max()))
+        mask = torch.arange(shape[1]) < torch.from_numpy(lengths).unsqueeze(-1)
+        entries: dict[str, Any] = {"mask": mask.unsqueeze(-1)}
+        read = self._reader(starts, lengths)
         for field, rows in zip(self._meta.fields or (), self._maps, strict=True):
-            value = torch.zeros(*shape, *field.shape, dtype=field.dtype)
-            target, size = raw(value.flatten(0, 1)).reshape(-1).data, field.row_bytes
-            for b, (start, length) in enumerate(zip(starts, lengths, strict=True)):
-                place = b * shape[1] * size
-                target[place : place + length * size] = rows[start * size : (start + length) * size]
-            out.set(field.key, value)
-        return out
+            *path, name = field.key
+            group = functools.reduce(lambda into, part: into.setdefault(part, {}), path, entries)
+            group[name] = read(rows, field.row_bytes).view(-1).view(field.dtype).view(*shape, *field.shape)
+        return TensorDict(entries, batch_size=shape)
+
+    def _reader(self, starts: np.ndarray, lengths: np.ndarray) -> Callable[[Tensor, int], Tensor]:
+        """What copies the rows of trajectories out of one file: ``[B, L * row_bytes]``, zeros after each."""
+        longest, index = int(lengths.max()), torch.from_numpy(starts)
+        padding = [(b, length, longest) for b, length in enumerate(lengths.tolist()) if length < longest]
+        # Beyond a trajectory, others follow, or the file ends.
+        follows = int(starts.max()) + longest <= self._meta.rows
+
+        def read(rows: Tensor, size: int) -> Tensor:
+            if not padding or (follows and longest * size <= MOST_READ_AHEAD):
+                # All windows of so many rows are one view; this copies each of those asked for in one piece.
+                out = rows.unfold(0, longest * size, size).index_select(0, index)
+            else:
+                out = torch.empty(len(starts), longest * size, dtype=torch.uint8)
+                for to, start, length in zip(out.numpy(), starts.tolist(), lengths.tolist(), strict=True):
+                    to[: length * size] = rows.numpy()[start * size : (start + length) * size]
+            return zero(out.view(-1, longest, size), padding) if padding else out
+
+        return read
 
     def contains(self, item: int) -> bool:
         """Whether ``item`` is the position of a trajectory."""

@@ -98,13 +98,18 @@ class GoalFrequencies(nn.Module):
         counted = mask.reshape(batch, length).clone()
         counted[:, 0] = False
         self.totals += torch.stack([counted.sum(), counted.any(-1).sum()])
-        row, step, slot = (achieved_mask & counted.unsqueeze(-1)).nonzero(as_tuple=True)
-        cells = self._cells(achieved[row, step, slot])
-        hashes, entry = _hash(cells).unique(return_inverse=True)
-        cells = cells.new_empty(len(hashes), cells.shape[-1]).index_copy_(0, entry, cells)
-        per_timestep = _count_pairs(entry, row * length + step, len(hashes))
-        per_trajectory = _count_pairs(entry, row, len(hashes))
-        self._merge(hashes, cells, per_timestep, per_trajectory)
+        slots = achieved.shape[2]
+        place = (achieved_mask & counted.unsqueeze(-1)).flatten().nonzero().squeeze(-1)
+        entry = self._entries(self._cells(achieved.flatten(0, 2).index_select(0, place)))
+        row, step = place // (length * slots), place // slots
+        # Of a single slot, no goal can hold twice in a step.
+        per_timestep = (
+            entry.bincount(minlength=len(self))
+            if slots == 1
+            else _count_pairs(entry, step, len(self), batch * length)
+        )
+        self.timesteps = self.timesteps + per_timestep
+        self.trajectories = self.trajectories + _count_pairs(entry, row, len(self), batch)
 
     @torch.no_grad()
     def weights(self, goals: Tensor) -> Tensor:
@@ -146,14 +151,24 @@ class GoalFrequencies(nn.Module):
         seen = (self.cells[entry] == cells).all(-1)
         return torch.where(seen, counts[entry].to(torch.float32), UNSEEN_COUNT)
 
-    def _merge(self, hashes: Tensor, cells: Tensor, per_timestep: Tensor, per_trajectory: Tensor) -> None:
-        size = cells.shape[-1]
+    def _entries(self, cells: Tensor) -> Tensor:
+        """Where in the table ``[N]`` the cells ``[N, d]`` are; those that are new enter it, uncounted."""
+        hashes = _hash(cells)
+        entry = torch.searchsorted(self.hashes, hashes)
+        new = self.hashes[entry.clamp(max=len(self) - 1)] != hashes if len(self) else hashes == hashes
+        if not bool(new.any()):
+            return entry
+        self._insert(hashes[new], cells[new])
+        return torch.searchsorted(self.hashes, hashes)
+
+    def _insert(self, hashes: Tensor, cells: Tensor) -> None:
+        size, known = cells.shape[-1], len(self)
         self.hashes, entry = torch.cat([self.hashes, hashes]).unique(return_inverse=True)
+        cells = torch.cat([self.cells.reshape(-1, size), cells])
+        self.cells = cells.new_empty(len(self.hashes), size).index_copy_(0, entry, cells)
         empty = entry.new_zeros(len(self.hashes))
-        self.timesteps = empty.index_add(0, entry, torch.cat([self.timesteps, per_timestep]))
-        self.trajectories = empty.index_add(0, entry, torch.cat([self.trajectories, per_trajectory]))
-        known = torch.cat([self.cells.reshape(-1, size), cells])
-        self.cells = known.new_empty(len(self.hashes), size).index_copy_(0, entry, known)
+        self.timesteps = empty.index_copy(0, entry[:known], self.timesteps)
+        self.trajectories = empty.index_copy(0, entry[:known], self.trajectories)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
         for name in ("cells", "timesteps", "trajectories"):
@@ -164,11 +179,13 @@ class GoalFrequencies(nn.Module):
         self.hashes = _hash(self.cells)
 
 
-def _count_pairs(entry: Tensor, place: Tensor, num_entries: int) -> Tensor:
+def _count_pairs(entry: Tensor, place: Tensor, num_entries: int, num_places: int) -> Tensor:
     """In how many distinct places each entry occurs: ``[N], [N] -> [num_entries]``."""
-    num_places = int(place.max()) + 1 if place.numel() else 1
-    distinct = (entry * num_places + place).unique()
-    return (distinct // num_places).bincount(minlength=num_entries)
+    pair = entry * num_places + place
+    if num_entries * num_places <= 16 * len(pair):  # a table of all pairs is cheaper than sorting
+        found = torch.zeros(num_entries * num_places, dtype=torch.bool, device=pair.device)
+        return found.index_fill_(0, pair, True).view(num_entries, num_places).sum(-1)
+    return (pair.unique() // num_places).bincount(minlength=num_entries)
 
 
 def _hash(cells: Tensor) -> Tensor:

@@ -10,13 +10,16 @@ Law: what `replay` returns is what the environment would have emitted had it bee
 Source: AMAGO, arXiv 2310.09971, hindsight instruction relabelling.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from tensordict import NestedKey, TensorDictBase
+from tensordict.utils import unravel_key
 from torch import Tensor
 
 from yamame.goals import completion_times, num_goals, show
+from yamame.replay.layout import zero
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,9 @@ def eligible(times: Tensor, achieved_mask: Tensor, mask: Tensor) -> Tensor:
         achieved_mask: ``[B, L, M]`` bool.
         mask: ``[B, L]`` bool.
     """
-    step = torch.arange(mask.shape[1], device=mask.device)
-    completed = (times.unsqueeze(1) == step.unsqueeze(-1)).any(-1)
-    return mask & achieved_mask.any(-1) & ~completed & (step > 0)
+    options = mask & achieved_mask.any(-1) & ~_marked(times, mask.shape[1])
+    options[:, 0] = False
+    return options
 
 
 def merge(
@@ -102,43 +105,84 @@ def replay(
         changed: ``[B]`` bool, the trajectories to rewrite.
         keys: Names of the entries.
     """
+    mask = tensordict.get(keys.mask).reshape(len(changed), -1)
+    never, count = mask.shape[1], mask.sum(-1)
     achieved, achieved_mask = tensordict.get(keys.achieved), tensordict.get(keys.achieved_mask)
-    mask = tensordict.get(keys.mask).reshape(changed.shape[0], -1)
-    never = mask.shape[1]
     times = completion_times(instruction, achieved, achieved_mask, mask)
+    times = torch.where(changed.unsqueeze(-1), times, never)
     last = (num_goals(instruction) - 1).clamp(min=0).unsqueeze(-1)
-    end = torch.where(changed.unsqueeze(-1), times.gather(-1, last), never)
-    step = torch.arange(never, device=mask.device)
-    length = int((mask & (step <= end)).any(0).sum())
-    out, mask, step = tensordict[:, :length], mask[:, :length], step[:length]
-    kept = mask & (step <= end)
-    _clear(out, mask & ~kept, mask & (step >= end), keys)
+    end = times.gather(-1, last).squeeze(-1)
+    lengths = torch.minimum(count, end + 1)
+    length = int(lengths.max())
+    ends = enumerate(zip(lengths.tolist(), count.tolist(), strict=True))
+    beyond = [(b, new, old) for b, (new, old) in ends if new < old]
+    leaving = [(b, new - 1, old) for b, new, old in beyond]
 
-    arrived = (times.unsqueeze(1) == step.unsqueeze(-1)).any(-1)
-    active = (times.unsqueeze(1) <= step.unsqueeze(-1)).sum(-1)
-    goal = show(instruction.unsqueeze(1), active).masked_fill(~kept[..., None, None], 0.0)
-    finish = (step == end - 1) & (end < never)
-    terminated = torch.where(end < never, finish, out.get(keys.terminated).reshape(kept.shape))
-    truncated = out.get(keys.truncated, None)
-    done = terminated if truncated is None else terminated | truncated.reshape(kept.shape)
-    reward = torch.cat([arrived[:, 1:], torch.zeros_like(arrived[:, :1])], 1)
-    new = {keys.goal: goal, keys.mask: kept, keys.prev_reward: arrived, keys.reward: reward}
-    new |= {keys.terminated: terminated, keys.done: done, keys.success: finish}
-    for key, value in new.items():
-        old = out.get(key, None)
-        if old is not None:
-            rows = changed.reshape(-1, *[1] * (old.ndim - 1))
-            out.set(key, torch.where(rows, value.reshape(old.shape).to(old.dtype), old))
+    rows = changed.nonzero().squeeze(-1)
+    finished = (end < never).nonzero().squeeze(-1)
+    finish = finished * length + end[finished] - 1
+    row, slot = (times < never).nonzero(as_tuple=True)
+    arrived = row * length + times[row, slot]
+    goal = _shown(instruction[rows], _marked(times[rows], never)[:, :length].cumsum(-1), lengths[rows])
+    rules: dict[NestedKey, Callable[[Tensor], Tensor]] = {
+        keys.goal: lambda value: value.index_copy(0, rows, goal.to(value.dtype)),
+        keys.mask: lambda value: _cleared(value, beyond),
+        keys.prev_reward: lambda value: _written(value, rows, arrived),
+        keys.reward: lambda value: _written(value, rows, arrived - 1),
+        keys.terminated: lambda value: _written(value, finished, finish),
+        keys.success: lambda value: _written(value, rows, finish),
+        keys.action: lambda value: _cleared(value, leaving),
+        keys.done: lambda value: value,
+    }
+    rules = {unravel_key(key): rule for key, rule in rules.items()}
+
+    def rewritten(key: NestedKey, value: Tensor) -> Tensor:
+        value = value if length == never else value[:, :length]
+        if key in rules:
+            return rules[key](value)
+        return _cleared(value, leaving if isinstance(key, tuple) and key[0] == "next" else beyond)
+
+    out = tensordict.named_apply(rewritten, nested_keys=True, batch_size=(len(mask), length))
+    if out.get(keys.done, None) is not None:
+        _set_done(out, rows, keys)
     return out
 
 
-def _clear(out: TensorDictBase, rows: Tensor, transitions: Tensor, keys: RelabelKeys) -> None:
-    """Zeroes what is not rewritten: what is seen in ``rows`` ``[B, L]``, and what leaves ``transitions``."""
-    if not bool(rows.any()):
-        return
-    rewritten = set(keys.rewritten()) - {keys.action, keys.truncated}
-    for key, value in list(out.items(include_nested=True, leaves_only=True)):
-        if key not in rewritten:
-            leaving = key == keys.action or (isinstance(key, tuple) and key[0] == "next")
-            where = transitions if leaving else rows
-            out.set(key, value.masked_fill(where.reshape(*where.shape, *[1] * (value.ndim - 2)), 0))
+def _set_done(out: TensorDictBase, rows: Tensor, keys: RelabelKeys) -> None:
+    done, terminated = out.get(keys.done), out.get(keys.terminated)
+    truncated = out.get(keys.truncated, None)
+    either = terminated if truncated is None else terminated | truncated.reshape(terminated.shape)
+    out.set(keys.done, done.index_copy(0, rows, either[rows].reshape(-1, *done.shape[1:]).to(done.dtype)))
+
+
+def _written(value: Tensor, rows: Tensor, ones: Tensor) -> Tensor:
+    """A copy of ``[B, L, *]`` that is zero in ``rows`` of B, except 1 at the places ``ones`` of B * L."""
+    value = value.clone(memory_format=torch.contiguous_format).index_fill_(0, rows, 0)
+    value.view(-1, *value.shape[2:]).index_fill_(0, ones, 1)
+    return value
+
+
+def _cleared(value: Tensor, parts: list[tuple[int, int, int]]) -> Tensor:
+    """A copy of ``[B, L, *]`` with zeros in ``parts``, see `zero`; the same tensor if there are none."""
+    return zero(value.clone(memory_format=torch.contiguous_format), parts) if parts else value
+
+
+def _marked(times: Tensor, num_steps: int) -> Tensor:
+    """Which timesteps are among ``times``: ``[B, N] -> [B, L]`` bool; L in ``times`` marks nothing."""
+    marks = torch.zeros(len(times), num_steps + 1, dtype=torch.bool, device=times.device)
+    return marks.scatter_(1, times, True)[:, :-1]
+
+
+def _shown(instruction: Tensor, active: Tensor, lengths: Tensor) -> Tensor:
+    """The instruction ``[B, L, K, d]`` as it is shown while ``active`` ``[B, L]`` goals are completed.
+
+    Zeros after ``lengths`` ``[B]``. There are few different ones, each of which is made once.
+    """
+    batch, slots = instruction.shape[:2]
+    views = show(instruction.unsqueeze(1), torch.arange(slots + 1, device=active.device).expand(batch, -1))
+    views = torch.cat([views, torch.zeros_like(views[:, :1])], 1)
+    real = torch.arange(active.shape[1], device=active.device) < lengths.unsqueeze(-1)
+    first = views.shape[1] * torch.arange(batch, device=active.device).unsqueeze(-1)
+    source = torch.where(real, active, slots + 1) + first
+    shown = views.view(-1, *views.shape[2:]).index_select(0, source.view(-1))
+    return shown.view(*active.shape, *instruction.shape[1:])

@@ -20,7 +20,7 @@ import math
 import os
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -230,6 +230,22 @@ def fields_of(values: Values) -> tuple[Field, ...]:
 def raw(value: Tensor) -> np.ndarray:
     """The bytes of ``[R, ...]`` as ``[R, row_bytes]``; shares memory if that is possible."""
     return value.detach().cpu().contiguous().reshape(len(value), -1).view(torch.uint8).numpy()
+
+
+def zero(value: Tensor, parts: Iterable[tuple[int, int, int]]) -> Tensor:
+    """Zeroes, in place, timesteps ``begin`` to ``end - 1`` of trajectories of a contiguous ``[B, L, *]``.
+
+    Args:
+        value: Of any dtype.
+        parts: Trajectory, ``begin`` and ``end`` of each part.
+    """
+    rows = value.view(len(value), -1).view(torch.uint8)
+    size = rows.shape[1] // value.shape[1]
+    # NumPy assigns a slice ten times faster than torch.
+    into = rows.numpy() if rows.device.type == "cpu" else rows
+    for b, begin, end in parts:
+        into[b, begin * size : end * size] = 0
+    return value
 
 
 def check_fields(fields: Sequence[Field], got: Sequence[Field]) -> None:

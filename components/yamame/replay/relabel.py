@@ -100,12 +100,13 @@ class Relabel(Transform):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Returns the relabelled batch ``[B, L']`` (L' <= L); the one given is left as it is."""
-        out = tensordict.copy()
+        out = None
         if self.strategy != "none" or self.single_goal:
             self._check(tensordict)
             instruction, changed = self._relabelled(tensordict)
             if bool(changed.any()):
                 out = replay(tensordict, instruction, changed, self.keys)
+        out = tensordict.copy() if out is None else out
         if self.hide_future_goals:
             _need(out, [self.keys.goal, self.keys.mask])
             goal = out.get(self.keys.goal)
@@ -133,7 +134,7 @@ class Relabel(Transform):
         if is_init is None:
             return
         mask = tensordict.get(self.keys.mask).reshape(is_init.shape)
-        if bool((mask & ~is_init)[:, 0].any()):
+        if bool((mask[:, 0] & ~is_init[:, 0]).any()):
             raise ValueError(
                 f"Relabel: {self.keys.is_init!r} must be True in the first row of every sequence, got False: "
                 "relabel whole trajectories, before any transform that cuts windows"

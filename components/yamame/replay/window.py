@@ -17,6 +17,8 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.envs.transforms import Transform
 
+from yamame.replay.layout import zero
+
 Padding = Literal["none", "left", "right", "both"]
 
 
@@ -127,16 +129,20 @@ def end_windows(
 
 def _cut(tensordict: TensorDictBase, begin: Tensor, end: Tensor, longest: int) -> TensorDictBase:
     batch, num_steps = tensordict.shape
-    step = torch.arange(longest, device=begin.device)
-    real = step < (end - begin).unsqueeze(-1)
     first = begin + num_steps * torch.arange(batch, device=begin.device)
-    source = torch.where(real, first.unsqueeze(-1) + step, 0).flatten()
-    padding = None if bool(real.all()) else ~real
+    last = batch * num_steps - longest  # no window of that length begins later
+    parts = [(b, t, n - t) for b, (t, n) in enumerate(zip(begin.tolist(), end.tolist(), strict=True))]
+    late = [(b, t, n) for b, t, n in parts if t + b * num_steps > last]
+    padding = [(b, n, longest) for b, _, n in parts if n < longest]
+    first = first.clamp(max=last)
 
     def cut(value: Tensor) -> Tensor:
-        value = value.flatten(0, 1).index_select(0, source).unflatten(0, real.shape)
-        if padding is not None:
-            value[padding] = 0
-        return value
+        size = value[0, 0].numel()
+        # All windows of so many timesteps are one view; this copies each of those asked for in one piece.
+        windows = value.reshape(-1).unfold(0, longest * size, size).index_select(0, first)
+        windows = windows.view(batch, longest, *value.shape[2:])
+        for b, t, n in late:
+            windows[b, :n] = value[b, t : t + n]
+        return zero(windows, padding) if padding else windows
 
-    return tensordict.apply(cut, batch_size=real.shape)
+    return tensordict.apply(cut, batch_size=(batch, longest))
