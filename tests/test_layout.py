@@ -17,6 +17,8 @@ LONGEST_FILE, LONGEST_FUNCTION = 350, 60
 TORCH = {"torch", "tensordict", "torchrl", "numpy"}
 DOORS = {"hydra", "omegaconf", "mlflow", "rich", "matplotlib", "PIL", "psutil"}
 GYMNASIUM_FILES = ("gymnasium_env.py", "registration.py")
+HOSTS = {"hosted", "suites"}
+"""Folders of yamame_envs that play environments of other libraries."""
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
@@ -50,7 +52,8 @@ def is_allowed(file: Path, module: str) -> bool:
             or (own and not is_below(module, {"yamame.runs"}))
         )
     if root == "envs":
-        gymnasium = name == "gymnasium" and file.name in GYMNASIUM_FILES
+        hosts = len(file.parts) > 3 and file.parts[2] in HOSTS
+        gymnasium = name == "gymnasium" and (hosts or file.name in GYMNASIUM_FILES)
         goals = module == "yamame" or is_below(module, {"yamame.goals"})
         return name in TORCH or name == "yamame_envs" or goals or gymnasium
     if root == "recipes":
@@ -103,6 +106,9 @@ PLANTED = [
     ("components/yamame/runs_more/a.py", "import mlflow"),
     ("envs/yamame_envs/a.py", "import gymnasium"),
     ("envs/yamame_envs/a.py", "from yamame import agent"),
+    ("envs/yamame_envs/suites/a.py", "import crafter"),
+    ("envs/yamame_envs/suites/a.py", "def f():\n    from metaworld import ML1"),
+    ("envs/yamame_envs/suites.py", "import gymnasium"),
     ("envs/yamame_envs/a.py", "from yamame.goalsearch import a"),
     ("recipes/a.py", "import tools.bench"),
     ("recipes/a.py", "from recipes.train import main"),
@@ -130,6 +136,7 @@ ALLOWED = [
     ),
     ("envs/yamame_envs/a.py", "from yamame.goals import view\nfrom yamame_envs.b import c\nimport torchrl"),
     ("envs/yamame_envs/registration.py", "import gymnasium as gym"),
+    ("envs/yamame_envs/hosted/a.py", "from gymnasium import spaces"),
     ("recipes/a.py", "import hydra\nfrom yamame.runs import Budget\nimport yamame_envs"),
     ("components/yamame/heads/a.py", "def f():\n" + "    a = 1\n" * (LONGEST_FUNCTION - 1)),
 ]

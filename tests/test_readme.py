@@ -5,7 +5,9 @@ from pathlib import Path
 
 from yamame import conf_dir
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+ENVIRONMENTS = (ROOT / "docs" / "environments.md").read_text()
 
 
 def test_the_script_that_uses_parts_alone_runs_and_trains():
@@ -19,8 +21,18 @@ def test_the_script_that_uses_parts_alone_runs_and_trains():
     assert names["rollout"].batch_size == (8, 100)
 
 
+def choices(group: str) -> set[str]:
+    return {path.stem for path in (conf_dir() / group).glob("*.yaml")}
+
+
 def test_the_table_of_choices_is_complete():
-    for group in ("env", "encoder", "agent", "relabel", "exploration"):
-        (row,) = [line for line in README.splitlines() if line.startswith(f"| `{group}`")]
-        choices = {path.stem for path in (conf_dir() / group).glob("*.yaml")}
-        assert choices == set(re.findall(r"`(\w+)`", row.split("|")[2]))
+    for group in ("env", "trials", "encoder", "agent", "relabel", "exploration"):
+        rows = [line for line in README.splitlines() if line.startswith(f"| `{group}`")]
+        named = [name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[2])]
+        assert sorted(named) == sorted(choices(group))
+
+
+def test_the_page_of_environments_has_a_row_for_each():
+    rows = [line for line in ENVIRONMENTS.splitlines() if line.startswith("| `")]
+    named = [match.group(1) for row in rows if (match := re.match(r"\| `(\w+)`", row))]
+    assert sorted(named) == sorted(choices("env"))

@@ -24,3 +24,10 @@ def test_one_frame_per_timestep_of_every_episode_and_the_same_at_every_call():
     assert not np.array_equal(frames, film(policy, env, num_episodes=3, seed=6))
     assert not np.array_equal(frames[0], frames[6])
     assert np.array_equal(frames[0], frames[5])
+
+
+def test_a_film_is_cut_at_its_longest():
+    env = MazeRunner(num_envs=1, size=7, num_goals=1, time_limit=6)
+    policy = TensorDictModule(still, ["observation"], ["action"])
+    frames = film(policy, env, num_episodes=3, max_frames=8, seed=5)
+    assert np.array_equal(frames, film(policy, env, num_episodes=3, seed=5)[:8])

@@ -254,6 +254,22 @@ def test_a_step_limit_cuts_and_says_so():
     assert result.summary()["finished"] == 0.5
 
 
+class FailingCueEnv(CueEnv):
+    """Its row 2 fails with the last step of its first episode."""
+
+    def _step(self, tensordict):
+        stepped = super()._step(tensordict)
+        failed = stepped["done"] & (torch.arange(len(LENGTHS)) == 2).unsqueeze(-1)
+        return stepped.set("aborted", failed)
+
+
+def test_an_episode_in_which_the_environment_failed_is_not_finished():
+    sound, failing = evaluate(Coin(), CueEnv()), evaluate(Coin(), FailingCueEnv())
+    assert sound.finished.all()
+    assert failing.finished.tolist() == [True, True, False, True, True, True]
+    assert torch.equal(sound.lengths, failing.lengths)
+
+
 def test_an_environment_without_rows_is_evaluated_as_one():
     class CountRows(Coin):
         shapes: ClassVar = []

@@ -1,7 +1,17 @@
 """The goal semantics: one step, whole trajectories and what the agent sees agree."""
 
+import pytest
 import torch
-from yamame.goals import GOAL_COMPLETED, GOAL_PAD, advance, completion_times, num_goals, show, view
+from yamame.goals import (
+    GOAL_COMPLETED,
+    GOAL_PAD,
+    GOAL_TOLERANCE,
+    advance,
+    completion_times,
+    num_goals,
+    show,
+    view,
+)
 
 
 def random_trajectories(seed: int, batch: int = 500, length: int = 12, slots: int = 3):
@@ -40,6 +50,50 @@ def test_stepping_with_advance_pays_exactly_at_the_completion_times():
         after, reward = advance(goals, active, achieved[:, t], achieved_mask[:, t])
         active = torch.where(mask[:, t], after, active)
         assert torch.equal((times == t).any(-1), reward.bool() & mask[:, t])
+
+
+def naive_times(instruction, achieved, achieved_mask, mask):
+    """Steps with `advance`, which compares each pair of goals by itself."""
+    length = mask.shape[1]
+    times = torch.full(instruction.shape[:2], length)
+    active = torch.zeros(len(mask), dtype=torch.int64)
+    for t in range(1, length):
+        after, _ = advance(instruction, active, achieved[:, t], achieved_mask[:, t] & mask[:, t, None])
+        for b in (after > active).nonzero().flatten().tolist():
+            times[b, active[b]] = t
+        active = after
+    return times
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("held", [1, 2, 5])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_times_agree_with_stepping_around_the_tolerance_and_with_what_is_no_number(slots, held, size):
+    generator = torch.Generator().manual_seed(100 * slots + 10 * held + size)
+
+    def rand(*shape):
+        return torch.rand(shape, generator=generator)
+
+    instruction = (rand(300, slots, size) < 0.2).float()
+    instruction[:100, 1:] = GOAL_PAD
+    achieved = (rand(300, 15, held, size) < 0.2) + 2.4 * GOAL_TOLERANCE * (rand(300, 15, held, size) - 0.5)
+    for strange in (torch.nan, torch.inf, -torch.inf, GOAL_PAD):
+        achieved[rand(*achieved.shape) < 0.05] = strange
+        instruction[:, :1][rand(300, 1, size) < 0.05] = strange
+    valid, mask = rand(300, 15, held) < 0.7, torch.arange(15) < 1 + 15 * rand(300, 1)
+    expected = naive_times(instruction, achieved, valid, mask)
+    assert 0.02 < (expected[:, 0] < 15).float().mean() < 0.98
+    assert torch.equal(completion_times(instruction, achieved, valid, mask), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_times_of_a_hundred_thousand_steps_are_exact(dtype):
+    achieved = torch.zeros(1, 100_001, 1, 1, dtype=dtype)
+    achieved[0, [99_998, 100_000]] = torch.tensor([1.0, 2.0], dtype=dtype).reshape(2, 1, 1)
+    everywhere = torch.ones(1, 100_001, 1, dtype=torch.bool)
+    instruction = torch.tensor([[[1.0], [2.0]]], dtype=dtype)
+    times = completion_times(instruction, achieved, everywhere, everywhere[..., 0])
+    assert times.tolist() == [[99_998, 100_000]]
 
 
 def test_a_goal_that_holds_at_the_first_step_is_not_completed_there():

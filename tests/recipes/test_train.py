@@ -1,6 +1,5 @@
 """The training recipe as people and clusters use it: from the command line."""
 
-import importlib.util
 import json
 import os
 import random
@@ -38,18 +37,10 @@ SHORT = [
 """Evicts trajectories, uses the slack of the store, evaluates and checkpoints often."""
 
 
-def load_recipe():
-    spec = importlib.util.spec_from_file_location("train_recipe", RECIPE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
-def run(monkeypatch, tmp_path, capsys):
+def run(monkeypatch, tmp_path, capsys, recipe):
     """Runs the recipe in this process, in an empty directory: exit status, output, error output."""
     monkeypatch.chdir(tmp_path)
-    recipe = load_recipe()
 
     def call(*arguments: str):
         monkeypatch.setattr(sys, "argv", [str(RECIPE), *arguments])
@@ -115,6 +106,9 @@ def test_a_tiny_run_writes_its_summary_and_prints_the_path_last(run, tmp_path):
         (["budget.minutes=-1"], r"minutes.*-1"),
         (["resume=true", "run.name=nothing"], r"nothing"),
         (["exploration=gaussian"], r"GaussianNoise"),
+        (["trials=repeated"], r"relabel.strategy=some.*RepeatedTrials.*relabel=none"),
+        (["env=gym", "env.id=NoSuch-v0"], r"env: .*NoSuch-v0"),
+        (["env=gym", "+evaluation.env.split=test"], r"env: .*split"),
     ],
 )
 def test_a_mistake_ends_with_one_line_and_nothing_written(run, tmp_path, arguments, message):
@@ -139,10 +133,20 @@ def test_an_existing_run_is_refused_and_left_alone_and_another_configuration_nam
 
 
 @pytest.mark.parametrize(
-    "choice", ["encoder=gru", "encoder=memoryless", "env=tmaze", "agent=naive", "relabel=rarity"]
+    "choice",
+    [
+        "encoder=gru",
+        "encoder=memoryless",
+        "timestep_encoder=mlp",
+        "agent=naive",
+        "relabel=rarity",
+        "trials=repeated relabel=none trials.num_trials=2",
+        "env=gym env.id=Pendulum-v1 exploration=gaussian env.time_limit=20",
+        "env=gym env.id=Blackjack-v1 evaluation.num_envs=3",
+    ],
 )
 def test_two_updates_run_with_every_kind_of_part(run, choice):
-    assert run(*TINY, choice)[0] == 0
+    assert run(*TINY, *choice.split())[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -152,14 +156,32 @@ def test_two_updates_run_with_every_ablation(run, choice):
     assert run(*TINY, choice)[0] == 0
 
 
-def test_a_run_extended_later_equals_one_that_was_never_stopped(run, tmp_path):
-    assert run(*SHORT, "run.name=whole")[0] == 0
-    assert run(*SHORT, "run.name=parts", "budget.updates=7")[0] == 0
-    assert run(*SHORT, "run.name=parts", "resume=true")[0] == 0
+@pytest.mark.parametrize("choice", ["env=mazerunner", "env=gym trials=repeated replay.capacity=2400"])
+def test_a_run_extended_later_equals_one_that_was_never_stopped(run, tmp_path, choice):
+    short = [*SHORT, *choice.split()]
+    assert run(*short, "run.name=whole")[0] == 0
+    assert run(*short, "run.name=parts", "budget.updates=7")[0] == 0
+    assert run(*short, "run.name=parts", "resume=true")[0] == 0
     whole, parts = (parameters(tmp_path / "runs" / name) for name in ("whole", "parts"))
     assert differing(whole, parts, skip=("/progress/curve",)) == []  # the first part ended with an evaluation
-    assert run(*SHORT, "run.name=other", "seed=1")[0] == 0
+    assert run(*short, "run.name=other", "seed=1")[0] == 0
     assert differing(whole["agent"], parameters(tmp_path / "runs/other")["agent"])
+
+
+def test_acting_beside_the_learner_trains_and_resumes(run, tmp_path):
+    asynchronous = [
+        *SHORT,
+        "collector=async",
+        "schedule.num_envs=4",
+        "collector.max_staleness=256",
+        "run.name=a",
+    ]
+    assert run(*asynchronous, "budget.env_steps=768")[0] == 0
+    assert run(*asynchronous, "budget.env_steps=1536", "resume=true")[0] == 0
+    summary = json.loads((tmp_path / "runs/a/summary.json").read_text())
+    assert summary["status"] == "FINISHED"
+    assert 1536 <= summary["env_steps"] < 1536 + 512
+    assert summary["updates"] >= 40
 
 
 def test_five_kills_and_resumes_end_with_the_same_bits(run, tmp_path):

@@ -28,6 +28,13 @@ class Targets:
         self.seen.append(self.loss.weight.item())
 
 
+class FrozenTargets:
+    """Targets that stay."""
+
+    def step(self):
+        """Nothing."""
+
+
 def make(tmp_path, **options):
     loss = Quadratic()
     targets = Targets(loss)
@@ -73,7 +80,43 @@ def test_a_loss_that_is_not_finite_changes_nothing(tmp_path):
     assert list((tmp_path / "nonfinite").glob("step-*3"))
 
 
-@pytest.mark.parametrize(("name", "value"), [("max_grad_norm", 0.0), ("warmup_updates", -1)])
+class Fit(nn.Module):
+    """A small network on data, whose precision it notes."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(8, 32), nn.LeakyReLU(), nn.Linear(32, 1))
+
+    def forward(self, batch):
+        out = self.net(batch["x"])
+        self.dtype = out.dtype
+        return TensorDict({"loss_a": (out.float().squeeze(-1) - batch["y"]).square().mean()})
+
+
+def test_autocast_changes_the_precision_of_products_and_little_else(tmp_path):
+    torch.manual_seed(1)
+    data, losses = TensorDict({"x": torch.randn(64, 8), "y": torch.randn(64)}), {}
+    for autocast, dtype in ((None, torch.float32), ("bfloat16", torch.bfloat16)):
+        loss = Fit()
+        optimizer = torch.optim.Adam(loss.parameters(), lr=0.01)
+        settings = {"max_grad_norm": 1.0, "warmup_updates": 0, "autocast": autocast}
+        learner = Learner(loss, optimizer, FrozenTargets(), **settings)
+        guard = NonFiniteGuard(tmp_path)
+        made = [learner.update(data, guard, step=step, seed=0)["loss"] for step in range(40)]
+        losses[autocast] = torch.stack(made)
+        assert loss.dtype == dtype
+        assert all(p.dtype == torch.float32 for p in loss.parameters())
+    assert losses["bfloat16"].isfinite().all()
+    assert losses["bfloat16"][-1] < 0.5 * losses["bfloat16"][0]
+    # bfloat16 keeps 8 bits: a relative error of 2^-9 per rounding, a few of them per value.
+    torch.testing.assert_close(losses["bfloat16"][0], losses[None][0], rtol=0.02, atol=0)
+    assert not torch.equal(losses["bfloat16"], losses[None])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_grad_norm", 0.0), ("warmup_updates", -1), ("autocast", "float16")]
+)
 def test_impossible_settings_are_refused(tmp_path, name, value):
-    with pytest.raises(ValueError, match=rf"Learner: {name} .* got {value}"):
+    with pytest.raises(ValueError, match=rf"Learner: {name} .* got {value!r}"):
         make(tmp_path, **{name: value})

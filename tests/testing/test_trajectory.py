@@ -200,9 +200,9 @@ class Forgets(GRUEncoder):
 
 
 class SlotOffByOne(CacheStep):
-    def __init__(self, entries, age, *, span, capacity, sinks):
-        super().__init__(entries, age, span=span, capacity=capacity, sinks=sinks)
-        self.place = self.place - (age > 3).repeat_interleave(entries.shape[3]).long()
+    def __init__(self, entries, age, *, capacity, sinks):
+        super().__init__(entries, age, capacity=capacity, sinks=sinks)
+        self.place = self.place - (age > 3).long().unsqueeze(1)
 
 
 class FoldsOnce(GRUEncoder):

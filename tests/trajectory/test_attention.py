@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from yamame.trajectory import SigmaReparamLinear
+from yamame.trajectory import SigmaReparamLinear, attention
 from yamame.trajectory.attention import SelfAttention, dot_product, sequence_attention, visibility
 
 
@@ -51,6 +51,48 @@ def test_attention_is_the_formula(inner_start: bool) -> None:
                 scores = torch.stack([q[b, h, i] @ k[b, h, j] / math.sqrt(3) for j in range(first, i + 1)])
                 expected = scores.softmax(0) @ v[b, h, first : i + 1]
                 assert torch.allclose(found[b, h, i], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("window", "sinks"), [(None, 0), (1, 0), (4, 0), (3, 2), (30, 1)])
+@pytest.mark.parametrize("divided", [False, True])
+@pytest.mark.parametrize("rows", [1, 5, 14])
+def test_masks_made_piece_by_piece_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, window: int | None, sinks: int, divided: bool, rows: int
+) -> None:
+    torch.manual_seed(0)
+    starts = torch.zeros(2, 14).bool()
+    starts[:, 0] = True
+    starts[1, 6] = starts[0, 11] = divided
+    q, k, v = inputs = torch.randn(3, 2, 4, 14, 3, dtype=torch.float64).requires_grad_()
+    results = []
+    for fewest, largest in ((14, 10**6), (rows, 1)):
+        monkeypatch.setattr(attention, "_FEWEST_QUERIES", fewest)
+        monkeypatch.setattr(attention, "_LARGEST_MASK", largest)
+        found = sequence_attention(starts, window=window, sinks=sinks)(q, k, v)
+        results.append((found, *torch.autograd.grad(found.pow(3).sum(), inputs, retain_graph=True)))
+    for whole, parts in zip(*results, strict=True):
+        assert torch.allclose(whole, parts, atol=1e-12)
+
+
+def test_no_mask_grows_with_the_square_of_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_FEWEST_QUERIES", 4)
+    monkeypatch.setattr(attention, "_LARGEST_MASK", 1)
+    made = []
+
+    def noted(*args: object, **kwargs: object) -> torch.Tensor | None:
+        mask = visibility(*args, **kwargs)
+        made.append(0 if mask is None else mask.numel())
+        return mask
+
+    monkeypatch.setattr(attention, "visibility", noted)
+    for length in (32, 64):
+        starts = torch.zeros(1, length).bool()
+        starts[0, [0, 5]] = True
+        q, k, v = torch.randn(3, 1, 2, length, 3, requires_grad=True)
+        made.clear()
+        sequence_attention(starts, window=None, sinks=0)(q, k, v).sum().backward()
+        assert max(made) == 4 * length
+        assert len(made) == 2 * length / 4  # forward and again backward
 
 
 def test_autocast_on_a_cpu_keeps_attention_in_float32() -> None:

@@ -1,10 +1,12 @@
 """The ring buffer of keys and values, against a list per row that holds what may be seen."""
 
+import copy
+
 import pytest
 import torch
 from torch.nn import functional as F
 from yamame.trajectory import TransformerEncoder
-from yamame.trajectory.cache import CacheStep, make_room
+from yamame.trajectory.cache import CacheStep, make_room, sort_rows
 
 
 def naive_history(history: list, capacity: int | None, sinks: int) -> list:
@@ -23,9 +25,8 @@ def test_every_row_attends_to_its_own_last_timesteps(capacity: int | None, sinks
     for _ in range(50):
         starts = (torch.rand(num_rows) < 0.07) | (age < 0)
         age = torch.where(starts, 0, age + 1)
-        shortest, longest = int(age.min()), int(age.max())
-        entries = make_room(entries, longest + 1, capacity=capacity)
-        step = CacheStep(entries, age, span=(shortest, longest), capacity=capacity, sinks=sinks)
+        entries = make_room(entries, int(age.max()) + 1, capacity=capacity)
+        step = CacheStep(entries, age, capacity=capacity, sinks=sinks)
         for layer in range(layers):
             q, k, v = torch.randn(3, num_rows, heads, 1, head)
             found = step.layer(layer)(q, k, v)
@@ -53,16 +54,75 @@ def test_the_buffer_doubles_up_to_its_capacity_and_keeps_what_it_holds() -> None
 
 
 def test_rows_of_one_age_need_no_mask_and_a_full_ring_neither() -> None:
-    def mask(ages: list[int], capacity: int | None) -> torch.Tensor | None:
-        age = torch.tensor(ages)
-        entries = torch.zeros(1, 2, 2, 1, 16, 4)
-        span = (min(ages), max(ages))
-        return CacheStep(entries, age, span=span, capacity=capacity, sinks=0).mask
+    def hidden(ages: list[int], capacity: int | None) -> torch.Tensor | None:
+        step = CacheStep(torch.zeros(1, 2, 2, 1, 16, 4), torch.tensor(ages), capacity=capacity, sinks=0)
+        return step.blocks[0].hidden
 
-    assert mask([5, 5], None) is None
-    assert mask([8, 30], 8) is None
-    assert mask([2, 4], None)[:, 0, 0].int().tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
-    assert mask([2, 30], 4)[:, 0, 0].int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
+    assert hidden([5, 5], None) is None
+    assert hidden([8, 30], 8) is None
+    assert hidden([2, 4], None)[:, 0, 0].int().tolist() == [[0, 0, 0, 1, 1], [0, 0, 0, 0, 0]]
+    assert hidden([2, 30], 4)[:, 0, 0].int().tolist() == [[0, 0, 0, 1], [0, 0, 0, 0]]
+
+
+def play(encoder: TransformerEncoder, num_steps: int, seed: int, num_rows: int = 70):
+    """Features and starts of many rows that end at random; the first 40 all at once now and then."""
+    generator = torch.Generator().manual_seed(seed)
+    for t in range(num_steps):
+        starts = torch.rand(num_rows, generator=generator) < 0.04
+        starts[:40] |= t % 35 == 0
+        yield torch.randn(num_rows, 3, generator=generator), starts
+
+
+@pytest.mark.parametrize(("window", "context_length"), [(None, None), (None, 20), (6, 20)])
+def test_many_rows_remember_what_few_rows_do_wherever_they_are_moved(window, context_length) -> None:
+    torch.manual_seed(0)
+    encoder = TransformerEncoder(
+        3, d_model=8, num_heads=2, num_layers=2, context_length=context_length, window=window, sinks=1
+    ).eval()
+    parts = [copy.deepcopy(encoder) for _ in range(7)]
+    places = set()
+    for x, starts in play(encoder, 120, seed=0):
+        found = encoder.step(x, None, starts)
+        expected = [
+            part.step(a, None, b) for part, a, b in zip(parts, x.split(10), starts.split(10), strict=True)
+        ]
+        # Blocks are read up to different lengths, so sums are rounded differently.
+        assert torch.allclose(found, torch.cat(expected), atol=1e-5)
+        places.add(tuple(encoder.memory_state_dict()["place"].tolist()))
+    # In a short window there is little to be read in vain.
+    assert (len(places) > 2) == (window is None)
+
+
+def test_a_memory_with_moved_rows_goes_on_exactly_where_it_was_saved() -> None:
+    torch.manual_seed(0)
+    encoder = TransformerEncoder(3, d_model=8, num_heads=2, num_layers=2).eval()
+    for x, starts in play(encoder, 60, seed=1):
+        encoder.step(x, None, starts)
+    state = encoder.memory_state_dict()
+    assert not torch.equal(state["place"], torch.arange(70))
+    other = copy.deepcopy(encoder)
+    other.load_memory_state_dict(state)
+    for x, starts in play(encoder, 60, seed=2):
+        assert torch.equal(encoder.step(x, None, starts), other.step(x, None, starts))
+
+
+def test_rows_lie_in_the_order_of_their_ages_once_enough_was_read_in_vain() -> None:
+    def memory(age: torch.Tensor, waste: int) -> dict[str, torch.Tensor]:
+        entries = age.view(1, 1, -1, 1, 1, 1).expand(1, 2, -1, 1, 40, 2).float().contiguous()
+        return {"age": age, "entries": entries, "place": torch.arange(64), "waste": torch.tensor(waste)}
+
+    age = torch.arange(64) % 2 * 30 + 1
+    kept, moved = memory(age, 0), memory(age, 10_000)
+    order, place = sort_rows(kept, capacity=None)
+    assert torch.equal(order, torch.arange(64))
+    assert torch.equal(place, order)
+    assert int(kept["waste"]) == 32 * 30
+    order, place = sort_rows(moved, capacity=None)
+    assert int(moved["waste"]) == 0
+    assert age[order].tolist() == [1] * 32 + [31] * 32
+    assert torch.equal(order[place], torch.arange(64))
+    assert torch.equal(moved["entries"][0, 0, :, 0, 0, 0].long(), age[order])
+    assert sort_rows({**kept, "age": age[:32], "entries": kept["entries"][:, :, :32]}, capacity=None) is None
 
 
 def steps(encoder: TransformerEncoder, x: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:

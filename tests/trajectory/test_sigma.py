@@ -57,6 +57,20 @@ def test_a_training_forward_is_exactly_one_power_iteration_step() -> None:
     assert torch.allclose(out, (layer.weight / (u @ layer.weight @ v)).T, atol=1e-6)
 
 
+@pytest.mark.parametrize("num_rows", [2, 40])
+def test_a_fixed_map_is_one_step_however_many_parts_it_is_given(num_rows: int) -> None:
+    torch.manual_seed(0)
+    layer = SigmaReparamLinear(5, 7).train()
+    with torch.no_grad():
+        layer.weight.add_(torch.randn(7, 5))
+    twin, x = copy.deepcopy(layer), torch.randn(num_rows, 5)
+    expected = twin(x)
+    part = layer.fixed(num_rows)
+    assert torch.allclose(torch.cat([part(x[:1]), part(x[1:])]), expected, atol=1e-6)
+    assert torch.equal(layer.u, twin.u)
+    assert torch.equal(layer.v, twin.v)
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_only_training_forwards_move_the_vectors(training: bool) -> None:
     layer = SigmaReparamLinear(5, 7).train(training)

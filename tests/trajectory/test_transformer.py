@@ -99,6 +99,44 @@ def test_dropout_acts_in_training_only() -> None:
     assert torch.allclose(act(encoder, x), run(encoder, x), atol=1e-5)
 
 
+@pytest.mark.parametrize("sigma_reparam", [True, False])
+def test_computing_layers_again_changes_no_number(sigma_reparam: bool) -> None:
+    x, starts, twins = torch.randn(2, 5, 3), torch.arange(5).eq(0).expand(2, 5), []
+    for again in (False, True):
+        torch.manual_seed(0)
+        options = {**SMALL, "dropout": 0.3, "sigma_reparam": sigma_reparam, "checkpoint_layers": again}
+        encoder = TransformerEncoder(3, **options).train()
+        torch.manual_seed(1)
+        for _ in range(2):
+            out = encoder.parallel(x, segment_positions(starts), starts)
+            out.pow(3).sum().backward()
+        twins.append((encoder, out, torch.rand(())))
+    (encoder, out, next_random), (other, other_out, other_random) = twins
+    assert torch.equal(out, other_out)
+    assert next_random == other_random
+    for ours, theirs in zip(encoder.parameters(), other.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+    for ours, theirs in zip(encoder.buffers(), other.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_layers_that_are_computed_again_keep_little() -> None:
+    kept = []
+    for again in (False, True):
+        encoder = TransformerEncoder(3, d_model=8, num_heads=2, num_layers=4, checkpoint_layers=again)
+        starts = torch.arange(300).eq(0).unsqueeze(0)
+        sizes: dict[int, int] = {}
+
+        def note(value: torch.Tensor, sizes: dict[int, int] = sizes) -> torch.Tensor:
+            sizes[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+            return value
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
+            encoder.parallel(torch.randn(1, 300, 3), segment_positions(starts), starts)
+        kept.append(sum(sizes.values()))
+    assert kept[1] < 0.3 * kept[0]
+
+
 @pytest.mark.parametrize("positions", ["sinusoidal", "rotary", "learned"])
 def test_a_window_cut_out_of_a_rollout_is_read_by_its_step_index(positions: str) -> None:
     torch.manual_seed(0)

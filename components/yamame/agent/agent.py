@@ -1,6 +1,6 @@
 """The agent: every learned part, built once from an environment's specs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from tensordict.utils import NestedKey
@@ -10,7 +10,7 @@ from torchrl.data import Composite, TensorSpec
 from yamame.actions import action_space_from_spec
 from yamame.agent.policy import InContextPolicy
 from yamame.heads import ActorHead
-from yamame.timestep import in_sizes_from_spec
+from yamame.timestep import inputs_from_spec
 from yamame.trajectory import TrajectoryEncoder
 
 
@@ -23,7 +23,7 @@ class InContextAgent(nn.Module):
     Args:
         observation_spec: The environment's observation spec, with its batch dimensions.
         action_spec: The environment's action spec, with the same batch dimensions.
-        timestep_encoder: ``(in_sizes, goal_encoder=...) -> module`` writing the features.
+        timestep_encoder: ``(inputs, goal_encoder=...) -> module`` writing the features.
         goal_encoder: ``(K, d) -> module`` embedding instructions; not used in an environment without goals.
         trajectory_encoder: ``(in_features) -> TrajectoryEncoder``.
         actor: ``(in_features, action_space=..., num_gammas=...) -> ActorHead``.
@@ -55,11 +55,11 @@ class InContextAgent(nn.Module):
         self.action_space = action_space_from_spec(
             action_spec, batch_dims=batch_dims, probability_floor=probability_floor
         )
-        sizes: Mapping[NestedKey, int] = in_sizes_from_spec(observation_spec, batch_dims=batch_dims)
+        inputs = inputs_from_spec(observation_spec, batch_dims=batch_dims)
         goals = None
         if goal_key in observation_spec.keys(True, True):
             goals = goal_encoder(*observation_spec[goal_key].shape[batch_dims:])
-        self.timestep_encoder = timestep_encoder(sizes, goal_encoder=goals)
+        self.timestep_encoder = timestep_encoder(inputs, goal_encoder=goals)
         self.trajectory_encoder = trajectory_encoder(self.timestep_encoder.out_features)
         width = self.trajectory_encoder.out_features
         self.actor = actor(width, action_space=self.action_space, num_gammas=len(self.gammas))

@@ -5,13 +5,18 @@ from a TensorDict ``[N]``; writes ``action`` and nothing else, so that neither f
 Rows whose ``is_init`` is set start with an empty memory.
 """
 
+import copy
+from typing import Any
+
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from tensordict.utils import NestedKey
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torchrl.envs.utils import ExplorationType, exploration_type
 
 from yamame.heads import ActorHead
-from yamame.trajectory import TrajectoryEncoder
+from yamame.trajectory import SigmaReparamLinear, TrajectoryEncoder
 
 
 class InContextPolicy(TensorDictModuleBase):
@@ -62,10 +67,42 @@ class InContextPolicy(TensorDictModuleBase):
         """Writes the action of every row of ``tensordict`` ``[N]`` and returns it."""
         scratch = tensordict.copy()
         self.trajectory_encoder(self.timestep_encoder(scratch))
-        context = scratch.get(self.trajectory_encoder.out_keys[0])
-        params = self.actor(context)[..., self.gamma_index, :]
+        params = self._params(scratch.get(self.trajectory_encoder.out_keys[0]))
         space = self.actor.action_space
         distribution = space.distribution(params, scratch.get(self.action_mask_key, None))
         deterministic = exploration_type() in (ExplorationType.DETERMINISTIC, ExplorationType.MODE)
         encoded = distribution.mode() if deterministic else distribution.sample()
         return tensordict.set(self.action_key, space.decode(encoded))
+
+    def prepare(self) -> None:
+        """Makes decisions cheaper until weights change; see `TrajectoryEncoder.prepare`."""
+        self.trajectory_encoder.prepare()
+
+    def _params(self, context: Tensor) -> Tensor:
+        """``[*, D] -> [*, P]``, of the policy that acts: no more of the last layer is computed."""
+        last: Any
+        *hidden, last = self.actor.mlp
+        for layer in hidden:
+            context = layer(context)
+        size = self.actor.action_space.num_params
+        first = self.gamma_index % self.actor.num_gammas * size
+        return F.linear(context, last.weight[first : first + size], last.bias[first : first + size])
+
+
+_FEW_ROWS = 128
+
+
+def acting_copy(policy: InContextPolicy, *, num_rows: int) -> InContextPolicy:
+    """A copy that acts for ``num_rows`` rows: in eval mode, without gradients and memory, and prepared.
+
+    Where rows are few and on a CPU, its matrices have the same values and shapes but lie in memory column by
+    column, which such products read faster. Writing weights into it keeps them so; call ``prepare`` afterwards.
+    """
+    actor = copy.deepcopy(policy).requires_grad_(False).eval()
+    for module in actor.modules():
+        if num_rows < _FEW_ROWS and isinstance(module, nn.Linear | SigmaReparamLinear | nn.GRU):
+            for parameter in module.parameters(recurse=False):
+                if parameter.ndim == 2 and parameter.is_cpu:
+                    parameter.data = parameter.data.t().contiguous().t()
+    actor.prepare()
+    return actor

@@ -15,7 +15,7 @@ class EvaluationResult:
     Attributes:
         returns: ``[E]`` float64, sum of raw rewards over the whole episode, all its trials.
         lengths: ``[E]`` int64, transitions.
-        finished: ``[E]`` bool, False where the step limit cut the episode.
+        finished: ``[E]`` bool, False where the step limit cut the episode or the environment failed.
         trial_returns: ``[E, max_trials]`` float64, sum of rewards within each trial, NaN where an episode had
             fewer. Its mean over episodes is the in-context learning curve.
         success: ``[E]`` bool, whether success was reported at any step; None if the environment does not

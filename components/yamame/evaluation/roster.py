@@ -19,6 +19,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from yamame.evaluation.result import EvaluationResult, concatenate
 from yamame.exploration import disable_exploration
 from yamame.goals import num_goals
+from yamame.trajectory import TrajectoryEncoder
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
 
@@ -82,6 +83,8 @@ def _make_fresh(player: Policy) -> None:
         reset_memory = getattr(module, "reset_memory", None)
         if callable(reset_memory):
             reset_memory()
+        if isinstance(module, TrajectoryEncoder):
+            module.prepare()
 
 
 @contextmanager
@@ -131,6 +134,7 @@ class _Tally:
         self.reward_key = reward_key
         self.num_steps = 0
         self.alive = torch.ones(rows, dtype=torch.bool, device=device)
+        self.aborted = torch.zeros_like(self.alive)
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
         self.trial = torch.zeros(rows, dtype=torch.int64, device=device)
         self.trial_returns = torch.zeros(rows, 1, dtype=torch.float64, device=device)
@@ -154,6 +158,9 @@ class _Tally:
         if success is not None:
             before = torch.zeros_like(self.alive) if self.success is None else self.success
             self.success = before | (success.reshape(self.rows).bool() & self.alive)
+        aborted = following.get("aborted", None)
+        if aborted is not None:
+            self.aborted = self.aborted | (aborted.reshape(self.rows) & self.alive)
         self.alive = self.alive & ~following.get("done").reshape(self.rows)
         self.num_steps += 1
 
@@ -172,7 +179,7 @@ class _Tally:
         return EvaluationResult(
             returns=self.trial_returns.sum(-1)[:count].cpu(),
             lengths=self.lengths[:count].cpu(),
-            finished=~self.alive[:count].cpu(),
+            finished=~(self.alive | self.aborted)[:count].cpu(),
             trial_returns=trial_returns.cpu(),
             success=None if self.success is None else self.success[:count].cpu(),
             num_goals=None if self.num_goals is None else self.num_goals[:count].cpu(),

@@ -6,6 +6,7 @@ action to execute (and to store) under the same key. It changes something only w
 from PyTorch's global generator.
 """
 
+import functools
 from abc import abstractmethod
 
 import torch
@@ -16,6 +17,7 @@ from torchrl.data import TensorSpec
 from torchrl.envs.utils import ExplorationType, exploration_type
 
 from yamame.actions import ActionSpace, BoxActions, MultiBinaryActions, action_space_from_spec
+from yamame.actions.distributions import ActionDistribution
 
 
 class Exploration(TensorDictModuleBase):
@@ -65,7 +67,10 @@ class Exploration(TensorDictModuleBase):
 
     def anneal(self, start: float, end: float) -> Tensor:
         """Value of a linear schedule from ``start`` to ``end`` at the current step, a scalar."""
-        return start + (self.num_env_steps / self.anneal_steps).clamp(max=1.0) * (end - start)
+        return start + self._progress() * (end - start)
+
+    def _progress(self) -> Tensor:
+        return (self.num_env_steps / self.anneal_steps).clamp(max=1.0)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Replaces the action by the one to execute, where exploration is on."""
@@ -121,12 +126,23 @@ def perturb(space: ActionSpace, action: Tensor, epsilon: Tensor, action_mask: Te
         low, high = space.low.to(action.device), space.high.to(action.device)
         scale = epsilon.to(action.dtype).unsqueeze(-1) * (high - low) / 2
         return (action + scale * torch.randn_like(action)).clamp(low, high)
-    flat_logits = torch.zeros(*epsilon.shape, space.num_params, device=action.device)
-    uniform = space.decode(space.distribution(flat_logits, action_mask).sample()).to(action.dtype)
+    if action_mask is None:
+        chance = _uniform(space, epsilon.shape, action.device)
+    else:
+        flat_logits = torch.zeros(*epsilon.shape, space.num_params, device=action.device)
+        chance = space.distribution(flat_logits, action_mask)
+    uniform = space.decode(chance.sample()).to(action.dtype)
     epsilon = epsilon.reshape(*epsilon.shape, *[1] * (action.ndim - epsilon.ndim))
     per_bit = isinstance(space, MultiBinaryActions)
     draw = torch.rand(action.shape if per_bit else epsilon.shape, device=action.device)
     return torch.where(draw < epsilon, uniform, action)
+
+
+@functools.lru_cache(maxsize=16)
+def _uniform(space: ActionSpace, shape: torch.Size, device: torch.device) -> ActionDistribution:
+    """Every action equally likely. The same at every step, so it is made once."""
+    with torch.inference_mode(False):
+        return space.distribution(torch.zeros(*shape, space.num_params, device=device))
 
 
 def disable_exploration(policy: nn.Module) -> None:

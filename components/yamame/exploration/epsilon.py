@@ -77,7 +77,9 @@ class BilevelEpsilon(Exploration):
 
     def bounds(self) -> tuple[Tensor, Tensor]:
         """Epsilon at the start and at the end of a rollout, now, before the random factor."""
-        return self.anneal(*self.start), self.anneal(*self.end)
+        progress = self._progress()
+        (begin, annealed_begin), (finish, annealed_finish) = self.start, self.end
+        return begin + progress * (annealed_begin - begin), finish + progress * (annealed_finish - finish)
 
     def epsilon(self, tensordict: TensorDictBase) -> Tensor:
         """Epsilon of every row ``[N]``; draws the random factor of rows that start a rollout."""

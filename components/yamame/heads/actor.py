@@ -4,6 +4,7 @@ from torch import Tensor, nn
 
 from yamame.actions.spaces import ActionSpace
 from yamame.heads.mlp import check_sizes, make_mlp
+from yamame.rows import in_row_blocks
 
 
 class ActorHead(nn.Module):
@@ -62,4 +63,5 @@ class ActorHead(nn.Module):
 
     def forward(self, context: Tensor) -> Tensor:
         """`context [*, D]` to policy parameters `[*, G, P]`."""
-        return self.mlp(context).unflatten(-1, (self.num_gammas, self.action_space.num_params))
+        params = in_row_blocks(self.mlp, context.reshape(-1, context.shape[-1]))
+        return params.view(*context.shape[:-1], self.num_gammas, self.action_space.num_params)

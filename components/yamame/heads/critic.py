@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from yamame.actions.spaces import ActionSpace
 from yamame.heads.mlp import EnsembleMLP, check_sizes
+from yamame.rows import in_row_blocks
 
 _ACTION_LIMIT = 0.999
 
@@ -70,9 +70,13 @@ class StateActionCritic(nn.Module):
 
     def forward(self, context: Tensor) -> Tensor:
         """`context [*, D]` to raw values `[*, C, A, G, O]`."""
-        flat = context.flatten(0, -2) if context.ndim > 1 else context.unsqueeze(0)
-        hidden = F.linear(flat, self.ensemble.first_weight, self.ensemble.first_bias)
-        return self.ensemble(hidden).transpose(0, 1).view(*context.shape[:-1], *self._out_shape)
+        values = in_row_blocks(self._values, context.reshape(-1, context.shape[-1]))
+        return values.reshape(*context.shape[:-1], *self._out_shape)
+
+    def _values(self, context: Tensor) -> Tensor:
+        """`[N, D]` to `[N, C, A * G * O]`."""
+        bias = self.ensemble.first_bias.unsqueeze(1)
+        return self.ensemble(torch.addmm(bias, self.ensemble.first_weight, context.t())).permute(2, 0, 1)
 
 
 class ActionInputCritic(nn.Module):
@@ -141,15 +145,25 @@ class ActionInputCritic(nn.Module):
 
         The action may have further leading dimensions (several samples for one context): so has the output.
         """
+        samples = action.shape[: action.ndim - 1 - context.ndim]
+        rows = context.reshape(-1, context.shape[-1])
+        actions = action.reshape(samples.numel(), rows.shape[0], *action.shape[-2:]).transpose(0, 1)
+        values = in_row_blocks(self._values, rows, actions, rows_per_input=actions.shape[1:-1].numel())
+        return values.transpose(0, 1).reshape(*action.shape[:-2], *values.shape[2:])
+
+    def _values(self, context: Tensor, action: Tensor) -> Tensor:
+        """`[N, D]` and `[N, S, G, A]` to `[N, S, C, G, O]`, for S samples."""
         action = action + (action.clamp(-_ACTION_LIMIT, _ACTION_LIMIT) - action).detach()
         feature = self.gamma_feature.to(action.dtype).expand(*action.shape[:-1], 1)
+        inputs = torch.cat((feature, action), -1).flatten(0, -2)
         weight, split = self.ensemble.first_weight, self.in_features
         # W [context, feature, action] = W_1 context + W_2 [feature, action], of which the first has no G.
-        from_context = F.linear(context, weight[:, :split], self.ensemble.first_bias)
-        hidden = F.linear(torch.cat((feature, action), -1), weight[:, split:])
-        hidden = hidden.add_(from_context.unsqueeze(-2))
-        out = self.ensemble(hidden)
-        return out.unflatten(1, action.shape[:-1]).movedim(0, -3)
+        from_context = torch.addmm(self.ensemble.first_bias.unsqueeze(1), weight[:, :split], context.t())
+        hidden = torch.mm(weight[:, split:], inputs.t()).view(
+            weight.shape[0], context.shape[0], action.shape[1:-1].numel()
+        )
+        out = self.ensemble(hidden + from_context.unsqueeze(-1))
+        return out.view(*out.shape[:2], *action.shape[:-1]).permute(2, 3, 0, 4, 1)
 
 
 def make_critic(

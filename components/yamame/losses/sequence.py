@@ -132,14 +132,14 @@ class SequenceActorCriticLoss(LossModule):
     # tensordict turns targets into trainable parameters unless preserve_module_state is off.
 
     def _actor(self, params: TensorDictBase, context: Tensor) -> Tensor:
-        """Policy parameters [*, G, P]."""
+        """Policy parameters [*, G, P], float32 whatever the networks compute in."""
         with params.to_module(self.actor_network, preserve_module_state=False):
-            return self._check_gammas("actor", self.actor_network(context))
+            return self._check_gammas("actor", self.actor_network(context)).float()
 
     def _critics(self, params: TensorDictBase, *inputs: Tensor) -> Tensor:
-        """Raw values [*, C, A, G, O] or [*, C, G, O]."""
+        """Raw values [*, C, A, G, O] or [*, C, G, O], float32 as well."""
         with params.to_module(self.critic_network, preserve_module_state=False):
-            return self._check_gammas("critic", self.critic_network(*inputs))
+            return self._check_gammas("critic", self.critic_network(*inputs)).float()
 
     def _check_gammas(self, head: str, output: Tensor) -> Tensor:
         if output.shape[-2] != self.gammas.numel():

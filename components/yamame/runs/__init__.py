@@ -11,12 +11,14 @@ from yamame.runs.compare import compare_config as compare_config
 from yamame.runs.compare import flatten as flatten
 from yamame.runs.costs import CostMeter as CostMeter
 from yamame.runs.costs import SystemMetrics as SystemMetrics
+from yamame.runs.counters import Progress as Progress
 from yamame.runs.directory import RunDirectory as RunDirectory
 from yamame.runs.errors import UsageError as UsageError
 from yamame.runs.figures import learning_curve as learning_curve
 from yamame.runs.figures import write_gif as write_gif
 from yamame.runs.guard import NonFiniteGuard as NonFiniteGuard
 from yamame.runs.learner import Learner as Learner
+from yamame.runs.memory import keep_freed_memory as keep_freed_memory
 from yamame.runs.progress import ProgressBar as ProgressBar
 from yamame.runs.progress import print_table as print_table
 from yamame.runs.seeding import GlobalRNGState as GlobalRNGState

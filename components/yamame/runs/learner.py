@@ -1,6 +1,6 @@
 """One gradient step at a time, as every recipe makes it."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tensordict import TensorDictBase
@@ -19,9 +19,11 @@ class Learner:
         target_updater: Moves the targets after the optimizer's step.
         max_grad_norm: Global norm at which gradients are clipped.
         warmup_updates: Updates over which the learning rate rises linearly to its value.
+        autocast: Precision of the networks' matrix products; None for that of the weights. Weights, losses,
+            statistics and the optimizer keep theirs.
 
     Raises:
-        ValueError: If ``max_grad_norm`` is not positive or ``warmup_updates`` is negative.
+        ValueError: If ``max_grad_norm`` is not positive, ``warmup_updates`` negative or ``autocast`` unknown.
     """
 
     def __init__(
@@ -32,12 +34,16 @@ class Learner:
         *,
         max_grad_norm: float,
         warmup_updates: int,
+        autocast: Literal["bfloat16"] | None = None,
     ) -> None:
         if not max_grad_norm > 0:
             raise ValueError(f"Learner: max_grad_norm must be positive, got {max_grad_norm}")
         if warmup_updates < 0:
             raise ValueError(f"Learner: warmup_updates must not be negative, got {warmup_updates}")
+        if autocast not in (None, "bfloat16"):
+            raise ValueError(f"Learner: autocast must be None or 'bfloat16', got {autocast!r}")
         self.loss = loss
+        self.autocast = autocast
         self.optimizer = optimizer
         self.target_updater = target_updater
         self.max_grad_norm = max_grad_norm
@@ -58,7 +64,8 @@ class Learner:
         Returns:
             Detached metrics: what the loss wrote, ``loss`` and ``grad_norm``. Empty if no update was made.
         """
-        out = self.loss(batch)
+        with torch.autocast(self._device_type(), torch.bfloat16, enabled=self.autocast is not None):
+            out = self.loss(batch)
         total = torch.stack([value for key, value in out.items() if key.startswith("loss_")]).sum()
         if not guard.check(total, batch, step=step, seed=seed):
             return {}
@@ -70,6 +77,9 @@ class Learner:
         self.warmup.step()
         self.target_updater.step()
         return {key: value.detach() for key, value in {**out, "loss": total, "grad_norm": norm}.items()}
+
+    def _device_type(self) -> str:
+        return str(self.optimizer.param_groups[0]["params"][0].device.type)
 
     def components(self) -> dict[str, Any]:
         """What a checkpoint needs to go on learning."""

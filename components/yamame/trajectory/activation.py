@@ -14,12 +14,21 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def activation_function(name: Activation, *, owner: str) -> Callable[[Tensor], Tensor]:
-    """The function called ``name``.
+_OVERWRITING: dict[str, Callable[[Tensor], Tensor]] = {
+    **_FUNCTIONS,
+    "leaky_relu": F.leaky_relu_,
+    "relu": F.relu_,
+}
+
+
+def activation_function(
+    name: Activation, *, owner: str, overwrite: bool = False
+) -> Callable[[Tensor], Tensor]:
+    """The function called ``name``; with ``overwrite`` it may write its result into its input.
 
     Raises:
         ValueError: If there is none; the message speaks for the class ``owner``.
     """
     if name not in _FUNCTIONS:
         raise ValueError(f"{owner}: activation must be one of {sorted(_FUNCTIONS)}, got {name!r}")
-    return _FUNCTIONS[name]
+    return _OVERWRITING[name] if overwrite else _FUNCTIONS[name]

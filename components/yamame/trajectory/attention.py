@@ -8,11 +8,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from yamame.trajectory.base import segment_positions
 from yamame.trajectory.positions import rotate
 from yamame.trajectory.sigma import SigmaReparamLinear
 
+_LARGEST_MASK, _FEWEST_QUERIES = 2**25, 64
+"""Entries of a mask made at once, and queries for which one is made in any case."""
+
+Map = Callable[[Tensor], Tensor]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Queries, keys and values of new timesteps ``[B, H, L, d]`` -> what the queries find ``[B, H, L, d]``."""
 
@@ -21,6 +26,11 @@ def linear(in_features: int, out_features: int, *, sigma_reparam: bool, bias: bo
     """A linear layer, sigma-reparametrised or plain."""
     kind = SigmaReparamLinear if sigma_reparam else nn.Linear
     return kind(in_features, out_features, bias=bias)
+
+
+def fixed(layer: nn.Module, num_rows: int) -> Map:
+    """The map of a layer made by `linear`, for ``num_rows`` rows in any number of parts."""
+    return layer.fixed(num_rows) if isinstance(layer, SigmaReparamLinear) else layer
 
 
 class SelfAttention(nn.Module):
@@ -41,15 +51,21 @@ class SelfAttention(nn.Module):
         self.out = linear(d_model, d_model, sigma_reparam=sigma_reparam)
         self.head_scale = nn.Parameter(torch.ones(num_heads, 1, 1)) if head_scaling else None
 
-    def forward(self, x: Tensor, attend: Attend, rotation: Tensor | None) -> Tensor:
-        """``[B, L, D] -> [B, L, D]``; ``rotation`` ``[B, 1, L, d]`` turns queries and keys where given."""
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    def forward(
+        self, x: Tensor, attend: Attend, rotation: Tensor | None, maps: tuple[Map, Map] | None = None
+    ) -> Tensor:
+        """``[B, L, D] -> [B, L, D]``; ``rotation`` ``[B, 1, L, d]`` turns queries and keys where given.
+
+        ``maps`` stand for ``qkv`` and ``out``, as `fixed` makes them.
+        """
+        qkv, out = (self.qkv, self.out) if maps is None else maps
+        q, k, v = qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         found = attend(q, k, v)
         if self.head_scale is not None:
             found = found * self.head_scale
-        return self.out(found.transpose(1, 2).flatten(-2))
+        return out(found.transpose(1, 2).flatten(-2))
 
 
 def sequence_attention(starts: Tensor, *, window: int | None, sinks: int) -> Attend:
@@ -60,10 +76,39 @@ def sequence_attention(starts: Tensor, *, window: int | None, sinks: int) -> Att
         window: How many of the latest timesteps are seen, the present one included; None for all.
         sinks: How many of the first timesteps after a start are seen whatever the window.
     """
+    window, divided = _restrictions(starts, window, sinks)
+    batch, length = starts.shape
+    rows = max(_FEWEST_QUERIES, _LARGEST_MASK // (length * (batch if divided else 1)))
+    if rows < length and (divided or window is not None):
+        return _block_attention(starts, rows, window=window, sinks=sinks)
     mask = visibility(starts, window=window, sinks=sinks)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return dot_product(q, k, v, mask=mask, causal=mask is None)
+
+    return attend
+
+
+def _block_attention(starts: Tensor, rows: int, *, window: int | None, sinks: int) -> Attend:
+    """Attention that makes its mask for so many queries at a time, and again in the backward pass.
+
+    Memory grows with the length instead of its square.
+    """
+
+    def part(q: Tensor, k: Tensor, v: Tensor, first: int) -> Tensor:
+        seen = visibility(starts[:, : k.shape[2]], window=window, sinks=sinks, first=first)
+        if seen is None:
+            return dot_product(q, k, v, mask=None, causal=True)
+        oldest = 0 if window is None or sinks else max(0, first - window + 1)
+        return dot_product(q, k[:, :, oldest:], v[:, :, oldest:], mask=seen[..., oldest:])
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        parts = []
+        for first in range(0, q.shape[2], rows):
+            last = min(first + rows, q.shape[2])
+            inputs = (q[:, :, first:last], k[:, :, :last], v[:, :, :last], first)
+            parts.append(checkpoint(part, *inputs, use_reentrant=False, preserve_rng_state=False))
+        return torch.cat(parts, 2)
 
     return attend
 
@@ -80,27 +125,33 @@ def dot_product(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, causal:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
 
 
-def visibility(starts: Tensor, *, window: int | None, sinks: int) -> Tensor | None:
-    """Which keys a query sees, ``[B or 1, 1, L, L]`` bool; None where plain causal attention says the same.
+def _restrictions(starts: Tensor, window: int | None, sinks: int) -> tuple[int | None, bool]:
+    """The window if it hides anything, and whether a fresh memory begins inside a sequence."""
+    if window is not None and window + sinks >= starts.shape[1]:
+        window = None
+    return window, bool(starts[:, 1:].any())
+
+
+def visibility(starts: Tensor, *, window: int | None, sinks: int, first: int = 0) -> Tensor | None:
+    """Which keys a query sees, ``[B or 1, 1, L - first, L]`` bool, for queries from ``first`` on.
+
+    None where plain causal attention says the same of all queries.
 
     >>> visibility(torch.tensor([[True, False, True]]), window=None, sinks=0)[0, 0].int()
     tensor([[1, 0, 0],
             [1, 1, 0],
             [0, 0, 1]], dtype=torch.int32)
     """
-    length = starts.shape[1]
-    if window is not None and window + sinks >= length:
-        window = None
-    divided = bool(starts[:, 1:].any())
-    if window is None and not divided:
+    window, divided = _restrictions(starts, window, sinks)
+    if first == 0 and window is None and not divided:
         return None
-    column = torch.arange(length, device=starts.device)
-    behind = column.unsqueeze(1) - column
+    column = torch.arange(starts.shape[1], device=starts.device)
+    behind = column[first:].unsqueeze(1) - column
     seen = (behind >= 0).unsqueeze(0)
     if window is not None:
         position = segment_positions(starts if divided else starts[:1])
         seen = seen & ((behind < window) | (position.unsqueeze(1) < sinks))
     if divided:
         segment = starts.cumsum(1)
-        seen = seen & (segment.unsqueeze(2) == segment.unsqueeze(1))
+        seen = seen & (segment[:, first:].unsqueeze(2) == segment.unsqueeze(1))
     return seen.unsqueeze(1)

@@ -24,6 +24,8 @@ padding, on another row or on anything before the last start.
 
 import dataclasses
 from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch
 from tensordict import TensorDictBase
@@ -85,6 +87,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
         self.in_keys = [keys.features, keys.step_index, keys.is_init]
         self.out_keys = [keys.context]
         self._memory: dict[str, Tensor] | None = None
+        self._prepared: Any = None
 
     @abstractmethod
     def parallel(self, x: Tensor, step_index: Tensor, starts: Tensor) -> Tensor:
@@ -140,6 +143,24 @@ class TrajectoryEncoder(TensorDictModuleBase):
         memory["age"].add_(1).masked_fill_(starts, 0)
         return self.advance(x, memory["age"] if step_index is None else step_index, starts, memory)
 
+    def prepare(self) -> None:
+        """Makes steps in eval mode cheaper by deriving once what every one of them would derive from the weights.
+
+        A promise of the caller: weights do not change before the next `prepare`. Loading a state, training mode
+        and moving to another device or dtype undo it; copies and pickles are not prepared.
+        """
+        self._prepared = None if self.training else self._prepare()
+
+    def _prepare(self) -> Any:
+        """What `advance` shall find in ``_prepared``, in a subclass that has any use for it."""
+        return None
+
+    def train(self, mode: bool = True) -> Self:
+        """As in `torch.nn.Module`; ends what `prepare` began if ``mode``."""
+        if mode:
+            self._prepared = None
+        return super().train(mode)
+
     def reset_memory(self) -> None:
         """Forgets everything: the next step starts every row afresh."""
         self._memory = None
@@ -160,7 +181,15 @@ class TrajectoryEncoder(TensorDictModuleBase):
             self._memory = {name: value.clone() for name, value in state.items()} or None
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_memory": None}
+        return {**self.__dict__, "_memory": None, "_prepared": None}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self._prepared = None
+        return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self._prepared = None
+        super()._load_from_state_dict(*args)
 
     def _sequence(self, tensordict: TensorDictBase) -> Tensor:
         x = tensordict.get(self.keys.features)

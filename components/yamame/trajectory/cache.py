@@ -7,12 +7,18 @@ use: the buffer grows by doubling, queries read up to the largest slot in use, a
 starts (weights of zero would not hide a stale NaN).
 """
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from yamame.trajectory.attention import Attend, dot_product
+from yamame.trajectory.attention import Attend
 
 _SMALLEST = 32
+_BLOCK = 32
+_MOVING = 3
+"""What moving an entry costs, in entries read."""
 
 
 def make_room(entries: Tensor, slots: int, *, capacity: int | None) -> Tensor:
@@ -27,44 +33,123 @@ def make_room(entries: Tensor, slots: int, *, capacity: int | None) -> Tensor:
     return room
 
 
+def sort_rows(memory: dict[str, Tensor], *, capacity: int | None) -> tuple[Tensor, Tensor] | None:
+    """Keeps rows of about the same age side by side in the cache, because a step reads them block by block.
+
+    A row that starts anew among old ones makes a step read slots it does not use. When as much has been read in
+    vain as moving all entries costs, they are moved into the order of age. Rows that end in the order in which
+    they began never need it.
+
+    Args:
+        memory: ``age`` ``[N]``, ``entries`` ``[layers, 2, N, H, slots, d]`` whose rows are in the cache's order,
+            and its own ``place`` ``[N]``, where each acting row lies, and ``waste``.
+        capacity: Number of slots from which on the oldest is overwritten; None for never.
+
+    Returns:
+        ``order`` ``[N]``, the acting row at each place, and ``place``; None if rows lie where they act.
+    """
+    age, entries = memory["age"], memory["entries"]
+    if len(age) <= _BLOCK or not entries.is_cpu:
+        return None
+    age = age if capacity is None else age.clamp(max=capacity)
+    place = memory["place"] if "place" in memory else torch.arange(len(age))
+    order = place.argsort()
+    waste = memory.get("waste", torch.zeros((), dtype=torch.int64))
+    sorted_age, sorted_order = age.sort(stable=True)
+    waste = waste + (_longest(age[order]).sum() - _longest(sorted_age).sum()) * _BLOCK
+    if int(waste) > _MOVING * int(age.sum()):
+        used = int(age.max()) + 1  # the largest is beyond the end where the ring is full, and so harmless
+        moved = torch.zeros_like(entries)
+        for old, new in zip(entries.flatten(0, 1), moved.flatten(0, 1), strict=True):
+            new[..., :used, :] = old[:, :, :used].index_select(0, place[sorted_order])
+        order, place, waste = sorted_order, sorted_order.argsort(), torch.zeros_like(waste)
+        memory["entries"] = moved
+    memory["place"], memory["waste"] = place, waste
+    return order, place
+
+
+def _longest(age: Tensor) -> Tensor:
+    """The largest age of every block."""
+    missing = -len(age) % _BLOCK
+    return F.pad(age, (0, missing)).view(-1, _BLOCK).amax(1)
+
+
 class CacheStep:
     """One acting step on a cache, the same for every layer: where its entries go and what its queries see.
 
     Args:
         entries: ``[layers, 2, N, H, slots, d]``, with room for this step.
         age: ``[N]`` int64, how many timesteps each row remembers from before this one.
-        span: Smallest and largest age.
         capacity: Number of slots from which on the oldest is overwritten; None for never.
         sinks: How many of the first slots are never overwritten.
     """
 
-    def __init__(
-        self, entries: Tensor, age: Tensor, *, span: tuple[int, int], capacity: int | None, sinks: int
-    ) -> None:
+    def __init__(self, entries: Tensor, age: Tensor, *, capacity: int | None, sinks: int) -> None:
         num_rows, num_heads, slots = entries.shape[2:5]
-        shortest, longest = span
+        self.entries, self.num_heads = entries, num_heads
         slot = age
-        if capacity is not None and longest >= capacity:
+        if capacity is not None:
             slot = torch.where(age < capacity, age, sinks + (age - sinks) % (capacity - sinks))
-            longest = capacity - 1
-        first = torch.arange(0, num_rows * num_heads * slots, slots, device=age.device)
-        self.entries = entries
-        self.place = (first.view(num_rows, num_heads) + slot.unsqueeze(1)).view(-1)
-        self.used = longest + 1
-        self.mask: Tensor | None = None
-        if shortest < longest:
-            in_use = torch.arange(self.used, device=age.device) <= age.unsqueeze(1)
-            self.mask = in_use.view(num_rows, 1, 1, self.used)
+        first = torch.arange(0, 2 * num_rows * num_heads * slots, slots, device=age.device)
+        self.place = first.view(2, num_rows, num_heads) + slot.unsqueeze(1)
+        self.block_size = _BLOCK if entries.is_cpu else num_rows
+        self.blocks = [Block(part, capacity) for part in age.split(self.block_size)]
+
+    def attend(self, index: int, q: Tensor, kv: Tensor, first: int = 0) -> Tensor:
+        """What the queries of one layer find once its new keys and values are stored.
+
+        Args:
+            index: Which layer.
+            q: ``[n, H, d]``, of n rows of the cache, already multiplied by the factor of the scores.
+            kv: ``[2, n, H, d]``, keys and values.
+            first: Which row is the first of the n; a multiple of ``block_size``.
+
+        Returns:
+            ``[n, H, d]``.
+        """
+        keys, values = entries = self.entries[index]
+        place, size = self.place[:, first : first + len(q)], self.block_size
+        new = kv.reshape(-1, entries.shape[-1]).to(entries.dtype)
+        entries.view(-1, entries.shape[-1]).index_copy_(0, place.reshape(-1), new)
+        blocks = self.blocks[first // size : -(-(first + len(q)) // size)]
+        cached = (part[first : first + len(q)].split(size) for part in (keys, values))
+        found = [block.attend(*rows) for block, *rows in zip(blocks, q.split(size), *cached, strict=True)]
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def layer(self, index: int) -> Attend:
         """The attention of one layer, which also stores what it is given."""
-        keys, values = self.entries[index].unbind(0)
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            for stored, new in ((keys, k), (values, v)):
-                new = new.reshape(-1, new.shape[-1]).to(stored.dtype)
-                stored.view(-1, stored.shape[-1]).index_copy_(0, self.place, new)
-            seen_keys, seen_values = keys[:, :, : self.used], values[:, :, : self.used]
-            return dot_product(q, seen_keys, seen_values, mask=self.mask)
+            # Under autocast on a CPU in float32, as in sequences.
+            with torch.autocast("cpu", enabled=False) if q.is_cpu else nullcontext():
+                q = q.squeeze(2).to(self.entries.dtype) * q.shape[-1] ** -0.5
+                return self.attend(index, q, torch.stack((k, v)).squeeze(3)).unsqueeze(2)
 
         return attend
+
+
+class Block:
+    """Neighbouring rows, which are read up to the largest slot that any of them uses.
+
+    Args:
+        age: ``[n]``.
+        capacity: As for `CacheStep`.
+    """
+
+    def __init__(self, age: Tensor, capacity: int | None) -> None:
+        self.num_rows = len(age)
+        shortest, longest = torch.stack(age.aminmax()).tolist()
+        self.used = (longest if capacity is None else min(longest, capacity - 1)) + 1
+        self.hidden: Tensor | None = None
+        if shortest < self.used - 1:
+            unused = torch.arange(self.used, device=age.device) > age.unsqueeze(1)
+            self.hidden = unused.view(self.num_rows, 1, 1, self.used)
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """``[n, H, d]``, ``[n, H, slots, d]`` twice -> ``[n, H, d]``."""
+        # Two plain products read the cache once each, which a fused kernel for single queries does no better.
+        keys, values = keys.flatten(0, 1)[:, : self.used], values.flatten(0, 1)[:, : self.used]
+        scores = torch.bmm(q.reshape(-1, 1, q.shape[-1]), keys.transpose(1, 2))
+        if self.hidden is not None:
+            scores.view(*q.shape[:2], 1, -1).masked_fill_(self.hidden, -torch.inf)
+        return torch.bmm(scores.softmax(-1), values).view(q.shape)

@@ -61,9 +61,21 @@ class GRUEncoder(TrajectoryEncoder):
         """``[N, E]``, ``[N]``, ``[N]`` -> ``[N, D]``; see `TrajectoryEncoder.advance`."""
         hidden = memory["hidden"]
         hidden.masked_fill_(starts.view(1, -1, 1), 0)
+        if self._prepared is not None and not torch.is_autocast_enabled(x.device.type):
+            for state, weights in zip(hidden, self._prepared, strict=True):
+                x = _cell(x, state, *weights)
+            return self.norm(self.out(x))
         found, new = self.gru(x.unsqueeze(1), hidden)
         hidden.copy_(new)
         return self.norm(self.out(found.squeeze(1)))
+
+    def _prepare(self) -> list[tuple[Tensor, ...]] | None:
+        if not self.norm.weight.is_cpu:
+            return None
+        return [
+            tuple(part.detach().t() if part.ndim == 2 else part.detach() for part in layer)
+            for layer in self.gru.all_weights
+        ]
 
     def _segments(self, x: Tensor, starts: Tensor) -> Tensor:
         """Runs every segment between two starts as a sequence of its own, packed without padding."""
@@ -76,3 +88,15 @@ class GRUEncoder(TrajectoryEncoder):
         order = (position * lengths.numel() + rank[segment]).argsort()
         packed = PackedSequence(x.flatten(0, 1)[order], torch.bincount(position).cpu())
         return self.gru(packed)[0].data[order.argsort()].unflatten(0, starts.shape)
+
+
+def _cell(
+    x: Tensor, state: Tensor, from_input: Tensor, from_state: Tensor, input_bias: Tensor, state_bias: Tensor
+) -> Tensor:
+    """One layer's step; ``state`` ``[N, H]`` is overwritten and returned."""
+    of_input = torch.addmm(input_bias, x, from_input)
+    of_state = torch.addmm(state_bias, state, from_state)
+    size = state.shape[1]
+    reset, update = of_input[:, : 2 * size].add_(of_state[:, : 2 * size]).sigmoid_().chunk(2, 1)
+    new = of_state[:, 2 * size :].mul_(reset).add_(of_input[:, 2 * size :]).tanh_()
+    return torch.lerp(new, state, update, out=state)

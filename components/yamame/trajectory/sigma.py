@@ -9,6 +9,7 @@ Source: Stabilizing Transformer Training by Preventing Attention Entropy Collaps
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,12 +57,19 @@ class SigmaReparamLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[*, in_features] -> [*, out_features]``."""
+        return self.fixed(x.shape[:-1].numel())(x)
+
+    def fixed(self, num_rows: int) -> Callable[[Tensor], Tensor]:
+        """The map as it stands now, for inputs of ``num_rows`` rows in all, however many parts they come in.
+
+        In training mode this, and no call of what it returns, is one step of the power iteration.
+        """
         if self._folded is not None and not (self.training or torch.is_grad_enabled()):
-            return F.linear(x, self._folded, self.bias)
+            return partial(F.linear, weight=self._folded, bias=self.bias)
         scale = self.gamma.float() / self.sigma()
-        if x.numel() < self.weight.numel():
-            return F.linear(x * scale.to(x.dtype), self.weight, self.bias)
-        return F.linear(x, self.weight * scale.to(self.weight.dtype), self.bias)
+        if num_rows < self.weight.shape[0]:
+            return lambda x: F.linear(x * scale.to(x.dtype), self.weight, self.bias)
+        return partial(F.linear, weight=self.weight * scale.to(self.weight.dtype), bias=self.bias)
 
     def sigma(self) -> Tensor:
         """The weight's spectral norm as estimated by ``u`` and ``v``, which it advances in training mode."""

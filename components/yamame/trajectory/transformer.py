@@ -10,15 +10,19 @@ and sigma-reparametrised linear maps (arXiv 2303.06296). Sliding window with sin
 """
 
 import warnings
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from yamame.rows import in_row_blocks
+from yamame.trajectory.acting import PreparedLayers
 from yamame.trajectory.activation import Activation, activation_function
-from yamame.trajectory.attention import Attend, SelfAttention, linear, sequence_attention
+from yamame.trajectory.attention import Attend, Map, SelfAttention, fixed, linear, sequence_attention
 from yamame.trajectory.base import TrajectoryEncoder, TrajectoryKeys
-from yamame.trajectory.cache import CacheStep, make_room
+from yamame.trajectory.cache import CacheStep, make_room, sort_rows
 from yamame.trajectory.positions import Sinusoids
 
 Positions = Literal["sinusoidal", "learned", "rotary"]
@@ -63,12 +67,31 @@ class TransformerLayer(nn.Module):
         self.norm4 = nn.LayerNorm(d_ff) if norm_feedforward else nn.Identity()
         self.ff2 = linear(d_ff, d_model, sigma_reparam=sigma_reparam)
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
-        self.activation = activation_function(activation, owner="TransformerLayer")
+        self.activation = activation_function(activation, owner="TransformerLayer", overwrite=True)
 
     def forward(self, x: Tensor, attend: Attend, rotation: Tensor | None) -> Tensor:
         """``[B, L, D] -> [B, L, D]``."""
-        x = x + self.norm2(self.attention(self.norm1(x), attend, rotation))
-        return x + self.dropout(self.ff2(self.norm4(self.activation(self.ff1(self.norm3(x))))))
+        return self._forward(x, attend, rotation, self._maps(x))
+
+    def checkpointed(self, x: Tensor, attend: Attend, rotation: Tensor | None) -> Tensor:
+        """`forward`, whose backward pass computes it again rather than have kept all that lies between."""
+        # The maps are kept: making them again would move the vectors of the power iteration again.
+        return checkpoint(self._forward, x, attend, rotation, self._maps(x), use_reentrant=False)
+
+    def _maps(self, x: Tensor) -> tuple[Map, ...]:
+        layers = (self.attention.qkv, self.attention.out, self.ff1, self.ff2)
+        return tuple(fixed(layer, x.shape[:-1].numel()) for layer in layers)
+
+    def _forward(self, x: Tensor, attend: Attend, rotation: Tensor | None, maps: tuple[Map, ...]) -> Tensor:
+        qkv, out, up, down = maps
+        x = x + self.norm2(self.attention(self.norm1(x), attend, rotation, (qkv, out)))
+        return x + self.dropout(self._feedforward(x, up, down))
+
+    def _feedforward(self, x: Tensor, up: Map, down: Map) -> Tensor:
+        def part(rows: Tensor) -> Tensor:
+            return down(self.norm4(self.activation(up(self.norm3(rows)))))
+
+        return in_row_blocks(part, x.reshape(-1, x.shape[-1])).view(*x.shape)
 
 
 class TransformerEncoder(TrajectoryEncoder):
@@ -101,6 +124,8 @@ class TransformerEncoder(TrajectoryEncoder):
         norm_feedforward: LayerNorm after the activation (NormFormer).
         head_scaling: One learnt factor per head (NormFormer).
         sigma_reparam: Sigma-reparametrised linear maps in the layers.
+        checkpoint_layers: Keep of every layer only its input for the backward pass and compute the rest again
+            there: a third more computation, for a fraction of the memory. Changes no number.
         keys: Where to read and write, if not under the usual names.
 
     Raises:
@@ -132,6 +157,7 @@ class TransformerEncoder(TrajectoryEncoder):
         norm_feedforward: bool = True,
         head_scaling: bool = True,
         sigma_reparam: bool = True,
+        checkpoint_layers: bool = False,
         keys: TrajectoryKeys | None = None,
     ) -> None:
         _check_sizes(d_model, num_heads, num_layers=num_layers, ff_factor=ff_factor, dropout=dropout)
@@ -140,6 +166,7 @@ class TransformerEncoder(TrajectoryEncoder):
             in_features, d_model, context_length=context_length if window is None else None, keys=keys
         )
         self.num_heads = num_heads
+        self.checkpoint_layers = checkpoint_layers
         self.window = window
         self.sinks = sinks
         self.capacity = context_length if window is None else window + sinks
@@ -177,28 +204,42 @@ class TransformerEncoder(TrajectoryEncoder):
     def advance(self, x: Tensor, step_index: Tensor, starts: Tensor, memory: dict[str, Tensor]) -> Tensor:
         """``[N, E]``, ``[N]``, ``[N]`` -> ``[N, D]``; see `TrajectoryEncoder.advance`."""
         age = memory["age"]
-        shortest, longest = torch.stack(age.aminmax()).tolist()
         with torch.inference_mode(False):
             entries = memory["entries"].to(self._cache_dtype())
-            memory["entries"] = entries = make_room(entries, longest + 1, capacity=self.capacity)
-        if shortest == 0:
-            entries.index_fill_(2, starts.nonzero().squeeze(1), 0)
-        step = CacheStep(entries, age, span=(shortest, longest), capacity=self.capacity, sinks=self.sinks)
-        attends = [step.layer(index) for index in range(len(self.layers))]
-        return self._encode(x.unsqueeze(1), step_index.unsqueeze(1), attends).squeeze(1)
+            memory["entries"] = make_room(entries, int(age.max()) + 1, capacity=self.capacity)
+            moved = sort_rows(memory, capacity=self.capacity)
+        entries = memory["entries"]
+        if moved is not None:
+            order, place = moved
+            x, step_index, age, starts = (value[order] for value in (x, step_index, age, starts))
+        entries.index_fill_(2, starts.nonzero().squeeze(1), 0)
+        step = CacheStep(entries, age, capacity=self.capacity, sinks=self.sinks)
+        if self._prepared is not None and not torch.is_autocast_enabled(x.device.type):
+            x, rotation = self._enter(x, step_index)
+            found = self.norm(self._prepared(x, step, rotation))
+        else:
+            attends = [step.layer(index) for index in range(len(self.layers))]
+            found = self._encode(x.unsqueeze(1), step_index.unsqueeze(1), attends).squeeze(1)
+        return found if moved is None else found[place]
+
+    def _prepare(self) -> PreparedLayers:
+        return PreparedLayers(self.layers)
 
     def _encode(self, x: Tensor, step_index: Tensor, attends: list[Attend]) -> Tensor:
-        x = self.embed(x)
-        rotation = None
-        if self.rotary:
-            rotation = self.positions(step_index).unsqueeze(1)
-        else:
-            self._check_positions(step_index)
-            x = x + self.positions(step_index).to(self.norm.weight.dtype)
-        x = self.dropout(x)
+        x, rotation = self._enter(x, step_index)
+        again = self.checkpoint_layers and torch.is_grad_enabled()
         for layer, attend in zip(self.layers, attends, strict=True):
-            x = layer(x, attend, rotation)
+            run: Callable[..., Tensor] = layer.checkpointed if again else layer  # type: ignore[assignment]
+            x = run(x, attend, rotation)
         return self.norm(x)
+
+    def _enter(self, x: Tensor, step_index: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What the layers begin with, and the angles of rotary positions."""
+        x = self.embed(x)
+        if self.rotary:
+            return self.dropout(x), self.positions(step_index).unsqueeze(1)
+        self._check_positions(step_index)
+        return self.dropout(x + self.positions(step_index).to(self.norm.weight.dtype)), None
 
     def _cache_dtype(self) -> torch.dtype:
         """Of keys and values as attention wants them."""

@@ -1,0 +1,78 @@
+"""The parts that every recipe builds from a configuration: environment, agent, learner, collector."""
+
+from functools import partial
+from typing import Any
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+from tensordict.nn import TensorDictModuleBase
+from torchrl.envs import EnvBase
+
+from yamame.agent import InContextAgent, InContextPolicy
+from yamame.collectors import Collector
+from yamame.runs.hydra import instantiate, parameters_of, plain
+from yamame.runs.learner import Learner
+
+
+def build_env(cfg: DictConfig, *, num_envs: int, seed: int, held_out: bool = False) -> EnvBase:
+    """The environment of the configuration, ``num_envs`` times."""
+    changed = plain(cfg.evaluation.env) if held_out else {}
+    env = instantiate(cfg.env, num_envs=num_envs, seed=seed, device=cfg.device, **changed)
+    trials = cfg.get("trials")
+    return env if trials is None else instantiate(trials, env=env, seed=seed)
+
+
+def build_agent(cfg: DictConfig, env: EnvBase) -> InContextAgent:
+    """The agent of the configuration, fitted to an environment."""
+    return InContextAgent(
+        env.observation_spec,
+        env.full_action_spec["action"],
+        timestep_encoder=instantiate(cfg.timestep_encoder),
+        goal_encoder=instantiate(cfg.goal_encoder),
+        trajectory_encoder=instantiate(cfg.encoder),
+        actor=instantiate(cfg.agent.actor),
+        critic=instantiate(cfg.agent.critic),
+        returns=instantiate(cfg.agent.returns),
+        gammas=cfg.agent.gammas,
+        probability_floor=cfg.agent.probability_floor,
+    ).to(cfg.device)
+
+
+def build_collector(
+    cfg: DictConfig,
+    *,
+    env: EnvBase,
+    policy: InContextPolicy,
+    replay: Any,
+    exploration: TensorDictModuleBase,
+) -> Collector:
+    """The collector of the configuration: it acts in ``env``, or in environments of its own in other processes."""
+    given: dict[str, Any] = {"policy": policy, "replay": replay, "exploration": exploration}
+    if "make_env" in parameters_of(hydra.utils.get_object(cfg.collector._target_)):
+        make_env = partial(build_env, OmegaConf.create({**cfg, "device": "cpu"}))
+        given |= {"make_env": make_env, "num_envs": cfg.schedule.num_envs, "seed": cfg.seed}
+    else:
+        given["env"] = env
+    collector: Collector = instantiate(cfg.collector, **given)
+    return collector
+
+
+def build_learner(cfg: DictConfig, agent: InContextAgent) -> Learner:
+    """The learner of the configuration for an agent."""
+    loss = instantiate(
+        cfg.agent.loss,
+        encoder=agent.encoder,
+        actor=agent.actor,
+        critic=agent.critic,
+        returns=agent.returns,
+        action_space=agent.action_space,
+        gammas=agent.gammas,
+    ).to(cfg.device)
+    return Learner(
+        loss,
+        instantiate(cfg.optimizer, params=[p for p in agent.parameters() if p.requires_grad]),
+        instantiate(cfg.agent.target_updater, loss_module=loss),
+        max_grad_norm=cfg.schedule.max_grad_norm,
+        warmup_updates=cfg.schedule.warmup_updates,
+        autocast=cfg.schedule.autocast,
+    )

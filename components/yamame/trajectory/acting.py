@@ -1,0 +1,108 @@
+"""The Transformer's step for acting: the same network on weights that were prepared once.
+
+Between two changes of the weights every step multiplies by the same matrices, so what does not depend on the
+input is done beforehand: sigma is divided out, and the factor of the attention scores and the learnt factors of
+the heads are multiplied into the projections before and after attention. Dropout is left out.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from yamame.trajectory.attention import SelfAttention
+from yamame.trajectory.cache import CacheStep
+from yamame.trajectory.positions import rotate
+from yamame.trajectory.sigma import SigmaReparamLinear
+
+Normalize = Callable[[Tensor], Tensor]
+_ROWS = 256
+
+
+class PreparedLayer(NamedTuple):
+    """What one layer multiplies by; matrices are ``[in, out]``."""
+
+    norm1: Normalize
+    qkv: Tensor
+    out: Tensor
+    out_bias: Tensor
+    norm2: Normalize
+    norm3: Normalize
+    up: Tensor
+    up_bias: Tensor
+    activation: Callable[[Tensor], Tensor]
+    norm4: Normalize
+    down: Tensor
+    down_bias: Tensor
+
+    def __call__(self, x: Tensor, step: CacheStep, index: int, first: int, rotation: Tensor | None) -> None:
+        """The layer called ``index`` of the cache, ``[n, D]`` in place, of rows from ``first`` on."""
+        parts = torch.mm(self.norm1(x), self.qkv).unflatten(-1, (3, step.num_heads, -1))
+        q, kv = parts[:, 0], parts[:, 1:].transpose(0, 1)
+        if rotation is not None:
+            q, kv = rotate(q, rotation), torch.stack((rotate(kv[0], rotation), kv[1]))
+        found = step.attend(index, q, kv, first).flatten(1)
+        x += self.norm2(torch.addmm(self.out_bias, found, self.out))
+        hidden = self.activation(torch.addmm(self.up_bias, self.norm3(x), self.up))
+        x += torch.addmm(self.down_bias, self.norm4(hidden), self.down)
+
+
+class PreparedLayers:
+    """All layers, for steps of any number of rows.
+
+    Args:
+        layers: The `TransformerLayer` modules. Their weights are copied or referred to, never changed.
+    """
+
+    def __init__(self, layers: Iterable[Any]) -> None:
+        with torch.no_grad():
+            self.layers = [_prepared(layer) for layer in layers]
+
+    def __call__(self, x: Tensor, step: CacheStep, rotation: Tensor | None) -> Tensor:
+        """``[N, D] -> [N, D]``, in place; ``rotation`` ``[N, 1, d]`` turns queries and keys where given."""
+        # What lies between two operations stays in the processor's cache if rows are few.
+        size = _ROWS // step.block_size * step.block_size if x.is_cpu else len(x)
+        for first in range(0, len(x), size):
+            rows = slice(first, first + size)
+            for index, layer in enumerate(self.layers):
+                layer(x[rows], step, index, first, None if rotation is None else rotation[rows])
+        return x
+
+
+def _prepared(layer: Any) -> PreparedLayer:
+    attention: SelfAttention = layer.attention
+    qkv, out = _weight(attention.qkv).clone(), _weight(attention.out)
+    width = out.shape[0]
+    head_size = width // attention.num_heads
+    qkv[:, :width] *= head_size**-0.5
+    if attention.head_scale is not None:
+        out = out * attention.head_scale.view(-1, 1).expand(-1, head_size).reshape(-1, 1)
+    return PreparedLayer(
+        norm1=_normalize(layer.norm1),
+        qkv=qkv,
+        out=out,
+        out_bias=layer.attention.out.bias,
+        norm2=_normalize(layer.norm2),
+        norm3=_normalize(layer.norm3),
+        up=_weight(layer.ff1),
+        up_bias=layer.ff1.bias,
+        activation=layer.activation,
+        norm4=_normalize(layer.norm4),
+        down=_weight(layer.ff2),
+        down_bias=layer.ff2.bias,
+    )
+
+
+def _weight(linear: Any) -> Tensor:
+    """The matrix ``[in, out]`` that multiplies the input of a linear layer."""
+    weight: Tensor = linear.effective_weight() if isinstance(linear, SigmaReparamLinear) else linear.weight
+    return weight.detach().t()
+
+
+def _normalize(norm: Any) -> Normalize:
+    """A LayerNorm without the cost of calling a module."""
+    if not isinstance(norm, nn.LayerNorm):
+        return cast(Normalize, norm)
+    shape, weight, bias, eps = norm.normalized_shape, norm.weight, norm.bias, norm.eps
+    return lambda x: torch.layer_norm(x, shape, weight, bias, eps)

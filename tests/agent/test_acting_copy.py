@@ -1,0 +1,118 @@
+"""The copy that acts decides what the policy decides, and follows the weights that are written into it."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+from yamame.agent import InContextAgent, InContextPolicy
+from yamame.agent.policy import acting_copy
+from yamame.heads import ActorHead, PopArt, make_critic
+from yamame.timestep import MLPGoalEncoder, MLPTimestepEncoder
+from yamame.trajectory import GRUEncoder, TransformerEncoder
+from yamame_envs import MazeRunner
+
+ENCODERS = {
+    "transformer": partial(TransformerEncoder, d_model=16, num_heads=2, num_layers=1, dropout=0.1),
+    "gru": partial(GRUEncoder, hidden_size=8, out_features=8),
+}
+
+
+def make_policy(encoder: str, *, rows: int = 4, gamma_index: int = -1) -> tuple[InContextPolicy, MazeRunner]:
+    torch.manual_seed(0)
+    env = MazeRunner(num_envs=rows, size=7, num_goals=2, seed=3)
+    agent = InContextAgent(
+        env.observation_spec,
+        env.full_action_spec["action"],
+        timestep_encoder=partial(MLPTimestepEncoder, hidden_size=16, out_size=8),
+        goal_encoder=MLPGoalEncoder,
+        trajectory_encoder=ENCODERS[encoder],
+        actor=partial(ActorHead, hidden_size=16),
+        critic=partial(make_critic, hidden_size=16),
+        returns=PopArt,
+        gammas=(0.9, 0.95, 0.99),
+    )
+    return agent.policy(gamma_index=gamma_index), env
+
+
+@torch.no_grad()
+def decide(policy: InContextPolicy, env: MazeRunner, num_steps: int = 30) -> torch.Tensor:
+    """Parameters of the decisions along a rollout of fixed actions."""
+    policy.trajectory_encoder.reset_memory()
+    generator = torch.Generator().manual_seed(0)
+    env.set_seed(3)
+    current, found = env.reset(), []
+    for _ in range(num_steps):
+        scratch = current.copy()
+        context = policy.trajectory_encoder(policy.timestep_encoder(scratch))["context"]
+        found.append(policy._params(context))
+        action = torch.randint(5, (env.batch_size[0],), generator=generator)
+        _, current = env.step_and_maybe_reset(current.set("action", action))
+    return torch.stack(found, 1)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize("num_rows", [4, 1000])
+def test_the_copy_decides_what_the_policy_decides(encoder, num_rows):
+    policy, env = make_policy(encoder)
+    actor = acting_copy(policy, num_rows=num_rows)
+    assert policy.training
+    assert not actor.training
+    # The same products in another order: equal up to rounding.
+    assert torch.allclose(decide(actor, env), decide(copy.deepcopy(policy).eval(), env), atol=1e-5)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize("how", ["write", "load"])
+def test_written_weights_are_followed_and_stay_where_they_lie(encoder, how):
+    policy, env = make_policy(encoder)
+    actor = acting_copy(policy, num_rows=4)
+    old = decide(actor, env)
+    layout = [parameter.stride() for parameter in actor.parameters()]
+    assert layout != [parameter.stride() for parameter in policy.parameters()]
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    if how == "write":
+        TensorDict.from_module(actor).data.update_(TensorDict.from_module(policy).data)
+    else:
+        actor.load_state_dict(policy.state_dict())
+    actor.prepare()
+    assert [parameter.stride() for parameter in actor.parameters()] == layout
+    found = decide(actor, env)
+    assert torch.allclose(found, decide(copy.deepcopy(policy).eval(), env), atol=1e-5)
+    assert not torch.allclose(found, old, atol=1e-3)
+
+
+def test_many_rows_keep_the_layout_and_the_original_is_never_changed():
+    policy, _ = make_policy("transformer")
+    layout = [parameter.stride() for parameter in policy.parameters()]
+    acting_copy(policy, num_rows=4)
+    assert [parameter.stride() for parameter in policy.parameters()] == layout
+    many = acting_copy(policy, num_rows=1000)
+    assert [parameter.stride() for parameter in many.parameters()] == layout
+    assert policy.trajectory_encoder._prepared is None
+    assert all(parameter.requires_grad for parameter in policy.parameters())
+
+
+@pytest.mark.parametrize("gamma_index", [0, 1, -1])
+def test_only_the_parameters_of_the_acting_gamma_are_computed(gamma_index):
+    policy, _ = make_policy("gru", gamma_index=gamma_index)
+    context = torch.randn(6, 8)
+    whole = policy.actor(context)[:, gamma_index]
+    assert torch.allclose(policy._params(context), whole, atol=1e-6)
+    first = policy.actor.num_gammas + gamma_index if gamma_index < 0 else gamma_index
+    with torch.no_grad():
+        last = policy.actor.mlp[-1]
+        last.weight[: first * 5] = torch.nan
+        last.weight[(first + 1) * 5 :] = torch.nan
+    assert torch.allclose(policy._params(context), whole, atol=1e-6)
+
+
+def test_a_copy_of_the_copy_decides_the_same():
+    policy, env = make_policy("transformer")
+    actor = acting_copy(policy, num_rows=4)
+    with set_exploration_type(ExplorationType.DETERMINISTIC):
+        assert torch.allclose(decide(copy.deepcopy(actor), env), decide(actor, env), atol=1e-5)

@@ -1,0 +1,345 @@
+"""Where the time goes in learning, acting and replay, each beside what the machine allows.
+
+    python tools/benchmark.py                                       # everything, one thread
+    python tools/benchmark.py update --lengths 101 513              # one section
+    python tools/benchmark.py acting encoder=gru --json             # any override of the training recipe
+    python tools/benchmark.py update --against HEAD~3               # two revisions, in alternation
+    python tools/benchmark.py update --versus encoder=gru           # two settings, in alternation
+
+On a CPU times are CPU seconds, on a GPU they are taken between CUDA events. The limit of a row is the time that its
+floating-point operations would take at the machine's own matrix product rate, or its bytes at the rate of a copy, both
+measured in the same run. The rest of a row's time is overhead and operations that are no matrix product.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SECTIONS = ("update", "acting", "replay", "pipeline", "memory")
+SIZES = (
+    "env.size=11", "env.num_goals=3", "env.time_limit=250", "encoder.d_model=256", "timestep_encoder.hidden_size=512",
+    "timestep_encoder.out_size=256", "agent.actor.hidden_size=256", "agent.critic.hidden_size=256",
+    "schedule.batch_size=24", "logger=none",
+)  # fmt: skip
+"""The published size of agent on MazeRunner; overrides come after it."""
+LAYERS = {"transformer": ["encoder.num_layers=3"], "gru": ["encoder.hidden_size=256", "encoder.num_layers=3"]}
+
+# From this checkout, whichever revision of the package is measured.
+_SPEED = Path(__file__).parents[1] / "components" / "yamame" / "runs" / "speed.py"
+_spec = importlib.util.spec_from_file_location("speed", _SPEED)
+speed = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(speed)
+
+
+@dataclass
+class Row:
+    """One line of the table: seconds of one ``unit``, and the least it could take."""
+
+    section: str
+    name: str
+    unit: str
+    seconds: float
+    limit: float | None = None
+    note: str = ""
+
+
+class Subject:
+    """An agent, its learner and its environment, built from overrides as the training recipe does."""
+
+    def __init__(self, overrides: list[str], device: str) -> None:
+        from hydra import compose, initialize_config_dir
+        from yamame import conf_dir
+        from yamame.runs.build import build_agent, build_learner
+
+        kind = next((text.split("=")[1] for text in overrides if text.startswith("encoder=")), "transformer")
+        given = [f"device={device}", *SIZES, *LAYERS.get(kind, []), *overrides]
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            self.cfg = compose("train", overrides=given)
+        self.device = device
+        torch.manual_seed(0)
+        self.env = self.make_env(16)
+        self.agent = build_agent(self.cfg, self.env)
+        self.learner = build_learner(self.cfg, self.agent)
+
+    def make_env(self, rows: int) -> Any:
+        """The environment of the configuration."""
+        from yamame.runs.build import build_env
+
+        return build_env(self.cfg, num_envs=rows, seed=0)
+
+    def batch(self, size: int, length: int) -> Any:
+        """Sequences of random play, repeated to the length asked for."""
+        from yamame.replay import pack
+
+        rollout = self.env.rollout(min(length - 1, 64), break_when_any_done=False).exclude("goal_reached")
+        packed = pack(rollout)
+        rows = torch.arange(size) % packed.shape[0]
+        columns = torch.arange(length) % (packed.shape[1] - 1)
+        batch = packed[rows.unsqueeze(-1), columns].contiguous()
+        first = (torch.arange(length) == 0).expand(size, length).unsqueeze(-1)
+        batch["is_init"], batch["mask"] = first.clone(), torch.ones_like(first)
+        batch["step_index"] = torch.arange(length).expand(size, length).unsqueeze(-1).clone()
+        return batch.to(self.device)
+
+
+def update_rows(subject: Subject, clock: Any, machine: Any, lengths: list[int]) -> Iterator[Row]:
+    """One gradient update: whole, and by parts."""
+    from torchrl.modules import set_recurrent_mode
+    from yamame.runs import NonFiniteGuard
+
+    learner, size = subject.learner, subject.cfg.schedule.batch_size
+    guard = NonFiniteGuard(Path(tempfile.mkdtemp()))
+    for length in lengths:
+        batch = subject.batch(size, length)
+
+        def update(batch: Any = batch) -> None:
+            learner.update(batch, guard, step=0, seed=0)
+
+        def encode(batch: Any = batch) -> None:
+            with set_recurrent_mode(True), torch.no_grad():
+                learner.loss.encoder(batch.copy())
+
+        def loss(batch: Any = batch) -> torch.Tensor:
+            out = learner.loss(batch)
+            return torch.stack([value for key, value in out.items() if key.startswith("loss_")]).sum()
+
+        def step() -> None:
+            torch.nn.utils.clip_grad_norm_(subject.agent.parameters(), 1.0)
+            learner.optimizer.step()
+
+        update()
+        with speed.counting_flops() as total:
+            update()
+        rate = machine.product_rate(torch.float32)
+        whole, label = clock.time(update, seconds=2.0), f"{size} x {length}"
+        note = f"{total[0] / 1e9:.1f} GFLOP at {rate / 1e9:.0f} GFLOP/s"
+        yield Row("update", f"{label}, whole", "update", whole, total[0] / rate, note)
+        forward = clock.time(loss)
+        yield Row("update", f"{label}, encoders forward", "update", clock.time(encode))
+        yield Row("update", f"{label}, loss forward, encoders in it", "update", forward)
+        both = clock.time(lambda loss=loss: loss().backward())
+        yield Row("update", f"{label}, backward", "update", both - forward)
+        yield Row("update", f"{label}, clipping and optimizer", "update", clock.time(step))
+        yield Row("update", f"{label}, targets", "update", clock.time(learner.target_updater.step))
+
+
+def acting_rows(subject: Subject, clock: Any, machine: Any, rows: list[int]) -> Iterator[Row]:
+    """Environment steps with the agent's policy, in a collector that keeps what it saw."""
+    from yamame.collectors import SyncCollector
+
+    class Nowhere:
+        def extend(self, data: Any) -> None:
+            """Keeps nothing."""
+
+    for count in rows:
+        env = subject.make_env(count)
+        collector = SyncCollector(env, subject.agent.policy(), Nowhere())
+        collector.collect(count * 40)
+        seconds = clock.time(lambda c=collector, n=count: c.collect(n * 25), seconds=2.0) / (25 * count)
+        alone = subject.make_env(count)
+        state = [alone.reset()]
+
+        def step(alone: Any = alone, state: list = state) -> None:
+            state[0] = alone.step_and_maybe_reset(state[0].set("action", alone.action_spec.rand()))[1]
+
+        with torch.no_grad(), speed.counting_flops() as total:
+            subject.agent.policy().eval()(env.reset())
+        limit = total[0] / count / machine.product_rate(torch.float32)
+        yield Row("acting", f"{count} rows, collected", "environment step", seconds, limit)
+        yield Row("acting", f"{count} rows, environment alone", "environment step", clock.time(step) / count)
+
+
+def replay_rows(subject: Subject, clock: Any, machine: Any) -> Iterator[Row]:
+    """Appending, reading and relabelling whole trajectories."""
+    from yamame.replay import Relabel, TrajectoryReplayBuffer
+
+    size = subject.cfg.schedule.batch_size
+    with tempfile.TemporaryDirectory() as folder:
+        for name, transform in (("read", None), ("read and relabelled", Relabel("some"))):
+            path = Path(folder) / name
+            buffer = TrajectoryReplayBuffer(path=path, capacity=400_000, batch_size=size, transform=transform)
+            data = subject.batch(256, 251).to("cpu")
+            append = clock.time(lambda b=buffer, d=data: b.extend(d), least=5)
+            read = sum(value.nbytes for value in data[:size].values(True, True))
+            rate = machine.copy_rate()
+            if transform is None:
+                yield Row("replay", "256 x 251 appended", "call", append, read * 256 / size / rate)
+            sample = clock.time(buffer.sample, least=20)
+            yield Row("replay", f"{size} x 251 {name}", "batch", sample, read / rate)
+
+
+def pipeline_rows(overrides: list[str]) -> Iterator[Row]:
+    """The training recipe from end to end, evaluations and checkpoints included."""
+    from yamame import conf_dir
+
+    recipe = conf_dir().parent / "recipes" / "train.py"
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable,
+            str(recipe),
+            "logger=none",
+            "run.name=bench",
+            "budget.env_steps=16384",
+            *overrides,
+        ]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+        summary = json.loads((Path(folder) / "runs/bench/summary.json").read_text())
+    note = f"{summary['updates']} updates, {summary['wall_s']:.0f} s wall"
+    yield Row(
+        "pipeline", "training recipe", "environment step", summary["cpu_s"] / summary["env_steps"], None, note
+    )
+
+
+def memory_rows(lengths: list[int], overrides: list[str], device: str) -> Iterator[Row]:
+    """The most memory that one update of one sequence takes, in a process of its own."""
+    for length in lengths:
+        command = [sys.executable, __file__, "--peak", str(length), "--device", device, *overrides]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        megabytes, seconds = json.loads(done.stdout)
+        note = f"{megabytes:.0f} MB beyond the agent itself"
+        yield Row("memory", f"1 x {length}", "update", seconds, None, note)
+
+
+def peak(length: int, overrides: list[str], device: str) -> None:
+    """Prints the megabytes that one update adds to what the process had, and its seconds."""
+    from yamame.runs import NonFiniteGuard
+
+    subject = Subject(overrides, device)
+    guard = NonFiniteGuard(Path(tempfile.mkdtemp()))
+    subject.learner.update(subject.batch(1, 16), guard, step=0, seed=0)
+    batch = subject.batch(1, length)
+    before, start = used(device), time.process_time()
+    subject.learner.update(batch, guard, step=0, seed=0)
+    print(json.dumps([(used(device) - before) / 2**20, time.process_time() - start]))
+
+
+def used(device: str) -> float:
+    """Bytes that this process has held at the same time so far."""
+    if device.startswith("cuda"):
+        return float(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+
+
+def measure(options: argparse.Namespace) -> Iterator[Row]:
+    """All rows that were asked for."""
+    clock = speed.Clock(options.device)
+    machine = speed.Machine(options.device, clock)
+    for dtype in (torch.float32, torch.bfloat16):
+        rate, kind = machine.product_rate(dtype), str(dtype).removeprefix("torch.")
+        yield Row(
+            "machine", f"matrix product, {kind}", "GFLOP", 1e9 / rate, None, f"{rate / 1e9:.0f} GFLOP/s"
+        )
+    rate = machine.copy_rate()
+    yield Row("machine", "copy", "GB", 1e9 / rate, None, f"{rate / 1e9:.1f} GB/s")
+    wanted = set(options.sections)
+    if wanted & {"update", "acting", "replay"}:
+        subject = Subject(options.overrides, options.device)
+    if "update" in wanted:
+        yield from update_rows(subject, clock, machine, options.lengths)
+    if "acting" in wanted:
+        yield from acting_rows(subject, clock, machine, options.rows)
+    if "replay" in wanted:
+        yield from replay_rows(subject, clock, machine)
+    if "pipeline" in wanted:
+        yield from pipeline_rows(options.overrides)
+    if "memory" in wanted:
+        yield from memory_rows(options.memory_lengths, options.overrides, options.device)
+
+
+def rounds(options: argparse.Namespace) -> list[list[Row]]:
+    """Rows of both sides of a comparison, every side measured several times, in turn."""
+    settings = ["--device", options.device, "--threads", str(options.threads), "--json"]
+    for name in ("lengths", "memory_lengths", "rows"):
+        settings += [f"--{name.replace('_', '-')}", *map(str, getattr(options, name))]
+    sides: list[list[list[Row]]] = [[], []]
+    with tempfile.TemporaryDirectory() as folder:
+        other = {**os.environ}
+        if options.against:
+            subprocess.run(["git", "worktree", "add", "--detach", folder, options.against], check=True)
+            other["PYTHONPATH"] = f"{folder}/components{os.pathsep}{folder}/envs"
+        try:
+            for _ in range(options.rounds):
+                for side, env, more in ((0, other, []), (1, {**os.environ}, options.versus)):
+                    what = [*options.sections, *options.overrides, *more]
+                    command = [sys.executable, __file__, *what, *settings]
+                    done = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True)
+                    sides[side].append([Row(**row) for row in json.loads(done.stdout)])
+        finally:
+            if options.against:
+                subprocess.run(["git", "worktree", "remove", "--force", folder], check=True)
+    return [[middle(list(same)) for same in zip(*side, strict=True)] for side in sides]
+
+
+def middle(same: list[Row]) -> Row:
+    """The row of median time among several measurements of it."""
+    return sorted(same, key=lambda row: row.seconds)[len(same) // 2]
+
+
+def show(rows: list[Row], before: list[Row] | None) -> None:
+    """Prints the table."""
+    print("| section | what | time | of the limit | note |" + (" before | times faster |" if before else ""))
+    print("|---" * (7 if before else 5) + "|")
+    for index, row in enumerate(rows):
+        share = "" if row.limit is None else f"{row.limit / row.seconds:.0%}"
+        cells = [row.section, row.name, f"{readable(row.seconds)} / {row.unit}", share, row.note]
+        if before:
+            cells += [readable(before[index].seconds), f"{before[index].seconds / row.seconds:.2f}"]
+        print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def readable(seconds: float) -> str:
+    """A time with its unit."""
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
+        if seconds * factor >= 1 or unit == "us":
+            return f"{seconds * factor:.3g} {unit}"
+    raise AssertionError
+
+
+def main() -> None:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", nargs="*", help="sections, and overrides of the training recipe")
+    parser.add_argument("--lengths", nargs="+", type=int, default=[101, 513], help="of the updates")
+    parser.add_argument("--memory-lengths", nargs="+", type=int, default=[1025, 10001])
+    parser.add_argument("--rows", nargs="+", type=int, default=[16, 256], help="that act")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="prints JSON instead of a table")
+    parser.add_argument("--against", help="a git revision to compare with")
+    parser.add_argument("--versus", nargs="+", default=[], help="overrides to compare those given with")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each side of a comparison")
+    parser.add_argument("--peak", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.overrides = [text for text in options.what if "=" in text]
+    options.sections = [text for text in options.what if "=" not in text] or list(SECTIONS)
+    unknown = set(options.sections) - set(SECTIONS)
+    if unknown:
+        parser.error(f"unknown section {sorted(unknown)[0]!r}; there are {', '.join(SECTIONS)}")
+    torch.set_num_threads(options.threads)
+    if options.peak:
+        peak(options.peak, options.overrides, options.device)
+    elif options.against or options.versus:
+        before, after = rounds(options)
+        show(after, before)
+    elif options.json:
+        print(json.dumps([asdict(row) for row in measure(options)]))
+    else:
+        show(list(measure(options)), None)
+
+
+if __name__ == "__main__":
+    main()
