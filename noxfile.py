@@ -24,6 +24,14 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def suites(session: nox.Session) -> None:
+    session.install("-e", ".[dev,suites]")
+    session.run("python", "-W", "ignore", "-c", "import ale_py, crafter, metaworld, minigrid, mujoco, popgym")
+    files = ("tests/envs/suites", "tests/envs/test_contract.py", "tests/recipes/test_every_env.py")
+    session.run("pytest", "-m", "not slow and not gpu", *(session.posargs or files))
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     session.install(*pinned("ruff"))
     session.run("ruff", "check")
@@ -51,3 +59,9 @@ def wheel(session: nox.Session) -> None:
     session.chdir(dist)
     session.run("python", "-c", "import yamame; assert (yamame.conf_dir() / 'train.yaml').is_file()")
     session.run("python", "-m", "yamame.recipes.train", "--help", silent=True)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    session.install("-e", ".[dev]")
+    session.run("python", "tools/benchmark.py", *session.posargs)

@@ -8,29 +8,29 @@
 The run lives in <run.root>/<run.name>: checkpoints, replay, config.yaml, summary.json. Its metrics are in MLflow.
 Collecting and learning alternate: after every `schedule.steps_per_iteration` environment steps the learner makes as
 many updates as `schedule.updates_per_step` allows. All state between two updates is in the checkpoint, so that on a
-CPU a killed and resumed run ends with the same parameters, bit for bit, as one that was never stopped.
+CPU a killed and resumed run ends with the same parameters, bit for bit, as one that was never stopped (with
+`collector=sync`; `collector=async` acts beside the learner and never plays the same run twice).
 """
 
 import shutil
-import statistics
-from collections import deque
-from collections.abc import Mapping
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
-from torchrl.envs import Compose, EnvBase
+from torchrl.envs import Compose
 from yamame import runs
-from yamame.agent import InContextAgent
 from yamame.evaluation import EvaluationResult, evaluate, film
+from yamame.runs.build import build_agent, build_collector, build_env, build_learner
 from yamame.runs.hydra import instantiate, main, objective, plain, run_name
 from yamame.runs.summary import Status
 
 
 def train(cfg: DictConfig) -> float:
     """The recipe: success on held-out tasks, or the mean return where an environment knows no success."""
+    runs.keep_freed_memory()
     try:
         runs.seed_everything(cfg.seed)
         parts = Parts(cfg)
@@ -51,77 +51,23 @@ class Parts:
     def __init__(self, cfg: DictConfig) -> None:
         self.config = plain(cfg)
         self.budget = runs.Budget(**self.config["budget"])
-        self.env = instantiate(cfg.env, num_envs=cfg.schedule.num_envs, seed=cfg.seed, device=cfg.device)
+        self.env = build_env(cfg, num_envs=cfg.schedule.num_envs, seed=cfg.seed)
         self.has_goals = {"goal", "achieved", "achieved_mask"} <= set(self.env.observation_spec.keys())
         if cfg.relabel.strategy != "none" and not self.has_goals:
             name = type(self.env).__name__
             raise runs.UsageError(
                 f"relabel.strategy={cfg.relabel.strategy}: {name} has no goals to relabel; set relabel=none"
             )
-        self.held_out = instantiate(cfg.env, num_envs=cfg.evaluation.num_episodes, device=cfg.device)
+        # Where rows cost a lot, fewer of them play the held-out tasks, in rounds.
+        rows = min(cfg.evaluation.num_envs or cfg.evaluation.num_episodes, cfg.evaluation.num_episodes)
+        self.held_out = build_env(cfg, num_envs=rows, seed=cfg.evaluation.seed, held_out=True)
         self.agent = build_agent(cfg, self.env)
         self.learner = build_learner(cfg, self.agent)
         self.exploration = instantiate(cfg.exploration, action_space=self.agent.action_space)
-        # Relabelling sees whole trajectories; windows are cut afterwards.
-        relabel = [instantiate(cfg.relabel)] if self.has_goals else []
-        self.transform = Compose(*relabel, instantiate(cfg.window))
+        # Relabelling sees whole trajectories; windows are cut, and rows filled up, afterwards.
+        nodes = [cfg.relabel if self.has_goals else None, cfg.window, cfg.packing]
+        self.transform = Compose(*(instantiate(node) for node in nodes if node is not None))
         self.tracker: runs.Tracker = instantiate(cfg.logger)
-
-
-def build_agent(cfg: DictConfig, env: EnvBase) -> InContextAgent:
-    """The agent of the configuration, fitted to an environment."""
-    return InContextAgent(
-        env.observation_spec,
-        env.full_action_spec["action"],
-        timestep_encoder=instantiate(cfg.timestep_encoder),
-        goal_encoder=instantiate(cfg.goal_encoder),
-        trajectory_encoder=instantiate(cfg.encoder),
-        actor=instantiate(cfg.agent.actor),
-        critic=instantiate(cfg.agent.critic),
-        returns=instantiate(cfg.agent.returns),
-        gammas=cfg.agent.gammas,
-        probability_floor=cfg.agent.probability_floor,
-    ).to(cfg.device)
-
-
-def build_learner(cfg: DictConfig, agent: InContextAgent) -> runs.Learner:
-    """The learner of the configuration for an agent."""
-    loss = instantiate(
-        cfg.agent.loss,
-        encoder=agent.encoder,
-        actor=agent.actor,
-        critic=agent.critic,
-        returns=agent.returns,
-        action_space=agent.action_space,
-        gammas=agent.gammas,
-    ).to(cfg.device)
-    return runs.Learner(
-        loss,
-        instantiate(cfg.optimizer, params=[p for p in agent.parameters() if p.requires_grad]),
-        instantiate(cfg.agent.target_updater, loss_module=loss),
-        max_grad_norm=cfg.schedule.max_grad_norm,
-        warmup_updates=cfg.schedule.warmup_updates,
-    )
-
-
-class Progress:
-    """How far a run is: counted, saved and restored as one."""
-
-    def __init__(self) -> None:
-        self.env_steps = 0
-        self.updates = 0
-        self.evaluated_at = 0
-        self.saved_at = 0
-        self.outcomes: deque[float] = deque(maxlen=100)
-        self.curve: list[dict[str, float]] = []
-
-    def state_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {**vars(self), "outcomes": list(self.outcomes), "curve": [dict(p) for p in self.curve]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores `state_dict`."""
-        vars(self).update(state, outcomes=deque(state["outcomes"], maxlen=100))
 
 
 class Training:
@@ -130,7 +76,7 @@ class Training:
     def __init__(self, cfg: DictConfig, parts: Parts, run: runs.RunDirectory) -> None:
         self.cfg, self.parts, self.directory = cfg, parts, run
         self.budget, self.tracker, self.learner = parts.budget, parts.tracker, parts.learner
-        self.progress = Progress()
+        self.progress = runs.Progress()
         self.costs = runs.CostMeter()
         self.guard = runs.NonFiniteGuard(run.path)
         self.checkpoints = runs.Checkpointer(
@@ -148,12 +94,8 @@ class Training:
             owner=run.path.name,
             resume=resumed,
         )
-        self.collector = instantiate(
-            cfg.collector,
-            env=parts.env,
-            policy=self.policy,
-            replay=self.replay,
-            exploration=parts.exploration,
+        self.collector = build_collector(
+            cfg, env=parts.env, policy=self.policy, replay=self.replay, exploration=parts.exploration
         )
         if resumed:
             self.checkpoints.load(self.components())
@@ -188,8 +130,16 @@ class Training:
             status = runs.run_status(error)
             raise
         finally:
+            self.close()
             self.report(status)
         return objective(score(result))
+
+    def close(self) -> None:
+        """Ends the processes of environments, if there are any."""
+        self.collector.shutdown()
+        for env in (self.parts.env, self.parts.held_out):
+            if not env.is_closed:
+                env.close()
 
     def loop(self) -> None:
         """Alternates collecting and learning."""
@@ -203,7 +153,7 @@ class Training:
                 bar.update(
                     env_steps=progress.env_steps,
                     updates=progress.updates,
-                    success=statistics.fmean(progress.outcomes) if progress.outcomes else None,
+                    success=progress.outcome,
                     loss=metrics.get("train/loss"),
                 )
                 self.evaluate_and_save()
@@ -230,8 +180,9 @@ class Training:
                 )
         episodes = self.collector.collect(num_steps)
         self.progress.env_steps += episodes.num_steps
+        self.progress.aborted += episodes.num_aborted
         outcomes = episodes.returns if episodes.success is None else episodes.success.float()
-        self.progress.outcomes.extend(outcomes.tolist())
+        self.progress.add_outcomes(outcomes.tolist())
 
     def learn(self) -> dict[str, float]:
         """Makes the updates that are due; returns the means of their metrics."""
@@ -247,8 +198,11 @@ class Training:
         made = [metrics for metrics in made if metrics]
         means = {key: torch.stack([m[key].float() for m in made]).mean() for key in (made[0] if made else ())}
         metrics = {f"train/{key}": float(value) for key, value in means.items()}
-        outcomes = self.progress.outcomes
-        return metrics | ({"train/outcome": statistics.fmean(outcomes)} if outcomes else {})
+        if self.progress.outcome is not None:
+            metrics["train/outcome"] = self.progress.outcome
+        if self.progress.aborted:
+            metrics["train/aborted_episodes"] = float(self.progress.aborted)
+        return metrics
 
     def evaluate_and_save(self) -> None:
         """Evaluates and checkpoints when their intervals have passed."""
@@ -262,7 +216,14 @@ class Training:
     def evaluate(self) -> EvaluationResult:
         """Plays one complete episode of every held-out task."""
         setting, curve, step = self.cfg.evaluation, self.progress.curve, self.progress.env_steps
-        result = evaluate(self.policy, self.parts.held_out, greedy=setting.greedy, seed=setting.seed)
+        result = evaluate(
+            self.policy,
+            self.parts.held_out,
+            num_episodes=setting.num_episodes,
+            greedy=setting.greedy,
+            max_steps=setting.max_steps,
+            seed=setting.seed,
+        )
         summary = result.summary()
         if not curve or curve[-1]["env_steps"] < step:
             curve.append({"env_steps": step, **summary})
@@ -279,19 +240,35 @@ class Training:
 
     def artifacts(self) -> None:
         """Hands the tracker what a person wants to look at."""
-        path, curve, setting = self.directory.path, self.progress.curve, self.cfg.evaluation
+        path, curve = self.directory.path, self.progress.curve
         name = "success" if "success_mean" in curve[-1] else "return"
         columns = ("env_steps", f"{name}_mean", f"{name}_low", f"{name}_high")
         line = [[point[column] for point in curve] for column in columns]
         self.tracker.log_artifact(runs.learning_curve(path / "curve.png", {path.name: line}, y_label=name))
-        env = instantiate(self.cfg.env, num_envs=1, device=self.cfg.device)
-        if callable(getattr(env, "render", None)):
-            frames = film(self.policy, env, num_episodes=4, greedy=setting.greedy, seed=setting.seed)
-            self.tracker.log_artifact(runs.write_gif(path / "episodes.gif", frames))
+        self.film(path / "episodes.gif")
         self.tracker.log_table("evaluation.json", {key: [point[key] for point in curve] for key in curve[-1]})
         self.tracker.log_artifact(path / "config.yaml")
         for checkpoint in {self.checkpoints.last, self.checkpoints.best} - {None}:
             self.tracker.log_artifact(checkpoint, folder="checkpoints")
+
+    def film(self, path: Path) -> None:
+        """Films the agent on held-out tasks, where the environment has a picture."""
+        setting = self.cfg.evaluation
+        env = build_env(self.cfg, num_envs=1, seed=setting.seed, held_out=True)
+        try:
+            frames = film(
+                self.policy,
+                env,
+                num_episodes=4,
+                max_frames=setting.film_frames,
+                greedy=setting.greedy,
+                seed=setting.seed,
+            )
+            self.tracker.log_artifact(runs.write_gif(path, frames))
+        except NotImplementedError as error:
+            print(f"no film: {error}", file=sys.stderr)
+        finally:
+            env.close()
 
     def report(self, status: Status) -> None:
         """Writes summary.json and shows it; the path is the last line."""
