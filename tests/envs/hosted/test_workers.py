@@ -307,7 +307,11 @@ def test_a_hosted_environment_defined_in_a_script_can_be_played_there(tmp_path):
         "    print(outcome.leaves[0], outcome.faults)\n"
     )
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, str(tmp_path / "script.py")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert (done.stdout, done.stderr) == ("[[1.]] {}\n", "")
 
