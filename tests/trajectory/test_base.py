@@ -10,10 +10,13 @@ from torchrl.modules import set_recurrent_mode
 from torchrl.objectives import LossModule
 from yamame.trajectory import (
     GRUEncoder,
+    LinearRecurrentEncoder,
+    LSTMEncoder,
     MemorylessEncoder,
     TrajectoryEncoder,
     TrajectoryKeys,
     TransformerEncoder,
+    WindowEncoder,
     segment_positions,
     segment_starts,
 )
@@ -23,9 +26,12 @@ MAKE = {
         3, d_model=8, num_heads=2, num_layers=2, dropout=0.0, **kw
     ),
     "gru": lambda **kw: GRUEncoder(3, hidden_size=8, out_features=8, **kw),
+    "lstm": lambda **kw: LSTMEncoder(3, hidden_size=8, out_features=8, **kw),
+    "linear_recurrent": lambda **kw: LinearRecurrentEncoder(3, d_model=8, **kw),
+    "window": lambda **kw: WindowEncoder(3, window=5, d_model=8, **kw),
     "memoryless": lambda **kw: MemorylessEncoder(3, d_model=8, **kw),
 }
-REMEMBERING = ["transformer", "gru"]
+REMEMBERING = [name for name in MAKE if name != "memoryless"]
 every = pytest.mark.parametrize("name", MAKE)
 remembering = pytest.mark.parametrize("name", REMEMBERING)
 

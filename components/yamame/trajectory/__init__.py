@@ -5,7 +5,11 @@ from yamame.trajectory.base import TrajectoryKeys as TrajectoryKeys
 from yamame.trajectory.base import segment_positions as segment_positions
 from yamame.trajectory.base import segment_starts as segment_starts
 from yamame.trajectory.gru import GRUEncoder as GRUEncoder
+from yamame.trajectory.linear_recurrent import LinearRecurrentEncoder as LinearRecurrentEncoder
+from yamame.trajectory.lstm import LSTMEncoder as LSTMEncoder
+from yamame.trajectory.mamba import MambaEncoder as MambaEncoder
 from yamame.trajectory.memoryless import MemorylessEncoder as MemorylessEncoder
 from yamame.trajectory.sigma import SigmaReparamLinear as SigmaReparamLinear
 from yamame.trajectory.sigma import folded_weights as folded_weights
 from yamame.trajectory.transformer import TransformerEncoder as TransformerEncoder
+from yamame.trajectory.window import WindowEncoder as WindowEncoder

@@ -2,7 +2,8 @@
 
 Between two changes of the weights every step multiplies by the same matrices, so what does not depend on the
 input is done beforehand: sigma is divided out, and the factor of the attention scores and the learnt factors of
-the heads are multiplied into the projections before and after attention. Dropout is left out.
+the heads are multiplied into the projections before and after attention. Dropout is left out. In a lower precision
+the matrices, their products and what they are multiplied with are rounded; sums over layers stay in float32.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,6 +24,7 @@ _ROWS = 256
 class PreparedLayer(NamedTuple):
     """What one layer multiplies by; matrices are ``[in, out]``."""
 
+    num_heads: int
     norm1: Normalize
     qkv: Tensor
     out: Tensor
@@ -38,13 +40,14 @@ class PreparedLayer(NamedTuple):
 
     def __call__(self, x: Tensor, step: CacheStep, index: int, first: int, rotation: Tensor | None) -> None:
         """The layer called ``index`` of the cache, ``[n, D]`` in place, of rows from ``first`` on."""
-        parts = torch.mm(self.norm1(x), self.qkv).unflatten(-1, (3, step.num_heads, -1))
+        dtype = self.qkv.dtype
+        parts = torch.mm(self.norm1(x).to(dtype), self.qkv).unflatten(-1, (3, self.num_heads, -1))
         q, kv = parts[:, 0], parts[:, 1:].transpose(0, 1)
         if rotation is not None:
             q, kv = rotate(q, rotation), torch.stack((rotate(kv[0], rotation), kv[1]))
         found = step.attend(index, q, kv, first).flatten(1)
         x += self.norm2(torch.addmm(self.out_bias, found, self.out))
-        hidden = self.activation(torch.addmm(self.up_bias, self.norm3(x), self.up))
+        hidden = self.activation(torch.addmm(self.up_bias, self.norm3(x).to(dtype), self.up))
         x += torch.addmm(self.down_bias, self.norm4(hidden), self.down)
 
 
@@ -53,11 +56,13 @@ class PreparedLayers:
 
     Args:
         layers: The `TransformerLayer` modules. Their weights are copied or referred to, never changed.
+        dtype: Of the products and of the cache; None for that of the weights.
     """
 
-    def __init__(self, layers: Iterable[Any]) -> None:
+    def __init__(self, layers: Iterable[Any], dtype: torch.dtype | None = None) -> None:
         with torch.no_grad():
-            self.layers = [_prepared(layer) for layer in layers]
+            self.layers = [_prepared(layer, dtype) for layer in layers]
+        self.dtype = self.layers[0].qkv.dtype
 
     def __call__(self, x: Tensor, step: CacheStep, rotation: Tensor | None) -> Tensor:
         """``[N, D] -> [N, D]``, in place; ``rotation`` ``[N, 1, d]`` turns queries and keys where given."""
@@ -70,7 +75,7 @@ class PreparedLayers:
         return x
 
 
-def _prepared(layer: Any) -> PreparedLayer:
+def _prepared(layer: Any, dtype: torch.dtype | None) -> PreparedLayer:
     attention: SelfAttention = layer.attention
     qkv, out = _weight(attention.qkv).clone(), _weight(attention.out)
     width = out.shape[0]
@@ -78,19 +83,21 @@ def _prepared(layer: Any) -> PreparedLayer:
     qkv[:, :width] *= head_size**-0.5
     if attention.head_scale is not None:
         out = out * attention.head_scale.view(-1, 1).expand(-1, head_size).reshape(-1, 1)
+    dtype = qkv.dtype if dtype is None else dtype
     return PreparedLayer(
+        num_heads=attention.num_heads,
         norm1=_normalize(layer.norm1),
-        qkv=qkv,
-        out=out,
-        out_bias=layer.attention.out.bias,
-        norm2=_normalize(layer.norm2),
+        qkv=qkv.to(dtype),
+        out=out.to(dtype),
+        out_bias=layer.attention.out.bias.to(dtype),
+        norm2=_normalize(layer.norm2, dtype),
         norm3=_normalize(layer.norm3),
-        up=_weight(layer.ff1),
-        up_bias=layer.ff1.bias,
+        up=_weight(layer.ff1).to(dtype),
+        up_bias=layer.ff1.bias.to(dtype),
         activation=layer.activation,
-        norm4=_normalize(layer.norm4),
-        down=_weight(layer.ff2),
-        down_bias=layer.ff2.bias,
+        norm4=_normalize(layer.norm4, dtype),
+        down=_weight(layer.ff2).to(dtype),
+        down_bias=layer.ff2.bias.to(dtype),
     )
 
 
@@ -100,9 +107,10 @@ def _weight(linear: Any) -> Tensor:
     return weight.detach().t()
 
 
-def _normalize(norm: Any) -> Normalize:
-    """A LayerNorm without the cost of calling a module."""
+def _normalize(norm: Any, dtype: torch.dtype | None = None) -> Normalize:
+    """A LayerNorm, of inputs of ``dtype`` if not of the weights', without the cost of calling a module."""
     if not isinstance(norm, nn.LayerNorm):
         return cast(Normalize, norm)
-    shape, weight, bias, eps = norm.normalized_shape, norm.weight, norm.bias, norm.eps
+    shape, eps = norm.normalized_shape, norm.eps
+    weight, bias = (part if dtype is None else part.to(dtype) for part in (norm.weight, norm.bias))
     return lambda x: torch.layer_norm(x, shape, weight, bias, eps)

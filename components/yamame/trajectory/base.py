@@ -88,6 +88,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
         self.out_keys = [keys.context]
         self._memory: dict[str, Tensor] | None = None
         self._prepared: Any = None
+        self._compute_dtype: torch.dtype | None = None
 
     @abstractmethod
     def parallel(self, x: Tensor, step_index: Tensor, starts: Tensor) -> Tensor:
@@ -143,16 +144,24 @@ class TrajectoryEncoder(TensorDictModuleBase):
         memory["age"].add_(1).masked_fill_(starts, 0)
         return self.advance(x, memory["age"] if step_index is None else step_index, starts, memory)
 
-    def prepare(self) -> None:
+    def prepare(self, dtype: torch.dtype | None = None) -> None:
         """Makes steps in eval mode cheaper by deriving once what every one of them would derive from the weights.
 
         A promise of the caller: weights do not change before the next `prepare`. Loading a state, training mode
         and moving to another device or dtype undo it; copies and pickles are not prepared.
+
+        Args:
+            dtype: Of the matrix products of steps and of what they remember by the timestep; None for that of the
+                weights. An encoder without a faster way to compute in it goes on in the dtype of its weights.
         """
+        self._compute_dtype = dtype
         self._prepared = None if self.training else self._prepare()
 
     def _prepare(self) -> Any:
-        """What `advance` shall find in ``_prepared``, in a subclass that has any use for it."""
+        """What `advance` shall find in ``_prepared``, in a subclass that has any use for it.
+
+        Its products are to be in ``_compute_dtype``, unless that is None.
+        """
         return None
 
     def train(self, mode: bool = True) -> Self:

@@ -1,10 +1,11 @@
 """Keys and values of acting rows: a ring buffer in which every row has its own place.
 
-``entries`` is ``[layers, 2, N, H, slots, d]`` (keys, values). A row's timestep of age a (its a-th since its
-start) goes to slot a, and past the capacity to the slots in turn, so that the oldest is overwritten; the
-first ``sinks`` slots are never overwritten. Nothing is shifted, and no step touches more than the slots in
-use: the buffer grows by doubling, queries read up to the largest slot in use, and a row is wiped when it
-starts (weights of zero would not hide a stale NaN).
+``entries`` is ``[layers, 2, N, G, slots, w]`` (keys, values): in float32 each of the H heads is a group of its own
+(G = H, w = d), in lower precision several heads lie side by side in one. A row's timestep of age a (its a-th since
+its start) goes to slot a, and past the capacity to the slots in turn, so that the oldest is overwritten; the first
+``sinks`` slots are never overwritten. Nothing is shifted, and no step touches more than the slots in use: the buffer
+grows by doubling, queries read up to the largest slot in use, and a row is wiped when it starts (weights of zero
+would not hide a stale NaN).
 """
 
 from contextlib import nullcontext
@@ -19,6 +20,30 @@ _SMALLEST = 32
 _BLOCK = 32
 _MOVING = 3
 """What moving an entry costs, in entries read."""
+_SHARED = 8
+"""Most heads in a group."""
+_ROUND = 16
+"""Slots read in low precision are a multiple of this, and of about their number divided by it."""
+
+
+def num_groups(num_heads: int, dtype: torch.dtype) -> int:
+    """How many groups the heads form in a cache of ``dtype``.
+
+    Products for a single query leave most of the processor's multipliers for low precision idle. Heads that lie side
+    by side are one product, in which each of their queries is zero where the others' keys are: as fast as if it
+    were one head, and it reads the cache in longer pieces.
+    """
+    if dtype.itemsize >= 4:
+        return num_heads
+    return num_heads // max(size for size in range(1, _SHARED + 1) if num_heads % size == 0)
+
+
+def arrange(entries: Tensor, groups: int, head_size: int, dtype: torch.dtype) -> Tensor:
+    """``entries`` in ``groups`` groups and in ``dtype``: themselves where they are so, else a copy."""
+    if entries.shape[3] != groups:
+        heads = entries.unflatten(-1, (-1, head_size)).transpose(-2, -3).flatten(3, 4)
+        entries = heads.unflatten(3, (groups, -1)).transpose(-2, -3).flatten(-2).contiguous()
+    return entries.to(dtype)
 
 
 def make_room(entries: Tensor, slots: int, *, capacity: int | None) -> Tensor:
@@ -41,7 +66,7 @@ def sort_rows(memory: dict[str, Tensor], *, capacity: int | None) -> tuple[Tenso
     they began never need it.
 
     Args:
-        memory: ``age`` ``[N]``, ``entries`` ``[layers, 2, N, H, slots, d]`` whose rows are in the cache's order,
+        memory: ``age`` ``[N]``, ``entries`` ``[layers, 2, N, G, slots, w]`` whose rows are in the cache's order,
             and its own ``place`` ``[N]``, where each acting row lies, and ``waste``.
         capacity: Number of slots from which on the oldest is overwritten; None for never.
 
@@ -78,22 +103,23 @@ class CacheStep:
     """One acting step on a cache, the same for every layer: where its entries go and what its queries see.
 
     Args:
-        entries: ``[layers, 2, N, H, slots, d]``, with room for this step.
+        entries: ``[layers, 2, N, G, slots, w]``, with room for this step.
         age: ``[N]`` int64, how many timesteps each row remembers from before this one.
         capacity: Number of slots from which on the oldest is overwritten; None for never.
         sinks: How many of the first slots are never overwritten.
     """
 
     def __init__(self, entries: Tensor, age: Tensor, *, capacity: int | None, sinks: int) -> None:
-        num_rows, num_heads, slots = entries.shape[2:5]
-        self.entries, self.num_heads = entries, num_heads
+        num_rows, groups, slots = entries.shape[2:5]
+        self.entries = entries
         slot = age
         if capacity is not None:
             slot = torch.where(age < capacity, age, sinks + (age - sinks) % (capacity - sinks))
-        first = torch.arange(0, 2 * num_rows * num_heads * slots, slots, device=age.device)
-        self.place = first.view(2, num_rows, num_heads) + slot.unsqueeze(1)
+        first = torch.arange(0, 2 * num_rows * groups * slots, slots, device=age.device)
+        self.place = first.view(2, num_rows, groups) + slot.unsqueeze(1)
         self.block_size = _BLOCK if entries.is_cpu else num_rows
-        self.blocks = [Block(part, capacity) for part in age.split(self.block_size)]
+        low = entries.dtype.itemsize < 4
+        self.blocks = [Block(part, capacity, slots if low else None) for part in age.split(self.block_size)]
 
     def attend(self, index: int, q: Tensor, kv: Tensor, first: int = 0) -> Tensor:
         """What the queries of one layer find once its new keys and values are stored.
@@ -134,22 +160,45 @@ class Block:
     Args:
         age: ``[n]``.
         capacity: As for `CacheStep`.
+        slots: How many there are, where somewhat more may be read so that few different lengths occur: kernels for
+            low precision are compiled for every length. None to read no more than is used.
     """
 
-    def __init__(self, age: Tensor, capacity: int | None) -> None:
+    def __init__(self, age: Tensor, capacity: int | None, slots: int | None = None) -> None:
         self.num_rows = len(age)
         shortest, longest = torch.stack(age.aminmax()).tolist()
         self.used = (longest if capacity is None else min(longest, capacity - 1)) + 1
+        if slots is not None:
+            piece = max(_ROUND, 2 ** self.used.bit_length() // _ROUND)
+            self.used = min(-(-self.used // piece) * piece, slots)
         self.hidden: Tensor | None = None
         if shortest < self.used - 1:
             unused = torch.arange(self.used, device=age.device) > age.unsqueeze(1)
             self.hidden = unused.view(self.num_rows, 1, 1, self.used)
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """``[n, H, d]``, ``[n, H, slots, d]`` twice -> ``[n, H, d]``."""
+        """``[n, H, d]``, ``[n, G, slots, w]`` twice -> ``[n, H, d]``."""
         # Two plain products read the cache once each, which a fused kernel for single queries does no better.
         keys, values = keys.flatten(0, 1)[:, : self.used], values.flatten(0, 1)[:, : self.used]
+        if keys.dtype.itemsize < 4:
+            return self._attend_in_groups(q, keys, values)
         scores = torch.bmm(q.reshape(-1, 1, q.shape[-1]), keys.transpose(1, 2))
         if self.hidden is not None:
             scores.view(*q.shape[:2], 1, -1).masked_fill_(self.hidden, -torch.inf)
         return torch.bmm(scores.softmax(-1), values).view(q.shape)
+
+    def _attend_in_groups(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """``[n, H, d]``, ``[n * G, slots, w]`` twice -> ``[n, H, d]``; scores and weights in float32."""
+        groups, head_size = len(keys), q.shape[-1]
+        q = q.reshape(groups, -1, head_size)
+        shared = q.shape[1]
+        # Every head's query among zeros, and of what the weights of one head find the part of that head.
+        apart = q.new_zeros(groups, shared, head_size, shared)
+        apart.diagonal(dim1=1, dim2=3).copy_(q.transpose(1, 2))
+        scores = torch.bmm(keys, apart.flatten(1, 2)).transpose(1, 2)
+        scores = scores.to(torch.float32, memory_format=torch.contiguous_format)
+        if self.hidden is not None:
+            scores.view(self.num_rows, -1, 1, self.used).masked_fill_(self.hidden, -torch.inf)
+        found = torch.bmm(scores.softmax(-1).to(values.dtype), values)
+        found = found.view(groups, shared, shared, head_size).diagonal(dim1=1, dim2=2)
+        return found.transpose(1, 2).reshape(self.num_rows, -1, head_size)

@@ -5,9 +5,10 @@ Source: Cho et al., arXiv 1406.1078; layout (GRU, linear map, LayerNorm) as in A
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
-from yamame.trajectory.base import TrajectoryEncoder, TrajectoryKeys, segment_positions
+from yamame.trajectory.base import TrajectoryEncoder, TrajectoryKeys
+from yamame.trajectory.segments import segment_outputs
+from yamame.trajectory.time_constants import keep_bias
 
 
 class GRUEncoder(TrajectoryEncoder):
@@ -18,10 +19,12 @@ class GRUEncoder(TrajectoryEncoder):
         hidden_size: Size of each layer's state.
         num_layers: Number of GRU layers.
         out_features: Size D of the context.
+        max_time_constant: Longest time constant, in timesteps, that a channel begins with; they are drawn evenly
+            between 1 and this, and learnt.
         keys: Where to read and write, if not under the usual names.
 
     Raises:
-        ValueError: If a size is not positive.
+        ValueError: If a size is not positive, or a time constant below 1.
 
     >>> from tensordict import TensorDict
     >>> encoder = GRUEncoder(3, hidden_size=8, out_features=4)
@@ -37,19 +40,25 @@ class GRUEncoder(TrajectoryEncoder):
         hidden_size: int = 128,
         num_layers: int = 2,
         out_features: int = 128,
+        max_time_constant: float = 128.0,
         keys: TrajectoryKeys | None = None,
     ) -> None:
-        for label, size in (("hidden_size", hidden_size), ("num_layers", num_layers)):
-            if size < 1:
+        sizes = {"hidden_size": hidden_size, "num_layers": num_layers, "max_time_constant": max_time_constant}
+        for label, size in sizes.items():
+            if not size >= 1:
                 raise ValueError(f"GRUEncoder: {label} must be at least 1, got {size}")
         super().__init__(in_features, out_features, context_length=None, keys=keys)
         self.gru = nn.GRU(in_features, hidden_size, num_layers, batch_first=True)
         self.out = nn.Linear(hidden_size, out_features)
         self.norm = nn.LayerNorm(out_features)
+        for _, _, input_bias, state_bias in self.gru.all_weights:
+            update = slice(hidden_size, 2 * hidden_size)
+            input_bias.data[update] = keep_bias(hidden_size, longest=max_time_constant)
+            state_bias.data[update] = 0.0
 
     def parallel(self, x: Tensor, step_index: Tensor, starts: Tensor) -> Tensor:
         """``[B, L, E]``, ``[B, L]``, ``[B, L]`` -> ``[B, L, D]``."""
-        hidden = self._segments(x, starts) if bool(starts[:, 1:].any()) else self.gru(x)[0]
+        hidden = segment_outputs(lambda rows: self.gru(rows)[0], x, starts)
         return self.norm(self.out(hidden))
 
     def init_memory(self, num_rows: int, like: Tensor) -> dict[str, Tensor]:
@@ -73,29 +82,24 @@ class GRUEncoder(TrajectoryEncoder):
         if not self.norm.weight.is_cpu:
             return None
         return [
-            tuple(part.detach().t() if part.ndim == 2 else part.detach() for part in layer)
+            tuple(self._weight(part).t() if part.ndim == 2 else self._weight(part) for part in layer)
             for layer in self.gru.all_weights
         ]
 
-    def _segments(self, x: Tensor, starts: Tensor) -> Tensor:
-        """Runs every segment between two starts as a sequence of its own, packed without padding."""
-        segment = starts.flatten().cumsum(0) - 1
-        position = segment_positions(starts).flatten()
-        lengths = torch.bincount(segment)
-        rank = torch.empty_like(lengths)
-        rank[lengths.argsort(descending=True)] = torch.arange(lengths.numel(), device=x.device)
-        # Packed order: the first timesteps of all segments, longest segment first, then the second ones, ...
-        order = (position * lengths.numel() + rank[segment]).argsort()
-        packed = PackedSequence(x.flatten(0, 1)[order], torch.bincount(position).cpu())
-        return self.gru(packed)[0].data[order.argsort()].unflatten(0, starts.shape)
+    def _weight(self, parameter: Tensor) -> Tensor:
+        return parameter.detach().to(self._compute_dtype or parameter.dtype)
 
 
 def _cell(
     x: Tensor, state: Tensor, from_input: Tensor, from_state: Tensor, input_bias: Tensor, state_bias: Tensor
 ) -> Tensor:
-    """One layer's step; ``state`` ``[N, H]`` is overwritten and returned."""
-    of_input = torch.addmm(input_bias, x, from_input)
-    of_state = torch.addmm(state_bias, state, from_state)
+    """One layer's step; ``state`` ``[N, H]`` is overwritten and returned.
+
+    Products are in the dtype of the matrices. Gates and state keep that of the state: in bfloat16 a gate near one
+    would be one, and small changes of the state would be lost at every step.
+    """
+    of_input = torch.addmm(input_bias, x.to(from_input.dtype), from_input).to(state.dtype)
+    of_state = torch.addmm(state_bias, state.to(from_state.dtype), from_state).to(state.dtype)
     size = state.shape[1]
     reset, update = of_input[:, : 2 * size].add_(of_state[:, : 2 * size]).sigmoid_().chunk(2, 1)
     new = of_state[:, 2 * size :].mul_(reset).add_(of_input[:, 2 * size :]).tanh_()

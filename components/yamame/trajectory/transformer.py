@@ -22,7 +22,7 @@ from yamame.trajectory.acting import PreparedLayers
 from yamame.trajectory.activation import Activation, activation_function
 from yamame.trajectory.attention import Attend, Map, SelfAttention, fixed, linear, sequence_attention
 from yamame.trajectory.base import TrajectoryEncoder, TrajectoryKeys
-from yamame.trajectory.cache import CacheStep, make_room, sort_rows
+from yamame.trajectory.cache import CacheStep, arrange, make_room, num_groups, sort_rows
 from yamame.trajectory.positions import Sinusoids
 
 Positions = Literal["sinusoidal", "learned", "rotary"]
@@ -196,16 +196,19 @@ class TransformerEncoder(TrajectoryEncoder):
         return self._encode(x, step_index, [attend] * len(self.layers))
 
     def init_memory(self, num_rows: int, like: Tensor) -> dict[str, Tensor]:
-        """An empty cache ``entries`` ``[layers, 2, N, H, 0, d]``."""
-        head = self.out_features // self.num_heads
-        shape = (len(self.layers), 2, num_rows, self.num_heads, 0, head)
-        return {"entries": torch.zeros(shape, dtype=self._cache_dtype(), device=like.device)}
+        """An empty cache ``entries`` ``[layers, 2, N, G, 0, w]``."""
+        dtype = self._cache_dtype()
+        groups = num_groups(self.num_heads, dtype)
+        shape = (len(self.layers), 2, num_rows, groups, 0, self.out_features // groups)
+        return {"entries": torch.zeros(shape, dtype=dtype, device=like.device)}
 
     def advance(self, x: Tensor, step_index: Tensor, starts: Tensor, memory: dict[str, Tensor]) -> Tensor:
         """``[N, E]``, ``[N]``, ``[N]`` -> ``[N, D]``; see `TrajectoryEncoder.advance`."""
         age = memory["age"]
         with torch.inference_mode(False):
-            entries = memory["entries"].to(self._cache_dtype())
+            dtype = self._cache_dtype()
+            groups, head_size = num_groups(self.num_heads, dtype), self.out_features // self.num_heads
+            entries = arrange(memory["entries"], groups, head_size, dtype)
             memory["entries"] = make_room(entries, int(age.max()) + 1, capacity=self.capacity)
             moved = sort_rows(memory, capacity=self.capacity)
         entries = memory["entries"]
@@ -214,7 +217,7 @@ class TransformerEncoder(TrajectoryEncoder):
             x, step_index, age, starts = (value[order] for value in (x, step_index, age, starts))
         entries.index_fill_(2, starts.nonzero().squeeze(1), 0)
         step = CacheStep(entries, age, capacity=self.capacity, sinks=self.sinks)
-        if self._prepared is not None and not torch.is_autocast_enabled(x.device.type):
+        if self._uses_prepared():
             x, rotation = self._enter(x, step_index)
             found = self.norm(self._prepared(x, step, rotation))
         else:
@@ -223,7 +226,7 @@ class TransformerEncoder(TrajectoryEncoder):
         return found if moved is None else found[place]
 
     def _prepare(self) -> PreparedLayers:
-        return PreparedLayers(self.layers)
+        return PreparedLayers(self.layers, self._compute_dtype)
 
     def _encode(self, x: Tensor, step_index: Tensor, attends: list[Attend]) -> Tensor:
         x, rotation = self._enter(x, step_index)
@@ -241,8 +244,13 @@ class TransformerEncoder(TrajectoryEncoder):
         self._check_positions(step_index)
         return self.dropout(x + self.positions(step_index).to(self.norm.weight.dtype)), None
 
+    def _uses_prepared(self) -> bool:
+        return self._prepared is not None and not torch.is_autocast_enabled(self.norm.weight.device.type)
+
     def _cache_dtype(self) -> torch.dtype:
         """Of keys and values as attention wants them."""
+        if self._uses_prepared():
+            return self._prepared.dtype
         weight = self.norm.weight
         if weight.is_cpu or not torch.is_autocast_enabled(weight.device.type):
             return weight.dtype
