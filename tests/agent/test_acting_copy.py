@@ -116,3 +116,22 @@ def test_a_copy_of_the_copy_decides_the_same():
     actor = acting_copy(policy, num_rows=4)
     with set_exploration_type(ExplorationType.DETERMINISTIC):
         assert torch.allclose(decide(copy.deepcopy(actor), env), decide(actor, env), atol=1e-5)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_a_copy_in_bfloat16_gives_actions_nearly_the_same_probabilities(encoder):
+    policy, env = make_policy(encoder)
+    with torch.no_grad():
+        for parameter in policy.trajectory_encoder.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        policy.actor.mlp[-1].weight.mul_(20.0)
+    actor = acting_copy(policy, num_rows=4, dtype=torch.bfloat16)
+    exact = decide(copy.deepcopy(policy).eval(), env).softmax(-1)
+    error = (decide(actor, env).softmax(-1) - exact).abs().max()
+    # Far from uniform, so that a wrong step would show. Numbers keep 8 bits: the context is off by about a hundredth.
+    assert exact.max() > 0.5
+    assert 1e-5 < error < 0.03
+    assert (exact.roll(1, 1) - exact).abs().max() > 0.1
+    assert all(parameter.dtype == torch.float32 for parameter in actor.parameters())
+    actor.prepare()
+    assert torch.allclose(decide(actor, env).softmax(-1), exact, atol=1e-5)

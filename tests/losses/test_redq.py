@@ -215,7 +215,7 @@ def test_unfiltered_cloning_is_the_mean_log_likelihood(
 ) -> None:
     settings = {"online_coeff": 0.0, "critic_coeff": 0.0, "cloning_coeff": 1.0}
     batch, loss = make_batch(space), make_loss(space, cloning_filter="none", **settings)
-    context = loss._encode(batch)[:, :-1]
+    context = loss._encode(batch).actor[:, :-1]
     policy = space.distribution(loss.actor_network(context))
     log_prob = policy.log_prob(space.encode(batch["action"][:, :-1]).unsqueeze(-2))
     expected = -log_prob[loss._valid_transitions(batch)].mean()
@@ -251,6 +251,7 @@ def test_exponential_filter_uses_its_temperature(
         ("cloning_coeff", -0.5, "not be negative"),
         ("critic_coeff", -2.0, "not be negative"),
         ("cloning_filter", "soft", "be one of"),
+        ("discrete_gradient", "score_function", "be one of"),
     ],
 )
 def test_settings_out_of_range_are_named(

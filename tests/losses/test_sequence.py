@@ -149,7 +149,7 @@ def test_targets_value_allowed_actions_alone(
     settings = {"online_coeff": 0.0, "num_target_critics": 3, "reward_multiplier": 1.0}
     loss = make_loss(discrete, **settings)
     loss.eval()
-    following = loss._encode(batch)[:, 1:]
+    following = loss._encode(batch).critic[:, 1:]
     raw = loss._critics(loss.target_critic_network_params, following)
     values = loss.returns.to_returns(raw).mean(2)  # [B, T, A, G]
     next_value = torch.stack([values[:, t, only[t + 1]] for t in range(8)], 1)

@@ -13,7 +13,7 @@ from torchrl.data import (
 
 from yamame.actions.base import ActionSpace as ActionSpace
 from yamame.actions.box import BoxActions as BoxActions
-from yamame.actions.box import BoxDistribution
+from yamame.actions.box import BoxDistribution as BoxDistribution
 from yamame.actions.discrete import DiscreteActions as DiscreteActions
 from yamame.actions.discrete import MultiBinaryActions as MultiBinaryActions
 from yamame.actions.discrete import MultiDiscreteActions as MultiDiscreteActions

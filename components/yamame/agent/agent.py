@@ -7,7 +7,8 @@ from tensordict.utils import NestedKey
 from torch import nn
 from torchrl.data import Composite, TensorSpec
 
-from yamame.actions import action_space_from_spec
+from yamame.actions import BoxDistribution, action_space_from_spec
+from yamame.agent.encoders import SeparateEncoders
 from yamame.agent.policy import InContextPolicy
 from yamame.heads import ActorHead
 from yamame.timestep import inputs_from_spec
@@ -18,7 +19,8 @@ class InContextAgent(nn.Module):
     """Timestep encoder, trajectory encoder, actor, critics and value representation that fit an environment.
 
     The parts are given as factories whose remaining arguments are the widths and specs known only here, so the same
-    settings fit every environment. The actor and the critics share the two encoders (AMAGO, arXiv 2310.09971).
+    settings fit every environment. The actor and the critics share the two encoders (AMAGO, arXiv 2310.09971), or
+    have encoders of their own, of equal settings (recurrent model-free RL, arXiv 2110.05038).
 
     Args:
         observation_spec: The environment's observation spec, with its batch dimensions.
@@ -27,10 +29,14 @@ class InContextAgent(nn.Module):
         goal_encoder: ``(K, d) -> module`` embedding instructions; not used in an environment without goals.
         trajectory_encoder: ``(in_features) -> TrajectoryEncoder``.
         actor: ``(in_features, action_space=..., num_gammas=...) -> ActorHead``.
-        critic: ``(in_features, action_space=..., gammas=..., num_outputs=...) -> critics``.
+        critic: ``(in_features, action_space=..., gammas=..., num_outputs=...) -> critics``; None in their place
+            makes an agent without any.
         returns: ``(num_gammas) -> value representation``.
         gammas: Discount factors in (0, 1), each with its own policy and values. The last one acts.
         probability_floor: Share of the uniform distribution mixed into discrete policies.
+        box_distribution: Family of continuous policies; see `yamame.actions.BoxActions`.
+        share_encoders: Whether the critics read the actor's context. If not, `yamame.losses.SeparateREDQLoss` is
+            the loss that trains the agent.
         goal_key: Where the instruction is found in the observation spec.
     """
 
@@ -43,24 +49,34 @@ class InContextAgent(nn.Module):
         goal_encoder: Callable[[int, int], nn.Module],
         trajectory_encoder: Callable[..., TrajectoryEncoder],
         actor: Callable[..., ActorHead],
-        critic: Callable[..., nn.Module],
+        critic: Callable[..., nn.Module | None],
         returns: Callable[..., nn.Module],
         gammas: Sequence[float],
         probability_floor: float = 0.01,
+        box_distribution: BoxDistribution = "tanh_normal",
+        share_encoders: bool = True,
         goal_key: NestedKey = "goal",
     ) -> None:
         super().__init__()
         batch_dims = len(observation_spec.shape)
         self.gammas = tuple(float(gamma) for gamma in gammas)
         self.action_space = action_space_from_spec(
-            action_spec, batch_dims=batch_dims, probability_floor=probability_floor
+            action_spec,
+            batch_dims=batch_dims,
+            probability_floor=probability_floor,
+            box_distribution=box_distribution,
         )
-        inputs = inputs_from_spec(observation_spec, batch_dims=batch_dims)
-        goals = None
-        if goal_key in observation_spec.keys(True, True):
-            goals = goal_encoder(*observation_spec[goal_key].shape[batch_dims:])
-        self.timestep_encoder = timestep_encoder(inputs, goal_encoder=goals)
-        self.trajectory_encoder = trajectory_encoder(self.timestep_encoder.out_features)
+
+        def build() -> tuple[TensorDictModuleBase, TrajectoryEncoder]:
+            goals = None
+            if goal_key in observation_spec.keys(True, True):
+                goals = goal_encoder(*observation_spec[goal_key].shape[batch_dims:])
+            inputs = inputs_from_spec(observation_spec, batch_dims=batch_dims)
+            timesteps = timestep_encoder(inputs, goal_encoder=goals)
+            return timesteps, trajectory_encoder(timesteps.out_features)
+
+        self.timestep_encoder, self.trajectory_encoder = build()
+        self.critic_encoder = None if share_encoders else TensorDictSequential(*build())
         width = self.trajectory_encoder.out_features
         self.actor = actor(width, action_space=self.action_space, num_gammas=len(self.gammas))
         self.returns = returns(len(self.gammas))
@@ -69,9 +85,13 @@ class InContextAgent(nn.Module):
         )
 
     @property
-    def encoder(self) -> TensorDictSequential:
-        """Both encoders as one module, for the loss: writes the context of every timestep of ``[B, L]``."""
-        return TensorDictSequential(self.timestep_encoder, self.trajectory_encoder)
+    def encoder(self) -> TensorDictModuleBase:
+        """All encoders as one module, for the loss: writes the context of every timestep of ``[B, L]``.
+
+        Where the critics have encoders of their own, it writes theirs as well, as ``critic_context``.
+        """
+        encoder = TensorDictSequential(self.timestep_encoder, self.trajectory_encoder)
+        return encoder if self.critic_encoder is None else SeparateEncoders(encoder, self.critic_encoder)
 
     def policy(self, *, gamma_index: int = -1) -> InContextPolicy:
         """A policy that shares this agent's parameters."""

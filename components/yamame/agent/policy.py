@@ -8,6 +8,7 @@ Rows whose ``is_init`` is set start with an empty memory.
 import copy
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from tensordict.utils import NestedKey
@@ -74,9 +75,9 @@ class InContextPolicy(TensorDictModuleBase):
         encoded = distribution.mode() if deterministic else distribution.sample()
         return tensordict.set(self.action_key, space.decode(encoded))
 
-    def prepare(self) -> None:
+    def prepare(self, dtype: torch.dtype | None = None) -> None:
         """Makes decisions cheaper until weights change; see `TrajectoryEncoder.prepare`."""
-        self.trajectory_encoder.prepare()
+        self.trajectory_encoder.prepare(dtype)
 
     def _params(self, context: Tensor) -> Tensor:
         """``[*, D] -> [*, P]``, of the policy that acts: no more of the last layer is computed."""
@@ -92,11 +93,18 @@ class InContextPolicy(TensorDictModuleBase):
 _FEW_ROWS = 128
 
 
-def acting_copy(policy: InContextPolicy, *, num_rows: int) -> InContextPolicy:
+def acting_copy(
+    policy: InContextPolicy, *, num_rows: int, dtype: torch.dtype | None = None
+) -> InContextPolicy:
     """A copy that acts for ``num_rows`` rows: in eval mode, without gradients and memory, and prepared.
 
     Where rows are few and on a CPU, its matrices have the same values and shapes but lie in memory column by
     column, which such products read faster. Writing weights into it keeps them so; call ``prepare`` afterwards.
+
+    Args:
+        policy: What is copied.
+        num_rows: How many rows it will act for.
+        dtype: As for `InContextPolicy.prepare`.
     """
     actor = copy.deepcopy(policy).requires_grad_(False).eval()
     for module in actor.modules():
@@ -104,5 +112,5 @@ def acting_copy(policy: InContextPolicy, *, num_rows: int) -> InContextPolicy:
             for parameter in module.parameters(recurse=False):
                 if parameter.ndim == 2 and parameter.is_cpu:
                     parameter.data = parameter.data.t().contiguous().t()
-    actor.prepare()
+    actor.prepare(dtype)
     return actor

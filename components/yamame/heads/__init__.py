@@ -7,3 +7,5 @@ from yamame.heads.critic import make_critic as make_critic
 from yamame.heads.returns import BinnedReturns as BinnedReturns
 from yamame.heads.returns import PopArt as PopArt
 from yamame.heads.returns import Returns as Returns
+from yamame.heads.value import ValueHead as ValueHead
+from yamame.heads.value import make_value_head as make_value_head

@@ -175,8 +175,13 @@ def make_critic(
     num_outputs: int = 1,
     hidden_size: int = 128,
     num_layers: int = 2,
-) -> StateActionCritic | ActionInputCritic:
-    """The critic of an action space: `StateActionCritic` if it is enumerable, else `ActionInputCritic`."""
+) -> StateActionCritic | ActionInputCritic | None:
+    """The critic of an action space: `StateActionCritic` if it is enumerable, else `ActionInputCritic`.
+
+    None if ``num_critics`` is 0: an agent that only clones behaviour has no critic.
+    """
+    if num_critics == 0:
+        return None
     if action_space.enumerable:
         return StateActionCritic(
             in_features,

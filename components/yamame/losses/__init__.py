@@ -5,5 +5,7 @@ from yamame.losses.functional import bootstrapped_targets as bootstrapped_target
 from yamame.losses.functional import critic_subset_value as critic_subset_value
 from yamame.losses.functional import masked_mean as masked_mean
 from yamame.losses.functional import transition_mask as transition_mask
+from yamame.losses.ppo import SequencePPOLoss as SequencePPOLoss
 from yamame.losses.redq import MultiGammaREDQLoss as MultiGammaREDQLoss
+from yamame.losses.separate import SeparateREDQLoss as SeparateREDQLoss
 from yamame.losses.sequence import SequenceActorCriticLoss as SequenceActorCriticLoss

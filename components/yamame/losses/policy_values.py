@@ -18,7 +18,7 @@ class PolicyValues(NamedTuple):
     Attributes:
         raw: [*, C, S, G, O].
         weights: [*, 1, S, G], or a scalar if all count alike; they sum to 1 over S. They carry the policy's
-            gradient where actions are enumerated, as `raw` does where they are sampled.
+            gradient where actions are enumerated or drawn from all, as `raw` does where a critic values samples.
     """
 
     raw: Tensor
@@ -33,6 +33,18 @@ def enumerate_policy(raw: Tensor, policy: ActionDistribution) -> PolicyValues:
     """Weigh the raw values [*, C, A, G, O] of all actions by their probabilities [*, G, A]."""
     assert isinstance(policy, DiscreteDistribution)
     return PolicyValues(raw, policy.probs.transpose(-1, -2).unsqueeze(-3))
+
+
+def straight_through(raw: Tensor, policy: ActionDistribution, num_samples: int) -> PolicyValues:
+    """Weigh the raw values [*, C, A, G, O] of all actions by how often a few draws, [*, G, A] each, take them.
+
+    The gradient is that of the probabilities (arXiv 1308.3432). Values are linear in the one-hot of an action, so
+    with respect to the expectation of a critic the weights are unbiased, and their gradient is exact at every draw.
+    What is not linear in them, such as the minimum over critics, is taken at the drawn actions: its gradient is that
+    of the critic which is the smallest there.
+    """
+    drawn = torch.stack([policy.rsample() for _ in range(num_samples)]).mean(0)
+    return PolicyValues(raw, drawn.transpose(-1, -2).unsqueeze(-3))
 
 
 def sample_policy(

@@ -13,7 +13,7 @@ from tensordict.nn import TensorDictModuleBase, dispatch
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
 
-from yamame.actions import ActionDistribution, ActionSpace
+from yamame.actions import ActionDistribution, ActionSpace, BoxActions
 from yamame.heads import Returns
 from yamame.losses.functional import (
     advantage_filter,
@@ -21,8 +21,14 @@ from yamame.losses.functional import (
     critic_subset_value,
     masked_mean,
 )
-from yamame.losses.policy_values import PolicyValues, enumerate_policy, pick_action, sample_policy
-from yamame.losses.sequence import SequenceActorCriticLoss
+from yamame.losses.policy_values import (
+    PolicyValues,
+    enumerate_policy,
+    pick_action,
+    sample_policy,
+    straight_through,
+)
+from yamame.losses.sequence import Contexts, SequenceActorCriticLoss
 
 
 class MultiGammaREDQLoss(SequenceActorCriticLoss):
@@ -56,7 +62,8 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         actor: context [*, D] to policy parameters [*, G, P].
         critic: context [*, D] to values of every action [*, C, A, G, O], or, where actions cannot be
             enumerated, (context [*, D], encoded actions [*, G, A]) to [*, C, G, O]. The actions may have one
-            more leading dimension than the context: several samples.
+            more leading dimension than the context: several samples. None where no term uses one: behaviour cloning
+            without a filter.
         returns: what the O outputs of a value mean: :class:`yamame.heads.PopArt` or
             :class:`yamame.heads.BinnedReturns`.
         action_space: encodes actions and turns policy parameters into distributions.
@@ -71,7 +78,11 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         filter_threshold: advantage beyond which an action counts as good, in units of multiplied rewards.
         filter_temperature: scale of the exponential filter, in the same units.
         n_step: the most rewards in one target.
-        num_action_samples: policy samples per state and discount where actions cannot be enumerated.
+        num_action_samples: policy samples per state and discount where actions cannot be enumerated, and where
+            ``discrete_gradient`` draws them.
+        discrete_gradient: how the online term differentiates a policy over enumerable actions. ``expectation``:
+            exactly. ``straight_through``: at drawn actions, with the gradient of the probabilities (arXiv
+            1308.3432), which is how several choices and bits, that are always drawn, are differentiated anyway.
 
     Raises:
         ValueError: if a setting is out of its range, a head disagrees about the number of discounts, or a
@@ -105,7 +116,7 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         self,
         encoder: TensorDictModuleBase,
         actor: nn.Module,
-        critic: nn.Module,
+        critic: nn.Module | None,
         returns: Returns,
         *,
         action_space: ActionSpace,
@@ -120,6 +131,7 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         filter_temperature: float = 1.0,
         n_step: int = 1,
         num_action_samples: int = 1,
+        discrete_gradient: Literal["expectation", "straight_through"] = "expectation",
     ) -> None:
         super().__init__(encoder, actor, critic, action_space=action_space, gammas=gammas)
         self.returns = returns
@@ -133,12 +145,14 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         self.filter_temperature = filter_temperature
         self.n_step = n_step
         self.num_action_samples = num_action_samples
+        self.discrete_gradient = discrete_gradient
         self._check_settings()
 
     def _check_settings(self) -> None:
         def require(ok: bool, name: str, condition: str) -> None:
             if not ok:
-                raise ValueError(f"MultiGammaREDQLoss: {name} must {condition}, got {getattr(self, name)!r}")
+                owner = type(self).__name__
+                raise ValueError(f"{owner}: {name} must {condition}, got {getattr(self, name)!r}")
 
         for name in ("num_target_critics", "n_step", "num_action_samples"):
             require(getattr(self, name) >= 1, name, "be at least 1")
@@ -150,6 +164,19 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         require(some, "critic_coeff", "be positive where online_coeff and cloning_coeff are 0")
         kinds = ("binary", "exponential", "none")
         require(self.cloning_filter in kinds, "cloning_filter", f"be one of {kinds}")
+        gradients = ("expectation", "straight_through")
+        require(self.discrete_gradient in gradients, "discrete_gradient", f"be one of {gradients}")
+        ignored = self.discrete_gradient != "expectation" and isinstance(self.action_space, BoxActions)
+        require(not ignored, "discrete_gradient", "be 'expectation' where actions are continuous")
+        if not self.has_critic and self._critic_terms:
+            terms = " and ".join(self._critic_terms)
+            raise ValueError(f"{type(self).__name__}: critic must not be None with {terms}, got None")
+
+    @property
+    def _critic_terms(self) -> list[str]:
+        """Settings because of which critics are needed."""
+        terms = [name for name in ("critic_coeff", "online_coeff") if getattr(self, name) > 0]
+        return [*terms, *(["cloning_filter"] if self._filters else [])]
 
     @property
     def _filters(self) -> bool:
@@ -168,25 +195,25 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
         """Computes the terms and metrics of one batch of sequences [B, L]."""
         valid = self._valid_transitions(tensordict)
-        context = self._encode(tensordict)
-        context, following = context[:, :-1], context[:, 1:].detach()
+        contexts = self._encode(tensordict)
+        context = contexts.rows(slice(None, -1))
         action = self._taken_actions(tensordict, valid)
-        params = self._actor(self.actor_network_params, context)
+        params = self._actor(self.actor_network_params, context.actor)
         mask = self._action_mask(tensordict, slice(None, -1), needed=valid)
         policy = self._distribution(params, mask)
         output: dict[str, Tensor] = {}
         weight = params.new_ones(params.shape[:-1])
-        if self.critic_coeff > 0 or self.online_coeff > 0 or self._filters:
+        if self._critic_terms:
             # Targets come first: they move the statistics that normalise everything after them.
-            targets = self._targets(tensordict, following, valid) if self.critic_coeff > 0 else None
-            taken, policy_values = self._evaluate(context, action, policy)
+            targets = self._targets(tensordict, contexts, valid) if self.critic_coeff > 0 else None
+            taken, policy_values = self._evaluate(context.critic, action, policy)
             taken_return = self.returns.to_returns(taken.detach())
             if targets is not None:
                 error = masked_mean(self.returns.loss(taken, targets.unsqueeze(2)), valid)
                 output["loss_critic"] = self.critic_coeff * error
                 output |= self._critic_metrics(taken_return, targets, valid)
             if self.online_coeff > 0:
-                output["loss_online"] = self._online_term(policy_values, valid)
+                output["loss_online"] = self._online_term(policy_values, policy, valid)
             if self._filters:
                 weight = self._cloning_weight(taken_return, policy_values)
                 output["filter_weight"] = masked_mean(weight[..., -1], valid)
@@ -198,17 +225,18 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         return TensorDict(output)
 
     @torch.no_grad()
-    def _targets(self, tensordict: TensorDictBase, context: Tensor, valid: Tensor) -> Tensor:
-        """Targets [B, T, G] from the contexts [B, T, D] transitions arrive in; moves the statistics."""
+    def _targets(self, tensordict: TensorDictBase, contexts: Contexts, valid: Tensor) -> Tensor:
+        """Targets [B, T, G], given the contexts [B, L, D] that are trained; moves the statistics."""
+        following = self._encode_following(tensordict, contexts)
         reward, terminated = self._rewards(tensordict)
-        params = self._actor(self.target_actor_network_params, context)
+        params = self._actor(self.target_actor_network_params, following.actor)
         mask = self._action_mask(tensordict, slice(1, None), needed=valid & ~terminated)
         policy = self._distribution(params, mask)
         critic = partial(self._critics, self.target_critic_network_params)
         if self.action_space.enumerable:
-            policy_values = enumerate_policy(critic(context), policy)
+            policy_values = enumerate_policy(critic(following.critic), policy)
         else:
-            policy_values = sample_policy(critic, context, policy, num_samples=1)
+            policy_values = sample_policy(critic, following.critic, policy, num_samples=1)
         next_value = critic_subset_value(
             policy_values.expect(self.returns.to_returns(policy_values.raw)),
             self.num_target_critics,
@@ -252,7 +280,9 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         moments = getattr(self.returns, "moments", None)
         return metrics if moments is None else metrics | {"return_std": moments.std[-1]}
 
-    def _online_term(self, policy_values: PolicyValues, valid: Tensor) -> Tensor:
+    def _online_term(self, policy_values: PolicyValues, policy: ActionDistribution, valid: Tensor) -> Tensor:
+        if self.action_space.enumerable and self.discrete_gradient == "straight_through":
+            policy_values = straight_through(policy_values.raw, policy, self.num_action_samples)
         value = policy_values.expect(self.returns.to_normalized(policy_values.raw)).amin(2)
         return -self.online_coeff * masked_mean(value, valid)
 

@@ -9,6 +9,7 @@ transitions join neighbouring rows; what stands in invalid ones changes nothing.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import torch
 from tensordict import TensorDictBase, TensorDictParams
@@ -21,8 +22,23 @@ from yamame.actions import ActionDistribution, ActionSpace
 from yamame.losses.functional import transition_mask
 
 
+class Contexts(NamedTuple):
+    """What the heads read at every timestep, [B, L, D] each; the same tensor where they share an encoder."""
+
+    actor: Tensor
+    critic: Tensor
+
+    def rows(self, which: slice) -> "Contexts":
+        """Some of the timesteps."""
+        actor = self.actor[:, which]
+        return Contexts(actor, actor if self.critic is self.actor else self.critic[:, which])
+
+
 class SequenceActorCriticLoss(LossModule):
-    """Base of losses with one encoder and target copies of the heads alone.
+    """Base of losses over sequences, with target copies of the heads.
+
+    Where contexts come from is decided by three methods, `_register_encoder`, `_encode` and `_encode_following`:
+    here one encoder serves actor and critics, and has no target copy.
 
     Args:
         encoder: writes ``context`` [B, L, D]. An ordinary submodule, so the loss's mode and device reach it.
@@ -45,9 +61,12 @@ class SequenceActorCriticLoss(LossModule):
         mask: NestedKey = "mask"
         is_init: NestedKey = "is_init"
         context: NestedKey = "context"
+        critic_context: NestedKey = "critic_context"
         action_mask: NestedKey = "action_mask"
 
     default_keys = _AcceptedKeys
+    shares_encoder: ClassVar[bool] = True
+    """Whether actor and critics read one context."""
 
     actor_network: nn.Module
     actor_network_params: TensorDictParams
@@ -61,7 +80,7 @@ class SequenceActorCriticLoss(LossModule):
         self,
         encoder: TensorDictModuleBase,
         actor: nn.Module,
-        critic: nn.Module,
+        critic: nn.Module | None,
         *,
         action_space: ActionSpace,
         gammas: Sequence[float],
@@ -70,9 +89,11 @@ class SequenceActorCriticLoss(LossModule):
         if not len(gammas) or not all(0.0 < gamma < 1.0 for gamma in gammas):
             name = type(self).__name__
             raise ValueError(f"{name}: gammas must lie in (0, 1), at least one, got {list(gammas)}")
-        self.encoder = encoder
+        self._register_encoder(encoder)
         self.convert_to_functional(actor, "actor_network", create_target_params=True)
-        self.convert_to_functional(critic, "critic_network", create_target_params=True)
+        self.has_critic = critic is not None
+        if critic is not None:
+            self.convert_to_functional(critic, "critic_network", create_target_params=True)
         self.action_space = action_space
         self.register_buffer("gammas", torch.tensor(gammas, dtype=torch.float32), persistent=False)
 
@@ -86,13 +107,29 @@ class SequenceActorCriticLoss(LossModule):
 
     def train(self, mode: bool = True) -> "SequenceActorCriticLoss":
         """Sets the mode of the loss, its submodules and the heads, which are not among them."""
-        for head in (self.actor_network, self.critic_network):
-            head.train(mode)
+        self.actor_network.train(mode)
+        if self.has_critic:
+            self.critic_network.train(mode)
         return super().train(mode)
 
-    def _encode(self, tensordict: TensorDictBase) -> Tensor:
-        """The context [B, L, D], in one pass."""
-        return self.encoder(tensordict.copy())[self.tensor_keys.context]
+    def _register_encoder(self, encoder: TensorDictModuleBase) -> None:
+        self.encoder = encoder
+
+    def _encode(self, tensordict: TensorDictBase) -> Contexts:
+        """The contexts [B, L, D], in one pass."""
+        encoded = self.encoder(tensordict.copy())
+        if self.tensor_keys.critic_context in encoded.keys(True):
+            raise ValueError(
+                f"{type(self).__name__}: encoder must write one context for actor and critics, got "
+                f"{self.tensor_keys.critic_context!r} as well (SeparateREDQLoss takes both)"
+            )
+        context = encoded[self.tensor_keys.context]
+        return Contexts(context, context)
+
+    def _encode_following(self, tensordict: TensorDictBase, contexts: Contexts) -> Contexts:
+        """What the target heads read: contexts [B, T, D] that transitions arrive in, without a gradient."""
+        following = contexts.rows(slice(1, None))
+        return Contexts(following.actor.detach(), following.critic.detach())
 
     def _valid_transitions(self, tensordict: TensorDictBase) -> Tensor:
         mask = self._rows(tensordict, self.tensor_keys.mask)

@@ -33,8 +33,10 @@ def build_agent(cfg: DictConfig, env: EnvBase) -> InContextAgent:
         actor=instantiate(cfg.agent.actor),
         critic=instantiate(cfg.agent.critic),
         returns=instantiate(cfg.agent.returns),
-        gammas=cfg.agent.gammas,
+        gammas=cfg.agent.gammas if cfg.agent.multi_gamma else cfg.agent.gammas[-1:],
         probability_floor=cfg.agent.probability_floor,
+        box_distribution=cfg.agent.box_distribution,
+        share_encoders=getattr(hydra.utils.get_object(cfg.agent.loss._target_), "shares_encoder", True),
     ).to(cfg.device)
 
 
@@ -74,5 +76,24 @@ def build_learner(cfg: DictConfig, agent: InContextAgent) -> Learner:
         instantiate(cfg.agent.target_updater, loss_module=loss),
         max_grad_norm=cfg.schedule.max_grad_norm,
         warmup_updates=cfg.schedule.warmup_updates,
+        total_updates=total_updates(cfg) if cfg.schedule.anneal_lr else None,
         autocast=cfg.schedule.autocast,
     )
+
+
+def total_updates(cfg: DictConfig) -> int:
+    """The updates that the budget allows, whatever its minutes.
+
+    Raises:
+        ValueError: If the budget has neither environment steps nor updates.
+    """
+    budget, schedule = cfg.budget, cfg.schedule
+    limits = [] if budget.updates is None else [budget.updates]
+    if budget.env_steps is not None:
+        limits.append(int((budget.env_steps - schedule.learning_starts) * schedule.updates_per_step))
+    if not limits:
+        raise ValueError(
+            "schedule.anneal_lr: budget.env_steps or budget.updates must be given, got neither; set one, or "
+            "schedule.anneal_lr=false"
+        )
+    return max(1, int(min(limits)))

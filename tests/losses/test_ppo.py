@@ -1,0 +1,196 @@
+"""PPO over sequences: advantages, the ratio at the first update, and what may not matter."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+from yamame.actions import DiscreteActions
+from yamame.heads import ActorHead, PopArt, ValueHead
+from yamame.losses import SequencePPOLoss
+from yamame.trajectory import GRUEncoder, TransformerEncoder
+
+NUM_FEATURES, CONTEXT_SIZE = 5, 8
+
+
+def make_ppo(space, *, encoder="memoryless", seed=0, **settings):
+    torch.manual_seed(seed)
+    features = TensorDictModule(nn.Linear(NUM_FEATURES, CONTEXT_SIZE), ["observation"], ["features"])
+    heads = {"hidden_size": 16, "num_layers": 1}
+    kinds = {
+        "memoryless": lambda: TensorDictModule(nn.Tanh(), ["features"], ["context"]),
+        "gru": lambda: GRUEncoder(CONTEXT_SIZE, hidden_size=8, num_layers=1, out_features=CONTEXT_SIZE),
+        "transformer": lambda: TransformerEncoder(
+            CONTEXT_SIZE, d_model=CONTEXT_SIZE, num_heads=2, dropout=0.5
+        ),
+    }
+    return SequencePPOLoss(
+        TensorDictSequential(features, kinds[encoder]()),
+        ActorHead(CONTEXT_SIZE, action_space=space, num_gammas=1, **heads),
+        ValueHead(CONTEXT_SIZE, **heads),
+        PopArt(1),
+        action_space=space,
+        **settings,
+    )
+
+
+def advantages_by_loop(batch, value, *, gamma, gae_lambda, multiplier=1.0):
+    """Generalised advantage estimates, one transition after the other, from the last to the first."""
+    mask, is_init = batch["mask"].squeeze(-1), batch["is_init"].squeeze(-1)
+    reward, terminated, truncated = (
+        batch["next", name].squeeze(-1) for name in ("reward", "terminated", "truncated")
+    )
+    out = torch.zeros(mask.shape)
+    for b in range(mask.shape[0]):
+        following = 0.0
+        for t in reversed(range(mask.shape[1] - 1)):
+            if not (mask[b, t] and mask[b, t + 1] and not is_init[b, t + 1]):
+                following = 0.0
+                continue
+            bootstrap = 0.0 if terminated[b, t] else gamma * value[b, t + 1]
+            delta = multiplier * reward[b, t] + bootstrap - value[b, t]
+            carried = 0.0 if terminated[b, t] or truncated[b, t] else gamma * gae_lambda * following
+            following = out[b, t] = delta + carried
+    return out
+
+
+def test_advantages_and_targets_are_those_of_a_plain_loop(make_batch, discrete):
+    loss = make_ppo(discrete, gamma=0.9, gae_lambda=0.7, reward_multiplier=3.0)
+    batch = make_batch(discrete)
+    annotated = loss.annotate(batch)
+    value = annotated["state_value"].squeeze(-1)
+    expected = advantages_by_loop(batch, value, gamma=0.9, gae_lambda=0.7, multiplier=3.0)
+    # The vectorised form adds in another order, with powers of the decay.
+    torch.testing.assert_close(annotated["advantage"].squeeze(-1), expected, rtol=1e-4, atol=1e-5)
+    target = annotated["value_target"].squeeze(-1)
+    torch.testing.assert_close(
+        target, torch.where(expected != 0, expected + value, 0.0), rtol=1e-4, atol=1e-5
+    )
+    other = advantages_by_loop(batch, value, gamma=0.9, gae_lambda=0.9, multiplier=3.0)
+    assert (other - expected).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("encoder", ["gru", "transformer"])
+def test_the_ratio_is_one_at_the_first_update_and_no_longer_at_the_second(make_batch, space, encoder):
+    loss = make_ppo(space, encoder=encoder)
+    batch = loss.train().annotate(make_batch(space))
+    optimizer = torch.optim.SGD(loss.parameters(), lr=0.1)
+    terms = loss(batch)
+    # The same pass twice: only where the graph is kept may kernels differ in the last bits.
+    assert abs(float(terms["max_ratio"]) - 1) < 1e-5
+    sum(value for name, value in terms.items() if name.startswith("loss_")).backward()
+    assert all(p.grad is not None for p in loss.parameters())
+    optimizer.step()
+    assert abs(float(loss(batch)["max_ratio"]) - 1) > 1e-4
+    assert abs(float(loss(loss.annotate(batch))["max_ratio"]) - 1) < 1e-5
+
+
+def test_what_stands_at_padding_changes_nothing(make_batch, space):
+    batch = make_batch(space)
+    spoilt = batch.clone()
+    padding = ~spoilt["mask"].squeeze(-1)
+    spoilt["observation"][padding] = 7.0
+    spoilt["next", "reward"][padding] = torch.nan
+    spoilt["next", "terminated"][padding] = True
+
+    def learn(given):
+        loss = make_ppo(space, encoder="gru", value_clip=0.2)
+        return loss(loss.annotate(given))
+
+    kept, changed = learn(batch), learn(spoilt)
+    assert all(torch.equal(kept[key], changed[key]) for key in kept.keys())
+    spoilt["next", "reward"][0, 0] += 1.0
+    assert not torch.equal(learn(spoilt)["loss_critic"], kept["loss_critic"])
+
+
+def test_values_are_in_units_of_returns_and_their_error_in_standard_deviations(make_batch, discrete):
+    loss = make_ppo(discrete, normalize_advantage=False)
+    batch = make_batch(discrete)
+    first, second = loss.annotate(batch)["state_value"], loss.annotate(batch)["state_value"]
+    # The statistics moved; PopArt keeps what values mean, up to rounding.
+    torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-5)
+    annotated = loss.annotate(batch)
+    returns = loss.clipped.returns
+    error = loss(annotated)["loss_critic"]
+    valid = annotated["value_target"] != 0
+    squared = (annotated["value_target"] - annotated["state_value"])[valid].square().mean()
+    # Another order of adding.
+    torch.testing.assert_close(
+        error, 0.5 * squared / returns.moments.std.square().squeeze(), rtol=1e-4, atol=0.0
+    )
+    returns.shift.add_(1.0)
+    shifted = first + returns.moments.std
+    torch.testing.assert_close(loss.annotate(batch)["state_value"], shifted, rtol=1e-5, atol=1e-5)
+
+
+def test_annotating_and_learning_leave_the_batch_and_the_statistics_alone_and_refreshing_moves_them(
+    make_batch, discrete
+):
+    loss = make_ppo(discrete, encoder="transformer")
+    batch = make_batch(discrete)
+    before, buffers = batch.clone(), {k: v.clone() for k, v in loss.encoder.named_buffers()}
+
+    def moved():
+        return [k for k, v in loss.encoder.named_buffers() if not torch.equal(v, buffers[k])]
+
+    loss(loss.annotate(batch))["loss_objective"].backward()
+    assert (batch == before).all()
+    assert set(batch.keys()) == set(before.keys())
+    assert moved() == []
+    assert int(loss.clipped.returns.moments.count) == 2  # of returns, which the policy does not read
+    loss.refresh(batch)
+    assert moved()
+    assert not any(isinstance(m, nn.Dropout) and m.training for m in loss.modules())
+
+
+def test_repeated_updates_prefer_what_pays(discrete):
+    """Action 2 pays 1, the others nothing, in one step: the policy finds it."""
+    torch.manual_seed(0)
+    space = DiscreteActions(4, probability_floor=0.0)
+    loss = make_ppo(space, encoder="memoryless")
+    optimizer = torch.optim.Adam(loss.parameters(), lr=1e-2)
+    size = (64, 2)
+    first = torch.tensor([True, False]).expand(size).unsqueeze(-1)
+    actor = loss.clipped.actor_network
+    for _ in range(15):
+        observation = torch.ones(*size, NUM_FEATURES)
+        with torch.no_grad():
+            context = loss.encoder(TensorDict({"observation": observation}, size))["context"]
+            with loss.clipped.actor_network_params.to_module(actor, preserve_module_state=False):
+                distribution = actor.get_dist(TensorDict({"context": context.flatten(0, 1)}, [128]))
+        action = space.decode(distribution.sample()).view(size)
+        reward = (action == 2).float().unsqueeze(-1)
+        following = {"reward": reward, "terminated": first, "truncated": torch.zeros_like(first)}
+        batch = {"observation": observation, "action": action, "mask": torch.ones_like(first)}
+        batch = TensorDict(batch | {"is_init": first, "next": TensorDict(following, size)}, size)
+        batch = loss.annotate(batch)
+        for _ in range(4):
+            terms = loss(batch)
+            optimizer.zero_grad()
+            sum(value for name, value in terms.items() if name.startswith("loss_")).backward()
+            optimizer.step()
+    assert float(reward[:, 0].mean()) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gamma": 0.0}, r"gamma must be in \(0, 1\], got 0\.0"),
+        ({"gae_lambda": 1.5}, r"gae_lambda must be in \[0, 1\], got 1\.5"),
+        ({"clip_epsilon": 1.0}, r"clip_epsilon must be in \(0, 1\), got 1\.0"),
+        ({"entropy_coeff": -1.0}, r"entropy_coeff must not be negative, got -1\.0"),
+        ({"critic_coeff": -0.5}, r"critic_coeff must not be negative, got -0\.5"),
+        ({"value_clip": 0.0}, r"value_clip must be positive or None, got 0\.0"),
+        ({"reward_multiplier": 0.0}, r"reward_multiplier must be positive, got 0\.0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(discrete, settings, message):
+    with pytest.raises(ValueError, match=f"SequencePPOLoss: {message}"):
+        make_ppo(discrete, **settings)
+
+
+def test_a_batch_without_any_transition_is_refused(make_batch, discrete):
+    batch = make_batch(discrete)
+    batch["mask"][:] = False
+    with pytest.raises(ValueError, match=r"SequencePPOLoss: mask must leave a valid transition.*\(6, 9\)"):
+        make_ppo(discrete).annotate(batch)

@@ -1,0 +1,50 @@
+"""What a configuration says of an agent is what is built."""
+
+import pytest
+from hydra import compose, initialize_config_dir
+from yamame import conf_dir
+from yamame.actions import BetaDistribution, TanhNormalDistribution
+from yamame.agent import InContextAgent
+from yamame.losses import MultiGammaREDQLoss, SeparateREDQLoss
+from yamame.runs.build import build_agent, build_env, build_learner
+
+
+def built(*overrides: str) -> tuple[InContextAgent, MultiGammaREDQLoss]:
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        cfg = compose("train", overrides=list(overrides))
+    agent = build_agent(cfg, build_env(cfg, num_envs=2, seed=0))
+    return agent, build_learner(cfg, agent).loss
+
+
+def test_without_multi_gamma_the_acting_discount_is_the_only_one():
+    agent, loss = built("agent.gammas=[0.5,0.9,0.97]")
+    assert agent.gammas == (0.5, 0.9, 0.97)
+    agent, loss = built("agent.gammas=[0.5,0.9,0.97]", "agent.multi_gamma=false")
+    assert agent.gammas == (0.97,)
+    assert agent.actor.num_gammas == loss.gammas.numel() == 1
+
+
+@pytest.mark.parametrize("choice", ["agent=separate", "+ablation=separate"])
+def test_a_loss_for_separate_encoders_gets_them(choice):
+    agent, loss = built(choice)
+    assert isinstance(loss, SeparateREDQLoss)
+    assert agent.critic_encoder is not None
+    agent, loss = built()
+    assert not isinstance(loss, SeparateREDQLoss)
+    assert agent.critic_encoder is None
+
+
+def test_cloning_has_no_critic():
+    agent, loss = built("agent=bc")
+    assert agent.critic is None
+    assert {name for name in loss.out_keys if name.startswith("loss_")} == {"loss_cloning"}
+    assert built("agent=amago")[0].critic is not None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "family"),
+    [(["agent.box_distribution=beta"], BetaDistribution), ([], TanhNormalDistribution)],
+)
+def test_the_family_of_continuous_policies_is_a_setting(overrides, family):
+    agent, _ = built("env=wind", *overrides)
+    assert agent.action_space._family is family
