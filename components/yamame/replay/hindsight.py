@@ -1,8 +1,11 @@
 """The deterministic half of hindsight relabelling: new instructions from given goals, and what follows.
 
-`eligible` says which timesteps may give a goal, `merge` puts given goals into an instruction, `replay`
-rewrites a batch of whole right-padded trajectories ``[B, L]`` for new instructions. Row t of a trajectory
-holds what was seen at t and the transition that leaves t.
+`completed` finds when goals were completed, `eligible` says which timesteps may give a goal, `merge` puts
+given goals into an instruction, `replay` rewrites a batch of whole right-padded trajectories ``[B, L]`` for
+new instructions. Row t of a trajectory holds what was seen at t and the transition that leaves t.
+
+What is decided is decided on the CPU, in NumPy: there is little to compute, in many small steps, each of
+which takes torch several times as long. Whole entries are copied and written where they are.
 
 Law: what `replay` returns is what the environment would have emitted had it been given the new instruction
 (while the agent acted the same), because environments and relabelling share the semantics of `yamame.goals`.
@@ -10,16 +13,18 @@ Law: what `replay` returns is what the environment would have emitted had it bee
 Source: AMAGO, arXiv 2310.09971, hindsight instruction relabelling.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.utils import unravel_key
 from torch import Tensor
 
-from yamame.goals import completion_times, num_goals, show
-from yamame.replay.layout import zero
+from yamame.goals import GOAL_COMPLETED, GOAL_PAD, GOAL_TOLERANCE
 
 
 @dataclass(frozen=True)
@@ -53,24 +58,95 @@ class RelabelKeys:
         return [*always, self.action, self.prev_reward, self.truncated, self.done, self.success]
 
 
-def eligible(times: Tensor, achieved_mask: Tensor, mask: Tensor) -> Tensor:
+class Trajectories(NamedTuple):
+    """What relabelling reads of a batch, as NumPy arrays: the same memory on a CPU, copies of what is elsewhere."""
+
+    instruction: np.ndarray
+    """``[B, K, d]``."""
+    achieved: np.ndarray
+    """``[B, L, M, d]``."""
+    valid: np.ndarray
+    """``[B, L, M]`` bool, which goals are achieved at real timesteps."""
+    mask: np.ndarray
+    """``[B, L]`` bool, real timesteps."""
+
+    @classmethod
+    def of(cls, goal: Tensor, achieved: Tensor, achieved_mask: Tensor, mask: Tensor) -> "Trajectories":
+        """From the entries of a batch."""
+        real = host(mask).reshape(achieved.shape[:2])
+        return cls(host(goal)[:, 0], host(achieved), host(achieved_mask) & real[:, :, None], real)
+
+
+def host(value: Tensor) -> np.ndarray:
+    """A tensor as a NumPy array: the same memory on a CPU."""
+    return (value if value.dtype != torch.bfloat16 else value.float()).numpy(force=True)
+
+
+def used(instruction: np.ndarray) -> np.ndarray:
+    """Which slots of an instruction ``[*, K, d]`` hold a goal: ``[*, K]`` bool."""
+    return (instruction != GOAL_PAD).any(-1)
+
+
+def completed(instruction: np.ndarray, achieved: np.ndarray, valid: np.ndarray) -> np.ndarray:
+    """When each goal is completed: `yamame.goals.completion_times`, whose semantics these are, in NumPy.
+
+    Args:
+        instruction: ``[B, K, d]``.
+        achieved: ``[B, L, M, d]``.
+        valid: ``[B, L, M]`` bool, which goals are achieved at real timesteps.
+
+    Returns:
+        ``[B, K]`` int64, L where never.
+    """
+    (batch, num_steps), slots = valid.shape[:2], instruction.shape[1]
+    with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are far away
+        distance = _difference(instruction, achieved, 0)
+        for i in range(1, instruction.shape[2]):
+            np.maximum(distance, _difference(instruction, achieved, i), out=distance)
+        near = distance < GOAL_TOLERANCE
+    near &= valid
+    # Places in [K, B, L], and one after the last. Of each goal, the first after the goal before it was completed.
+    places = (near if near.shape[3] == 1 else near.any(3)).ravel().nonzero()[0]
+    places = np.concatenate([places, [(slots * batch + 1) * num_steps]])
+    times = np.empty((slots, batch), np.int64)
+    time = np.zeros(batch, np.int64)
+    for slot, first in enumerate(num_steps * np.arange(slots * batch).reshape(slots, batch)):
+        time = np.minimum(places[places.searchsorted(first + time + 1)] - first, num_steps)
+        times[slot] = time
+    return np.where(used(instruction), times.T, num_steps)
+
+
+def _difference(instruction: np.ndarray, achieved: np.ndarray, i: int) -> np.ndarray:
+    """Between the goals and what is achieved, in one coordinate: ``[K, B, L, M]``."""
+    difference = achieved[..., i] - instruction[:, :, i].T[:, :, None, None]
+    return np.abs(difference, out=difference)
+
+
+def eligible(times: np.ndarray, valid: np.ndarray) -> np.ndarray:
     """Timesteps ``[B, L]`` that may give a synthetic goal.
 
     These are the real ones after the first, with an achieved goal, at which no goal was completed.
 
     Args:
         times: ``[B, K]`` completion times, L where never.
-        achieved_mask: ``[B, L, M]`` bool.
-        mask: ``[B, L]`` bool.
+        valid: ``[B, L, M]`` bool, which goals are achieved at real timesteps.
     """
-    options = mask & achieved_mask.any(-1) & ~_marked(times, mask.shape[1])
+    options = valid[:, :, 0].copy()
+    for slot in range(1, valid.shape[2]):
+        options |= valid[:, :, slot]
     options[:, 0] = False
+    row, goal = (times < options.shape[1]).nonzero()
+    options[row, times[row, goal]] = False
     return options
 
 
 def merge(
-    instruction: Tensor, times: Tensor, drawn_times: Tensor, drawn_goals: Tensor, num_steps: int
-) -> Tensor:
+    instruction: np.ndarray,
+    times: np.ndarray,
+    drawn_times: np.ndarray,
+    drawn_goals: np.ndarray,
+    num_steps: int,
+) -> np.ndarray:
     """Writes completed and drawn goals, in order of time, into the first slots; later slots stay as they are.
 
     No two times are equal: drawn timesteps are distinct, and no goal was completed at any of them.
@@ -82,18 +158,19 @@ def merge(
         drawn_goals: ``[B, H, d]``.
         num_steps: L.
     """
-    slots = instruction.shape[1]
-    all_times = torch.cat([times, drawn_times], 1)
-    order = all_times.argsort(-1)[:, :slots]
-    row = torch.arange(len(order), device=order.device).unsqueeze(-1)
-    known = torch.cat([instruction, drawn_goals], 1)[row, order]
-    count = (all_times < num_steps).sum(-1, keepdim=True)
-    first = torch.arange(slots, device=order.device) < count
-    return torch.where(first.unsqueeze(-1), known, instruction)
+    row = np.arange(len(times))[:, None]
+    all_times = np.concatenate([times, drawn_times], 1)
+    order = all_times.argsort(1)[:, : instruction.shape[1]]
+    known = np.concatenate([instruction, drawn_goals], 1)[row, order]
+    return np.where((all_times[row, order] < num_steps)[:, :, None], known, instruction)
 
 
 def replay(
-    tensordict: TensorDictBase, instruction: Tensor, changed: Tensor, keys: RelabelKeys
+    tensordict: TensorDictBase,
+    instruction: np.ndarray,
+    changed: np.ndarray,
+    keys: RelabelKeys,
+    given: Trajectories | None = None,
 ) -> TensorDictBase:
     """What the environment would have emitted for other instructions, in a new batch.
 
@@ -104,48 +181,83 @@ def replay(
         instruction: ``[B, K, d]``.
         changed: ``[B]`` bool, the trajectories to rewrite.
         keys: Names of the entries.
+        given: What the batch holds, if that is known already.
     """
-    mask = tensordict.get(keys.mask).reshape(len(changed), -1)
-    never, count = mask.shape[1], mask.sum(-1)
-    achieved, achieved_mask = tensordict.get(keys.achieved), tensordict.get(keys.achieved_mask)
-    times = completion_times(instruction, achieved, achieved_mask, mask)
-    times = torch.where(changed.unsqueeze(-1), times, never)
-    last = (num_goals(instruction) - 1).clamp(min=0).unsqueeze(-1)
-    end = times.gather(-1, last).squeeze(-1)
-    lengths = torch.minimum(count, end + 1)
-    length = int(lengths.max())
-    ends = enumerate(zip(lengths.tolist(), count.tolist(), strict=True))
-    beyond = [(b, new, old) for b, (new, old) in ends if new < old]
-    leaving = [(b, new - 1, old) for b, new, old in beyond]
+    if given is None:
+        given = Trajectories.of(*(tensordict.get(key) for key in keys.needed()[:4]))
+    rows, never, count = changed.nonzero()[0], given.mask.shape[1], given.mask.sum(1)
+    instruction = instruction[rows]
+    times = completed(instruction, given.achieved[rows], given.valid[rows])
+    number = used(instruction).sum(-1)
+    end = times[np.arange(len(rows)), np.maximum(number - 1, 0)]
+    kept = count.copy()
+    kept[rows] = np.minimum(count[rows], end + 1)
+    length = int(kept.max())
+    ends = enumerate(zip(kept.tolist(), count.tolist(), strict=True))
+    cut = [(b, new, old) for b, (new, old) in ends if new < old]
+    beyond = [(b, slice(new, old)) for b, new, old in cut]
+    leaving = [(b, slice(new - 1, old)) for b, new, old in cut]
 
-    rows = changed.nonzero().squeeze(-1)
-    finished = (end < never).nonzero().squeeze(-1)
-    finish = finished * length + end[finished] - 1
-    row, slot = (times < never).nonzero(as_tuple=True)
-    arrived = row * length + times[row, slot]
-    goal = _shown(instruction[rows], _marked(times[rows], never)[:, :length].cumsum(-1), lengths[rows])
-    rules: dict[NestedKey, Callable[[Tensor], Tensor]] = {
-        keys.goal: lambda value: value.index_copy(0, rows, goal.to(value.dtype)),
-        keys.mask: lambda value: _cleared(value, beyond),
-        keys.prev_reward: lambda value: _written(value, rows, arrived),
-        keys.reward: lambda value: _written(value, rows, arrived - 1),
-        keys.terminated: lambda value: _written(value, finished, finish),
-        keys.success: lambda value: _written(value, rows, finish),
-        keys.action: lambda value: _cleared(value, leaving),
-        keys.done: lambda value: value,
+    finished = (end < never).nonzero()[0]
+    finish = (rows[finished], end[finished] - 1)
+    row, slot = (times < never).nonzero()
+    arrived = (rows[row], times[row, slot])
+    left = (arrived[0], arrived[1] - 1)
+    goal = _shown(instruction, times, kept[rows], length)
+    rules: dict[str, Callable[[Tensor], Tensor]] = {
+        "goal": lambda value: _replaced(value, rows, goal),
+        "mask": lambda value: _cleared(value, beyond),
+        "prev_reward": lambda value: _written(value, rows, arrived),
+        "reward": lambda value: _written(value, rows, left),
+        "terminated": lambda value: _written(value, rows[finished], finish),
+        "success": lambda value: _written(value, rows, finish),
+        "action": lambda value: _cleared(value, leaving),
+        "done": lambda value: value,
     }
-    rules = {unravel_key(key): rule for key, rule in rules.items()}
+    out = _rewritten(tensordict, rules, beyond, leaving, length, keys)
+    if out.get(keys.done, None) is not None:
+        _set_done(out, torch.from_numpy(rows).to(out.get(keys.done).device), keys)
+    return out
 
-    def rewritten(key: NestedKey, value: Tensor) -> Tensor:
-        value = value if length == never else value[:, :length]
-        if key in rules:
-            return rules[key](value)
+
+def _rewritten(
+    tensordict: TensorDictBase,
+    rules: dict[str, Callable[[Tensor], Tensor]],
+    beyond: list[tuple[int, slice]],
+    leaving: list[tuple[int, slice]],
+    length: int,
+    keys: RelabelKeys,
+) -> TensorDict:
+    """The batch with entries rewritten by their rules, the others cleared where trajectories are cut off."""
+    names, num_steps = _names(keys), tensordict.shape[1]
+
+    def rewrite(key: NestedKey, value: Tensor) -> Tensor:
+        value = value if length == num_steps else value[:, :length]
+        if key in names:
+            return rules[names[key]](value)
         return _cleared(value, leaving if isinstance(key, tuple) and key[0] == "next" else beyond)
 
-    out = tensordict.named_apply(rewritten, nested_keys=True, batch_size=(len(mask), length))
-    if out.get(keys.done, None) is not None:
-        _set_done(out, rows, keys)
-    return out
+    entries = _mapped(tensordict, rewrite)
+    return TensorDict(entries, batch_size=(len(tensordict), length), device=tensordict.device)
+
+
+@functools.cache
+def _names(keys: RelabelKeys) -> dict[NestedKey, str]:
+    """What the entries are that are rewritten in a way of their own."""
+    names = ("goal", "mask", "prev_reward", "reward", "terminated", "success", "action", "done")
+    return {unravel_key(getattr(keys, name)): name for name in names}
+
+
+def _mapped(
+    group: TensorDictBase, function: Callable[[NestedKey, Tensor], Tensor], path: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """``function(key, value)`` of every entry, in dicts as nested as the batch."""
+    return {
+        name: _mapped(value, function, (*path, name))
+        if isinstance(value, TensorDictBase)
+        else function((*path, name) if path else name, value)
+        for name, value in group.items()
+    }
 
 
 def _set_done(out: TensorDictBase, rows: Tensor, keys: RelabelKeys) -> None:
@@ -155,34 +267,52 @@ def _set_done(out: TensorDictBase, rows: Tensor, keys: RelabelKeys) -> None:
     out.set(keys.done, done.index_copy(0, rows, either[rows].reshape(-1, *done.shape[1:]).to(done.dtype)))
 
 
-def _written(value: Tensor, rows: Tensor, ones: Tensor) -> Tensor:
-    """A copy of ``[B, L, *]`` that is zero in ``rows`` of B, except 1 at the places ``ones`` of B * L."""
-    value = value.clone(memory_format=torch.contiguous_format).index_fill_(0, rows, 0)
-    value.view(-1, *value.shape[2:]).index_fill_(0, ones, 1)
+def _copy(value: Tensor) -> tuple[Tensor, Any]:
+    """A contiguous copy, and the same memory as NumPy has it, which assigns faster, if it can."""
+    if value.is_cpu and value.dtype != torch.bfloat16:
+        into = value.numpy(force=True).copy()
+        return torch.from_numpy(into), into
+    value = value.clone(memory_format=torch.contiguous_format)
+    return value, value
+
+
+def _written(value: Tensor, rows: np.ndarray, ones: tuple[np.ndarray, np.ndarray]) -> Tensor:
+    """A copy of ``[B, L, *]`` that is zero in ``rows`` of B, except 1 at the places ``ones`` of B and of L."""
+    value, into = _copy(value)
+    into[rows] = 0
+    into[ones] = 1
     return value
 
 
-def _cleared(value: Tensor, parts: list[tuple[int, int, int]]) -> Tensor:
-    """A copy of ``[B, L, *]`` with zeros in ``parts``, see `zero`; the same tensor if there are none."""
-    return zero(value.clone(memory_format=torch.contiguous_format), parts) if parts else value
+def _replaced(value: Tensor, rows: np.ndarray, by: np.ndarray) -> Tensor:
+    """A copy of ``[B, L, *]`` with other ``rows`` of B."""
+    value, into = _copy(value)
+    into[rows] = by if into is not value else torch.from_numpy(by).to(value)
+    return value
 
 
-def _marked(times: Tensor, num_steps: int) -> Tensor:
-    """Which timesteps are among ``times``: ``[B, N] -> [B, L]`` bool; L in ``times`` marks nothing."""
-    marks = torch.zeros(len(times), num_steps + 1, dtype=torch.bool, device=times.device)
-    return marks.scatter_(1, times, True)[:, :-1]
+def _cleared(value: Tensor, parts: list[tuple[int, slice]]) -> Tensor:
+    """A copy of ``[B, L, *]`` with zeros in ``parts`` of B and of L; the same tensor if there are none."""
+    if not parts:
+        return value
+    value, into = _copy(value)
+    for part in parts:
+        into[part] = 0
+    return value
 
 
-def _shown(instruction: Tensor, active: Tensor, lengths: Tensor) -> Tensor:
-    """The instruction ``[B, L, K, d]`` as it is shown while ``active`` ``[B, L]`` goals are completed.
+def _shown(instruction: np.ndarray, times: np.ndarray, kept: np.ndarray, length: int) -> np.ndarray:
+    """The instruction ``[R, length, K, d]`` as it is shown along trajectories, zeros after ``kept`` ``[R]``.
 
-    Zeros after ``lengths`` ``[B]``. There are few different ones, each of which is made once.
+    It changes where a goal is completed, and is the same in between.
     """
-    batch, slots = instruction.shape[:2]
-    views = show(instruction.unsqueeze(1), torch.arange(slots + 1, device=active.device).expand(batch, -1))
-    views = torch.cat([views, torch.zeros_like(views[:, :1])], 1)
-    real = torch.arange(active.shape[1], device=active.device) < lengths.unsqueeze(-1)
-    first = views.shape[1] * torch.arange(batch, device=active.device).unsqueeze(-1)
-    source = torch.where(real, active, slots + 1) + first
-    shown = views.view(-1, *views.shape[2:]).index_select(0, source.view(-1))
-    return shown.view(*active.shape, *instruction.shape[1:])
+    number, slots, size = instruction.shape
+    views = np.zeros((number, slots + 2, slots, size), instruction.dtype)
+    views[:, :-1] = instruction[:, None]
+    for slot in range(slots):
+        views[:, slot + 1 : -1, slot] = GOAL_COMPLETED
+    bounds = np.empty((number, slots + 3), np.int64)
+    bounds[:, 0], bounds[:, 1:-2], bounds[:, -2], bounds[:, -1] = 0, times, kept, length
+    np.minimum(bounds[:, 1:-2], kept[:, None], out=bounds[:, 1:-2])
+    goal = views.reshape(-1, slots * size).repeat((bounds[:, 1:] - bounds[:, :-1]).ravel(), axis=0)
+    return goal.reshape(number, length, slots, size)

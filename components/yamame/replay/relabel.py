@@ -11,14 +11,16 @@ Source: AMAGO, arXiv 2310.09971, section 4 and its algorithm for hindsight instr
 
 from typing import Literal, get_args
 
+import numpy as np
 import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.envs.transforms import Transform
 
-from yamame.goals import GOAL_PAD, completion_times, num_goals, view
+from yamame.goals import GOAL_PAD, view
+from yamame.replay.draws import distinct, weighted
 from yamame.replay.frequencies import GoalFrequencies
-from yamame.replay.hindsight import RelabelKeys, eligible, merge, replay
+from yamame.replay.hindsight import RelabelKeys, Trajectories, completed, eligible, host, merge, replay, used
 
 Strategy = Literal["some", "all", "all_or_nothing", "none"]
 
@@ -102,108 +104,123 @@ class Relabel(Transform):
         """Returns the relabelled batch ``[B, L']`` (L' <= L); the one given is left as it is."""
         out = None
         if self.strategy != "none" or self.single_goal:
-            self._check(tensordict)
-            instruction, changed = self._relabelled(tensordict)
-            if bool(changed.any()):
-                out = replay(tensordict, instruction, changed, self.keys)
+            given = self._read(tensordict)
+            instruction, changed = self._relabelled(given)
+            if changed.any():
+                out = replay(tensordict, instruction, changed, self.keys, given)
         out = tensordict.copy() if out is None else out
         if self.hide_future_goals:
-            _need(out, [self.keys.goal, self.keys.mask])
-            goal = out.get(self.keys.goal)
-            real = out.get(self.keys.mask).reshape(*goal.shape[:2], 1, 1)
+            goal, mask = _need(out, [self.keys.goal, self.keys.mask])
+            real = mask.reshape(*goal.shape[:2], 1, 1)
             out.set(self.keys.goal, torch.where(real, view(goal, hide_future_goals=True), goal))
         return out
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Counts the goals of what enters a replay buffer."""
         if self.rarity is not None:
-            _need(tensordict, [self.keys.achieved, self.keys.achieved_mask, self.keys.mask])
-            self.rarity.update(
-                tensordict.get(self.keys.achieved),
-                tensordict.get(self.keys.achieved_mask),
-                tensordict.get(self.keys.mask),
-            )
+            needed = [self.keys.achieved, self.keys.achieved_mask, self.keys.mask]
+            self.rarity.update(*_need(tensordict, needed))
         return tensordict
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         return next_tensordict
 
-    def _check(self, tensordict: TensorDictBase) -> None:
-        _need(tensordict, self.keys.needed())
+    def _read(self, tensordict: TensorDictBase) -> Trajectories:
+        """What a batch holds, which must be whole trajectories."""
+        goal, achieved, achieved_mask, mask, *_ = _need(tensordict, self.keys.needed())
+        given = Trajectories.of(goal, achieved, achieved_mask, mask)
         is_init = tensordict.get(self.keys.is_init, None)
-        if is_init is None:
-            return
-        mask = tensordict.get(self.keys.mask).reshape(is_init.shape)
-        if bool((mask[:, 0] & ~is_init[:, 0]).any()):
+        if is_init is not None and (given.mask[:, 0] & ~host(is_init).reshape(given.mask.shape)[:, 0]).any():
             raise ValueError(
                 f"Relabel: {self.keys.is_init!r} must be True in the first row of every sequence, got False: "
                 "relabel whole trajectories, before any transform that cuts windows"
             )
+        return given
 
-    def _relabelled(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
+    def _relabelled(self, given: Trajectories) -> tuple[np.ndarray, np.ndarray]:
         """The new instructions ``[B, K, d]`` and which rows ``[B]`` have one."""
-        achieved = tensordict.get(self.keys.achieved)
-        achieved_mask = tensordict.get(self.keys.achieved_mask)
-        mask = tensordict.get(self.keys.mask).reshape(achieved.shape[:2])
-        instruction = tensordict.get(self.keys.goal)[:, 0]
-        changed = torch.zeros_like(mask[:, 0])
+        instruction, achieved, valid, mask = given
+        batch, num_steps = mask.shape
+        changed = np.zeros(batch, np.bool_)
         if self.single_goal:
-            changed = num_goals(instruction) > 1
-            instruction = torch.cat([instruction[:, :1], torch.full_like(instruction[:, 1:], GOAL_PAD)], 1)
-        times = completion_times(instruction, achieved, achieved_mask, mask)
-        missing = num_goals(instruction) - (times < mask.shape[1]).sum(-1)
-        options = eligible(times, achieved_mask, mask)
-        count = torch.minimum(self._draw_counts(missing), options.sum(-1))
-        drawn_times, drawn_goals = self._draw(options, achieved, achieved_mask, count, times.shape[1])
-        return merge(instruction, times, drawn_times, drawn_goals, mask.shape[1]), changed | (count > 0)
+            changed = used(instruction).sum(-1) > 1
+            instruction = instruction.copy()
+            instruction[:, 1:] = GOAL_PAD
+        times = completed(instruction, achieved, valid)
+        missing = used(instruction).sum(-1) - (times < num_steps).sum(-1)
+        draws = min(times.shape[1], num_steps)
+        uniform = self._uniform(batch, 1 + 2 * draws)
+        options = eligible(times, valid)
+        count = np.minimum(self._counts(missing, uniform[:, 0]), options.sum(-1))
+        drawn_times, drawn_goals = self._draw(options, achieved, valid, count, uniform[:, 1:])
+        merged = merge(instruction, times, drawn_times, drawn_goals, num_steps)
+        return merged, changed | (count > 0)
 
-    def _draw_counts(self, missing: Tensor) -> Tensor:
-        """h for each trajectory ``[B]``, given k - n."""
+    def _uniform(self, *shape: int) -> np.ndarray:
+        """Numbers in [0, 1) from the generator, in double precision, which tells the longest trajectories' steps."""
+        device = "cpu" if self.generator is None else self.generator.device
+        return host(torch.rand(shape, dtype=torch.float64, generator=self.generator, device=device))
+
+    def _counts(self, missing: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+        """h for each trajectory ``[B]``, given k - n and a random number."""
         if self.strategy == "none":
-            return torch.zeros_like(missing)
+            return np.zeros_like(missing)
         if self.strategy == "all":
             return missing
-        share = torch.rand(missing.shape, generator=self.generator, device=missing.device)
         if self.strategy == "some":
-            return torch.minimum((share * (missing + 1)).to(missing.dtype), missing)
-        return torch.where(share < self.all_probability, missing, 0)
+            return (uniform * (missing + 1)).astype(missing.dtype)
+        return np.where(uniform < self.all_probability, missing, 0)
 
     def _draw(
-        self, options: Tensor, achieved: Tensor, achieved_mask: Tensor, count: Tensor, slots: int
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        options: np.ndarray,
+        achieved: np.ndarray,
+        valid: np.ndarray,
+        count: np.ndarray,
+        uniform: np.ndarray,
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Draws ``count`` timesteps of each trajectory, and one goal achieved at each.
 
         Returns:
             The timesteps ``[B, H]`` in order of drawing, L beyond ``count``, and the goals ``[B, H, d]``.
         """
-        num_steps = options.shape[1]
-        draws = min(slots, num_steps)
-        weights = None if self.rarity is None else self.rarity.weights(achieved) * achieved_mask
-        steps = self._choose(options, None if weights is None else weights.sum(-1), draws)
-        row = torch.arange(len(steps), device=steps.device).unsqueeze(-1)
-        here = None if weights is None else weights[row, steps]
-        slot = self._choose(achieved_mask[row, steps], here, 1).squeeze(-1)
-        drawn = torch.arange(draws, device=steps.device) < count.unsqueeze(-1)
-        return torch.where(drawn, steps, num_steps), achieved[row, steps, slot]
-
-    def _choose(self, options: Tensor, weights: Tensor | None, draws: int) -> Tensor:
-        """Indices ``[*, draws]`` of distinct options ``[*, N]``; arbitrary once there are no options left."""
-        if weights is None or self.rarity is None:
-            score = torch.rand(options.shape, generator=self.generator, device=options.device)
-            return score.masked_fill(~options, -1.0).topk(draws).indices
-        chosen: list[Tensor] = []
-        for _ in range(draws):
-            probabilities = self.rarity.probabilities(weights, options)
-            race = probabilities / torch.empty_like(probabilities).exponential_(generator=self.generator)
-            chosen.append(race.argmax(-1, keepdim=True))
-            options = options.scatter(-1, chosen[-1], False)
-        return torch.cat(chosen, -1)
+        num_steps, draws = options.shape[1], uniform.shape[1] // 2
+        row = np.arange(len(options))[:, None]
+        for_steps, for_slots = uniform[:, :draws], uniform[:, draws:]
+        if self.rarity is None:
+            steps = distinct(options, for_steps)
+            weights = valid[row, steps]
+        else:
+            steps, weights = _rare(self.rarity, options, achieved, valid, for_steps)
+        slot = weighted(weights, for_slots) if valid.shape[-1] > 1 else 0
+        drawn = np.arange(draws) < count[:, None]
+        return np.where(drawn, steps, num_steps), achieved[row, steps, slot]
 
 
-def _need(tensordict: TensorDictBase, keys: list[NestedKey]) -> None:
-    for key in keys:
-        if tensordict.get(key, None) is None:
+def _rare(
+    rarity: GoalFrequencies, options: np.ndarray, achieved: np.ndarray, valid: np.ndarray, uniform: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Distinct timesteps ``[B, H]``, rare ones more often, and probabilities ``[B, H, M]`` of what they offer."""
+    weights = np.zeros(valid.shape, np.float32)
+    goals = torch.from_numpy(achieved[options]).to(rarity.totals.device)
+    weights[options] = host(rarity.weights(goals)) * valid[options]
+    left, of_steps = torch.from_numpy(options.copy()), torch.from_numpy(weights.sum(-1))
+    row = np.arange(len(options))
+    steps = np.empty(uniform.shape, np.int64)
+    for draw in range(uniform.shape[1]):
+        steps[:, draw] = weighted(rarity.probabilities(of_steps, left).numpy(), uniform[:, draw])
+        left.numpy()[row, steps[:, draw]] = False
+    here = row[:, None], steps
+    return steps, rarity.probabilities(torch.from_numpy(weights[here]), torch.from_numpy(valid[here])).numpy()
+
+
+def _need(tensordict: TensorDictBase, keys: list[NestedKey]) -> list[Tensor]:
+    """The entries of these names, all of which the batch must hold."""
+    entries = [tensordict.get(key, None) for key in keys]
+    for key, entry in zip(keys, entries, strict=True):
+        if entry is None:
             raise ValueError(
                 f"Relabel: the batch must hold {key!r}, got {list(tensordict.keys())}: "
                 "an env without goals cannot be relabelled; set relabel=none"
             )
+    return entries
