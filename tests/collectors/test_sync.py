@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from torchrl.data import Binary
 from torchrl.envs import Compose, ExcludeTransform, TransformedEnv
 from yamame.agent import InContextAgent
-from yamame.collectors import SyncCollector
+from yamame.collectors import AsyncCollector, SyncCollector
 from yamame.exploration import BilevelEpsilon
 from yamame.heads import ActorHead, PopArt, make_critic
 from yamame.timestep import MLPGoalEncoder, MLPTimestepEncoder
@@ -31,7 +31,7 @@ class Shelf:
             self.rows.append(row[: int(row["mask"].sum())].clone())
 
 
-def make_collector(env, *, encoder=None, explore=True) -> SyncCollector:
+def make_collector(env, *, encoder=None, explore=True, greedy=False, autocast=None) -> SyncCollector:
     torch.manual_seed(0)
     agent = InContextAgent(
         env.observation_spec,
@@ -45,7 +45,7 @@ def make_collector(env, *, encoder=None, explore=True) -> SyncCollector:
         gammas=(0.9,),
     )
     noise = BilevelEpsilon(agent.action_space, anneal_steps=500) if explore else None
-    return SyncCollector(env, agent.policy(), Shelf(), exploration=noise)
+    return SyncCollector(env, agent.policy(), Shelf(), exploration=noise, greedy=greedy, autocast=autocast)
 
 
 def test_stored_trajectories_replay_in_the_environment_step_by_step():
@@ -94,6 +94,7 @@ def test_a_trajectory_holds_no_memory_no_features_and_no_seed():
     }
 
 
+@pytest.mark.parametrize("autocast", [None, "bfloat16"])
 @pytest.mark.parametrize(
     "encoder",
     [
@@ -101,19 +102,20 @@ def test_a_trajectory_holds_no_memory_no_features_and_no_seed():
         partial(GRUEncoder, hidden_size=8, out_features=8),
     ],
 )
-def test_a_saved_collector_goes_on_exactly_where_it_stood_in_a_new_one(encoder):
+def test_a_saved_collector_goes_on_exactly_where_it_stood_in_a_new_one(encoder, autocast):
     settings = {"num_envs": 3, "size": 7, "num_goals": 2, "time_limit": 11, "seed": 2}
-    first = make_collector(MazeRunner(**settings), encoder=encoder)
+    first = make_collector(MazeRunner(**settings), encoder=encoder, autocast=autocast)
     first.collect(3 * 17)
     state = copy.deepcopy(first.state_dict())
     random = torch.get_rng_state()
     first.replay.rows.clear()
     first.collect(3 * 30)
-    second = make_collector(MazeRunner(**settings), encoder=encoder)
+    second = make_collector(MazeRunner(**settings), encoder=encoder, autocast=autocast)
     second.load_state_dict(state)
     restored = second.policy.trajectory_encoder.memory_state_dict()
     assert restored["age"].any()
     assert all(torch.equal(restored[name], value) for name, value in state["memory"].items())
+    assert all(restored[name].dtype == value.dtype for name, value in state["memory"].items())
     torch.set_rng_state(random)
     second.collect(3 * 30)
     memories = [c.policy.trajectory_encoder.memory_state_dict() for c in (first, second)]
@@ -175,6 +177,51 @@ def test_acting_follows_pushed_weights_only():
     assert all(
         torch.equal(a, b) for a, b in zip(learner.parameters(), collector.policy.parameters(), strict=True)
     )
+
+
+def actions(**settings) -> list[list[int]]:
+    """What is executed for two different streams of random numbers."""
+    played = []
+    for seed in (1, 2):
+        collector = make_collector(PassiveTMaze(num_envs=4, length=9, seed=3), **settings)
+        torch.manual_seed(seed)
+        collector.collect(4 * 10)
+        played.append(torch.cat([row["action"] for row in collector.replay.rows]).tolist())
+    return played
+
+
+def test_greedy_acting_draws_nothing_but_the_noise_that_changes_it():
+    same, again = actions(greedy=True, explore=False)
+    assert same == again
+    sampled, otherwise = actions(greedy=False, explore=False)
+    assert sampled != otherwise
+    noisy, other_noise = actions(greedy=True, explore=True)
+    assert noisy != other_noise
+
+
+def test_acting_in_bfloat16_stays_so_when_weights_change_and_stores_what_it_did_before():
+    env = PassiveTMaze(num_envs=2, length=4)
+    exact, rounded = make_collector(env), make_collector(env, autocast="bfloat16")
+    for collector, dtype in ((exact, torch.float32), (rounded, torch.bfloat16)):
+        for change in (
+            lambda c: None,
+            lambda c: c.update_policy_weights_(TensorDict.from_module(c.policy).data.clone()),
+            lambda c: c.load_state_dict(c.state_dict()),
+        ):
+            change(collector)
+            collector.collect(2 * 7)
+            assert collector.policy.trajectory_encoder.memory_state_dict()["entries"].dtype == dtype
+    kept = [{key: value.dtype for key, value in c.replay.rows[0].items(True, True)} for c in (exact, rounded)]
+    assert kept[0] == kept[1]
+    assert all(parameter.dtype == torch.float32 for parameter in rounded.policy.parameters())
+
+
+def test_an_unknown_precision_is_refused():
+    with pytest.raises(ValueError, match=r"SyncCollector: autocast must be .*'float16'"):
+        make_collector(PassiveTMaze(num_envs=2, length=4), autocast="float16")
+    policy = make_collector(PassiveTMaze(num_envs=2, length=4)).policy
+    with pytest.raises(ValueError, match=r"AsyncCollector: autocast must be .*float16"):
+        AsyncCollector(PassiveTMaze, policy, Shelf(), num_envs=2, seed=0, autocast="float16")
 
 
 def test_any_torchrl_environment_collects_after_the_context_transform():

@@ -9,7 +9,7 @@ import copy
 import queue
 from collections.abc import Callable, Mapping
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -47,9 +47,11 @@ class AsyncCollector:
         block_steps: Steps of every row between two messages of a worker.
         max_staleness: The most environment steps, over all rows, taken and not yet collected.
         timeout: Seconds without any message after which a living worker is taken for stuck.
+        greedy: As for `SyncCollector`.
+        autocast: As for `SyncCollector`.
 
     Raises:
-        ValueError: If a number is out of its range.
+        ValueError: If a number is out of its range, or ``autocast`` is unknown.
         RuntimeError: At `collect`, if a worker failed, died or is stuck; all others are ended.
     """
 
@@ -66,6 +68,8 @@ class AsyncCollector:
         block_steps: int = 16,
         max_staleness: int = 4096,
         timeout: float = 300.0,
+        greedy: bool = False,
+        autocast: Literal["bfloat16"] | None = None,
     ) -> None:
         self._require("num_workers", num_workers, 1 <= num_workers <= num_envs, f"be in 1..{num_envs}")
         self._require("block_steps", block_steps, block_steps >= 1, "be at least 1")
@@ -74,11 +78,13 @@ class AsyncCollector:
         least = num_envs * block_steps
         self._require("max_staleness", max_staleness, self._num_tokens >= 1, f"be at least {least}")
         self._require("timeout", timeout, timeout > 0, "be positive")
+        self._require("autocast", autocast, autocast in (None, "bfloat16"), "be None or 'bfloat16'")
         self.replay = replay
         self.exploration = copy.deepcopy(exploration)
         self.policy = copy.deepcopy(policy).cpu().requires_grad_(False).eval()
         self._make_env, self._seed = make_env, seed
         self._block_steps, self._timeout = block_steps, timeout
+        self._greedy, self._autocast = greedy, autocast
         self._num_restarts = 0
         self._num_open = [0] * num_workers
         self._workers: _Workers | None = None
@@ -121,7 +127,19 @@ class AsyncCollector:
         jobs = []
         for worker, num_envs in enumerate(self._rows):
             env_seed, torch_seed = worker_seeds(self._seed, self._num_restarts, worker)
-            jobs.append(Job(worker, self._make_env, num_envs, env_seed, torch_seed, parts, self._block_steps))
+            jobs.append(
+                Job(
+                    index=worker,
+                    make_env=self._make_env,
+                    num_envs=num_envs,
+                    seed=env_seed,
+                    torch_seed=torch_seed,
+                    parts=parts,
+                    block_steps=self._block_steps,
+                    greedy=self._greedy,
+                    autocast=self._autocast,
+                )
+            )
         self._num_open = [0] * len(jobs)
         return _Workers(jobs, self.policy, num_tokens=self._num_tokens)
 

@@ -1,7 +1,7 @@
 """Plays: a policy acts in a batched environment, and whole trajectories come out."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -9,6 +9,7 @@ from tensordict.nn import TensorDictModuleBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.envs import EnvBase
+from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from yamame.agent import InContextPolicy
 from yamame.agent.policy import acting_copy
@@ -40,9 +41,12 @@ class Player:
         exploration: Changes the policy's action before it is executed; the executed action is what is stored. Who
             plays tells it of the steps taken.
         owner: Who plays, for the text of errors.
+        greedy: The policy acts by its most probable action; exploration still changes it.
+        autocast: Precision in which the policy encodes the history and remembers it; None for that of the weights.
 
     Raises:
-        ValueError: If the environment has another number of batch dimensions, or no ``is_init``.
+        ValueError: If the environment has another number of batch dimensions, or no ``is_init``, or ``autocast`` is
+            unknown.
     """
 
     def __init__(
@@ -52,14 +56,20 @@ class Player:
         *,
         exploration: TensorDictModuleBase | None,
         owner: str,
+        greedy: bool = False,
+        autocast: Literal["bfloat16"] | None = None,
     ) -> None:
+        if autocast not in (None, "bfloat16"):
+            raise ValueError(f"{owner}: autocast must be None or 'bfloat16', got {autocast!r}")
         if len(env.batch_size) != 1:
             raise ValueError(f"{owner}: env must have one batch dimension, got {tuple(env.batch_size)}")
         self.env = env
         self.num_rows = env.batch_size[0]
         self.exploration = exploration
+        self._mode = ExplorationType.DETERMINISTIC if greedy else ExplorationType.RANDOM
         self._keys = _stored_keys(env, owner)
-        self.policy = acting_copy(policy, num_rows=self.num_rows)
+        self._dtype = None if autocast is None else torch.bfloat16
+        self.policy = acting_copy(policy, num_rows=self.num_rows, dtype=self._dtype)
         self._outcomes = [key for key in ("success", "aborted") if key in env.observation_spec.keys()]
         self.assembler = TrajectoryAssembler()
         self._current: TensorDictBase | None = None
@@ -72,7 +82,8 @@ class Player:
         kept: dict[NestedKey, list[Tensor]] = {}
         dones, terminals = [], []
         for _ in range(num_blocks):
-            current = self.policy(current)
+            with set_exploration_type(self._mode):
+                current = self.policy(current)
             if self.exploration is not None:
                 current = self.exploration(current)
             stepped, following = self.env.step_and_maybe_reset(current)
@@ -125,7 +136,12 @@ class Player:
     def update_policy_weights_(self, weights: TensorDictBase) -> None:
         """Copies ``TensorDict.from_module(policy).data`` into the acting policy. Its memory survives."""
         TensorDict.from_module(self.policy).data.update_(weights)
-        self.policy.prepare()
+        self.policy.prepare(self._dtype)
+
+    def load_policy_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Loads the ``state_dict`` of a policy into the acting one. Its memory survives."""
+        self.policy.load_state_dict(state)
+        self.policy.prepare(self._dtype)
 
     def state_dict(self) -> dict[str, Any]:
         """Environment, current observation, open episodes, weights and memory of the policy, exploration."""
@@ -146,8 +162,7 @@ class Player:
         self.assembler.load_state_dict(
             {k: v if v is None or device is None else v.to(device) for k, v in state["open"].items()}
         )
-        self.policy.load_state_dict(state["policy"])
-        self.policy.prepare()
+        self.load_policy_state_dict(state["policy"])
         self.policy.trajectory_encoder.load_memory_state_dict(state["memory"])
         if self.exploration is not None:
             self.exploration.load_state_dict(state["exploration"])

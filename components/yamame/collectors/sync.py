@@ -1,7 +1,7 @@
 """Acting and learning in turn, in one process: deterministic, and exactly resumable."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
@@ -23,9 +23,13 @@ class SyncCollector:
         replay: Receives finished trajectories ``[E, L]`` through its ``extend``.
         exploration: Changes the policy's action before it is executed; the executed action is what is stored. Its
             ``step(num_env_steps)`` is called after every `collect`.
+        greedy: Act by the most probable action; exploration still changes it.
+        autocast: Precision in which the acting policy encodes the history and remembers it, where a processor is faster
+            so; None for that of the weights. Weights and what is stored keep theirs.
 
     Raises:
-        ValueError: If the environment has another number of batch dimensions, or no ``is_init``.
+        ValueError: If the environment has another number of batch dimensions, or no ``is_init``, or ``autocast`` is
+            unknown.
     """
 
     def __init__(
@@ -35,8 +39,12 @@ class SyncCollector:
         replay: Replay,
         *,
         exploration: TensorDictModuleBase | None = None,
+        greedy: bool = False,
+        autocast: Literal["bfloat16"] | None = None,
     ) -> None:
-        self.player = Player(env, policy, exploration=exploration, owner="SyncCollector")
+        self.player = Player(
+            env, policy, exploration=exploration, owner="SyncCollector", greedy=greedy, autocast=autocast
+        )
         self.replay = replay
 
     @property

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import parent_process
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -14,7 +14,6 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torchrl.envs import EnvBase
 
-from yamame.agent import InContextPolicy
 from yamame.collectors.base import Episodes
 from yamame.collectors.player import Player
 
@@ -55,6 +54,8 @@ class Job:
         torch_seed: Of its random numbers.
         parts: The policy and the exploration, encoded.
         block_steps: Steps of every row between two messages.
+        greedy: As for `Player`.
+        autocast: As for `Player`.
     """
 
     index: int
@@ -64,6 +65,8 @@ class Job:
     torch_seed: int
     parts: bytes
     block_steps: int
+    greedy: bool
+    autocast: Literal["bfloat16"] | None
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,8 @@ def work(job: Job, channel: Channel, tokens: Any) -> None:
             policy.to(device),
             exploration=None if exploration is None else exploration.to(device),
             owner="AsyncCollector",
+            greedy=job.greedy,
+            autocast=job.autocast,
         )
         _play(player, job, channel, tokens)
         channel.results.cancel_join_thread()
@@ -139,7 +144,7 @@ def _play(player: Player, job: Job, channel: Channel, tokens: Any) -> None:
             continue
         if channel.stop.is_set():
             return
-        version = _follow(player.policy, channel, version)
+        version = _follow(player, channel, version)
         counted = _count(player.exploration, channel, counted)
         episodes, finished = player.play(job.block_steps * job.num_envs)
         with channel.num_steps.get_lock():
@@ -149,14 +154,13 @@ def _play(player: Player, job: Job, channel: Channel, tokens: Any) -> None:
         channel.results.put(encode(Message(job.index, episodes, entries, num_open, version)))
 
 
-def _follow(policy: InContextPolicy, channel: Channel, version: int) -> int:
+def _follow(player: Player, channel: Channel, version: int) -> int:
     """Takes over the weights if there are newer ones; returns their version."""
     if channel.version.value == version:
         return version
     with channel.lock:
-        policy.load_state_dict(channel.weights)
+        player.load_policy_state_dict(channel.weights)
         version = channel.version.value
-    policy.prepare()
     return version
 
 

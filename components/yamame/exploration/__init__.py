@@ -2,6 +2,7 @@
 
 from yamame.exploration.base import Exploration as Exploration
 from yamame.exploration.base import disable_exploration as disable_exploration
+from yamame.exploration.edges import EdgeEpsilon as EdgeEpsilon
 from yamame.exploration.epsilon import BilevelEpsilon as BilevelEpsilon
 from yamame.exploration.epsilon import EpsilonGreedy as EpsilonGreedy
 from yamame.exploration.gaussian import GaussianNoise as GaussianNoise

@@ -1,0 +1,87 @@
+"""Random actions at the edges of a rollout, where long corridors leave no room for any in between."""
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from torch import Tensor
+from torchrl.data import TensorSpec
+
+from yamame.actions import ActionSpace
+from yamame.exploration.base import Exploration, perturb
+
+
+class EdgeEpsilon(Exploration):
+    """Epsilon that is large in the first and last steps of a rollout only, and falls over training.
+
+    For tasks of pure memory: what is seen at first must be recalled at last, and any random action on the way ends
+    the attempt. The horizon is taken from ``time`` (t / horizon) and ``step_index`` (t). Meant for policies that act
+    by their most probable action. After the T-Maze exploration of AMAGO (arXiv 2310.09971).
+
+    Args:
+        action_space: A `yamame.actions.ActionSpace`, or the environment's action spec with or without its
+            batch dimensions.
+        anneal_steps: Environment steps, over all rows, after which the edges stay at ``end``.
+        start: Epsilon at the edges when training begins.
+        end: Epsilon at the edges once annealed.
+        random_steps: Expected number of random actions in a whole rollout away from its edges.
+        first: Steps at the beginning of a rollout that are an edge.
+        last: Steps at its end that are an edge.
+        action_key: Key of the action, read and written.
+        time_key: Key of ``time`` ``[N, 1]``.
+        step_index_key: Key of ``step_index`` ``[N, 1]``.
+        action_mask_key: Key of the allowed actions ``[N, A]`` bool, read when present.
+
+    Raises:
+        ValueError: If a setting is out of its range; at run time if ``time`` or ``step_index`` is missing.
+
+    >>> from tensordict import TensorDict
+    >>> from torchrl.data import Categorical
+    >>> noise = EdgeEpsilon(Categorical(4, shape=(3,)), anneal_steps=100, random_steps=0.5, last=2)
+    >>> step = torch.tensor([[0], [7], [8]])
+    >>> rows = TensorDict({"action": torch.zeros(3), "step_index": step, "time": step / 10}, [3])
+    >>> noise.epsilon(rows)
+    tensor([1.0000, 0.0500, 1.0000])
+    """
+
+    def __init__(
+        self,
+        action_space: ActionSpace | TensorSpec,
+        *,
+        anneal_steps: int,
+        start: float = 1.0,
+        end: float = 0.05,
+        random_steps: float = 0.5,
+        first: int = 1,
+        last: int = 1,
+        action_key: NestedKey = "action",
+        time_key: NestedKey = "time",
+        step_index_key: NestedKey = "step_index",
+        action_mask_key: NestedKey = "action_mask",
+    ) -> None:
+        super().__init__(action_space, anneal_steps=anneal_steps, action_key=action_key)
+        for name, share in (("start", start), ("end", end)):
+            if not 0.0 <= share <= 1.0:
+                raise ValueError(f"EdgeEpsilon: {name} must be in [0, 1], got {share}")
+        for name, count in (("random_steps", random_steps), ("first", first), ("last", last)):
+            if count < 0:
+                raise ValueError(f"EdgeEpsilon: {name} must not be negative, got {count}")
+        self.start, self.end = start, end
+        self.random_steps, self.first, self.last = random_steps, first, last
+        self.time_key, self.step_index_key = time_key, step_index_key
+        self.action_mask_key = action_mask_key
+        self.in_keys = [*self.in_keys, time_key, step_index_key]
+
+    def epsilon(self, tensordict: TensorDictBase) -> Tensor:
+        """Epsilon of every row ``[N]``."""
+        keys = (self.time_key, self.step_index_key)
+        time, step = (self._require(tensordict, key).reshape(tensordict.batch_size) for key in keys)
+        horizon = (step / time).round()  # not a number at the very first step, which counts as first
+        middle = (self.random_steps / horizon).clamp(max=1.0)
+        edge = (step < self.first) | (step >= horizon - self.last)
+        if self.first == 0:
+            middle = torch.where(step == 0, 0.0, middle)
+        return torch.where(edge, self.anneal(self.start, self.end).to(step.device), middle)
+
+    def explore(self, tensordict: TensorDictBase, space: ActionSpace, action: Tensor) -> Tensor:
+        """Perturbs the action by the epsilon of its row."""
+        mask = tensordict.get(self.action_mask_key, None)
+        return perturb(space, action, self.epsilon(tensordict), mask)

@@ -1,0 +1,98 @@
+"""Rounds of complete episodes: one per row, acted out by one policy, exactly resumable."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+from yamame.agent import InContextAgent
+from yamame.collectors import EpisodeCollector
+from yamame.heads import ActorHead, PopArt, make_critic
+from yamame.replay import OnPolicyBuffer
+from yamame.timestep import make_timestep_encoder
+from yamame.trajectory import GRUEncoder
+from yamame_envs import MetaFrozenLake
+
+ROWS = 6
+
+
+def make(seed=0):
+    torch.manual_seed(seed)
+    env = MetaFrozenLake(num_envs=ROWS, size=4, num_trials=1, seed=3)
+    agent = InContextAgent(
+        env.observation_spec,
+        env.full_action_spec["action"],
+        timestep_encoder=make_timestep_encoder,
+        goal_encoder=lambda *_: None,
+        trajectory_encoder=lambda width: GRUEncoder(width, hidden_size=8, num_layers=1, out_features=8),
+        actor=lambda *args, **kwargs: ActorHead(*args, **kwargs, hidden_size=8, num_layers=1),
+        critic=make_critic,
+        returns=PopArt,
+        gammas=[0.9],
+    )
+    buffer = OnPolicyBuffer()
+    return EpisodeCollector(env, agent.policy(), buffer), buffer, agent
+
+
+def test_a_round_brings_one_complete_episode_of_every_row():
+    collector, buffer, _ = make()
+    episodes = collector.collect(1)
+    batch = buffer.take()
+    mask = batch["mask"].squeeze(-1)
+    lengths = mask.sum(-1) - 1
+    assert len(batch) == ROWS == len(episodes.returns)
+    assert lengths.unique().numel() > 1, "the episodes must differ in length to show anything"
+    assert episodes.num_steps == ROWS * int(lengths.max())
+    assert torch.equal(lengths, episodes.lengths)
+    row = torch.arange(ROWS)
+    assert batch["is_init"].squeeze(-1)[:, 0].all()
+    assert batch["is_init"].sum() == ROWS
+    ends = batch["next", "terminated"].squeeze(-1)
+    assert ends[row, lengths - 1].all()
+    assert ends.sum() == ROWS
+    torch.testing.assert_close(batch["next", "reward"].flatten(1).sum(-1), episodes.returns)
+    steps = batch["step_index"].squeeze(-1)
+    assert torch.equal(steps, torch.where(mask, torch.arange(mask.shape[1]), 0))
+
+
+def test_rounds_go_on_until_the_steps_are_taken():
+    collector, buffer, _ = make()
+    episodes = collector.collect(200)
+    assert episodes.num_steps >= 200
+    assert len(buffer) == len(episodes.returns)
+    assert len(buffer) % ROWS == 0
+    assert len(buffer) > ROWS
+
+
+def test_what_acts_changes_only_between_rounds_and_only_when_told():
+    collector, _, agent = make()
+    with torch.no_grad():
+        for parameter in agent.parameters():
+            parameter.add_(1.0)
+    acting = {name: p.clone() for name, p in collector.policy.named_parameters()}
+    collector.collect(1)
+    assert all(torch.equal(p, acting[name]) for name, p in collector.policy.named_parameters())
+    collector.update_policy_weights_(TensorDict.from_module(agent.policy()).data)
+    assert not any(torch.equal(p, acting[name]) for name, p in collector.policy.named_parameters())
+
+
+def test_a_restored_collector_plays_on_exactly():
+    whole, held, _ = make()
+    whole.collect(1)
+    state, random = whole.state_dict(), torch.get_rng_state()
+    held.take()
+    whole.collect(50)
+    restored, other, _ = make(seed=1)
+    restored.load_state_dict(state)
+    torch.set_rng_state(random)
+    restored.collect(50)
+    assert (held.take() == other.take()).all()
+    fresh, different, _ = make(seed=1)
+    fresh.collect(50)
+    torch.set_rng_state(random)
+    whole.collect(50)
+    first, second = held.take(), different.take()
+    assert first.shape != second.shape or not (first == second).all()
+
+
+def test_how_much_will_be_appended_cannot_be_told():
+    with pytest.raises(RuntimeError, match="EpisodeCollector: max_appended"):
+        make()[0].max_appended(10)
