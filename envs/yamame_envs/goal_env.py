@@ -18,7 +18,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Binary, Bounded
 from torchrl.data.tensor_specs import TensorSpec
-from yamame.goals import GOAL_COMPLETED, advance, num_goals, show
+from yamame.goals import GOAL_COMPLETED, GOAL_PAD, advance, num_goals, show
 
 from yamame_envs.actions import Actions
 from yamame_envs.base import BatchedEnv
@@ -30,7 +30,7 @@ class GoalEnv(BatchedEnv):
 
     A subclass implements `_draw_tasks` (with an entry ``instruction`` ``[R, K, d]``), `_begin_world`,
     `_move`, `_look` and `_achieved`. ``reset`` takes an optional entry ``instruction`` ``[N, K, d]`` that
-    replaces the drawn goals of the rows that reset.
+    replaces the drawn goals of the rows that reset; `set_instruction` does so for all episodes to come.
 
     Args:
         num_envs: Rows, at least 1.
@@ -60,6 +60,8 @@ class GoalEnv(BatchedEnv):
         device: str | torch.device,
     ) -> None:
         self._instruction_size = instruction
+        self._goal_high = goal_high
+        self._asked: Tensor | None = None
         achieved = (achieved_slots, instruction[1])
         entries = {
             **observations,
@@ -91,6 +93,47 @@ class GoalEnv(BatchedEnv):
     @abstractmethod
     def _achieved(self, task: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
         """Goals that hold, ``[R, M, d]`` float32, and which slots hold one, ``[R, M]`` bool; new tensors."""
+
+    def _check_instruction(self, task: Tensors) -> None:
+        """Refuses the instruction of `set_instruction` in tasks ``[R, ...]`` where it cannot be done."""
+
+    def set_instruction(self, text: str | None) -> None:
+        """Asks for the same goals in every episode that begins from now on.
+
+        Args:
+            text: Goals in their order, separated by spaces; the numbers of a goal are separated by commas, as in
+                ``"3,5 7,1"``. None: goals are drawn again.
+
+        Raises:
+            ValueError: If this is no instruction of the environment; a goal that only some tasks exclude is
+                refused by the reset that draws such a task.
+        """
+        self._asked = None if text is None else self._parse(text)
+
+    def _parse(self, text: str) -> Tensor:
+        """``[K, d]``."""
+        slots, size = self._instruction_size
+        goals = [goal.split(",") for goal in text.replace(", ", ",").split()]
+        several = 1 <= len(goals) <= slots
+        self._require("instruction", repr(text), several, f"hold 1..{slots} goals separated by spaces")
+        asked = torch.full((slots, size), GOAL_PAD)
+        last = int(self._goal_high)
+        for slot, goal in enumerate(goals):
+            good = len(goal) == size and all(part.isdecimal() and int(part) <= last for part in goal)
+            form = ",".join("ABCDEFGH"[:size])
+            self._require(
+                "instruction", repr(",".join(goal)), good, f"hold goals {form} with numbers in 0..{last}"
+            )
+            asked[slot] = torch.tensor([float(part) for part in goal])
+        return asked
+
+    def _tasks_for(self, rows: Tensor, tensordict: TensorDictBase | None) -> Tensors:
+        task = super()._tasks_for(rows, tensordict)
+        given = tensordict is not None and tensordict.get("instruction", None) is not None
+        if self._asked is not None and not given:
+            task["instruction"] = self._asked.to(self.device).repeat(rows.shape[0], 1, 1)
+            self._check_instruction(task)
+        return task
 
     def _begin(self, task: Tensors) -> Tensors:
         world = self._begin_world(task)

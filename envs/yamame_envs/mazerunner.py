@@ -134,6 +134,18 @@ class MazeRunner(GoalEnv):
         unused = torch.arange(most, device=walls.device) >= count.unsqueeze(-1)
         return goals.masked_fill(unused.unsqueeze(-1), GOAL_PAD)
 
+    def _check_instruction(self, task: Tensors) -> None:
+        cells = task["instruction"]
+        index = (cells[..., 0] * self._size + cells[..., 1]).long().clamp(min=0)
+        blocked = task["walls"].gather(1, index) & (cells[..., 0] != GOAL_PAD)
+        if bool(blocked.any()):
+            row, slot = blocked.nonzero()[0].tolist()
+            free = self._cells[~task["walls"][row]]
+            near = free[(free - cells[row, slot]).abs().sum(-1).argsort(stable=True)[:3]]
+            wall, *others = (f"{int(i)},{int(j)}" for i, j in [cells[row, slot].tolist(), *near.tolist()])
+            condition = f"name cells without a wall in this maze (near it {' '.join(others)})"
+            self._require("instruction", wall, False, condition)
+
     def _begin_world(self, task: Tensors) -> Tensors:
         return {"cell": torch.full_like(task["task_seed"], self._spawn)}
 

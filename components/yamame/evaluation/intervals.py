@@ -1,7 +1,6 @@
-"""Intervals for reported numbers: success rates and means over runs and tasks."""
+"""Intervals for reported numbers: success rates and means over episodes."""
 
 from statistics import NormalDist
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -31,32 +30,13 @@ def wilson_interval(successes: int, n: int, *, confidence: float = 0.95) -> tupl
     return max(0.0, centre - radius), min(1.0, centre + radius)
 
 
-def interquartile_mean(values: Tensor) -> Tensor:
-    """Mean of the middle half over the last dimension, ``[*, n] -> [*]``: a quarter is cut off at either end.
-
-    Less sensitive to single runs than the mean, more efficient than the median (arXiv 2108.13264).
-
-    >>> interquartile_mean(torch.tensor([0.0, 1.0, 2.0, 100.0]))
-    tensor(1.5000)
-    """
-    cut = values.shape[-1] // 4
-    return values.sort(-1).values[..., cut : values.shape[-1] - cut].mean(-1)
-
-
 def bootstrap_interval(
-    values: Tensor,
-    *,
-    statistic: Literal["mean", "iqm"] = "mean",
-    confidence: float = 0.95,
-    num_resamples: int = 2000,
-    seed: int = 0,
+    values: Tensor, *, confidence: float = 0.95, num_resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of a mean or an interquartile mean.
+    """Percentile bootstrap interval of a mean; for scores of several runs see `yamame.runs.statistics`.
 
     Args:
-        values: ``[n]``, or ``[runs, tasks]``: then runs are resampled within each task (stratified) and the
-            statistic is taken over all of them.
-        statistic: ``mean``, or ``iqm`` for `interquartile_mean`.
+        values: ``[n]``.
         confidence: Coverage, in (0, 1).
         num_resamples: Number of bootstrap resamples.
         seed: Of a generator of its own; the global one is not used.
@@ -64,23 +44,20 @@ def bootstrap_interval(
     >>> bootstrap_interval(torch.full((5,), 3.0))
     (3.0, 3.0)
     """
-    if statistic not in ("mean", "iqm"):
-        raise ValueError(f"bootstrap_interval: statistic must be 'mean' or 'iqm', got {statistic!r}")
-    if values.ndim not in (1, 2) or values.numel() == 0 or not bool(values.isfinite().all()):
+    if values.ndim != 1 or values.numel() == 0 or not bool(values.isfinite().all()):
         raise ValueError(
-            "bootstrap_interval: values must be a non-empty vector or matrix of finite numbers, got shape "
+            "bootstrap_interval: values must be a non-empty vector of finite numbers, got shape "
             f"{tuple(values.shape)}, {int((~values.isfinite()).sum())} not finite"
         )
     if num_resamples < 1:
         raise ValueError(f"bootstrap_interval: num_resamples must be positive, got {num_resamples}")
     _check_confidence("bootstrap_interval", confidence)
-    table = values.detach().to("cpu", torch.float64).reshape(values.shape[0], -1)
+    values = values.detach().to("cpu", torch.float64)
     generator = torch.Generator().manual_seed(seed)
-    picks = torch.randint(table.shape[0], (num_resamples, *table.shape), generator=generator)
-    resampled = table.expand(num_resamples, *table.shape).gather(1, picks).flatten(1)
-    estimates = resampled.mean(-1) if statistic == "mean" else interquartile_mean(resampled)
+    picks = torch.randint(len(values), (num_resamples, len(values)), generator=generator)
     tail = (1.0 - confidence) / 2
-    low, high = estimates.quantile(torch.tensor([tail, 1.0 - tail], dtype=torch.float64)).tolist()
+    bounds = torch.tensor([tail, 1.0 - tail], dtype=torch.float64)
+    low, high = values[picks].mean(-1).quantile(bounds).tolist()
     return low, high
 
 

@@ -65,6 +65,24 @@ class EvaluationResult:
                 metrics[f"success_mean_{count}_goals"] = float(group.double().mean())
         return metrics
 
+    def trial_curve(self, *, confidence: float = 0.95) -> dict[str, list[float]]:
+        """The in-context learning curve: the return of each trial, over the episodes that had it.
+
+        Args:
+            confidence: Coverage of the bootstrap intervals, in (0, 1).
+
+        Returns:
+            ``mean``, ``low``, ``high`` and ``num_episodes``, a number per trial each.
+        """
+        curve: dict[str, list[float]] = {"mean": [], "low": [], "high": [], "num_episodes": []}
+        for column in self.trial_returns.unbind(1):
+            known = column[~column.isnan()]
+            low, high = bootstrap_interval(known, confidence=confidence)
+            values = (float(known.mean()), low, high, float(len(known)))
+            for name, value in zip(curve, values, strict=True):
+                curve[name].append(value)
+        return curve
+
 
 def concatenate(results: list[EvaluationResult]) -> EvaluationResult:
     """One result of the episodes of several, in order."""

@@ -64,17 +64,18 @@ def evaluate(
     wanted = rows if num_episodes is None else num_episodes
     mode = ExplorationType.DETERMINISTIC if greedy else ExplorationType.RANDOM
     player = copy.deepcopy(policy)
-    with _seeded(seed), torch.no_grad(), set_exploration_type(mode):
+    with seeded(seed), torch.no_grad(), set_exploration_type(mode):
         env.set_seed(seed)
         rounds = []
         for start in range(0, wanted, rows):
-            _make_fresh(player)
+            make_fresh(player)
             tally = _play_round(player, env, max_steps, memory_wiped)
             rounds.append(tally.result(min(rows, wanted - start)))
     return concatenate(rounds)
 
 
-def _make_fresh(player: Policy) -> None:
+def make_fresh(player: Policy) -> None:
+    """Puts a copied policy at its beginning: evaluation mode, no exploration, an empty memory, prepared."""
     if not isinstance(player, nn.Module):
         return
     player.eval()
@@ -88,7 +89,7 @@ def _make_fresh(player: Policy) -> None:
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """Seeds PyTorch's generators and puts them back; CUDA is left alone while nobody uses it."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):
@@ -106,15 +107,16 @@ def _play_round(player: Policy, env: EnvBase, max_steps: int | None, memory_wipe
         )
     tally = _Tally(current, env.batch_size.numel(), env.reward_key)
     while tally.running() and (max_steps is None or tally.num_steps < max_steps):
-        current = _act(player, current, env.action_key, memory_wiped)
+        current = act(player, current, env.action_key, memory_wiped)
         stepped, current = env.step_and_maybe_reset(current)
         tally.add(stepped)
     return tally
 
 
-def _act(
-    player: Policy, current: TensorDictBase, action_key: NestedKey, memory_wiped: bool
+def act(
+    player: Policy, current: TensorDictBase, action_key: NestedKey, memory_wiped: bool = False
 ) -> TensorDictBase:
+    """The timestep with the policy's action; the policy always sees ``[N]``."""
     seen = current if current.batch_dims else current.unsqueeze(0)
     if memory_wiped:
         seen = seen.copy().set("is_init", torch.ones_like(seen.get("is_init")))

@@ -68,7 +68,7 @@ class CrafterEnv(gymnasium.Env[Any, Any]):
         _check(observation, num_goals, min_goals, task)
         self._mode, self._task = observation, task
         self._counts = (min_goals, num_goals)
-        self._fixed = None if instruction is None else _parse(instruction, num_goals, task)
+        self._fixed = None if instruction is None else parse_fixed(instruction, num_goals, task)
         self._game = Game()
         self._painters: dict[int, Painter] = {}
         self._goals: list[Goal] = []
@@ -198,8 +198,12 @@ def _check(observation: str, num_goals: int, min_goals: int, task: str) -> None:
     _require("min_goals", min_goals, 1 <= min_goals <= most, f"be in 1..{most}")
 
 
-def _parse(instruction: Sequence[str], num_goals: int, task: str) -> list[Goal]:
-    """The goals of a fixed instruction."""
+def parse_fixed(instruction: Sequence[str], num_goals: int, task: str) -> list[Goal]:
+    """The goals of a fixed instruction.
+
+    Raises:
+        ValueError: If there are none or too many, a goal is unknown, or the task knows no instructions.
+    """
     several = not isinstance(instruction, str) and 1 <= len(instruction) <= num_goals
     _require("instruction", repr(instruction), several, f"be a list of 1..{num_goals} (num_goals) goals")
     _require("task", repr(task), task == "instructions", "be 'instructions' where an instruction is given")

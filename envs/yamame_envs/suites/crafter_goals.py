@@ -8,6 +8,7 @@ Source: AMAGO, arXiv 2310.09971, section 5 and appendix (Crafter).
 """
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from itertools import accumulate
 from math import hypot
 
@@ -111,13 +112,29 @@ def parse_goal(text: str) -> Goal:
     >>> parse_goal("eat plant")
     (2, 15, 21)
     """
-    goal = _GOALS.get(" ".join(text.lower().replace("_", " ").split()))
+    words = " ".join(text.lower().replace("_", " ").split())
+    goal = _GOALS.get(words)
     if goal is None:
         places = (
             f"'travel X Y' with X and Y in {_COORDINATES[0]}m, {_COORDINATES[1]}m, ..., {_COORDINATES[-1]}m"
         )
-        raise ValueError(f"Crafter: goal must be one of {', '.join(SINGLE_GOALS)} or {places}, got {text!r}")
+        near = ", ".join(get_close_matches(words, _GOALS, n=3, cutoff=0.5)) or "nothing"
+        raise ValueError(
+            f"Crafter: goal must be one of {', '.join(SINGLE_GOALS)} or {places}, got {text!r}; near it: {near}"
+        )
     return goal
+
+
+def parse_instruction(text: str) -> list[str]:
+    """The goals of an instruction, separated by commas, as they are written in full.
+
+    Raises:
+        ValueError: If one of them is no goal of the game.
+
+    >>> parse_instruction("Collect sapling, place_plant, eat cow")
+    ['collect sapling', 'place plant', 'eat cow']
+    """
+    return [goal_text(parse_goal(goal)) for goal in text.split(",")]
 
 
 def goal_text(goal: Sequence[float]) -> str:

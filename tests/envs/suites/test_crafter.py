@@ -469,3 +469,22 @@ def test_worker_processes_play_the_same_game():
     there.close()
     for name in ("textures", "status", "goal", "achieved", "action", ("next", "reward"), ("next", "done")):
         assert torch.equal(expected[name], played[name]), name
+
+
+def test_an_instruction_may_be_set_and_holds_for_all_rows_until_goals_are_drawn_again():
+    env = Crafter(num_envs=2, num_goals=2, seed=5)
+    drawn = env.reset()
+    env.set_instruction("eat cow, travel 10m 20m")
+    with pytest.raises(RuntimeError, match="reset must be called before step"):
+        env.step(env.rand_action(TensorDict({}, [2])))
+    env.set_seed(5)
+    asked = env.reset()
+    assert asked["goal"].tolist() == [[list(parse_goal("eat cow")), list(parse_goal("travel 10m 20m"))]] * 2
+    assert torch.equal(asked["textures"], drawn["textures"])
+    env.set_instruction(None)
+    env.set_seed(5)
+    assert torch.equal(env.reset()["goal"], drawn["goal"])
+    with pytest.raises(ValueError, match=r"instruction must be a list of 1..2 \(num_goals\) goals"):
+        env.set_instruction("eat cow, eat cow, eat cow")
+    with pytest.raises(ValueError, match=r"task must be 'instructions'"):
+        Crafter(task="undirected").set_instruction("eat cow")

@@ -17,6 +17,7 @@ from yamame_envs.suites.crafter_goals import (
     encode,
     goal_text,
     parse_goal,
+    parse_instruction,
     place_reached,
 )
 
@@ -188,3 +189,26 @@ def test_goals_fill_the_first_slots():
     assert array.dtype == np.float32
     assert array.tolist() == [[1, 2, 3], [4, 5, 6], [-1, -1, -1]]
     assert encode([], 1, 0.0).tolist() == [[0, 0, 0]]
+
+
+def test_an_instruction_is_goals_separated_by_commas():
+    assert parse_instruction("Collect_sapling,place plant ,  eat  COW") == [
+        "collect sapling",
+        "place plant",
+        "eat cow",
+    ]
+    assert parse_instruction("travel 10m 10m") == ["travel 10m 10m"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("eat cow, colect wod", r"goal must be .*, got ' colect wod'; near it: collect wood, "),
+        ("travel 10m 12m", r"got 'travel 10m 12m'; near it: travel 10m "),
+        ("", r"got ''; near it: nothing"),
+        ("eat cow,", r"got ''; near it: nothing"),
+    ],
+)
+def test_what_is_no_goal_is_refused_with_the_nearest_ones(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_instruction(text)

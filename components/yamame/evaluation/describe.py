@@ -1,0 +1,66 @@
+"""A timestep in one line, for people who watch."""
+
+from collections.abc import Iterator
+
+from tensordict import NestedKey, TensorDictBase
+from torch import Tensor
+
+from yamame.goals import GOAL_COMPLETED, GOAL_PAD
+
+_MOST_NUMBERS = 8
+_TOLD_OTHERWISE = {"goal", "achieved", "achieved_mask", "prev_action", "prev_reward", "trial_start", "time"}
+_TOLD_OTHERWISE |= {"step_index", "is_init", "mask", "success", "done", "terminated", "truncated", "aborted"}
+
+
+def describe_timestep(timestep: TensorDictBase) -> str:
+    """What is seen: short vectors as numbers, anything else by its shape; and how many goals are reached.
+
+    Args:
+        timestep: ``[1]``.
+    """
+    parts = []
+    for key in sorted(timestep.keys(True, True), key=str):
+        if not {key if isinstance(key, str) else key[0]} & (_TOLD_OTHERWISE | {"action", "next", "reward"}):
+            parts.append(f"{_name(key)} {_brief(timestep.get(key)[0])}")
+    goal = timestep.get("goal", None)
+    if goal is not None and int(total := (goal != GOAL_PAD).any(-1).sum()) > 0:
+        parts.append(f"goals reached {int((goal == GOAL_COMPLETED).all(-1).sum())} of {int(total)}")
+    return "  ".join(parts)
+
+
+def describe_step(step: TensorDictBase) -> str:
+    """What was done, what it brought and where it led.
+
+    Args:
+        step: ``[1]``, with ``action`` and ``next``.
+    """
+    following = step.get("next")
+    number = following.get("step_index", None)
+    parts = [] if number is None else [f"{int(number):5d}"]
+    parts += [f"action {_brief(step.get('action')[0])}", f"reward {float(following.get('reward')):g}"]
+    return "  ".join([*parts, describe_timestep(following), *_events(following)])
+
+
+def _events(timestep: TensorDictBase) -> Iterator[str]:
+    events = (
+        ("trial_start", "a trial begins"),
+        ("success", "success"),
+        ("aborted", "aborted"),
+        ("done", "the end"),
+    )
+    for key, text in events:
+        flag = timestep.get(key, None)
+        if flag is not None and bool(flag.any()):
+            yield text
+
+
+def _name(key: NestedKey) -> str:
+    return key if isinstance(key, str) else ".".join(key)
+
+
+def _brief(value: Tensor) -> str:
+    if value.numel() > _MOST_NUMBERS:
+        return f"[{' x '.join(map(str, value.shape))}]"
+    whole = not value.is_floating_point()
+    numbers = [str(int(number)) if whole else f"{float(number):.2f}" for number in value.reshape(-1)]
+    return numbers[0] if value.numel() == 1 else f"[{' '.join(numbers)}]"

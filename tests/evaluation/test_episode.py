@@ -1,0 +1,72 @@
+"""One episode, as the evaluation plays it, and how it is told."""
+
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+from yamame.evaluation import describe_step, describe_timestep, evaluate, play_episode
+from yamame_envs import MazeRunner
+
+
+def wander(observation):
+    return torch.randint(5, observation.shape[:1])
+
+
+def maze(num_envs: int) -> MazeRunner:
+    return MazeRunner(num_envs=num_envs, size=5, num_goals=1, time_limit=30)
+
+
+POLICY = TensorDictModule(wander, ["observation"], ["action"])
+
+
+def test_the_episode_is_the_first_of_an_evaluation_with_one_row_and_the_same_seed():
+    lengths = set()
+    for seed in range(4):
+        result = evaluate(POLICY, maze(1), seed=seed)
+        state = torch.get_rng_state()
+        episode = play_episode(POLICY, maze(1), seed=seed)
+        assert torch.equal(state, torch.get_rng_state())
+        assert episode.shape == (1, int(result.lengths))
+        assert float(episode["next", "reward"].sum()) == float(result.returns)
+        assert episode["next", "done"].flatten().tolist() == [False] * (episode.shape[1] - 1) + [True]
+        lengths.add(episode.shape[1])
+    assert len(lengths) > 1
+
+
+def test_steps_follow_each_other_and_are_watched_one_by_one():
+    env, seen = maze(1), []
+    episode = play_episode(POLICY, env, seed=1, max_steps=5, watch=lambda step: seen.append(step.clone()))
+    assert episode.shape[1] == len(seen) - 1 == 5
+    assert "next" not in seen[0].keys()
+    assert torch.equal(episode["next", "observation"][:, :-1], episode["observation"][:, 1:])
+    for number, step in enumerate(seen[1:]):
+        assert torch.equal(step["next", "observation"], episode["next", "observation"][:, number])
+
+
+def test_a_step_is_told_in_one_line():
+    env = MazeRunner(num_envs=1, size=5, num_goals=2, time_limit=3)
+    env.set_instruction("2,2 3,2")
+    told = []
+    policy = TensorDictModule(lambda x: torch.ones(1, dtype=torch.int64), ["observation"], ["action"])
+    play_episode(
+        policy,
+        env,
+        watch=lambda step: told.append(
+            describe_step(step) if "next" in step.keys() else describe_timestep(step)
+        ),
+    )
+    assert told[0].endswith("goals reached 0 of 2")
+    assert told[1].startswith("    1  action 1  reward 1  observation [0.40 0.40 ")
+    assert told[1].endswith("goals reached 1 of 2")
+    assert told[3].endswith("goals reached 1 of 2  the end")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: play_episode(POLICY, maze(2)), r"env must have one row, got \(2,\)"),
+        (lambda: play_episode(POLICY, maze(1), max_steps=0), "max_steps must be positive, got 0"),
+    ],
+)
+def test_impossible_arguments_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
