@@ -11,13 +11,21 @@ from yamame import conf_dir
 from yamame.runs.hydra import check, parameters_of, plain, targets
 
 CONF = conf_dir()
-CHOICES = sorted(str(path.relative_to(CONF).with_suffix("")) for path in CONF.glob("*/*.yaml"))
+CHOICES = sorted(str(path.relative_to(CONF).with_suffix("")) for path in CONF.rglob("*/*.yaml"))
+APPENDED = ("ablation",)
+"""Groups that no main file has in its defaults list, so that they are added: ``+ablation=no_memory``."""
 MAIN = sorted(path.stem for path in CONF.glob("*.yaml"))
 
 
 def composed(config: str, *overrides: str):
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose(config, overrides=list(overrides))
+
+
+def chosen(choice: str) -> str:
+    """The override that makes a choice, ``group/name`` or ``group/group/name``."""
+    group, _, name = choice.rpartition("/")
+    return f"{'+' if group.split('/')[0] in APPENDED else ''}{group}={name}"
 
 
 def target_of(path: str):
@@ -48,8 +56,7 @@ def test_there_are_the_groups_that_the_command_line_promises():
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_choice_composes_and_its_keys_are_parameters(choice):
-    group, name = choice.split("/")
-    check(composed("train", f"{group}={name}"))
+    check(composed("train", chosen(choice)))
 
 
 def test_the_check_refuses_a_key_that_is_no_parameter():
@@ -58,17 +65,17 @@ def test_the_check_refuses_a_key_that_is_no_parameter():
 
 
 @pytest.mark.parametrize(
-    "choice", [""] + [c for c in CHOICES if c.split("/")[0] not in ("experiment", "debug")]
+    "choice", [""] + [c for c in CHOICES if c.split("/")[0] not in ("experiment", "debug", *APPENDED)]
 )
 def test_values_equal_the_defaults_of_the_signature_unless_the_file_is_a_variant(choice):
-    overrides = [choice.replace("/", "=", 1)] if choice else []
+    overrides = [chosen(choice)] if choice else []
     if choice and is_variant(CONF / f"{choice}.yaml"):
         return
     config = plain(composed("train", *overrides))
     ours = [(key, node) for key, node in targets(config) if node["_target_"].startswith("yamame")]
     assert ours
-    group = choice.split("/")[0]
-    wrong = {key: drifted(node) for key, node in ours if not choice or key.split(".")[0] == group}
+    group = choice.rpartition("/")[0].replace("/", ".")
+    wrong = {key: drifted(node) for key, node in ours if not choice or f"{key}.".startswith(f"{group}.")}
     assert not {key: text for key, text in wrong.items() if text}
 
 
@@ -102,3 +109,28 @@ def test_the_naive_agent_has_no_stabilisers_one_gamma_and_two_critics():
     stabilisers = ("norm_attention", "norm_feedforward", "head_scaling", "sigma_reparam")
     assert not any(config.encoder[name] for name in stabilisers)
     assert composed("train", "agent=naive", "encoder=gru").encoder._target_.endswith("GRUEncoder")
+
+
+def test_the_second_agent_classifies_returns_and_has_nothing_of_popart():
+    agent = composed("train", "agent=amago2").agent
+    assert agent.returns._target_.endswith("BinnedReturns")
+    assert "enabled" not in agent.returns
+    assert (agent.loss.online_coeff, agent.loss.cloning_coeff, agent.loss.num_action_samples) == (0.0, 1.0, 3)
+    assert composed("train", "agent=amago2", "agent/returns=popart").agent.returns.enabled
+    assert "enabled" not in composed("train", "agent/returns=binned").agent.returns
+
+
+def test_the_separate_agent_is_recurrent_unless_an_encoder_is_chosen():
+    config = composed("train", "agent=separate")
+    assert config.encoder._target_.endswith("GRUEncoder")
+    assert (list(config.agent.gammas), config.agent.multi_gamma) == ([0.99], False)
+    assert config.agent.critic.num_critics == 2
+    assert config.agent.loss.cloning_coeff == 0.0
+    chosen_encoder = composed("train", "agent=separate", "encoder=transformer").encoder
+    assert chosen_encoder._target_.endswith("TransformerEncoder")
+
+
+def test_cloning_has_neither_critics_nor_a_filter_nor_several_policies():
+    agent = composed("train", "agent=bc").agent
+    assert (agent.critic.num_critics, agent.multi_gamma, agent.loss.cloning_filter) == (0, False, "none")
+    assert (agent.loss.online_coeff, agent.loss.critic_coeff, agent.loss.cloning_coeff) == (0.0, 0.0, 1.0)

@@ -15,7 +15,7 @@ FOLDERS_WITHOUT_INIT = (*CODE, "conf", "tests")
 LONGEST_FILE, LONGEST_FUNCTION = 350, 60
 
 TORCH = {"torch", "tensordict", "torchrl", "numpy"}
-DOORS = {"hydra", "omegaconf", "mlflow", "rich", "matplotlib", "PIL", "psutil", "arch"}
+DOORS = {"hydra", "omegaconf", "mlflow", "rich", "matplotlib", "PIL", "psutil", "arch", "scipy"}
 GYMNASIUM_FILES = ("gymnasium_env.py", "registration.py")
 HOSTS = {"hosted", "suites"}
 """Folders of yamame_envs that play environments of other libraries."""
@@ -100,6 +100,7 @@ PLANTED = [
     ("components/yamame/heads/a.py", "from yamame import runs"),
     ("components/yamame/heads/a.py", "from ..goals import view"),
     ("components/yamame/heads/a.py", "def f():\n    import scipy"),
+    ("components/yamame/evaluation/a.py", "from arch.bootstrap import IIDBootstrap"),
     ("components/yamame/heads/a.py", "if TYPE_CHECKING:\n    import gymnasium"),
     ("components/yamame/runs/a.py", "import yamame_envs"),
     ("components/yamame/runs/a.py", "from yamame.recipes import train"),

@@ -26,8 +26,8 @@ def choices(group: str) -> set[str]:
 
 
 def test_the_table_of_choices_is_complete():
-    for group in ("env", "trials", "encoder", "agent", "relabel", "exploration"):
-        rows = [line for line in README.splitlines() if line.startswith(f"| `{group}`")]
+    for group in ("env", "trials", "encoder", "agent", "agent/returns", "relabel", "exploration", "ablation"):
+        rows = [line for line in README.splitlines() if re.match(rf"\| `\+?{group}`", line)]
         named = [name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[2])]
         assert sorted(named) == sorted(choices(group))
 

@@ -1,14 +1,16 @@
 """Where the time goes in learning, acting and replay, each beside what the machine allows.
 
     python tools/benchmark.py                                       # everything, one thread
-    python tools/benchmark.py update --lengths 101 513              # one section
+    python tools/benchmark.py update --lengths 101,513              # one section
     python tools/benchmark.py acting encoder=gru --json             # any override of the training recipe
+    python tools/benchmark.py acting --rows 256 collector.autocast=bfloat16
     python tools/benchmark.py update --against HEAD~3               # two revisions, in alternation
     python tools/benchmark.py update --versus encoder=gru           # two settings, in alternation
 
 On a CPU times are CPU seconds, on a GPU they are taken between CUDA events. The limit of a row is the time that its
 floating-point operations would take at the machine's own matrix product rate, or its bytes at the rate of a copy, both
-measured in the same run. The rest of a row's time is overhead and operations that are no matrix product.
+measured in the same run; acting has both, for every step reads all that is remembered. The rest of a row's time is
+overhead and operations that are no matrix product.
 """
 
 import argparse
@@ -26,15 +28,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmark_acting import acting_parts
 
 SECTIONS = ("update", "acting", "replay", "pipeline", "memory")
 SIZES = (
-    "env.size=11", "env.num_goals=3", "env.time_limit=250", "encoder.d_model=256", "timestep_encoder.hidden_size=512",
+    "env.size=11", "env.num_goals=3", "env.time_limit=250", "timestep_encoder.hidden_size=512",
     "timestep_encoder.out_size=256", "agent.actor.hidden_size=256", "agent.critic.hidden_size=256",
     "schedule.batch_size=24", "logger=none",
 )  # fmt: skip
 """The published size of agent on MazeRunner; overrides come after it."""
-LAYERS = {"transformer": ["encoder.num_layers=3"], "gru": ["encoder.hidden_size=256", "encoder.num_layers=3"]}
+LAYERS = {
+    "transformer": ["encoder.num_layers=3", "encoder.d_model=256"],
+    "gru": ["encoder.num_layers=3", "encoder.hidden_size=256"],
+}
 
 # From this checkout, whichever revision of the package is measured.
 _SPEED = Path(__file__).parents[1] / "components" / "yamame" / "runs" / "speed.py"
@@ -136,29 +142,21 @@ def update_rows(subject: Subject, clock: Any, machine: Any, lengths: list[int]) 
 
 
 def acting_rows(subject: Subject, clock: Any, machine: Any, rows: list[int]) -> Iterator[Row]:
-    """Environment steps with the agent's policy, in a collector that keeps what it saw."""
-    from yamame.collectors import SyncCollector
-
-    class Nowhere:
-        def extend(self, data: Any) -> None:
-            """Keeps nothing."""
-
+    """Environment steps with the agent's policy, in a collector that keeps what it saw: whole, and by parts."""
+    autocast = subject.cfg.collector.get("autocast")
+    dtype = torch.float32 if autocast is None else getattr(torch, autocast)
+    rates = machine.product_rate(torch.float32), machine.product_rate(dtype), machine.copy_rate()
     for count in rows:
-        env = subject.make_env(count)
-        collector = SyncCollector(env, subject.agent.policy(), Nowhere())
-        collector.collect(count * 40)
-        seconds = clock.time(lambda c=collector, n=count: c.collect(n * 25), seconds=2.0) / (25 * count)
-        alone = subject.make_env(count)
-        state = [alone.reset()]
-
-        def step(alone: Any = alone, state: list = state) -> None:
-            state[0] = alone.step_and_maybe_reset(state[0].set("action", alone.action_spec.rand()))[1]
-
-        with torch.no_grad(), speed.counting_flops() as total:
-            subject.agent.policy().eval()(env.reset())
-        limit = total[0] / count / machine.product_rate(torch.float32)
-        yield Row("acting", f"{count} rows, collected", "environment step", seconds, limit)
-        yield Row("acting", f"{count} rows, environment alone", "environment step", clock.time(step) / count)
+        measured = acting_parts(
+            (subject.make_env(count), subject.make_env(count)),
+            subject.agent.policy(),
+            clock=clock,
+            counting_flops=speed.counting_flops,
+            rates=rates,
+            settings={"autocast": autocast} if autocast else {},  # revisions before it know nothing of it
+        )
+        for name, *numbers in measured:
+            yield Row("acting", f"{count} rows, {name}", "environment step", *numbers)
 
 
 def replay_rows(subject: Subject, clock: Any, machine: Any) -> Iterator[Row]:
@@ -262,7 +260,7 @@ def rounds(options: argparse.Namespace) -> list[list[Row]]:
     """Rows of both sides of a comparison, every side measured several times, in turn."""
     settings = ["--device", options.device, "--threads", str(options.threads), "--json"]
     for name in ("lengths", "memory_lengths", "rows"):
-        settings += [f"--{name.replace('_', '-')}", *map(str, getattr(options, name))]
+        settings += [f"--{name.replace('_', '-')}", ",".join(map(str, getattr(options, name)))]
     sides: list[list[list[Row]]] = [[], []]
     with tempfile.TemporaryDirectory() as folder:
         other = {**os.environ}
@@ -307,15 +305,20 @@ def readable(seconds: float) -> str:
     raise AssertionError
 
 
+def numbers(text: str) -> list[int]:
+    """``1,2`` -> ``[1, 2]``."""
+    return [int(number) for number in text.split(",")]
+
+
 def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", nargs="*", help="sections, and overrides of the training recipe")
-    parser.add_argument("--lengths", nargs="+", type=int, default=[101, 513], help="of the updates")
-    parser.add_argument("--memory-lengths", nargs="+", type=int, default=[1025, 10001])
-    parser.add_argument("--rows", nargs="+", type=int, default=[16, 256], help="that act")
+    parser.add_argument("--lengths", type=numbers, default=[101, 513], help="of the updates")
+    parser.add_argument("--memory-lengths", type=numbers, default=[1025, 10001])
+    parser.add_argument("--rows", type=numbers, default=[16, 256], help="that act")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="prints JSON instead of a table")
@@ -323,7 +326,7 @@ def main() -> None:
     parser.add_argument("--versus", nargs="+", default=[], help="overrides to compare those given with")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each side of a comparison")
     parser.add_argument("--peak", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     options.overrides = [text for text in options.what if "=" in text]
     options.sections = [text for text in options.what if "=" not in text] or list(SECTIONS)
     unknown = set(options.sections) - set(SECTIONS)

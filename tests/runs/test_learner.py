@@ -72,6 +72,14 @@ def test_the_learning_rate_rises_linearly_over_the_warm_up(tmp_path):
     assert moves.tolist() == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1, 0.1], abs=1e-5)
 
 
+def test_the_learning_rate_falls_linearly_to_zero_after_the_warm_up(tmp_path):
+    learner, targets, guard = make(tmp_path, warmup_updates=2, total_updates=6)
+    for step in range(8):
+        learner.update(batch(1.0), guard, step=step, seed=0)
+    moves = torch.tensor([1.0, *targets.seen]).diff().neg()
+    assert moves.tolist() == pytest.approx([0.05, 0.1, 0.1, 0.075, 0.05, 0.025, 0.0, 0.0], abs=1e-5)
+
+
 def test_a_loss_that_is_not_finite_changes_nothing(tmp_path):
     learner, targets, guard = make(tmp_path)
     assert learner.update(batch(float("nan")), guard, step=3, seed=0) == {}
@@ -115,7 +123,8 @@ def test_autocast_changes_the_precision_of_products_and_little_else(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("max_grad_norm", 0.0), ("warmup_updates", -1), ("autocast", "float16")]
+    ("name", "value"),
+    [("max_grad_norm", 0.0), ("warmup_updates", -1), ("total_updates", 0), ("autocast", "float16")],
 )
 def test_impossible_settings_are_refused(tmp_path, name, value):
     with pytest.raises(ValueError, match=rf"Learner: {name} .* got {value!r}"):

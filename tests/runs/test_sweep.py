@@ -48,7 +48,7 @@ def run_sweep(tmp_path, monkeypatch, tracking_uri, request):
         main(job, config_name="train", config_dir=tmp_path)
 
     def stored():
-        client = store._connect(tracking_uri)
+        client = store.connect(tracking_uri)
         found = client.search_runs([client.get_experiment_by_name(experiment).experiment_id])
         parents = [run for run in found if "sweep" in run.data.tags]
         return client, parents, [run for run in found if "sweep" not in run.data.tags]

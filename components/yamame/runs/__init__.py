@@ -14,6 +14,7 @@ from yamame.runs.costs import SystemMetrics as SystemMetrics
 from yamame.runs.counters import Progress as Progress
 from yamame.runs.directory import RunDirectory as RunDirectory
 from yamame.runs.errors import UsageError as UsageError
+from yamame.runs.expected import Expected as Expected
 from yamame.runs.figures import learning_curve as learning_curve
 from yamame.runs.figures import write_gif as write_gif
 from yamame.runs.guard import NonFiniteGuard as NonFiniteGuard

@@ -19,6 +19,7 @@ import itertools
 import math
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -40,11 +41,12 @@ from yamame.runs.sweep import close_sweep
 
 ALLOWED = ("yamame.", "yamame_envs.", "torchrl.", "torch.")
 """Prefixes of what a configuration may name as ``_target_``."""
-NOT_IN_NAME = ("run.", "budget.", "evaluation.", "checkpoint.", "logger", "resume")
+NOT_IN_NAME = ("run.", "budget.", "evaluation.", "checkpoint.", "logger", "resume", "expected")
 """How overrides begin that make no other run."""
 _SPECIAL = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
 _VERSION_BASE = "1.3"
 _USAGE_STATUS = 2
+_LONGEST_NAME = 120
 
 
 def plain(cfg: Any) -> Any:
@@ -201,7 +203,16 @@ def run_name(*groups: str, seed: int) -> str:
     known = (*NOT_IN_NAME, "seed=", *(f"{group}=" for group in groups))
     others = sorted(text for text in hydra_config.overrides.task if not text.lstrip("+").startswith(known))
     choices = [hydra_config.runtime.choices[group] for group in groups]
-    return re.sub(r"[^A-Za-z0-9._=,+-]", "-", "-".join([*choices, *others, f"seed={seed}"]))[:120]
+    name, end = (
+        re.sub(r"[^A-Za-z0-9._=,+-]", "-", text) for text in ("-".join([*choices, *others]), f"-seed={seed}")
+    )
+    return name[: _LONGEST_NAME - len(end)] + end
+
+
+def command() -> str:
+    """The command line of the run that Hydra is running; in a sweep, of that job alone."""
+    hydra_config = HydraConfig.get()
+    return shlex.join(["python", f"recipes/{hydra_config.job.name}.py", *hydra_config.overrides.task])
 
 
 def main(

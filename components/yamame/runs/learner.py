@@ -1,5 +1,6 @@
 """One gradient step at a time, as every recipe makes it."""
 
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -19,11 +20,13 @@ class Learner:
         target_updater: Moves the targets after the optimizer's step.
         max_grad_norm: Global norm at which gradients are clipped.
         warmup_updates: Updates over which the learning rate rises linearly to its value.
+        total_updates: Updates over which it falls linearly to zero, those of the warm-up included; None: it stays.
         autocast: Precision of the networks' matrix products; None for that of the weights. Weights, losses,
             statistics and the optimizer keep theirs.
 
     Raises:
-        ValueError: If ``max_grad_norm`` is not positive, ``warmup_updates`` negative or ``autocast`` unknown.
+        ValueError: If ``max_grad_norm`` is not positive, ``warmup_updates`` negative, ``total_updates`` not
+            positive or ``autocast`` unknown.
     """
 
     def __init__(
@@ -34,12 +37,15 @@ class Learner:
         *,
         max_grad_norm: float,
         warmup_updates: int,
+        total_updates: int | None = None,
         autocast: Literal["bfloat16"] | None = None,
     ) -> None:
         if not max_grad_norm > 0:
             raise ValueError(f"Learner: max_grad_norm must be positive, got {max_grad_norm}")
         if warmup_updates < 0:
             raise ValueError(f"Learner: warmup_updates must not be negative, got {warmup_updates}")
+        if total_updates is not None and total_updates < 1:
+            raise ValueError(f"Learner: total_updates must be at least 1 or None, got {total_updates}")
         if autocast not in (None, "bfloat16"):
             raise ValueError(f"Learner: autocast must be None or 'bfloat16', got {autocast!r}")
         self.loss = loss
@@ -47,8 +53,9 @@ class Learner:
         self.optimizer = optimizer
         self.target_updater = target_updater
         self.max_grad_norm = max_grad_norm
-        length = max(1, warmup_updates)
-        self.warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: min(1.0, (k + 1) / length))
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, partial(learning_rate_share, warmup=warmup_updates, total=total_updates)
+        )
 
     def update(
         self, batch: TensorDictBase, guard: NonFiniteGuard, *, step: int, seed: int
@@ -74,7 +81,7 @@ class Learner:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         norm = nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
         self.optimizer.step()
-        self.warmup.step()
+        self.schedule.step()
         self.target_updater.step()
         return {key: value.detach() for key, value in {**out, "loss": total, "grad_norm": norm}.items()}
 
@@ -83,4 +90,15 @@ class Learner:
 
     def components(self) -> dict[str, Any]:
         """What a checkpoint needs to go on learning."""
-        return {"loss": self.loss, "optimizer": self.optimizer, "warmup": self.warmup}
+        return {"loss": self.loss, "optimizer": self.optimizer, "schedule": self.schedule}
+
+
+def learning_rate_share(updates: int, *, warmup: int, total: int | None) -> float:
+    """The learning rate after so many updates, as a share of its value: up, then straight down to zero at ``total``.
+
+    >>> [learning_rate_share(k, warmup=2, total=6) for k in range(7)]
+    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
+    """
+    rise = (updates + 1) / max(1, warmup)
+    fall = 1.0 if total is None else max(0.0, (total - updates) / max(1, total - warmup))
+    return min(1.0, rise, fall)

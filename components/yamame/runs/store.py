@@ -22,7 +22,7 @@ from yamame.runs.summary import Status, json_safe
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
-_SQLITE = "sqlite:///"
+SQLITE = "sqlite:///"
 _METRICS_PER_BATCH, _PARAMS_PER_BATCH = 1000, 100
 _LONGEST_KEY, _LONGEST_VALUE = 250, 6000
 _TABLES_TAG = "mlflow.loggedArtifacts"
@@ -31,9 +31,9 @@ _FORBIDDEN = re.compile(r"[^\w\-. :/]", re.ASCII)
 
 def absolute_uri(tracking_uri: str) -> str:
     """A relative SQLite path made absolute, so that a run is found again from another directory."""
-    if not tracking_uri.startswith(_SQLITE):
+    if not tracking_uri.startswith(SQLITE):
         return tracking_uri
-    return _SQLITE + str(Path(tracking_uri.removeprefix(_SQLITE)).resolve())
+    return SQLITE + str(Path(tracking_uri.removeprefix(SQLITE)).resolve())
 
 
 def clean_key(key: str) -> str:
@@ -70,7 +70,7 @@ class MLflowRun:
     @classmethod
     def create(cls, tracking_uri: str, experiment: str, *, name: str, tags: Mapping[str, Any]) -> "MLflowRun":
         """Starts a run, making the experiment when it is not there."""
-        client = _connect(tracking_uri)
+        client = connect(tracking_uri)
         values = {"mlflow.source.name": sys.argv[0]} | dict(tags)
         run = client.create_run(
             _experiment_id(client, tracking_uri, experiment),
@@ -88,7 +88,7 @@ class MLflowRun:
         """
         from mlflow.exceptions import MlflowException
 
-        client = _connect(tracking_uri)
+        client = connect(tracking_uri)
         try:
             deleted = client.get_run(run_id).info.lifecycle_stage == "deleted"
         except MlflowException:
@@ -145,7 +145,7 @@ class MLflowRun:
         self.client.set_terminated(self.run_id, status=status)
 
 
-def _connect(tracking_uri: str) -> "MlflowClient":
+def connect(tracking_uri: str) -> "MlflowClient":
     """A client, after keeping MLflow from talking: no log lines, no usage statistics, no foreign warnings."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     with warnings.catch_warnings(), _alone_with(tracking_uri):
@@ -162,10 +162,10 @@ def _connect(tracking_uri: str) -> "MlflowClient":
 @contextmanager
 def _alone_with(tracking_uri: str) -> Iterator[None]:
     """Keeps other processes waiting: MLflow fails where two of them set up one SQLite database at once."""
-    if not tracking_uri.startswith(_SQLITE):
+    if not tracking_uri.startswith(SQLITE):
         yield
         return
-    folder = Path(tracking_uri.removeprefix(_SQLITE)).parent
+    folder = Path(tracking_uri.removeprefix(SQLITE)).parent
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -182,8 +182,8 @@ def _experiment_id(client: "MlflowClient", tracking_uri: str, name: str) -> str:
     if found is not None:
         return found.experiment_id
     location = None
-    if tracking_uri.startswith(_SQLITE):
-        database = Path(tracking_uri.removeprefix(_SQLITE))
+    if tracking_uri.startswith(SQLITE):
+        database = Path(tracking_uri.removeprefix(SQLITE))
         location = (database.parent / "mlruns" / clean_key(name)).as_uri()
     try:
         return client.create_experiment(name, artifact_location=location)

@@ -28,13 +28,16 @@ RUN_FILE = "mlflow.json"
 class Tracker(Protocol):
     """What a recipe may ask of a tracker."""
 
-    def start(self, directory: Path, *, name: str, params: Mapping[str, Any]) -> Self:
+    def start(
+        self, directory: Path, *, name: str, params: Mapping[str, Any], tags: Mapping[str, str] | None = None
+    ) -> Self:
         """Opens the run of a run directory: the one recorded there, else a new one.
 
         Args:
             directory: The run's directory.
             name: Name of a new run.
             params: Flat configuration, recorded for a new run only.
+            tags: What else to say of a new run.
         """
         ...
 
@@ -72,7 +75,9 @@ class NullTracker:
     ...     tracker.log({"loss": 1.0}, step=1)
     """
 
-    def start(self, directory: Path, *, name: str, params: Mapping[str, Any]) -> Self:
+    def start(
+        self, directory: Path, *, name: str, params: Mapping[str, Any], tags: Mapping[str, str] | None = None
+    ) -> Self:
         """Does nothing."""
         return self
 
@@ -142,7 +147,9 @@ class MLflowTracker:
             raise RuntimeError("MLflowTracker: start must be called first")
         return self._run
 
-    def start(self, directory: Path, *, name: str, params: Mapping[str, Any]) -> Self:
+    def start(
+        self, directory: Path, *, name: str, params: Mapping[str, Any], tags: Mapping[str, str] | None = None
+    ) -> Self:
         """See `Tracker.start`.
 
         Raises:
@@ -157,8 +164,8 @@ class MLflowTracker:
                 self._run.set_tag("mlflow.parentRunId", parent)
         else:
             uri = absolute_uri(self.tracking_uri)
-            tags = _tags() | ({"mlflow.parentRunId": parent} if parent else {})
-            self._run = MLflowRun.create(uri, self.experiment, name=name, tags=tags)
+            own = _tags() | ({"mlflow.parentRunId": parent} if parent else {})
+            self._run = MLflowRun.create(uri, self.experiment, name=name, tags={**own, **(tags or {})})
             with atomic_writer(record) as file:
                 file.write(json.dumps({"tracking_uri": uri, "run_id": self._run.run_id}).encode())
             self._run.log_params(params)

@@ -1,0 +1,50 @@
+"""The command line as people type it, before Hydra reads it.
+
+Hydra reads ``=`` and ``,`` as parts of its own language and takes new keys only with a ``+``. Names of runs and
+instructions have such signs in them, and the settings of an environment are known only once a run was read.
+"""
+
+import sys
+from collections.abc import Collection, Sequence
+
+_OPEN = ("'", '"', "null", "???")
+
+
+def ease(arguments: Sequence[str], *, texts: Collection[str] = (), below: Collection[str] = ()) -> list[str]:
+    """Quotes the values of some keys and lets keys be added below others.
+
+    Args:
+        arguments: The command line.
+        texts: Keys whose value is a text, or a list of texts in brackets. Not quoted in a sweep.
+        below: Keys below which anything may be set.
+
+    >>> ease(["run=runs/seed=0", "env.size=13", "seed=1"], texts=["run"], below=["env"])
+    ["run='runs/seed=0'", '++env.size=13', 'seed=1']
+    >>> ease(["run=[a,b=1]"], texts=["run"])
+    ["run=['a','b=1']"]
+    """
+    sweep = bool({"-m", "--multirun"} & set(arguments))
+    eased = []
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if equals and key.partition(".")[0] in below and "." in key:
+            argument = f"++{argument}"
+        elif equals and key in texts and not sweep:
+            argument = f"{key}={_quoted(value)}"
+        eased.append(argument)
+    return eased
+
+
+def ease_command_line(*, texts: Collection[str] = (), below: Collection[str] = ()) -> None:
+    """Does so with the command line of this process; see `ease`."""
+    sys.argv[1:] = ease(sys.argv[1:], texts=texts, below=below)
+
+
+def _quoted(value: str) -> str:
+    if value.startswith(_OPEN) or not value:
+        return value
+    if value.startswith("[") and value.endswith("]"):
+        items = [item.strip() for item in value[1:-1].split(",")]
+        return f"[{','.join(_quoted(item) for item in items if item)}]"
+    escaped = value.replace("\\'", "\\\\'").replace("'", "\\'")
+    return f"'{escaped}'"

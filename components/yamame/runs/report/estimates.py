@@ -1,0 +1,201 @@
+"""The numbers of a report: what a group reached in the end, when, and how it compares with the base.
+
+An interval over seeds resamples whole runs (percentile bootstrap of the mean); with one run there is none. An
+interval over episodes says how well the held-out tasks of these very runs were measured, nothing of other seeds.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from yamame.evaluation.intervals import wilson_interval
+from yamame.runs.expected import Expected
+from yamame.runs.report.groups import Group, Section
+from yamame.runs.report.history import RunHistory
+from yamame.runs.report.settings import Difference, differences
+from yamame.runs.statistics import Estimate, aggregate, probability_of_improvement
+
+Array = npt.NDArray[np.float64]
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """How intervals over runs are made.
+
+    Args:
+        confidence: Coverage, in (0, 1).
+        num_resamples: Number of bootstrap resamples, positive.
+        seed: Of the generator.
+    """
+
+    confidence: float = 0.95
+    num_resamples: int = 2000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.confidence < 1.0:
+            raise ValueError(f"Resampling: confidence must be in (0, 1), got {self.confidence}")
+        if self.num_resamples < 1:
+            raise ValueError(f"Resampling: num_resamples must be positive, got {self.num_resamples}")
+
+    def means(self, values: Array) -> Array:
+        """Means of resampled runs, ``[runs, *] -> [num_resamples, *]``."""
+        picks = np.random.default_rng(self.seed).integers(len(values), size=(self.num_resamples, len(values)))
+        return np.asarray(values[picks].mean(1), float)
+
+    def interval(self, samples: Array) -> Array:
+        """Both ends, ``[num_resamples, *] -> [2, *]``."""
+        tail = (1 - self.confidence) / 2
+        return np.asarray(np.quantile(samples, [tail, 1 - tail], axis=0))
+
+
+class Final(NamedTuple):
+    """A metric of the last evaluation.
+
+    Attributes:
+        values: Seed to value, for the runs that have a finite one.
+        mean: Their mean.
+        over_seeds: Its interval, None with fewer than two runs.
+        over_episodes: Its interval, None where evaluations logged none.
+    """
+
+    values: dict[str, float]
+    mean: float
+    over_seeds: Interval | None
+    over_episodes: Interval | None
+
+
+def final(group: Group, metric: str, resampling: Resampling) -> Final | None:
+    """The end of a group's runs; None where no run has a finite value."""
+    runs = [run for run in group.runs if run.last(f"eval/{metric}") is not None]
+    if not runs:
+        return None
+    values = np.array([run.last(f"eval/{metric}") for run in runs], float)
+    estimate = Estimate(float(values.mean()), np.nan, np.nan)
+    if len(runs) > 1:
+        estimate = aggregate(
+            values[:, None],
+            statistic="mean",
+            confidence=resampling.confidence,
+            num_resamples=resampling.num_resamples,
+            seed=resampling.seed,
+        )
+    return Final(
+        dict(zip([run.seed for run in runs], values.tolist(), strict=True)),
+        estimate.value,
+        (estimate.low, estimate.high) if len(runs) > 1 else None,
+        _over_episodes(runs, metric, resampling.confidence),
+    )
+
+
+def _over_episodes(runs: Sequence[RunHistory], metric: str, confidence: float) -> Interval | None:
+    stem = metric.removesuffix("_mean")
+    names = [f"eval/{metric}", f"eval/{stem}_low", f"eval/{stem}_high", "eval/num_episodes"]
+    rows = [[run.last(name) for name in names] for run in runs]
+    if metric == stem or any(None in row for row in rows):
+        return None
+    means, lows, highs, episodes = np.array(rows, float).T
+    if stem == "success":
+        successes = int(np.rint(means * episodes).sum())
+        return wilson_interval(successes, int(episodes.sum()), confidence=confidence)
+    # Runs are independent: the half-widths of their means add up in squares.
+    below, above = (np.sqrt(np.square(side).sum()) / len(runs) for side in (means - lows, highs - means))
+    return float(means.mean() - below), float(means.mean() + above)
+
+
+class Passed(NamedTuple):
+    """When the runs of a group first evaluated at a threshold or above.
+
+    Attributes:
+        threshold: The threshold.
+        env_steps: Environment steps, one per run that did.
+        cpu_s: CPU seconds, NaN where they were not logged.
+        num_runs: Runs in all.
+    """
+
+    threshold: float
+    env_steps: list[float]
+    cpu_s: list[float]
+    num_runs: int
+
+    def median(self) -> tuple[float, float]:
+        """Median steps and CPU seconds over all runs; infinite where half of them or more never did."""
+        missing = [np.inf] * (self.num_runs - len(self.env_steps))
+        return float(np.median([*self.env_steps, *missing])), float(np.median([*self.cpu_s, *missing]))
+
+
+def passed(group: Group, metric: str, threshold: float) -> Passed:
+    """When a group first reached a threshold."""
+    steps, cpu = [], []
+    for run in group.runs:
+        series = run.metrics.get(f"eval/{metric}")
+        above = np.flatnonzero(series.values >= threshold) if series is not None else np.array([], int)
+        if series is not None and len(above):
+            steps.append(float(series.steps[above[0]]))
+            cpu.append(_at(run, "cost/cpu_s", steps[-1]))
+    return Passed(threshold, steps, cpu, len(group.runs))
+
+
+def _at(run: RunHistory, metric: str, step: float) -> float:
+    series = run.metrics.get(metric)
+    found = [] if series is None else series.values[series.steps == step]
+    return float(found[0]) if len(found) else np.nan
+
+
+def thresholds_for(metric: str, fractions: Sequence[float], expected: Expected | None) -> list[float]:
+    """The values whose first passing is of interest, ascending.
+
+    They are fractions of 1 for a success rate, else of the lower end of what is expected where that is positive. The
+    lower end itself is always one.
+    """
+    low = expected.interval[0] if expected is not None and expected.metric == metric else -np.inf
+    whole = 1.0 if metric.startswith("success") else low
+    values = {fraction * whole for fraction in fractions} if 0 < whole < np.inf else set()
+    return sorted(values | ({low} if np.isfinite(low) else set()))
+
+
+class Comparison(NamedTuple):
+    """A group beside the base of its section.
+
+    Attributes:
+        differing: The parameters that differ.
+        difference: Mean of the group minus mean of the base; the interval is NaN where either has one run.
+        base_better: Probability that a run of the base does better; the interval likewise.
+    """
+
+    differing: list[Difference]
+    difference: Estimate
+    base_better: Estimate
+
+
+def compare(
+    section: Section, group: Group, finals: Mapping[str, Final | None], resampling: Resampling
+) -> Comparison | None:
+    """Compares by the last value; None where one of them has none. ``finals`` is by the letter of the group."""
+    ours, theirs = finals[group.letter], finals[section.base.letter]
+    if ours is None or theirs is None:
+        return None
+    a, b = (np.array(list(entry.values.values())) for entry in (ours, theirs))
+    better = probability_of_improvement(
+        b[:, None],
+        a[:, None],
+        confidence=resampling.confidence,
+        num_resamples=resampling.num_resamples,
+        seed=resampling.seed,
+    )
+    low = high = np.nan
+    if min(len(a), len(b)) > 1:
+        # Seeds differ, so that the two groups are resampled independently of each other.
+        other = Resampling(resampling.confidence, resampling.num_resamples, resampling.seed + 1)
+        low, high = resampling.interval(resampling.means(a) - other.means(b)).tolist()
+    else:
+        better = Estimate(better.value, np.nan, np.nan)
+    return Comparison(
+        differences(section.base.settings, group.settings),
+        Estimate(ours.mean - theirs.mean, low, high),
+        better,
+    )

@@ -1,0 +1,166 @@
+"""Runs of an MLflow experiment as plain data: parameters, tags and the history of every metric."""
+
+import fnmatch
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from yamame.runs.errors import UsageError
+from yamame.runs.store import SQLITE, absolute_uri, connect
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from mlflow.tracking import MlflowClient
+
+Array = npt.NDArray[np.float64]
+PREFIXES = ("eval/", "train/", "cost/")
+"""Beginnings of the metrics that a report reads."""
+_MOST_RUNS = 1000
+_LARGEST = 1e300
+"""Beyond it stands what MLflow stores for an infinity."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One metric of a run over environment steps, one value per step, in order.
+
+    Attributes:
+        steps: ``[N]`` environment steps, strictly increasing.
+        values: ``[N]``, NaN where the run logged no finite number.
+    """
+
+    steps: Array
+    values: Array
+
+    def finite(self) -> "Series":
+        """The points that are numbers."""
+        good = np.isfinite(self.values)
+        return Series(self.steps[good], self.values[good])
+
+
+@dataclass(frozen=True)
+class RunHistory:
+    """A run.
+
+    Attributes:
+        run_id: MLflow's id.
+        name: Its name, not always unique.
+        status: ``FINISHED``, ``FAILED``, ``KILLED``, ``RUNNING``.
+        started_ms: When it began, milliseconds since 1970.
+        params: Flat configuration, as text.
+        tags: MLflow's and ours.
+        metrics: Name to history, for the names that begin with one of `PREFIXES`.
+    """
+
+    run_id: str
+    name: str
+    status: str = "FINISHED"
+    started_ms: int = 0
+    params: dict[str, str] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    metrics: dict[str, Series] = field(default_factory=dict)
+
+    @property
+    def seed(self) -> str:
+        """The seed, as text."""
+        return self.params.get("seed", "?")
+
+    def last(self, metric: str) -> float | None:
+        """The value at the last step; None where it was never logged or is no finite number."""
+        series = self.metrics.get(metric)
+        if series is None or not len(series.values) or not np.isfinite(series.values[-1]):
+            return None
+        return float(series.values[-1])
+
+
+class RunReader:
+    """Reads one experiment of an MLflow store; writes nothing. Made by `open`."""
+
+    def __init__(self, client: "MlflowClient", experiment_id: str):
+        self.client = client
+        self.experiment_id = experiment_id
+
+    @classmethod
+    def open(cls, tracking_uri: str, experiment: str) -> "RunReader":
+        """Finds the experiment.
+
+        Raises:
+            UsageError: There is no such database, or no such experiment in it.
+        """
+        if tracking_uri.startswith(SQLITE) and not Path(tracking_uri.removeprefix(SQLITE)).is_file():
+            raise UsageError(f"store.tracking_uri: must be a database that exists, got {tracking_uri}")
+        client = connect(absolute_uri(tracking_uri))
+        found = client.get_experiment_by_name(experiment)
+        if found is None:
+            known = ", ".join(sorted(entry.name for entry in client.search_experiments()))
+            raise UsageError(f"store.experiment: must be one of {known} in {tracking_uri}, got {experiment}")
+        return cls(client, found.experiment_id)
+
+    def read(self, wanted: Sequence[str] | None = None) -> list[RunHistory]:
+        """The runs, oldest first; parents of sweeps are no runs.
+
+        Args:
+            wanted: Names, patterns of names (``*``, ``?``) or ids; None for all.
+
+        Raises:
+            UsageError: There is no run, or an entry matches none.
+        """
+        found = [run for run in self._search() if run.data.params]
+        if not found:
+            raise UsageError("runs: the experiment has no run yet")
+        if wanted is not None:
+            for pattern in wanted:
+                if not any(_matches(run, pattern) for run in found):
+                    raise UsageError(f"runs: an entry must match a run by name or id, got {pattern!r}")
+            found = [run for run in found if any(_matches(run, pattern) for pattern in wanted)]
+        return [self._history(run) for run in sorted(found, key=lambda run: run.info.start_time)]
+
+    def artifact(self, run_id: str, name: str) -> bytes | None:
+        """The content of an artifact; None where the run has none of this name or its files are gone."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                if all(entry.path != name for entry in self.client.list_artifacts(run_id)):
+                    return None
+                return Path(self.client.download_artifacts(run_id, name, folder)).read_bytes()
+        except (MlflowException, OSError):
+            return None
+
+    def _search(self) -> list["Run"]:
+        found, token = [], None
+        while True:
+            page = self.client.search_runs([self.experiment_id], max_results=_MOST_RUNS, page_token=token)
+            found += list(page)
+            token = page.token
+            if not token:
+                return found
+
+    def _history(self, run: "Run") -> RunHistory:
+        names = sorted(name for name in run.data.metrics if name.startswith(PREFIXES))
+        return RunHistory(
+            run_id=run.info.run_id,
+            name=run.info.run_name,
+            status=run.info.status,
+            started_ms=run.info.start_time,
+            params=dict(run.data.params),
+            tags=dict(run.data.tags),
+            metrics={name: self._series(run.info.run_id, name) for name in names},
+        )
+
+    def _series(self, run_id: str, name: str) -> Series:
+        points = self.client.get_metric_history(run_id, name)
+        # The latest of several values at one step counts.
+        latest = {point.step: point.value for point in sorted(points, key=lambda p: (p.step, p.timestamp))}
+        steps, values = np.array(list(latest), float), np.array(list(latest.values()), float)
+        return Series(steps, np.where(np.abs(values) < _LARGEST, values, np.nan))
+
+
+def _matches(run: "Run", pattern: str) -> bool:
+    name = run.info.run_name
+    return pattern in (run.info.run_id, name) or fnmatch.fnmatchcase(name, pattern)

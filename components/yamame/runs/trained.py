@@ -1,0 +1,206 @@
+"""A trained run, ready to play: its configuration, its environment and its agent with the learnt weights.
+
+Whatever does not fit together is a `UsageError` of one line that names the value: a run or a checkpoint that is not
+there, a file that is none, a setting that the environment does not take, weights of another shape.
+"""
+
+import dataclasses
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import hydra
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torchrl.envs import EnvBase
+
+from yamame.agent import InContextAgent
+from yamame.runs.artifacts import download_artifacts
+from yamame.runs.build import build_agent, build_env
+from yamame.runs.checkpoint import Checkpointer, LoadedCheckpoint
+from yamame.runs.errors import UsageError
+from yamame.runs.hydra import check, parameters_of, plain
+from yamame.runs.tracking import TRACKING_URI
+
+Which = Literal["best", "last"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """What `load_trained` found.
+
+    Attributes:
+        source: The run directory, file or run id that was asked for.
+        step: Environment steps that the agent was trained for.
+        config: The configuration it was trained with, with what was overridden since.
+        weights: State of the agent, on the CPU.
+    """
+
+    source: str
+    step: int
+    config: DictConfig
+    weights: dict[str, Any] = dataclasses.field(repr=False)
+
+    @property
+    def task(self) -> str:
+        """The environment and its settings; two runs with the same text were trained for the same task."""
+        config = plain(self.config)
+        return " ".join(
+            _described(node) for node in (config["env"], config.get("trials")) if node is not None
+        )
+
+    def build_env(self, *, num_envs: int, seed: int) -> EnvBase:
+        """The environment with its held-out settings, ``num_envs`` times."""
+        return build_env(self.config, num_envs=num_envs, seed=seed, held_out=True)
+
+    def build_agent(self, env: EnvBase) -> InContextAgent:
+        """The agent with its weights, in evaluation mode, on the device of the configuration.
+
+        Raises:
+            UsageError: The weights do not fit an agent for this environment.
+        """
+        try:
+            agent = build_agent(self.config, env)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        problem = _mismatch(self.weights, agent.state_dict())
+        if problem:
+            raise UsageError(
+                f"load_trained: the weights of {self.source} must fit the environment, {problem}; "
+                "a changed setting of env may be why"
+            )
+        agent.load_state_dict(self.weights)
+        return agent.eval()
+
+    def gamma_index(self, gamma: float) -> int:
+        """The place of a discount factor among those of the agent.
+
+        Raises:
+            UsageError: It was not trained with this one.
+        """
+        gammas = [float(known) for known in self.config.agent.gammas]
+        if gamma not in gammas:
+            raise UsageError(
+                f"load_trained: gamma must be one of {', '.join(map(str, gammas))} in {self.source}, got {gamma}"
+            )
+        return gammas.index(gamma)
+
+
+def load_trained(
+    source: str | Path,
+    *,
+    checkpoint: Which = "best",
+    tracking_uri: str = TRACKING_URI,
+    device: str = "cpu",
+    env: Mapping[str, Any] | None = None,
+    trials: Mapping[str, Any] | None = None,
+    context_length: int | None = None,
+) -> Trained:
+    """Reads a trained run.
+
+    Args:
+        source: A run directory, a checkpoint file, or the id of an MLflow run whose artifacts hold checkpoints.
+        checkpoint: Which of a run's checkpoints: the one with the best evaluation, or the last one.
+        tracking_uri: The MLflow store where a run id is looked for.
+        device: Where the environment and the agent shall be.
+        env: Settings of the environment to change, nested as in the configuration.
+        trials: Settings of repeated trials to change.
+        context_length: Timesteps that acting remembers, if not as many as in training.
+
+    Raises:
+        UsageError: One line that names what is missing or does not fit.
+    """
+    if checkpoint not in get_args(Which):
+        raise UsageError(f"load_trained: checkpoint must be best or last, got {checkpoint!r}")
+    loaded = _load(str(source), checkpoint, tracking_uri)
+    if not {"env", "agent", "encoder", "evaluation"} <= loaded.config.keys():
+        raise UsageError(
+            f"load_trained: {source} must be a checkpoint of a training run, it has no configuration"
+        )
+    config = {**loaded.config, "device": _checked_device(device)}
+    # Settings of held-out tasks become those of the environment, for what is asked here to come last.
+    held_out = config["evaluation"]["env"]
+    config["evaluation"] = {**config["evaluation"], "env": {}}
+    config["env"] = plain(OmegaConf.merge(config["env"], held_out, dict(env or {})))
+    if trials:
+        if config.get("trials") is None:
+            raise UsageError(f"load_trained: {source} must have trials to change them, got {dict(trials)}")
+        config["trials"] = plain(OmegaConf.merge(config["trials"], dict(trials)))
+    if context_length is not None:
+        config["encoder"] = _remembering(config["encoder"], context_length)
+    composed = OmegaConf.create(config)
+    check(composed)
+    return Trained(str(source), loaded.step, composed, loaded.values["agent"])
+
+
+def _load(source: str, which: Which, tracking_uri: str) -> LoadedCheckpoint:
+    """The checkpoint of a source; temporary files are gone afterwards."""
+    path = Path(source)
+    if path.is_file():
+        return _read([path], which)
+    if path.is_dir():
+        checkpoints = Checkpointer(path / "checkpoints")
+        found = checkpoints.best if which == "best" else checkpoints.last
+        if found is None:
+            raise UsageError(f"load_trained: {source} must hold a {which} checkpoint, there is none")
+        return _read([found], which)
+    if "/" in source or "." in source:
+        raise UsageError(f"load_trained: {source} must be a run directory or a checkpoint, it does not exist")
+    with tempfile.TemporaryDirectory() as folder:
+        files = download_artifacts(tracking_uri, source, "checkpoints", Path(folder))
+        if not files:
+            raise UsageError(f"load_trained: the MLflow run {source} must hold checkpoints, it has none")
+        return _read(files, which)
+
+
+def _read(files: Sequence[Path], which: Which) -> LoadedCheckpoint:
+    """The last of some checkpoints, or the one with the best metric."""
+    read = []
+    for path in files[-1:] if which == "last" else files:
+        try:
+            read.append(Checkpointer(path.parent).load({"agent": None}, which=path))
+        except UsageError:
+            raise
+        except Exception as error:  # other people's files make torch.load raise almost anything
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise UsageError(
+                f"load_trained: {path} must be a checkpoint, it cannot be read: {reason}"
+            ) from error
+    return max(read, key=lambda loaded: (-torch.inf if loaded.metric is None else loaded.metric, loaded.step))
+
+
+def _checked_device(device: str) -> str:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"load_trained: device must be available, got {device!r}: {reason}") from error
+    return device
+
+
+def _remembering(encoder: Mapping[str, Any], context_length: int) -> dict[str, Any]:
+    """The settings of an encoder that remembers so many timesteps."""
+    name = str(encoder["_target_"])
+    if "context_length" not in parameters_of(hydra.utils.get_object(name)):
+        raise UsageError(f"load_trained: {name} has no context_length to set, got {context_length}")
+    return {**encoder, "context_length": context_length}
+
+
+def _described(node: Mapping[str, Any]) -> str:
+    """A node of a configuration in one line; where its work is done does not count."""
+    kept = {key: value for key, value in node.items() if key not in ("_target_", "workers")}
+    name = str(node["_target_"]).rpartition(".")[2]
+    return f"{name}({', '.join(f'{key}={value}' for key, value in kept.items())})"
+
+
+def _mismatch(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+    """The first difference between the names or shapes of two states, or nothing."""
+    for name in own:
+        if name not in saved:
+            return f"they lack {name}"
+        shapes = [tuple(getattr(state[name], "shape", ())) for state in (saved, own)]
+        if shapes[0] != shapes[1]:
+            return f"{name} is {list(shapes[0])} there and {list(shapes[1])} here"
+    more = [name for name in saved if name not in own]
+    return f"they have {more[0]} beside" if more else ""

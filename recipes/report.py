@@ -1,0 +1,51 @@
+"""Makes one page of MLflow runs: what was run, what came out and when, how groups compare, how to repeat it.
+
+    python recipes/report.py [key=value]                      # --help lists the keys
+    python recipes/report.py runs=[maze-*,tmaze-0] directory=report/mazes
+    python recipes/report.py strict=true                      # exit status 1 where less came out than was expected
+
+The page <directory>/index.html needs nothing else. The pictures (PNG), the films and the numbers (CSV) lie beside
+it. Only runs that ended by themselves count; the others are listed with the reason.
+"""
+
+from pathlib import Path
+
+from omegaconf import DictConfig
+from yamame.runs import UsageError
+from yamame.runs.hydra import instantiate, main
+from yamame.runs.report import RunReader, build_content, falls_short, make_sections, write_report
+
+
+def report(cfg: DictConfig) -> None:
+    """The recipe: reads, sorts, computes, writes; then tells the verdicts and the path of the page."""
+    resampling = instantiate(cfg.resampling)
+    check_thresholds(list(cfg.thresholds))
+    reader = RunReader.open(cfg.store.tracking_uri, cfg.store.experiment)
+    sections, left_out = make_sections(reader.read(cfg.runs), base=cfg.base)
+    content = build_content(
+        sections,
+        left_out,
+        thresholds=list(cfg.thresholds),
+        metric=cfg.metric,
+        resampling=resampling,
+        artifact=reader.artifact,
+    )
+    page = write_report(content, Path(cfg.directory))
+    for verdict in content.verdicts:
+        print(verdict)
+    for run, reason in left_out:
+        print(f"not counted: {run.name} ({run.run_id}): {reason}")
+    print(page)
+    if cfg.strict and falls_short(content.verdicts):
+        raise SystemExit(1)
+
+
+def check_thresholds(thresholds: list[float]) -> None:
+    """Refuses what is no fraction."""
+    for value in thresholds:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise UsageError(f"thresholds: must be positive numbers, got {value!r}")
+
+
+if __name__ == "__main__":
+    main(report, config_name="report")

@@ -1,0 +1,93 @@
+"""Algorithm distillation as people use it: from the command line."""
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from yamame.runs.hydra import main
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "distill.py"
+TINY = [
+    "debug=tiny",
+    "logger=none",
+    "env.time_limit=40",
+    "source.horizon=80",
+    "source.subsample=2",
+    "encoder.d_model=16",
+    "encoder.num_layers=1",
+]
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path, capsys):
+    """Runs the recipe in this process, in an empty directory: exit status, output, error output."""
+    spec = importlib.util.spec_from_file_location("distill_recipe", RECIPE)
+    recipe = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(recipe)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str):
+        monkeypatch.setattr(sys, "argv", [str(RECIPE), *arguments])
+        status = 0
+        try:
+            main(recipe.train, config_name="distill")
+        except SystemExit as exit_:
+            status = exit_.code
+        output = capsys.readouterr()
+        return status, output.out, output.err
+
+    return call
+
+
+def components(name: str) -> dict:
+    newest = sorted(Path(f"runs/{name}/checkpoints").glob("step-*.pt"))[-1]
+    return torch.load(newest, weights_only=True)["components"]
+
+
+def test_a_tiny_run_compares_the_agent_with_itself_without_memory_and_with_its_source(run):
+    status, out, err = run(*TINY, "run.name=tiny")
+    assert status == 0, err
+    assert out.splitlines()[-1] == "runs/tiny/summary.json"
+    summary = json.loads(Path("runs/tiny/summary.json").read_text())
+    assert summary["status"] == "FINISHED"
+    assert summary["updates"] == 2
+    assert summary["env_steps"] == 4 * 80
+    assert {"distilled", "memory_wiped", "source"} <= summary["in_context"].keys()
+    assert json.loads(Path("runs/tiny/in_context.json").read_text()) == summary["in_context"]
+    assert Path("runs/tiny/in_context.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["source.horizon=10"], r"source.horizon: .*40 steps, got 10"),
+        (["context_length=40"], r"context_length: .*40 steps, got 40"),
+        (["source.subsample=0"], r"every must be at least 1, got 0"),
+        (["source.learner.gamma=2"], r"source.learner: .*gamma.*2"),
+        (["relabel=some"], r"relabel.strategy=some.*histories"),
+        (["budget.env_steps=100"], r"budget.env_steps: must be null.*100"),
+        (["replay.capacity=100"], r"replay.capacity: must hold 324 timesteps, got 100"),
+        (["resume=true", "run.name=nothing"], r"nothing"),
+    ],
+)
+def test_a_mistake_ends_with_one_line_and_nothing_written(run, tmp_path, arguments, message):
+    status, _, err = run(*TINY, *arguments)
+    assert status == 2
+    assert len(err.strip().splitlines()) == 1
+    assert re.search(message, err), err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_extended_later_equals_one_that_was_never_stopped(run):
+    short = [*TINY, "schedule.learning_starts=600", "schedule.anneal_lr=false", "checkpoint.interval=2"]
+    assert run(*short, "run.name=whole", "budget.updates=40")[0] == 0
+    assert run(*short, "run.name=parts", "budget.updates=20")[0] == 0
+    assert run(*short, "run.name=parts", "budget.updates=40", "resume=true")[0] == 0
+    assert run(*short, "run.name=other", "budget.updates=40", "seed=1")[0] == 0
+    whole, parts, other = (components(name)["agent"] for name in ("whole", "parts", "other"))
+    assert all(torch.equal(value, parts[key]) for key, value in whole.items())
+    assert not all(torch.equal(value, other[key]) for key, value in whole.items())

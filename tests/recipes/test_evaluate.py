@@ -1,0 +1,188 @@
+"""The evaluation recipe as people use it: on runs that the training recipe has just made."""
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from yamame.evaluation import evaluate
+from yamame.runs.hydra import main
+from yamame.runs.trained import load_trained
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+TINY = ["debug=tiny", "logger=none", "encoder.d_model=16", "encoder.num_heads=2", "evaluation.num_episodes=6"]
+MAZES = [*TINY, "env.size=7", "env.num_goals=1", "env.time_limit=40"]
+RUNS = {
+    "a-seed=0": MAZES,
+    "b": [*MAZES, "seed=1"],
+    "trials": ["debug=tiny", "logger=none", "env=gym", "env.time_limit=15", "encoder=gru", "trials=repeated"],
+}
+
+
+def load(name: str):
+    spec = importlib.util.spec_from_file_location(f"{name}_recipe", RECIPES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def call(monkeypatch, function, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["recipe", *arguments])
+    try:
+        function()
+    except SystemExit as exit_:
+        return exit_.code
+    return 0
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A directory with trained runs."""
+    folder = tmp_path_factory.mktemp("trained")
+    recipe = load("train")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name, arguments in RUNS.items():
+            assert (
+                call(patch, lambda: main(recipe.train, config_name="train"), *arguments, f"run.name='{name}'")
+                == 0
+            )
+    return folder
+
+
+@pytest.fixture
+def run(trained, monkeypatch, tmp_path, capsys):
+    """Runs the recipe beside the trained runs: exit status, report, output, error output."""
+    monkeypatch.chdir(trained)
+    recipe = load("evaluate")
+
+    def call_recipe(*arguments: str):
+        capsys.readouterr()
+        output = tmp_path / "out"
+        status = call(monkeypatch, recipe.command_line, f"output={output}", *arguments)
+        text = capsys.readouterr()
+        report = output / "evaluation.json"
+        return status, json.loads(report.read_text()) if report.exists() else None, text.out, text.err
+
+    return call_recipe
+
+
+def test_a_run_is_played_on_the_roster_of_its_training_and_the_path_is_the_last_line(run, trained, tmp_path):
+    status, report, out, _ = run("run=runs/trials")
+    assert status == 0
+    assert out.splitlines()[-1] == str(tmp_path / "out/evaluation.json")
+    (outcome,) = report["run"][0]["gammas"]
+    assert outcome["gamma"] == 0.999
+    source = load_trained(trained / "runs/trials")
+    env = source.build_env(num_envs=4, seed=1000000007)
+    agent = source.build_agent(env)
+    setting = {"num_episodes": 4, "max_steps": 50, "seed": 1000000007}
+    result = evaluate(agent.policy(), env, **setting)
+    assert outcome["episodes"]["return"] == result.returns.tolist()
+    assert {key: outcome[key] for key in result.summary()} == result.summary()
+    agent.actor.load_state_dict({key: -value for key, value in agent.actor.state_dict().items()})
+    assert outcome["episodes"]["return"] != evaluate(agent.policy(), env, **setting).returns.tolist()
+
+
+def test_the_same_command_writes_the_same_bytes_and_another_seed_other_episodes(run, tmp_path):
+    arguments = ("run=runs/trials", "control=true")
+    assert run(*arguments)[0] == 0
+    first = (tmp_path / "out/evaluation.json").read_bytes()
+    assert run(*arguments)[0] == 0
+    assert first == (tmp_path / "out/evaluation.json").read_bytes()
+    _, report, _, _ = run(*arguments, "seed=5")
+    old, new = (data["run"][0]["gammas"][-1]["episodes"] for data in (json.loads(first), report))
+    assert old != new
+
+
+def test_every_trial_has_its_return_every_gamma_its_line_and_the_control_stands_beside(run, tmp_path):
+    status, report, out, _ = run("run=runs/trials", "control=true", "gammas=all", "trials.num_trials=4")
+    assert status == 0
+    outcomes = report["run"][0]["gammas"]
+    assert [outcome["gamma"] for outcome in outcomes] == [0.1, 0.9, 0.95, 0.97, 0.99, 0.995, 0.999]
+    assert [outcome["acting"] for outcome in outcomes] == [False] * 6 + [True]
+    for outcome in outcomes:
+        for told in (outcome, outcome["control"]):
+            assert len(told["trials"]["mean"]) == 4
+            columns = (told["trials"][name] for name in ("low", "mean", "high"))
+            assert all(low <= mean <= high for low, mean, high in zip(*columns, strict=True))
+            assert sum(told["trials"]["mean"]) == pytest.approx(told["return_mean"])
+    assert out.count("memory wiped") == 7
+    assert (tmp_path / "out/in_context.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_settings_of_the_environment_and_the_memory_may_differ_from_training(run, tmp_path):
+    status, report, _, _ = run("run=runs/a-seed=0", "env.size=13", "env.time_limit=60", "context_length=2048")
+    assert status == 0
+    assert "size=13" in report["run"][0]["task"]
+    assert max(report["run"][0]["gammas"][0]["episodes"]["length"]) > 40
+    assert not (tmp_path / "out/in_context.png").exists()
+
+
+def test_the_discount_factor_that_acts_is_chosen_by_value_or_place(run):
+    def played(*arguments: str):
+        return run("run=runs/trials", *arguments)[1]["run"][0]["gammas"]
+
+    assert played("gamma=0.9") == played("gamma_index=1")
+    assert played("gamma=0.9")[0]["gamma"] == 0.9
+    assert played("gamma=0.9")[0]["episodes"] != played()[0]["episodes"]
+
+
+def test_attention_is_drawn_for_a_transformer(run, tmp_path):
+    assert run("run=runs/a-seed=0", "attention=true")[0] == 0
+    assert (tmp_path / "out/attention.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_several_runs_are_summed_up_and_compared(run):
+    status, report, out, _ = run("run=[runs/a-seed=0,runs/b]", "against=[runs/b,runs/b]")
+    assert status == 0
+    scores = [run["gammas"][0]["return_mean"] for run in report["run"]]
+    told = report["aggregate"]["run"]
+    assert told["num_runs"] == 2
+    assert told["return"]["mean"]["value"] == pytest.approx(sum(scores) / 2)
+    better = sum((a > scores[1]) + 0.5 * (a == scores[1]) for a in scores) / 2
+    assert report["improvement"]["return"]["value"] == pytest.approx(better)
+    assert "how likely a run is better" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run=runs/none"], r"runs/none must be a run directory or a checkpoint, it does not exist"),
+        ([], r"run: Missing mandatory value"),
+        (["run=runs/b", "gammas=some"], r"gammas must be all or null, got some"),
+        (["run=runs/b", "gamma=0.5"], r"gamma must be one of 0.1, .* got 0.5"),
+        (["run=runs/b", "gamma_index=7"], r"gamma_index must be in -7..6, got 7"),
+        (["run=runs/b", "gamma=0.9", "gamma_index=1"], r"gamma=0.9 and gamma_index=1"),
+        (["run=runs/b", "env.sise=9"], r"env.sise: .*not 'sise'"),
+        (
+            ["run=runs/b", "env.num_goals=3"],
+            r"weights of runs/b must fit the environment, .* \[64, 12\] here",
+        ),
+        (["run=runs/b", "trials.num_trials=3"], r"runs/b must have trials to change them"),
+        (["run=runs/b", "num_episodes=0"], r"num_e\w+ must be .*, got 0"),
+        (["run=runs/b", "confidence=1"], r"confidence must be in \(0, 1\), got 1"),
+        (["run=runs/trials", "attention=true"], r"attention=true needs a TransformerEncoder, .* GRUEncoder"),
+        (["run=runs/trials", "context_length=9"], r"GRUEncoder has no context_length to set, got 9"),
+        (["run=[runs/a-seed=0,runs/b,runs/trials]"], r"every task must have as many runs, got \[2, 1\]"),
+        (["run=runs/b", "against=runs/trials"], r"run and against must have the same tasks"),
+        (["run=runs/b", "numepisodes=3"], r"numepisodes: no such key, did you mean num_episodes"),
+    ],
+)
+def test_a_mistake_ends_with_one_line_and_nothing_written(run, tmp_path, arguments, message):
+    status, report, _, err = run(*arguments)
+    assert status == 2
+    assert len(err.strip().splitlines()) == 1
+    assert re.search(message, err), err
+    assert report is None
+    assert not (tmp_path / "out").exists()
+
+
+def test_help_says_what_the_recipe_does(monkeypatch, capsys):
+    for name, text in (("evaluate", "on held-out tasks"), ("play", "one episode of a trained run")):
+        assert call(monkeypatch, load(name).command_line, "--help") == 0
+        out = capsys.readouterr().out
+        assert text in out
+        assert "run: ???" in out

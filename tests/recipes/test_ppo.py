@@ -1,0 +1,114 @@
+"""The on-policy recipe as people use it: from the command line."""
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from yamame.runs.hydra import main
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "ppo.py"
+TINY = ["debug=tiny", "logger=none"]
+SMALL = [
+    "logger=none",
+    "env=tmaze",
+    "encoder.hidden_size=32",
+    "encoder.out_features=32",
+    "encoder.num_layers=1",
+    "schedule.num_envs=64",
+    "schedule.steps_per_iteration=768",
+    "evaluation.num_episodes=64",
+    "budget.minutes=null",
+]
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path, capsys):
+    """Runs the recipe in this process, in an empty directory: exit status, output, error output."""
+    spec = importlib.util.spec_from_file_location("ppo_recipe", RECIPE)
+    recipe = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(recipe)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str):
+        monkeypatch.setattr(sys, "argv", [str(RECIPE), *arguments])
+        status = 0
+        try:
+            main(recipe.train, config_name="ppo")
+        except SystemExit as exit_:
+            status = exit_.code
+        output = capsys.readouterr()
+        return status, output.out, output.err
+
+    return call
+
+
+def summary(name: str) -> dict:
+    return json.loads(Path(f"runs/{name}/summary.json").read_text())
+
+
+def components(name: str) -> dict:
+    newest = sorted(Path(f"runs/{name}/checkpoints").glob("step-*.pt"))[-1]
+    return torch.load(newest, weights_only=True)["components"]
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "env=bandits",
+        "env=mazerunner",
+        "env=tmaze encoder=transformer",
+        "env=gym env.id=Pendulum-v1 env.time_limit=20",
+        "env=gym trials=repeated trials.num_trials=2 packing=null agent.loss.value_clip=0.2",
+    ],
+)
+def test_two_updates_run_with_every_kind_of_part(run, choice):
+    status, out, err = run(*TINY, "run.name=tiny", *choice.split())
+    assert status == 0, err
+    assert out.splitlines()[-1] == "runs/tiny/summary.json"
+    assert summary("tiny")["status"] == "FINISHED"
+    assert summary("tiny")["updates"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["encoder=gruu"], r"encoder=gruu.*gru"),
+        (["exploration=epsilon_greedy"], r"exploration: must be none"),
+        (["env=mazerunner", "relabel=some"], r"relabel.strategy=some.*on-policy"),
+        (["agent.gammas=[0.9,0.99]", "agent.multi_gamma=true"], r"agent.gammas: .*0\.9, 0\.99"),
+        (["agent.loss.clip_epsilon=2"], r"clip_epsilon.*2"),
+        (["schedule.epochs=0"], r"schedule.epochs: must be at least 1, got 0"),
+        (["encoder=transformer", "context_length=100"], r"context_length: .*100 steps, got 100"),
+        (["resume=true", "run.name=nothing"], r"nothing"),
+    ],
+)
+def test_a_mistake_ends_with_one_line_and_nothing_written(run, tmp_path, arguments, message):
+    status, _, err = run(*TINY, *arguments)
+    assert status == 2
+    assert len(err.strip().splitlines()) == 1
+    assert re.search(message, err), err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_extended_later_equals_one_that_was_never_stopped(run):
+    short = [*SMALL, "env.length=3", "checkpoint.interval=500", "schedule.epochs=1"]
+    assert run(*short, "run.name=whole", "budget.env_steps=4000")[0] == 0
+    assert run(*short, "run.name=parts", "budget.env_steps=2000")[0] == 0
+    assert run(*short, "run.name=parts", "budget.env_steps=4000", "resume=true")[0] == 0
+    assert run(*short, "run.name=other", "budget.env_steps=4000", "seed=1")[0] == 0
+    whole, parts, other = (components(name)["agent"] for name in ("whole", "parts", "other"))
+    assert all(torch.equal(value, parts[key]) for key, value in whole.items())
+    assert not all(torch.equal(value, other[key]) for key, value in whole.items())
+
+
+def test_memory_learns_what_to_recall_and_without_it_nothing_can(run):
+    task = [*SMALL, "env.length=2", "budget.env_steps=12000", "optimizer.lr=2e-3"]
+    assert run(*task, "run.name=gru")[0] == 0
+    assert summary("gru")["success"] >= 0.9
+    small = [argument for argument in task if not argument.startswith("encoder.")]
+    assert run(*small, "run.name=control", "encoder=memoryless", "encoder.d_model=32")[0] == 0
+    assert summary("control")["success"] <= 0.7

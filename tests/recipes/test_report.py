@@ -1,0 +1,107 @@
+"""The report recipe as people use it: from the command line, over a database with runs."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from yamame.runs import MLflowTracker
+from yamame.runs.hydra import main
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "report.py"
+EXPECTED = {"expected.metric": "success_mean", "expected.interval": [0.8, 1.0]}
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory):
+    """A folder with ``mlflow.db``: two seeds that reach 0.7 and 1.0, a memoryless one, a failed one."""
+    folder = tmp_path_factory.mktemp("database")
+    params = {"env._target_": "yamame_envs.MazeRunner", "encoder._target_": "yamame.trajectory.GRUEncoder"}
+    memoryless = {"encoder._target_": "yamame.trajectory.MemorylessEncoder"}
+    for name, value, changed in [
+        ("gru-0", 0.7, {"seed": 0}),
+        ("gru-1", 1.0, {"seed": 1}),
+        ("memoryless-0", 0.1, {"seed": 0, **memoryless}),
+        ("broken", 0.0, {"seed": 2}),
+    ]:
+        run = folder / name
+        run.mkdir()
+        tracker = MLflowTracker(
+            tracking_uri=f"sqlite:///{folder}/mlflow.db", system_metrics=False, flush_s=0.0
+        )
+        with tracker.start(run, name=name, params=params | EXPECTED | changed):
+            for step in (1000, 2000):
+                tracker.log({"eval/success_mean": value * step / 2000, "cost/cpu_s": step / 100}, step=step)
+        if name == "broken":
+            tracker.run.finish("FAILED")
+    return folder
+
+
+@pytest.fixture
+def report(monkeypatch, tmp_path, capsys, database):
+    """Runs the recipe in this process in an empty directory: exit status, output, error output."""
+    spec = importlib.util.spec_from_file_location("report_recipe", RECIPE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments, uri=f"sqlite:///{database}/mlflow.db"):
+        monkeypatch.setattr(sys, "argv", [str(RECIPE), f"store.tracking_uri={uri}", *arguments])
+        status = 0
+        try:
+            main(module.report, config_name="report")
+        except SystemExit as exit_:
+            status = exit_.code
+        output = capsys.readouterr()
+        return status, output.out, output.err
+
+    return call
+
+
+def test_the_report_tells_the_verdict_the_runs_left_out_and_the_path_last(report, tmp_path):
+    status, out, err = report("resampling.num_resamples=50", "strict=true")
+    assert (status, err) == (0, "")
+    first, second, last = out.splitlines()
+    assert first == "MazeRunner: reached (success_mean 0.85, 2 seeds; expected 0.8 to 1)"
+    assert second.startswith("not counted: broken")
+    assert last == "report/index.html"
+    page = (tmp_path / last).read_text()
+    assert "0.850" in page
+    assert "encoder: GRUEncoder → MemorylessEncoder" in page
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report"]
+
+
+def test_strict_ends_with_status_one_where_less_came_out_than_expected(report):
+    arguments = ("runs=[memoryless-*]", "resampling.num_resamples=50")
+    status, out, _ = report(*arguments, "strict=true")
+    assert status == 1
+    assert out.splitlines()[0] == "MazeRunner: below (success_mean 0.1, 1 seed; expected 0.8 to 1)"
+    assert report(*arguments)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["runs=[nobody]"], "runs: an entry must match a run by name or id, got 'nobody'"),
+        (["store.experiment=other"], "store.experiment: must be one of"),
+        (["base=nobody"], "base: must match the name of a run that counts, got 'nobody'"),
+        (["thresholds=[0.5,-1]"], "thresholds: must be positive numbers, got -1"),
+        (["resampling.confidence=2"], "resampling: Resampling: confidence must be in (0, 1), got 2"),
+        (["bogus=1"], "bogus"),
+    ],
+)
+def test_a_mistake_ends_with_one_line_and_nothing_written(report, tmp_path, arguments, message):
+    status, _, err = report(*arguments)
+    assert status == 2
+    assert len(err.strip().splitlines()) == 1
+    assert message in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_database_that_is_not_there_is_named_and_not_made(report, tmp_path):
+    status, _, err = report(uri="sqlite:///none.db")
+    assert (status, err) == (
+        2,
+        "report: store.tracking_uri: must be a database that exists, got sqlite:///none.db\n",
+    )
+    assert list(tmp_path.iterdir()) == []

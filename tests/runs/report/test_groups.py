@@ -1,0 +1,109 @@
+"""Which runs belong together, which count, and what tells groups apart."""
+
+import pytest
+from yamame.runs import UsageError
+from yamame.runs.report import make_sections
+from yamame.runs.report.settings import command_for, differences
+
+
+def labels(section):
+    return [group.label for group in section.groups]
+
+
+def test_runs_that_differ_only_in_their_seed_form_a_group_in_the_order_of_seeds(make_run):
+    runs = [make_run(seed, run__name=f"n{seed}", logger__flush_s=seed) for seed in (10, 2, 0)]
+    (section,), left_out = make_sections(runs)
+    assert [[run.seed for run in group.runs] for group in section.groups] == [["0", "2", "10"]]
+    assert left_out == []
+    (section,), _ = make_sections([*runs, make_run(1, lr=0.1)])
+    assert [len(group.runs) for group in section.groups] == [3, 1]
+
+
+def test_groups_of_another_environment_form_another_section(make_run):
+    sections, _ = make_sections([make_run(), make_run(env__size=11), make_run(lr=1)])
+    assert [(section.title, section.details, len(section.groups)) for section in sections] == [
+        ("Maze", "size 9", 2),
+        ("Maze", "size 11", 1),
+    ]
+
+
+def test_the_experiment_of_the_command_names_a_section(make_run):
+    tags = {"command": "python recipes/train.py experiment=dark seed=0"}
+    sections, _ = make_sections([make_run(tags=tags), make_run(1), make_run(lr=2)])
+    assert [section.title for section in sections] == ["dark (Maze)", "Maze"]
+    assert [len(section.base.runs) for section in sections] == [2, 1]
+
+
+def test_of_two_runs_of_one_group_and_seed_the_later_counts_and_the_other_is_named(make_run):
+    first, second = make_run(3), make_run(3)
+    (section,), ((left, reason),) = make_sections([first, second])
+    assert section.base.runs == (second,)
+    assert left is first
+    assert second.run_id in reason
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"status": "FAILED"}, "it ended as FAILED"),
+        ({"status": "KILLED"}, "it ended as KILLED"),
+        ({"status": "RUNNING"}, "it has not ended"),
+        ({"metrics": {"train/loss": {1: 1.0}}}, "it was never evaluated"),
+    ],
+)
+def test_a_run_that_cannot_be_counted_is_left_out_with_the_reason(make_run, options, reason):
+    good, bad = make_run(0), make_run(1, **options)
+    (section,), left_out = make_sections([good, bad])
+    assert section.base.runs == (good,)
+    assert left_out == [(bad, reason)]
+
+
+def test_a_failed_run_does_not_replace_an_earlier_good_one(make_run):
+    good = make_run(0)
+    (section,), _ = make_sections([good, make_run(0, status="FAILED")])
+    assert section.base.runs == (good,)
+
+
+def test_a_part_of_another_class_is_one_difference_and_a_changed_value_one_each():
+    before = {"encoder._target_": "a.GRU", "encoder.width": "8", "lr": "1", "relabel.strategy": "some"}
+    after = {"encoder._target_": "b.Transformer", "encoder.heads": "4", "lr": "2", "relabel.strategy": "some"}
+    assert differences(before, after) == [("encoder", "GRU", "Transformer"), ("lr", "1", "2")]
+    assert differences({"trials": "None"}, {"trials._target_": "a.Repeated", "trials.k": "3"}) == [
+        ("trials", "None", "Repeated")
+    ]
+    assert differences({"a": "1"}, {}) == [("a", "1", "(absent)")]
+    assert differences(before, dict(before)) == []
+
+
+def test_the_base_is_the_group_from_which_all_others_differ_least(make_run):
+    star = [make_run(lr=2), make_run(lr=1), make_run(lr=1, tau=5), make_run(lr=1, width=7)]
+    (section,), _ = make_sections(star)
+    assert section.base.settings["lr"] == "1"
+    assert "tau" not in section.base.settings
+    assert labels(section) == ["base", "lr=2", "tau=5", "width=7"]
+    assert [group.letter for group in section.groups] == list("ABCD")
+
+
+def test_a_command_with_fewer_overrides_makes_the_base_and_a_pattern_overrules_it(make_run):
+    def run(name, arguments, **params):
+        return make_run(name=name, tags={"command": f"python recipes/train.py {arguments}"}, **params)
+
+    runs = [run("more", "relabel=none seed=0", lr=2), run("less", "seed=0 budget.minutes=null", lr=1)]
+    (section,), _ = make_sections(runs)
+    assert section.base.runs[0].name == "less"
+    assert labels(section) == ["lr=1", "lr=2"]
+    (section,), _ = make_sections(runs, base="mor*")
+    assert section.base.runs[0].name == "more"
+    with pytest.raises(UsageError, match="base: must match the name of a run that counts, got 'nobody'"):
+        make_sections(runs, base="nobody")
+
+
+def test_the_command_of_a_group_names_all_its_seeds_and_nothing_of_a_single_run(make_run):
+    command = (
+        "python recipes/train.py -m 'env.name=a b' seed=7 run.name=mine run.overwrite=true resume=true lr=1"
+    )
+    runs = [make_run(seed, tags={"command": command}) for seed in (7, 8)]
+    assert command_for(runs) == "python recipes/train.py 'env.name=a b' lr=1 -m seed=7,8"
+    assert command_for(runs[:1]) == "python recipes/train.py 'env.name=a b' lr=1 seed=7"
+    assert command_for([make_run()]) is None
+    assert command_for([make_run(tags={"command": "it's"})]) is None

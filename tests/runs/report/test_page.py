@@ -1,0 +1,242 @@
+"""The page as a browser and a listener meet it: numbers, escaping, nothing from elsewhere."""
+
+import csv
+import io
+import math
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from PIL import Image
+from yamame.runs.report import Resampling, build_content, falls_short, make_sections, write_report
+from yamame.runs.report.page import LARGEST_FILM, render
+
+HOSTILE = "<script>alert('x')</script>&\"$_{"
+RESAMPLING = Resampling(num_resamples=100)
+EMPTY = {"meta", "source", "img", "br"}
+
+
+class Page(HTMLParser):
+    """Text, addresses and elements of a page; every element must be closed in order."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.text, self.addresses, self.elements, self._open = "", [], [], []
+        self.feed(html)
+        assert self._open == []
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.elements.append((tag, attributes))
+        self.addresses += [
+            value for name, value in attrs if name in ("src", "srcset", "href", "poster", "data")
+        ]
+        if tag not in EMPTY:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        if not self._open or self._open[-1] != "style":
+            self.text += f"{data} "
+
+
+def gif(frames=2):
+    buffer = io.BytesIO()
+    images = [Image.new("RGB", (8, 8), (40 * i, 0, 0)) for i in range(frames)]
+    images[0].save(buffer, format="GIF", save_all=True, append_images=images[1:])
+    return buffer.getvalue()
+
+
+def table(path):
+    """The rows of a CSV file."""
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def metrics(*values):
+    """Evaluations at steps 100, 200, ..., each 10 CPU-s after the one before."""
+    steps = [100 * (index + 1) for index in range(len(values))]
+    return {
+        "eval/success_mean": dict(zip(steps, values, strict=True)),
+        "cost/cpu_s": {step: step / 10 for step in steps},
+    }
+
+
+def everything(*values):
+    """The same with training and trials."""
+    steps = [100 * (index + 1) for index in range(len(values))]
+    return metrics(*values) | {
+        "train/q_value": dict.fromkeys(steps, 1.0),
+        "train/q_value_0.9": dict.fromkeys(steps, 1.0),
+        "train/q_value_0.99": dict.fromkeys(steps, 2.0),
+        "eval/return_mean_trial_0": dict.fromkeys(steps, 0.0),
+        "eval/return_mean_trial_1": dict.fromkeys(steps, 1.0),
+    }
+
+
+@pytest.fixture(scope="module")
+def film():
+    return gif()
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a report of runs and gives its page, its folder and its content."""
+
+    def write(runs, *, artifact=lambda run_id, name: None, **options):
+        content = build_content(*make_sections(runs), resampling=RESAMPLING, artifact=artifact, **options)
+        path = write_report(content, tmp_path / "report")
+        return Page(path.read_text()), path.parent, content
+
+    return write
+
+
+class NoImages(dict):
+    """Stands for pictures where a test looks at the text alone; they take most of the time."""
+
+    def __missing__(self, name):
+        return {"light": b"", "dark": b""}
+
+
+@pytest.fixture
+def tell():
+    """The page of runs without its pictures, and its content."""
+
+    def tell(runs, *, artifact=lambda run_id, name: None):
+        content = build_content(*make_sections(runs), resampling=RESAMPLING, artifact=artifact)
+        return Page(render(content, NoImages())), content
+
+    return tell
+
+
+def test_the_page_tells_the_numbers_of_every_group_and_needs_nothing_else(make_run, write, film):
+    expected = {
+        "expected__metric": "success_mean",
+        "expected__interval": "[0.8, 1.0]",
+        "expected__source": "Fig. 4",
+    }
+    tags = {"command": "python recipes/train.py seed=0"}
+    runs = [make_run(seed, metrics(0.2, 0.7 + seed / 5), lr=1, tags=tags, **expected) for seed in (0, 1)]
+    runs += [make_run(0, metrics(0.1, 0.3), lr=2, tags={"command": "python recipes/train.py lr=2 seed=0"})]
+    page, folder, content = write(runs, artifact=lambda run_id, name: film)
+    for text in (
+        "3 runs in 2 groups",
+        "✓ Reached.",
+        "0.800 (mean of 2 seeds) is inside [0.800, 1.000]",
+        "Source: Fig. 4.",
+        "Cost: 20.0 CPU-s",
+        "lr: 1 → 2",
+        "\N{MINUS SIGN}0.500",
+        "n=2 and 1",
+        "python recipes/train.py -m seed=0,1",
+        "python recipes/train.py lr=2 seed=0",
+    ):
+        assert text in page.text, text
+    assert page.addresses
+    assert [a for a in page.addresses if not a.startswith(("data:image/", "#section-"))] == []
+    assert not re.search(r"https?://|@import|url\(|<script|<link", (folder / "index.html").read_text())
+    assert str(content.verdicts[0]) == "Maze: reached (success_mean 0.8, 2 seeds; expected 0.8 to 1)"
+    assert not falls_short(content.verdicts)
+
+
+def test_pictures_have_words_and_tables_have_heads(make_run, write, film):
+    page, folder, _ = write([make_run(0, everything(0.2, 0.7))], artifact=lambda run_id, name: film)
+    images = [attributes for tag, attributes in page.elements if tag == "img"]
+    # success over steps and CPU seconds, trials, q_value, q_value per gamma, the film
+    assert len(images) == 6
+    assert all(len(attributes["alt"]) > 20 for attributes in images)
+    assert "goes from 0.2 to 0.7" in images[0]["alt"]
+    assert "return of the trial" in images[2]["alt"]
+    assert "gamma 0.9 goes from" in images[5]["alt"]
+    media = [attributes["media"] for tag, attributes in page.elements if tag == "source"]
+    assert media.count("(prefers-color-scheme: dark)") == 5
+    assert media.count("(prefers-reduced-motion: reduce)") == 1
+    tables = sum(tag == "table" for tag, _ in page.elements)
+    assert tables == sum(tag == "caption" for tag, _ in page.elements) > 0
+    assert {attributes["scope"] for tag, attributes in page.elements if tag == "th"} == {"col", "row"}
+    assert len(list(folder.glob("*.png"))) == 10
+    light, dark = (
+        np.asarray(Image.open(folder / f"section-1-success_mean-env_steps{end}.png").convert("RGB")).mean()
+        for end in ("", "-dark")
+    )
+    assert light > 200 > 60 > dark
+
+
+def test_hostile_names_stay_text(make_run, tell):
+    tags = {"command": f"python {HOSTILE} 'a b'", "mlflow.source.git.commit": HOSTILE}
+    runs = [
+        make_run(0, metrics(0.1, 0.2), name=HOSTILE, tags=tags, env__id=HOSTILE, lr=HOSTILE),
+        make_run(0, metrics(0.1, 0.2), name=HOSTILE, env__id=HOSTILE, lr=2),
+        make_run(HOSTILE, status="FAILED", name=HOSTILE),
+    ]
+    page, _ = tell(runs)
+    assert [tag for tag, _ in page.elements if tag == "script"] == []
+    assert page.text.count(HOSTILE) > 4
+
+
+def test_runs_that_do_not_count_are_listed_with_the_reason_and_change_no_number(make_run, write):
+    runs = [make_run(0, metrics(0.1, 0.7)), make_run(1, metrics(0.0, 0.0), status="FAILED", name="broken")]
+    runs += [make_run(5, metrics(0.1, 0.1)), make_run(5, metrics(0.1, 0.9))]
+    page, folder, _ = write(runs)
+    assert "it ended as FAILED" in page.text
+    assert "broken" in page.text
+    assert f"the later run {runs[3].run_id}" in page.text
+    rows = table(folder / "groups.csv")
+    assert [(row["metric"], float(row["mean"]), row["num_seeds"]) for row in rows] == [
+        ("success_mean", pytest.approx(0.8), "2")
+    ]
+    assert [row["run"] for row in table(folder / "not_counted.csv")] == ["broken", "run-5"]
+
+
+def test_a_page_without_a_run_that_counts_says_so(make_run, tell):
+    page, content = tell([make_run(0, status="KILLED")])
+    assert "No run can be counted" in page.text
+    assert content.verdicts == []
+
+
+def test_groups_with_other_metrics_stand_side_by_side(make_run, tell):
+    runs = [make_run(0, metrics(0.1, 0.7)), make_run(0, {"eval/return_mean": {100: 5.0}}, lr=2)]
+    page, _ = tell(runs)
+    assert "no finite value" in page.text
+    assert "5.000" in page.text
+
+
+@pytest.mark.parametrize(
+    ("values", "outcome", "short"),
+    [
+        ((0.5,), "below", True),
+        ((0.85,), "reached", False),
+        ((0.95,), "above", False),
+        ((math.nan,), "unknown", True),
+    ],
+)
+def test_a_verdict_is_that_of_the_mean_of_the_seeds_of_the_base(make_run, tell, values, outcome, short):
+    expected = {"expected__metric": "success_mean", "expected__interval": "[0.8, 0.9]"}
+    runs = [make_run(seed, metrics(0.1, value), **expected) for seed, value in enumerate(values)]
+    page, content = tell(runs)
+    assert content.verdicts[0].outcome == outcome
+    assert falls_short(content.verdicts) is short
+    assert f"{outcome.capitalize()}." in page.text
+
+
+def test_a_large_film_lies_beside_the_page(make_run, write, film):
+    large = film + b"\0" * LARGEST_FILM
+    page, folder, _ = write([make_run(0, metrics(0.1, 0.7))], artifact=lambda run_id, name: large)
+    assert "section-1-film-A.gif" in page.addresses
+    assert (folder / "section-1-film-A.gif").read_bytes() == large
+    assert (folder / "index.html").stat().st_size < LARGEST_FILM
+
+
+def test_the_film_is_that_of_the_best_seed(make_run, tell, film):
+    runs = [make_run(seed, metrics(0.1, value)) for seed, value in [(0, 0.3), (1, 0.9), (2, 0.5)]]
+    asked = []
+
+    def artifact(run_id, name):
+        asked.append((run_id, name))
+        return film
+
+    page, _ = tell(runs, artifact=artifact)
+    assert asked == [(runs[1].run_id, "episodes.gif")]
+    assert "seed 1" in page.text
