@@ -11,7 +11,11 @@ from yamame.runs.hydra import check, instantiate
 CONF = conf_dir()
 ABLATIONS = sorted(path.stem for path in (CONF / "ablation").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
-STABILISERS = ("norm_attention", "norm_feedforward", "head_scaling", "sigma_reparam")
+STABILISERS = (
+    "norm_attention",
+    "norm_feedforward",
+    "head_scaling",
+)  # sigma_reparam is on in experiments alone
 CHANGED = {
     "hidden_instruction": {"relabel.hide_future_goals": True, "goal_encoder.hide_future_goals": True},
     "no_filtered_bc": {"agent.loss.cloning_coeff": 0.0},
@@ -66,15 +70,24 @@ def test_ablations_win_over_every_experiment_and_what_they_describe_can_be_built
     config = configuration(chosen, f"+ablation={every}")
     flat = flatten(config)
     assert {key: flat[key] for key in expected} == expected
-    allowed = {*expected, "agent.loss.online_coeff"}  # switched on where an experiment has no online term
+    allowed = {
+        *expected,
+        "encoder.sigma_reparam",
+        "agent.loss.online_coeff",
+    }  # switched on where an experiment has no online term
     assert difference(chosen, ablation=every).keys() <= allowed
     assert flat["agent.loss.online_coeff"] == 1.0
+    assert not flat["encoder.sigma_reparam"]
     assert instantiate(config["encoder"])(8).out_features == config["encoder"]["d_model"]
     for node in (config["goal_encoder"], config["relabel"], config["agent"]["returns"]):
         instantiate(node)
 
 
+def test_the_experiments_of_the_paper_have_what_the_ablation_takes_away():
+    assert configuration("experiment=tmaze_400")["encoder"]["sigma_reparam"]
+
+
 def test_an_experiment_whose_encoder_keys_mean_nothing_without_memory_is_among_them():
     assert configuration("experiment=tmaze_10000")["encoder"]["checkpoint_layers"]
-    with pytest.raises(ValueError, match=r"encoder\.checkpoint_layers: .*MemorylessEncoder"):
+    with pytest.raises(ValueError, match=r"encoder\.\w+: .*MemorylessEncoder"):
         configuration("experiment=tmaze_10000", "encoder=memoryless")

@@ -16,7 +16,7 @@ from yamame_envs import MazeRunner
 
 ENCODERS = {
     "transformer": partial(TransformerEncoder, d_model=16, num_heads=2, num_layers=1, dropout=0.1),
-    "gru": partial(GRUEncoder, hidden_size=8, out_features=8),
+    "gru": partial(GRUEncoder, max_time_constant=1.0, hidden_size=8, out_features=8),
 }
 
 

@@ -54,7 +54,7 @@ def test_without_edges_nothing_is_random_but_the_middle():
 def test_boxes_get_noise_of_that_size():
     torch.manual_seed(0)
     td = rollouts().set("action", torch.zeros(ROLLOUTS * HORIZON, 1))
-    moved = EdgeEpsilon(Bounded(-1.0, 1.0, (1,)), anneal_steps=10, random_steps=0.0)(td)["action"]
+    moved = EdgeEpsilon(Bounded(-1.0, 1.0, (1,)), anneal_steps=10, random_steps=0.0, first=1)(td)["action"]
     moved = moved.reshape(ROLLOUTS, HORIZON)
     assert not moved[:, 1:-1].any()
     assert (moved[:, [0, -1]] != 0).all()

@@ -79,7 +79,8 @@ class _NaiveUpdate:
     def terms(self, n_step: int) -> dict[str, float]:
         targets = {(b, t, g): self.target(b, t, g, n_step) for b, t in self.entries for g in range(3)}
         self.move_statistics(targets)
-        critic, online, cloning, kept = 0.0, 0.0, 0.0, 0.0
+        critic, online, cloning = 0.0, 0.0, 0.0
+        kept, values = [0.0] * 3, [0.0] * 3
         for (b, t, g), y in targets.items():
             raw, probs = self.raw(b, t, target=False), self.probs(b, t, target=False)[g]
             taken = int(self.batch["action"][b, t])
@@ -92,13 +93,17 @@ class _NaiveUpdate:
             advantage = sum(self.value(raw, c, taken, g) - expected[c] for c in range(3)) / 3
             good = advantage > self.loss.filter_threshold
             cloning -= good * torch.tensor(probs[taken]).log().item()
-            kept += good and g == 2
+            kept[g] += good
+            values[g] += sum(self.value(raw, c, taken, g) for c in range(3)) / 3
         count = len(targets)
+        labels = [f"gamma_{gamma:g}" for gamma in self.gammas]
         return {
+            **{f"filter_weight_{label}": 3 * kept[g] / count for g, label in enumerate(labels)},
+            **{f"q_value_{label}": 3 * values[g] / count for g, label in enumerate(labels)},
             "loss_critic": self.loss.critic_coeff * critic / count,
             "loss_online": self.loss.online_coeff * online / count,
             "loss_cloning": self.loss.cloning_coeff * cloning / count,
-            "filter_weight": 3 * kept / count,
+            "filter_weight": 3 * kept[2] / count,
             "target_value": 3 * sum(y for (_, _, g), y in targets.items() if g == 2) / count,
         }
 

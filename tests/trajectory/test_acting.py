@@ -10,9 +10,10 @@ from yamame.trajectory import GRUEncoder, MemorylessEncoder, TrajectoryEncoder, 
 PLAIN = {"norm_attention": False, "norm_feedforward": False, "head_scaling": False, "sigma_reparam": False}
 ENCODERS = {
     "default": {},
+    "sigma": {"sigma_reparam": True},
     "plain": {**PLAIN, "activation": "gelu"},
-    "relu without sigma": {"sigma_reparam": False, "activation": "relu"},
-    "rotary": {"positions": "rotary", "window": 3, "sinks": 1},
+    "relu": {"activation": "relu"},
+    "rotary": {"sigma_reparam": True, "positions": "rotary", "window": 3, "sinks": 1},
     "learned": {"positions": "learned", "num_positions": 40},
     "gru": None,
     "memoryless": None,

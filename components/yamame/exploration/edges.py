@@ -39,7 +39,7 @@ class EdgeEpsilon(Exploration):
     >>> step = torch.tensor([[0], [7], [8]])
     >>> rows = TensorDict({"action": torch.zeros(3), "step_index": step, "time": step / 10}, [3])
     >>> noise.epsilon(rows)
-    tensor([1.0000, 0.0500, 1.0000])
+    tensor([0.0000, 0.0500, 1.0000])
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class EdgeEpsilon(Exploration):
         start: float = 1.0,
         end: float = 0.05,
         random_steps: float = 0.5,
-        first: int = 1,
+        first: int = 0,
         last: int = 1,
         action_key: NestedKey = "action",
         time_key: NestedKey = "time",
@@ -74,11 +74,12 @@ class EdgeEpsilon(Exploration):
         """Epsilon of every row ``[N]``."""
         keys = (self.time_key, self.step_index_key)
         time, step = (self._require(tensordict, key).reshape(tensordict.batch_size) for key in keys)
-        horizon = (step / time).round()  # not a number at the very first step, which counts as first
+        horizon = (
+            step / time
+        ).round()  # not a number at the very first step, which is random only as an edge
         middle = (self.random_steps / horizon).clamp(max=1.0)
         edge = (step < self.first) | (step >= horizon - self.last)
-        if self.first == 0:
-            middle = torch.where(step == 0, 0.0, middle)
+        middle = torch.where(step == 0, 0.0, middle)
         return torch.where(edge, self.anneal(self.start, self.end).to(step.device), middle)
 
     def explore(self, tensordict: TensorDictBase, space: ActionSpace, action: Tensor) -> Tensor:

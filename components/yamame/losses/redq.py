@@ -52,7 +52,8 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
     Beside the terms stand detached metrics of the last discount, the one that acts: the means over valid
     transitions of ``td_error`` (absolute), ``q_value``, ``target_value``, ``entropy`` and ``filter_weight``
     (with the binary filter: the share of cloned actions), and ``return_std``, by which values are normalised,
-    where ``returns`` has moments. Values are in units of multiplied rewards.
+    where ``returns`` has moments. With several discounts ``q_value_gamma_<g>`` and ``filter_weight_gamma_<g>`` tell
+    of each. Values are in units of multiplied rewards.
 
     A policy's values are exact expectations where actions can be enumerated and means over samples elsewhere
     (one sample in the target).
@@ -146,6 +147,7 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         self.n_step = n_step
         self.num_action_samples = num_action_samples
         self.discrete_gradient = discrete_gradient
+        self._discounts = tuple(float(gamma) for gamma in gammas)
         self._check_settings()
 
     def _check_settings(self) -> None:
@@ -187,9 +189,21 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         """The terms that are switched on and the metrics."""
         critic = ["loss_critic", "td_error", "q_value", "target_value"] if self.critic_coeff > 0 else []
         critic += ["return_std"] if critic and hasattr(self.returns, "moments") else []
+        critic += [f"q_value_{label}" for label in self._gamma_labels] if critic else []
         online = ["loss_online"] if self.online_coeff > 0 else []
         cloning = ["loss_cloning"] if self.cloning_coeff > 0 else []
-        return [*critic, *online, *cloning, *(["filter_weight"] if self._filters else []), "entropy"]
+        filters = ["filter_weight", *(f"filter_weight_{label}" for label in self._gamma_labels)]
+        return [*critic, *online, *cloning, *(filters if self._filters else []), "entropy"]
+
+    @property
+    def _gamma_labels(self) -> list[str]:
+        """Endings of the metrics that every discount has, if there are several."""
+        return [f"gamma_{gamma:g}" for gamma in self._discounts] if len(self._discounts) > 1 else []
+
+    def _each_gamma(self, name: str, values: Tensor, valid: Tensor) -> dict[str, Tensor]:
+        """A metric of every discount: the means of values [B, T, ..., G]."""
+        means = (masked_mean(values[..., index], valid) for index in range(values.shape[-1]))
+        return {f"{name}_{label}": mean for label, mean in zip(self._gamma_labels, means, strict=False)}
 
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
@@ -217,6 +231,7 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
             if self._filters:
                 weight = self._cloning_weight(taken_return, policy_values)
                 output["filter_weight"] = masked_mean(weight[..., -1], valid)
+                output |= self._each_gamma("filter_weight", weight, valid)
         if self.cloning_coeff > 0:
             error = -weight * policy.log_prob(action.unsqueeze(-2))
             output["loss_cloning"] = self.cloning_coeff * masked_mean(error, valid)
@@ -276,6 +291,7 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
             "td_error": masked_mean((q_value - target.unsqueeze(2)).abs(), valid),
             "q_value": masked_mean(q_value, valid),
             "target_value": masked_mean(target, valid),
+            **self._each_gamma("q_value", taken_return, valid),
         }
         moments = getattr(self.returns, "moments", None)
         return metrics if moments is None else metrics | {"return_std": moments.std[-1]}

@@ -123,7 +123,7 @@ class TransformerEncoder(TrajectoryEncoder):
         norm_attention: LayerNorm after attention (NormFormer).
         norm_feedforward: LayerNorm after the activation (NormFormer).
         head_scaling: One learnt factor per head (NormFormer).
-        sigma_reparam: Sigma-reparametrised linear maps in the layers.
+        sigma_reparam: Sigma-reparametrised linear maps in the layers: for very long training; slow at first.
         checkpoint_layers: Keep of every layer only its input for the backward pass and compute the rest again
             there: a third more computation, for a fraction of the memory. Changes no number.
         keys: Where to read and write, if not under the usual names.
@@ -156,7 +156,7 @@ class TransformerEncoder(TrajectoryEncoder):
         norm_attention: bool = True,
         norm_feedforward: bool = True,
         head_scaling: bool = True,
-        sigma_reparam: bool = True,
+        sigma_reparam: bool = False,
         checkpoint_layers: bool = False,
         keys: TrajectoryKeys | None = None,
     ) -> None:
