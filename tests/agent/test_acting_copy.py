@@ -131,7 +131,7 @@ def test_a_copy_in_bfloat16_gives_actions_nearly_the_same_probabilities(encoder)
     # Far from uniform, so that a wrong step would show. Numbers keep 8 bits: the context is off by about a hundredth.
     assert exact.max() > 0.5
     assert 1e-5 < error < 0.03
-    assert (exact.roll(1, 1) - exact).abs().max() > 0.1
+    assert (exact.roll(1, 1) - exact).abs().max() > 2 * 0.03
     assert all(parameter.dtype == torch.float32 for parameter in actor.parameters())
     actor.prepare()
     assert torch.allclose(decide(actor, env).softmax(-1), exact, atol=1e-5)
