@@ -3,7 +3,6 @@
     python recipes/distill.py [group=choice] [key=value]        # --help lists groups and keys
     python recipes/distill.py run.name=mine
     python recipes/distill.py run.name=mine resume=true
-    python recipes/distill.py experiment=null env=bandits source.learner.dims=[] source.subsample=10
 
 First many small learners learn one task each, in an environment with many trials of one task in an episode: with
 `source.horizon` steps instead of the usual ones. Their whole histories, from the first blunder to mastery, go to disk.
