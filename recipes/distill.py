@@ -19,7 +19,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDictBase
 from torchrl.envs import Compose
@@ -158,14 +157,7 @@ class Training(TrainingRun):
         with runs.ProgressBar(self.budget) as bar:
             self.gather(bar)
             while not self.ended():
-                metrics = self.learn()
-                self.tracker.log(metrics, step=self.progress.updates)
-                bar.update(
-                    env_steps=self.progress.env_steps,
-                    updates=self.progress.updates,
-                    success=self.progress.outcome,
-                    loss=metrics.get("train/loss"),
-                )
+                self.show(bar, self.learn())
                 self.evaluate_and_save()
 
     def gather(self, bar: runs.ProgressBar) -> None:
@@ -190,9 +182,7 @@ class Training(TrainingRun):
             self.progress.updates += 1
             if self.ended():
                 break
-        made = [metrics for metrics in made if metrics]
-        means = {key: torch.stack([m[key].float() for m in made]).mean() for key in (made[0] if made else ())}
-        return {f"train/{key}": float(value) for key, value in means.items()}
+        return self.metrics(made)
 
     def artifacts(self) -> None:
         """Adds the comparison: return per trial of the agent, of itself without memory, and of the learners."""

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import DictConfig
 from tensordict import TensorDict, TensorDictBase
 from yamame import runs
@@ -66,11 +65,6 @@ class Parts:
         if cfg.relabel.strategy != "none":
             raise runs.UsageError(
                 f"relabel.strategy={cfg.relabel.strategy}: learning on-policy cannot relabel"
-            )
-        ends = (cfg.exploration.start, cfg.exploration.end)
-        if ends != (0.0, 0.0):
-            raise runs.UsageError(
-                f"exploration: must be none, for PPO acts as its policy samples, got start and end {ends}"
             )
 
     def check_context(self, cfg: DictConfig) -> None:
@@ -130,32 +124,20 @@ class Training(TrainingRun):
 
     def loop(self) -> None:
         """Alternates collecting and learning."""
-        progress = self.progress
         with runs.ProgressBar(self.budget) as bar:
             while not self.ended():
                 self.collect()
-                metrics = self.learn()
-                self.tracker.log(metrics, step=progress.env_steps)
-                bar.update(
-                    env_steps=progress.env_steps,
-                    updates=progress.updates,
-                    success=progress.outcome,
-                    loss=metrics.get("train/loss"),
-                )
+                self.show(bar, self.learn())
                 self.evaluate_and_save()
 
     def collect(self) -> None:
         """Plays complete episodes, and keeps how they came out."""
-        episodes = self.collector.collect(self.cfg.schedule.steps_per_iteration)
-        self.progress.env_steps += episodes.num_steps
-        self.progress.aborted += episodes.num_aborted
-        outcomes = episodes.returns if episodes.success is None else episodes.success.float()
-        self.progress.add_outcomes(outcomes.tolist())
+        self.count(self.collector.collect(self.cfg.schedule.steps_per_iteration))
 
     def learn(self) -> dict[str, float]:
         """Makes some epochs of updates with the episodes just played; returns the means of their metrics."""
         if not len(self.episodes):  # every episode failed
-            return {"train/aborted_episodes": float(self.progress.aborted)}
+            return self.metrics([])
         loss = self.learner.loss
         batch = loss.annotate(self.episodes.take().to(self.cfg.device))
         made = []
@@ -167,23 +149,13 @@ class Training(TrainingRun):
                 break
         loss.refresh(batch)
         self.collector.update_policy_weights_(TensorDict.from_module(self.policy).data)
-        return self.means([metrics for metrics in made if metrics])
+        return self.metrics(made)
 
     def parts_of(self, batch: TensorDictBase) -> Iterator[TensorDictBase]:
         """The batches of all epochs, one by one."""
         for _ in range(self.cfg.schedule.epochs):
             for part in minibatches(batch, size=self.cfg.schedule.batch_size):
                 yield part if self.parts.packing is None else self.parts.packing(part)
-
-    def means(self, made: list[dict[str, torch.Tensor]]) -> dict[str, float]:
-        """Mean metrics of some updates, and how episodes came out."""
-        means = {key: torch.stack([m[key].float() for m in made]).mean() for key in (made[0] if made else ())}
-        metrics = {f"train/{key}": float(value) for key, value in means.items()}
-        if self.progress.outcome is not None:
-            metrics["train/outcome"] = self.progress.outcome
-        if self.progress.aborted:
-            metrics["train/aborted_episodes"] = float(self.progress.aborted)
-        return metrics
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import DictConfig
 from tensordict import TensorDict
 from torchrl.envs import Compose
@@ -116,19 +115,11 @@ class Training(TrainingRun):
 
     def loop(self) -> None:
         """Alternates collecting and learning."""
-        progress = self.progress
         with runs.ProgressBar(self.budget) as bar:
             while not self.ended():
                 if not self.updates_due():
                     self.collect(self.cfg.schedule.steps_per_iteration)
-                metrics = self.learn()
-                self.tracker.log(metrics, step=progress.env_steps)
-                bar.update(
-                    env_steps=progress.env_steps,
-                    updates=progress.updates,
-                    success=progress.outcome,
-                    loss=metrics.get("train/loss"),
-                )
+                self.show(bar, self.learn())
                 self.evaluate_and_save()
 
     def updates_due(self) -> int:
@@ -147,11 +138,7 @@ class Training(TrainingRun):
                 raise runs.UsageError(
                     f"replay.capacity: too small for one iteration, got {size}; raise either"
                 )
-        episodes = self.collector.collect(num_steps)
-        self.progress.env_steps += episodes.num_steps
-        self.progress.aborted += episodes.num_aborted
-        outcomes = episodes.returns if episodes.success is None else episodes.success.float()
-        self.progress.add_outcomes(outcomes.tolist())
+        self.count(self.collector.collect(num_steps))
 
     def learn(self) -> dict[str, float]:
         """Makes the updates that are due; returns the means of their metrics."""
@@ -164,14 +151,7 @@ class Training(TrainingRun):
             if self.ended():
                 break
         self.collector.update_policy_weights_(TensorDict.from_module(self.policy).data)
-        made = [metrics for metrics in made if metrics]
-        means = {key: torch.stack([m[key].float() for m in made]).mean() for key in (made[0] if made else ())}
-        metrics = {f"train/{key}": float(value) for key, value in means.items()}
-        if self.progress.outcome is not None:
-            metrics["train/outcome"] = self.progress.outcome
-        if self.progress.aborted:
-            metrics["train/aborted_episodes"] = float(self.progress.aborted)
-        return metrics
+        return self.metrics(made)
 
 
 if __name__ == "__main__":

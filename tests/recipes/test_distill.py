@@ -1,14 +1,11 @@
 """Algorithm distillation as people use it: from the command line."""
 
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from yamame.runs.hydra import main
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "distill.py"
 TINY = [
@@ -23,24 +20,9 @@ TINY = [
 
 
 @pytest.fixture
-def run(monkeypatch, tmp_path, capsys):
-    """Runs the recipe in this process, in an empty directory: exit status, output, error output."""
-    spec = importlib.util.spec_from_file_location("distill_recipe", RECIPE)
-    recipe = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(recipe)
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str):
-        monkeypatch.setattr(sys, "argv", [str(RECIPE), *arguments])
-        status = 0
-        try:
-            main(recipe.train, config_name="distill")
-        except SystemExit as exit_:
-            status = exit_.code
-        output = capsys.readouterr()
-        return status, output.out, output.err
-
-    return call
+def run(runner):
+    """Runs the recipe: exit status, output, error output."""
+    return runner("distill")
 
 
 def components(name: str) -> dict:

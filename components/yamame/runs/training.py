@@ -6,14 +6,17 @@ ends. A recipe subclasses `TrainingRun` and says what a checkpoint holds and how
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import torch
 from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
 from torchrl.envs import EnvBase
 
 from yamame.agent import InContextPolicy
+from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult, evaluate, film
 from yamame.runs.budget import Budget
 from yamame.runs.build import build_env
@@ -25,7 +28,7 @@ from yamame.runs.directory import RunDirectory
 from yamame.runs.figures import learning_curve, write_gif
 from yamame.runs.guard import NonFiniteGuard
 from yamame.runs.hydra import command, objective, plain
-from yamame.runs.progress import print_table
+from yamame.runs.progress import ProgressBar, print_table
 from yamame.runs.seeding import GlobalRNGState
 from yamame.runs.summary import Status, build_summary, run_status
 from yamame.runs.tracking import Tracker
@@ -134,6 +137,34 @@ class TrainingRun(ABC):
     def step(self) -> int:
         """How far the run is, in the unit of `axis`."""
         return int(getattr(self.progress, self.axis))
+
+    def count(self, episodes: Episodes) -> None:
+        """Adds what was collected to the counters."""
+        self.progress.env_steps += episodes.num_steps
+        self.progress.aborted += episodes.num_aborted
+        outcomes = episodes.returns if episodes.success is None else episodes.success.float()
+        self.progress.add_outcomes(outcomes.tolist())
+
+    def metrics(self, made: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+        """Means of what some updates wrote (those that were not made wrote nothing), and how episodes came out."""
+        made = [metrics for metrics in made if metrics]
+        means = {key: torch.stack([m[key].float() for m in made]).mean() for key in (made[0] if made else ())}
+        metrics = {f"train/{key}": float(value) for key, value in means.items()}
+        if self.progress.outcome is not None:
+            metrics["train/outcome"] = self.progress.outcome
+        if self.progress.aborted:
+            metrics["train/aborted_episodes"] = float(self.progress.aborted)
+        return metrics
+
+    def show(self, bar: ProgressBar, metrics: Mapping[str, float]) -> None:
+        """Logs metrics, and moves the bar."""
+        self.tracker.log(metrics, step=self.step)
+        bar.update(
+            env_steps=self.progress.env_steps,
+            updates=self.progress.updates,
+            success=self.progress.outcome,
+            loss=metrics.get("train/loss"),
+        )
 
     def evaluate_and_save(self) -> None:
         """Evaluates and checkpoints when their intervals have passed."""
