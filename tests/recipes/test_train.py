@@ -145,7 +145,11 @@ def test_two_updates_run_with_every_ablation(run, choice):
 
 @pytest.mark.parametrize("choice", ["env=mazerunner", "env=gym trials=repeated replay.capacity=2400"])
 def test_a_run_extended_later_equals_one_that_was_never_stopped(run, tmp_path, choice):
-    short = [*SHORT, "schedule.anneal_lr=false", *choice.split()]  # it would fall towards the end of each part
+    short = [
+        *SHORT,
+        "schedule.anneal_lr=false",
+        *choice.split(),
+    ]  # it would fall towards the end of each part
     assert run(*short, "run.name=whole")[0] == 0
     assert run(*short, "run.name=parts", "budget.updates=7")[0] == 0
     assert run(*short, "run.name=parts", "resume=true")[0] == 0
