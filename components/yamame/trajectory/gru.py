@@ -19,8 +19,8 @@ class GRUEncoder(TrajectoryEncoder):
         hidden_size: Size of each layer's state.
         num_layers: Number of GRU layers.
         out_features: Size D of the context.
-        max_time_constant: Longest time constant, in timesteps, that a channel begins with; they are drawn evenly
-            between 1 and this, and learnt.
+        max_time_constant: Longest time constant, in timesteps, that a channel begins with; they are drawn
+            between 1 and this, evenly on a logarithmic scale, and learnt.
         keys: Where to read and write, if not under the usual names.
 
     Raises:

@@ -83,8 +83,8 @@ class LinearRecurrentEncoder(TrajectoryEncoder):
         num_layers: Number of blocks.
         ff_factor: Hidden size of the feed-forward part, in multiples of ``d_model``.
         activation: Of the feed-forward parts.
-        max_time_constant: Longest time constant, in timesteps, that a channel begins with; they are drawn evenly
-            between 1 and this, and learnt.
+        max_time_constant: Longest time constant, in timesteps, that a channel begins with; they are drawn
+            between 1 and this, evenly on a logarithmic scale, and learnt.
         keys: Where to read and write, if not under the usual names.
 
     Raises:
