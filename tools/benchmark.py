@@ -2,8 +2,8 @@
 
     python tools/benchmark.py                                       # everything, one thread
     python tools/benchmark.py update --lengths 101,513              # one section
-    python tools/benchmark.py acting encoder=gru --json             # any override of the training recipe
-    python tools/benchmark.py acting --rows 256 collector.autocast=bfloat16
+    python tools/benchmark.py acting --json collector.autocast=bfloat16      # any override of the training recipe
+    python tools/benchmark.py fit --device cuda env.size=15 budget.env_steps=8000000 budget.updates=128000
     python tools/benchmark.py update --against HEAD~3               # two revisions, in alternation
     python tools/benchmark.py update --versus encoder=gru           # two settings, in alternation
 
@@ -29,8 +29,9 @@ from typing import Any
 
 import torch
 from benchmark_acting import acting_parts
+from benchmark_fit import fit_parts
 
-SECTIONS = ("update", "acting", "replay", "pipeline", "memory")
+SECTIONS = ("update", "acting", "replay", "fit", "pipeline", "memory")
 SIZES = (
     "env.size=11", "env.num_goals=3", "env.time_limit=250", "timestep_encoder.hidden_size=512",
     "timestep_encoder.out_size=256", "agent.actor.hidden_size=256", "agent.critic.hidden_size=256",
@@ -38,7 +39,7 @@ SIZES = (
 )  # fmt: skip
 """The published size of agent on MazeRunner; overrides come after it."""
 LAYERS = {
-    "transformer": ["encoder.num_layers=3", "encoder.d_model=256"],
+    "transformer": ["encoder.num_layers=3", "encoder.d_model=256", "encoder.sigma_reparam=true"],
     "gru": ["encoder.num_layers=3", "encoder.hidden_size=256"],
 }
 
@@ -242,7 +243,7 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
     rate = machine.copy_rate()
     yield Row("machine", "copy", "GB", 1e9 / rate, None, f"{rate / 1e9:.1f} GB/s")
     wanted = set(options.sections)
-    if wanted & {"update", "acting", "replay"}:
+    if wanted & {"update", "acting", "replay", "fit"}:
         subject = Subject(options.overrides, options.device)
     if "update" in wanted:
         yield from update_rows(subject, clock, machine, options.lengths)
@@ -250,6 +251,8 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
         yield from acting_rows(subject, clock, machine, options.rows)
     if "replay" in wanted:
         yield from replay_rows(subject, clock, machine)
+    if "fit" in wanted:
+        yield from (Row("fit", *row) for row in fit_parts(subject, clock))
     if "pipeline" in wanted:
         yield from pipeline_rows(options.overrides)
     if "memory" in wanted:
@@ -299,10 +302,9 @@ def show(rows: list[Row], before: list[Row] | None) -> None:
 
 def readable(seconds: float) -> str:
     """A time with its unit."""
-    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
-        if seconds * factor >= 1 or unit == "us":
-            return f"{seconds * factor:.3g} {unit}"
-    raise AssertionError
+    scales = ((1.0, "s"), (1e3, "ms"), (1e6, "us"))
+    factor, unit = next((scale for scale in scales if seconds * scale[0] >= 1), scales[-1])
+    return f"{seconds * factor:.3g} {unit}"
 
 
 def numbers(text: str) -> list[int]:
