@@ -21,7 +21,7 @@ def make_ppo(space, *, encoder="memoryless", seed=0, **settings):
         "memoryless": lambda: TensorDictModule(nn.Tanh(), ["features"], ["context"]),
         "gru": lambda: GRUEncoder(CONTEXT_SIZE, hidden_size=8, num_layers=1, out_features=CONTEXT_SIZE),
         "transformer": lambda: TransformerEncoder(
-            CONTEXT_SIZE, d_model=CONTEXT_SIZE, num_heads=2, dropout=0.5
+            CONTEXT_SIZE, d_model=CONTEXT_SIZE, num_heads=2, dropout=0.5, sigma_reparam=True
         ),
     }
     return SequencePPOLoss(

@@ -15,6 +15,7 @@ SMALL = [
     "encoder.hidden_size=32",
     "encoder.out_features=32",
     "encoder.num_layers=1",
+    "encoder.max_time_constant=8",
     "schedule.num_envs=64",
     "schedule.steps_per_iteration=768",
     "evaluation.num_episodes=64",
