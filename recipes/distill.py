@@ -177,9 +177,7 @@ class Training(TrainingRun):
         made = []
         for _ in range(self.cfg.schedule.updates_per_iteration):
             batch = self.histories.sample().to(self.cfg.device)
-            step = self.progress.updates
-            made.append(self.learner.update(batch, self.guard, step=step, seed=self.cfg.seed))
-            self.progress.updates += 1
+            made.append(self.update(batch))
             if self.ended():
                 break
         return self.metrics(made)

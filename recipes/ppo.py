@@ -142,9 +142,7 @@ class Training(TrainingRun):
         batch = loss.annotate(self.episodes.take().to(self.cfg.device))
         made = []
         for part in self.parts_of(batch):
-            step = self.progress.updates
-            made.append(self.learner.update(part, self.guard, step=step, seed=self.cfg.seed))
-            self.progress.updates += 1
+            made.append(self.update(part))
             if self.budget.updates is not None and self.progress.updates >= self.budget.updates:
                 break
         loss.refresh(batch)

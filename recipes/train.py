@@ -145,9 +145,7 @@ class Training(TrainingRun):
         made = []
         for _ in range(self.updates_due()):
             batch = self.replay.sample().to(self.cfg.device)
-            step = self.progress.updates
-            made.append(self.learner.update(batch, self.guard, step=step, seed=self.cfg.seed))
-            self.progress.updates += 1
+            made.append(self.update(batch))
             if self.ended():
                 break
         self.collector.update_policy_weights_(TensorDict.from_module(self.policy).data)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from omegaconf import DictConfig, OmegaConf
+from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.envs import EnvBase
 
@@ -28,6 +29,7 @@ from yamame.runs.directory import RunDirectory
 from yamame.runs.figures import learning_curve, write_gif
 from yamame.runs.guard import NonFiniteGuard
 from yamame.runs.hydra import command, objective, plain
+from yamame.runs.learner import Learner
 from yamame.runs.progress import ProgressBar, print_table
 from yamame.runs.seeding import GlobalRNGState
 from yamame.runs.summary import Status, build_summary, run_status
@@ -46,11 +48,13 @@ class TrainingRun(ABC):
         tracker: Where metrics go.
 
     Attributes:
+        learner: What makes an update; a recipe sets it.
         progress: Counters, saved with every checkpoint.
         resumed: Whether the run goes on from a checkpoint (one stopped before its first begins again).
         axis: The counter of `progress` by which intervals, metrics and checkpoints go.
     """
 
+    learner: Learner
     axis: ClassVar[Literal["env_steps", "updates"]] = "env_steps"
 
     def __init__(
@@ -144,6 +148,12 @@ class TrainingRun(ABC):
         self.progress.aborted += episodes.num_aborted
         outcomes = episodes.returns if episodes.success is None else episodes.success.float()
         self.progress.add_outcomes(outcomes.tolist())
+
+    def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
+        """Makes one update, and counts it; what it wrote."""
+        metrics = self.learner.update(batch, self.guard, step=self.progress.updates, seed=self.cfg.seed)
+        self.progress.updates += 1
+        return metrics
 
     def metrics(self, made: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
         """Means of what some updates wrote (those that were not made wrote nothing), and how episodes came out."""
