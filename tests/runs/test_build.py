@@ -2,11 +2,12 @@
 
 import pytest
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 from yamame import conf_dir
 from yamame.actions import BetaDistribution, TanhNormalDistribution
 from yamame.agent import InContextAgent
 from yamame.losses import MultiGammaREDQLoss, SeparateREDQLoss
-from yamame.runs.build import build_agent, build_env, build_learner
+from yamame.runs.build import build_agent, build_env, build_learner, total_updates
 
 
 def built(*overrides: str) -> tuple[InContextAgent, MultiGammaREDQLoss]:
@@ -48,3 +49,29 @@ def test_cloning_has_no_critic():
 def test_the_family_of_continuous_policies_is_a_setting(overrides, family):
     agent, _ = built("env=wind", *overrides)
     assert agent.action_space._family is family
+
+
+def annealed(**budget):
+    """The configuration of a schedule, with the limits given."""
+    limits = {"env_steps": None, "updates": None, "minutes": 1.0, **budget}
+    return OmegaConf.create(
+        {"schedule": {"learning_starts": 1000, "updates_per_step": 0.02}, "budget": limits}
+    )
+
+
+def test_the_learning_rate_ends_with_whichever_limit_comes_first():
+    assert total_updates(annealed(env_steps=11_000)) == 200
+    assert total_updates(annealed(updates=150)) == 150
+    assert total_updates(annealed(env_steps=11_000, updates=150)) == 150
+    assert total_updates(annealed(env_steps=11_000, updates=250)) == 200
+
+
+def test_minutes_alone_give_no_end_to_anneal_to():
+    with pytest.raises(
+        ValueError, match=r"schedule\.anneal_lr: budget\.env_steps or budget\.updates must be given"
+    ):
+        total_updates(annealed())
+
+
+def test_a_budget_that_ends_before_learning_starts_still_has_an_end():
+    assert total_updates(annealed(env_steps=500)) == 1
