@@ -194,3 +194,16 @@ def test_a_batch_without_any_transition_is_refused(make_batch, discrete):
     batch["mask"][:] = False
     with pytest.raises(ValueError, match=r"SequencePPOLoss: mask must leave a valid transition.*\(6, 9\)"):
         make_ppo(discrete).annotate(batch)
+
+
+def test_ratios_count_as_clipped_beyond_the_range_that_was_set(make_batch, discrete):
+    batch, clipped = make_batch(discrete), {}
+    for clip_epsilon in (0.01, 0.99):
+        torch.manual_seed(0)
+        loss = make_ppo(discrete, clip_epsilon=clip_epsilon)
+        annotated = loss.annotate(batch)
+        with torch.no_grad():
+            for parameter in loss.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        clipped[clip_epsilon] = float(loss(annotated)["clip_fraction"])
+    assert clipped[0.01] > 0.5 > clipped[0.99]
