@@ -5,7 +5,7 @@ import pytest
 import torch
 from yamame.goals import GOAL_COMPLETED, GOAL_PAD, completion_times
 from yamame.replay import GoalFrequencies, Relabel, RelabelKeys
-from yamame.replay.hindsight import completed, merge, replay
+from yamame.replay.hindsight import merge, replay
 from yamame.testing import random_goal_trajectories
 
 
@@ -169,32 +169,6 @@ def test_nothing_leaves_the_last_step_of_a_trajectory_that_alone_decides_the_len
             assert_rows_equal(out, [naive_replay(rows_of(one)[0], naive_instruction({"goal": goal}))])
             checked += bool((one["action"][0, t] != 0).any())
     assert checked > 10
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(
-    ("slots", "held", "size", "span"), [(3, 1, 2, 3), (1, 2, 1, 3), (5, 3, 3, 1), (4, 1, 1, 2)]
-)
-def test_goals_complete_when_the_semantics_of_goals_say_so(dtype, slots, held, size, span):
-    generator = torch.Generator().manual_seed(slots)
-    achieved = torch.randint(span, (300, 25, held, size), generator=generator).to(dtype)
-    # On both sides of the tolerance, and what equals no goal.
-    achieved += torch.tensor([0.0, 0.0009, 0.0011])[torch.randint(3, achieved.shape, generator=generator)]
-    strange = torch.rand(achieved.shape, generator=generator)
-    achieved[strange < 0.02], achieved[strange > 0.98], achieved[strange > 0.99] = (
-        torch.nan,
-        torch.inf,
-        GOAL_PAD,
-    )
-    achieved_mask = torch.rand(achieved.shape[:3], generator=generator) < 0.7
-    mask = torch.arange(25) < torch.randint(1, 26, (300, 1), generator=generator)
-    instruction = torch.randint(span, (300, slots, size), generator=generator).to(dtype)
-    instruction[torch.arange(slots) >= torch.randint(slots + 1, (300, 1), generator=generator)] = GOAL_PAD
-    expected = completion_times(instruction, achieved, achieved_mask, mask)
-    found = completed(instruction.numpy(), achieved.numpy(), (achieved_mask & mask[..., None]).numpy())
-    assert np.array_equal(found, expected.numpy())
-    assert 50 < (found < 25).sum() < found.size - 50
-    assert not np.array_equal(found, completed(instruction.numpy(), achieved.numpy(), achieved_mask.numpy()))
 
 
 def test_entries_of_a_dtype_that_numpy_lacks_are_rewritten_like_others():

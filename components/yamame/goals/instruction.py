@@ -11,8 +11,6 @@ Environments pay rewards with `advance` (one step) and hindsight relabelling rec
 Source: AMAGO, arXiv 2310.09971, section 4 (instructions and hindsight relabelling).
 """
 
-import functools
-
 import torch
 from torch import Tensor
 
@@ -105,46 +103,3 @@ def view(goal: Tensor, *, hide_future_goals: bool = False, single_goal: bool = F
         first = torch.where(active.unsqueeze(-1) < goal.shape[-2], goal.gather(-2, source), GOAL_PAD)
         return torch.where((slot == 0).unsqueeze(-1), first, GOAL_PAD)
     return torch.where((slot <= active).unsqueeze(-1), goal, GOAL_PAD)
-
-
-def completion_times(instruction: Tensor, achieved: Tensor, achieved_mask: Tensor, mask: Tensor) -> Tensor:
-    """When each goal of an instruction is completed along whole trajectories.
-
-    Args:
-        instruction: ``[B, K, d]``.
-        achieved: ``[B, L, M, d]``, goals that hold at each timestep.
-        achieved_mask: ``[B, L, M]`` bool.
-        mask: ``[B, L]`` bool, real timesteps.
-
-    Returns:
-        ``[B, K]`` int64: the timestep (1 or later) at which each goal was completed, L where it never was.
-        Timesteps increase strictly over completed goals.
-    """
-    length = mask.shape[1]
-    # As float32, which holds L exactly: torch compares several times faster without a bool tensor in between.
-    early = torch.arange(-length, 0, device=mask.device, dtype=torch.float32)  # t - L
-    early[0] = 0  # what holds at step 0 never counts
-    near = _distances(instruction, achieved, achieved_mask & mask.unsqueeze(-1)).lt_(GOAL_TOLERANCE)
-    hits = near.to(torch.float32).mul_(early)
-    times = [hits[0].amin(-1)]
-    for hit in hits[1:]:
-        later = hit.gt(times[-1].unsqueeze(-1))
-        times.append((hit * later).amin(-1))
-    return torch.stack(times, -1).to(torch.int64) + length
-
-
-def _distances(instruction: Tensor, achieved: Tensor, valid: Tensor) -> Tensor:
-    """Largest difference in any coordinate between each goal and the nearest that is achieved: ``[K, B, L]``.
-
-    This is `holds` before the comparison, laid out so that the last dimension is long: operations along the
-    short ones of ``achieved`` take several times as long. NaN and infinity are far away.
-    """
-    places = achieved.permute(3, 2, 0, 1).clone(memory_format=torch.contiguous_format)
-    places[0].masked_fill_(~valid.permute(2, 0, 1), torch.inf)
-    if len(places[0]) > 1:  # where there is another, a NaN must not hide it
-        places.nan_to_num_(torch.inf, torch.inf, -torch.inf)
-    used = torch.arange(instruction.shape[1], device=places.device) < num_goals(instruction).unsqueeze(-1)
-    goals = instruction.masked_fill(~used.unsqueeze(-1), torch.nan).permute(2, 1, 0)[:, :, None, :, None]
-    pairs = zip(places, goals, strict=True)
-    distances = functools.reduce(torch.maximum, [(theirs - ours).abs_() for theirs, ours in pairs])
-    return functools.reduce(torch.minimum, distances.unbind(1))

@@ -1,6 +1,6 @@
 """The deterministic half of hindsight relabelling: new instructions from given goals, and what follows.
 
-`completed` finds when goals were completed, `eligible` says which timesteps may give a goal, `merge` puts
+`eligible` says which timesteps may give a goal, `merge` puts
 given goals into an instruction, `replay` rewrites a batch of whole right-padded trajectories ``[B, L]`` for
 new instructions. Row t of a trajectory holds what was seen at t and the transition that leaves t.
 
@@ -24,7 +24,8 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.utils import unravel_key
 from torch import Tensor
 
-from yamame.goals import GOAL_COMPLETED, GOAL_PAD, GOAL_TOLERANCE
+from yamame.goals import GOAL_COMPLETED
+from yamame.goals.completion import completed, host, used
 
 
 @dataclass(frozen=True)
@@ -75,51 +76,6 @@ class Trajectories(NamedTuple):
         """From the entries of a batch."""
         real = host(mask).reshape(achieved.shape[:2])
         return cls(host(goal)[:, 0], host(achieved), host(achieved_mask) & real[:, :, None], real)
-
-
-def host(value: Tensor) -> np.ndarray:
-    """A tensor as a NumPy array: the same memory on a CPU."""
-    return (value if value.dtype != torch.bfloat16 else value.float()).numpy(force=True)
-
-
-def used(instruction: np.ndarray) -> np.ndarray:
-    """Which slots of an instruction ``[*, K, d]`` hold a goal: ``[*, K]`` bool."""
-    return (instruction != GOAL_PAD).any(-1)
-
-
-def completed(instruction: np.ndarray, achieved: np.ndarray, valid: np.ndarray) -> np.ndarray:
-    """When each goal is completed: `yamame.goals.completion_times`, whose semantics these are, in NumPy.
-
-    Args:
-        instruction: ``[B, K, d]``.
-        achieved: ``[B, L, M, d]``.
-        valid: ``[B, L, M]`` bool, which goals are achieved at real timesteps.
-
-    Returns:
-        ``[B, K]`` int64, L where never.
-    """
-    (batch, num_steps), slots = valid.shape[:2], instruction.shape[1]
-    with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are far away
-        distance = _difference(instruction, achieved, 0)
-        for i in range(1, instruction.shape[2]):
-            np.maximum(distance, _difference(instruction, achieved, i), out=distance)
-        near = distance < GOAL_TOLERANCE
-    near &= valid
-    # Places in [K, B, L], and one after the last. Of each goal, the first after the goal before it was completed.
-    places = (near if near.shape[3] == 1 else near.any(3)).ravel().nonzero()[0]
-    places = np.concatenate([places, [(slots * batch + 1) * num_steps]])
-    times = np.empty((slots, batch), np.int64)
-    time = np.zeros(batch, np.int64)
-    for slot, first in enumerate(num_steps * np.arange(slots * batch).reshape(slots, batch)):
-        time = np.minimum(places[places.searchsorted(first + time + 1)] - first, num_steps)
-        times[slot] = time
-    return np.where(used(instruction), times.T, num_steps)
-
-
-def _difference(instruction: np.ndarray, achieved: np.ndarray, i: int) -> np.ndarray:
-    """Between the goals and what is achieved, in one coordinate: ``[K, B, L, M]``."""
-    difference = achieved[..., i] - instruction[:, :, i].T[:, :, None, None]
-    return np.abs(difference, out=difference)
 
 
 def eligible(times: np.ndarray, valid: np.ndarray) -> np.ndarray:

@@ -18,9 +18,10 @@ from torch import Tensor
 from torchrl.envs.transforms import Transform
 
 from yamame.goals import GOAL_PAD, view
+from yamame.goals.completion import completed, host, used
 from yamame.replay.draws import distinct, weighted
 from yamame.replay.frequencies import GoalFrequencies
-from yamame.replay.hindsight import RelabelKeys, Trajectories, completed, eligible, host, merge, replay, used
+from yamame.replay.hindsight import RelabelKeys, Trajectories, eligible, merge, replay
 
 Strategy = Literal["some", "all", "all_or_nothing", "none"]
 
