@@ -245,8 +245,9 @@ def write(cfg: DictConfig, path: Path, report: dict[str, Any], played: list[Eval
 def in_context_curves(played: list[dict[str, Any]]) -> dict[str, list[list[float]]]:
     """The return of every trial with its interval, of runs whose episodes have several trials."""
     curves = {}
-    for index, run in enumerate(played):
-        name = f"{index} {Path(run['source']).name}" if len(played) > 1 else Path(run["source"]).name
+    names = [Path(run["source"]).name for run in played]
+    for index, (run, name) in enumerate(zip(played, names, strict=True)):
+        name = name if names.count(name) == 1 else f"{index} {name}"
         for suffix, outcome in (("", acting(run)), (", memory wiped", acting(run).get("control"))):
             trials = outcome and outcome["trials"]
             if trials and len(trials["mean"]) > 1:

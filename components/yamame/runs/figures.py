@@ -30,6 +30,7 @@ def learning_curve(
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(6.4, 4.0), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
@@ -45,8 +46,9 @@ def learning_curve(
         if len(arrays) == 4:
             axes.fill_between(arrays[0], arrays[2], arrays[3], color=line.get_color(), alpha=0.2, linewidth=0)
     axes.grid(alpha=0.3)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if curves:
-        axes.legend(frameon=False)
+        figure.legend(loc="outside lower left", ncols=2, frameon=False)
     path = Path(path)
     figure.savefig(path, format="png")
     return path
