@@ -189,11 +189,11 @@ class Training(TrainingRun):
             "memory_wiped": self.play_held_out(memory_wiped=True),
             "source": self.play_source(),
         }
-        self.in_context = {name: per_trial(result) for name, result in found.items()}
+        self.in_context = {name: result.common_trials().mean(0).tolist() for name, result in found.items()}
         self.in_context["source_subsampled"] = self.in_context["source"][:: self.cfg.source.subsample]
         path = self.directory.write_json("in_context.json", self.in_context)
         self.tracker.log_artifact(path)
-        lines = {name: (range(len(line)), line) for name, line in self.in_context.items() if name != "source"}
+        lines = {name: (range(1, len(line) + 1), line) for name, line in self.in_context.items() if name != "source"}
         picture = runs.learning_curve(
             self.directory.path / "in_context.png", lines, x_label="trial", y_label="return"
         )
@@ -214,13 +214,6 @@ class Training(TrainingRun):
             )
         finally:
             env.close()
-
-
-def per_trial(result: EvaluationResult) -> list[float]:
-    """Mean return of each trial that at least half of the episodes completed or began."""
-    present = ~result.trial_returns.isnan()
-    common = present.double().mean(0) >= 0.5
-    return result.trial_returns[:, common].nanmean(0).tolist()
 
 
 def improvement(histories: TensorDictBase) -> dict[str, float]:

@@ -313,7 +313,7 @@ def test_the_summary_reports_means_and_intervals():
         returns=torch.tensor([0.0, 1.0, 2.0, 5.0]).double(),
         lengths=torch.tensor([1, 2, 3, 4]),
         finished=torch.tensor([True, True, True, False]),
-        trial_returns=torch.tensor([[0.0, torch.nan], [1.0, 0.0], [1.0, 1.0], [2.0, 3.0]]).double(),
+        trial_returns=torch.tensor([[0.0, 2.0], [1.0, 0.0], [1.0, 1.0], [2.0, 3.0]]).double(),
         success=torch.tensor([False, True, True, True]),
         num_goals=torch.tensor([1, 1, 3, 3]),
     )
@@ -327,7 +327,7 @@ def test_the_summary_reports_means_and_intervals():
         "return_low": return_low,
         "return_high": return_high,
         "return_mean_trial_0": 1.0,
-        "return_mean_trial_1": pytest.approx(4 / 3),
+        "return_mean_trial_1": 1.5,
         "success_mean": 0.75,
         "success_low": low,
         "success_high": high,
@@ -336,6 +336,19 @@ def test_the_summary_reports_means_and_intervals():
     }
     assert result.summary(confidence=0.5)["success_low"] > low
     assert all(isinstance(value, float) and math.isfinite(value) for value in result.summary().values())
+
+
+@pytest.mark.parametrize(
+    ("counts", "common"), [([3, 3, 3], 3), ([3, 4, 3], 2), ([2, 5, 9], 1), ([1, 2, 2], 1), ([1, 1, 1], 1)]
+)
+def test_trials_that_only_quick_episodes_had_are_in_no_curve(counts, common):
+    returns = torch.arange(3.0 * max(counts)).view(3, -1).double()
+    returns[torch.arange(max(counts)) >= torch.tensor(counts).unsqueeze(1)] = torch.nan
+    result = EvaluationResult(torch.ones(3).double(), torch.ones(3).long(), torch.ones(3).bool(), returns)
+    assert torch.equal(result.common_trials(), returns[:, :common])
+    assert result.trial_curve()["mean"] == returns[:, :common].mean(0).tolist()
+    told = [key for key in result.summary() if "trial" in key]
+    assert len(told) == (common if common > 1 else 0)
 
 
 def test_results_of_rounds_with_different_numbers_of_trials_join():

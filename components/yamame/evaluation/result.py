@@ -17,7 +17,7 @@ class EvaluationResult:
         lengths: ``[E]`` int64, transitions.
         finished: ``[E]`` bool, False where the step limit cut the episode or the environment failed.
         trial_returns: ``[E, max_trials]`` float64, sum of rewards within each trial, NaN where an episode had
-            fewer. Its mean over episodes is the in-context learning curve.
+            fewer.
         success: ``[E]`` bool, whether success was reported at any step; None if the environment does not
             tell.
         num_goals: ``[E]`` int64, goals of the instruction; None without instructions.
@@ -49,8 +49,9 @@ class EvaluationResult:
         metrics["return_low"], metrics["return_high"] = bootstrap_interval(
             self.returns, confidence=confidence
         )
-        if self.trial_returns.shape[1] > 1:
-            for trial, value in enumerate(self.trial_returns.nanmean(0).tolist()):
+        trials = self.common_trials()
+        if trials.shape[1] > 1:
+            for trial, value in enumerate(trials.mean(0).tolist()):
                 metrics[f"return_mean_trial_{trial}"] = value
         if self.success is None:
             return metrics
@@ -65,20 +66,27 @@ class EvaluationResult:
                 metrics[f"success_mean_{count}_goals"] = float(group.double().mean())
         return metrics
 
+    def common_trials(self) -> Tensor:
+        """Returns ``[E, trials]`` of the trials that every episode played out, which compare like with like.
+
+        Where episodes differ in their number of trials, the late ones are those of the quick episodes only, and the
+        last one of the slowest was cut off by the end of the episode: these are left out.
+        """
+        had = int((~self.trial_returns.isnan()).all(0).sum())
+        return self.trial_returns[:, : had if had == self.trial_returns.shape[1] else max(1, had - 1)]
+
     def trial_curve(self, *, confidence: float = 0.95) -> dict[str, list[float]]:
-        """The in-context learning curve: the return of each trial, over the episodes that had it.
+        """The in-context learning curve: the return of each of the `common_trials`.
 
         Args:
             confidence: Coverage of the bootstrap intervals, in (0, 1).
 
         Returns:
-            ``mean``, ``low``, ``high`` and ``num_episodes``, a number per trial each.
+            ``mean``, ``low`` and ``high``, a number per trial each.
         """
-        curve: dict[str, list[float]] = {"mean": [], "low": [], "high": [], "num_episodes": []}
-        for column in self.trial_returns.unbind(1):
-            known = column[~column.isnan()]
-            low, high = bootstrap_interval(known, confidence=confidence)
-            values = (float(known.mean()), low, high, float(len(known)))
+        curve: dict[str, list[float]] = {"mean": [], "low": [], "high": []}
+        for column in self.common_trials().unbind(1):
+            values = (float(column.mean()), *bootstrap_interval(column, confidence=confidence))
             for name, value in zip(curve, values, strict=True):
                 curve[name].append(value)
         return curve

@@ -190,6 +190,15 @@ def test_runs_that_do_not_count_are_listed_with_the_reason_and_change_no_number(
     assert [row["run"] for row in table(folder / "not_counted.csv")] == ["broken", "run-5"]
 
 
+def test_curves_of_evaluations_and_of_training_are_tables_of_their_own(make_run, write):
+    _, folder, _ = write([make_run(0, {**metrics(0.1, 0.7), "train/loss": {10: 1.0, 20: 0.5}})])
+    evaluations, training = (table(folder / f"{name}.csv") for name in ("curves", "training"))
+    assert {row["plot"].split("-", 2)[2] for row in training} == {"train-loss"}
+    assert [(float(row["x"]), float(row["y"])) for row in training] == [(10.0, 1.0), (20.0, 0.5)]
+    assert evaluations
+    assert not any("train" in row["plot"] for row in evaluations)
+
+
 def test_a_page_without_a_run_that_counts_says_so(make_run, tell):
     page, content = tell([make_run(0, status="KILLED")])
     assert "No run can be counted" in page.text

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from yamame.runs.atomic import atomic_writer
@@ -60,6 +60,7 @@ _COLUMNS = {
     "thresholds": "section group metric threshold num_seeds num_passed env_steps_median cpu_s_median",
     "ablations": "section group parameters metric difference low high base_better base_better_low base_better_high",
     "curves": "section plot line x y low high",
+    "training": "section plot line x y low high",
     "verdicts": "section metric low high mean num_seeds outcome",
     "not_counted": "run run_id seed status reason",
 }
@@ -71,7 +72,8 @@ def _tables(content: Content) -> dict[str, _Rows]:
         "runs": _runs(content),
         "thresholds": _thresholds(content),
         "ablations": _ablations(content),
-        "curves": _curves(content),
+        "curves": _curves(content, lambda result: [*result.learning, *result.trials]),
+        "training": _curves(content, lambda result: result.training),
         "verdicts": _verdicts(content),
         "not_counted": ([run.name, run.run_id, run.seed, run.status, why] for run, why in content.left_out),
     }
@@ -124,9 +126,9 @@ def _ablations(content: Content) -> _Rows:
             yield [*name, *comparison.difference, *comparison.base_better]
 
 
-def _curves(content: Content) -> _Rows:
+def _curves(content: Content, plots: Callable[[SectionResult], list[Plot]]) -> _Rows:
     for result in content.sections:
-        for plot in plots_of(result):
+        for plot in plots(result):
             for line in plot.lines:
                 curve = line.curve
                 for index, (x, y) in enumerate(zip(curve.x, curve.y, strict=True)):
