@@ -193,7 +193,11 @@ class Training(TrainingRun):
         self.in_context["source_subsampled"] = self.in_context["source"][:: self.cfg.source.subsample]
         path = self.directory.write_json("in_context.json", self.in_context)
         self.tracker.log_artifact(path)
-        lines = {name: (range(1, len(line) + 1), line) for name, line in self.in_context.items() if name != "source"}
+        lines = {
+            name: (range(1, len(line) + 1), line)
+            for name, line in self.in_context.items()
+            if name != "source"
+        }
         picture = runs.learning_curve(
             self.directory.path / "in_context.png", lines, x_label="trial", y_label="return"
         )

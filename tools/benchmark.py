@@ -37,7 +37,7 @@ SIZES = (
     "timestep_encoder.out_size=256", "agent.actor.hidden_size=256", "agent.critic.hidden_size=256",
     "schedule.batch_size=24", "logger=none",
 )  # fmt: skip
-"""The published size of agent on MazeRunner; overrides come after it."""
+"""The published size of agent on MazeRunner, or on another ``env=``; overrides come after it."""
 LAYERS = {
     "transformer": ["encoder.num_layers=3", "encoder.d_model=256", "encoder.sigma_reparam=true"],
     "gru": ["encoder.num_layers=3", "encoder.hidden_size=256"],
@@ -71,7 +71,9 @@ class Subject:
         from yamame.runs.build import build_agent, build_learner
 
         kind = next((text.split("=")[1] for text in overrides if text.startswith("encoder=")), "transformer")
-        given = [f"device={device}", *SIZES, *LAYERS.get(kind, []), *overrides]
+        other = any(text.startswith("env=") for text in overrides)
+        sizes = [text for text in SIZES if not (other and text.startswith("env."))]
+        given = [f"device={device}", *sizes, *LAYERS.get(kind, []), *overrides]
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             self.cfg = compose("train", overrides=given)
         self.device = device
@@ -185,14 +187,8 @@ def pipeline_rows(overrides: list[str]) -> Iterator[Row]:
 
     recipe = conf_dir().parent / "recipes" / "train.py"
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            str(recipe),
-            "logger=none",
-            "run.name=bench",
-            "budget.env_steps=16384",
-            *overrides,
-        ]
+        settings = ["logger=none", "run.name=bench", "budget.env_steps=16384"]
+        command = [sys.executable, str(recipe), *settings, *overrides]
         subprocess.run(command, cwd=folder, check=True, capture_output=True)
         summary = json.loads((Path(folder) / "runs/bench/summary.json").read_text())
     note = f"{summary['updates']} updates, {summary['wall_s']:.0f} s wall"
