@@ -32,7 +32,10 @@ def test_the_default_job_completes_nine_in_ten_held_out_instructions(tmp_path, s
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_for_one_core_comes_out_as_its_settings_say(tmp_path, name):
-    expected = OmegaConf.load(conf_dir() / "experiment" / f"{name}.yaml").expected
+    settings = OmegaConf.load(conf_dir() / "experiment" / f"{name}.yaml")
+    if {"override /env": "popgym"} in settings.get("defaults", []):
+        pytest.importorskip("popgym")
+    expected = settings.expected
     key = {"success_mean": "success", "return_mean": "return_mean"}[expected.metric]
     low, high = expected.interval
     assert low <= summary(tmp_path, f"experiment={name}")[key] <= high
