@@ -199,6 +199,14 @@ def test_curves_of_evaluations_and_of_training_are_tables_of_their_own(make_run,
     assert not any("train" in row["plot"] for row in evaluations)
 
 
+def test_what_one_seed_cannot_tell_is_left_empty_in_tables(make_run, write):
+    _, folder, _ = write(
+        [make_run(0, metrics(0.1, 0.7)), make_run(0, metrics(0.1, 0.5), relabel__strategy="none")]
+    )
+    (row,) = table(folder / "ablations.csv")
+    assert (row["low"], row["high"], float(row["difference"])) == ("", "", pytest.approx(-0.2))
+
+
 def test_a_page_without_a_run_that_counts_says_so(make_run, tell):
     page, content = tell([make_run(0, status="KILLED")])
     assert "No run can be counted" in page.text
