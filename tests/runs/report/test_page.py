@@ -201,8 +201,13 @@ def test_curves_of_evaluations_and_of_training_are_tables_of_their_own(make_run,
 
 def test_what_one_seed_cannot_tell_is_left_empty_in_tables(make_run, write):
     _, folder, _ = write(
-        [make_run(0, metrics(0.1, 0.7)), make_run(0, metrics(0.1, 0.5), relabel__strategy="none")]
+        [
+            make_run(0, metrics(0.1, 0.7)),
+            make_run(0, metrics(0.1, 0.5), relabel__strategy="none"),
+            make_run(1, status="FAILED", name="nan"),
+        ]
     )
+    assert [row["run"] for row in table(folder / "not_counted.csv")] == ["nan"]  # a name is no number
     (row,) = table(folder / "ablations.csv")
     assert (row["low"], row["high"], float(row["difference"])) == ("", "", pytest.approx(-0.2))
 

@@ -37,7 +37,7 @@ def write_report(content: Content, directory: Path) -> Path:
         text = io.StringIO(newline="")
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(_COLUMNS[name].split())
-        writer.writerows(["" if str(value) in ("None", "nan") else value for value in row] for row in rows)
+        writer.writerows(["" if value is None or value != value else value for value in row] for row in rows)
         _write(directory / f"{name}.csv", text.getvalue().encode())
     page = directory / PAGE
     _write(page, render(content, images).encode())
