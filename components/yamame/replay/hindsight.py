@@ -1,7 +1,8 @@
 """The deterministic half of hindsight relabelling: new instructions from given goals, and what follows.
 
 `eligible` says which timesteps may give a goal, `merge` puts given goals into an instruction, `replay` rewrites
-a batch of whole right-padded trajectories ``[B, L]`` for new instructions. Row t of a trajectory holds what was seen at t and the transition that leaves t.
+a batch of whole right-padded trajectories ``[B, L]`` for new instructions. Row t of a trajectory
+holds what was seen at t and the transition that leaves t.
 
 What is decided is decided on the CPU, in NumPy: there is little to compute, in many small steps, each of
 which takes torch several times as long. Whole entries are copied and written where they are.
