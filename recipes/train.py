@@ -61,8 +61,10 @@ class Parts:
         self.learner = build_learner(cfg, self.agent)
         self.exploration = instantiate(cfg.exploration, action_space=self.agent.action_space)
         # Relabelling sees whole trajectories; windows are cut, and rows filled up, afterwards.
-        nodes = [cfg.relabel if self.has_goals else None, cfg.window, cfg.packing]
-        self.transform = Compose(*(instantiate(node) for node in nodes if node is not None))
+        # What was sampled belongs to nobody else, so it is relabelled where it is.
+        relabel = [instantiate(cfg.relabel, inplace=True)] if self.has_goals else []
+        later = [instantiate(node) for node in (cfg.window, cfg.packing) if node is not None]
+        self.transform = Compose(*relabel, *later)
         self.tracker: runs.Tracker = instantiate(cfg.logger)
 
 

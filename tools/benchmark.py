@@ -168,7 +168,7 @@ def replay_rows(subject: Subject, clock: Any, machine: Any) -> Iterator[Row]:
 
     size = subject.cfg.schedule.batch_size
     with tempfile.TemporaryDirectory() as folder:
-        for name, transform in (("read", None), ("read and relabelled", Relabel("some"))):
+        for name, transform in (("read", None), ("read and relabelled", Relabel("some", inplace=True))):
             path = Path(folder) / name
             buffer = TrajectoryReplayBuffer(path=path, capacity=400_000, batch_size=size, transform=transform)
             data = subject.batch(256, 251).to("cpu")

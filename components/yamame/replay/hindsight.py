@@ -127,6 +127,8 @@ def replay(
     changed: np.ndarray,
     keys: RelabelKeys,
     given: Trajectories | None = None,
+    *,
+    inplace: bool = False,
 ) -> TensorDictBase:
     """What the environment would have emitted for other instructions, in a new batch.
 
@@ -138,6 +140,7 @@ def replay(
         changed: ``[B]`` bool, the trajectories to rewrite.
         keys: Names of the entries.
         given: What the batch holds, if that is known already.
+        inplace: The batch may be written into and returned itself, which saves copies.
     """
     if given is None:
         given = Trajectories.of(*(tensordict.get(key) for key in keys.needed()[:4]))
@@ -149,10 +152,7 @@ def replay(
     kept = count.copy()
     kept[rows] = np.minimum(count[rows], end + 1)
     length = int(kept.max())
-    ends = enumerate(zip(kept.tolist(), count.tolist(), strict=True))
-    cut = [(b, new, old) for b, (new, old) in ends if new < old]
-    beyond = [(b, slice(new, old)) for b, new, old in cut]
-    leaving = [(b, slice(new - 1, old)) for b, new, old in cut]
+    beyond, leaving = _cut_off(kept, count)
 
     finished = (end < never).nonzero()[0]
     finish = (rows[finished], end[finished] - 1)
@@ -160,41 +160,34 @@ def replay(
     arrived = (rows[row], times[row, slot])
     left = (arrived[0], arrived[1] - 1)
     goal = _shown(instruction, times, kept[rows], length)
+    write = _Writer(inplace and length == never)
     rules: dict[str, Callable[[Tensor], Tensor]] = {
-        "goal": lambda value: _replaced(value, rows, goal),
-        "mask": lambda value: _cleared(value, beyond),
-        "prev_reward": lambda value: _written(value, rows, arrived),
-        "reward": lambda value: _written(value, rows, left),
-        "terminated": lambda value: _written(value, rows[finished], finish),
-        "success": lambda value: _written(value, rows, finish),
-        "action": lambda value: _cleared(value, leaving),
+        "goal": lambda value: write.replaced(value, rows, goal),
+        "mask": lambda value: write.cleared(value, beyond),
+        "prev_reward": lambda value: write.ones(value, rows, arrived),
+        "reward": lambda value: write.ones(value, rows, left),
+        "terminated": lambda value: write.ones(value, rows[finished], finish),
+        "success": lambda value: write.ones(value, rows, finish),
+        "action": lambda value: write.cleared(value, leaving),
         "done": lambda value: value,
     }
-    out = _rewritten(tensordict, rules, beyond, leaving, length, keys)
-    if out.get(keys.done, None) is not None:
-        _set_done(out, torch.from_numpy(rows).to(out.get(keys.done).device), keys)
-    return out
-
-
-def _rewritten(
-    tensordict: TensorDictBase,
-    rules: dict[str, Callable[[Tensor], Tensor]],
-    beyond: list[tuple[int, slice]],
-    leaving: list[tuple[int, slice]],
-    length: int,
-    keys: RelabelKeys,
-) -> TensorDict:
-    """The batch with entries rewritten by their rules, the others cleared where trajectories are cut off."""
-    names, num_steps = _names(keys), tensordict.shape[1]
+    names = _names(keys)
 
     def rewrite(key: NestedKey, value: Tensor) -> Tensor:
-        value = value if length == num_steps else value[:, :length]
+        value = value if length == never else value[:, :length]
         if key in names:
             return rules[names[key]](value)
-        return _cleared(value, leaving if isinstance(key, tuple) and key[0] == "next" else beyond)
+        return write.cleared(value, leaving if isinstance(key, tuple) and key[0] == "next" else beyond)
 
-    entries = _mapped(tensordict, rewrite)
-    return TensorDict(entries, batch_size=(len(tensordict), length), device=tensordict.device)
+    out = _updated(tensordict, rewrite) if write.inplace else _mapped(tensordict, rewrite, length)
+    return _with_done(out, rows, keys)
+
+
+def _cut_off(kept: np.ndarray, count: np.ndarray) -> tuple[list[tuple[int, slice]], list[tuple[int, slice]]]:
+    """Of trajectories that get shorter, the timesteps beyond the new end, and the transitions that leave from it on."""
+    ends = enumerate(zip(kept.tolist(), count.tolist(), strict=True))
+    cut = [(b, new, old) for b, (new, old) in ends if new < old]
+    return [(b, slice(new, old)) for b, new, old in cut], [(b, slice(new - 1, old)) for b, new, old in cut]
 
 
 @functools.cache
@@ -204,57 +197,81 @@ def _names(keys: RelabelKeys) -> dict[NestedKey, str]:
     return {unravel_key(getattr(keys, name)): name for name in names}
 
 
+def _updated(batch: TensorDictBase, function: Callable[[NestedKey, Tensor], Tensor]) -> TensorDictBase:
+    """The batch itself, each of its entries set to ``function(key, value)``."""
+    for key, value in batch.items(True, True):
+        new = function(key, value)
+        if new is not value:
+            batch.set(key, new)
+    return batch
+
+
 def _mapped(
-    group: TensorDictBase, function: Callable[[NestedKey, Tensor], Tensor], path: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    """``function(key, value)`` of every entry, in dicts as nested as the batch."""
-    return {
-        name: _mapped(value, function, (*path, name))
-        if isinstance(value, TensorDictBase)
-        else function((*path, name) if path else name, value)
-        for name, value in group.items()
-    }
+    batch: TensorDictBase, function: Callable[[NestedKey, Tensor], Tensor], length: int
+) -> TensorDict:
+    """A new batch ``[B, length]`` of ``function(key, value)`` of every entry."""
+
+    def entries(group: TensorDictBase, path: tuple[str, ...]) -> dict[str, Any]:
+        return {
+            name: entries(value, (*path, name))
+            if isinstance(value, TensorDictBase)
+            else function((*path, name) if path else name, value)
+            for name, value in group.items()
+        }
+
+    return TensorDict(entries(batch, ()), batch_size=(len(batch), length), device=batch.device)
 
 
-def _set_done(out: TensorDictBase, rows: Tensor, keys: RelabelKeys) -> None:
-    done, terminated = out.get(keys.done), out.get(keys.terminated)
+def _with_done(out: TensorDictBase, rows: np.ndarray, keys: RelabelKeys) -> TensorDictBase:
+    """Sets whether rollouts are done, if the batch holds that, from how they ended."""
+    done, terminated = out.get(keys.done, None), out.get(keys.terminated)
+    if done is None:
+        return out
     truncated = out.get(keys.truncated, None)
     either = terminated if truncated is None else terminated | truncated.reshape(terminated.shape)
-    out.set(keys.done, done.index_copy(0, rows, either[rows].reshape(-1, *done.shape[1:]).to(done.dtype)))
+    index = torch.from_numpy(rows).to(done.device)
+    value = either[index].reshape(-1, *done.shape[1:]).to(done.dtype)
+    return out.set(keys.done, done.index_copy(0, index, value))
 
 
-def _copy(value: Tensor) -> tuple[Tensor, Any]:
-    """A contiguous copy, and the same memory as NumPy has it, which assigns faster, if it can."""
-    if value.is_cpu and value.dtype != torch.bfloat16:
-        into = value.numpy(force=True).copy()
-        return torch.from_numpy(into), into
-    value = value.clone(memory_format=torch.contiguous_format)
-    return value, value
+@dataclass(frozen=True)
+class _Writer:
+    """Writes into entries ``[B, L, *]``: into copies of them, or ``inplace``."""
 
+    inplace: bool
 
-def _written(value: Tensor, rows: np.ndarray, ones: tuple[np.ndarray, np.ndarray]) -> Tensor:
-    """A copy of ``[B, L, *]`` that is zero in ``rows`` of B, except 1 at the places ``ones`` of B and of L."""
-    value, into = _copy(value)
-    into[rows] = 0
-    into[ones] = 1
-    return value
-
-
-def _replaced(value: Tensor, rows: np.ndarray, by: np.ndarray) -> Tensor:
-    """A copy of ``[B, L, *]`` with other ``rows`` of B."""
-    value, into = _copy(value)
-    into[rows] = by if into is not value else torch.from_numpy(by).to(value)
-    return value
-
-
-def _cleared(value: Tensor, parts: list[tuple[int, slice]]) -> Tensor:
-    """A copy of ``[B, L, *]`` with zeros in ``parts`` of B and of L; the same tensor if there are none."""
-    if not parts:
+    def ones(self, value: Tensor, rows: np.ndarray, places: tuple[np.ndarray, np.ndarray]) -> Tensor:
+        """Zero in ``rows`` of B, except 1 at ``places`` of B and of L."""
+        value, into = self._open(value)
+        into[rows] = 0
+        into[places] = 1
         return value
-    value, into = _copy(value)
-    for part in parts:
-        into[part] = 0
-    return value
+
+    def replaced(self, value: Tensor, rows: np.ndarray, by: np.ndarray) -> Tensor:
+        """Other ``rows`` of B."""
+        value, into = self._open(value)
+        into[rows] = by if into is not value else torch.from_numpy(by).to(value)
+        return value
+
+    def cleared(self, value: Tensor, parts: list[tuple[int, slice]]) -> Tensor:
+        """Zeros in ``parts`` of B and of L; always the same tensor if there are none."""
+        if not parts:
+            return value
+        value, into = self._open(value)
+        for part in parts:
+            into[part] = 0
+        return value
+
+    def _open(self, value: Tensor) -> tuple[Tensor, Any]:
+        """What is written into, contiguous, and the same memory as NumPy has it, which assigns faster, if it can."""
+        numpy = value.is_cpu and value.dtype != torch.bfloat16
+        if self.inplace and value.is_contiguous():
+            return value, value.numpy(force=True) if numpy else value
+        if numpy:
+            into = value.numpy(force=True).copy()
+            return torch.from_numpy(into), into
+        value = value.clone(memory_format=torch.contiguous_format)
+        return value, value
 
 
 def _shown(instruction: np.ndarray, times: np.ndarray, kept: np.ndarray, length: int) -> np.ndarray:

@@ -51,6 +51,8 @@ class Relabel(Transform):
         rarity: Draws rare goals more often, by these counts. None draws timesteps and goals uniformly. In a
             replay buffer the table counts what is appended; it is part of this transform's state.
         all_probability: In [0, 1], for ``all_or_nothing`` only.
+        inplace: Entries of the batch given may be written into, which saves copies. For batches that nobody else
+            holds, such as those that a `TrajectoryReplayBuffer` reads.
         keys: Names of the entries.
         generator: Source of all draws.
 
@@ -83,6 +85,7 @@ class Relabel(Transform):
         hide_future_goals: bool = False,
         rarity: GoalFrequencies | None = None,
         all_probability: float = 0.8,
+        inplace: bool = False,
         keys: RelabelKeys | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
@@ -99,17 +102,19 @@ class Relabel(Transform):
         self.hide_future_goals = hide_future_goals
         self.rarity = rarity
         self.all_probability = all_probability
+        self.inplace = inplace
         self.generator = generator
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Returns the relabelled batch ``[B, L']`` (L' <= L); the one given is left as it is."""
+        """Returns the relabelled batch ``[B, L']`` (L' <= L); the one given is left as it is unless ``inplace``."""
         out = None
         if self.strategy != "none" or self.single_goal:
             given = self._read(tensordict)
             instruction, changed = self._relabelled(given)
             if changed.any():
-                out = replay(tensordict, instruction, changed, self.keys, given)
-        out = tensordict.copy() if out is None else out
+                out = replay(tensordict, instruction, changed, self.keys, given, inplace=self.inplace)
+        if out is None:
+            out = tensordict if self.inplace else tensordict.copy()
         if self.hide_future_goals:
             goal, mask = _need(out, [self.keys.goal, self.keys.mask])
             real = mask.reshape(*goal.shape[:2], 1, 1)
