@@ -6,9 +6,10 @@
 
 A run is a directory, a checkpoint file or the id of an MLflow run. Where the environment knows instructions and none
 is given, one is asked for in a terminal; an empty answer, and anything else than a terminal, leaves the goals to the
-seed. The film goes to <output>/episode.gif.
+seed. The film goes to <output>/episode.gif, with film=mp4 to <output>/episode.mp4 (pip install 'yamame[video]').
 """
 
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from yamame.runs.arguments import ease_command_line
 from yamame.runs.hydra import main, plain
 from yamame.runs.terminal import half_blocks
 from yamame.runs.trained import Trained, load_trained
+
+FILMS = {"gif": runs.write_gif, "mp4": runs.write_mp4}
 
 
 def play(cfg: DictConfig) -> float:
@@ -65,6 +68,10 @@ def check(cfg: DictConfig) -> None:
     """Refuses settings before anything is read."""
     if not 0.0 < cfg.fps <= 50.0:
         raise runs.UsageError(f"fps must be in (0, 50], got {cfg.fps}")
+    if cfg.film not in FILMS:
+        raise runs.UsageError(f"film must be one of {tuple(FILMS)}, got {cfg.film!r}")
+    if cfg.film == "mp4" and importlib.util.find_spec("av") is None:
+        raise runs.UsageError("film=mp4: the package av must be installed, run: pip install 'yamame[video]'")
     if cfg.width < 1:
         raise runs.UsageError(f"width must be positive, got {cfg.width}")
 
@@ -116,7 +123,8 @@ class Viewer:
             print(f"no film: {self.no_picture}", file=sys.stderr)
             return
         folder.mkdir(parents=True, exist_ok=True)
-        print(runs.write_gif(folder / "episode.gif", np.stack(self.frames), fps=self.cfg.fps))
+        write = FILMS[self.cfg.film]
+        print(write(folder / f"episode.{self.cfg.film}", np.stack(self.frames), fps=self.cfg.fps))
 
 
 def output_of(cfg: DictConfig, trained: Trained) -> Path:

@@ -15,7 +15,7 @@ FOLDERS_WITHOUT_INIT = (*CODE, "conf", "tests")
 LONGEST_FILE, LONGEST_FUNCTION = 350, 60
 
 TORCH = {"torch", "tensordict", "torchrl", "numpy"}
-DOORS = {"hydra", "omegaconf", "mlflow", "rich", "matplotlib", "PIL", "psutil", "arch", "scipy"}
+DOORS = {"hydra", "omegaconf", "mlflow", "rich", "matplotlib", "PIL", "av", "psutil", "arch", "scipy"}
 GYMNASIUM_FILES = ("gymnasium_env.py", "registration.py")
 HOSTS = {"hosted", "suites"}
 """Folders of yamame_envs that play environments of other libraries."""

@@ -113,6 +113,26 @@ def test_every_trial_has_its_return_every_gamma_its_line_and_the_control_stands_
     assert (tmp_path / "out/in_context.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_every_curve_of_the_picture_names_its_run_and_runs_of_one_name_their_place():
+    def outcome(mean, **more):
+        return {"trials": {"mean": mean, "low": [0.0] * len(mean), "high": [1.0] * len(mean)}, **more}
+
+    def played(source, mean, **more):
+        return {"source": source, "gammas": [{"acting": False}, outcome(mean, acting=True, **more)]}
+
+    curves = load("evaluate").in_context_curves(
+        [
+            played("runs/a", [0.1, 0.2], control=outcome([0.0, 0.1])),
+            played("other/a", [0.3, 0.4]),
+            played("runs/b", [0.5, 0.6]),
+            played("runs/single", [0.7]),
+        ]
+    )
+    assert list(curves) == ["0 a", "0 a, memory wiped", "1 a", "b"]
+    assert curves["0 a, memory wiped"] == [[1.0, 2.0], [0.0, 0.1], [0.0, 0.0], [1.0, 1.0]]
+    assert curves["b"][1] == [0.5, 0.6]
+
+
 def test_settings_of_the_environment_and_the_memory_may_differ_from_training(run, tmp_path):
     status, report, _, _ = run("run=runs/a-seed=0", "env.size=13", "env.time_limit=60", "context_length=2048")
     assert status == 0

@@ -75,6 +75,21 @@ def test_every_step_has_a_line_and_the_film_is_the_last_line(run, tmp_path):
     assert 1 <= num_frames(tmp_path / "out/episode.gif") <= 10  # equal frames in a row become one
 
 
+def test_a_film_can_be_an_mp4(run, tmp_path, monkeypatch):
+    pytest.importorskip("av")
+    status, lines, _ = run("run=runs/maze", "seed=3", "max_steps=5", "film=mp4")
+    assert status == 0
+    assert lines[-1] == str(tmp_path / "out/episode.mp4")
+    assert (tmp_path / "out/episode.mp4").read_bytes()[4:8] == b"ftyp"
+    status, _, err = run("run=runs/maze", "film=avi")
+    assert status == 2
+    assert "film must be one of ('gif', 'mp4'), got 'avi'" in err
+    monkeypatch.setitem(sys.modules, "av", None)
+    status, _, err = run("run=runs/maze", "film=mp4")
+    assert status == 2
+    assert "pip install 'yamame[video]'" in err
+
+
 def test_the_same_seed_plays_the_same_episode_and_another_one_another(run):
     first, again, other = (run("run=runs/maze", f"seed={seed}")[1][:-1] for seed in (3, 3, 4))
     assert first == again

@@ -17,6 +17,7 @@ from yamame.runs.errors import UsageError as UsageError
 from yamame.runs.expected import Expected as Expected
 from yamame.runs.figures import learning_curve as learning_curve
 from yamame.runs.figures import write_gif as write_gif
+from yamame.runs.figures import write_mp4 as write_mp4
 from yamame.runs.guard import NonFiniteGuard as NonFiniteGuard
 from yamame.runs.learner import Learner as Learner
 from yamame.runs.memory import keep_freed_memory as keep_freed_memory

@@ -1,13 +1,17 @@
 """Pictures of a run: learning curves and animations, written as files without a display.
 
-Matplotlib and Pillow are imported when a picture is made.
+Matplotlib, Pillow and PyAV are imported when a picture is made.
 """
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import ArrayLike
+
+from yamame.runs.atomic import atomic_writer
 
 
 def learning_curve(
@@ -67,16 +71,52 @@ def write_gif(path: str | Path, frames: ArrayLike, *, fps: float = 10.0) -> Path
     """
     from PIL import Image
 
-    array = np.asarray(frames)
-    if array.ndim != 4 or array.shape[-1] != 3 or array.shape[0] == 0 or array.dtype != np.uint8:
-        raise ValueError(
-            f"write_gif: frames must be uint8 [T, H, W, 3], got {array.dtype} {list(array.shape)}"
-        )
-    if not 0 < fps <= 50:
-        raise ValueError(f"write_gif: fps must be in (0, 50], got {fps}")
+    array = _checked_film("write_gif", frames, fps, most=50.0)
     images = [Image.fromarray(frame) for frame in array]
     path = Path(path)
     images[0].save(
         path, format="GIF", save_all=True, append_images=images[1:], duration=round(1000 / fps), loop=0
     )
     return path
+
+
+def write_mp4(path: str | Path, frames: ArrayLike, *, fps: float = 10.0) -> Path:
+    """Writes a film (H.264). Sides of odd length are made even, as the format has it, by repeating the last pixels.
+
+    Args:
+        path: The MP4 file.
+        frames: ``[T, H, W, 3]`` uint8, at least one frame.
+        fps: Frames per second, up to 240.
+
+    Raises:
+        ImportError: PyAV is not installed.
+        ValueError: ``frames`` has another shape or type, or ``fps`` is not in (0, 240].
+    """
+    array = _checked_film("write_mp4", frames, fps, most=240.0)
+    try:
+        import av
+    except ImportError as error:
+        raise ImportError(
+            "write_mp4: the package av must be installed, run: pip install 'yamame[video]'"
+        ) from error
+    height, width = array.shape[1:3]
+    array = np.pad(array, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+    path = Path(path)
+    with atomic_writer(path) as file, av.open(file, "w", format="mp4") as film:
+        stream = film.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
+        stream.height, stream.width, stream.pix_fmt = array.shape[1], array.shape[2], "yuv420p"
+        for frame in array:
+            film.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        film.mux(stream.encode())
+    return path
+
+
+def _checked_film(caller: str, frames: ArrayLike, fps: float, *, most: float) -> npt.NDArray[np.uint8]:
+    array = np.asarray(frames)
+    if array.ndim != 4 or array.shape[-1] != 3 or array.shape[0] == 0 or array.dtype != np.uint8:
+        raise ValueError(
+            f"{caller}: frames must be uint8 [T, H, W, 3], got {array.dtype} {list(array.shape)}"
+        )
+    if not 0 < fps <= most:
+        raise ValueError(f"{caller}: fps must be in (0, {most:g}], got {fps}")
+    return array
