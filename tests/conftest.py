@@ -1,7 +1,13 @@
+"""What all tests share."""
+
 import importlib.util
+import os
 import re
 
 import pytest
+
+# Before anything imports torch: tests are small, and threads that wait for each other take longer than one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def _skip_if_missing(message: str) -> None:
