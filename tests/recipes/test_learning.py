@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 from yamame import conf_dir
+from yamame.runs import Expected
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "train.py"
 EXPERIMENTS = [
@@ -35,7 +36,7 @@ def test_an_experiment_for_one_core_comes_out_as_its_settings_say(tmp_path, name
     settings = OmegaConf.load(conf_dir() / "experiment" / f"{name}.yaml")
     if {"override /env": "popgym"} in settings.get("defaults", []):
         pytest.importorskip("popgym")
-    expected = settings.expected
+    expected = Expected.from_config(OmegaConf.to_container(settings.expected))
     key = {"success_mean": "success", "return_mean": "return_mean"}[expected.metric]
     low, high = expected.interval
     assert low <= summary(tmp_path, f"experiment={name}")[key] <= high
