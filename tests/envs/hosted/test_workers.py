@@ -225,7 +225,8 @@ def test_a_process_that_cannot_begin_says_why():
 
 
 _SCRIPT = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background commands inherit that it is ignored
 sys.path.insert(0, {support!r})
 from functools import partial
 from faulty_envs import Modules
