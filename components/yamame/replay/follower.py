@@ -179,7 +179,7 @@ class TrajectoryFollower(Storage):
         for field, rows in zip(self._meta.fields or (), self._maps, strict=True):
             *path, name = field.key
             group = functools.reduce(lambda into, part: into.setdefault(part, {}), path, entries)
-            group[name] = read(rows, field.row_bytes).view(-1).view(field.dtype).view(*shape, *field.shape)
+            group[name] = read(rows, field.row_bytes).view(field.dtype).view(*shape, *field.shape)
         return TensorDict(entries, batch_size=shape)
 
     def _reader(self, starts: np.ndarray, lengths: np.ndarray) -> Callable[[Tensor, int], Tensor]:

@@ -136,7 +136,7 @@ class Relabel(Transform):
         goal, achieved, achieved_mask, mask, *_ = _need(tensordict, self.keys.needed())
         given = Trajectories.of(goal, achieved, achieved_mask, mask)
         is_init = tensordict.get(self.keys.is_init, None)
-        if is_init is not None and (given.mask[:, 0] & ~host(is_init).reshape(given.mask.shape)[:, 0]).any():
+        if is_init is not None and (given.mask[:, 0] & ~host(is_init[:, 0]).reshape(-1)).any():
             raise ValueError(
                 f"Relabel: {self.keys.is_init!r} must be True in the first row of every sequence, got False: "
                 "relabel whole trajectories, before any transform that cuts windows"
