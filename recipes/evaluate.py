@@ -98,7 +98,7 @@ class Evaluation:
     def _gamma_index(self) -> int:
         if self.cfg.gamma is not None:
             return self.trained.gamma_index(self.cfg.gamma)
-        count, index = len(self.trained.config.agent.gammas), self.cfg.gamma_index
+        count, index = len(self.trained.gammas), self.cfg.gamma_index
         index = -1 if index is None else index
         if not -count <= index < count:
             raise runs.UsageError(f"gamma_index must be in {-count}..{count - 1}, got {index}")

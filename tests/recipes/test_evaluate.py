@@ -17,6 +17,7 @@ MAZES = [*TINY, "env.size=7", "env.num_goals=1", "env.time_limit=40"]
 RUNS = {
     "a-seed=0": MAZES,
     "b": [*MAZES, "seed=1"],
+    "single": [*MAZES, "+ablation=no_multigamma"],
     "trials": ["debug=tiny", "logger=none", "env=gym", "env.time_limit=15", "encoder=gru", "trials=repeated"],
 }
 
@@ -139,6 +140,18 @@ def test_settings_of_the_environment_and_the_memory_may_differ_from_training(run
     assert "size=13" in report["run"][0]["task"]
     assert max(report["run"][0]["gammas"][0]["episodes"]["length"]) > 40
     assert not (tmp_path / "out/in_context.png").exists()
+
+
+def test_an_agent_of_a_single_discount_factor_is_played_with_it(run):
+    status, report, _, _ = run("run=runs/single", "gammas=all")
+    assert status == 0
+    (outcome,) = report["run"][0]["gammas"]
+    assert (outcome["gamma"], outcome["acting"]) == (0.999, True)
+    assert run("run=runs/single", "gamma=0.999")[1]["run"][0]["gammas"][0]["episodes"] == outcome["episodes"]
+    status, _, _, err = run("run=runs/single", "gamma=0.9")
+    assert status == 2
+    assert "gamma must be one of 0.999 in" in err
+    assert "gamma_index must be in -1..0, got 1" in run("run=runs/single", "gamma_index=1")[3]
 
 
 def test_the_discount_factor_that_acts_is_chosen_by_value_or_place(run):

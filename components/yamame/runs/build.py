@@ -33,11 +33,17 @@ def build_agent(cfg: DictConfig, env: EnvBase) -> InContextAgent:
         actor=instantiate(cfg.agent.actor),
         critic=instantiate(cfg.agent.critic),
         returns=instantiate(cfg.agent.returns),
-        gammas=cfg.agent.gammas if cfg.agent.multi_gamma else cfg.agent.gammas[-1:],
+        gammas=learned_gammas(cfg),
         probability_floor=cfg.agent.probability_floor,
         box_distribution=cfg.agent.box_distribution,
         share_encoders=getattr(hydra.utils.get_object(cfg.agent.loss._target_), "shares_encoder", True),
     ).to(cfg.device)
+
+
+def learned_gammas(cfg: DictConfig) -> list[float]:
+    """The discount factors that the agent has policies for: all, or the last alone."""
+    gammas = [float(gamma) for gamma in cfg.agent.gammas]
+    return gammas if cfg.agent.multi_gamma else gammas[-1:]
 
 
 def build_collector(

@@ -17,7 +17,7 @@ from torchrl.envs import EnvBase
 
 from yamame.agent import InContextAgent
 from yamame.runs.artifacts import download_artifacts
-from yamame.runs.build import build_agent, build_env
+from yamame.runs.build import build_agent, build_env, learned_gammas
 from yamame.runs.checkpoint import Checkpointer, LoadedCheckpoint
 from yamame.runs.errors import UsageError
 from yamame.runs.hydra import check, parameters_of, plain
@@ -73,18 +73,22 @@ class Trained:
         agent.load_state_dict(self.weights)
         return agent.eval()
 
+    @property
+    def gammas(self) -> list[float]:
+        """The discount factors that the agent was trained with; the last one acts unless another is chosen."""
+        return learned_gammas(self.config)
+
     def gamma_index(self, gamma: float) -> int:
         """The place of a discount factor among those of the agent.
 
         Raises:
             UsageError: It was not trained with this one.
         """
-        gammas = [float(known) for known in self.config.agent.gammas]
-        if gamma not in gammas:
+        if gamma not in self.gammas:
             raise UsageError(
-                f"load_trained: gamma must be one of {', '.join(map(str, gammas))} in {self.source}, got {gamma}"
+                f"load_trained: gamma must be one of {', '.join(map(str, self.gammas))} in {self.source}, got {gamma}"
             )
-        return gammas.index(gamma)
+        return self.gammas.index(gamma)
 
 
 def load_trained(
