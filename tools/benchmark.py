@@ -146,7 +146,11 @@ def update_rows(subject: Subject, clock: Any, machine: Any, lengths: list[int]) 
 
 def acting_rows(subject: Subject, clock: Any, machine: Any, rows: list[int]) -> Iterator[Row]:
     """Environment steps with the agent's policy, in a collector that keeps what it saw: whole, and by parts."""
-    autocast = subject.cfg.collector.get("autocast")
+    # Revisions from before a setting know nothing of it.
+    settings = {
+        name: value for name in ("autocast", "compile_policy") if (value := subject.cfg.collector.get(name))
+    }
+    autocast = settings.get("autocast")
     dtype = torch.float32 if autocast is None else getattr(torch, autocast)
     rates = machine.product_rate(torch.float32), machine.product_rate(dtype), machine.copy_rate()
     for count in rows:
@@ -156,7 +160,7 @@ def acting_rows(subject: Subject, clock: Any, machine: Any, rows: list[int]) -> 
             clock=clock,
             counting_flops=speed.counting_flops,
             rates=rates,
-            settings={"autocast": autocast} if autocast else {},  # revisions before it know nothing of it
+            settings=settings,
         )
         for name, *numbers in measured:
             yield Row("acting", f"{count} rows, {name}", "environment step", *numbers)

@@ -20,7 +20,7 @@ def acting_parts(
     clock: Any,
     counting_flops: Callable[[], Any],
     rates: tuple[float, float, float],
-    settings: dict[str, str],
+    settings: dict[str, Any],
 ) -> Iterator[tuple[str, float, float | None, str]]:
     """From the hundredth step of every row on.
 

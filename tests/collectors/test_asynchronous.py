@@ -251,3 +251,38 @@ def test_workers_end_with_the_process_that_started_them(tmp_path, ending):
 def test_settings_out_of_range_are_refused(settings, message):
     with pytest.raises(ValueError, match=f"AsyncCollector: {message}"):
         make_collector(**settings)
+
+
+def test_workers_act_as_they_are_told(monkeypatch):
+    told = {"greedy": True, "autocast": "bfloat16", "compile_policy": True}
+    seen = []
+
+    class Stop(Exception):
+        pass
+
+    def start(jobs, policy, *, num_tokens):
+        seen.extend(jobs)
+        raise Stop
+
+    monkeypatch.setattr("yamame.collectors.asynchronous._Workers", start)
+    for settings in ({}, told):
+        with pytest.raises(Stop):
+            make_collector(num_workers=2, **settings).collect(1)
+    found = [{name: getattr(job, name) for name in told} for job in seen]
+    plain = {"greedy": False, "autocast": None, "compile_policy": False}
+    assert found == [plain, plain, told, told]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_worker_compiles_its_own_policy():
+    try:
+        torch.compile(lambda x: x + 1)(torch.zeros(2))
+    except RuntimeError as error:
+        if "No working C++ compiler" not in str(error):
+            raise
+        pytest.skip("there is no C++ compiler here")
+    collector = make_collector(compile_policy=True)
+    try:
+        assert collector.collect(40).num_steps >= 40
+    finally:
+        collector.shutdown()

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from tensordict import TensorDict
+from torch.nn import functional as F
 from torchrl.data import Binary
 from torchrl.envs import Compose, ExcludeTransform, TransformedEnv
 from yamame.agent import InContextAgent
@@ -31,7 +32,9 @@ class Shelf:
             self.rows.append(row[: int(row["mask"].sum())].clone())
 
 
-def make_collector(env, *, encoder=None, explore=True, greedy=False, autocast=None) -> SyncCollector:
+def make_collector(
+    env, *, encoder=None, explore=True, greedy=False, autocast=None, compile_policy=False
+) -> SyncCollector:
     torch.manual_seed(0)
     agent = InContextAgent(
         env.observation_spec,
@@ -45,7 +48,8 @@ def make_collector(env, *, encoder=None, explore=True, greedy=False, autocast=No
         gammas=(0.9,),
     )
     noise = BilevelEpsilon(agent.action_space, anneal_steps=500) if explore else None
-    return SyncCollector(env, agent.policy(), Shelf(), exploration=noise, greedy=greedy, autocast=autocast)
+    settings = {"greedy": greedy, "autocast": autocast, "compile_policy": compile_policy}
+    return SyncCollector(env, agent.policy(), Shelf(), exploration=noise, **settings)
 
 
 def test_stored_trajectories_replay_in_the_environment_step_by_step():
@@ -214,6 +218,34 @@ def test_acting_in_bfloat16_stays_so_when_weights_change_and_stores_what_it_did_
     kept = [{key: value.dtype for key, value in c.replay.rows[0].items(True, True)} for c in (exact, rounded)]
     assert kept[0] == kept[1]
     assert all(parameter.dtype == torch.float32 for parameter in rounded.policy.parameters())
+
+
+def test_a_compiled_policy_stays_so_when_weights_change(monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        "yamame.trajectory.acting.attention_kernel", lambda *sizes: made.append(sizes) or products
+    )
+    env = PassiveTMaze(num_envs=2, length=4)
+    plain, compiled = make_collector(env), make_collector(env, compile_policy=True)
+    for change in (
+        lambda c: None,
+        lambda c: c.update_policy_weights_(TensorDict.from_module(c.policy).data.clone()),
+        lambda c: c.load_state_dict(c.state_dict()),
+    ):
+        change(compiled)
+        compiled.collect(2 * 7)
+        assert compiled.policy.trajectory_encoder._prepared.kernel is products
+    assert made
+    assert set(made) == {(2, 8, torch.float32, torch.device("cpu"))}
+    assert plain.policy.trajectory_encoder._prepared.kernel is None
+
+
+def products(q, keys, values, age, used):
+    seen = (torch.arange(used) <= age.unsqueeze(1))[:, None, None]
+    found = F.scaled_dot_product_attention(
+        q.unsqueeze(2), keys[:, :, :used], values[:, :, :used], seen, scale=1.0
+    )
+    return found.squeeze(2)
 
 
 def test_an_unknown_precision_is_refused():

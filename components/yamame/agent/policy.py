@@ -75,9 +75,9 @@ class InContextPolicy(TensorDictModuleBase):
         encoded = distribution.mode() if deterministic else distribution.sample()
         return tensordict.set(self.action_key, space.decode(encoded))
 
-    def prepare(self, dtype: torch.dtype | None = None) -> None:
+    def prepare(self, dtype: torch.dtype | None = None, *, compiled: bool = False) -> None:
         """Makes decisions cheaper until weights change; see `TrajectoryEncoder.prepare`."""
-        self.trajectory_encoder.prepare(dtype)
+        self.trajectory_encoder.prepare(dtype, compiled=compiled)
 
     def _params(self, context: Tensor) -> Tensor:
         """``[*, D] -> [*, P]``, of the policy that acts: no more of the last layer is computed."""
@@ -94,7 +94,7 @@ _FEW_ROWS = 128
 
 
 def acting_copy(
-    policy: InContextPolicy, *, num_rows: int, dtype: torch.dtype | None = None
+    policy: InContextPolicy, *, num_rows: int, dtype: torch.dtype | None = None, compiled: bool = False
 ) -> InContextPolicy:
     """A copy that acts for ``num_rows`` rows: in eval mode, without gradients and memory, and prepared.
 
@@ -105,6 +105,7 @@ def acting_copy(
         policy: What is copied.
         num_rows: How many rows it will act for.
         dtype: As for `InContextPolicy.prepare`.
+        compiled: As for `InContextPolicy.prepare`.
     """
     actor = copy.deepcopy(policy).requires_grad_(False).eval()
     for module in actor.modules():
@@ -112,5 +113,5 @@ def acting_copy(
             for parameter in module.parameters(recurse=False):
                 if parameter.ndim == 2 and parameter.is_cpu:
                     parameter.data = parameter.data.t().contiguous().t()
-    actor.prepare(dtype)
+    actor.prepare(dtype, compiled=compiled)
     return actor

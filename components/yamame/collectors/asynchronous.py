@@ -49,6 +49,7 @@ class AsyncCollector:
         timeout: Seconds without any message after which a living worker is taken for stuck.
         greedy: As for `SyncCollector`.
         autocast: As for `SyncCollector`.
+        compile_policy: As for `SyncCollector`.
 
     Raises:
         ValueError: If a number is out of its range, or ``autocast`` is unknown.
@@ -70,6 +71,7 @@ class AsyncCollector:
         timeout: float = 300.0,
         greedy: bool = False,
         autocast: Literal["bfloat16"] | None = None,
+        compile_policy: bool = False,
     ) -> None:
         self._require("num_workers", num_workers, 1 <= num_workers <= num_envs, f"be in 1..{num_envs}")
         self._require("block_steps", block_steps, block_steps >= 1, "be at least 1")
@@ -84,7 +86,7 @@ class AsyncCollector:
         self.policy = copy.deepcopy(policy).cpu().requires_grad_(False).eval()
         self._make_env, self._seed = make_env, seed
         self._block_steps, self._timeout = block_steps, timeout
-        self._greedy, self._autocast = greedy, autocast
+        self._greedy, self._autocast, self._compile_policy = greedy, autocast, compile_policy
         self._num_restarts = 0
         self._num_open = [0] * num_workers
         self._workers: _Workers | None = None
@@ -138,6 +140,7 @@ class AsyncCollector:
                     block_steps=self._block_steps,
                     greedy=self._greedy,
                     autocast=self._autocast,
+                    compile_policy=self._compile_policy,
                 )
             )
         self._num_open = [0] * len(jobs)

@@ -43,10 +43,11 @@ class Player:
         owner: Who plays, for the text of errors.
         greedy: The policy acts by its most probable action; exploration still changes it.
         autocast: Precision in which the policy encodes the history and remembers it; None for that of the weights.
+        compile_policy: Compile what of the policy's step is faster so.
 
     Raises:
         ValueError: If the environment has another number of batch dimensions, or no ``is_init``, or ``autocast`` is
-            unknown.
+            unknown, or something is to be compiled and cannot be.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Player:
         owner: str,
         greedy: bool = False,
         autocast: Literal["bfloat16"] | None = None,
+        compile_policy: bool = False,
     ) -> None:
         if autocast not in (None, "bfloat16"):
             raise ValueError(f"{owner}: autocast must be None or 'bfloat16', got {autocast!r}")
@@ -68,8 +70,8 @@ class Player:
         self.exploration = exploration
         self._mode = ExplorationType.DETERMINISTIC if greedy else ExplorationType.RANDOM
         self._keys = _stored_keys(env, owner)
-        self._dtype = None if autocast is None else torch.bfloat16
-        self.policy = acting_copy(policy, num_rows=self.num_rows, dtype=self._dtype)
+        self._dtype, self._compiled = None if autocast is None else torch.bfloat16, compile_policy
+        self.policy = acting_copy(policy, num_rows=self.num_rows, dtype=self._dtype, compiled=compile_policy)
         self._outcomes = [key for key in ("success", "aborted") if key in env.observation_spec.keys()]
         self.assembler = TrajectoryAssembler()
         self._current: TensorDictBase | None = None
@@ -136,12 +138,12 @@ class Player:
     def update_policy_weights_(self, weights: TensorDictBase) -> None:
         """Copies ``TensorDict.from_module(policy).data`` into the acting policy. Its memory survives."""
         TensorDict.from_module(self.policy).data.update_(weights)
-        self.policy.prepare(self._dtype)
+        self.policy.prepare(self._dtype, compiled=self._compiled)
 
     def load_policy_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Loads the ``state_dict`` of a policy into the acting one. Its memory survives."""
         self.policy.load_state_dict(state)
-        self.policy.prepare(self._dtype)
+        self.policy.prepare(self._dtype, compiled=self._compiled)
 
     def state_dict(self) -> dict[str, Any]:
         """Environment, current observation, open episodes, weights and memory of the policy, exploration."""

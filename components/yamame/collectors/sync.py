@@ -26,10 +26,12 @@ class SyncCollector:
         greedy: Act by the most probable action; exploration still changes it.
         autocast: Precision in which the acting policy encodes the history and remembers it, where a processor is faster
             so; None for that of the weights. Weights and what is stored keep theirs.
+        compile_policy: Compile what of the acting policy's step is faster so: a Transformer's attention. Takes seconds
+            at the beginning, pays where many rows act for long, and changes the last bits.
 
     Raises:
         ValueError: If the environment has another number of batch dimensions, or no ``is_init``, or ``autocast`` is
-            unknown.
+            unknown, or something is to be compiled and cannot be.
     """
 
     def __init__(
@@ -41,9 +43,16 @@ class SyncCollector:
         exploration: TensorDictModuleBase | None = None,
         greedy: bool = False,
         autocast: Literal["bfloat16"] | None = None,
+        compile_policy: bool = False,
     ) -> None:
         self.player = Player(
-            env, policy, exploration=exploration, owner="SyncCollector", greedy=greedy, autocast=autocast
+            env,
+            policy,
+            exploration=exploration,
+            owner="SyncCollector",
+            greedy=greedy,
+            autocast=autocast,
+            compile_policy=compile_policy,
         )
         self.replay = replay
 

@@ -56,6 +56,7 @@ class Job:
         block_steps: Steps of every row between two messages.
         greedy: As for `Player`.
         autocast: As for `Player`.
+        compile_policy: As for `Player`.
     """
 
     index: int
@@ -67,6 +68,7 @@ class Job:
     block_steps: int
     greedy: bool
     autocast: Literal["bfloat16"] | None
+    compile_policy: bool
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ def work(job: Job, channel: Channel, tokens: Any) -> None:
             owner="AsyncCollector",
             greedy=job.greedy,
             autocast=job.autocast,
+            compile_policy=job.compile_policy,
         )
         _play(player, job, channel, tokens)
         channel.results.cancel_join_thread()

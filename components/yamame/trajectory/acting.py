@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from yamame.trajectory.attention import SelfAttention
 from yamame.trajectory.cache import CacheStep
+from yamame.trajectory.compiled import Kernel, attention_kernel
 from yamame.trajectory.positions import rotate
 from yamame.trajectory.sigma import SigmaReparamLinear
 
@@ -57,17 +58,28 @@ class PreparedLayers:
     Args:
         layers: The `TransformerLayer` modules. Their weights are copied or referred to, never changed.
         dtype: Of the products and of the cache; None for that of the weights.
+        compiled: Whether the cache is read by a compiled kernel.
+
+    Attributes:
+        kernel: That kernel, if any.
     """
 
-    def __init__(self, layers: Iterable[Any], dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, layers: Iterable[Any], dtype: torch.dtype | None = None, *, compiled: bool = False
+    ) -> None:
         with torch.no_grad():
             self.layers = [_prepared(layer, dtype) for layer in layers]
-        self.dtype = self.layers[0].qkv.dtype
+        first = self.layers[0]
+        self.dtype = first.qkv.dtype
+        self.kernel: Kernel | None = None
+        if compiled:
+            size = len(first.out) // first.num_heads
+            self.kernel = attention_kernel(first.num_heads, size, self.dtype, first.out.device)
 
     def __call__(self, x: Tensor, step: CacheStep, rotation: Tensor | None) -> Tensor:
         """``[N, D] -> [N, D]``, in place; ``rotation`` ``[N, 1, d]`` turns queries and keys where given."""
         # What lies between two operations stays in the processor's cache if rows are few.
-        size = _ROWS // step.block_size * step.block_size if x.is_cpu else len(x)
+        size = max(1, _ROWS // step.part_size) * step.part_size if x.is_cpu else len(x)
         for first in range(0, len(x), size):
             rows = slice(first, first + size)
             for index, layer in enumerate(self.layers):

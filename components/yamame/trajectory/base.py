@@ -89,6 +89,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
         self._memory: dict[str, Tensor] | None = None
         self._prepared: Any = None
         self._compute_dtype: torch.dtype | None = None
+        self._compiled = False
 
     @abstractmethod
     def parallel(self, x: Tensor, step_index: Tensor, starts: Tensor) -> Tensor:
@@ -144,7 +145,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
         memory["age"].add_(1).masked_fill_(starts, 0)
         return self.advance(x, memory["age"] if step_index is None else step_index, starts, memory)
 
-    def prepare(self, dtype: torch.dtype | None = None) -> None:
+    def prepare(self, dtype: torch.dtype | None = None, *, compiled: bool = False) -> None:
         """Makes steps in eval mode cheaper by deriving once what every one of them would derive from the weights.
 
         A promise of the caller: weights do not change before the next `prepare`. Loading a state, training mode
@@ -153,8 +154,12 @@ class TrajectoryEncoder(TensorDictModuleBase):
         Args:
             dtype: Of the matrix products of steps and of what they remember by the timestep; None for that of the
                 weights. An encoder without a faster way to compute in it goes on in the dtype of its weights.
+            compiled: Compile what of a step is faster so; nothing in most encoders.
+
+        Raises:
+            ValueError: If something is to be compiled and cannot be.
         """
-        self._compute_dtype = dtype
+        self._compute_dtype, self._compiled = dtype, compiled
         self._prepared = None if self.training else self._prepare()
 
     def _prepare(self) -> Any:

@@ -197,8 +197,7 @@ class TransformerEncoder(TrajectoryEncoder):
 
     def init_memory(self, num_rows: int, like: Tensor) -> dict[str, Tensor]:
         """An empty cache ``entries`` ``[layers, 2, N, G, 0, w]``."""
-        dtype = self._cache_dtype()
-        groups = num_groups(self.num_heads, dtype)
+        dtype, groups = self._cache_layout()
         shape = (len(self.layers), 2, num_rows, groups, 0, self.out_features // groups)
         return {"entries": torch.zeros(shape, dtype=dtype, device=like.device)}
 
@@ -206,9 +205,8 @@ class TransformerEncoder(TrajectoryEncoder):
         """``[N, E]``, ``[N]``, ``[N]`` -> ``[N, D]``; see `TrajectoryEncoder.advance`."""
         age = memory["age"]
         with torch.inference_mode(False):
-            dtype = self._cache_dtype()
-            groups, head_size = num_groups(self.num_heads, dtype), self.out_features // self.num_heads
-            entries = arrange(memory["entries"], groups, head_size, dtype)
+            dtype, groups = self._cache_layout()
+            entries = arrange(memory["entries"], groups, self.out_features // self.num_heads, dtype)
             memory["entries"] = make_room(entries, int(age.max()) + 1, capacity=self.capacity)
             moved = sort_rows(memory, capacity=self.capacity)
         entries = memory["entries"]
@@ -216,8 +214,10 @@ class TransformerEncoder(TrajectoryEncoder):
             order, place = moved
             x, step_index, age, starts = (value[order] for value in (x, step_index, age, starts))
         entries.index_fill_(2, starts.nonzero().squeeze(1), 0)
-        step = CacheStep(entries, age, capacity=self.capacity, sinks=self.sinks)
-        if self._uses_prepared():
+        prepared = self._uses_prepared()
+        kernel = self._prepared.kernel if prepared else None
+        step = CacheStep(entries, age, capacity=self.capacity, sinks=self.sinks, kernel=kernel)
+        if prepared:
             x, rotation = self._enter(x, step_index)
             found = self.norm(self._prepared(x, step, rotation))
         else:
@@ -226,7 +226,7 @@ class TransformerEncoder(TrajectoryEncoder):
         return found if moved is None else found[place]
 
     def _prepare(self) -> PreparedLayers:
-        return PreparedLayers(self.layers, self._compute_dtype)
+        return PreparedLayers(self.layers, self._compute_dtype, compiled=self._compiled)
 
     def _encode(self, x: Tensor, step_index: Tensor, attends: list[Attend]) -> Tensor:
         x, rotation = self._enter(x, step_index)
@@ -247,14 +247,16 @@ class TransformerEncoder(TrajectoryEncoder):
     def _uses_prepared(self) -> bool:
         return self._prepared is not None and not torch.is_autocast_enabled(self.norm.weight.device.type)
 
-    def _cache_dtype(self) -> torch.dtype:
-        """Of keys and values as attention wants them."""
+    def _cache_layout(self) -> tuple[torch.dtype, int]:
+        """Dtype and number of groups of keys and values as attention wants them."""
         if self._uses_prepared():
-            return self._prepared.dtype
+            dtype, compiled = self._prepared.dtype, self._prepared.kernel is not None
+            return dtype, num_groups(self.num_heads, dtype, compiled=compiled)
         weight = self.norm.weight
-        if weight.is_cpu or not torch.is_autocast_enabled(weight.device.type):
-            return weight.dtype
-        return torch.get_autocast_dtype(weight.device.type)
+        dtype = weight.dtype
+        if not weight.is_cpu and torch.is_autocast_enabled(weight.device.type):
+            dtype = torch.get_autocast_dtype(weight.device.type)
+        return dtype, num_groups(self.num_heads, dtype, compiled=False)
 
     def _check_positions(self, step_index: Tensor) -> None:
         if isinstance(self.positions, nn.Embedding):
