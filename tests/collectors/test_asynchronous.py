@@ -257,16 +257,13 @@ def test_workers_act_as_they_are_told(monkeypatch):
     told = {"greedy": True, "autocast": "bfloat16", "compile_policy": True}
     seen = []
 
-    class Stop(Exception):
-        pass
-
     def start(jobs, policy, *, num_tokens):
         seen.extend(jobs)
-        raise Stop
+        raise InterruptedError
 
     monkeypatch.setattr("yamame.collectors.asynchronous._Workers", start)
     for settings in ({}, told):
-        with pytest.raises(Stop):
+        with pytest.raises(InterruptedError):
             make_collector(num_workers=2, **settings).collect(1)
     found = [{name: getattr(job, name) for name in told} for job in seen]
     plain = {"greedy": False, "autocast": None, "compile_policy": False}
