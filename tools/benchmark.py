@@ -4,6 +4,7 @@
     python tools/benchmark.py update --lengths 101,513              # one section
     python tools/benchmark.py acting --json collector.autocast=bfloat16      # any override of the training recipe
     python tools/benchmark.py fit --device cuda env.size=15 budget.env_steps=8000000 budget.updates=128000
+    python tools/benchmark.py fit experiment=dark_key_to_door       # what a whole experiment would take
     python tools/benchmark.py update --against HEAD~3               # two revisions, in alternation
     python tools/benchmark.py update --versus encoder=gru           # two settings, in alternation
 
@@ -37,7 +38,8 @@ SIZES = (
     "timestep_encoder.out_size=256", "agent.actor.hidden_size=256", "agent.critic.hidden_size=256",
     "schedule.batch_size=24", "logger=none",
 )  # fmt: skip
-"""The published size of agent on MazeRunner, or on another ``env=``; overrides come after it."""
+"""The published size of agent on MazeRunner, or on another ``env=``; overrides come after it. An ``experiment=`` has
+its own."""
 LAYERS = {
     "transformer": ["encoder.num_layers=3", "encoder.d_model=256", "encoder.sigma_reparam=true"],
     "gru": ["encoder.num_layers=3", "encoder.hidden_size=256"],
@@ -72,8 +74,10 @@ class Subject:
 
         kind = next((text.split("=")[1] for text in overrides if text.startswith("encoder=")), "transformer")
         other = any(text.startswith("env=") for text in overrides)
-        sizes = [text for text in SIZES if not (other and text.startswith("env."))]
-        given = [f"device={device}", *sizes, *LAYERS.get(kind, []), *overrides]
+        sizes = [text for text in SIZES if not (other and text.startswith("env."))] + LAYERS.get(kind, [])
+        if any(text.startswith("experiment=") for text in overrides):
+            sizes = ["logger=none"]
+        given = [f"device={device}", *sizes, *overrides]
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             self.cfg = compose("train", overrides=given)
         self.device = device
@@ -252,7 +256,7 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
     if "replay" in wanted:
         yield from replay_rows(subject, clock, machine)
     if "fit" in wanted:
-        yield from (Row("fit", *row) for row in fit_parts(subject, clock))
+        yield from (Row("fit", *row) for row in fit_parts(subject, clock, speed.counting_flops))
     if "pipeline" in wanted:
         yield from pipeline_rows(options.overrides)
     if "memory" in wanted:
