@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import warnings
 
 import pytest
 
@@ -20,3 +21,19 @@ def _skip_if_missing(message: str) -> None:
 def skip_if_missing():
     """Skips where an error says that a package is missing, and it is: a wrong message skips nothing."""
     return _skip_if_missing
+
+
+@pytest.fixture(scope="session")
+def compiler() -> None:
+    """For tests that compile; skipped where there is no C++ compiler."""
+    import torch  # not before OMP_NUM_THREADS is set
+
+    with warnings.catch_warnings():
+        # Of the compiler's own modules when they are imported.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            torch.compile(lambda x: x + 1)(torch.zeros(2))
+        except RuntimeError as error:
+            if "No working C++ compiler" not in str(error):
+                raise
+            pytest.skip("there is no C++ compiler here")

@@ -8,8 +8,7 @@ from yamame.trajectory import TransformerEncoder
 from yamame.trajectory.cache import _alike
 from yamame.trajectory.compiled import attention_kernel
 
-# Of the compiler's own modules when they are imported.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+pytestmark = pytest.mark.usefixtures("compiler")
 
 KINDS = {
     "default": {},
@@ -17,16 +16,6 @@ KINDS = {
     "ring": {"context_length": 40},
     "one slot": {"context_length": 1},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiler():
-    try:
-        torch.compile(lambda x: x + 1)(torch.zeros(2))
-    except RuntimeError as error:
-        if "No working C++ compiler" not in str(error):
-            raise
-        pytest.skip("there is no C++ compiler here")
 
 
 def make(**settings) -> TransformerEncoder:
