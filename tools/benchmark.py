@@ -3,8 +3,7 @@
     python tools/benchmark.py                                       # everything, one thread
     python tools/benchmark.py update --lengths 101,513              # one section
     python tools/benchmark.py acting --json collector.autocast=bfloat16      # any override of the training recipe
-    python tools/benchmark.py fit --device cuda env.size=15 budget.env_steps=8000000 budget.updates=128000
-    python tools/benchmark.py fit experiment=dark_key_to_door       # what a whole experiment would take
+    python tools/benchmark.py fit --device cuda experiment=dark_key_to_door  # what a whole experiment would take
     python tools/benchmark.py update --against HEAD~3               # two revisions, in alternation
     python tools/benchmark.py update --versus encoder=gru           # two settings, in alternation
 
@@ -38,8 +37,7 @@ SIZES = (
     "timestep_encoder.out_size=256", "agent.actor.hidden_size=256", "agent.critic.hidden_size=256",
     "schedule.batch_size=24", "logger=none",
 )  # fmt: skip
-"""The published size of agent on MazeRunner, or on another ``env=``; overrides come after it. An ``experiment=`` has
-its own."""
+"""The published size of agent on MazeRunner or another ``env=``, before overrides; an ``experiment=`` has its own."""
 LAYERS = {
     "transformer": ["encoder.num_layers=3", "encoder.d_model=256", "encoder.sigma_reparam=true"],
     "gru": ["encoder.num_layers=3", "encoder.hidden_size=256"],
@@ -73,10 +71,9 @@ class Subject:
         from yamame.runs.build import build_agent, build_learner
 
         kind = next((text.split("=")[1] for text in overrides if text.startswith("encoder=")), "transformer")
-        other = any(text.startswith("env=") for text in overrides)
+        other, whole = (any(text.startswith(key) for text in overrides) for key in ("env=", "experiment="))
         sizes = [text for text in SIZES if not (other and text.startswith("env."))] + LAYERS.get(kind, [])
-        if any(text.startswith("experiment=") for text in overrides):
-            sizes = ["logger=none"]
+        sizes = ["logger=none"] if whole else sizes
         given = [f"device={device}", *sizes, *overrides]
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             self.cfg = compose("train", overrides=given)
@@ -151,9 +148,8 @@ def update_rows(subject: Subject, clock: Any, machine: Any, lengths: list[int]) 
 def acting_rows(subject: Subject, clock: Any, machine: Any, rows: list[int]) -> Iterator[Row]:
     """Environment steps with the agent's policy, in a collector that keeps what it saw: whole, and by parts."""
     # Revisions from before a setting know nothing of it.
-    settings = {
-        name: value for name in ("autocast", "compile_policy") if (value := subject.cfg.collector.get(name))
-    }
+    known = subject.cfg.collector
+    settings = {name: known[name] for name in ("autocast", "compile_policy") if known.get(name)}
     autocast = settings.get("autocast")
     dtype = torch.float32 if autocast is None else getattr(torch, autocast)
     rates = machine.product_rate(torch.float32), machine.product_rate(dtype), machine.copy_rate()

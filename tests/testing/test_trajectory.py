@@ -218,8 +218,8 @@ class Forgets(GRUEncoder):
 
 
 class SlotOffByOne(CacheStep):
-    def __init__(self, entries, age, *, capacity, sinks):
-        super().__init__(entries, age, capacity=capacity, sinks=sinks)
+    def __init__(self, entries, age, **settings):
+        super().__init__(entries, age, **settings)
         self.place = self.place - (age > 3).long().unsqueeze(1)
 
 
