@@ -18,6 +18,12 @@ from yamame.trajectory import GRUEncoder, TransformerEncoder
 from yamame.transforms import ContextTransform
 from yamame_envs import MazeRunner, PassiveTMaze
 
+CHANGES = (
+    lambda c: None,
+    lambda c: c.update_policy_weights_(TensorDict.from_module(c.policy).data.clone()),
+    lambda c: c.load_state_dict(c.state_dict()),
+)
+"""What happens to the weights of a collector's policy."""
 CONTEXT = ["prev_action", "prev_reward", "time", "trial_start", "step_index", "is_init"]
 
 
@@ -207,11 +213,7 @@ def test_acting_in_bfloat16_stays_so_when_weights_change_and_stores_what_it_did_
     env = PassiveTMaze(num_envs=2, length=4)
     exact, rounded = make_collector(env), make_collector(env, autocast="bfloat16")
     for collector, dtype in ((exact, torch.float32), (rounded, torch.bfloat16)):
-        for change in (
-            lambda c: None,
-            lambda c: c.update_policy_weights_(TensorDict.from_module(c.policy).data.clone()),
-            lambda c: c.load_state_dict(c.state_dict()),
-        ):
+        for change in CHANGES:
             change(collector)
             collector.collect(2 * 7)
             assert collector.policy.trajectory_encoder.memory_state_dict()["entries"].dtype == dtype
@@ -227,11 +229,7 @@ def test_a_compiled_policy_stays_so_when_weights_change(monkeypatch):
     )
     env = PassiveTMaze(num_envs=2, length=4)
     plain, compiled = make_collector(env), make_collector(env, compile_policy=True)
-    for change in (
-        lambda c: None,
-        lambda c: c.update_policy_weights_(TensorDict.from_module(c.policy).data.clone()),
-        lambda c: c.load_state_dict(c.state_dict()),
-    ):
+    for change in CHANGES:
         change(compiled)
         compiled.collect(2 * 7)
         assert compiled.policy.trajectory_encoder._prepared.kernel is products
