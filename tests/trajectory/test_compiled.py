@@ -101,6 +101,8 @@ def test_neighbours_of_about_the_same_age_are_read_at_once():
     assert _alike(torch.full((70,), 9)) == [70]
     assert _alike(torch.full((600,), 9)) == [256, 256, 88]
     assert _alike(torch.tensor([10, 35, 40, 42, 80]).repeat_interleave(32)) == [32, 96, 32]
+    # What was joined is read up to its oldest row, whichever that is.
+    assert _alike(torch.tensor([40, 42, 25]).repeat_interleave(32)) == [64, 32]
     ages = torch.randint(0, 200, (500,), generator=torch.Generator().manual_seed(0)).sort().values
     sizes = _alike(ages)
     assert sum(sizes) == 500
