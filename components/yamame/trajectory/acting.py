@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from yamame.trajectory.attention import SelfAttention
-from yamame.trajectory.cache import CacheStep
-from yamame.trajectory.compiled import Kernel, attention_kernel
+from yamame.trajectory.cache import CacheStep, CompiledStep
+from yamame.trajectory.compiled import AttentionKernel, attention_kernel
 from yamame.trajectory.positions import rotate
 from yamame.trajectory.sigma import SigmaReparamLinear
 
@@ -39,7 +39,9 @@ class PreparedLayer(NamedTuple):
     down: Tensor
     down_bias: Tensor
 
-    def __call__(self, x: Tensor, step: CacheStep, index: int, first: int, rotation: Tensor | None) -> None:
+    def __call__(
+        self, x: Tensor, step: CacheStep | CompiledStep, index: int, first: int, rotation: Tensor | None
+    ) -> None:
         """The layer called ``index`` of the cache, ``[n, D]`` in place, of rows from ``first`` on."""
         dtype = self.qkv.dtype
         parts = torch.mm(self.norm1(x).to(dtype), self.qkv).unflatten(-1, (3, self.num_heads, -1))
@@ -62,6 +64,9 @@ class PreparedLayers:
 
     Attributes:
         kernel: That kernel, if any.
+
+    Raises:
+        ValueError: If there is to be a kernel and cannot be one.
     """
 
     def __init__(
@@ -71,12 +76,15 @@ class PreparedLayers:
             self.layers = [_prepared(layer, dtype) for layer in layers]
         first = self.layers[0]
         self.dtype = first.qkv.dtype
-        self.kernel: Kernel | None = None
+        self.kernel: AttentionKernel | None = None
         if compiled:
-            size = len(first.out) // first.num_heads
-            self.kernel = attention_kernel(first.num_heads, size, self.dtype, first.out.device)
+            if not first.out.is_cpu:
+                raise ValueError(
+                    f"compile_policy must be false on other devices than a CPU, got {first.out.device}"
+                )
+            self.kernel = attention_kernel(first.num_heads, len(first.out) // first.num_heads, self.dtype)
 
-    def __call__(self, x: Tensor, step: CacheStep, rotation: Tensor | None) -> Tensor:
+    def __call__(self, x: Tensor, step: CacheStep | CompiledStep, rotation: Tensor | None) -> Tensor:
         """``[N, D] -> [N, D]``, in place; ``rotation`` ``[N, 1, d]`` turns queries and keys where given."""
         # What lies between two operations stays in the processor's cache if rows are few.
         size = max(1, _ROWS // step.part_size) * step.part_size if x.is_cpu else len(x)

@@ -1,14 +1,13 @@
 """Keys and values of acting rows: a ring buffer in which every row has its own place.
 
-``entries`` is ``[layers, 2, N, G, slots, w]`` (keys, values): in float32, and for a compiled kernel, each of the H
-heads is a group of its own (G = H, w = d), else in lower precision several heads lie side by side in one. A row's
-timestep of age a (its a-th since its start) goes to slot a, and past the capacity to the slots in turn, so that the
-oldest is overwritten; the first ``sinks`` slots are never overwritten. Nothing is shifted, and no step touches more
-than the slots in use: the buffer grows by doubling, queries read up to the largest slot in use, and a row is wiped when
-it starts (weights of zero would not hide a stale NaN).
+``entries`` is ``[layers, 2, N, G, slots, w]`` (keys, values): in float32 each of the H heads is a group of its own
+(G = H, w = d), in lower precision several lie side by side in one, and for a compiled kernel all do. A row's timestep
+of age a (its a-th since its start) goes to slot a, and past the capacity to the slots in turn, so that the oldest is
+overwritten; the first ``sinks`` slots are never overwritten. Nothing is shifted, and no step touches more than the
+slots in use: the buffer grows by doubling, queries read up to the largest slot in use, and a row is wiped when it
+starts (weights of zero would not hide a stale NaN).
 """
 
-import itertools
 from contextlib import nullcontext
 
 import torch
@@ -16,14 +15,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from yamame.trajectory.attention import Attend
-from yamame.trajectory.compiled import Kernel
+from yamame.trajectory.compiled import AttentionKernel
 
 _SMALLEST = 32
 _BLOCK = 32
-_PART = 256
-"""Most rows that one call of a compiled kernel reads."""
-_ALIKE = 0.875
-"""How much of what it reads must be needed where blocks are joined for one call."""
 _MOVING = 3
 """What moving an entry costs, in entries read."""
 _SHARED = 8
@@ -39,7 +34,9 @@ def num_groups(num_heads: int, dtype: torch.dtype, *, compiled: bool) -> int:
     by side are one product, in which each of their queries is zero where the others' keys are: as fast as if it
     were one head, and it reads the cache in longer pieces.
     """
-    if compiled or dtype.itemsize >= 4:
+    if compiled:
+        return 1
+    if dtype.itemsize >= 4:
         return num_heads
     return num_heads // max(size for size in range(1, _SHARED + 1) if num_heads % size == 0)
 
@@ -99,26 +96,25 @@ def sort_rows(memory: dict[str, Tensor], *, capacity: int | None) -> tuple[Tenso
     return order, place
 
 
+def unsort_rows(memory: dict[str, Tensor]) -> None:
+    """Lets rows lie where they act, for what reads no further than each row goes."""
+    place = memory.pop("place", None)
+    memory.pop("waste", None)
+    if place is not None:
+        memory["entries"] = memory["entries"].index_select(2, place)
+
+
 def _longest(age: Tensor) -> Tensor:
     """The largest age of every block."""
     missing = -len(age) % _BLOCK
     return F.pad(age, (0, missing)).view(-1, _BLOCK).amax(1)
 
 
-def _alike(age: Tensor) -> list[int]:
-    """How many rows each block has if neighbours of about the same age are one, because a kernel's call costs time."""
-    sizes: list[int] = []
-    most = needed = 0
-    for block in age.split(_BLOCK):
-        size, used = len(block), int(block.max())
-        joined = max(most, used)
-        if sum(sizes) % _PART and (sizes[-1] + size) * joined * _ALIKE <= needed + size * used:
-            sizes[-1] += size
-            most, needed = joined, needed + size * used
-        else:
-            sizes.append(size)
-            most, needed = used, size * used
-    return sizes
+def _slots(age: Tensor, *, capacity: int | None, sinks: int) -> Tensor:
+    """Where this step's entries go, after ``age`` timesteps from before: ``[N]``."""
+    if capacity is None:
+        return age
+    return torch.where(age < capacity, age, sinks + (age - sinks) % (capacity - sinks))
 
 
 class CacheStep:
@@ -129,32 +125,20 @@ class CacheStep:
         age: ``[N]`` int64, how many timesteps each row remembers from before this one.
         capacity: Number of slots from which on the oldest is overwritten; None for never.
         sinks: How many of the first slots are never overwritten.
-        kernel: What reads it, instead of products; then every head is a group.
 
     Attributes:
         part_size: Rows are given to `attend` in parts that begin at multiples of it.
     """
 
-    def __init__(
-        self, entries: Tensor, age: Tensor, *, capacity: int | None, sinks: int, kernel: Kernel | None = None
-    ) -> None:
+    def __init__(self, entries: Tensor, age: Tensor, *, capacity: int | None, sinks: int) -> None:
         num_rows, groups, slots = entries.shape[2:5]
         self.entries = entries
-        slot = age
-        if capacity is not None:
-            slot = torch.where(age < capacity, age, sinks + (age - sinks) % (capacity - sinks))
+        slot = _slots(age, capacity=capacity, sinks=sinks)
         first = torch.arange(0, 2 * num_rows * groups * slots, slots, device=age.device)
         self.place = first.view(2, num_rows, groups) + slot.unsqueeze(1)
-        self.part_size = (_BLOCK if kernel is None else _PART) if entries.is_cpu else num_rows
-        blocks: list[Block | CompiledBlock]
-        if kernel is None:
-            low = slots if entries.dtype.itemsize < 4 else None
-            blocks = [Block(rows, capacity, low) for rows in age.split(self.part_size)]
-        else:
-            sizes = _alike(age) if entries.is_cpu else num_rows
-            blocks = [CompiledBlock(rows, kernel, slots) for rows in age.split(sizes)]
-        starts = itertools.accumulate((block.num_rows for block in blocks[:-1]), initial=0)
-        self.blocks = dict(zip(starts, blocks, strict=True))
+        self.part_size = _BLOCK if entries.is_cpu else num_rows
+        low = slots if entries.dtype.itemsize < 4 else None
+        self.blocks = [Block(rows, capacity, low) for rows in age.split(self.part_size)]
 
     def attend(self, index: int, q: Tensor, kv: Tensor, first: int = 0) -> Tensor:
         """What the queries of one layer find once its new keys and values are stored.
@@ -172,9 +156,10 @@ class CacheStep:
         rows = slice(first, first + len(q))
         new = kv.reshape(-1, entries.shape[-1]).to(entries.dtype)
         entries.view(-1, entries.shape[-1]).index_copy_(0, self.place[:, rows].reshape(-1), new)
-        blocks = [block for start, block in self.blocks.items() if rows.start <= start < rows.stop]
-        sizes = [block.num_rows for block in blocks]
-        parts = zip(blocks, *(part.split(sizes) for part in (q, keys[rows], values[rows])), strict=True)
+        blocks = self.blocks[first // self.part_size :]
+        parts = zip(
+            blocks, *(part.split(self.part_size) for part in (q, keys[rows], values[rows])), strict=False
+        )
         found = [block.attend(*part) for block, *part in parts]
         return found[0] if len(found) == 1 else torch.cat(found)
 
@@ -240,21 +225,27 @@ class Block:
         return found.transpose(1, 2).reshape(self.num_rows, -1, head_size)
 
 
-class CompiledBlock:
-    """Neighbouring rows that a compiled kernel reads up to the largest slot that any of them uses.
+class CompiledStep:
+    """As `CacheStep`, by a compiled kernel, which reads of every row what it holds and nothing else.
 
     Args:
-        age: ``[n]``.
-        kernel: As `attention_kernel` makes it.
-        slots: How many there are.
+        kernel: What stores and reads.
+        entries: ``[layers, 2, N, 1, slots, H * d]``, with room for this step.
+        age: ``[N]`` int64, how many timesteps each row remembers from before this one.
+        capacity: Number of slots from which on the oldest is overwritten; None for never.
+        sinks: How many of the first slots are never overwritten.
     """
 
-    def __init__(self, age: Tensor, kernel: Kernel, slots: int) -> None:
-        self.num_rows = len(age)
-        self.age, self.kernel = age, kernel
-        # Kernels are compiled anew for lengths of one.
-        self.used = min(max(int(age.max()) + 1, 2), slots)
+    part_size = 1
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """``[n, H, d]``, ``[n, H, slots, d]`` twice -> ``[n, H, d]``."""
-        return self.kernel(q.contiguous(), keys, values, self.age, self.used).to(q.dtype)
+    def __init__(
+        self, kernel: AttentionKernel, entries: Tensor, age: Tensor, *, capacity: int | None, sinks: int
+    ) -> None:
+        self.kernel, self.entries = kernel, entries.squeeze(3)
+        self.slot = _slots(age, capacity=capacity, sinks=sinks)
+        self.last = age if capacity is None else age.clamp(max=capacity - 1)
+
+    def attend(self, index: int, q: Tensor, kv: Tensor, first: int = 0) -> Tensor:
+        """What `CacheStep.attend` returns."""
+        rows = slice(first, first + len(q))
+        return self.kernel(q, kv, self.entries[index, :, rows], self.slot[rows], self.last[rows])

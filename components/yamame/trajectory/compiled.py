@@ -1,61 +1,108 @@
-"""Attention of single queries over a cache, compiled into one kernel.
+"""Attention of single queries over a cache, compiled into one function: ``attention.c``.
 
 What acting reads most is its memory, and products for a single query leave a processor waiting: libraries make them for
-many. A kernel made for one query reads keys and values in the order in which they lie and hides, normalises and sums on
-the way, in float32 whatever the dtype of the cache.
+many. A function made for one query reads the slots of each row once, in the order in which they lie. It is compiled
+where it runs, for the sizes and the processor at hand, within half a second.
 """
 
+import ctypes
 import functools
-from collections.abc import Callable
+import math
+import os
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
-"""Queries ``[n, H, d]``, keys and values ``[n, H, slots, d]``, ages ``[n]``, number of slots to read -> ``[n, H, d]``.
+_SOURCE = Path(__file__).with_name("attention.c")
+_LANES = 16
+_FLAGS = (
+    *("-O3", "-march=native", "-shared", "-fPIC"),
+    # Sums may be taken in any order, so that many numbers are added at once. What is no number stays none.
+    *("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno"),
+)
 
-A query sees the slots up to the age of its row.
-"""
 
-
-@functools.cache
-def attention_kernel(num_heads: int, head_size: int, dtype: torch.dtype, device: torch.device) -> Kernel:
-    """The kernel for heads of one size, for any number of rows and slots.
+class AttentionKernel:
+    """Stores the new keys and values of every row and attends to what the row remembers.
 
     Args:
         num_heads: H.
         head_size: d.
-        dtype: Of queries, keys and values.
-        device: Where all of them are.
+        dtype: Of queries, keys, values and cache: float32 or bfloat16. Sums are in float32.
 
     Raises:
-        ValueError: If it cannot be compiled.
+        ValueError: If there is no compiler, or it fails, or ``dtype`` is another.
     """
 
-    def attend(q: Tensor, keys: Tensor, values: Tensor, age: Tensor, used: int) -> Tensor:
-        # Sizes that are constants make shorter loops.
-        shape = (-1, num_heads, keys.shape[2], head_size)
-        keys, values = (part.view(shape)[:, :, :used].float() for part in (keys, values))
-        scores = (q.view(-1, num_heads, 1, head_size).float() * keys).sum(-1)
-        unused = torch.arange(used, device=age.device) > age.unsqueeze(1)
-        scores = scores.masked_fill(unused.unsqueeze(1), -torch.inf)
-        weights = (scores - scores.amax(2, keepdim=True)).exp()
-        found = (weights.unsqueeze(-1) * values).sum(2)
-        return found / weights.sum(2).unsqueeze(-1)
+    def __init__(self, num_heads: int, head_size: int, dtype: torch.dtype) -> None:
+        if dtype not in (torch.float32, torch.bfloat16):
+            raise ValueError(
+                f"compile_policy must be false in other dtypes than float32 and bfloat16, got {dtype}"
+            )
+        self.num_heads, self.head_size, self.dtype = num_heads, head_size, dtype
+        lanes = math.gcd(head_size, _LANES)
+        sizes = {"HEADS": num_heads, "SIZE": head_size, "LANES": lanes, "BYTES": dtype.itemsize}
+        self._attend = _compile([f"-D{name}={size}" for name, size in sizes.items()]).attend
+        pointer, integer = ctypes.c_void_p, ctypes.c_int64
+        self._attend.argtypes = [
+            *(pointer, integer, pointer, pointer, integer),
+            *(pointer, pointer, integer, pointer, pointer, pointer, pointer, integer, ctypes.c_int32),
+        ]
+        self._attend.restype = None
 
-    kernel: Kernel = torch.compile(attend, dynamic=True)
-    # First for sizes of which no two are equal, for equal ones would be taken for one and the same.
-    num_rows, slots = max(num_heads, head_size) + 1, max(num_heads, head_size) + 3
-    q = torch.zeros(num_rows, num_heads, head_size, dtype=dtype, device=device)
-    keys = q.new_zeros(num_rows, num_heads, slots, head_size)
-    age = torch.zeros(num_rows, dtype=torch.int64, device=device)
-    try:
-        with torch.no_grad():
-            kernel(q, keys, keys.clone(), age, slots - 1)
-    except Exception as error:
-        needed = "a C++ compiler, such as g++" if device.type == "cpu" else "Triton and a C compiler"
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(
-            f"compile_policy must be false without {needed}, got true; compiling ended with {reason!r}"
-        ) from error
-    return kernel
+    def __call__(self, q: Tensor, kv: Tensor, cache: Tensor, slot: Tensor, last: Tensor) -> Tensor:
+        """What the queries of n rows find.
+
+        Args:
+            q: ``[n, H, d]``, already multiplied by the factor of the scores.
+            kv: ``[2, n, H, d]``, new keys and values.
+            cache: ``[2, n, slots, H * d]``, keys and values; the new ones are written into it. A row's slots lie one
+                after the other, and so do the rows.
+            slot: ``[n]`` int64, where the new ones of each row go.
+            last: ``[n]`` int64, the last slot that each row reads, beginning with the first.
+
+        Returns:
+            ``[n, H, d]``.
+        """
+        q, kv = (_rows_together(part.to(self.dtype)) for part in (q, kv))
+        num_rows, slots = cache.shape[1:3]
+        threads = torch.get_num_threads()
+        found = torch.empty(q.shape, dtype=self.dtype)
+        work = torch.empty(threads, self.num_heads * slots)
+        self._attend(
+            *(q.data_ptr(), q.stride(0), kv[0].data_ptr(), kv[1].data_ptr(), kv.stride(1)),
+            *(cache[0].data_ptr(), cache[1].data_ptr(), slots, slot.data_ptr(), last.data_ptr()),
+            *(found.data_ptr(), work.data_ptr(), num_rows, threads),
+        )
+        return found
+
+
+attention_kernel = functools.cache(AttentionKernel)
+"""The `AttentionKernel` for such heads, compiled when it is first asked for."""
+
+
+def _rows_together(x: Tensor) -> Tensor:
+    """``[*, H, d]`` such that the numbers of a row lie one after the other: itself, or a copy."""
+    return x if x.stride(-1) == 1 and x.stride(-2) == x.shape[-1] else x.contiguous()
+
+
+def _compile(sizes: list[str]) -> ctypes.CDLL:
+    command = [*shlex.split(os.environ.get("CC", "cc")), *_FLAGS, *sizes, str(_SOURCE)]
+    with tempfile.TemporaryDirectory() as folder:
+        library = str(Path(folder) / "attention.so")
+        try:
+            # Without OpenMP, where a compiler has none, one thread does it all.
+            threaded = subprocess.run([*command, "-fopenmp", "-o", library], capture_output=True, check=False)
+            if threaded.returncode:
+                subprocess.run([*command, "-o", library], capture_output=True, check=True, text=True)
+            return ctypes.CDLL(library)
+        except (OSError, subprocess.CalledProcessError) as error:
+            reason = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[0]
+            raise ValueError(
+                "compile_policy must be false without a C compiler (cc, or what the variable CC names), got true;"
+                f" compiling ended with {reason!r}"
+            ) from error

@@ -22,7 +22,15 @@ from yamame.trajectory.acting import PreparedLayers
 from yamame.trajectory.activation import Activation, activation_function
 from yamame.trajectory.attention import Attend, Map, SelfAttention, fixed, linear, sequence_attention
 from yamame.trajectory.base import TrajectoryEncoder, TrajectoryKeys
-from yamame.trajectory.cache import CacheStep, arrange, make_room, num_groups, sort_rows
+from yamame.trajectory.cache import (
+    CacheStep,
+    CompiledStep,
+    arrange,
+    make_room,
+    num_groups,
+    sort_rows,
+    unsort_rows,
+)
 from yamame.trajectory.positions import Sinusoids
 
 Positions = Literal["sinusoidal", "learned", "rotary"]
@@ -208,19 +216,28 @@ class TransformerEncoder(TrajectoryEncoder):
             dtype, groups = self._cache_layout()
             entries = arrange(memory["entries"], groups, self.out_features // self.num_heads, dtype)
             memory["entries"] = make_room(entries, int(age.max()) + 1, capacity=self.capacity)
-            moved = sort_rows(memory, capacity=self.capacity)
+            prepared = self._uses_prepared()
+            kernel = self._prepared.kernel if prepared else None
+            moved = None
+            if kernel is None:
+                moved = sort_rows(memory, capacity=self.capacity)
+            else:
+                unsort_rows(memory)
         entries = memory["entries"]
         if moved is not None:
             order, place = moved
             x, step_index, age, starts = (value[order] for value in (x, step_index, age, starts))
         entries.index_fill_(2, starts.nonzero().squeeze(1), 0)
-        prepared = self._uses_prepared()
-        kernel = self._prepared.kernel if prepared else None
-        step = CacheStep(entries, age, capacity=self.capacity, sinks=self.sinks, kernel=kernel)
+        step: CacheStep | CompiledStep
+        if kernel is None:
+            step = CacheStep(entries, age, capacity=self.capacity, sinks=self.sinks)
+        else:
+            step = CompiledStep(kernel, entries, age, capacity=self.capacity, sinks=self.sinks)
         if prepared:
             x, rotation = self._enter(x, step_index)
             found = self.norm(self._prepared(x, step, rotation))
         else:
+            assert isinstance(step, CacheStep)
             attends = [step.layer(index) for index in range(len(self.layers))]
             found = self._encode(x.unsqueeze(1), step_index.unsqueeze(1), attends).squeeze(1)
         return found if moved is None else found[place]
