@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from yamame.trajectory.attention import SelfAttention
+from yamame.trajectory.attention_kernel import AttentionKernel, attention_kernel
 from yamame.trajectory.cache import CacheStep, CompiledStep
-from yamame.trajectory.compiled import AttentionKernel, attention_kernel
 from yamame.trajectory.positions import rotate
 from yamame.trajectory.sigma import SigmaReparamLinear
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from yamame.trajectory.attention import Attend
-from yamame.trajectory.compiled import AttentionKernel
+from yamame.trajectory.attention_kernel import AttentionKernel
 
 _SMALLEST = 32
 _BLOCK = 32

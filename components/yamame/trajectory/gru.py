@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from yamame.trajectory.base import TrajectoryEncoder, TrajectoryKeys
+from yamame.trajectory.gru_kernel import gru_kernel, gru_layer
 from yamame.trajectory.segments import segment_outputs
 from yamame.trajectory.time_constants import keep_bias
 
@@ -21,10 +22,12 @@ class GRUEncoder(TrajectoryEncoder):
         out_features: Size D of the context.
         max_time_constant: Longest time constant, in timesteps, that a channel begins with; they are drawn
             between 1 and this, evenly on a logarithmic scale, and learnt.
+        compiled: Go through sequences by a function compiled for these sizes, in float32 on a CPU: much faster where
+            units and sequences are few. Changes the last bits.
         keys: Where to read and write, if not under the usual names.
 
     Raises:
-        ValueError: If a size is not positive, or a time constant below 1.
+        ValueError: If a size is not positive, a time constant below 1, or something is to be compiled and cannot be.
 
     >>> from tensordict import TensorDict
     >>> encoder = GRUEncoder(3, hidden_size=8, out_features=4)
@@ -41,6 +44,7 @@ class GRUEncoder(TrajectoryEncoder):
         num_layers: int = 2,
         out_features: int = 128,
         max_time_constant: float = 128.0,
+        compiled: bool = False,
         keys: TrajectoryKeys | None = None,
     ) -> None:
         sizes = {"hidden_size": hidden_size, "num_layers": num_layers, "max_time_constant": max_time_constant}
@@ -48,6 +52,9 @@ class GRUEncoder(TrajectoryEncoder):
             if not size >= 1:
                 raise ValueError(f"GRUEncoder: {label} must be at least 1, got {size}")
         super().__init__(in_features, out_features, context_length=None, keys=keys)
+        if compiled:
+            gru_kernel(hidden_size)
+        self.compiled = compiled
         self.gru = nn.GRU(in_features, hidden_size, num_layers, batch_first=True)
         self.out = nn.Linear(hidden_size, out_features)
         self.norm = nn.LayerNorm(out_features)
@@ -58,8 +65,16 @@ class GRUEncoder(TrajectoryEncoder):
 
     def parallel(self, x: Tensor, step_index: Tensor, starts: Tensor) -> Tensor:
         """``[B, L, E]``, ``[B, L]``, ``[B, L]`` -> ``[B, L, D]``."""
-        hidden = segment_outputs(lambda rows: self.gru(rows)[0], x, starts)
-        return self.norm(self.out(hidden))
+        return self.norm(self.out(segment_outputs(self._states, x, starts)))
+
+    def _states(self, x: Tensor) -> Tensor:
+        """Of the last layer, in sequences that begin with none: ``[S, l, E] -> [S, l, hidden_size]``."""
+        if not self.compiled:
+            states: Tensor = self.gru(x)[0]
+            return states
+        for layer in self.gru.all_weights:
+            x = gru_layer(x, *layer)
+        return x
 
     def init_memory(self, num_rows: int, like: Tensor) -> dict[str, Tensor]:
         """A ``hidden`` state ``[layers, N, hidden_size]``."""

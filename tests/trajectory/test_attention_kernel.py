@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from yamame.trajectory import TransformerEncoder
-from yamame.trajectory.compiled import AttentionKernel, attention_kernel
+from yamame.trajectory.attention_kernel import AttentionKernel, attention_kernel
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -171,7 +171,7 @@ def test_a_compiler_without_openmp_will_do(monkeypatch, tmp_path):
     [
         ("/nowhere/compiler", "No such file"),
         ("echo no licence >&2; exit 1", "no licence"),
-        ("exit 0", "attention.so"),
+        ("exit 0", "attention_kernel.so"),
     ],
 )
 def test_what_cannot_be_compiled_is_told_before_anything_acts(compiler, reason, monkeypatch, tmp_path):

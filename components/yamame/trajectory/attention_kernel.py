@@ -1,4 +1,4 @@
-"""Attention of single queries over a cache, compiled into one function: ``attention.c``.
+"""Attention of single queries over a cache, compiled into one function: ``attention_kernel.c``.
 
 What acting reads most is its memory, and products for a single query leave a processor waiting: libraries make them for
 many. A function made for one query reads the slots of each row once, in the order in which they lie. It is compiled
@@ -8,22 +8,13 @@ where it runs, for the sizes and the processor at hand, within half a second.
 import ctypes
 import functools
 import math
-import os
-import shlex
-import subprocess
-import tempfile
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-_SOURCE = Path(__file__).with_name("attention.c")
+from yamame.trajectory.native import compile_c
+
 _LANES = 16
-_FLAGS = (
-    *("-O3", "-march=native", "-shared", "-fPIC"),
-    # Sums may be taken in any order, so that many numbers are added at once. What is no number stays none.
-    *("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno"),
-)
 
 
 class AttentionKernel:
@@ -44,9 +35,9 @@ class AttentionKernel:
                 f"compile_policy must be false in other dtypes than float32 and bfloat16, got {dtype}"
             )
         self.num_heads, self.head_size, self.dtype = num_heads, head_size, dtype
-        lanes = math.gcd(head_size, _LANES)
-        sizes = {"HEADS": num_heads, "SIZE": head_size, "LANES": lanes, "BYTES": dtype.itemsize}
-        self._attend = _compile([f"-D{name}={size}" for name, size in sizes.items()]).attend
+        sizes = {"HEADS": num_heads, "SIZE": head_size, "LANES": math.gcd(head_size, _LANES)}
+        functions = compile_c("attention_kernel", setting="compile_policy", **sizes, BYTES=dtype.itemsize)
+        self._attend = functions.attend
         pointer, integer = ctypes.c_void_p, ctypes.c_int64
         self._attend.argtypes = [
             *(pointer, integer, pointer, pointer, integer),
@@ -88,21 +79,3 @@ attention_kernel = functools.cache(AttentionKernel)
 def _rows_together(x: Tensor) -> Tensor:
     """``[*, H, d]`` such that the numbers of a row lie one after the other: itself, or a copy."""
     return x if x.stride(-1) == 1 and x.stride(-2) == x.shape[-1] else x.contiguous()
-
-
-def _compile(sizes: list[str]) -> ctypes.CDLL:
-    command = [*shlex.split(os.environ.get("CC", "cc")), *_FLAGS, *sizes, str(_SOURCE)]
-    with tempfile.TemporaryDirectory() as folder:
-        library = str(Path(folder) / "attention.so")
-        try:
-            # Without OpenMP, where a compiler has none, one thread does it all.
-            threaded = subprocess.run([*command, "-fopenmp", "-o", library], capture_output=True, check=False)
-            if threaded.returncode:
-                subprocess.run([*command, "-o", library], capture_output=True, check=True, text=True)
-            return ctypes.CDLL(library)
-        except (OSError, subprocess.CalledProcessError) as error:
-            reason = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[0]
-            raise ValueError(
-                "compile_policy must be false without a C compiler (cc, or what the variable CC names), got true;"
-                f" compiling ended with {reason!r}"
-            ) from error

@@ -1,0 +1,138 @@
+/* A layer of gated recurrent units over sequences, forward and backward, in float32.
+
+   r = sigmoid(x_r + W_r h + b_r), z = sigmoid(x_z + W_z h + b_z), n = tanh(x_n + r (W_n h + b_n)),
+   h' = (1 - z) n + z h, beginning with h = 0; x is what the input adds. Sequences are independent of each other: a few
+   at a time go through all timesteps, and W stays in the processor's cache.
+
+   SIZE    number of units
+   LANES   how many of them are computed at once; divides SIZE */
+
+#include <stdint.h>
+#include <string.h>
+
+#include "exponential.h"
+
+enum { GATES = 3 * SIZE, ROWS = 8, BACK = SIZE / LANES % 2 ? 1 : 2 };
+
+typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4)));
+
+static inline float sigmoid(float x) { return 1 / (1 + exponential(-x)); }
+static inline float hyperbolic_tangent(float x) { return 1 - 2 / (1 + exponential(2 * x)); }
+
+/* out [RS, columns] += a [RS, depth] b [depth, columns], for PARTS lanes of columns; sums stay in registers. */
+#define TILE(NAME, RS, PARTS)                                                                                         \
+    static void NAME(const float *a, int64_t a_stride, const float *b, float *out, int depth, int columns)            \
+    {                                                                                                                 \
+        lanes sum[RS][PARTS];                                                                                         \
+        for (int i = 0; i < RS; i++)                                                                                  \
+            for (int p = 0; p < PARTS; p++)                                                                           \
+                sum[i][p] = *(const lanes *)(out + i * columns + p * LANES);                                          \
+        for (int k = 0; k < depth; k++) {                                                                             \
+            lanes part[PARTS];                                                                                        \
+            for (int p = 0; p < PARTS; p++)                                                                           \
+                part[p] = *(const lanes *)(b + k * columns + p * LANES);                                              \
+            for (int i = 0; i < RS; i++)                                                                              \
+                for (int p = 0; p < PARTS; p++)                                                                       \
+                    sum[i][p] += a[i * a_stride + k] * part[p];                                                       \
+        }                                                                                                             \
+        for (int i = 0; i < RS; i++)                                                                                  \
+            for (int p = 0; p < PARTS; p++)                                                                           \
+                *(lanes *)(out + i * columns + p * LANES) = sum[i][p];                                                \
+    }
+
+TILE(forward_rows, ROWS, 3)
+TILE(forward_row, 1, 3)
+TILE(backward_rows, ROWS, BACK)
+TILE(backward_row, 1, BACK)
+
+/* out [rows, GATES] += a [rows, SIZE] b [SIZE, GATES] */
+static void multiply_forward(const float *a, int64_t a_stride, const float *b, float *out, int rows)
+{
+    for (int column = 0; column < GATES; column += 3 * LANES)
+        if (rows == ROWS)
+            forward_rows(a, a_stride, b + column, out + column, SIZE, GATES);
+        else
+            for (int i = 0; i < rows; i++)
+                forward_row(a + i * a_stride, 0, b + column, out + i * GATES + column, SIZE, GATES);
+}
+
+/* out [rows, SIZE] += a [rows, GATES] b [GATES, SIZE] */
+static void multiply_backward(const float *a, const float *b, float *out, int rows)
+{
+    for (int column = 0; column < SIZE; column += BACK * LANES)
+        if (rows == ROWS)
+            backward_rows(a, GATES, b + column, out + column, GATES, SIZE);
+        else
+            for (int i = 0; i < rows; i++)
+                backward_row(a + i * GATES, 0, b + column, out + i * SIZE + column, GATES, SIZE);
+}
+
+/* x [n, length, GATES], weight [SIZE, GATES], bias [GATES] -> h [n, length, SIZE], and what `backward` needs, saved
+   [n, length, 4, SIZE]: r, z, n and W_n h + b_n; not if it is null. */
+void forward(const float *x, const float *weight, const float *bias, float *h, float *saved, int64_t n,
+             int64_t length, int32_t threads)
+{
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int64_t first = 0; first < n; first += ROWS) {
+        int rows = n - first < ROWS ? n - first : ROWS;
+        float sums[ROWS * GATES];
+        for (int64_t t = 0; t < length; t++) {
+            for (int i = 0; i < rows; i++)
+                memcpy(sums + i * GATES, bias, sizeof(float) * GATES);
+            if (t > 0)
+                multiply_forward(h + (first * length + t - 1) * SIZE, length * SIZE, weight, sums, rows);
+            for (int i = 0; i < rows; i++) {
+                int64_t place = (first + i) * length + t;
+                const float *in = x + place * GATES, *sum = sums + i * GATES;
+                float *restrict out = h + place * SIZE, gates[4][SIZE];
+                for (int u = 0; u < SIZE; u++) {
+                    gates[0][u] = sigmoid(in[u] + sum[u]);
+                    gates[1][u] = sigmoid(in[SIZE + u] + sum[SIZE + u]);
+                    gates[3][u] = sum[2 * SIZE + u];
+                    gates[2][u] = hyperbolic_tangent(in[2 * SIZE + u] + gates[0][u] * gates[3][u]);
+                }
+                for (int u = 0; u < SIZE; u++)
+                    out[u] = gates[2][u] - gates[1][u] * gates[2][u];
+                if (t > 0)
+                    for (int u = 0; u < SIZE; u++)
+                        out[u] += gates[1][u] * out[u - SIZE];
+                if (saved)
+                    memcpy(saved + place * 4 * SIZE, gates, sizeof gates);
+            }
+        }
+    }
+}
+
+/* The gradient of h [n, length, SIZE] to those of x [n, length, GATES] and of W_n h + b_n [n, length, SIZE]; weight
+   [GATES, SIZE]. The gradients of W_r h + b_r and W_z h + b_z are those of x_r and x_z. */
+void backward(const float *grad, const float *h, const float *saved, const float *weight, float *grad_x,
+              float *grad_n, int64_t n, int64_t length, int32_t threads)
+{
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int64_t first = 0; first < n; first += ROWS) {
+        int rows = n - first < ROWS ? n - first : ROWS;
+        float grads[ROWS * SIZE] = {0}, sums[ROWS * GATES];
+        for (int64_t t = length - 1; t >= 0; t--) {
+            for (int i = 0; i < rows; i++) {
+                int64_t place = (first + i) * length + t;
+                const float *gates = saved + place * 4 * SIZE, *above = grad + place * SIZE;
+                const float *before = t > 0 ? h + (place - 1) * SIZE : 0;
+                float *restrict to_h = grads + i * SIZE, *restrict sum = sums + i * GATES;
+                for (int u = 0; u < SIZE; u++) {
+                    float r = gates[u], z = gates[SIZE + u], new = gates[2 * SIZE + u];
+                    float to = to_h[u] + above[u], last = before ? before[u] : 0;
+                    float to_new = to * (1 - z) * (1 - new * new);
+                    sum[u] = to_new * gates[3 * SIZE + u] * r * (1 - r);
+                    sum[SIZE + u] = to * (last - new) * z * (1 - z);
+                    sum[2 * SIZE + u] = to_new * r;
+                    to_h[u] = to * z;
+                    grad_x[place * GATES + 2 * SIZE + u] = to_new;
+                }
+                memcpy(grad_x + place * GATES, sum, sizeof(float) * 2 * SIZE);
+                memcpy(grad_n + place * SIZE, sum + 2 * SIZE, sizeof(float) * SIZE);
+            }
+            if (t > 0)
+                multiply_backward(sums, weight, grads, rows);
+        }
+    }
+}
