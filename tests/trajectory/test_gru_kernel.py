@@ -60,17 +60,19 @@ def test_gradients_of_gradients_are_refused():
 
 def test_views_and_threads_change_nothing():
     gru, threads = layers(4, 16), torch.get_num_threads()
-    x = torch.randn(100, 40, 4)
+    x, weights = torch.randn(100, 40, 4), torch.randn(40, 100, 16)
     found = []
     try:
         for number, given in ((1, x), (1, x.transpose(0, 1).contiguous().transpose(0, 1)), (3, x), (64, x)):
             torch.set_num_threads(number)
             given = given.detach().requires_grad_()
             states = compiled(gru, given)
-            grads = torch.autograd.grad(states.transpose(0, 1).square().sum(), [given, gru.weight_hh_l0])
-            found.append([states, grads[0]])
+            found.append([states, *torch.autograd.grad((states.transpose(0, 1) * weights).sum(), given)])
     finally:
         torch.set_num_threads(threads)
+    inputs = x.requires_grad_()
+    expected = torch.autograd.grad((gru(inputs)[0].transpose(0, 1) * weights).sum(), inputs)[0]
+    assert torch.allclose(found[0][1], expected, atol=1e-4)
     for others in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], others, strict=True))
 
