@@ -12,7 +12,8 @@ def test_padding_puts_each_group_on_its_own_row_and_unpadding_undoes_it(sizes):
     for row, part in enumerate(flat.split(sizes, -1)):
         assert torch.equal(padded[..., row, : sizes[row]], part)
         assert (padded[..., row, sizes[row] :] == -7.0).all()
-        assert groups.valid[row].tolist() == [column < sizes[row] for column in range(max(sizes))]
+        valid = groups.valid.on(flat.device)[row]
+        assert valid.tolist() == [column < sizes[row] for column in range(max(sizes))]
     assert torch.equal(groups.unpad(padded), flat)
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from yamame.actions.base import ActionSpace
 from yamame.actions.box_distributions import BetaDistribution, TanhNormalDistribution
+from yamame.actions.constant import Constant
 from yamame.actions.distributions import ActionDistribution
 
 BoxDistribution = Literal["tanh_normal", "beta"]
@@ -41,20 +42,22 @@ class BoxActions(ActionSpace):
         if distribution not in families:
             raise ValueError(f"BoxActions: distribution must be in {list(families)}, got {distribution!r}")
         self.low, self.high = low.detach().clone(), high.detach().clone()
-        self._middle, self._half = (self.low + self.high) / 2.0, (self.high - self.low) / 2.0
+        self._low, self._high = Constant(self.low), Constant(self.high)
+        self._middle = Constant((self.low + self.high) / 2.0)
+        self._half = Constant((self.high - self.low) / 2.0)
         self._family = families[distribution]
         self.encoded_size = low.shape[0]
         self.num_params = 2 * self.encoded_size
 
     def encode(self, action: Tensor) -> Tensor:
         """The environment's action `[*, A]` to float32 in [-1, 1]."""
-        middle, half = self._middle.to(action.device), self._half.to(action.device)
+        middle, half = self._middle.on(action.device), self._half.on(action.device)
         return ((action - middle) / half).clamp(-1.0, 1.0).float()
 
     def decode(self, encoded: Tensor) -> Tensor:
         """Numbers in [-1, 1] to the environment's units."""
-        low, high = self.low.to(encoded.device), self.high.to(encoded.device)
-        middle, half = self._middle.to(encoded.device), self._half.to(encoded.device)
+        bounds = (self._low, self._high, self._middle, self._half)
+        low, high, middle, half = (bound.on(encoded.device) for bound in bounds)
         return torch.addcmul(middle, encoded.to(low.dtype), half).clamp(low, high)
 
     def _distribution(self, params: Tensor, action_mask: Tensor | None) -> ActionDistribution:

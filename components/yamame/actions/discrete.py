@@ -104,7 +104,7 @@ class MultiDiscreteActions(ActionSpace):
         """Indices `[*, len(nvec)]` (or one-hots) to float32 concatenated one-hots `[*, A]`."""
         if self.one_hot:
             return action.float()
-        index = action.long() + self.groups.offsets.to(action.device)
+        index = action.long() + self.groups.offsets.on(action.device)
         encoded = torch.zeros(*action.shape[:-1], self.encoded_size, device=action.device)
         return encoded.scatter_(-1, index, 1.0)
 

@@ -168,7 +168,7 @@ class MultiDiscreteDistribution(ActionDistribution):
         action_mask: Tensor | None = None,
     ) -> None:
         self._groups = groups
-        allowed = None if groups.even else groups.valid.to(logits.device)
+        allowed = None if groups.even else groups.valid.on(logits.device)
         if action_mask is not None:
             allowed = groups.pad(action_mask.bool(), fill=False)
             _require_choice("MultiDiscreteDistribution", allowed)

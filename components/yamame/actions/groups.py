@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from yamame.actions.constant import Constant
+
 
 class Groups:
     """The layout of concatenated groups of the given sizes.
@@ -33,22 +35,23 @@ class Groups:
         self.num_groups, self.width, self.total = len(self.sizes), max(self.sizes), sum(self.sizes)
         self.even = min(self.sizes) == self.width
         sizes_M = torch.tensor(self.sizes)
-        self.offsets = sizes_M.cumsum(0) - sizes_M
+        offsets_M = sizes_M.cumsum(0) - sizes_M
         column_MW = torch.arange(self.width).expand(self.num_groups, -1)
-        self.valid = column_MW < sizes_M.unsqueeze(-1)
+        valid_MW = column_MW < sizes_M.unsqueeze(-1)
         # Where each padded entry is read from; column `total` holds the fill value.
-        source_MW = torch.where(self.valid, column_MW + self.offsets.unsqueeze(-1), self.total)
-        self._source = source_MW.flatten()
-        self._kept = self.valid.flatten().nonzero().squeeze(-1)
+        source_MW = torch.where(valid_MW, column_MW + offsets_M.unsqueeze(-1), self.total)
+        self.offsets, self.valid = Constant(offsets_M), Constant(valid_MW)
+        self._source = Constant(source_MW.flatten())
+        self._kept = Constant(valid_MW.flatten().nonzero().squeeze(-1))
 
     def pad(self, flat: Tensor, fill: float) -> Tensor:
         """`[*, sum(sizes)]` to `[*, num_groups, max(sizes)]`, the missing entries being `fill`."""
         if self.even:
             return flat.unflatten(-1, (self.num_groups, self.width))
-        padded = F.pad(flat, (0, 1), value=fill).index_select(-1, self._source.to(flat.device))
+        padded = F.pad(flat, (0, 1), value=fill).index_select(-1, self._source.on(flat.device))
         return padded.unflatten(-1, (self.num_groups, self.width))
 
     def unpad(self, padded: Tensor) -> Tensor:
         """`[*, num_groups, max(sizes)]` to `[*, sum(sizes)]`."""
         flat = padded.flatten(-2)
-        return flat if self.even else flat.index_select(-1, self._kept.to(flat.device))
+        return flat if self.even else flat.index_select(-1, self._kept.on(flat.device))
