@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from yamame.actions.groups import Groups
+from yamame.capturing import capturing
 
 _TINY = torch.finfo(torch.float32).tiny
 _LOG_TINY = math.log(_TINY)
@@ -49,6 +50,8 @@ class ActionDistribution(ABC):
 
 
 def _require_choice(owner: str, allowed: Tensor) -> None:
+    if capturing():
+        return
     has_choice = allowed.any(-1)
     if not has_choice.all():
         row = tuple((~has_choice).nonzero()[0].tolist())

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torchrl.objectives import LossModule
 
 from yamame.actions import ActionDistribution, ActionSpace
+from yamame.capturing import capturing
 from yamame.losses.functional import transition_mask
 
 
@@ -134,7 +135,7 @@ class SequenceActorCriticLoss(LossModule):
     def _valid_transitions(self, tensordict: TensorDictBase) -> Tensor:
         mask = self._rows(tensordict, self.tensor_keys.mask)
         valid = transition_mask(mask, self._rows(tensordict, self.tensor_keys.is_init))
-        if not torch.compiler.is_compiling() and not valid.any():
+        if not torch.compiler.is_compiling() and not capturing() and not valid.any():
             raise ValueError(
                 f"{type(self).__name__}: mask must leave a valid transition in the batch, got none in "
                 f"shape {tuple(mask.shape)}"

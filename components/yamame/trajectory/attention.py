@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from yamame.capturing import capturing
 from yamame.trajectory.base import segment_positions
 from yamame.trajectory.positions import rotate
 from yamame.trajectory.sigma import SigmaReparamLinear
@@ -126,10 +127,10 @@ def dot_product(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, causal:
 
 
 def _restrictions(starts: Tensor, window: int | None, sinks: int) -> tuple[int | None, bool]:
-    """The window if it hides anything, and whether a fresh memory begins inside a sequence."""
+    """The window if it hides anything, and whether a fresh memory may begin inside a sequence."""
     if window is not None and window + sinks >= starts.shape[1]:
         window = None
-    return window, bool(starts[:, 1:].any())
+    return window, capturing() or bool(starts[:, 1:].any())
 
 
 def visibility(starts: Tensor, *, window: int | None, sinks: int, first: int = 0) -> Tensor | None:

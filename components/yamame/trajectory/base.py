@@ -61,9 +61,14 @@ class TrajectoryEncoder(TensorDictModuleBase):
             any.
         keys: Where to read and write, if not under the usual names.
 
+    Attributes:
+        capture_obstacle: What keeps the parallel pass from being recorded as a CUDA graph; None if nothing does.
+
     Raises:
         ValueError: If a size is not positive.
     """
+
+    capture_obstacle: str | None = None
 
     def __init__(
         self,

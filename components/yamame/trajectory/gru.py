@@ -36,6 +36,8 @@ class GRUEncoder(TrajectoryEncoder):
     torch.Size([5, 4])
     """
 
+    capture_obstacle = "GRUEncoder"  # the sizes of what it computes depend on where memories begin
+
     def __init__(
         self,
         in_features: int,

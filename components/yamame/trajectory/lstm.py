@@ -34,6 +34,8 @@ class LSTMEncoder(TrajectoryEncoder):
     torch.Size([5, 4])
     """
 
+    capture_obstacle = "LSTMEncoder"  # the sizes of what it computes depend on where memories begin
+
     def __init__(
         self,
         in_features: int,

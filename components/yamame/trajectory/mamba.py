@@ -42,6 +42,8 @@ class MambaEncoder(TrajectoryEncoder):
     ValueError: MambaEncoder: d_conv must be 2, 3 or 4, got 5
     """
 
+    capture_obstacle = "MambaEncoder"  # the sizes of what it computes depend on where memories begin
+
     def __init__(
         self,
         in_features: int,

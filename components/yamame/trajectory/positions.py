@@ -8,6 +8,8 @@ anywhere out of a rollout is read as acting read it.
 import torch
 from torch import Tensor, nn
 
+from yamame.capturing import capturing
+
 _BASE = 10_000.0
 _LARGEST_TABLE = 16_384
 _SMALLEST_TABLE = 256
@@ -39,6 +41,8 @@ class Sinusoids(nn.Module):
 
     def forward(self, step_index: Tensor) -> Tensor:
         """int64 ``[*] -> [*, size]``."""
+        if capturing():
+            return _sinusoids(step_index, self.size)
         needed = int(step_index.max()) + 1
         if needed > _LARGEST_TABLE:
             return _sinusoids(step_index, self.size)

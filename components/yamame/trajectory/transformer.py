@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from yamame.capturing import capturing
 from yamame.rows import in_row_blocks
 from yamame.trajectory.acting import PreparedLayers
 from yamame.trajectory.activation import Activation, activation_function
@@ -175,6 +176,8 @@ class TransformerEncoder(TrajectoryEncoder):
         )
         self.num_heads = num_heads
         self.checkpoint_layers = checkpoint_layers
+        # Computing a layer again begins with reading the state of the generator of its dropout.
+        self.capture_obstacle = "checkpoint_layers" if checkpoint_layers else None
         self.window = window
         self.sinks = sinks
         self.capacity = context_length if window is None else window + sinks
@@ -276,7 +279,7 @@ class TransformerEncoder(TrajectoryEncoder):
         return dtype, num_groups(self.num_heads, dtype, compiled=False)
 
     def _check_positions(self, step_index: Tensor) -> None:
-        if isinstance(self.positions, nn.Embedding):
+        if isinstance(self.positions, nn.Embedding) and not capturing():
             largest, size = int(step_index.max()), self.positions.num_embeddings
             if largest >= size:
                 raise ValueError(

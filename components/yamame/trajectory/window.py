@@ -39,6 +39,8 @@ class WindowEncoder(TrajectoryEncoder):
     torch.Size([5, 8])
     """
 
+    capture_obstacle = "WindowEncoder"  # the sizes of what it computes depend on where memories begin
+
     def __init__(
         self,
         in_features: int,
