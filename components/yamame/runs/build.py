@@ -84,6 +84,7 @@ def build_learner(cfg: DictConfig, agent: InContextAgent) -> Learner:
         warmup_updates=cfg.schedule.warmup_updates,
         total_updates=total_updates(cfg) if cfg.schedule.anneal_lr else None,
         autocast=cfg.schedule.autocast,
+        cuda_graph=cfg.schedule.cuda_graph,
     )
 
 

@@ -1,5 +1,6 @@
 """One gradient step at a time, as every recipe makes it."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -8,11 +9,12 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.objectives import LossModule, TargetNetUpdater
 
+from yamame.runs.graphed import CudaRecorder, GraphedUpdates, refuse_obstacles
 from yamame.runs.guard import NonFiniteGuard
 
 
 class Learner:
-    """Loss, guard, gradient clipping, optimizer, learning-rate warm-up, target networks: in this order.
+    """Loss, guard, gradient clipping, optimizer, target networks, learning-rate warm-up: in this order.
 
     Args:
         loss: Writes terms ``loss_*`` whose sum is minimised.
@@ -23,10 +25,13 @@ class Learner:
         total_updates: Updates over which it falls linearly to zero, those of the warm-up included; None: it stays.
         autocast: Precision of the networks' matrix products; None for that of the weights. Weights, losses,
             statistics and the optimizer keep theirs.
+        cuda_graph: Record the update of batches of a shape that comes again and again, and replay it: see
+            `yamame.runs.graphed`. Makes the optimizer capturable and its learning rate a tensor.
 
     Raises:
         ValueError: If ``max_grad_norm`` is not positive, ``warmup_updates`` negative, ``total_updates`` not
-            positive or ``autocast`` unknown.
+            positive or ``autocast`` unknown; if ``cuda_graph`` is wanted on a CPU, or of an optimizer or an encoder
+            that cannot be recorded.
     """
 
     def __init__(
@@ -39,6 +44,7 @@ class Learner:
         warmup_updates: int,
         total_updates: int | None = None,
         autocast: Literal["bfloat16"] | None = None,
+        cuda_graph: bool = False,
     ) -> None:
         if not max_grad_norm > 0:
             raise ValueError(f"Learner: max_grad_norm must be positive, got {max_grad_norm}")
@@ -56,6 +62,12 @@ class Learner:
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, partial(learning_rate_share, warmup=warmup_updates, total=total_updates)
         )
+        self._make: Callable[..., dict[str, Tensor]] = self._ordinary
+        if cuda_graph:
+            device = optimizer.param_groups[0]["params"][0].device
+            refuse_obstacles(loss, optimizer, device)
+            parts = (self._ordinary, self._learn, self._move)
+            self._make = GraphedUpdates(*parts, optimizer=optimizer, recorder=CudaRecorder(device)).update
 
     def update(
         self, batch: TensorDictBase, guard: NonFiniteGuard, *, step: int, seed: int
@@ -71,19 +83,42 @@ class Learner:
         Returns:
             Detached metrics: what the loss wrote, ``loss`` and ``grad_norm``. Empty if no update was made.
         """
+        metrics = self._make(batch, partial(guard.check, batch=batch, step=step, seed=seed))
+        if metrics:
+            self.schedule.step()
+        return metrics
+
+    def _ordinary(self, batch: TensorDictBase, accept: Callable[[Tensor], bool]) -> dict[str, Tensor]:
+        """One update but for the learning rate's; nothing, and no metrics, if its loss is not accepted."""
+        metrics = self._terms(batch)
+        if not accept(metrics["loss"]):
+            return {}
+        self._differentiate(metrics["loss"])
+        return detached(metrics) | self._move()
+
+    def _learn(self, batch: TensorDictBase) -> dict[str, Tensor]:
+        """All of an update that comes before the decision whether to make it."""
+        metrics = self._terms(batch)
+        self._differentiate(metrics["loss"])
+        return detached(metrics)
+
+    def _terms(self, batch: TensorDictBase) -> dict[str, Tensor]:
         with torch.autocast(self._device_type(), torch.bfloat16, enabled=self.autocast is not None):
             out = self.loss(batch)
         total = torch.stack([value for key, value in out.items() if key.startswith("loss_")]).sum()
-        if not guard.check(total, batch, step=step, seed=seed):
-            return {}
+        return {**out, "loss": total}
+
+    def _differentiate(self, total: Tensor) -> None:
         self.optimizer.zero_grad()
         total.backward()
+
+    def _move(self) -> dict[str, Tensor]:
+        """Moves parameters and targets along the gradients."""
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         norm = nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
         self.optimizer.step()
-        self.schedule.step()
         self.target_updater.step()
-        return {key: value.detach() for key, value in {**out, "loss": total, "grad_norm": norm}.items()}
+        return {"grad_norm": norm}
 
     def _device_type(self) -> str:
         return str(self.optimizer.param_groups[0]["params"][0].device.type)
@@ -91,6 +126,11 @@ class Learner:
     def components(self) -> dict[str, Any]:
         """What a checkpoint needs to go on learning."""
         return {"loss": self.loss, "optimizer": self.optimizer, "schedule": self.schedule}
+
+
+def detached(metrics: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same numbers, without what they were computed from."""
+    return {key: value.detach() for key, value in metrics.items()}
 
 
 def learning_rate_share(updates: int, *, warmup: int, total: int | None) -> float:
