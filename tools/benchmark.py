@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from benchmark_acting import acting_parts
 from benchmark_fit import fit_parts
+from benchmark_update import update_parts
 
 SECTIONS = ("update", "acting", "replay", "fit", "pipeline", "memory")
 SIZES = (
@@ -102,47 +103,6 @@ class Subject:
         batch["is_init"], batch["mask"] = first.clone(), torch.ones_like(first)
         batch["step_index"] = torch.arange(length).expand(size, length).unsqueeze(-1).clone()
         return batch.to(self.device)
-
-
-def update_rows(subject: Subject, clock: Any, machine: Any, lengths: list[int]) -> Iterator[Row]:
-    """One gradient update: whole, and by parts."""
-    from torchrl.modules import set_recurrent_mode
-    from yamame.runs import NonFiniteGuard
-
-    learner, size = subject.learner, subject.cfg.schedule.batch_size
-    guard = NonFiniteGuard(Path(tempfile.mkdtemp()))
-    for length in lengths:
-        batch = subject.batch(size, length)
-
-        def update(batch: Any = batch) -> None:
-            learner.update(batch, guard, step=0, seed=0)
-
-        def encode(batch: Any = batch) -> None:
-            with set_recurrent_mode(True), torch.no_grad():
-                learner.loss.encoder(batch.copy())
-
-        def loss(batch: Any = batch) -> torch.Tensor:
-            out = learner.loss(batch)
-            return torch.stack([value for key, value in out.items() if key.startswith("loss_")]).sum()
-
-        def step() -> None:
-            torch.nn.utils.clip_grad_norm_(subject.agent.parameters(), 1.0)
-            learner.optimizer.step()
-
-        update()
-        with speed.counting_flops() as total:
-            update()
-        rate = machine.product_rate(torch.float32)
-        whole, label = clock.time(update, seconds=2.0), f"{size} x {length}"
-        note = f"{total[0] / 1e9:.1f} GFLOP at {rate / 1e9:.0f} GFLOP/s"
-        yield Row("update", f"{label}, whole", "update", whole, total[0] / rate, note)
-        forward = clock.time(loss)
-        yield Row("update", f"{label}, encoders forward", "update", clock.time(encode))
-        yield Row("update", f"{label}, loss forward, encoders in it", "update", forward)
-        both = clock.time(lambda loss=loss: loss().backward())
-        yield Row("update", f"{label}, backward", "update", both - forward)
-        yield Row("update", f"{label}, clipping and optimizer", "update", clock.time(step))
-        yield Row("update", f"{label}, targets", "update", clock.time(learner.target_updater.step))
 
 
 def acting_rows(subject: Subject, clock: Any, machine: Any, rows: list[int]) -> Iterator[Row]:
@@ -246,7 +206,8 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
     if wanted & {"update", "acting", "replay", "fit"}:
         subject = Subject(options.overrides, options.device)
     if "update" in wanted:
-        yield from update_rows(subject, clock, machine, options.lengths)
+        parts = update_parts(subject, clock, machine, speed.counting_flops, options.lengths)
+        yield from (Row("update", *part) for part in parts)
     if "acting" in wanted:
         yield from acting_rows(subject, clock, machine, options.rows)
     if "replay" in wanted:
