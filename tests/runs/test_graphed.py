@@ -108,14 +108,16 @@ class OnlyOn(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("autocast", ["null", "bfloat16"])
+@pytest.mark.parametrize(
+    "setting", ["schedule.autocast=null", "schedule.autocast=bfloat16", "encoder.sigma_reparam=true"]
+)
 @pytest.mark.parametrize("queries", [64, 8])
 @pytest.mark.parametrize("actions", ACTIONS)
-def test_a_recorded_update_reads_nothing_back(monkeypatch, actions, queries, autocast):
+def test_a_recorded_update_reads_nothing_back(monkeypatch, actions, queries, setting):
     if queries < 64:  # attention in blocks, computed again in the backward pass
         monkeypatch.setattr(attention, "_FEWEST_QUERIES", queries)
         monkeypatch.setattr(attention, "_LARGEST_MASK", 0)
-    cfg = configured(*ACTIONS[actions], f"schedule.autocast={autocast}")
+    cfg = configured(*ACTIONS[actions], setting)
     learner, batch = learner_of(cfg), sequences(cfg, 0)
     make_capturable(learner.optimizer)
     learner._ordinary(batch, lambda total: True)
