@@ -1,4 +1,4 @@
-"""The GRU encoder: the reference's size, and starts inside sequences against a plain loop."""
+"""The GRU encoder: the reference's size, starts inside sequences against a plain loop, and what it begins with."""
 
 import itertools
 
@@ -64,3 +64,36 @@ def test_memory_has_the_same_size_at_any_length() -> None:
 def test_sizes_must_be_positive(argument: str) -> None:
     with pytest.raises(ValueError, match=f"GRUEncoder: {argument} must be at least 1, got 0"):
         GRUEncoder(3, **{argument: 0})
+
+
+def gained(gate_gain: float) -> GRUEncoder:
+    torch.manual_seed(0)
+    return GRUEncoder(16, hidden_size=32, out_features=32, gate_gain=gate_gain)
+
+
+def test_the_gain_scales_how_update_gates_depend_on_the_input() -> None:
+    plain, encoder = gained(1.0).state_dict(), gained(8.0).state_dict()
+    for layer in ("l0", "l1"):
+        plain[f"gru.weight_ih_{layer}"][32:64] *= 8.0
+    assert all(torch.equal(plain[key], value) for key, value in encoder.items())
+
+
+def test_with_a_gain_what_was_seen_once_survives_a_hundred_equal_timesteps() -> None:
+    torch.manual_seed(1)
+    x = torch.randn(2, 101, 16)
+    x[:, 1:] = torch.randn(16)
+    starts = torch.arange(101).expand(2, -1) == 0
+    left = []
+    for gain in (1.0, 8.0):
+        with torch.no_grad():
+            first, second = gained(gain).parallel(x, segment_positions(starts), starts)[:, -1]
+        left.append((first - second).norm())
+    assert left[1] > 10 * left[0]
+
+
+@pytest.mark.parametrize("gain", [-1.0, float("inf"), float("nan")])
+def test_a_gain_that_is_none_is_refused(gain: float) -> None:
+    with pytest.raises(
+        ValueError, match=f"GRUEncoder: gate_gain must be finite and not negative, got {gain}"
+    ):
+        GRUEncoder(3, gate_gain=gain)

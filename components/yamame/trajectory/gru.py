@@ -3,6 +3,8 @@
 Source: Cho et al., arXiv 1406.1078; layout (GRU, linear map, LayerNorm) as in AMAGO, arXiv 2310.09971.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -22,12 +24,15 @@ class GRUEncoder(TrajectoryEncoder):
         out_features: Size D of the context.
         max_time_constant: Longest time constant, in timesteps, that a channel begins with; they are drawn
             between 1 and this, evenly on a logarithmic scale, and learnt.
+        gate_gain: Factor of the weights by which the update gates begin to depend on the input. The larger, the more
+            channels there are that open at one kind of timestep and keep what they saw at the others.
         compiled: Go through sequences by a function compiled for these sizes, in float32 on a CPU: much faster where
             units and sequences are few. Changes the last bits.
         keys: Where to read and write, if not under the usual names.
 
     Raises:
-        ValueError: If a size is not positive, a time constant below 1, or something is to be compiled and cannot be.
+        ValueError: If a size is not positive, a time constant below 1, the gain negative or not finite, or something
+            is to be compiled and cannot be.
 
     >>> from tensordict import TensorDict
     >>> encoder = GRUEncoder(3, hidden_size=8, out_features=4)
@@ -46,6 +51,7 @@ class GRUEncoder(TrajectoryEncoder):
         num_layers: int = 2,
         out_features: int = 128,
         max_time_constant: float = 128.0,
+        gate_gain: float = 1.0,
         compiled: bool = False,
         keys: TrajectoryKeys | None = None,
     ) -> None:
@@ -53,6 +59,8 @@ class GRUEncoder(TrajectoryEncoder):
         for label, size in sizes.items():
             if not size >= 1:
                 raise ValueError(f"GRUEncoder: {label} must be at least 1, got {size}")
+        if not 0 <= gate_gain < math.inf:
+            raise ValueError(f"GRUEncoder: gate_gain must be finite and not negative, got {gate_gain}")
         super().__init__(in_features, out_features, context_length=None, keys=keys)
         if compiled:
             gru_kernel(hidden_size)
@@ -60,8 +68,9 @@ class GRUEncoder(TrajectoryEncoder):
         self.gru = nn.GRU(in_features, hidden_size, num_layers, batch_first=True)
         self.out = nn.Linear(hidden_size, out_features)
         self.norm = nn.LayerNorm(out_features)
-        for _, _, input_bias, state_bias in self.gru.all_weights:
-            update = slice(hidden_size, 2 * hidden_size)
+        update = slice(hidden_size, 2 * hidden_size)
+        for from_input, _, input_bias, state_bias in self.gru.all_weights:
+            from_input.data[update] *= gate_gain
             input_bias.data[update] = keep_bias(hidden_size, longest=max_time_constant)
             state_bias.data[update] = 0.0
 
