@@ -4,6 +4,7 @@ Shapes: B sequences (or acting rows), L timesteps, H heads, d size of a head, D 
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from yamame.capturing import capturing
 from yamame.trajectory.base import segment_positions
+from yamame.trajectory.causal_kernel import causal_attention
 from yamame.trajectory.positions import rotate
 from yamame.trajectory.sigma import SigmaReparamLinear
 
@@ -60,7 +62,8 @@ class SelfAttention(nn.Module):
         ``maps`` stand for ``qkv`` and ``out``, as `fixed` makes them.
         """
         qkv, out = (self.qkv, self.out) if maps is None else maps
-        q, k, v = qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        # Apart before their heads are: so their gradients are joined in one copy.
+        q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in qkv(x).chunk(3, -1))
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         found = attend(q, k, v)
@@ -69,14 +72,18 @@ class SelfAttention(nn.Module):
         return out(found.transpose(1, 2).flatten(-2))
 
 
-def sequence_attention(starts: Tensor, *, window: int | None, sinks: int) -> Attend:
+def sequence_attention(starts: Tensor, *, window: int | None, sinks: int, compiled: bool = False) -> Attend:
     """Attention within whole sequences: causal, and never past a start.
 
     Args:
         starts: ``[B, L]`` bool, where fresh memories begin.
         window: How many of the latest timesteps are seen, the present one included; None for all.
         sinks: How many of the first timesteps after a start are seen whatever the window.
+        compiled: By a function in C; without sinks, on a CPU.
     """
+    if compiled:
+        assert not sinks
+        return partial(causal_attention, oldest=_oldest(starts, window))
     window, divided = _restrictions(starts, window, sinks)
     batch, length = starts.shape
     rows = max(_FEWEST_QUERIES, _LARGEST_MASK // (length * (batch if divided else 1)))
@@ -131,6 +138,15 @@ def _restrictions(starts: Tensor, window: int | None, sinks: int) -> tuple[int |
     if window is not None and window + sinks >= starts.shape[1]:
         window = None
     return window, capturing() or bool(starts[:, 1:].any())
+
+
+def _oldest(starts: Tensor, window: int | None) -> Tensor:
+    """The first timestep that each timestep sees, ``[B, L]`` int32."""
+    column = torch.arange(starts.shape[1], device=starts.device)
+    oldest = column - segment_positions(starts)
+    if window is not None:
+        oldest = oldest.maximum(column - window + 1)
+    return oldest.int()
 
 
 def visibility(starts: Tensor, *, window: int | None, sinks: int, first: int = 0) -> Tensor | None:

@@ -41,6 +41,7 @@ def attention_maps(encoder: TransformerEncoder, sequence: TensorDictBase) -> Ten
         kind = type(encoder).__name__
         raise ValueError(f"attention_maps: encoder must be a TransformerEncoder, got {kind}")
     reader = copy.deepcopy(encoder).eval()
+    reader.compiled = False  # for values of that size there is nothing compiled
     found: list[Tensor] = []
 
     def recorded(attend: Attend) -> Attend:

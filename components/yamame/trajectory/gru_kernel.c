@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "exponential.h"
+#include "products.h"
 
 enum { GATES = 3 * SIZE, ROWS = 8, BACK = SIZE / LANES % 2 ? 1 : 2 };
 
@@ -19,41 +20,20 @@ typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4)));
 static inline float sigmoid(float x) { return 1 / (1 + exponential(-x)); }
 static inline float hyperbolic_tangent(float x) { return 1 - 2 / (1 + exponential(2 * x)); }
 
-/* out [RS, columns] += a [RS, depth] b [depth, columns], for PARTS lanes of columns; sums stay in registers. */
-#define TILE(NAME, RS, PARTS)                                                                                         \
-    static void NAME(const float *a, int64_t a_stride, const float *b, float *out, int depth, int columns)            \
-    {                                                                                                                 \
-        lanes sum[RS][PARTS];                                                                                         \
-        for (int i = 0; i < RS; i++)                                                                                  \
-            for (int p = 0; p < PARTS; p++)                                                                           \
-                sum[i][p] = *(const lanes *)(out + i * columns + p * LANES);                                          \
-        for (int k = 0; k < depth; k++) {                                                                             \
-            lanes part[PARTS];                                                                                        \
-            for (int p = 0; p < PARTS; p++)                                                                           \
-                part[p] = *(const lanes *)(b + k * columns + p * LANES);                                              \
-            for (int i = 0; i < RS; i++)                                                                              \
-                for (int p = 0; p < PARTS; p++)                                                                       \
-                    sum[i][p] += a[i * a_stride + k] * part[p];                                                       \
-        }                                                                                                             \
-        for (int i = 0; i < RS; i++)                                                                                  \
-            for (int p = 0; p < PARTS; p++)                                                                           \
-                *(lanes *)(out + i * columns + p * LANES) = sum[i][p];                                                \
-    }
-
-TILE(forward_rows, ROWS, 3)
-TILE(forward_row, 1, 3)
-TILE(backward_rows, ROWS, BACK)
-TILE(backward_row, 1, BACK)
+PRODUCT(forward_rows, lanes, LANES, ROWS, 3)
+PRODUCT(forward_row, lanes, LANES, 1, 3)
+PRODUCT(backward_rows, lanes, LANES, ROWS, BACK)
+PRODUCT(backward_row, lanes, LANES, 1, BACK)
 
 /* out [rows, GATES] += a [rows, SIZE] b [SIZE, GATES] */
 static void multiply_forward(const float *a, int64_t a_stride, const float *b, float *out, int rows)
 {
     for (int column = 0; column < GATES; column += 3 * LANES)
         if (rows == ROWS)
-            forward_rows(a, a_stride, b + column, out + column, SIZE, GATES);
+            forward_rows(a, a_stride, 1, b + column, GATES, out + column, GATES, SIZE, 1);
         else
             for (int i = 0; i < rows; i++)
-                forward_row(a + i * a_stride, 0, b + column, out + i * GATES + column, SIZE, GATES);
+                forward_row(a + i * a_stride, 0, 1, b + column, GATES, out + i * GATES + column, GATES, SIZE, 1);
 }
 
 /* out [rows, SIZE] += a [rows, GATES] b [GATES, SIZE] */
@@ -61,10 +41,10 @@ static void multiply_backward(const float *a, const float *b, float *out, int ro
 {
     for (int column = 0; column < SIZE; column += BACK * LANES)
         if (rows == ROWS)
-            backward_rows(a, GATES, b + column, out + column, GATES, SIZE);
+            backward_rows(a, GATES, 1, b + column, SIZE, out + column, SIZE, GATES, 1);
         else
             for (int i = 0; i < rows; i++)
-                backward_row(a + i * GATES, 0, b + column, out + i * SIZE + column, GATES, SIZE);
+                backward_row(a + i * GATES, 0, 1, b + column, SIZE, out + i * SIZE + column, SIZE, GATES, 1);
 }
 
 /* x [n, length, GATES], weight [SIZE, GATES], bias [GATES] -> h [n, length, SIZE], and what `backward` needs, saved
