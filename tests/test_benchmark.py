@@ -4,8 +4,10 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 TOOLS = Path(__file__).parents[1] / "tools"
 SMALL = ["encoder.d_model=16", "encoder.num_heads=2", "encoder.num_layers=1", "timestep_encoder.out_size=16"]
@@ -45,3 +47,43 @@ def test_memory_is_what_one_update_adds(benchmark, capsys, monkeypatch):
     megabytes, seconds = json.loads(capsys.readouterr().out)
     assert megabytes == 30
     assert seconds > 0
+
+
+@pytest.mark.usefixtures("compiler")
+def test_operations_are_counted_whether_compiled_or_not(benchmark):
+    counts = []
+    for compiled in ("false", "true"):
+        subject = benchmark.Subject([*SMALL, f"encoder.compiled={compiled}", "schedule.batch_size=2"], "cpu")
+        batch = subject.batch(2, 30)
+        with subject.counting_flops() as count:
+            subject.learner.loss(batch)["loss_critic"].backward()
+        counts.append(count[0])
+        assert all(str(module.compiled).lower() == compiled for module in encoders(subject))
+    assert counts[0] == counts[1] > 0
+
+
+def encoders(subject):
+    found = [module for module in subject.learner.loss.modules() if hasattr(module, "compiled")]
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("autocast", ["null", "bfloat16"])
+def test_an_update_and_its_parts_are_measured_in_its_precision(benchmark, autocast):
+    settings = [*SMALL, "schedule.batch_size=2", f"schedule.autocast={autocast}"]
+    subject, seen, asked = benchmark.Subject(settings, "cpu"), set(), []
+    encoder = subject.agent.trajectory_encoder
+    encoder.register_forward_pre_hook(lambda *_: seen.add(torch.is_autocast_enabled("cpu")))
+    clock, machine = (
+        SimpleNamespace(time=timed),
+        SimpleNamespace(product_rate=lambda d: asked.append(d) or 1e9),
+    )
+    rows = list(benchmark.update_parts(subject, clock, machine, [9]))
+    assert [name.split(", ")[1] for name, *_ in rows][:2] == ["whole", "encoders forward"]
+    assert seen == {autocast != "null"}
+    assert asked == [torch.float32 if autocast == "null" else torch.bfloat16]
+
+
+def timed(call, **_):
+    call()
+    return 1.0

@@ -1,6 +1,6 @@
 """The fit section of the benchmark: how long a whole run of the configured budget would take."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -8,15 +8,12 @@ from typing import Any
 from benchmark_acting import Nowhere
 
 
-def fit_parts(
-    subject: Any, clock: Any, counting_flops: Callable[[], Any]
-) -> Iterator[tuple[str, str, float, None, str]]:
+def fit_parts(subject: Any, clock: Any) -> Iterator[tuple[str, str, float, None, str]]:
     """One environment step and one update of the configuration, and all of them that the budget allows.
 
     Args:
         subject: Agent, learner and environment.
         clock: Measures CPU or GPU seconds.
-        counting_flops: Context that counts floating-point operations.
 
     Yields:
         Name, unit, seconds of one unit, no limit, and a note.
@@ -36,7 +33,7 @@ def fit_parts(
     collector.collect(rows * length // 2)
     acting = clock.time(lambda: collector.collect(rows * 10), seconds=2.0, least=5) / (10 * rows)
     batch, guard = subject.batch(cfg.schedule.batch_size, length), NonFiniteGuard(Path(mkdtemp()))
-    with counting_flops() as flops:
+    with subject.counting_flops() as flops:
         learner.update(batch, guard, step=0, seed=0)
     learning = clock.time(lambda: learner.update(batch, guard, step=0, seed=0), seconds=2.0)
     size = f"{subject.agent.num_parameters() / 1e6:.1f}M parameters, {cfg.schedule.batch_size} x {length}"

@@ -1,6 +1,6 @@
 """The update section of the benchmark: a gradient update, whole and by parts."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 
 
 def update_parts(
-    subject: Any, clock: Any, machine: Any, counting_flops: Callable[[], Any], lengths: list[int]
+    subject: Any, clock: Any, machine: Any, lengths: list[int]
 ) -> Iterator[tuple[str, str, float, float | None, str]]:
     """Updates of the configured number of sequences.
 
@@ -17,7 +17,6 @@ def update_parts(
         subject: Agent and learner.
         clock: Measures CPU or GPU seconds.
         machine: Its rate of matrix products is the limit, in the precision of the update's.
-        counting_flops: Context that counts floating-point operations.
         lengths: Timesteps of the sequences.
 
     Yields:
@@ -54,7 +53,7 @@ def update_parts(
             learner.optimizer.step()
 
         update()
-        with counting_flops() as flops:
+        with subject.counting_flops() as flops:
             update()
         rate = machine.product_rate(dtype)
         whole, label = clock.time(update, seconds=2.0), f"{size} x {length}"
