@@ -16,6 +16,7 @@ from yamame.trajectory.attention import SelfAttention
 from yamame.trajectory.attention_kernel import AttentionKernel, attention_kernel
 from yamame.trajectory.cache import CacheStep, CompiledStep
 from yamame.trajectory.positions import rotate
+from yamame.trajectory.product import Product
 from yamame.trajectory.sigma import SigmaReparamLinear
 
 Normalize = Callable[[Tensor], Tensor]
@@ -23,35 +24,32 @@ _ROWS = 256
 
 
 class PreparedLayer(NamedTuple):
-    """What one layer multiplies by; matrices are ``[in, out]``."""
+    """What one layer does, in turn."""
 
     num_heads: int
     norm1: Normalize
-    qkv: Tensor
-    out: Tensor
-    out_bias: Tensor
+    qkv: Product
+    out: Product
     norm2: Normalize
     norm3: Normalize
-    up: Tensor
-    up_bias: Tensor
+    up: Product
     activation: Callable[[Tensor], Tensor]
     norm4: Normalize
-    down: Tensor
-    down_bias: Tensor
+    down: Product
 
     def __call__(
         self, x: Tensor, step: CacheStep | CompiledStep, index: int, first: int, rotation: Tensor | None
     ) -> None:
         """The layer called ``index`` of the cache, ``[n, D]`` in place, of rows from ``first`` on."""
         dtype = self.qkv.dtype
-        parts = torch.mm(self.norm1(x).to(dtype), self.qkv).unflatten(-1, (3, self.num_heads, -1))
+        parts = self.qkv(self.norm1(x).to(dtype)).unflatten(-1, (3, self.num_heads, -1))
         q, kv = parts[:, 0], parts[:, 1:].transpose(0, 1)
         if rotation is not None:
             q, kv = rotate(q, rotation), torch.stack((rotate(kv[0], rotation), kv[1]))
         found = step.attend(index, q, kv, first).flatten(1)
-        x += self.norm2(torch.addmm(self.out_bias, found, self.out))
-        hidden = self.activation(torch.addmm(self.up_bias, self.norm3(x).to(dtype), self.up))
-        x += torch.addmm(self.down_bias, self.norm4(hidden), self.down)
+        x += self.norm2(self.out(found))
+        hidden = self.activation(self.up(self.norm3(x).to(dtype)))
+        x += self.down(self.norm4(hidden))
 
 
 class PreparedLayers:
@@ -78,11 +76,13 @@ class PreparedLayers:
         self.dtype = first.qkv.dtype
         self.kernel: AttentionKernel | None = None
         if compiled:
-            if not first.out.is_cpu:
+            if first.out.device.type != "cpu":
                 raise ValueError(
                     f"compile_policy must be false on other devices than a CPU, got {first.out.device}"
                 )
-            self.kernel = attention_kernel(first.num_heads, len(first.out) // first.num_heads, self.dtype)
+            self.kernel = attention_kernel(
+                first.num_heads, first.out.in_features // first.num_heads, self.dtype
+            )
 
     def __call__(self, x: Tensor, step: CacheStep | CompiledStep, rotation: Tensor | None) -> Tensor:
         """``[N, D] -> [N, D]``, in place; ``rotation`` ``[N, 1, d]`` turns queries and keys where given."""
@@ -107,17 +107,14 @@ def _prepared(layer: Any, dtype: torch.dtype | None) -> PreparedLayer:
     return PreparedLayer(
         num_heads=attention.num_heads,
         norm1=_normalize(layer.norm1),
-        qkv=qkv.to(dtype),
-        out=out.to(dtype),
-        out_bias=layer.attention.out.bias.to(dtype),
+        qkv=Product(qkv, None, dtype),
+        out=Product(out, layer.attention.out.bias, dtype),
         norm2=_normalize(layer.norm2, dtype),
         norm3=_normalize(layer.norm3),
-        up=_weight(layer.ff1).to(dtype),
-        up_bias=layer.ff1.bias.to(dtype),
+        up=Product(_weight(layer.ff1), layer.ff1.bias, dtype),
         activation=layer.activation,
         norm4=_normalize(layer.norm4, dtype),
-        down=_weight(layer.ff2).to(dtype),
-        down_bias=layer.ff2.bias.to(dtype),
+        down=Product(_weight(layer.ff2), layer.ff2.bias, dtype),
     )
 
 

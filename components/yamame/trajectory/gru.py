@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from yamame.trajectory.base import TrajectoryEncoder, TrajectoryKeys
 from yamame.trajectory.gru_kernel import gru_kernel, gru_layer
+from yamame.trajectory.product import Product
 from yamame.trajectory.segments import segment_outputs
 from yamame.trajectory.time_constants import keep_bias
 
@@ -104,28 +105,25 @@ class GRUEncoder(TrajectoryEncoder):
         hidden.copy_(new)
         return self.norm(self.out(found.squeeze(1)))
 
-    def _prepare(self) -> list[tuple[Tensor, ...]] | None:
+    def _prepare(self) -> list[tuple[Product, Product]] | None:
+        """Of each layer the products with input and state."""
         if not self.norm.weight.is_cpu:
             return None
+        dtype = self._compute_dtype or self.norm.weight.dtype
         return [
-            tuple(self._weight(part).t() if part.ndim == 2 else self._weight(part) for part in layer)
-            for layer in self.gru.all_weights
+            (Product(from_input.t(), input_bias, dtype), Product(from_state.t(), state_bias, dtype))
+            for from_input, from_state, input_bias, state_bias in self.gru.all_weights
         ]
 
-    def _weight(self, parameter: Tensor) -> Tensor:
-        return parameter.detach().to(self._compute_dtype or parameter.dtype)
 
-
-def _cell(
-    x: Tensor, state: Tensor, from_input: Tensor, from_state: Tensor, input_bias: Tensor, state_bias: Tensor
-) -> Tensor:
+def _cell(x: Tensor, state: Tensor, from_input: Product, from_state: Product) -> Tensor:
     """One layer's step; ``state`` ``[N, H]`` is overwritten and returned.
 
-    Products are in the dtype of the matrices. Gates and state keep that of the state: in bfloat16 a gate near one
+    Products are in their own dtype. Gates and state keep that of the state: in bfloat16 a gate near one
     would be one, and small changes of the state would be lost at every step.
     """
-    of_input = torch.addmm(input_bias, x.to(from_input.dtype), from_input).to(state.dtype)
-    of_state = torch.addmm(state_bias, state.to(from_state.dtype), from_state).to(state.dtype)
+    of_input = from_input(x.to(from_input.dtype)).to(state.dtype)
+    of_state = from_state(state.to(from_state.dtype)).to(state.dtype)
     size = state.shape[1]
     reset, update = of_input[:, : 2 * size].add_(of_state[:, : 2 * size]).sigmoid_().chunk(2, 1)
     new = of_state[:, 2 * size :].mul_(reset).add_(of_input[:, 2 * size :]).tanh_()
