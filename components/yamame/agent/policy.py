@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torchrl.envs.utils import ExplorationType, exploration_type
 
 from yamame.heads import ActorHead
+from yamame.preparable import Preparable
 from yamame.trajectory import SigmaReparamLinear, TrajectoryEncoder
 
 
@@ -76,8 +77,10 @@ class InContextPolicy(TensorDictModuleBase):
         return tensordict.set(self.action_key, space.decode(encoded))
 
     def prepare(self, dtype: torch.dtype | None = None, *, compiled: bool = False) -> None:
-        """Makes decisions cheaper until weights change; see `TrajectoryEncoder.prepare`."""
-        self.trajectory_encoder.prepare(dtype, compiled=compiled)
+        """Makes decisions cheaper until weights change; see `Preparable.prepare`."""
+        for encoder in (self.timestep_encoder, self.trajectory_encoder):
+            if isinstance(encoder, Preparable):
+                encoder.prepare(dtype, compiled=compiled)
 
     def _params(self, context: Tensor) -> Tensor:
         """``[*, D] -> [*, P]``, of the policy that acts: no more of the last layer is computed."""

@@ -19,7 +19,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from yamame.evaluation.result import EvaluationResult, concatenate
 from yamame.exploration import disable_exploration
 from yamame.goals import num_goals
-from yamame.trajectory import TrajectoryEncoder
+from yamame.preparable import Preparable
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
 
@@ -84,7 +84,7 @@ def make_fresh(player: Policy) -> None:
         reset_memory = getattr(module, "reset_memory", None)
         if callable(reset_memory):
             reset_memory()
-        if isinstance(module, TrajectoryEncoder):
+        if isinstance(module, Preparable):
             module.prepare()
 
 

@@ -6,19 +6,20 @@ training (``[B, L]``) give the same features. Nothing is remembered but the norm
 training mode only and never from padding.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from tensordict import NestedKey, TensorDictBase, unravel_key
-from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
+from yamame.preparable import Preparable
+from yamame.product import Product
 from yamame.rows import in_row_blocks
 from yamame.timestep.normalizer import RunningNormalizer
 from yamame.timestep.specs import Input
 
 
-class TimestepEncoder(TensorDictModuleBase):
+class TimestepEncoder(Preparable):
     """Normalised vectors, embeddings of the other inputs and of the goal, concatenated, through one MLP.
 
     Args:
@@ -98,8 +99,24 @@ class TimestepEncoder(TensorDictModuleBase):
         if self.goal_encoder is not None:
             parts.append(self.goal_encoder(self._get(tensordict, self.goal_key), mask))
         x = torch.cat(parts, dim=-1)
-        features = in_row_blocks(self.mlp, x.reshape(-1, x.shape[-1]))
+        mlp = self.mlp if self._prepared is None else self._prepared
+        features = in_row_blocks(mlp, x.reshape(-1, x.shape[-1]))
         return tensordict.set(self.out_keys[0], features.view(*x.shape[:-1], self.out_features))
+
+    def _prepare(self) -> Callable[[Tensor], Tensor] | None:
+        """The trunk in a lower precision; its input and the LayerNorm at its end keep theirs."""
+        dtype = self._compute_dtype
+        if dtype is None:
+            return None
+        *layers, norm = self.mlp
+        products = [Product(layer.weight.t(), layer.bias, dtype) for layer in layers[::2]]
+
+        def trunk(x: Tensor) -> Tensor:
+            for product, activation in zip(products[:-1], layers[1::2], strict=True):
+                x = activation(product(x.to(dtype)))
+            return norm(products[-1](x.to(dtype)).to(norm.weight.dtype))
+
+        return trunk
 
     def _vector(self, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
         value, size = self._get(tensordict, key), self.in_sizes[key]

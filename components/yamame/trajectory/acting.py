@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from yamame.product import Product
 from yamame.trajectory.attention import SelfAttention
 from yamame.trajectory.attention_kernel import AttentionKernel, attention_kernel
 from yamame.trajectory.cache import CacheStep, CompiledStep
 from yamame.trajectory.positions import rotate
-from yamame.trajectory.product import Product
 from yamame.trajectory.sigma import SigmaReparamLinear
 
 Normalize = Callable[[Tensor], Tensor]

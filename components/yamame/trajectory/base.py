@@ -24,15 +24,14 @@ padding, on another row or on anything before the last start.
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Any, Self
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.modules import recurrent_mode
+
+from yamame.preparable import Preparable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +45,7 @@ class TrajectoryKeys:
     context: NestedKey = "context"
 
 
-class TrajectoryEncoder(TensorDictModuleBase):
+class TrajectoryEncoder(Preparable):
     """Base of everything that turns features over time into context; subclasses work on plain tensors.
 
     A subclass implements `parallel`, `init_memory` and `advance`. The memory of acting belongs to the module
@@ -92,9 +91,6 @@ class TrajectoryEncoder(TensorDictModuleBase):
         self.in_keys = [keys.features, keys.step_index, keys.is_init]
         self.out_keys = [keys.context]
         self._memory: dict[str, Tensor] | None = None
-        self._prepared: Any = None
-        self._compute_dtype: torch.dtype | None = None
-        self._compiled = False
 
     @abstractmethod
     def parallel(self, x: Tensor, step_index: Tensor, starts: Tensor) -> Tensor:
@@ -150,36 +146,6 @@ class TrajectoryEncoder(TensorDictModuleBase):
         memory["age"].add_(1).masked_fill_(starts, 0)
         return self.advance(x, memory["age"] if step_index is None else step_index, starts, memory)
 
-    def prepare(self, dtype: torch.dtype | None = None, *, compiled: bool = False) -> None:
-        """Makes steps in eval mode cheaper by deriving once what every one of them would derive from the weights.
-
-        A promise of the caller: weights do not change before the next `prepare`. Loading a state, training mode
-        and moving to another device or dtype undo it; copies and pickles are not prepared.
-
-        Args:
-            dtype: Of the matrix products of steps and of what they remember by the timestep; None for that of the
-                weights. An encoder without a faster way to compute in it goes on in the dtype of its weights.
-            compiled: Compile what of a step is faster so; nothing in most encoders.
-
-        Raises:
-            ValueError: If something is to be compiled and cannot be.
-        """
-        self._compute_dtype, self._compiled = dtype, compiled
-        self._prepared = None if self.training else self._prepare()
-
-    def _prepare(self) -> Any:
-        """What `advance` shall find in ``_prepared``, in a subclass that has any use for it.
-
-        Its products are to be in ``_compute_dtype``, unless that is None.
-        """
-        return None
-
-    def train(self, mode: bool = True) -> Self:
-        """As in `torch.nn.Module`; ends what `prepare` began if ``mode``."""
-        if mode:
-            self._prepared = None
-        return super().train(mode)
-
     def reset_memory(self) -> None:
         """Forgets everything: the next step starts every row afresh."""
         self._memory = None
@@ -200,15 +166,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
             self._memory = {name: value.clone() for name, value in state.items()} or None
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_memory": None, "_prepared": None}
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        self._prepared = None
-        return super()._apply(fn, recurse)
-
-    def _load_from_state_dict(self, *args: Any) -> None:
-        self._prepared = None
-        super()._load_from_state_dict(*args)
+        return {**super().__getstate__(), "_memory": None}
 
     def _sequence(self, tensordict: TensorDictBase) -> Tensor:
         x = tensordict.get(self.keys.features)

@@ -8,9 +8,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from yamame.product import Product
 from yamame.trajectory.base import TrajectoryEncoder, TrajectoryKeys
 from yamame.trajectory.gru_kernel import gru_kernel, gru_layer
-from yamame.trajectory.product import Product
 from yamame.trajectory.segments import segment_outputs
 from yamame.trajectory.time_constants import keep_bias
 

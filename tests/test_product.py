@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from yamame.trajectory import product
-from yamame.trajectory.product import Product
+from yamame import product
+from yamame.product import Product
 
 needs_bfloat16 = pytest.mark.skipif(
     not product._multiplies_bfloat16(), reason="this CPU does not multiply bfloat16"
