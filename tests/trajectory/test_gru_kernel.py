@@ -6,7 +6,8 @@ import pickle
 import pytest
 import torch
 from yamame.trajectory import GRUEncoder, segment_positions
-from yamame.trajectory.gru_kernel import gru_kernel, gru_layer
+from yamame.trajectory.gru import _cell
+from yamame.trajectory.gru_kernel import GRUCell, gru_kernel, gru_layer
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -133,3 +134,51 @@ def test_without_a_compiler_an_encoder_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="GRUEncoder: compiled must be false without a C compiler"):
         make(compiled=True)
     make()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("hidden", [1, 5, 16, 48])
+def test_a_cell_is_that_of_the_library(hidden, dtype):
+    torch.manual_seed(0)
+    of_input, of_state = (
+        (4 * torch.randn(7, 3 * hidden)).to(dtype),
+        (4 * torch.randn(7, 3 * hidden)).to(dtype),
+    )
+    of_input[1] *= 1e3  # gates at their ends
+    of_state[2, 0] = torch.nan
+    state = torch.rand(7, hidden)
+    expected = _cell(of_input.clone(), of_state.clone(), state.clone())
+    found = GRUCell(hidden, dtype)(of_input, of_state, state)
+    assert found is state
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6, equal_nan=True)
+    assert found[2, 0].isnan()
+    assert not found[3:].isnan().any()
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_steps_are_the_same_compiled_or_not(dtype):
+    encoder, found = make(num_layers=2).eval(), []
+    for compiled in (False, True):
+        encoder.prepare(dtype, compiled=compiled)
+        assert isinstance(encoder._prepared[1], GRUCell) is compiled
+        encoder.reset_memory()
+        generator = torch.Generator().manual_seed(1)
+        steps = []
+        for _ in range(20):
+            x, starts = torch.randn(5, 3, generator=generator), torch.rand(5, generator=generator) < 0.2
+            steps.append(encoder.step(x, None, starts))
+        found.append(torch.stack(steps))
+    torch.testing.assert_close(*found, rtol=0, atol=1e-5 if dtype is None else 0.02)
+    assert not torch.equal(*found)
+
+
+def test_steps_that_cannot_be_compiled_are_refused(monkeypatch):
+    for where, got in (({"dtype": torch.float64}, "float64"), ({"device": "meta"}, "meta")):
+        with pytest.raises(ValueError, match=f"compile_policy must be false unless weights .*{got}"):
+            make().to(**where).eval().prepare(compiled=True)
+    with pytest.raises(ValueError, match=r"compile_policy must be false in other dtypes .*float16"):
+        make().eval().prepare(torch.float16, compiled=True)
+    monkeypatch.setenv("CC", "/nowhere/compiler")
+    gru_kernel.cache_clear()
+    with pytest.raises(ValueError, match="compile_policy must be false without a C compiler"):
+        make().eval().prepare(compiled=True)

@@ -7,6 +7,7 @@ training mode only and never from padding.
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDictBase, unravel_key
@@ -108,13 +109,16 @@ class TimestepEncoder(Preparable):
         dtype = self._compute_dtype
         if dtype is None:
             return None
+        layers: list[Any]
+        norm: Any
         *layers, norm = self.mlp
         products = [Product(layer.weight.t(), layer.bias, dtype) for layer in layers[::2]]
 
         def trunk(x: Tensor) -> Tensor:
             for product, activation in zip(products[:-1], layers[1::2], strict=True):
                 x = activation(product(x.to(dtype)))
-            return norm(products[-1](x.to(dtype)).to(norm.weight.dtype))
+            features: Tensor = norm(products[-1](x.to(dtype)).to(norm.weight.dtype))
+            return features
 
         return trunk
 

@@ -4,15 +4,19 @@ Source: Cho et al., arXiv 1406.1078; layout (GRU, linear map, LayerNorm) as in A
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from yamame.product import Product
 from yamame.trajectory.base import TrajectoryEncoder, TrajectoryKeys
-from yamame.trajectory.gru_kernel import gru_kernel, gru_layer
+from yamame.trajectory.gru_kernel import GRUCell, gru_kernel, gru_layer
 from yamame.trajectory.segments import segment_outputs
 from yamame.trajectory.time_constants import keep_bias
+
+Cell = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""What input and state add to the gates, and a state -> the next state, in its place."""
 
 
 class GRUEncoder(TrajectoryEncoder):
@@ -98,33 +102,39 @@ class GRUEncoder(TrajectoryEncoder):
         hidden = memory["hidden"]
         hidden.masked_fill_(starts.view(1, -1, 1), 0)
         if self._prepared is not None and not torch.is_autocast_enabled(x.device.type):
-            for state, weights in zip(hidden, self._prepared, strict=True):
-                x = _cell(x, state, *weights)
+            products, cell = self._prepared
+            for state, (from_input, from_state) in zip(hidden, products, strict=True):
+                x = cell(from_input(x.to(from_input.dtype)), from_state(state.to(from_state.dtype)), state)
             return self.norm(self.out(x))
         found, new = self.gru(x.unsqueeze(1), hidden)
         hidden.copy_(new)
         return self.norm(self.out(found.squeeze(1)))
 
-    def _prepare(self) -> list[tuple[Product, Product]] | None:
-        """Of each layer the products with input and state."""
-        if not self.norm.weight.is_cpu:
+    def _prepare(self) -> tuple[list[tuple[Product, Product]], Cell] | None:
+        """Of each layer the products with input and state; and what follows them."""
+        weight = self.norm.weight
+        if self._compiled and not (weight.is_cpu and weight.dtype is torch.float32):
+            where = f"{weight.dtype} on {weight.device}"
+            raise ValueError(
+                f"compile_policy must be false unless weights are in float32 on a CPU, got {where}"
+            )
+        if not weight.is_cpu:
             return None
-        dtype = self._compute_dtype or self.norm.weight.dtype
-        return [
+        dtype = self._compute_dtype or weight.dtype
+        products = [
             (Product(from_input.t(), input_bias, dtype), Product(from_state.t(), state_bias, dtype))
             for from_input, from_state, input_bias, state_bias in self.gru.all_weights
         ]
+        return products, GRUCell(self.gru.hidden_size, dtype) if self._compiled else _cell
 
 
-def _cell(x: Tensor, state: Tensor, from_input: Product, from_state: Product) -> Tensor:
-    """One layer's step; ``state`` ``[N, H]`` is overwritten and returned.
+def _cell(of_input: Tensor, of_state: Tensor, state: Tensor) -> Tensor:
+    """What follows the products of one layer; ``state`` ``[N, H]`` is overwritten and returned.
 
-    Products are in their own dtype. Gates and state keep that of the state: in bfloat16 a gate near one
-    would be one, and small changes of the state would be lost at every step.
+    Gates and state are in the dtype of the state: in bfloat16 a gate near one would be one, and small changes of the
+    state would be lost at every step.
     """
-    of_input = from_input(x.to(from_input.dtype)).to(state.dtype)
-    of_state = from_state(state.to(from_state.dtype)).to(state.dtype)
-    size = state.shape[1]
+    of_input, of_state, size = of_input.to(state.dtype), of_state.to(state.dtype), state.shape[1]
     reset, update = of_input[:, : 2 * size].add_(of_state[:, : 2 * size]).sigmoid_().chunk(2, 1)
     new = of_state[:, 2 * size :].mul_(reset).add_(of_input[:, 2 * size :]).tanh_()
     return torch.lerp(new, state, update, out=state)

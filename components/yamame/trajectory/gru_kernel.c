@@ -1,4 +1,4 @@
-/* A layer of gated recurrent units over sequences, forward and backward, in float32.
+/* A layer of gated recurrent units over sequences, forward and backward, in float32; and one timestep of it.
 
    r = sigmoid(x_r + W_r h + b_r), z = sigmoid(x_z + W_z h + b_z), n = tanh(x_n + r (W_n h + b_n)),
    h' = (1 - z) n + z h, beginning with h = 0; x is what the input adds. Sequences are independent of each other: a few
@@ -113,6 +113,34 @@ void backward(const float *grad, const float *h, const float *saved, const float
             }
             if (t > 0)
                 multiply_backward(sums, weight, grads, rows);
+        }
+    }
+}
+
+/* To float32 from that, or from bfloat16, which is its upper half. */
+static void widen(const void *from, int32_t half, float *restrict to)
+{
+    if (half)
+        for (int u = 0; u < GATES; u++) {
+            uint32_t word = (uint32_t)((const uint16_t *)from)[u] << 16;
+            memcpy(to + u, &word, sizeof word);
+        }
+    else
+        memcpy(to, from, sizeof(float) * GATES);
+}
+
+/* One timestep: W x + b and W h + b [rows, GATES], in bfloat16 if half, and h [rows, SIZE] -> h'. */
+void cell(const char *of_input, const char *of_state, float *h, int64_t rows, int32_t half)
+{
+    int64_t bytes = GATES * (half ? sizeof(uint16_t) : sizeof(float));
+    for (int64_t i = 0; i < rows; i++) {
+        float in[GATES], sum[GATES], *restrict state = h + i * SIZE;
+        widen(of_input + i * bytes, half, in);
+        widen(of_state + i * bytes, half, sum);
+        for (int u = 0; u < SIZE; u++) {
+            float r = sigmoid(in[u] + sum[u]), z = sigmoid(in[SIZE + u] + sum[SIZE + u]);
+            float new = hyperbolic_tangent(in[2 * SIZE + u] + r * sum[2 * SIZE + u]);
+            state[u] = new + z * (state[u] - new);
         }
     }
 }

@@ -20,17 +20,22 @@ _LANES = 16
 
 
 @functools.cache
-def gru_kernel(size: int) -> ctypes.CDLL:
+def gru_kernel(size: int, setting: str = "GRUEncoder: compiled") -> ctypes.CDLL:
     """The functions for layers of ``size`` units, compiled when they are first asked for.
+
+    Args:
+        size: H.
+        setting: What asks for them, for the message of an error.
 
     Raises:
         ValueError: If they cannot be compiled.
     """
-    kernel = compile_c("gru_kernel", setting="GRUEncoder: compiled", SIZE=size, LANES=math.gcd(size, _LANES))
+    kernel = compile_c("gru_kernel", setting=setting, SIZE=size, LANES=math.gcd(size, _LANES))
     counts = ctypes.c_int64, ctypes.c_int64, ctypes.c_int32
     kernel.forward.argtypes = [*[ctypes.c_void_p] * 5, *counts]
     kernel.backward.argtypes = [*[ctypes.c_void_p] * 6, *counts]
-    kernel.forward.restype = kernel.backward.restype = None
+    kernel.cell.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_int32]
+    kernel.forward.restype = kernel.backward.restype = kernel.cell.restype = None
     return kernel
 
 
@@ -60,6 +65,35 @@ def gru_layer(
     of_input = F.linear(x, input_weight, input_bias).float()
     found: Tensor = _Recurrence.apply(of_input, state_weight, state_bias)
     return found
+
+
+class GRUCell:
+    """What follows the products of one timestep; a library makes ten operations of it.
+
+    Args:
+        size: Number of units H.
+        dtype: Of the products: float32 or bfloat16.
+
+    Raises:
+        ValueError: If it cannot be compiled, or ``dtype`` is another.
+    """
+
+    def __init__(self, size: int, dtype: torch.dtype) -> None:
+        if dtype not in (torch.float32, torch.bfloat16):
+            raise ValueError(
+                f"compile_policy must be false in other dtypes than float32 and bfloat16, got {dtype}"
+            )
+        self._cell = gru_kernel(size, "compile_policy").cell
+        self._half = dtype is torch.bfloat16
+
+    def __call__(self, of_input: Tensor, of_state: Tensor, state: Tensor) -> Tensor:
+        """``[n, 3H]``, ``[n, 3H]``, ``[n, H]`` float32 -> the next ``state``, in its place.
+
+        All are contiguous; the order of gates is that of `torch.nn.GRU`.
+        """
+        pointers = of_input.data_ptr(), of_state.data_ptr(), state.data_ptr()
+        self._cell(*pointers, len(state), self._half)
+        return state
 
 
 class _Recurrence(torch.autograd.Function):
