@@ -109,9 +109,8 @@ class TimestepEncoder(Preparable):
         dtype = self._compute_dtype
         if dtype is None:
             return None
-        layers: list[Any]
-        norm: Any
-        *layers, norm = self.mlp
+        layers: list[Any] = list(self.mlp)
+        norm = layers.pop()
         products = [Product(layer.weight.t(), layer.bias, dtype) for layer in layers[::2]]
 
         def trunk(x: Tensor) -> Tensor:
