@@ -134,7 +134,7 @@ static __attribute__((noinline)) void softmax_gradient(float *restrict p, float 
             float share = exponential(p[key] - normaliser);
             share = key < low || key >= high ? 0 : share;
             p[key] = share;
-            grad[key] = share == 0 ? 0 : share * (grad[key] - mean);
+            grad[key] = share * (grad[key] - mean);
         }
 }
 
