@@ -56,7 +56,7 @@ class GRUEncoder(TrajectoryEncoder):
         num_layers: int = 2,
         out_features: int = 128,
         max_time_constant: float = 128.0,
-        gate_gain: float = 8.0,
+        gate_gain: float = 1.0,
         compiled: bool = False,
         keys: TrajectoryKeys | None = None,
     ) -> None:
