@@ -5,6 +5,9 @@ from typing import Any
 
 import torch
 
+_STEPS = 32
+"""Of every row at a time, as many as in the training recipe."""
+
 
 class Nowhere:
     """A replay buffer that keeps nothing."""
@@ -44,10 +47,10 @@ def acting_parts(
     ages: list[float] = []
 
     def collect() -> None:
-        collector.collect(count * 10)
-        ages.append(float(encoder._memory["age"].double().mean()) - 3.5)
+        collector.collect(count * _STEPS)
+        ages.append(float(encoder._memory["age"].double().mean()) - (_STEPS - 3) / 2)
 
-    whole = clock.time(collect, seconds=2.0, least=5) / (10 * count)
+    whole = clock.time(collect, seconds=2.0, least=5) / (_STEPS * count)
     held = encoder._memory.get("entries", torch.zeros(0, 0, 0, 0))
     read = sum(ages) / len(ages) * held.nbytes / max(1, held.shape[2] * held.shape[-2])
     seen = env.reset()
