@@ -59,6 +59,8 @@ def wheel(session: nox.Session) -> None:
     session.chdir(dist)
     session.run("python", "-c", "import yamame; assert (yamame.conf_dir() / 'train.yaml').is_file()")
     session.run("python", "-m", "yamame.recipes.train", "--help", silent=True)
+    sources = "len(list(Path(yamame.trajectory.__file__).parent.glob('*.[ch]')))"
+    session.run("python", "-c", f"from pathlib import Path; import yamame.trajectory; assert {sources} == 5")
 
 
 @nox.session

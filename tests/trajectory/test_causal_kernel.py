@@ -114,7 +114,9 @@ def test_the_oldest_timesteps_may_lie_anyhow():
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 1, 6, 8)
     oldest = torch.tensor([[0, 0], [0, 1], [0, 2], [3, 2], [3, 3], [5, 4]], dtype=torch.int32).t()
-    assert torch.equal(causal_attention(q, k, v, oldest), causal_attention(q, k, v, oldest.contiguous()))
+    expected = causal_attention(q, k, v, oldest.contiguous())
+    assert torch.equal(causal_attention(q, k, v, oldest), expected)
+    assert torch.equal(causal_attention(q, k, v, oldest.long()), expected)
 
 
 def test_threads_change_nothing():

@@ -141,12 +141,12 @@ def _restrictions(starts: Tensor, window: int | None, sinks: int) -> tuple[int |
 
 
 def _oldest(starts: Tensor, window: int | None) -> Tensor:
-    """The first timestep that each timestep sees, ``[B, L]`` int32."""
+    """The first timestep that each timestep sees, ``[B, L]``."""
     column = torch.arange(starts.shape[1], device=starts.device)
     oldest = column - segment_positions(starts)
     if window is not None:
         oldest = oldest.maximum(column - window + 1)
-    return oldest.int()
+    return oldest
 
 
 def visibility(starts: Tensor, *, window: int | None, sinks: int, first: int = 0) -> Tensor | None:

@@ -193,8 +193,8 @@ void forward(const float *q, const float *k, const float *v, const int64_t *stri
     }
 }
 
-/* What one block of queries and one panel of keys add to the gradients of both: `above` and `mean` are of the block, the
-   products of what was found with its gradient; `first` and `key` begin them. */
+/* What one block of queries, from `first` on, and one panel of keys, from `key` on, add to the gradients of both.
+   `above` [BLOCK, SIZE] is the gradient of what the queries found, `mean` [BLOCK] its product with what they found. */
 static void backward_panel(const float *queries, const float *above, const float *mean, const float *keys,
                            const float *turned_keys, const float *turned_values, const int32_t *oldest,
                            const float *normaliser, float *to_queries, float *to_keys, float *to_values,

@@ -43,7 +43,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, oldest: Tensor) -> Tensor:
         q: ``[B, H, L, d]``.
         k: ``[B, H, L, d]``.
         v: ``[B, H, L, d]``.
-        oldest: ``[B, L]`` int32, from zero to the query's own timestep, never falling along a sequence.
+        oldest: ``[B, L]`` integers, from zero to the query's own timestep, never falling along a sequence.
 
     Returns:
         ``[B, H, L, d]`` float32.
@@ -57,7 +57,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, oldest: Tensor) -> Tensor:
             f" {q.dtype} on {q.device}"
         )
     q, k, v = (value.float() if value.stride(-1) == 1 else value.float().contiguous() for value in (q, k, v))
-    found: Tensor = _CausalAttention.apply(q, k, v, oldest.contiguous())
+    found: Tensor = _CausalAttention.apply(q, k, v, oldest.int().contiguous())
     return found.transpose(1, 2)
 
 
