@@ -7,14 +7,11 @@ where it runs, for the sizes and the processor at hand, within half a second.
 
 import ctypes
 import functools
-import math
 
 import torch
 from torch import Tensor
 
-from yamame.trajectory.native import compile_c
-
-_LANES = 16
+from yamame.trajectory.native import compile_c, require_acting_dtype
 
 
 class AttentionKernel:
@@ -30,13 +27,10 @@ class AttentionKernel:
     """
 
     def __init__(self, num_heads: int, head_size: int, dtype: torch.dtype) -> None:
-        if dtype not in (torch.float32, torch.bfloat16):
-            raise ValueError(
-                f"compile_policy must be false in other dtypes than float32 and bfloat16, got {dtype}"
-            )
+        require_acting_dtype(dtype)
         self.num_heads, self.head_size, self.dtype = num_heads, head_size, dtype
-        sizes = {"HEADS": num_heads, "SIZE": head_size, "LANES": math.gcd(head_size, _LANES)}
-        functions = compile_c("attention_kernel", setting="compile_policy", **sizes, BYTES=dtype.itemsize)
+        macros = {"HEADS": num_heads, "BYTES": dtype.itemsize}
+        functions = compile_c("attention_kernel", setting="compile_policy", size=head_size, **macros)
         self._attend = functions.attend
         pointer, integer = ctypes.c_void_p, ctypes.c_int64
         self._attend.argtypes = [

@@ -5,7 +5,6 @@ What lies ahead, before a start or beyond a window is not computed, and no mask 
 
 import ctypes
 import functools
-import math
 from typing import Any
 
 import torch
@@ -13,8 +12,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from yamame.trajectory.native import compile_c
-
-_LANES = 16
 
 
 @functools.cache
@@ -24,8 +21,7 @@ def causal_kernel(head_size: int) -> ctypes.CDLL:
     Raises:
         ValueError: If they cannot be compiled.
     """
-    lanes = math.gcd(head_size, _LANES)
-    kernel = compile_c("causal_kernel", setting="TransformerEncoder: compiled", SIZE=head_size, LANES=lanes)
+    kernel = compile_c("causal_kernel", setting="TransformerEncoder: compiled", size=head_size)
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     sizes = integer, integer, integer, ctypes.c_float, ctypes.c_int32
     kernel.forward.argtypes = [*[pointer] * 8, *sizes]

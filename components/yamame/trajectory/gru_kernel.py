@@ -6,7 +6,6 @@ sequences are few. One function does the same work at the speed of large product
 
 import ctypes
 import functools
-import math
 from typing import Any
 
 import torch
@@ -14,9 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from yamame.trajectory.native import compile_c
-
-_LANES = 16
+from yamame.trajectory.native import compile_c, require_acting_dtype
 
 
 @functools.cache
@@ -30,7 +27,7 @@ def gru_kernel(size: int, setting: str = "GRUEncoder: compiled") -> ctypes.CDLL:
     Raises:
         ValueError: If they cannot be compiled.
     """
-    kernel = compile_c("gru_kernel", setting=setting, SIZE=size, LANES=math.gcd(size, _LANES))
+    kernel = compile_c("gru_kernel", setting=setting, size=size)
     counts = ctypes.c_int64, ctypes.c_int64, ctypes.c_int32
     kernel.forward.argtypes = [*[ctypes.c_void_p] * 5, *counts]
     kernel.backward.argtypes = [*[ctypes.c_void_p] * 6, *counts]
@@ -79,10 +76,7 @@ class GRUCell:
     """
 
     def __init__(self, size: int, dtype: torch.dtype) -> None:
-        if dtype not in (torch.float32, torch.bfloat16):
-            raise ValueError(
-                f"compile_policy must be false in other dtypes than float32 and bfloat16, got {dtype}"
-            )
+        require_acting_dtype(dtype)
         self._cell = gru_kernel(size, "compile_policy").cell
         self._half = dtype is torch.bfloat16
 

@@ -1,11 +1,14 @@
 """C functions of this package, compiled where they run: for the sizes and the processor at hand."""
 
 import ctypes
+import math
 import os
 import shlex
 import subprocess
 import tempfile
 from pathlib import Path
+
+import torch
 
 _FLAGS = (
     *("-O3", "-march=native", "-shared", "-fPIC"),
@@ -14,20 +17,25 @@ _FLAGS = (
 )
 
 
-def compile_c(name: str, *, setting: str, **sizes: int) -> ctypes.CDLL:
+_LANES = 16
+
+
+def compile_c(name: str, *, setting: str, size: int, **macros: int) -> ctypes.CDLL:
     """The functions of ``<name>.c``, within half a second. Without OpenMP, where a compiler has none, one thread works.
 
     Args:
         name: Of the file beside this one.
         setting: What asks for it, for the message of an error.
-        sizes: Macros of the file.
+        size: Of the vectors that it works on: its macro SIZE, and LANES, how many of it are computed at once.
+        macros: More of the file.
 
     Raises:
         ValueError: If there is no compiler, or it fails.
     """
     source = str(Path(__file__).with_name(f"{name}.c"))
     command = [*shlex.split(os.environ.get("CC", "cc")), *_FLAGS, source]
-    command += [f"-D{macro}={size}" for macro, size in sizes.items()]
+    macros |= {"SIZE": size, "LANES": math.gcd(size, _LANES)}
+    command += [f"-D{macro}={value}" for macro, value in macros.items()]
     with tempfile.TemporaryDirectory() as folder:
         library = str(Path(folder) / f"{name}.so")
         try:
@@ -41,3 +49,15 @@ def compile_c(name: str, *, setting: str, **sizes: int) -> ctypes.CDLL:
                 f"{setting} must be false without a C compiler (cc, or what the variable CC names), got true;"
                 f" compiling ended with {reason!r}"
             ) from error
+
+
+def require_acting_dtype(dtype: torch.dtype) -> None:
+    """Raises where functions for acting are not made for a dtype.
+
+    Raises:
+        ValueError: If it is neither float32 nor bfloat16.
+    """
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(
+            f"compile_policy must be false in other dtypes than float32 and bfloat16, got {dtype}"
+        )
