@@ -135,3 +135,19 @@ def test_a_copy_in_bfloat16_gives_actions_nearly_the_same_probabilities(encoder)
     assert all(parameter.dtype == torch.float32 for parameter in actor.parameters())
     actor.prepare()
     assert torch.allclose(decide(actor, env).softmax(-1), exact, atol=1e-5)
+
+
+def test_a_precision_is_that_of_timesteps_and_history():
+    policy, env = make_policy("gru")
+    actor = acting_copy(policy, num_rows=4, dtype=torch.bfloat16)
+    encoders = actor.timestep_encoder, actor.trajectory_encoder
+    assert all(encoder._compute_dtype is torch.bfloat16 for encoder in encoders)
+    assert all(encoder._prepared is not None for encoder in encoders)
+    scratch = env.reset()
+    exact = policy.eval().timestep_encoder(scratch)["features"]
+    rounded = actor.timestep_encoder(scratch)["features"]
+    assert not torch.equal(rounded, exact)
+    torch.testing.assert_close(rounded, exact, rtol=0.0, atol=0.1)
+    actor.prepare()
+    # Matrices that lie column by column: a last bit.
+    torch.testing.assert_close(actor.timestep_encoder(scratch)["features"], exact, rtol=0.0, atol=1e-5)

@@ -12,9 +12,11 @@ from torchrl.envs import EnvBase, GymEnv, TensorDictPrimer, TransformedEnv
 from torchrl.envs.utils import ExplorationType, exploration_type
 from yamame.evaluation import EvaluationResult, bootstrap_interval, evaluate, wilson_interval
 from yamame.evaluation.result import concatenate
+from yamame.evaluation.roster import make_fresh
 from yamame.exploration import EpsilonGreedy
 from yamame.goals import GOAL_PAD
-from yamame.timestep import RunningNormalizer
+from yamame.timestep import MLPTimestepEncoder, RunningNormalizer
+from yamame.trajectory import GRUEncoder
 from yamame.transforms import ContextTransform
 
 LENGTHS = (1, 2, 3, 5, 8, 9)
@@ -379,3 +381,14 @@ def test_an_environment_with_several_batch_dimensions_is_refused():
 
     with pytest.raises(ValueError, match="env must have at most one batch dimension, got"):
         evaluate(Coin(), Grid())
+
+
+def test_what_plays_is_prepared_in_the_precision_of_its_weights():
+    timesteps = MLPTimestepEncoder({"observation": 3}, hidden_size=8, out_size=8)
+    player = TensorDictSequential(timesteps, GRUEncoder(8, hidden_size=8, out_features=4)).eval()
+    for module in player:
+        module.prepare(torch.bfloat16)
+    make_fresh(player)
+    assert player[0]._prepared is None
+    products, _ = player[1]._prepared
+    assert {product.dtype for pair in products for product in pair} == {torch.float32}

@@ -174,6 +174,7 @@ def test_an_encoder_learns_and_acts_as_without(options):
             acting = [encoder(row)["context"] for row in sequences(length=12).unbind(1)]
         results.append([context, *(p.grad for p in encoder.parameters()), torch.stack(acting)])
     assert_alike(*reversed(results), tolerance=1e-4)
+    assert not torch.equal(results[0][0], results[1][0])  # it was computed in another way
 
 
 def test_under_autocast_attention_is_in_float32_as_without():

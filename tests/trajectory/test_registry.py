@@ -22,3 +22,15 @@ def test_every_encoder_on_the_command_line_keeps_the_laws(choice):
 
 def test_those_that_are_left_out_exist():
     assert set(ENCODERS) > NEED_CUDA
+
+
+def test_choices_that_are_variants_differ_in_what_they_say():
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        plain, compiled, selective = (
+            dict(compose("train", overrides=[f"encoder={name}"]).encoder)
+            for name in ("gru", "gru_compiled", "gru_selective")
+        )
+        chosen = dict(compose("train", overrides=["experiment=cpu_tmaze_gru"]).encoder)
+    assert compiled == {**plain, "compiled": True}
+    assert selective == {**compiled, "gate_gain": 8.0}
+    assert chosen == selective
