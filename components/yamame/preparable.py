@@ -4,11 +4,10 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import torch
-from tensordict.nn import TensorDictModuleBase
-from torch import Tensor
+from torch import Tensor, nn
 
 
-class Preparable(TensorDictModuleBase):
+class Preparable(nn.Module):
     """Base of modules that do beforehand what does not depend on the input.
 
     A subclass implements `_prepare` and uses what it finds in ``_prepared``, unless that is None.

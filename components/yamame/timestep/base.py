@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDictBase, unravel_key
+from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
 from yamame.preparable import Preparable
@@ -20,7 +21,7 @@ from yamame.timestep.normalizer import RunningNormalizer
 from yamame.timestep.specs import Input
 
 
-class TimestepEncoder(Preparable):
+class TimestepEncoder(Preparable, TensorDictModuleBase):
     """Normalised vectors, embeddings of the other inputs and of the goal, concatenated, through one MLP.
 
     Args:
