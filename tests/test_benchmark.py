@@ -84,6 +84,21 @@ def test_an_update_and_its_parts_are_measured_in_its_precision(benchmark, autoca
     assert asked == [torch.float32 if autocast == "null" else torch.bfloat16]
 
 
+def test_sequences_of_many_lengths_are_measured_in_shared_rows(benchmark, monkeypatch):
+    subject, batches = benchmark.Subject([*SMALL, "schedule.batch_size=4"], "cpu"), []
+    update = subject.learner.update
+    monkeypatch.setattr(
+        subject.learner, "update", lambda batch, *a, **k: batches.append(batch) or update(batch, *a, **k)
+    )
+    clock, machine = SimpleNamespace(time=timed), SimpleNamespace(product_rate=lambda _: 1e9)
+    rows = list(benchmark.update_parts(subject, clock, machine, [9]))
+    assert batches[0].shape == (4, 9)
+    assert batches[-1].shape == (3, 9)  # of 9; of 7 and 2; of 4
+    assert batches[-1]["mask"].sum() == 2 + 4 + 7 + 9
+    assert rows[-1][0] == "4 of 2 to 9, packed"
+    assert rows[-1][-1] == "in 3 rows, padded 4"
+
+
 def timed(call, **_):
     call()
     return 1.0

@@ -1,6 +1,6 @@
 """The update section of the benchmark: a gradient update, whole and by parts."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -66,3 +66,17 @@ def update_parts(
         yield f"{label}, backward", "update", both - forward, None, ""
         yield f"{label}, clipping and optimizer", "update", clock.time(step), None, ""
         yield f"{label}, targets", "update", clock.time(learner.target_updater.step), None, ""
+        yield _packed_part(batch, update, clock)
+
+
+def _packed_part(
+    batch: Any, update: Callable[[Any], None], clock: Any
+) -> tuple[str, str, float, float | None, str]:
+    """An update of the same sequences in shared rows, the first of them cut to two timesteps, the last one whole."""
+    from yamame.replay import SequencePacking
+
+    size, length = batch.shape
+    mask = torch.arange(length) < torch.linspace(2, length, size).round().unsqueeze(-1)
+    packed = SequencePacking()(batch.copy().set("mask", mask.unsqueeze(-1).to(batch.device)))
+    name, note = f"{size} of 2 to {length}, packed", f"in {len(packed)} rows, padded {size}"
+    return name, "update", clock.time(lambda: update(packed)), None, note
