@@ -4,10 +4,11 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
 
 
-class Preparable(nn.Module):
+class Preparable(TensorDictModuleBase):
     """Base of modules that do beforehand what does not depend on the input.
 
     A subclass implements `_prepare` and uses what it finds in ``_prepared``, unless that is None.

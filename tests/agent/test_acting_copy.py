@@ -137,12 +137,12 @@ def test_a_copy_in_bfloat16_gives_actions_nearly_the_same_probabilities(encoder)
     assert torch.allclose(decide(actor, env).softmax(-1), exact, atol=1e-5)
 
 
-def test_a_precision_is_that_of_every_part():
+def test_a_precision_is_that_of_timesteps_and_history():
     policy, env = make_policy("gru")
     actor = acting_copy(policy, num_rows=4, dtype=torch.bfloat16)
-    parts = actor.timestep_encoder, actor.trajectory_encoder, actor.actor
-    assert all(part._compute_dtype is torch.bfloat16 for part in parts)
-    assert all(part._prepared is not None for part in parts)
+    encoders = actor.timestep_encoder, actor.trajectory_encoder
+    assert all(encoder._compute_dtype is torch.bfloat16 for encoder in encoders)
+    assert all(encoder._prepared is not None for encoder in encoders)
     scratch = env.reset()
     exact = policy.eval().timestep_encoder(scratch)["features"]
     rounded = actor.timestep_encoder(scratch)["features"]

@@ -390,5 +390,5 @@ def test_what_plays_is_prepared_in_the_precision_of_its_weights():
         module.prepare(torch.bfloat16)
     make_fresh(player)
     assert player[0]._prepared is None
-    products, _, out = player[1]._prepared
-    assert {product.dtype for pair in [*products, [out]] for product in pair} == {torch.float32}
+    products, _ = player[1]._prepared
+    assert {product.dtype for pair in products for product in pair} == {torch.float32}

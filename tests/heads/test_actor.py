@@ -42,32 +42,6 @@ def test_a_policy_does_not_depend_on_the_other_gammas():
     assert not torch.equal(after[:, 0], before[:, 0])
 
 
-def test_one_policy_is_that_of_its_gamma():
-    actor = ActorHead(8, action_space=DiscreteActions(5), num_gammas=4, hidden_size=16)
-    context = torch.randn(3, 6, 8)
-    whole = actor(context)
-    for index in range(-4, 4):
-        torch.testing.assert_close(actor.one_policy(context, index), whole[..., index, :])
-
-
-@pytest.mark.parametrize("num_layers", [1, 3])
-def test_a_prepared_policy_is_near_in_bfloat16_and_its_parameters_stay_in_float32(num_layers):
-    torch.manual_seed(0)
-    sizes = {"num_gammas": 2, "hidden_size": 16, "num_layers": num_layers, "dropout": 0.5}
-    actor = ActorHead(8, action_space=DiscreteActions(5), **sizes).eval()
-    context = torch.randn(64, 8)
-    exact = actor.one_policy(context, -1)
-    actor.prepare(torch.bfloat16)
-    with torch.no_grad():
-        found = actor.one_policy(context, -1)
-    assert found.dtype is torch.float32
-    # Without its bias, for that is exact.
-    bias = actor.mlp[-1].bias[-5:]
-    assert 2**-12 < (found - exact).norm() / (exact - bias).norm() < 2**-5
-    actor.prepare()
-    assert torch.equal(actor.one_policy(context, -1), exact)
-
-
 def test_dropout_acts_in_training_mode_only():
     actor = ActorHead(8, action_space=DiscreteActions(5), num_gammas=1, dropout=0.5)
     context = torch.randn(4, 8)

@@ -6,12 +6,14 @@ Rows whose ``is_init`` is set start with an empty memory.
 """
 
 import copy
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torchrl.envs.utils import ExplorationType, exploration_type
 
 from yamame.heads import ActorHead
@@ -76,13 +78,19 @@ class InContextPolicy(TensorDictModuleBase):
 
     def prepare(self, dtype: torch.dtype | None = None, *, compiled: bool = False) -> None:
         """Makes decisions cheaper until weights change; see `Preparable.prepare`."""
-        for part in (self.timestep_encoder, self.trajectory_encoder, self.actor):
-            if isinstance(part, Preparable):
-                part.prepare(dtype, compiled=compiled)
+        for encoder in (self.timestep_encoder, self.trajectory_encoder):
+            if isinstance(encoder, Preparable):
+                encoder.prepare(dtype, compiled=compiled)
 
     def _params(self, context: Tensor) -> Tensor:
-        """``[*, D] -> [*, P]``, of the policy that acts."""
-        return self.actor.one_policy(context, self.gamma_index)
+        """``[*, D] -> [*, P]``, of the policy that acts: no more of the last layer is computed."""
+        last: Any
+        *hidden, last = self.actor.mlp
+        for layer in hidden:
+            context = layer(context)
+        size = self.actor.action_space.num_params
+        first = self.gamma_index % self.actor.num_gammas * size
+        return F.linear(context, last.weight[first : first + size], last.bias[first : first + size])
 
 
 _FEW_ROWS = 128

@@ -42,8 +42,8 @@ class Player:
             plays tells it of the steps taken.
         owner: Who plays, for the text of errors.
         greedy: The policy acts by its most probable action; exploration still changes it.
-        autocast: Precision in which the policy encodes timesteps and history, remembers it and decides; None for that
-            of the weights.
+        autocast: Precision in which the policy encodes timesteps and history and remembers it; None for that of the
+            weights.
         compile_policy: Compile what of the policy's step is faster so.
 
     Raises:

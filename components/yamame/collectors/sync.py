@@ -24,8 +24,8 @@ class SyncCollector:
         exploration: Changes the policy's action before it is executed; the executed action is what is stored. Its
             ``step(num_env_steps)`` is called after every `collect`.
         greedy: Act by the most probable action; exploration still changes it.
-        autocast: Precision in which the acting policy encodes timesteps and history, remembers it and decides, where a
-            processor is faster so; None for that of the weights. Weights and what is stored keep theirs.
+        autocast: Precision in which the acting policy encodes timesteps and history and remembers it, where a processor
+            is faster so; None for that of the weights. Weights and what is stored keep theirs.
         compile_policy: Compile what of the acting policy's step is faster so: a Transformer's attention, a GRU's gates;
             on a CPU. Changes the last bits.
 

@@ -1,19 +1,13 @@
 """The actor head: context to the parameters of one policy per discount factor."""
 
-from collections.abc import Callable
-from typing import Any
-
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from yamame.actions.spaces import ActionSpace
 from yamame.heads.mlp import check_sizes, make_mlp
-from yamame.preparable import Preparable
-from yamame.product import Product
 from yamame.rows import in_row_blocks
 
 
-class ActorHead(Preparable):
+class ActorHead(nn.Module):
     """A perceptron with `num_gammas` sets of policy parameters as its output (arXiv 2310.09971).
 
     Args:
@@ -71,29 +65,3 @@ class ActorHead(Preparable):
         """`context [*, D]` to policy parameters `[*, G, P]`."""
         params = in_row_blocks(self.mlp, context.reshape(-1, context.shape[-1]))
         return params.view(*context.shape[:-1], self.num_gammas, self.action_space.num_params)
-
-    def one_policy(self, context: Tensor, gamma_index: int) -> Tensor:
-        """`context [*, D]` to the parameters `[*, P]` of one policy; no more of the last layer is computed."""
-        last: Any
-        *hidden, last = self.mlp
-        for layer in hidden if self._prepared is None else [self._prepared]:
-            context = layer(context)
-        size = self.action_space.num_params
-        first = gamma_index % self.num_gammas * size
-        return F.linear(context, last.weight[first : first + size], last.bias[first : first + size])
-
-    def _prepare(self) -> Callable[[Tensor], Tensor] | None:
-        """The hidden layers in a lower precision; what they are given, and what they give, keeps its own."""
-        dtype = self._compute_dtype
-        if dtype is None:
-            return None
-        *layers, _ = (layer for layer in self.mlp if isinstance(layer, nn.Linear))
-        products = [Product(layer.weight.t(), layer.bias, dtype) for layer in layers]
-
-        def hidden(context: Tensor) -> Tensor:
-            x = context.to(dtype)
-            for product in products:
-                x = F.leaky_relu_(product(x))
-            return x.to(context.dtype)
-
-        return hidden

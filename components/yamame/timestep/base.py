@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDictBase, unravel_key
-from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
 from yamame.preparable import Preparable
@@ -21,7 +20,7 @@ from yamame.timestep.normalizer import RunningNormalizer
 from yamame.timestep.specs import Input
 
 
-class TimestepEncoder(Preparable, TensorDictModuleBase):
+class TimestepEncoder(Preparable):
     """Normalised vectors, embeddings of the other inputs and of the goal, concatenated, through one MLP.
 
     Args:

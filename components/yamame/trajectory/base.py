@@ -27,7 +27,6 @@ from abc import abstractmethod
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.modules import recurrent_mode
@@ -46,7 +45,7 @@ class TrajectoryKeys:
     context: NestedKey = "context"
 
 
-class TrajectoryEncoder(Preparable, TensorDictModuleBase):
+class TrajectoryEncoder(Preparable):
     """Base of everything that turns features over time into context; subclasses work on plain tensors.
 
     A subclass implements `parallel`, `init_memory` and `advance`. The memory of acting belongs to the module

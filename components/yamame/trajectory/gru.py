@@ -102,16 +102,16 @@ class GRUEncoder(TrajectoryEncoder):
         hidden = memory["hidden"]
         hidden.masked_fill_(starts.view(1, -1, 1), 0)
         if self._prepared is not None and not torch.is_autocast_enabled(x.device.type):
-            products, cell, out = self._prepared
+            products, cell = self._prepared
             for state, (from_input, from_state) in zip(hidden, products, strict=True):
                 x = cell(from_input(x.to(from_input.dtype)), from_state(state.to(from_state.dtype)), state)
-            return self.norm(out(x.to(out.dtype)).to(x.dtype))
+            return self.norm(self.out(x))
         found, new = self.gru(x.unsqueeze(1), hidden)
         hidden.copy_(new)
         return self.norm(self.out(found.squeeze(1)))
 
-    def _prepare(self) -> tuple[list[tuple[Product, Product]], Cell, Product] | None:
-        """Of each layer the products with input and state; what follows them; and the product with the last state."""
+    def _prepare(self) -> tuple[list[tuple[Product, Product]], Cell] | None:
+        """Of each layer the products with input and state; and what follows them."""
         weight = self.norm.weight
         if self._compiled and not (weight.is_cpu and weight.dtype is torch.float32):
             where = f"{weight.dtype} on {weight.device}"
@@ -125,8 +125,7 @@ class GRUEncoder(TrajectoryEncoder):
             (Product(from_input.t(), input_bias, dtype), Product(from_state.t(), state_bias, dtype))
             for from_input, from_state, input_bias, state_bias in self.gru.all_weights
         ]
-        cell = GRUCell(self.gru.hidden_size, dtype) if self._compiled else _cell
-        return products, cell, Product(self.out.weight.t(), self.out.bias, dtype)
+        return products, GRUCell(self.gru.hidden_size, dtype) if self._compiled else _cell
 
 
 def _cell(of_input: Tensor, of_state: Tensor, state: Tensor) -> Tensor:
