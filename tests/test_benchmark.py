@@ -99,6 +99,29 @@ def test_sequences_of_many_lengths_are_measured_in_shared_rows(benchmark, monkey
     assert rows[-1][-1] == "in 3 rows, padded 4"
 
 
+def test_acting_is_measured_by_the_environment_step_with_the_memory_that_it_reads(benchmark):
+    subject = benchmark.Subject(["env=tmaze", "env.length=200", *SMALL], "cpu")
+    rows = list(
+        benchmark.acting_parts(
+            (subject.make_env(2), subject.make_env(2)),
+            subject.agent.policy(),
+            clock=SimpleNamespace(time=timed),
+            counting_flops=benchmark.speed.counting_flops,
+            rates=(1e9, 1e9, 1e6),
+            settings={},
+        )
+    )
+    (name, seconds, _, note), *parts = rows
+    assert name == "whole"
+    assert seconds == 1 / (2 * 32)
+    # Steps 101 to 132 of an episode, with a key and a value of 16 numbers for every timestep so far.
+    read = sum(range(101, 133)) / 32 * 2 * 16 * 4
+    assert note.endswith(f" {read:.0f} us for 15 KB of memory")
+    # Each of the others was timed once for both rows; what remains is told last.
+    assert [part[1] for part in parts[:-1]] == [1 / 2] * 4
+    assert parts[-1][1] == seconds - 4 / 2
+
+
 def timed(call, **_):
     call()
     return 1.0
