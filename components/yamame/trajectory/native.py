@@ -15,9 +15,7 @@ _FLAGS = (
     # Sums may be taken in any order, so that many numbers are added at once. What is no number stays none.
     *("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno"),
 )
-
-
-_LANES = 16
+_LANES = 16  # numbers of four bytes that the widest registers hold
 
 
 def compile_c(name: str, *, setting: str, size: int, **macros: int) -> ctypes.CDLL:
