@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from yamame.trajectory.activation import Activation, activation_function
 from yamame.trajectory.base import TrajectoryEncoder, TrajectoryKeys
+from yamame.trajectory.dropout import Dropout
 
 
 class MemorylessEncoder(TrajectoryEncoder):
@@ -57,7 +58,7 @@ class MemorylessEncoder(TrajectoryEncoder):
         self.down = nn.ModuleList(nn.Linear(d_ff, d_model) for _ in range(num_layers))
         self.out = nn.Linear(d_model, d_model)
         self.norm = nn.LayerNorm(d_model)
-        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.dropout = Dropout(dropout) if dropout else nn.Identity()
         self.activation = activation_function(activation, owner="MemorylessEncoder")
 
     def parallel(self, x: Tensor, step_index: Tensor, starts: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ _FLAGS = (
 _LANES = 16  # numbers of four bytes that the widest registers hold
 
 
-def compile_c(name: str, *, setting: str, size: int, **macros: int) -> ctypes.CDLL:
+def compile_c(name: str, *, setting: str, size: int = 1, **macros: int) -> ctypes.CDLL:
     """The functions of ``<name>.c``, within half a second. Without OpenMP, where a compiler has none, one thread works.
 
     Args:

@@ -27,6 +27,7 @@ from yamame.trajectory.cache import (
     unsort_rows,
 )
 from yamame.trajectory.causal_kernel import causal_kernel
+from yamame.trajectory.dropout import Dropout
 from yamame.trajectory.positions import Sinusoids
 from yamame.trajectory.transformer_layer import TransformerLayer
 
@@ -121,7 +122,7 @@ class TransformerEncoder(TrajectoryEncoder):
         self.embed = nn.Linear(in_features, d_model)
         self.rotary = positions == "rotary"
         self.positions = _position_module(positions, num_positions, d_model, num_heads)
-        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.dropout = Dropout(dropout) if dropout else nn.Identity()
         self.layers = nn.ModuleList(
             TransformerLayer(
                 d_model,

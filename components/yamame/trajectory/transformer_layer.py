@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from yamame.rows import in_row_blocks
 from yamame.trajectory.activation import Activation, activation_function
 from yamame.trajectory.attention import Attend, Map, SelfAttention, fixed, linear
+from yamame.trajectory.dropout import Dropout
 
 
 class TransformerLayer(nn.Module):
@@ -53,7 +54,7 @@ class TransformerLayer(nn.Module):
         self.ff1 = linear(d_model, d_ff, sigma_reparam=sigma_reparam)
         self.norm4 = nn.LayerNorm(d_ff) if norm_feedforward else nn.Identity()
         self.ff2 = linear(d_ff, d_model, sigma_reparam=sigma_reparam)
-        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.dropout = Dropout(dropout) if dropout else nn.Identity()
         self.activation = activation_function(activation, owner="TransformerLayer", overwrite=True)
 
     def forward(self, x: Tensor, attend: Attend, rotation: Tensor | None) -> Tensor:
