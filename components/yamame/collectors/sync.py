@@ -26,8 +26,8 @@ class SyncCollector:
         greedy: Act by the most probable action; exploration still changes it.
         autocast: Precision in which the acting policy encodes timesteps and history and remembers it, where a processor
             is faster so; None for that of the weights. Weights and what is stored keep theirs.
-        compile_policy: Compile what of the acting policy's step is faster so: a Transformer's attention, a GRU's gates;
-            on a CPU. Changes the last bits.
+        compile_policy: Compile what of the acting policy's step is faster so: attention over memory, the gates of a
+            GRU, products of few rows in bfloat16; on a CPU. Changes the last bits.
 
     Raises:
         ValueError: If the environment has another number of batch dimensions, or no ``is_init``, or ``autocast`` is

@@ -111,7 +111,9 @@ class TimestepEncoder(Preparable):
             return None
         layers: list[Any] = list(self.mlp)
         norm = layers.pop()
-        products = [Product(layer.weight.t(), layer.bias, dtype) for layer in layers[::2]]
+        products = [
+            Product(layer.weight.t(), layer.bias, dtype, compiled=self._compiled) for layer in layers[::2]
+        ]
 
         def trunk(x: Tensor) -> Tensor:
             for product, activation in zip(products[:-1], layers[1::2], strict=True):

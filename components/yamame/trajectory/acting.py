@@ -6,6 +6,7 @@ the heads are multiplied into the projections before and after attention. Dropou
 the matrices, their products and what they are multiplied with are rounded; sums over layers stay in float32.
 """
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, cast
 
@@ -58,10 +59,10 @@ class PreparedLayers:
     Args:
         layers: The `TransformerLayer` modules. Their weights are copied or referred to, never changed.
         dtype: Of the products and of the cache; None for that of the weights.
-        compiled: Whether the cache is read by a compiled kernel.
+        compiled: Whether the cache is read, and few rows are multiplied, by compiled functions.
 
     Attributes:
-        kernel: That kernel, if any.
+        kernel: What reads the cache, if compiled.
 
     Raises:
         ValueError: If there is to be a kernel and cannot be one.
@@ -71,7 +72,7 @@ class PreparedLayers:
         self, layers: Iterable[Any], dtype: torch.dtype | None = None, *, compiled: bool = False
     ) -> None:
         with torch.no_grad():
-            self.layers = [_prepared(layer, dtype) for layer in layers]
+            self.layers = [_prepared(layer, dtype, compiled=compiled) for layer in layers]
         first = self.layers[0]
         self.dtype = first.qkv.dtype
         self.kernel: AttentionKernel | None = None
@@ -95,7 +96,7 @@ class PreparedLayers:
         return x
 
 
-def _prepared(layer: Any, dtype: torch.dtype | None) -> PreparedLayer:
+def _prepared(layer: Any, dtype: torch.dtype | None, *, compiled: bool) -> PreparedLayer:
     attention: SelfAttention = layer.attention
     qkv, out = _weight(attention.qkv).clone(), _weight(attention.out)
     width = out.shape[0]
@@ -104,17 +105,18 @@ def _prepared(layer: Any, dtype: torch.dtype | None) -> PreparedLayer:
     if attention.head_scale is not None:
         out = out * attention.head_scale.view(-1, 1).expand(-1, head_size).reshape(-1, 1)
     dtype = qkv.dtype if dtype is None else dtype
+    product = functools.partial(Product, dtype=dtype, compiled=compiled)
     return PreparedLayer(
         num_heads=attention.num_heads,
         norm1=_normalize(layer.norm1),
-        qkv=Product(qkv, None, dtype),
-        out=Product(out, layer.attention.out.bias, dtype),
+        qkv=product(qkv, None),
+        out=product(out, layer.attention.out.bias),
         norm2=_normalize(layer.norm2, dtype),
         norm3=_normalize(layer.norm3),
-        up=Product(_weight(layer.ff1), layer.ff1.bias, dtype),
+        up=product(_weight(layer.ff1), layer.ff1.bias),
         activation=layer.activation,
         norm4=_normalize(layer.norm4, dtype),
-        down=Product(_weight(layer.ff2), layer.ff2.bias, dtype),
+        down=product(_weight(layer.ff2), layer.ff2.bias),
     )
 
 

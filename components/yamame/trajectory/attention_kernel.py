@@ -11,7 +11,7 @@ import functools
 import torch
 from torch import Tensor
 
-from yamame.trajectory.native import compile_c, require_acting_dtype
+from yamame.native import compile_c, require_acting_dtype
 
 
 class AttentionKernel:
@@ -30,7 +30,7 @@ class AttentionKernel:
         require_acting_dtype(dtype)
         self.num_heads, self.head_size, self.dtype = num_heads, head_size, dtype
         macros = {"HEADS": num_heads, "BYTES": dtype.itemsize}
-        functions = compile_c("attention_kernel", setting="compile_policy", size=head_size, **macros)
+        functions = compile_c(__file__, setting="compile_policy", size=head_size, **macros)
         self._attend = functions.attend
         pointer, integer = ctypes.c_void_p, ctypes.c_int64
         self._attend.argtypes = [

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from yamame.trajectory.native import compile_c
+from yamame.native import compile_c
 
 
 @functools.cache
@@ -21,7 +21,7 @@ def causal_kernel(head_size: int) -> ctypes.CDLL:
     Raises:
         ValueError: If they cannot be compiled.
     """
-    kernel = compile_c("causal_kernel", setting="TransformerEncoder: compiled", size=head_size)
+    kernel = compile_c(__file__, setting="TransformerEncoder: compiled", size=head_size)
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     sizes = integer, integer, integer, ctypes.c_float, ctypes.c_int32
     kernel.forward.argtypes = [*[pointer] * 8, *sizes]

@@ -1,4 +1,4 @@
-"""Dropout whose masks are drawn by a function in C: ``bernoulli_kernel.c``.
+"""Dropout whose masks are drawn by a function in C: ``dropout.c``.
 
 On processors that are not Intel's, PyTorch draws the numbers of a mask one after the other, which takes longer than
 to multiply by it many times over. The function draws the same numbers from the same generator and leaves it at the
@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from yamame.trajectory.native import compile_c
+from yamame.native import compile_c
 
 _INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 _FEWEST = 4096  # numbers of a mask from which on it is worth to fetch the generator's state
@@ -42,7 +42,7 @@ class Dropout(nn.Dropout):
 def bernoulli_kernel() -> ctypes.CDLL | None:
     """The function, compiled when it is first asked for; None if it cannot be, or draws otherwise than PyTorch."""
     try:
-        kernel = compile_c("bernoulli_kernel", setting="Dropout")
+        kernel = compile_c(__file__, setting="Dropout")
     except ValueError:
         return None
     kernel.bernoulli.argtypes = [

@@ -3,6 +3,7 @@
 Source: Cho et al., arXiv 1406.1078; layout (GRU, linear map, LayerNorm) as in AMAGO, arXiv 2310.09971.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -121,8 +122,9 @@ class GRUEncoder(TrajectoryEncoder):
         if not weight.is_cpu:
             return None
         dtype = self._compute_dtype or weight.dtype
+        product = functools.partial(Product, dtype=dtype, compiled=self._compiled)
         products = [
-            (Product(from_input.t(), input_bias, dtype), Product(from_state.t(), state_bias, dtype))
+            (product(from_input.t(), input_bias), product(from_state.t(), state_bias))
             for from_input, from_state, input_bias, state_bias in self.gru.all_weights
         ]
         return products, GRUCell(self.gru.hidden_size, dtype) if self._compiled else _cell

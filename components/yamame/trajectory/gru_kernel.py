@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from yamame.trajectory.native import compile_c, require_acting_dtype
+from yamame.native import compile_c, require_acting_dtype
 
 
 @functools.cache
@@ -27,7 +27,7 @@ def gru_kernel(size: int, setting: str = "GRUEncoder: compiled") -> ctypes.CDLL:
     Raises:
         ValueError: If they cannot be compiled.
     """
-    kernel = compile_c("gru_kernel", setting=setting, size=size)
+    kernel = compile_c(__file__, setting=setting, size=size)
     counts = ctypes.c_int64, ctypes.c_int64, ctypes.c_int32
     kernel.forward.argtypes = [*[ctypes.c_void_p] * 5, *counts]
     kernel.backward.argtypes = [*[ctypes.c_void_p] * 6, *counts]

@@ -18,24 +18,26 @@ _FLAGS = (
 _LANES = 16  # numbers of four bytes that the widest registers hold
 
 
-def compile_c(name: str, *, setting: str, size: int = 1, **macros: int) -> ctypes.CDLL:
-    """The functions of ``<name>.c``, within half a second. Without OpenMP, where a compiler has none, one thread works.
+def compile_c(beside: str, *, setting: str, size: int | None = None, **macros: int) -> ctypes.CDLL:
+    """The functions of a C file, within half a second. Without OpenMP, where a compiler has none, one thread works.
 
     Args:
-        name: Of the file beside this one.
+        beside: The Python file beside it, of the same name.
         setting: What asks for it, for the message of an error.
-        size: Of the vectors that it works on: its macro SIZE, and LANES, how many of it are computed at once.
+        size: Of the vectors that it works on, if it has to know: its macro SIZE, and LANES, how many of it are computed at
+            once.
         macros: More of the file.
 
     Raises:
         ValueError: If there is no compiler, or it fails.
     """
-    source = str(Path(__file__).with_name(f"{name}.c"))
-    command = [*shlex.split(os.environ.get("CC", "cc")), *_FLAGS, source]
-    macros |= {"SIZE": size, "LANES": math.gcd(size, _LANES)}
+    source = Path(beside).with_suffix(".c")
+    command = [*shlex.split(os.environ.get("CC", "cc")), *_FLAGS, str(source)]
+    if size is not None:
+        macros |= {"SIZE": size, "LANES": math.gcd(size, _LANES)}
     command += [f"-D{macro}={value}" for macro, value in macros.items()]
     with tempfile.TemporaryDirectory() as folder:
-        library = str(Path(folder) / f"{name}.so")
+        library = str(Path(folder) / f"{source.stem}.so")
         try:
             threaded = subprocess.run([*command, "-fopenmp", "-o", library], capture_output=True, check=False)
             if threaded.returncode:
