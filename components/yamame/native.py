@@ -24,8 +24,8 @@ def compile_c(beside: str, *, setting: str, size: int | None = None, **macros: i
     Args:
         beside: The Python file beside it, of the same name.
         setting: What asks for it, for the message of an error.
-        size: Of the vectors that it works on, if it has to know: its macro SIZE, and LANES, how many of it are computed at
-            once.
+        size: Of the vectors that it works on, if it has to know: its macro SIZE, and LANES, how many of it are computed
+            at once.
         macros: More of the file.
 
     Raises:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.envs.utils import ExplorationType, set_exploration_type
+from yamame import product
 from yamame.agent import InContextAgent, InContextPolicy
 from yamame.agent.policy import acting_copy
 from yamame.heads import ActorHead, PopArt, make_critic
@@ -135,6 +136,25 @@ def test_a_copy_in_bfloat16_gives_actions_nearly_the_same_probabilities(encoder)
     assert all(parameter.dtype == torch.float32 for parameter in actor.parameters())
     actor.prepare()
     assert torch.allclose(decide(actor, env).softmax(-1), exact, atol=1e-5)
+
+
+@pytest.mark.parametrize(("encoder", "number"), [("transformer", 3 + 4), ("gru", 3 + 2 * 2)])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_compiled_in_bfloat16_all_products_of_few_rows_are_made_in_c(
+    encoder, number, compiled, compiler, monkeypatch
+):
+    if product._compiled() is None:
+        pytest.skip("this processor lacks the instruction")
+    rows, call = [], product._FewRows.__call__
+
+    def counted(self: product._FewRows, x: torch.Tensor) -> torch.Tensor:
+        rows.append(len(x))
+        return call(self, x)
+
+    monkeypatch.setattr(product._FewRows, "__call__", counted)
+    policy, env = make_policy(encoder)
+    decide(acting_copy(policy, num_rows=4, dtype=torch.bfloat16, compiled=compiled), env, num_steps=1)
+    assert rows == ([4] * number if compiled else [])
 
 
 def test_a_precision_is_that_of_timesteps_and_history():

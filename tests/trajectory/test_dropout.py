@@ -1,8 +1,10 @@
 """Dropout with masks drawn in C drops what PyTorch's drops and leaves the generator where PyTorch leaves it."""
 
 import copy
+import functools
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,11 +13,19 @@ from yamame.trajectory import MemorylessEncoder, TransformerEncoder
 from yamame.trajectory.dropout import Dropout, bernoulli_kernel
 
 
+def drawn(count: int, seed: int) -> np.ndarray:
+    """The first numbers in [0, 1) of PyTorch's generator of a CPU, as NumPy computes them."""
+    words = np.random.RandomState(seed)._bit_generator.random_raw(2 * count).astype(np.uint64)
+    return ((words[::2] << np.uint64(32) | words[1::2]) & np.uint64(2**53 - 1)) / 2**53
+
+
 @pytest.fixture
 def kernel(compiler):
-    found = bernoulli_kernel()
-    if found is None:
+    torch.manual_seed(11)
+    if not np.array_equal(torch.empty(1000).bernoulli_(0.75).numpy(), drawn(1000, 11) < 0.75):
         pytest.skip("on this processor PyTorch draws otherwise")
+    found = bernoulli_kernel()
+    assert found is not None
     return found
 
 
@@ -55,6 +65,18 @@ def test_numbers_are_those_of_pytorch(p, dtype, calls):
     x = torch.randn(3, 41, 64, dtype=dtype)
     assert is_the_same(p, x)
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("which", [0, 700, -1])
+def test_a_share_is_kept_to_its_last_bit(which, calls):
+    numbers = drawn(4096, 7)
+    share = float(numbers[numbers >= 0.5][which])  # of which 1 - p is exact
+    kept = []
+    for change in (0.0, 2.0**-53):
+        assert is_the_same(1 - (share + change), torch.ones(4096))
+        kept.append(both(1 - (share + change), torch.ones(4096))[1][0].count_nonzero())
+    assert kept[1] == kept[0] + 1
+    assert len(calls) == 4
 
 
 @pytest.mark.parametrize("already", [0, 1, 2, 622, 623, 624, 625, 1247, 1248])
@@ -143,31 +165,37 @@ def test_compiled_graphs_hold_pytorchs(calls):
     assert not calls
 
 
-@pytest.mark.parametrize("checkpoint_layers", [False, True])
-def test_encoders_draw_in_c_and_learn_the_same(checkpoint_layers, calls, monkeypatch):
+SETTINGS = {"num_layers": 2, "d_model": 32, "dropout": 0.2}
+ENCODERS = {
+    "transformer": (functools.partial(TransformerEncoder, num_heads=2), 3),
+    "checkpointed": (functools.partial(TransformerEncoder, num_heads=2, checkpoint_layers=True), 5),
+    "memoryless": (MemorylessEncoder, 5),
+}
+"""And how many masks one forward and backward pass draws."""
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoders_draw_in_c_and_learn_the_same(name, calls):
     torch.manual_seed(0)
-    settings = {"num_layers": 2, "d_model": 32, "num_heads": 2, "dropout": 0.2}
-    encoders = [
-        TransformerEncoder(5, **settings, checkpoint_layers=checkpoint_layers),
-        MemorylessEncoder(5, d_model=32, dropout=0.2),
-    ]
-    x, step = torch.randn(4, 40, 5), torch.arange(40).expand(4, -1)
-    for encoder in encoders:
-        twin = copy.deepcopy(encoder)
-        for module in twin.modules():
-            if isinstance(module, Dropout):
-                module.__class__ = nn.Dropout
-        gradients = []
-        calls.clear()
-        for one in (twin, encoder):
-            torch.manual_seed(2)
-            loss = one.parallel(x, step, torch.zeros(4, 40, dtype=torch.bool)).square().sum()
-            gradients.append(torch.autograd.grad(loss, list(one.parameters()), allow_unused=True))
-            if one is twin:
-                assert not calls
-        assert calls
-        for theirs, ours in zip(*gradients, strict=True):
-            assert (theirs is None and ours is None) or torch.equal(theirs, ours)
+    make, number = ENCODERS[name]
+    encoder = make(5, **SETTINGS)
+    twin = copy.deepcopy(encoder)
+    for module in twin.modules():
+        if isinstance(module, Dropout):
+            module.__class__ = nn.Dropout
+    x, step, starts = (
+        torch.randn(4, 40, 5),
+        torch.arange(40).expand(4, -1),
+        torch.zeros(4, 40, dtype=torch.bool),
+    )
+    gradients = []
+    for one, expected in ((twin, 0), (encoder, number)):
+        torch.manual_seed(2)
+        loss = one.parallel(x, step, starts).square().sum()
+        gradients.append(torch.autograd.grad(loss, list(one.parameters()), allow_unused=True))
+        assert len(calls) == expected
+    for theirs, ours in zip(*gradients, strict=True):
+        assert (theirs is None and ours is None) or torch.equal(theirs, ours)
 
 
 def test_it_travels(kernel):
