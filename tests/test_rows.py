@@ -6,7 +6,7 @@ from torch import nn
 from yamame.rows import in_row_blocks
 
 
-@pytest.mark.parametrize("num_rows", [0, 1, 4, 5, 9, 23])
+@pytest.mark.parametrize("num_rows", [0, 1, 4, 5, 8, 9, 23])
 def test_results_and_gradients_are_those_of_one_piece(num_rows: int) -> None:
     torch.manual_seed(0)
     layer = nn.Sequential(nn.Linear(3, 7), nn.LeakyReLU(inplace=True), nn.Linear(7, 2)).double()
@@ -20,8 +20,10 @@ def test_results_and_gradients_are_those_of_one_piece(num_rows: int) -> None:
         assert torch.allclose(found, gradient, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize(("num_rows", "sizes"), [(8, [8]), (9, [5, 4]), (17, [6, 6, 5])])
-def test_blocks_are_few_and_about_equal(num_rows: int, sizes: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("num_rows", "sizes"), [(32, [32]), (33, [24, 9]), (70, [24, 24, 22]), (64, [32, 32])]
+)
+def test_blocks_are_few_about_equal_and_even(num_rows: int, sizes: list[int]) -> None:
     seen = []
 
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -32,11 +34,11 @@ def test_blocks_are_few_and_about_equal(num_rows: int, sizes: list[int]) -> None
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        assert torch.equal(in_row_blocks(function, x, x, rows_per_thread=16, rows_per_input=2), 2 * x)
+        assert torch.equal(in_row_blocks(function, x, x, rows_per_thread=64, rows_per_input=2), 2 * x)
         assert seen == sizes
         torch.set_num_threads(2)
         seen.clear()
-        in_row_blocks(function, x, x, rows_per_thread=16, rows_per_input=2)
+        in_row_blocks(function, x, x, rows_per_thread=64, rows_per_input=2)
         assert max(seen) > max(sizes) or len(sizes) == 1
     finally:
         torch.set_num_threads(threads)
