@@ -4,6 +4,7 @@
     python tools/benchmark.py update --lengths 101,513              # one section
     python tools/benchmark.py acting --json collector.autocast=bfloat16      # any override of the training recipe
     python tools/benchmark.py fit --device cuda experiment=dark_key_to_door  # what a whole experiment would take
+    python tools/benchmark.py worth                                 # what has no setting, beside the plain way
     python tools/benchmark.py update --against HEAD~3               # two revisions, in alternation
     python tools/benchmark.py update --versus encoder=gru           # two settings, in alternation
 
@@ -32,8 +33,9 @@ import torch
 from benchmark_acting import acting_parts
 from benchmark_fit import fit_parts
 from benchmark_update import update_parts
+from benchmark_worth import worth_parts
 
-SECTIONS = ("update", "acting", "replay", "fit", "pipeline", "memory")
+SECTIONS = ("update", "acting", "replay", "fit", "worth", "pipeline", "memory")
 SIZES = (
     "env.size=11", "env.num_goals=3", "env.time_limit=250", "timestep_encoder.hidden_size=512",
     "timestep_encoder.out_size=256", "agent.actor.hidden_size=256", "agent.critic.hidden_size=256",
@@ -217,7 +219,7 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
     rate = machine.copy_rate()
     yield Row("machine", "copy", "GB", 1e9 / rate, None, f"{rate / 1e9:.1f} GB/s")
     wanted = set(options.sections)
-    if wanted & {"update", "acting", "replay", "fit"}:
+    if wanted & {"update", "acting", "replay", "fit", "worth"}:
         subject = Subject(options.overrides, options.device)
     if "update" in wanted:
         parts = update_parts(subject, clock, machine, options.lengths)
@@ -228,6 +230,9 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
         yield from replay_rows(subject, clock, machine)
     if "fit" in wanted:
         yield from (Row("fit", *row) for row in fit_parts(subject, clock))
+    if "worth" in wanted:
+        parts = worth_parts(subject, clock, options.rows, options.lengths)
+        yield from (Row("worth", *part) for part in parts)
     if "pipeline" in wanted:
         yield from pipeline_rows(options.overrides)
     if "memory" in wanted:
@@ -264,14 +269,16 @@ def middle(same: list[Row]) -> Row:
 
 
 def show(rows: list[Row], before: list[Row] | None) -> None:
-    """Prints the table."""
+    """Prints the table; a row that was not there before has no number of then."""
+    earlier = {(row.section, row.name): row.seconds for row in before or []}
     print("| section | what | time | of the limit | note |" + (" before | times faster |" if before else ""))
     print("|---" * (7 if before else 5) + "|")
-    for index, row in enumerate(rows):
+    for row in rows:
         share = "" if row.limit is None else f"{row.limit / row.seconds:.0%}"
         cells = [row.section, row.name, f"{readable(row.seconds)} / {row.unit}", share, row.note]
         if before:
-            cells += [readable(before[index].seconds), f"{before[index].seconds / row.seconds:.2f}"]
+            then = earlier.get((row.section, row.name))
+            cells += ["", ""] if then is None else [readable(then), f"{then / row.seconds:.2f}"]
         print("| " + " | ".join(cells) + " |", flush=True)
 
 

@@ -46,6 +46,31 @@ def test_the_clock_counts_work_and_not_waiting():
     assert much > 4 * little
 
 
+def test_calls_in_turn_are_timed_each_by_itself_and_given_what_is_made_for_it():
+    clock, said, a = Clock(), [], torch.randn(300, 300)
+
+    def given():
+        said.append("given")
+        a @ a  # is not timed
+        return len(said)
+
+    def little(number):
+        said.append(f"little {number}")
+
+    def much(number):
+        said.append(f"much {number}")
+        for _ in range(20):
+            a @ a
+
+    once, twenty = clock.in_turn(little, much, given=given, seconds=0.0, least=3)
+    assert once * 20 < twenty
+    assert all(word == "given" for word in said[::2])
+    assert [int(word.split()[1]) for word in said[1::2]] == list(range(1, len(said), 2))
+    # Once each beforehand; then the one that was last is first.
+    turns = [word.split()[0] for word in said[1::2]]
+    assert turns == ["little", "much", "much", "little", "little", "much", "much", "little"]
+
+
 def test_rates_are_plausible_and_larger_work_takes_longer():
     machine = Machine("cpu", Clock())
     assert 1e8 < machine.product_rate(torch.float32, size=256) < 1e15

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -28,6 +29,32 @@ class Clock:
         while len(taken) < least or sum(taken) < seconds:
             taken.append(self._once(call))
         return median(taken)
+
+    def in_turn(
+        self,
+        *calls: Callable[[Any], Any],
+        given: Callable[[], Any] = lambda: None,
+        seconds: float = 2.0,
+        least: int = 5,
+    ) -> list[float]:
+        """The median times of calls that are made one after the other, again and again, for about ``seconds``.
+
+        So a machine that becomes slower meanwhile does so for all of them.
+
+        Args:
+            calls: Each takes what ``given`` returns.
+            given: Called before each of them, and not timed.
+            seconds: Of all calls together.
+            least: How often each is called at least.
+        """
+        taken: list[list[float]] = [[] for _ in calls]
+        for call in calls:
+            call(given())
+        while len(taken[0]) < least or sum(map(sum, taken)) < seconds:
+            turns = list(zip(calls, taken, strict=True))
+            for call, times in turns if len(taken[0]) % 2 else reversed(turns):
+                times.append(self._once(partial(call, given())))
+        return [median(times) for times in taken]
 
     def _once(self, call: Callable[[], Any]) -> float:
         if not self._cuda:
