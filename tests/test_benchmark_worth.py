@@ -45,7 +45,6 @@ def benchmark():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(TOOLS))
         module = importlib.import_module("benchmark")
-        patch.setattr("yamame.runs.keep_freed_memory", lambda: True)  # other tests go on as they began
         patch.setattr(module.speed.Clock, "in_turn", quickly(module.speed.Clock.in_turn))
         yield module
     for name in [name for name in sys.modules if name.startswith("benchmark")]:

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -289,6 +289,14 @@ def readable(seconds: float) -> str:
     return f"{seconds * factor:.3g} {unit}"
 
 
+def keep_freed_memory() -> None:
+    """As the recipes do when they begin, if the revision has it."""
+    with suppress(ImportError):
+        from yamame.runs import keep_freed_memory
+
+        keep_freed_memory()
+
+
 def numbers(text: str) -> list[int]:
     """``1,2`` -> ``[1, 2]``."""
     return [int(number) for number in text.split(",")]
@@ -317,6 +325,7 @@ def main() -> None:
     if unknown:
         parser.error(f"unknown section {sorted(unknown)[0]!r}; there are {', '.join(SECTIONS)}")
     torch.set_num_threads(options.threads)
+    keep_freed_memory()
     if options.peak:
         peak(options.peak, options.overrides, options.device)
     elif options.against or options.versus:

@@ -1,7 +1,7 @@
 """The worth section of the benchmark: what has no setting, beside the plain way to the same numbers.
 
-Both ways of a row are measured in alternation, in one process that keeps freed memory as the recipes do, and before
-that their numbers are compared. All are in float32, whatever the overrides say, but for matrices laid out once.
+Both ways of a row are measured in alternation, and before that their numbers are compared. All are in float32, whatever
+the overrides say, but for matrices laid out once.
 """
 
 import copy
@@ -37,9 +37,6 @@ def worth_parts(
     Yields:
         Name, unit, seconds of the project's way, no limit, and a note on the plain way.
     """
-    from yamame.runs import keep_freed_memory
-
-    keep_freed_memory()
     groups = (
         acting_pairs(subject, rows),
         block_pairs(subject, max(lengths)),

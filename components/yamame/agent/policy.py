@@ -93,7 +93,7 @@ class InContextPolicy(TensorDictModuleBase):
         return F.linear(context, last.weight[first : first + size], last.bias[first : first + size])
 
 
-_FEW_ROWS = 128
+_FEW_ROWS = 32
 
 
 def acting_copy(
