@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from yamame.rows import in_row_blocks
 
 TOOLS = Path(__file__).parents[1] / "tools"
 SMALL = ["encoder.d_model=16", "encoder.num_heads=2", "encoder.num_layers=1", "timestep_encoder.out_size=16"]
@@ -43,10 +44,33 @@ def test_another_environment_is_measured_without_the_settings_of_the_maze(benchm
 def test_memory_is_what_one_update_adds(benchmark, capsys, monkeypatch):
     held = iter([100 * 2**20, 130 * 2**20])
     monkeypatch.setattr(benchmark, "used", lambda device: next(held))
-    benchmark.peak(64, SMALL, "cpu")
+    benchmark.peak(64, SMALL, "cpu", at_once=False)
     megabytes, seconds = json.loads(capsys.readouterr().out)
     assert megabytes == 30
     assert seconds > 0
+
+
+def test_memory_is_told_of_blocks_of_rows_and_of_all_rows_at_once(benchmark, monkeypatch):
+    def measured(command, **_):
+        megabytes = int(command[command.index("--peak") + 1]) * (1 + ("--at-once" in command))
+        return SimpleNamespace(stdout=json.dumps([megabytes, 0.5]))
+
+    monkeypatch.setattr(benchmark.subprocess, "run", measured)
+    rows = list(benchmark.memory_rows([40, 70], [], "cpu"))
+    assert [(row.name, row.note.split()[0]) for row in rows] == [
+        *(("1 x 40", "40"), ("1 x 40, all rows at once", "80")),
+        *(("1 x 70", "70"), ("1 x 70, all rows at once", "140")),
+    ]
+
+
+def test_all_rows_at_once_are_one_block(benchmark, monkeypatch, capsys):
+    defaults = in_row_blocks.__kwdefaults__
+    monkeypatch.setitem(defaults, "rows_per_thread", 8)
+    benchmark.peak(64, SMALL, "cpu", at_once=False)
+    assert defaults["rows_per_thread"] == 8
+    benchmark.peak(64, SMALL, "cpu", at_once=True)
+    assert defaults["rows_per_thread"] > 10**9
+    assert len(capsys.readouterr().out.splitlines()) == 2
 
 
 @pytest.mark.usefixtures("compiler")

@@ -178,19 +178,23 @@ def pipeline_rows(overrides: list[str]) -> Iterator[Row]:
 
 
 def memory_rows(lengths: list[int], overrides: list[str], device: str) -> Iterator[Row]:
-    """The most memory that one update of one sequence takes, in a process of its own."""
+    """The most memory that an update of one sequence takes, in a process of its own: in blocks of rows, and not."""
     for length in lengths:
-        command = [sys.executable, __file__, "--peak", str(length), "--device", device, *overrides]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        megabytes, seconds = json.loads(done.stdout)
-        note = f"{megabytes:.0f} MB beyond the agent itself"
-        yield Row("memory", f"1 x {length}", "update", seconds, None, note)
+        for name, more in ((f"1 x {length}", []), (f"1 x {length}, all rows at once", ["--at-once"])):
+            command = [sys.executable, __file__, "--peak", str(length), "--device", device, *more, *overrides]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            megabytes, seconds = json.loads(done.stdout)
+            note = f"{megabytes:.0f} MB beyond the agent itself"
+            yield Row("memory", name, "update", seconds, None, note)
 
 
-def peak(length: int, overrides: list[str], device: str) -> None:
+def peak(length: int, overrides: list[str], device: str, *, at_once: bool) -> None:
     """Prints the megabytes that one update adds to what the process had, and its seconds."""
+    from yamame.rows import in_row_blocks
     from yamame.runs import NonFiniteGuard
 
+    if at_once:
+        in_row_blocks.__kwdefaults__["rows_per_thread"] = sys.maxsize
     subject = Subject(overrides, device)
     guard = NonFiniteGuard(Path(tempfile.mkdtemp()))
     subject.learner.update(subject.batch(1, 16), guard, step=0, seed=0)
@@ -318,6 +322,7 @@ def main() -> None:
     parser.add_argument("--versus", nargs="+", default=[], help="overrides to compare those given with")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each side of a comparison")
     parser.add_argument("--peak", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--at-once", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_intermixed_args()
     options.overrides = [text for text in options.what if "=" in text]
     options.sections = [text for text in options.what if "=" not in text] or list(SECTIONS)
@@ -327,7 +332,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     keep_freed_memory()
     if options.peak:
-        peak(options.peak, options.overrides, options.device)
+        peak(options.peak, options.overrides, options.device, at_once=options.at_once)
     elif options.against or options.versus:
         before, after = rounds(options)
         show(after, before)
