@@ -4,6 +4,7 @@
    zeros, where numbers of every two rows stand side by side. inner is even. */
 
 #include <stdint.h>
+#include <string.h>
 
 #ifndef __AVX512BF16__
 const int32_t available = 0;
@@ -32,8 +33,9 @@ static inline __attribute__((always_inline)) void tile(struct product p, int64_t
         for (int j = 0; j < wide; j++) {
             __m512bh columns = (__m512bh)_mm512_loadu_si512(p.w + ((panel + j) * p.inner + k) * LANES);
             for (int i = 0; i < tall; i++) {
-                __m512i both = _mm512_set1_epi32(*(const int32_t *)(p.x + (row + i) * p.x_stride + k));
-                sums[i][j] = _mm512_dpbf16_ps(sums[i][j], (__m512bh)both, columns);
+                int32_t pair;
+                memcpy(&pair, p.x + (row + i) * p.x_stride + k, sizeof pair);
+                sums[i][j] = _mm512_dpbf16_ps(sums[i][j], (__m512bh)_mm512_set1_epi32(pair), columns);
             }
         }
     for (int j = 0; j < wide; j++) {
