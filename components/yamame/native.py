@@ -51,6 +51,14 @@ def compile_c(beside: str, *, setting: str, size: int | None = None, **macros: i
             ) from error
 
 
+def compile_c_if_possible(beside: str) -> ctypes.CDLL | None:
+    """The functions of a C file that change no number, and need not be there; None where they cannot be compiled."""
+    try:
+        return compile_c(beside, setting=Path(beside).stem)
+    except ValueError:
+        return None
+
+
 def require_acting_dtype(dtype: torch.dtype) -> None:
     """Raises where functions for acting are not made for a dtype.
 

@@ -1,14 +1,19 @@
 """When the goals of an instruction are completed along whole trajectories.
 
 There is little to compute, in many small steps, each of which takes torch several times as long as NumPy: so it
-is done on the CPU, in NumPy, wherever the trajectories are.
+is done on the CPU, wherever the trajectories are, in NumPy, or in ten times less by a function in C where that can
+be compiled: ``completion.c``. Both find the same.
 """
+
+import ctypes
+import functools
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from yamame.goals.instruction import GOAL_PAD, GOAL_TOLERANCE
+from yamame.native import compile_c_if_possible
 
 
 def completion_times(instruction: Tensor, achieved: Tensor, achieved_mask: Tensor, mask: Tensor) -> Tensor:
@@ -39,6 +44,29 @@ def completed(instruction: np.ndarray, achieved: np.ndarray, valid: np.ndarray) 
     Returns:
         ``[B, K]`` int64, L where never.
     """
+    kernel = completion_kernel()
+    if kernel is None or not instruction.dtype == achieved.dtype == np.float32:
+        return _completed(instruction, achieved, valid)
+    given = [np.ascontiguousarray(part) for part in (instruction, achieved, valid)]
+    times = np.empty(instruction.shape[:2], np.int64)
+    sizes = *times.shape, *achieved.shape[1:]
+    kernel.completed(*(part.ctypes.data for part in (*given, times)), *sizes, GOAL_TOLERANCE, GOAL_PAD)
+    return times
+
+
+@functools.cache
+def completion_kernel() -> ctypes.CDLL | None:
+    """The function in C, compiled when it is first asked for; None if it cannot be."""
+    kernel = compile_c_if_possible(__file__)
+    if kernel is not None:
+        number = ctypes.c_float
+        kernel.completed.argtypes = [*[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 5, number, number]
+        kernel.completed.restype = None
+    return kernel
+
+
+def _completed(instruction: np.ndarray, achieved: np.ndarray, valid: np.ndarray) -> np.ndarray:
+    """The same in NumPy, for all trajectories at once."""
     (batch, num_steps), slots = valid.shape[:2], instruction.shape[1]
     with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are far away
         distance = _difference(instruction, achieved, 0)

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from yamame.native import compile_c
+from yamame.native import compile_c_if_possible
 
 _INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 _FEWEST = 4096  # numbers of a mask from which on it is worth to fetch the generator's state
@@ -41,9 +41,8 @@ class Dropout(nn.Dropout):
 @functools.cache
 def bernoulli_kernel() -> ctypes.CDLL | None:
     """The function, compiled when it is first asked for; None if it cannot be, or draws otherwise than PyTorch."""
-    try:
-        kernel = compile_c(__file__, setting="Dropout")
-    except ValueError:
+    kernel = compile_c_if_possible(__file__)
+    if kernel is None:
         return None
     kernel.bernoulli.argtypes = [
         *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_int32)
