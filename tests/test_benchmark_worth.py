@@ -37,6 +37,7 @@ NAMES = [
     "2 trajectories read as windows of one view",
     "2 trajectories relabelled in place",
     "goals of 3 new trajectories counted",
+    "goals of 2 trajectories completed, in C",
 ]
 
 

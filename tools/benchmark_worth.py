@@ -155,6 +155,7 @@ def replay_pairs(subject: Any) -> Iterator[Pair]:
         if "achieved" in stored.keys():
             yield _relabelling_pair(buffer.storage.get(index))
             yield _counting_pair(stored, subject.cfg.schedule.num_envs)
+            yield _completing_pair(buffer.storage.get(index))
 
 
 def _reading_pair(storage: Any, index: Tensor) -> Pair:
@@ -191,6 +192,16 @@ def _relabelling_pair(batch: Any) -> Pair:
 
     name = f"{len(batch)} trajectories relabelled in place"
     return Pair(name, "batch", Relabel("some", inplace=True), Relabel("some"), "into copies", given=given)
+
+
+def _completing_pair(batch: Any) -> Pair:
+    from yamame.goals.completion import _completed, completed
+    from yamame.replay.hindsight import RelabelKeys, Trajectories
+
+    given = Trajectories.of(*(batch[key] for key in RelabelKeys().needed()[:4]))[:3]
+    name = f"goals of {len(batch)} trajectories completed, in C"
+    ways = (lambda _, find=find: torch.from_numpy(find(*given)) for find in (completed, _completed))
+    return Pair(name, "batch", *ways, "in NumPy")
 
 
 def _counting_pair(stored: Any, number: int) -> Pair:

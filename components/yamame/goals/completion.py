@@ -1,7 +1,7 @@
 """When the goals of an instruction are completed along whole trajectories.
 
 There is little to compute, in many small steps, each of which takes torch several times as long as NumPy: so it
-is done on the CPU, wherever the trajectories are, in NumPy, or in ten times less by a function in C where that can
+is done on the CPU, wherever the trajectories are, in NumPy, or in a quarter of that by a function in C, where it can
 be compiled: ``completion.c``. Both find the same.
 """
 
