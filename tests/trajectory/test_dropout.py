@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 from yamame.trajectory import MemorylessEncoder, TransformerEncoder
 from yamame.trajectory.dropout import Dropout, bernoulli_kernel
@@ -162,6 +163,23 @@ def test_compiled_graphs_hold_pytorchs(calls):
     # Tracing goes through without a break of the graph; what it draws is the compiler's own matter.
     graph = torch.export.export(nn.Sequential(Dropout(0.5)), (torch.randn(5000),))
     assert any("dropout" in str(node.target) for node in graph.graph.nodes)
+    assert not calls
+
+
+@pytest.mark.parametrize("transform", ["vmap", "grad", "fake"])
+def test_what_is_no_memory_is_left_to_pytorch(transform, calls):
+    x, found = torch.randn(3, 5000), []
+    for module in (nn.Dropout(0.5), Dropout(0.5)):
+        torch.manual_seed(5)
+        if transform == "vmap":
+            found.append(torch.vmap(module, randomness="different")(x))
+        elif transform == "grad":
+            found.append(torch.func.grad(lambda x, module=module: module(x).square().sum())(x))
+        else:
+            with FakeTensorMode():
+                shape = module(torch.empty(3, 5000)).shape
+            found.append(torch.zeros(shape))
+    assert torch.equal(*found)
     assert not calls
 
 

@@ -59,7 +59,9 @@ def bernoulli_kernel() -> ctypes.CDLL | None:
 
 
 def _suits(x: Tensor) -> bool:
-    if torch.compiler.is_compiling() or not x.is_cpu:
+    """Whether these are numbers in memory, and enough of them."""
+    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    if traced or type(x) not in (Tensor, nn.Parameter) or not x.is_cpu:
         return False
     return x.dtype in _INTEGERS and x.numel() >= _FEWEST and x.is_contiguous()
 
