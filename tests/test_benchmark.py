@@ -63,6 +63,16 @@ def test_memory_is_told_of_blocks_of_rows_and_of_all_rows_at_once(benchmark, mon
     ]
 
 
+def test_freed_memory_is_kept_before_anything_is_measured(benchmark, monkeypatch):
+    order = []
+    monkeypatch.setattr("yamame.runs.keep_freed_memory", lambda: order.append("kept"))
+    monkeypatch.setattr(benchmark.torch, "set_num_threads", lambda number: None)
+    monkeypatch.setattr(benchmark, "measure", lambda options: order.append("measured") or [])
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", "update"])
+    benchmark.main()
+    assert order == ["kept", "measured"]
+
+
 def test_all_rows_at_once_are_one_block(benchmark, monkeypatch, capsys):
     defaults = in_row_blocks.__kwdefaults__
     monkeypatch.setitem(defaults, "rows_per_thread", 8)
