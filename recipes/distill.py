@@ -25,7 +25,7 @@ from torchrl.envs import Compose
 from yamame import runs
 from yamame.baselines import learning_histories
 from yamame.evaluation import EvaluationResult, evaluate
-from yamame.replay import TrialSubsampling
+from yamame.replay import Prefetcher, TrialSubsampling
 from yamame.runs.build import build_agent, build_env, build_learner
 from yamame.runs.hydra import instantiate, main, plain, run_name
 from yamame.runs.training import TrainingRun, held_out_env
@@ -128,6 +128,7 @@ class Training(TrainingRun):
             owner=run.path.name,
             resume=self.resumed,
         )
+        self.batches = Prefetcher(self.histories.sample, cfg.device)
 
     def components(self) -> dict[str, Any]:
         """Everything that the next step depends on; checkpoints are made when no learner is learning."""
@@ -174,13 +175,7 @@ class Training(TrainingRun):
 
     def learn(self) -> dict[str, float]:
         """Makes some updates; returns the means of their metrics."""
-        made = []
-        for _ in range(self.cfg.schedule.updates_per_iteration):
-            batch = self.histories.sample().to(self.cfg.device)
-            made.append(self.update(batch))
-            if self.ended():
-                break
-        return self.metrics(made)
+        return self.learn_from(self.batches, self.cfg.schedule.updates_per_iteration)
 
     def artifacts(self) -> None:
         """Adds the comparison: return per trial of the agent, of itself without memory, and of the learners."""

@@ -20,6 +20,7 @@ from omegaconf import DictConfig
 from tensordict import TensorDict
 from torchrl.envs import Compose
 from yamame import runs
+from yamame.replay import Prefetcher
 from yamame.runs.build import build_agent, build_collector, build_env, build_learner
 from yamame.runs.hydra import instantiate, main, plain, run_name
 from yamame.runs.training import TrainingRun, held_out_env
@@ -91,6 +92,7 @@ class Training(TrainingRun):
             owner=run.path.name,
             resume=self.resumed,
         )
+        self.batches = Prefetcher(self.replay.sample, cfg.device)
         self.collector = build_collector(
             cfg, env=parts.env, policy=self.policy, replay=self.replay, exploration=parts.exploration
         )
@@ -144,14 +146,9 @@ class Training(TrainingRun):
 
     def learn(self) -> dict[str, float]:
         """Makes the updates that are due; returns the means of their metrics."""
-        made = []
-        for _ in range(self.updates_due()):
-            batch = self.replay.sample().to(self.cfg.device)
-            made.append(self.update(batch))
-            if self.ended():
-                break
+        metrics = self.learn_from(self.batches, self.updates_due())
         self.collector.update_policy_weights_(TensorDict.from_module(self.policy).data)
-        return self.metrics(made)
+        return metrics
 
 
 if __name__ == "__main__":

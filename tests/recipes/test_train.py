@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from yamame.replay import Prefetcher
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "train.py"
 TINY = ["debug=tiny", "logger=none"]
@@ -157,6 +158,35 @@ def test_a_run_extended_later_equals_one_that_was_never_stopped(run, tmp_path, c
     assert differing(whole, parts, skip=("/progress/curve",)) == []  # the first part ended with an evaluation
     assert run(*short, "run.name=other", "seed=1")[0] == 0
     assert differing(whole["agent"], parameters(tmp_path / "runs/other")["agent"])
+
+
+class AtOnce:
+    """Fetches batches in advance where no device works meanwhile."""
+
+    def begin(self, batch):
+        return lambda: batch
+
+
+def test_batches_sampled_in_advance_are_all_learned_from_and_change_nothing(
+    monkeypatch, run, recipe, tmp_path
+):
+    sampled = []
+
+    def prefetcher(sample, device):
+        return Prefetcher(lambda: sampled.append(1) or sample(), device, transfer=AtOnce())
+
+    def updates(name):
+        return json.loads((tmp_path / "runs" / name / "summary.json").read_text())["updates"]
+
+    settings = [*SHORT, "encoder.dropout=0"]  # whose draws come between, but for a GPU
+    assert run(*settings, "run.name=ordinary")[0] == 0
+    monkeypatch.setattr(recipe, "Prefetcher", prefetcher)
+    assert run(*settings, "run.name=fetched")[0] == 0
+    assert len(sampled) == updates("ordinary") == updates("fetched") > 10
+    assert differing(parameters(tmp_path / "runs/ordinary"), parameters(tmp_path / "runs/fetched")) == []
+    sampled.clear()
+    assert run(*settings, "run.name=short", "budget.updates=12", "schedule.anneal_lr=false")[0] == 0
+    assert len(sampled) == updates("short") == 12
 
 
 def test_acting_beside_the_learner_trains_and_resumes(run, tmp_path):

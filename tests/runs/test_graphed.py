@@ -328,6 +328,14 @@ def test_a_structure_is_recorded_once_after_its_ordinary_updates(update):
     assert (recorder.warmed, len(recorder.records)) == (5, 2)
 
 
+def test_what_is_done_meanwhile_comes_while_the_recorded_loss_is_computed(tmp_path):
+    learner, guard, seen = sloped(), NonFiniteGuard(tmp_path), []
+    recorder = graphed(learner, warmup=1)
+    for step in range(3):
+        learner.update(of_size(2), guard, step=step, seed=0, meanwhile=lambda: seen.append(recorder.replays))
+    assert seen == [0, 1, 3]  # of two replays each, one up to the gradients and one that moves the weights
+
+
 def test_updates_that_are_not_made_are_no_warm_up_and_move_nothing(update):
     learner = sloped()
     recorder = graphed(learner, warmup=1)

@@ -129,3 +129,13 @@ def test_autocast_changes_the_precision_of_products_and_little_else(tmp_path):
 def test_impossible_settings_are_refused(tmp_path, name, value):
     with pytest.raises(ValueError, match=rf"Learner: {name} .* got {value!r}"):
         make(tmp_path, **{name: value})
+
+
+@pytest.mark.parametrize("slope", [1.0, float("nan")])
+def test_what_is_done_meanwhile_comes_after_the_loss_and_before_it_is_read(tmp_path, slope):
+    learner, _, guard = make(tmp_path)
+    order, forward, check = [], learner.loss.forward, guard.check
+    learner.loss.forward = lambda data: order.append("loss") or forward(data)
+    guard.check = lambda *args, **options: order.append("read") or check(*args, **options)
+    learner.update(batch(slope), guard, step=0, seed=0, meanwhile=lambda: order.append("meanwhile"))
+    assert order == ["loss", "meanwhile", "read"]

@@ -9,6 +9,7 @@ from yamame.replay.hindsight import RelabelKeys as RelabelKeys
 from yamame.replay.on_policy import OnPolicyBuffer as OnPolicyBuffer
 from yamame.replay.on_policy import minibatches as minibatches
 from yamame.replay.packing import pack as pack
+from yamame.replay.prefetch import Prefetcher as Prefetcher
 from yamame.replay.relabel import Relabel as Relabel
 from yamame.replay.sequence_packing import SequencePacking as SequencePacking
 from yamame.replay.storage import TrajectoryStorage as TrajectoryStorage

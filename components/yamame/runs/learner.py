@@ -70,7 +70,13 @@ class Learner:
             self._make = GraphedUpdates(*parts, optimizer=optimizer, recorder=CudaRecorder(device)).update
 
     def update(
-        self, batch: TensorDictBase, guard: NonFiniteGuard, *, step: int, seed: int
+        self,
+        batch: TensorDictBase,
+        guard: NonFiniteGuard,
+        *,
+        step: int,
+        seed: int,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> dict[str, Tensor]:
         """Learns from one batch.
 
@@ -79,11 +85,17 @@ class Learner:
             guard: Decides whether the update is made, and keeps the evidence when it is not.
             step: Number of this update, for the evidence.
             seed: The run's seed, for the evidence.
+            meanwhile: Called while the device computes the loss, before the host reads it.
 
         Returns:
             Detached metrics: what the loss wrote, ``loss`` and ``grad_norm``. Empty if no update was made.
         """
-        metrics = self._make(batch, partial(guard.check, batch=batch, step=step, seed=seed))
+
+        def accept(loss: Tensor) -> bool:
+            meanwhile()
+            return guard.check(loss, batch, step=step, seed=seed)
+
+        metrics = self._make(batch, accept)
         if metrics:
             self.schedule.step()
         return metrics

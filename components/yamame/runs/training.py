@@ -6,7 +6,7 @@ ends. A recipe subclasses `TrainingRun` and says what a checkpoint holds and how
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -19,6 +19,7 @@ from torchrl.envs import EnvBase
 from yamame.agent import InContextPolicy
 from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult, evaluate, film
+from yamame.replay import Prefetcher
 from yamame.runs.budget import Budget
 from yamame.runs.build import build_env
 from yamame.runs.checkpoint import Checkpointer
@@ -133,9 +134,10 @@ class TrainingRun(ABC):
         else:
             self.directory.write_text("config.yaml", OmegaConf.to_yaml(self.cfg, resolve=True))
 
-    def ended(self) -> bool:
-        """Whether the budget is spent."""
-        return self.budget.ended(env_steps=self.progress.env_steps, updates=self.progress.updates) is not None
+    def ended(self, *, ahead: int = 0) -> bool:
+        """Whether the budget is spent, or will be so many updates later."""
+        updates = self.progress.updates + ahead
+        return self.budget.ended(env_steps=self.progress.env_steps, updates=updates) is not None
 
     @property
     def step(self) -> int:
@@ -149,11 +151,25 @@ class TrainingRun(ABC):
         outcomes = episodes.returns if episodes.success is None else episodes.success.float()
         self.progress.add_outcomes(outcomes.tolist())
 
-    def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
+    def update(
+        self, batch: TensorDictBase, meanwhile: Callable[[], None] = lambda: None
+    ) -> dict[str, Tensor]:
         """Makes one update, and counts it; what it wrote."""
-        metrics = self.learner.update(batch, self.guard, step=self.progress.updates, seed=self.cfg.seed)
+        metrics = self.learner.update(
+            batch, self.guard, step=self.progress.updates, seed=self.cfg.seed, meanwhile=meanwhile
+        )
         self.progress.updates += 1
         return metrics
+
+    def learn_from(self, batches: Prefetcher, number: int) -> dict[str, float]:
+        """Makes so many updates, or as many as the budget allows; the means of what they wrote."""
+        made: list[dict[str, Tensor]] = []
+        last = number == 0
+        while not last:
+            last = len(made) + 1 == number or self.ended(ahead=1)
+            # What is sampled in advance is learned from before anything else happens.
+            made.append(self.update(batches.take(), (lambda: None) if last else batches.fetch))
+        return self.metrics(made)
 
     def metrics(self, made: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
         """Means of what some updates wrote (those that were not made wrote nothing), and how episodes came out."""
