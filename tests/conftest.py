@@ -29,3 +29,24 @@ def compiler() -> None:
     """For tests that compile; skipped where there is no C compiler."""
     if shutil.which(shlex.split(os.environ.get("CC", "cc"))[0]) is None:
         pytest.skip("there is no C compiler here")
+
+
+@pytest.fixture(scope="session")
+def nothing_read_back() -> type:
+    """A context that fails at operations that wait for a device, or whose result has a size that depends on data."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    read = ("_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select", "bincount")
+
+    class NothingReadBack(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            name = func._schema.name.removeprefix("aten::")
+            indexed = name.startswith(("index", "_index_put")) and isinstance(args[1], list | tuple)
+            indices = [value for value in (args[1] if indexed else ()) if value is not None]
+            masked = any(value.dtype in (torch.bool, torch.uint8) for value in indices)
+            if name in (*read, "repeat_interleave") or "unique" in name or masked:
+                raise AssertionError(f"{func} in what is recorded")
+            return func(*args, **(kwargs or {}))
+
+    return NothingReadBack

@@ -125,7 +125,7 @@ def acting_rows(subject: Subject, clock: Any, machine: Any, rows: list[int]) -> 
     """Environment steps with the agent's policy, in a collector that keeps what it saw: whole, and by parts."""
     # Revisions from before a setting know nothing of it.
     known = subject.cfg.collector
-    settings = {name: known[name] for name in ("autocast", "compile_policy") if known.get(name)}
+    settings = {name: known[name] for name in ("autocast", "compile_policy", "cuda_graph") if known.get(name)}
     autocast = settings.get("autocast")
     dtype = torch.float32 if autocast is None else getattr(torch, autocast)
     rates = machine.product_rate(torch.float32), machine.product_rate(dtype), machine.copy_rate()

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torchrl.data import Binary
 from torchrl.envs import Compose, ExcludeTransform, TransformedEnv
 from yamame.agent import InContextAgent
+from yamame.capturing import recording
 from yamame.collectors import AsyncCollector, SyncCollector
 from yamame.exploration import BilevelEpsilon
 from yamame.heads import ActorHead, PopArt, make_critic
@@ -38,9 +39,7 @@ class Shelf:
             self.rows.append(row[: int(row["mask"].sum())].clone())
 
 
-def make_collector(
-    env, *, encoder=None, explore=True, greedy=False, autocast=None, compile_policy=False
-) -> SyncCollector:
+def make_collector(env, *, encoder=None, explore=True, **settings) -> SyncCollector:
     torch.manual_seed(0)
     agent = InContextAgent(
         env.observation_spec,
@@ -54,7 +53,6 @@ def make_collector(
         gammas=(0.9,),
     )
     noise = BilevelEpsilon(agent.action_space, anneal_steps=500) if explore else None
-    settings = {"greedy": greedy, "autocast": autocast, "compile_policy": compile_policy}
     return SyncCollector(env, agent.policy(), Shelf(), exploration=noise, **settings)
 
 
@@ -244,6 +242,69 @@ def products(q, kv, cache, slot, last):
     keys, values = cache.unflatten(-1, (2, 8)).transpose(2, 3)
     seen = (torch.arange(cache.shape[2]) <= last.unsqueeze(1))[:, None, None]
     return F.scaled_dot_product_attention(q.unsqueeze(2), keys, values, seen, scale=1.0).squeeze(2)
+
+
+class OnTheHost:
+    """Records on a CPU."""
+
+    def __init__(self):
+        self.replays = 0
+
+    def warm(self, function):
+        return function()
+
+    def record(self, function):
+        results = {}
+
+        def replay():
+            self.replays += 1
+            with recording():
+                results.update(function())
+
+        return replay, results
+
+
+def test_a_recorded_policy_collects_what_an_ordinary_one_does_and_goes_on_where_it_was_saved(monkeypatch):
+    recorder, seen = OnTheHost(), []
+    monkeypatch.setattr(
+        "yamame.collectors.player.cuda_recorder",
+        lambda device, owner: seen.append((device, owner)) or recorder,
+    )
+
+    def env():
+        return PassiveTMaze(num_envs=2, length=4)
+
+    ordinary, recorded, again = (
+        make_collector(env()),
+        *(make_collector(env(), cuda_graph=True) for _ in range(2)),
+    )
+    assert seen == [(torch.device("cpu"), "SyncCollector")] * 2
+    weights = TensorDict.from_module(ordinary.policy).data.apply(lambda value: value * 1.5)
+    for collector in (ordinary, recorded):
+        torch.manual_seed(1)
+        collector.collect(2 * 20)
+        collector.update_policy_weights_(weights)
+        collector.collect(2 * 11)
+    again.load_state_dict(recorded.state_dict())
+    states = []
+    for collector in (ordinary, recorded, again):
+        torch.manual_seed(2)
+        kept = len(collector.replay.rows)
+        collector.collect(2 * 20)
+        states.append(collector.replay.rows[kept:])
+    assert recorder.replays > 40
+    assert all((a == b).all() for rows in states[1:] for a, b in zip(states[0], rows, strict=True))
+    for one, other in zip(ordinary.replay.rows, recorded.replay.rows, strict=True):
+        assert (one == other).all()
+
+
+def test_recording_is_refused_without_a_gpu_and_beside_compiled_functions(monkeypatch):
+    env = PassiveTMaze(num_envs=2, length=4)
+    with pytest.raises(ValueError, match="SyncCollector: cuda_graph must be false on cpu, got true"):
+        make_collector(env, cuda_graph=True)
+    monkeypatch.setattr("yamame.collectors.player.cuda_recorder", lambda device, owner: OnTheHost())
+    with pytest.raises(ValueError, match="compile_policy must be false with cuda_graph, got true"):
+        make_collector(env, cuda_graph=True, compile_policy=True)
 
 
 def test_an_unknown_precision_is_refused():

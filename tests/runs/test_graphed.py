@@ -68,31 +68,6 @@ def one_hot(index, num_classes):
     return torch.zeros(*index.shape, num_classes, dtype=torch.int64).scatter_(-1, index.unsqueeze(-1), 1)
 
 
-READ_BACK = {
-    "_local_scalar_dense",
-    "equal",
-    "is_nonzero",
-    "nonzero",
-    "masked_select",
-    "bincount",
-    "repeat_interleave",
-}
-
-
-class NothingReadBack(TorchDispatchMode):
-    """Fails at operations that wait for the device, or whose result has a size that depends on data."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func._schema.name.removeprefix("aten::")
-        indices = (
-            args[1] if name.startswith(("index", "_index_put")) and isinstance(args[1], list | tuple) else ()
-        )
-        masked = any(value is not None and value.dtype in (torch.bool, torch.uint8) for value in indices)
-        if name in READ_BACK or "unique" in name or masked:
-            raise AssertionError(f"{func} in what is recorded")
-        return func(*args, **(kwargs or {}))
-
-
 class OnlyOn(TorchDispatchMode):
     """Fails at operations with a tensor on another device, as copies from the host are."""
 
@@ -113,7 +88,7 @@ class OnlyOn(TorchDispatchMode):
 )
 @pytest.mark.parametrize("queries", [64, 8])
 @pytest.mark.parametrize("actions", ACTIONS)
-def test_a_recorded_update_reads_nothing_back(monkeypatch, actions, queries, setting):
+def test_a_recorded_update_reads_nothing_back(monkeypatch, nothing_read_back, actions, queries, setting):
     if queries < 64:  # attention in blocks, computed again in the backward pass
         monkeypatch.setattr(attention, "_FEWEST_QUERIES", queries)
         monkeypatch.setattr(attention, "_LARGEST_MASK", 0)
@@ -122,12 +97,12 @@ def test_a_recorded_update_reads_nothing_back(monkeypatch, actions, queries, set
     make_capturable(learner.optimizer)
     learner._ordinary(batch, lambda total: True)
     monkeypatch.setattr(nn.functional, "one_hot", one_hot)
-    with recording(), NothingReadBack():
+    with recording(), nothing_read_back():
         learner._learn(batch)
         learner._move()
     for name in ("_learn", "_ordinary"):
         given = (batch,) if name == "_learn" else (batch, lambda total: bool(total.isfinite()))
-        with pytest.raises(AssertionError, match="in what is recorded"), NothingReadBack():
+        with pytest.raises(AssertionError, match="in what is recorded"), nothing_read_back():
             getattr(learner, name)(*given)
 
 
@@ -435,13 +410,12 @@ def test_what_cannot_be_recorded_is_refused(choice):
     small = [text for text in SMALL if not text.startswith("encoder.")]
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         learner = learner_of(compose("train", overrides=[*small, choice]))
-    device = torch.device("cuda")
     with pytest.raises(ValueError, match=f"cuda_graph must be false with {OBSTACLES[choice]}, got true"):
-        refuse_obstacles(learner.loss, learner.optimizer, device)
+        refuse_obstacles(learner.loss, learner.optimizer)
     learner = learner_of(configured())
-    refuse_obstacles(learner.loss, learner.optimizer, device)
+    refuse_obstacles(learner.loss, learner.optimizer)
     with pytest.raises(ValueError, match="cuda_graph must be false with SGD, got true"):
-        refuse_obstacles(learner.loss, torch.optim.SGD(learner.loss.parameters(), lr=0.1), device)
+        refuse_obstacles(learner.loss, torch.optim.SGD(learner.loss.parameters(), lr=0.1))
 
 
 @pytest.mark.gpu

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchrl.envs.utils import ExplorationType, exploration_type
 
+from yamame.agent.recorded import RecordedDecisions
+from yamame.capturing import Recorder
 from yamame.heads import ActorHead
 from yamame.preparable import Preparable
 from yamame.trajectory import SigmaReparamLinear, TrajectoryEncoder
@@ -64,23 +66,48 @@ class InContextPolicy(TensorDictModuleBase):
         needed = [*timestep_encoder.in_keys, *trajectory_encoder.in_keys]
         self.in_keys = [key for key in dict.fromkeys(needed) if key not in produced]
         self.out_keys = [action_key]
+        self._recorded: RecordedDecisions | None = None
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Writes the action of every row of ``tensordict`` ``[N]`` and returns it."""
-        scratch = tensordict.copy()
-        self.trajectory_encoder(self.timestep_encoder(scratch))
-        params = self._params(scratch.get(self.trajectory_encoder.out_keys[0]))
+        if self._recorded is None:
+            scratch = self.trajectory_encoder(self.timestep_encoder(tensordict.copy()))
+            params = self._params(scratch.get(self.trajectory_encoder.out_keys[0]))
+        else:
+            params = self._recorded(tensordict.select(*self.in_keys, strict=False))
         space = self.actor.action_space
-        distribution = space.distribution(params, scratch.get(self.action_mask_key, None))
+        distribution = space.distribution(params, tensordict.get(self.action_mask_key, None))
         deterministic = exploration_type() in (ExplorationType.DETERMINISTIC, ExplorationType.MODE)
         encoded = distribution.mode() if deterministic else distribution.sample()
         return tensordict.set(self.action_key, space.decode(encoded))
 
     def prepare(self, dtype: torch.dtype | None = None, *, compiled: bool = False) -> None:
-        """Makes decisions cheaper until weights change; see `Preparable.prepare`."""
+        """Makes decisions cheaper until weights change; see `Preparable.prepare`. Nothing for recorded ones."""
+        if self._recorded is not None:
+            return
         for encoder in (self.timestep_encoder, self.trajectory_encoder):
             if isinstance(encoder, Preparable):
                 encoder.prepare(dtype, compiled=compiled)
+
+    def record(self, recorder: Recorder, dtype: torch.dtype | None = None) -> None:
+        """Records decisions from now on, all but the draw of the action; copies and pickles do not.
+
+        Weights may change in place, and the memory of acting may be loaded and reset.
+
+        Args:
+            recorder: What records.
+            dtype: Of the matrix products of the encoders; None for that of the weights.
+        """
+
+        def decide(seen: TensorDictBase, starts: Tensor) -> Tensor:
+            context = self.trajectory_encoder.encode_step(self.timestep_encoder(seen.copy()), starts)
+            with torch.autocast(context.device.type, enabled=False):
+                return self._params(context.to(next(self.actor.parameters()).dtype))
+
+        self._recorded = RecordedDecisions(decide, self.trajectory_encoder, recorder, dtype=dtype)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_recorded": None}
 
     def _params(self, context: Tensor) -> Tensor:
         """``[*, D] -> [*, P]``, of the policy that acts: no more of the last layer is computed."""
@@ -97,9 +124,14 @@ _FEW_ROWS = 32
 
 
 def acting_copy(
-    policy: InContextPolicy, *, num_rows: int, dtype: torch.dtype | None = None, compiled: bool = False
+    policy: InContextPolicy,
+    *,
+    num_rows: int,
+    dtype: torch.dtype | None = None,
+    compiled: bool = False,
+    recorder: Recorder | None = None,
 ) -> InContextPolicy:
-    """A copy that acts for ``num_rows`` rows: in eval mode, without gradients and memory, and prepared.
+    """A copy that acts for ``num_rows`` rows: in eval mode, without gradients and memory, and prepared or recorded.
 
     Where rows are few and on a CPU, its matrices have the same values and shapes but lie in memory column by
     column, which such products read faster. Writing weights into it keeps them so; call ``prepare`` afterwards.
@@ -109,6 +141,7 @@ def acting_copy(
         num_rows: How many rows it will act for.
         dtype: As for `InContextPolicy.prepare`.
         compiled: As for `InContextPolicy.prepare`.
+        recorder: As for `InContextPolicy.record`; None to prepare it.
     """
     actor = copy.deepcopy(policy).requires_grad_(False).eval()
     for module in actor.modules():
@@ -116,5 +149,8 @@ def acting_copy(
             for parameter in module.parameters(recurse=False):
                 if parameter.ndim == 2 and parameter.is_cpu:
                     parameter.data = parameter.data.t().contiguous().t()
-    actor.prepare(dtype, compiled=compiled)
+    if recorder is None:
+        actor.prepare(dtype, compiled=compiled)
+    else:
+        actor.record(recorder, dtype)
     return actor

@@ -13,6 +13,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from yamame.agent import InContextPolicy
 from yamame.agent.policy import acting_copy
+from yamame.capturing import cuda_recorder
 from yamame.collectors.assembly import TrajectoryAssembler
 from yamame.collectors.base import Episodes
 
@@ -45,10 +46,11 @@ class Player:
         autocast: Precision in which the policy encodes timesteps and history and remembers it; None for that of the
             weights.
         compile_policy: Compile what of the policy's step is faster so.
+        cuda_graph: Record the policy's decisions, all but the draw, as CUDA graphs.
 
     Raises:
         ValueError: If the environment has another number of batch dimensions, or no ``is_init``, or ``autocast`` is
-            unknown, or something is to be compiled and cannot be.
+            unknown, or something is to be compiled or recorded and cannot be.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Player:
         greedy: bool = False,
         autocast: Literal["bfloat16"] | None = None,
         compile_policy: bool = False,
+        cuda_graph: bool = False,
     ) -> None:
         if autocast not in (None, "bfloat16"):
             raise ValueError(f"{owner}: autocast must be None or 'bfloat16', got {autocast!r}")
@@ -72,7 +75,14 @@ class Player:
         self._mode = ExplorationType.DETERMINISTIC if greedy else ExplorationType.RANDOM
         self._keys = _stored_keys(env, owner)
         self._dtype, self._compiled = None if autocast is None else torch.bfloat16, compile_policy
-        self.policy = acting_copy(policy, num_rows=self.num_rows, dtype=self._dtype, compiled=compile_policy)
+        recorder = None
+        if cuda_graph:
+            recorder = cuda_recorder(next(policy.parameters()).device, owner)
+            if compile_policy:
+                raise ValueError(f"{owner}: compile_policy must be false with cuda_graph, got true")
+        self.policy = acting_copy(
+            policy, num_rows=self.num_rows, dtype=self._dtype, compiled=compile_policy, recorder=recorder
+        )
         self._outcomes = [key for key in ("success", "aborted") if key in env.observation_spec.keys()]
         self.assembler = TrajectoryAssembler()
         self._current: TensorDictBase | None = None

@@ -28,10 +28,11 @@ class SyncCollector:
             is faster so; None for that of the weights. Weights and what is stored keep theirs.
         compile_policy: Compile what of the acting policy's step is faster so: attention over memory, the gates of a
             GRU, products of few rows in bfloat16; on a CPU. Changes the last bits.
+        cuda_graph: Record the acting policy's decisions, all but the draw, as CUDA graphs, and replay them.
 
     Raises:
         ValueError: If the environment has another number of batch dimensions, or no ``is_init``, or ``autocast`` is
-            unknown, or something is to be compiled and cannot be.
+            unknown, or something is to be compiled or recorded and cannot be.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class SyncCollector:
         greedy: bool = False,
         autocast: Literal["bfloat16"] | None = None,
         compile_policy: bool = False,
+        cuda_graph: bool = False,
     ) -> None:
         self.player = Player(
             env,
@@ -53,6 +55,7 @@ class SyncCollector:
             greedy=greedy,
             autocast=autocast,
             compile_policy=compile_policy,
+            cuda_graph=cuda_graph,
         )
         self.replay = replay
 

@@ -13,64 +13,16 @@ stream, static inputs, gradients allocated by the capture, one memory pool for g
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable
-from typing import Protocol, TypeVar
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from yamame.capturing import recording
+from yamame.capturing import Recorder, recording, structure
 
-T = TypeVar("T")
 Metrics = dict[str, Tensor]
 Accept = Callable[[Tensor], bool]
 """Looks at a loss, and says whether the update may be made."""
-
-
-class Recorder(Protocol):
-    """Runs a computation once, or keeps it to be run again."""
-
-    def warm(self, function: Callable[[], T]) -> T:
-        """Runs what is to be recorded later, or contains it."""
-
-    def record(self, function: Callable[[], Metrics]) -> tuple[Callable[[], None], Metrics]:
-        """Keeps a computation without running it.
-
-        Returns:
-            What runs it, and the tensors in which every run leaves its results.
-        """
-
-
-class CudaRecorder:
-    """Records CUDA graphs that share their memory.
-
-    They may share it because no result is read after another graph has run.
-
-    Args:
-        device: A CUDA device.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def warm(self, function: Callable[[], T]) -> T:
-        """Runs on the stream of the captures, and lets the present one wait for it."""
-        present = torch.cuda.current_stream(self._stream.device)
-        self._stream.wait_stream(present)
-        with torch.cuda.stream(self._stream):
-            result = function()
-        present.wait_stream(self._stream)
-        return result
-
-    def record(self, function: Callable[[], Metrics]) -> tuple[Callable[[], None], Metrics]:
-        """Captures a graph; see `Recorder.record`."""
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may ask the device for its free memory meanwhile, as the monitoring of a run does.
-        mode = "thread_local"
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=mode):
-            results = function()
-        return graph.replay, results
 
 
 class RecordedUpdate:
@@ -185,17 +137,6 @@ class GraphedUpdates:
         self._made.clear()
 
 
-def structure(batch: TensorDictBase) -> Hashable:
-    """Keys, shapes and dtypes of a batch: equal for batches that one recorded update can take.
-
-    >>> from tensordict import TensorDict
-    >>> a, b = TensorDict({"x": torch.zeros(2, 3)}, [2]), TensorDict({"x": torch.ones(2, 3)}, [2])
-    >>> structure(a) == structure(b), structure(a) == structure(b.double())
-    (True, False)
-    """
-    return frozenset((key, value.shape, value.dtype) for key, value in batch.items(True, True))
-
-
 def make_capturable(optimizer: torch.optim.Optimizer) -> None:
     """Lets steps of an optimizer be recorded: a learning rate that is a number would be the same in every replay."""
     for group in optimizer.param_groups:
@@ -203,14 +144,12 @@ def make_capturable(optimizer: torch.optim.Optimizer) -> None:
         group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=group["params"][0].device)
 
 
-def refuse_obstacles(loss: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+def refuse_obstacles(loss: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Raises where an update cannot be recorded.
 
     Raises:
-        ValueError: The device is none for CUDA graphs, the optimizer reads back, or an encoder's sizes depend on data.
+        ValueError: The optimizer reads back, or an encoder's sizes depend on data.
     """
-    if device.type != "cuda":
-        raise ValueError(f"Learner: cuda_graph must be false on {device.type}, got true")
     if not all("capturable" in group for group in optimizer.param_groups):
         raise ValueError(f"Learner: cuda_graph must be false with {type(optimizer).__name__}, got true")
     for module in loss.modules():

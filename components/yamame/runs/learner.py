@@ -9,7 +9,8 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.objectives import LossModule, TargetNetUpdater
 
-from yamame.runs.graphed import CudaRecorder, GraphedUpdates, refuse_obstacles
+from yamame.capturing import cuda_recorder
+from yamame.runs.graphed import GraphedUpdates, refuse_obstacles
 from yamame.runs.guard import NonFiniteGuard
 
 
@@ -64,10 +65,10 @@ class Learner:
         )
         self._make: Callable[..., dict[str, Tensor]] = self._ordinary
         if cuda_graph:
-            device = optimizer.param_groups[0]["params"][0].device
-            refuse_obstacles(loss, optimizer, device)
+            recorder = cuda_recorder(optimizer.param_groups[0]["params"][0].device, "Learner")
+            refuse_obstacles(loss, optimizer)
             parts = (self._ordinary, self._learn, self._move)
-            self._make = GraphedUpdates(*parts, optimizer=optimizer, recorder=CudaRecorder(device)).update
+            self._make = GraphedUpdates(*parts, optimizer=optimizer, recorder=recorder).update
 
     def update(
         self,

@@ -24,6 +24,7 @@ padding, on another row or on anything before the last start.
 
 import dataclasses
 from abc import abstractmethod
+from collections.abc import Mapping
 
 import torch
 from tensordict import TensorDictBase
@@ -31,6 +32,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.modules import recurrent_mode
 
+from yamame.capturing import capturing
 from yamame.preparable import Preparable
 
 
@@ -46,12 +48,13 @@ class TrajectoryKeys:
 
 
 class TrajectoryEncoder(Preparable):
-    """Base of everything that turns features over time into context; subclasses work on plain tensors.
+    """Base of everything that turns features over time into context.
 
-    A subclass implements `parallel`, `init_memory` and `advance`. The memory of acting belongs to the module
-    that acts: it is allocated at the first step, lives in a plain attribute (neither parameter nor buffer,
-    and never in the TensorDict), stays when weights change, is replaced when the number of rows changes, and
-    is left behind by ``copy.deepcopy`` and ``pickle``. Steps never record a graph.
+    A subclass implements `parallel`, `init_memory` and `advance`, and `make_room` if its memory grows; it works on
+    plain tensors. The memory of acting belongs to the module that acts: it is allocated at the first step, lives in a
+    plain attribute (neither parameter nor buffer, and never in the TensorDict), stays when weights change, is replaced
+    when the number of rows changes, and is left behind by ``copy.deepcopy`` and ``pickle``. Nothing is
+    differentiated through steps.
 
     Args:
         in_features: Size E of the features.
@@ -124,27 +127,92 @@ class TrajectoryEncoder(Preparable):
             ``[N, D]``.
         """
 
+    def make_room(self, memory: dict[str, Tensor]) -> None:
+        """Lets ``memory``, as `advance` gets it next, hold one timestep more: may replace entries, and read ages."""
+
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Writes the context: of whole sequences under ``recurrent_mode()``, else of one acting step."""
         context = self._sequence(tensordict) if recurrent_mode() else self._act(tensordict)
         return tensordict.set(self.keys.context, context)
 
-    @torch.no_grad()
     def step(self, x: Tensor, step_index: Tensor | None, starts: Tensor) -> Tensor:
         """Encodes one acting timestep: ``[N, E]``, ``[N]`` int64, ``[N]`` bool -> ``[N, D]``."""
-        memory = self._memory
-        if memory is None or memory["age"].shape[0] != x.shape[0]:
-            # Normal tensors even under inference mode, so that a later step outside it may update them.
-            with torch.inference_mode(False):
-                age = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
-                memory = {"age": age, **self.init_memory(x.shape[0], x)}
-            starts = torch.ones_like(starts)
-        elif memory["age"].device != x.device:
-            with torch.inference_mode(False):
-                memory = {name: value.to(x.device) for name, value in memory.items()}
+        return self._proceed(x, step_index, self.make_ready(starts))
+
+    @torch.no_grad()
+    def make_ready(self, starts: Tensor) -> Tensor:
+        """The part of a step that decides by what is remembered: memory is there, counts this timestep and has room.
+
+        Args:
+            starts: ``[N]`` bool, rows that must forget what they hold.
+
+        Returns:
+            The same ``[N]``, but all in a fresh memory: for `encode_step`, which has to follow.
+        """
+        memory, num_rows = self._memory, len(starts)
+        # Normal tensors even under inference mode, so that a later step outside it may update them.
+        with torch.inference_mode(False):
+            if memory is None or len(memory["age"]) != num_rows:
+                age = torch.zeros(num_rows, dtype=torch.int64, device=starts.device)
+                memory = {"age": age, **self.init_memory(num_rows, starts)}
+                starts = torch.ones_like(starts)
+            elif memory["age"].device != starts.device:
+                memory = {name: value.to(starts.device) for name, value in memory.items()}
+            memory["age"].add_(1).masked_fill_(starts, 0)
+            self.make_room(memory)
         self._memory = memory
-        memory["age"].add_(1).masked_fill_(starts, 0)
-        return self.advance(x, memory["age"] if step_index is None else step_index, starts, memory)
+        return starts
+
+    def encode_step(self, tensordict: TensorDictBase, starts: Tensor) -> Tensor:
+        """The part of a step that follows `make_ready`. It can be recorded if `advance` reads nothing back.
+
+        Args:
+            tensordict: ``[*N]`` with the features, and ``step_index`` if positions are not to be counted.
+            starts: What `make_ready` returned.
+
+        Returns:
+            ``[N, D]``, N rows in all.
+        """
+        return self._proceed(*self._timestep(tensordict), starts)
+
+    @torch.no_grad()
+    def _proceed(self, x: Tensor, step_index: Tensor | None, starts: Tensor) -> Tensor:
+        memory = self._memory
+        assert memory is not None
+        entries = dict(memory)
+        found = self.advance(x, memory["age"] if step_index is None else step_index, starts, memory)
+        if capturing():  # what is recorded finds its memory where it was
+            for name, value in entries.items():
+                if memory[name] is not value:
+                    value.copy_(memory[name])
+            self._memory = entries
+        return found
+
+    def rows_that_start(self, tensordict: TensorDictBase) -> Tensor:
+        """Which rows of an acting step must forget what they hold: ``[N]`` bool.
+
+        Raises:
+            ValueError: If the step does not tell.
+        """
+        is_init = tensordict.get(self.keys.is_init, None)
+        if is_init is None:
+            raise ValueError(
+                f"{type(self).__name__}: a step must have key {self.keys.is_init!r} (without it memory would"
+                f" never be reset), got {sorted(map(str, tensordict.keys(True)))}"
+            )
+        return is_init.reshape(-1).bool()
+
+    @property
+    def memory(self) -> dict[str, Tensor]:
+        """The tensors of the acting memory themselves; empty before the first step."""
+        return {} if self._memory is None else self._memory
+
+    def move_memory(self, to: Mapping[str, Tensor]) -> None:
+        """Goes on in other tensors of the same shapes, which get what the present ones hold."""
+        for name, value in self.memory.items():
+            if to[name] is not value:
+                to[name].copy_(value)
+        self._memory = dict(to)
 
     def reset_memory(self) -> None:
         """Forgets everything: the next step starts every row afresh."""
@@ -152,7 +220,7 @@ class TrajectoryEncoder(Preparable):
 
     def memory_state_dict(self) -> dict[str, Tensor]:
         """A snapshot of the acting memory; empty before the first step."""
-        return {name: value.clone() for name, value in (self._memory or {}).items()}
+        return {name: value.clone() for name, value in self.memory.items()}
 
     def load_memory_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continues from a snapshot of `memory_state_dict`; an empty one resets.
@@ -188,18 +256,13 @@ class TrajectoryEncoder(Preparable):
         return self.parallel(x, step_index, starts).reshape(*shape, self.out_features)
 
     def _act(self, tensordict: TensorDictBase) -> Tensor:
-        x = tensordict.get(self.keys.features)
-        shape = x.shape[:-1]
-        is_init = tensordict.get(self.keys.is_init, None)
-        if is_init is None:
-            raise ValueError(
-                f"{type(self).__name__}: a step must have key {self.keys.is_init!r} (without it memory would"
-                f" never be reset), got {sorted(map(str, tensordict.keys(True)))}"
-            )
-        step_index = tensordict.get(self.keys.step_index, None)
-        step_index = None if step_index is None else step_index.reshape(-1)
-        context = self.step(x.reshape(-1, x.shape[-1]), step_index, is_init.reshape(-1).bool())
-        return context.reshape(*shape, self.out_features)
+        context = self.step(*self._timestep(tensordict), self.rows_that_start(tensordict))
+        return context.reshape(*tensordict.get(self.keys.features).shape[:-1], self.out_features)
+
+    def _timestep(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor | None]:
+        """Features ``[N, E]`` and, where there is one, ``step_index`` ``[N]`` of an acting step."""
+        x, step_index = tensordict.get(self.keys.features), tensordict.get(self.keys.step_index, None)
+        return x.reshape(-1, x.shape[-1]), None if step_index is None else step_index.reshape(-1)
 
 
 def segment_starts(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from yamame.capturing import capturing
 from yamame.trajectory.attention import Attend
 from yamame.trajectory.attention_kernel import AttentionKernel
 
@@ -104,6 +105,14 @@ def unsort_rows(memory: dict[str, Tensor]) -> None:
         memory["entries"] = memory["entries"].index_select(2, place)
 
 
+def wipe_rows(entries: Tensor, starts: Tensor) -> None:
+    """Zeroes rows ``starts`` ``[N]`` bool of ``entries`` ``[layers, 2, N, G, slots, w]``, in place."""
+    if capturing():  # how many there are is not known
+        entries.masked_fill_(starts.view(-1, 1, 1, 1), 0)
+    else:
+        entries.index_fill_(2, starts.nonzero().squeeze(1), 0)
+
+
 def _longest(age: Tensor) -> Tensor:
     """The largest age of every block."""
     missing = -len(age) % _BLOCK
@@ -137,8 +146,8 @@ class CacheStep:
         first = torch.arange(0, 2 * num_rows * groups * slots, slots, device=age.device)
         self.place = first.view(2, num_rows, groups) + slot.unsqueeze(1)
         self.part_size = _BLOCK if entries.is_cpu else num_rows
-        low = slots if entries.dtype.itemsize < 4 else None
-        self.blocks = [Block(rows, capacity, low) for rows in age.split(self.part_size)]
+        low = entries.dtype.itemsize < 4
+        self.blocks = [Block(rows, capacity, slots, rounded=low) for rows in age.split(self.part_size)]
 
     def attend(self, index: int, q: Tensor, kv: Tensor, first: int = 0) -> Tensor:
         """What the queries of one layer find once its new keys and values are stored.
@@ -181,17 +190,21 @@ class Block:
     Args:
         age: ``[n]``.
         capacity: As for `CacheStep`.
-        slots: How many there are, where somewhat more may be read so that few different lengths occur: kernels for
-            low precision are compiled for every length. None to read no more than is used.
+        slots: How many there are.
+        rounded: Whether somewhat more may be read so that few different lengths occur: kernels for low precision are
+            compiled for every length.
     """
 
-    def __init__(self, age: Tensor, capacity: int | None, slots: int | None = None) -> None:
+    def __init__(self, age: Tensor, capacity: int | None, slots: int, *, rounded: bool) -> None:
         self.num_rows = len(age)
-        shortest, longest = torch.stack(age.aminmax()).tolist()
-        self.used = (longest if capacity is None else min(longest, capacity - 1)) + 1
-        if slots is not None:
-            piece = max(_ROUND, 2 ** self.used.bit_length() // _ROUND)
-            self.used = min(-(-self.used // piece) * piece, slots)
+        if capturing():  # what is used is not known, and all is read
+            shortest, self.used = 0, slots
+        else:
+            shortest, longest = torch.stack(age.aminmax()).tolist()
+            self.used = (longest if capacity is None else min(longest, capacity - 1)) + 1
+            if rounded:
+                piece = max(_ROUND, 2 ** self.used.bit_length() // _ROUND)
+                self.used = min(-(-self.used // piece) * piece, slots)
         self.hidden: Tensor | None = None
         if shortest < self.used - 1:
             unused = torch.arange(self.used, device=age.device) > age.unsqueeze(1)

@@ -25,6 +25,7 @@ from yamame.trajectory.cache import (
     num_groups,
     sort_rows,
     unsort_rows,
+    wipe_rows,
 )
 from yamame.trajectory.causal_kernel import causal_kernel
 from yamame.trajectory.dropout import Dropout
@@ -150,25 +151,28 @@ class TransformerEncoder(TrajectoryEncoder):
         shape = (len(self.layers), 2, num_rows, groups, 0, self.out_features // groups)
         return {"entries": torch.zeros(shape, dtype=dtype, device=like.device)}
 
+    def make_room(self, memory: dict[str, Tensor]) -> None:
+        """Also lays the cache out as this step wants it; see `TrajectoryEncoder.make_room`."""
+        dtype, groups = self._cache_layout()
+        entries = arrange(memory["entries"], groups, self.out_features // self.num_heads, dtype)
+        memory["entries"] = make_room(entries, int(memory["age"].max()) + 1, capacity=self.capacity)
+
     def advance(self, x: Tensor, step_index: Tensor, starts: Tensor, memory: dict[str, Tensor]) -> Tensor:
         """``[N, E]``, ``[N]``, ``[N]`` -> ``[N, D]``; see `TrajectoryEncoder.advance`."""
         age = memory["age"]
+        prepared = self._uses_prepared()
+        kernel = self._prepared.kernel if prepared else None
+        moved = None
         with torch.inference_mode(False):
-            dtype, groups = self._cache_layout()
-            entries = arrange(memory["entries"], groups, self.out_features // self.num_heads, dtype)
-            memory["entries"] = make_room(entries, int(age.max()) + 1, capacity=self.capacity)
-            prepared = self._uses_prepared()
-            kernel = self._prepared.kernel if prepared else None
-            moved = None
-            if kernel is None:
-                moved = sort_rows(memory, capacity=self.capacity)
-            else:
+            if kernel is not None:
                 unsort_rows(memory)
+            elif not capturing():
+                moved = sort_rows(memory, capacity=self.capacity)
         entries = memory["entries"]
         if moved is not None:
             order, place = moved
             x, step_index, age, starts = (value[order] for value in (x, step_index, age, starts))
-        entries.index_fill_(2, starts.nonzero().squeeze(1), 0)
+        wipe_rows(entries, starts)
         step: CacheStep | CompiledStep
         if kernel is None:
             step = CacheStep(entries, age, capacity=self.capacity, sinks=self.sinks)
