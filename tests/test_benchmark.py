@@ -1,7 +1,6 @@
 """The benchmark measures what it says: the published agent, on its environment or another one."""
 
 import importlib
-import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,23 +40,20 @@ def test_another_environment_is_measured_without_the_settings_of_the_maze(benchm
     assert not batch["is_init"][:, 1:].any()
 
 
-def test_memory_is_what_one_update_adds(benchmark, capsys, monkeypatch):
+def test_memory_is_what_one_update_adds(benchmark, monkeypatch):
     held = iter([100 * 2**20, 130 * 2**20])
-    monkeypatch.setattr(benchmark, "used", lambda device: next(held))
-    benchmark.peak(64, SMALL, "cpu", at_once=False)
-    megabytes, seconds = json.loads(capsys.readouterr().out)
+    monkeypatch.setattr(sys.modules["benchmark_memory"], "used", lambda device: next(held))
+    megabytes, seconds = benchmark.peak(benchmark.Subject(SMALL, "cpu"), 64, at_once=False)
     assert megabytes == 30
     assert seconds > 0
 
 
-def test_memory_is_told_of_blocks_of_rows_and_of_all_rows_at_once(benchmark, monkeypatch):
-    def measured(command, **_):
-        megabytes = int(command[command.index("--peak") + 1]) * (1 + ("--at-once" in command))
-        return SimpleNamespace(stdout=json.dumps([megabytes, 0.5]))
+def test_memory_is_told_of_blocks_of_rows_and_of_all_rows_at_once(benchmark):
+    def child(*arguments):
+        return int(arguments[arguments.index("--peak") + 1]) * (1 + ("--at-once" in arguments)), 0.5
 
-    monkeypatch.setattr(benchmark.subprocess, "run", measured)
-    rows = list(benchmark.memory_rows([40, 70], [], "cpu"))
-    assert [(row.name, row.note.split()[0]) for row in rows] == [
+    rows = list(benchmark.memory_parts(child, [40, 70]))
+    assert [(name, note.split()[0]) for name, *_, note in rows] == [
         *(("1 x 40", "40"), ("1 x 40, all rows at once", "80")),
         *(("1 x 70", "70"), ("1 x 70, all rows at once", "140")),
     ]
@@ -73,14 +69,45 @@ def test_freed_memory_is_kept_before_anything_is_measured(benchmark, monkeypatch
     assert order == ["kept", "measured"]
 
 
-def test_all_rows_at_once_are_one_block(benchmark, monkeypatch, capsys):
-    defaults = in_row_blocks.__kwdefaults__
+def test_all_rows_at_once_are_one_block(benchmark, monkeypatch):
+    defaults, subject = in_row_blocks.__kwdefaults__, benchmark.Subject(SMALL, "cpu")
     monkeypatch.setitem(defaults, "rows_per_thread", 8)
-    benchmark.peak(64, SMALL, "cpu", at_once=False)
+    benchmark.peak(subject, 64, at_once=False)
     assert defaults["rows_per_thread"] == 8
-    benchmark.peak(64, SMALL, "cpu", at_once=True)
+    benchmark.peak(subject, 64, at_once=True)
     assert defaults["rows_per_thread"] > 10**9
-    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_keeping_freed_memory_is_measured_beside_giving_it_back_and_changes_no_loss(benchmark):
+    asked, losses = [], iter([0.5] * 11 + [0.25])
+
+    def child(*arguments):
+        asked.append(arguments)
+        return next(losses), 2.0 + (arguments[-1] == "--giving-back") * len(asked)
+
+    ((name, _, seconds, _, note),) = benchmark.keeping_parts(child, 24, 50)
+    assert asked == [("--updates", "50"), ("--updates", "50", "--giving-back")] * 3
+    assert (name, seconds) == ("24 x 50, freed memory kept", 2.0)
+    assert note.startswith("0.33 of 6e+03 ms")  # the median of 4, 6 and 8 seconds
+    with pytest.raises(ValueError, match="both ways must compute the same loss"):
+        list(benchmark.keeping_parts(lambda *_: (next(losses), 1.0), 24, 50))
+
+
+def test_a_process_of_its_own_keeps_or_gives_back_and_tells_numbers(benchmark, monkeypatch, capsys):
+    kept, options = [], SimpleNamespace(device="cpu", threads=1, overrides=[*SMALL, "schedule.batch_size=2"])
+    monkeypatch.setattr("yamame.runs.keep_freed_memory", lambda: kept.append(True))
+    monkeypatch.setattr(benchmark.torch, "set_num_threads", lambda number: None)
+
+    def run(command, **_):
+        monkeypatch.setattr(sys, "argv", command[1:])
+        benchmark.main()
+        return SimpleNamespace(stdout=capsys.readouterr().out)
+
+    monkeypatch.setattr(benchmark.subprocess, "run", run)
+    found = [benchmark.child(options, "--updates", "9", *more) for more in ([], ["--giving-back"])]
+    assert len(kept) == 1
+    assert found[0][0] == found[1][0]
+    assert min(found[0][1], found[1][1]) > 0
 
 
 @pytest.mark.usefixtures("compiler")

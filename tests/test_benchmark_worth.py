@@ -178,14 +178,16 @@ def test_a_row_is_refused_where_the_project_is_wrong(worth, subject, monkeypatch
         worth.measured(pair, clock=None)
 
 
-def test_the_section_is_measured_by_default_and_told_as_json(benchmark):
+def test_the_section_is_measured_by_default_and_told_as_json(benchmark, monkeypatch):
+    monkeypatch.setattr(benchmark, "child", lambda options, *arguments: (0.5, 1.0))
     assert "worth" in benchmark.SECTIONS
     options = argparse.Namespace(
         device="cpu", sections=["worth"], overrides=TRANSFORMER, rows=[2, 130], lengths=LENGTHS
     )
     rows = [row for row in benchmark.measure(options) if row.section == "worth"]
     told = json.loads(json.dumps([dataclasses.asdict(row) for row in rows]))
-    assert [row["name"] for row in told] == NAMES
+    size = benchmark.Subject(TRANSFORMER, "cpu").cfg.schedule.batch_size
+    assert [row["name"] for row in told] == [*NAMES, f"{size} x {max(LENGTHS)}, freed memory kept"]
 
 
 def test_a_row_is_told_beside_that_of_its_name(benchmark, capsys):

@@ -18,20 +18,20 @@ import argparse
 import importlib.util
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from benchmark_acting import acting_parts
 from benchmark_fit import fit_parts
+from benchmark_memory import keeping_parts, memory_parts, peak, timed_updates
 from benchmark_update import update_parts
 from benchmark_worth import worth_parts
 
@@ -177,38 +177,11 @@ def pipeline_rows(overrides: list[str]) -> Iterator[Row]:
     )
 
 
-def memory_rows(lengths: list[int], overrides: list[str], device: str) -> Iterator[Row]:
-    """The most memory that an update of one sequence takes, in a process of its own: in blocks of rows, and not."""
-    for length in lengths:
-        for name, more in ((f"1 x {length}", []), (f"1 x {length}, all rows at once", ["--at-once"])):
-            command = [sys.executable, __file__, "--peak", str(length), "--device", device, *more, *overrides]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
-            megabytes, seconds = json.loads(done.stdout)
-            note = f"{megabytes:.0f} MB beyond the agent itself"
-            yield Row("memory", name, "update", seconds, None, note)
-
-
-def peak(length: int, overrides: list[str], device: str, *, at_once: bool) -> None:
-    """Prints the megabytes that one update adds to what the process had, and its seconds."""
-    from yamame.rows import in_row_blocks
-    from yamame.runs import NonFiniteGuard
-
-    if at_once:
-        in_row_blocks.__kwdefaults__["rows_per_thread"] = sys.maxsize
-    subject = Subject(overrides, device)
-    guard = NonFiniteGuard(Path(tempfile.mkdtemp()))
-    subject.learner.update(subject.batch(1, 16), guard, step=0, seed=0)
-    batch = subject.batch(1, length)
-    before, start = used(device), time.process_time()
-    subject.learner.update(batch, guard, step=0, seed=0)
-    print(json.dumps([(used(device) - before) / 2**20, time.process_time() - start]))
-
-
-def used(device: str) -> float:
-    """Bytes that this process has held at the same time so far."""
-    if device.startswith("cuda"):
-        return float(torch.cuda.max_memory_allocated())
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+def child(options: argparse.Namespace, *more: str) -> Any:
+    """What this command prints in a process of its own, with more arguments."""
+    settings = ["--device", options.device, "--threads", str(options.threads)]
+    command = [sys.executable, __file__, *settings, *more, *options.overrides]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def measure(options: argparse.Namespace) -> Iterator[Row]:
@@ -237,10 +210,14 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
     if "worth" in wanted:
         parts = worth_parts(subject, clock, options.rows, options.lengths)
         yield from (Row("worth", *part) for part in parts)
+        size = subject.cfg.schedule.batch_size
+        parts = keeping_parts(partial(child, options), size, max(options.lengths))
+        yield from (Row("worth", *part) for part in parts)
     if "pipeline" in wanted:
         yield from pipeline_rows(options.overrides)
     if "memory" in wanted:
-        yield from memory_rows(options.memory_lengths, options.overrides, options.device)
+        parts = memory_parts(partial(child, options), options.memory_lengths)
+        yield from (Row("memory", *part) for part in parts)
 
 
 def rounds(options: argparse.Namespace) -> list[list[Row]]:
@@ -323,6 +300,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each side of a comparison")
     parser.add_argument("--peak", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--at-once", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--updates", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--giving-back", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_intermixed_args()
     options.overrides = [text for text in options.what if "=" in text]
     options.sections = [text for text in options.what if "=" not in text] or list(SECTIONS)
@@ -330,9 +309,15 @@ def main() -> None:
     if unknown:
         parser.error(f"unknown section {sorted(unknown)[0]!r}; there are {', '.join(SECTIONS)}")
     torch.set_num_threads(options.threads)
-    keep_freed_memory()
-    if options.peak:
-        peak(options.peak, options.overrides, options.device, at_once=options.at_once)
+    if not options.giving_back:
+        keep_freed_memory()
+    if options.peak or options.updates:
+        subject = Subject(options.overrides, options.device)
+        length = options.peak or options.updates
+        found = (
+            peak(subject, length, at_once=options.at_once) if options.peak else timed_updates(subject, length)
+        )
+        print(json.dumps(found))
     elif options.against or options.versus:
         before, after = rounds(options)
         show(after, before)
