@@ -7,10 +7,11 @@ from functools import partial
 import pytest
 import torch
 from tensordict import TensorDict
+from torch.fx.experimental.proxy_tensor import make_fx
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from yamame.agent import InContextAgent
 from yamame.agent.policy import acting_copy
-from yamame.capturing import CudaRecorder, capturing, recording
+from yamame.capturing import CudaRecorder, capturing
 from yamame.heads import ActorHead, PopArt, make_critic
 from yamame.timestep import MLPGoalEncoder, MLPTimestepEncoder
 from yamame.trajectory import (
@@ -52,10 +53,11 @@ ENCODERS = {
 
 
 class OnTheHost:
-    """Records on a CPU: a replay computes again what a capture would have captured, where it would have."""
+    """Records on a CPU: a replay repeats the same operations on the same tensors, and no line of the function."""
 
     def __init__(self, context):
         self.context, self.warmed, self.records, self.replays = context, 0, 0, 0
+        self.encoder = None
 
     def warm(self, function):
         assert not capturing()
@@ -65,20 +67,41 @@ class OnTheHost:
     def record(self, function):
         assert capturing()
         self.records += 1
-        results = {}
+        with self.context():
+            names = list(self.unchanged(function))
+        trace = self.unchanged(lambda: make_fx(lambda _: list(function().values()))(torch.zeros(())))
+        found = self.unchanged(lambda: trace(torch.zeros(())))
+        results = dict(zip(names, found, strict=True))
 
         def replay():
             self.replays += 1
-            with recording(), self.context():
-                for key, value in function().items():
-                    results.setdefault(key, torch.empty_like(value)).copy_(value)
+            for result, value in zip(results.values(), trace(torch.zeros(())), strict=True):
+                result.copy_(value)
 
         return replay, results
 
+    def unchanged(self, function):
+        """What a function returns, with the memory of acting as it was before."""
+        held = dict(self.encoder.memory)
+        before = {name: value.clone() for name, value in held.items()}
+        found = function()
+        assert all(self.encoder.memory[name] is value for name, value in held.items())
+        for name, value in held.items():
+            value.copy_(before[name])
+        return found
+
 
 @pytest.fixture
-def recorder(nothing_read_back):
-    return OnTheHost(nothing_read_back)
+def record(nothing_read_back):
+    """Makes a copy of a policy that records, and what it records with."""
+
+    def make(policy, **settings):
+        recorder = OnTheHost(nothing_read_back)
+        actor = acting_copy(policy, num_rows=ROWS, recorder=recorder, **settings)
+        recorder.encoder = actor.trajectory_encoder
+        return actor, recorder
+
+    return make
 
 
 def make_policy(encoder, device="cpu"):
@@ -125,10 +148,10 @@ def parameters(policy, seen):
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)
-def test_recorded_decisions_are_those_of_the_policy_and_read_nothing_back(recorder, encoder):
+def test_recorded_decisions_are_those_of_the_policy_and_read_nothing_back(record, encoder):
     policy, seen = make_policy(encoder), history()
     ordinary = acting_copy(policy, num_rows=ROWS)
-    recorded = acting_copy(policy, num_rows=ROWS, recorder=recorder)
+    recorded, recorder = record(policy)
     expected, found = parameters(ordinary, seen), parameters(recorded, seen)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert expected.std(0).min() > 1e-4
@@ -137,9 +160,9 @@ def test_recorded_decisions_are_those_of_the_policy_and_read_nothing_back(record
     assert recorder.replays == STEPS - 3 * structures
 
 
-def test_actions_are_drawn_outside_and_masked_actions_never(recorder):
+def test_actions_are_drawn_outside_and_masked_actions_never(record):
     policy = make_policy("transformer")
-    recorded = acting_copy(policy, num_rows=ROWS, recorder=recorder)
+    recorded, recorder = record(policy)
     ordinary = acting_copy(policy, num_rows=ROWS)
     drawn = [[], []]
     for chosen, actor in zip(drawn, (ordinary, recorded), strict=True):
@@ -157,10 +180,10 @@ def test_actions_are_drawn_outside_and_masked_actions_never(recorder):
 
 
 @pytest.mark.parametrize("encoder", ["transformer", "gru"])
-def test_memory_is_loaded_and_reset_and_weights_change_in_place(recorder, encoder):
+def test_memory_is_loaded_and_reset_and_weights_change_in_place(record, encoder):
     policy, seen, others = make_policy(encoder), history(), history(seed=1)
     ordinary = acting_copy(policy, num_rows=ROWS)
-    recorded = acting_copy(policy, num_rows=ROWS, recorder=recorder)
+    recorded, recorder = record(policy)
     weights = TensorDict.from_module(make_policy(encoder)).data.apply(lambda value: value * 1.3 + 0.1)
     found = []
     for actor in (ordinary, recorded):
@@ -179,8 +202,8 @@ def test_memory_is_loaded_and_reset_and_weights_change_in_place(recorder, encode
     assert recorder.records <= 2  # a memory of a structure that was recorded needs no recording
 
 
-def test_a_snapshot_of_a_recorded_memory_is_a_copy(recorder):
-    recorded, seen = acting_copy(make_policy("gru"), num_rows=ROWS, recorder=recorder), history()
+def test_a_snapshot_of_a_recorded_memory_is_a_copy(record):
+    (recorded, _), seen = record(make_policy("gru")), history()
     parameters(recorded, seen[:10])
     memory = recorded.trajectory_encoder.memory_state_dict()
     kept = {name: value.clone() for name, value in memory.items()}
@@ -189,10 +212,10 @@ def test_a_snapshot_of_a_recorded_memory_is_a_copy(recorder):
     assert all(torch.equal(memory[name], kept[name]) for name in kept)
 
 
-def test_a_lower_precision_is_that_of_the_encoders_alone(recorder):
+def test_a_lower_precision_is_that_of_the_encoders_alone(record):
     policy, seen = make_policy("transformer"), history()
     exact = parameters(acting_copy(policy, num_rows=ROWS), seen)
-    lower = acting_copy(policy, num_rows=ROWS, dtype=torch.bfloat16, recorder=recorder)
+    lower, _ = record(policy, dtype=torch.bfloat16)
     rounded = parameters(lower, seen)
     assert rounded.dtype == torch.float32
     assert 0 < (rounded - exact).abs().max() < 0.05
@@ -200,8 +223,8 @@ def test_a_lower_precision_is_that_of_the_encoders_alone(recorder):
     assert (bfloat != rounded).any()
 
 
-def test_copies_and_pickles_do_not_record(recorder):
-    recorded, seen = acting_copy(make_policy("gru"), num_rows=ROWS, recorder=recorder), history()
+def test_copies_and_pickles_do_not_record(record):
+    (recorded, recorder), seen = record(make_policy("gru")), history()
     expected, made = parameters(recorded, seen[:20]), recorder.warmed + recorder.replays
     for other in (copy.deepcopy(recorded), pickle.loads(pickle.dumps(recorded))):
         torch.testing.assert_close(parameters(other, seen[:20]), expected, rtol=1e-4, atol=1e-5)
