@@ -164,10 +164,10 @@ class TransformerEncoder(TrajectoryEncoder):
         kernel = self._prepared.kernel if prepared else None
         moved = None
         with torch.inference_mode(False):
-            if kernel is not None:
-                unsort_rows(memory)
-            elif not capturing():
+            if kernel is None:
                 moved = sort_rows(memory, capacity=self.capacity)
+            else:
+                unsort_rows(memory)
         entries = memory["entries"]
         if moved is not None:
             order, place = moved
