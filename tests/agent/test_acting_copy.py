@@ -1,6 +1,7 @@
 """The copy that acts decides what the policy decides, and follows the weights that are written into it."""
 
 import copy
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -8,10 +9,8 @@ import torch
 from tensordict import TensorDict
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from yamame import product
-from yamame.agent import InContextAgent, InContextPolicy
+from yamame.agent import InContextPolicy
 from yamame.agent.policy import acting_copy
-from yamame.heads import ActorHead, PopArt, make_critic
-from yamame.timestep import MLPGoalEncoder, MLPTimestepEncoder
 from yamame.trajectory import GRUEncoder, TransformerEncoder
 from yamame_envs import MazeRunner
 
@@ -21,21 +20,15 @@ ENCODERS = {
 }
 
 
-def make_policy(encoder: str, *, rows: int = 4, gamma_index: int = -1) -> tuple[InContextPolicy, MazeRunner]:
-    torch.manual_seed(0)
-    env = MazeRunner(num_envs=rows, size=7, num_goals=2, seed=3)
-    agent = InContextAgent(
-        env.observation_spec,
-        env.full_action_spec["action"],
-        timestep_encoder=partial(MLPTimestepEncoder, hidden_size=16, out_size=8),
-        goal_encoder=MLPGoalEncoder,
-        trajectory_encoder=ENCODERS[encoder],
-        actor=partial(ActorHead, hidden_size=16),
-        critic=partial(make_critic, hidden_size=16),
-        returns=PopArt,
-        gammas=(0.9, 0.95, 0.99),
-    )
-    return agent.policy(gamma_index=gamma_index), env
+@pytest.fixture
+def make_policy(small_agent) -> Callable[..., tuple[InContextPolicy, MazeRunner]]:
+    """Makes a policy and an environment of four rows."""
+
+    def make(encoder: str, *, gamma_index: int = -1) -> tuple[InContextPolicy, MazeRunner]:
+        env = MazeRunner(num_envs=4, size=7, num_goals=2, seed=3)
+        return small_agent(env, ENCODERS[encoder]).policy(gamma_index=gamma_index), env
+
+    return make
 
 
 @torch.no_grad()
@@ -56,7 +49,7 @@ def decide(policy: InContextPolicy, env: MazeRunner, num_steps: int = 30) -> tor
 
 @pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize("num_rows", [4, 1000])
-def test_the_copy_decides_what_the_policy_decides(encoder, num_rows):
+def test_the_copy_decides_what_the_policy_decides(make_policy, encoder, num_rows):
     policy, env = make_policy(encoder)
     actor = acting_copy(policy, num_rows=num_rows)
     assert policy.training
@@ -67,7 +60,7 @@ def test_the_copy_decides_what_the_policy_decides(encoder, num_rows):
 
 @pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize("how", ["write", "load"])
-def test_written_weights_are_followed_and_stay_where_they_lie(encoder, how):
+def test_written_weights_are_followed_and_stay_where_they_lie(make_policy, encoder, how):
     policy, env = make_policy(encoder)
     actor = acting_copy(policy, num_rows=4)
     old = decide(actor, env)
@@ -87,7 +80,7 @@ def test_written_weights_are_followed_and_stay_where_they_lie(encoder, how):
     assert not torch.allclose(found, old, atol=1e-3)
 
 
-def test_many_rows_keep_the_layout_and_the_original_is_never_changed():
+def test_many_rows_keep_the_layout_and_the_original_is_never_changed(make_policy):
     policy, _ = make_policy("transformer")
     layout = [parameter.stride() for parameter in policy.parameters()]
     acting_copy(policy, num_rows=4)
@@ -99,7 +92,7 @@ def test_many_rows_keep_the_layout_and_the_original_is_never_changed():
 
 
 @pytest.mark.parametrize("gamma_index", [0, 1, -1])
-def test_only_the_parameters_of_the_acting_gamma_are_computed(gamma_index):
+def test_only_the_parameters_of_the_acting_gamma_are_computed(make_policy, gamma_index):
     policy, _ = make_policy("gru", gamma_index=gamma_index)
     context = torch.randn(6, 8)
     whole = policy.actor(context)[:, gamma_index]
@@ -112,7 +105,7 @@ def test_only_the_parameters_of_the_acting_gamma_are_computed(gamma_index):
     assert torch.allclose(policy._params(context), whole, atol=1e-6)
 
 
-def test_a_copy_of_the_copy_decides_the_same():
+def test_a_copy_of_the_copy_decides_the_same(make_policy):
     policy, env = make_policy("transformer")
     actor = acting_copy(policy, num_rows=4)
     with set_exploration_type(ExplorationType.DETERMINISTIC):
@@ -120,7 +113,7 @@ def test_a_copy_of_the_copy_decides_the_same():
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)
-def test_a_copy_in_bfloat16_gives_actions_nearly_the_same_probabilities(encoder):
+def test_a_copy_in_bfloat16_gives_actions_nearly_the_same_probabilities(make_policy, encoder):
     policy, env = make_policy(encoder)
     with torch.no_grad():
         for parameter in policy.trajectory_encoder.parameters():
@@ -141,7 +134,7 @@ def test_a_copy_in_bfloat16_gives_actions_nearly_the_same_probabilities(encoder)
 @pytest.mark.parametrize(("encoder", "number"), [("transformer", 3 + 4), ("gru", 3 + 2 * 2)])
 @pytest.mark.parametrize("compiled", [True, False])
 def test_compiled_in_bfloat16_all_products_of_few_rows_are_made_in_c(
-    encoder, number, compiled, compiler, monkeypatch
+    make_policy, encoder, number, compiled, compiler, monkeypatch
 ):
     if product._compiled() is None:
         pytest.skip("this processor lacks the instruction")
@@ -157,7 +150,7 @@ def test_compiled_in_bfloat16_all_products_of_few_rows_are_made_in_c(
     assert rows == ([4] * number if compiled else [])
 
 
-def test_a_precision_is_that_of_timesteps_and_history():
+def test_a_precision_is_that_of_timesteps_and_history(make_policy):
     policy, env = make_policy("gru")
     actor = acting_copy(policy, num_rows=4, dtype=torch.bfloat16)
     encoders = actor.timestep_encoder, actor.trajectory_encoder

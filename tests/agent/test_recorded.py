@@ -9,11 +9,8 @@ import torch
 from tensordict import TensorDict
 from torch.fx.experimental.proxy_tensor import make_fx
 from torchrl.envs.utils import ExplorationType, set_exploration_type
-from yamame.agent import InContextAgent
 from yamame.agent.policy import acting_copy
 from yamame.capturing import CudaRecorder, capturing
-from yamame.heads import ActorHead, PopArt, make_critic
-from yamame.timestep import MLPGoalEncoder, MLPTimestepEncoder
 from yamame.trajectory import (
     GRUEncoder,
     LinearRecurrentEncoder,
@@ -104,21 +101,15 @@ def record(nothing_read_back):
     return make
 
 
-def make_policy(encoder, device="cpu"):
-    torch.manual_seed(0)
-    env = MazeRunner(num_envs=ROWS, size=7, num_goals=2, time_limit=60, seed=3)
-    agent = InContextAgent(
-        env.observation_spec,
-        env.full_action_spec["action"],
-        timestep_encoder=partial(MLPTimestepEncoder, hidden_size=16, out_size=8),
-        goal_encoder=MLPGoalEncoder,
-        trajectory_encoder=ENCODERS[encoder],
-        actor=partial(ActorHead, hidden_size=16),
-        critic=partial(make_critic, hidden_size=16),
-        returns=PopArt,
-        gammas=(0.9, 0.95, 0.99),
-    )
-    return agent.policy().to(device)
+@pytest.fixture
+def make_policy(small_agent):
+    """Makes a policy."""
+
+    def make(encoder, device="cpu"):
+        env = MazeRunner(num_envs=ROWS, size=7, num_goals=2, time_limit=60, seed=3)
+        return small_agent(env, ENCODERS[encoder]).policy().to(device)
+
+    return make
 
 
 def history(seed=0, device="cpu"):
@@ -148,7 +139,7 @@ def parameters(policy, seen):
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)
-def test_recorded_decisions_are_those_of_the_policy_and_read_nothing_back(record, encoder):
+def test_recorded_decisions_are_those_of_the_policy_and_read_nothing_back(make_policy, record, encoder):
     policy, seen = make_policy(encoder), history()
     ordinary = acting_copy(policy, num_rows=ROWS)
     recorded, recorder = record(policy)
@@ -160,7 +151,7 @@ def test_recorded_decisions_are_those_of_the_policy_and_read_nothing_back(record
     assert recorder.replays == STEPS - 3 * structures
 
 
-def test_actions_are_drawn_outside_and_masked_actions_never(record):
+def test_actions_are_drawn_outside_and_masked_actions_never(make_policy, record):
     policy = make_policy("transformer")
     recorded, recorder = record(policy)
     ordinary = acting_copy(policy, num_rows=ROWS)
@@ -180,7 +171,7 @@ def test_actions_are_drawn_outside_and_masked_actions_never(record):
 
 
 @pytest.mark.parametrize("encoder", ["transformer", "gru"])
-def test_memory_is_loaded_and_reset_and_weights_change_in_place(record, encoder):
+def test_memory_is_loaded_and_reset_and_weights_change_in_place(make_policy, record, encoder):
     policy, seen, others = make_policy(encoder), history(), history(seed=1)
     ordinary = acting_copy(policy, num_rows=ROWS)
     recorded, recorder = record(policy)
@@ -204,7 +195,7 @@ def test_memory_is_loaded_and_reset_and_weights_change_in_place(record, encoder)
 
 
 @pytest.mark.parametrize("encoder", ["transformer", "window", "gru", "linear_recurrent", "last_timesteps"])
-def test_a_row_that_starts_holds_nothing_of_what_was_there(record, encoder):
+def test_a_row_that_starts_holds_nothing_of_what_was_there(make_policy, record, encoder):
     recorded, recorder = record(make_policy(encoder))
     seen = history()
     parameters(recorded, seen[:20])
@@ -217,7 +208,7 @@ def test_a_row_that_starts_holds_nothing_of_what_was_there(record, encoder):
     assert recorder.replays == replays + 1
 
 
-def test_a_snapshot_of_a_recorded_memory_is_a_copy(record):
+def test_a_snapshot_of_a_recorded_memory_is_a_copy(make_policy, record):
     (recorded, _), seen = record(make_policy("gru")), history()
     parameters(recorded, seen[:10])
     memory = recorded.trajectory_encoder.memory_state_dict()
@@ -227,7 +218,7 @@ def test_a_snapshot_of_a_recorded_memory_is_a_copy(record):
     assert all(torch.equal(memory[name], kept[name]) for name in kept)
 
 
-def test_a_lower_precision_is_that_of_the_encoders_alone(record):
+def test_a_lower_precision_is_that_of_the_encoders_alone(make_policy, record):
     policy, seen = make_policy("transformer"), history()
     exact = parameters(acting_copy(policy, num_rows=ROWS), seen)
     lower, _ = record(policy, dtype=torch.bfloat16)
@@ -238,7 +229,7 @@ def test_a_lower_precision_is_that_of_the_encoders_alone(record):
     assert (bfloat != rounded).any()
 
 
-def test_copies_and_pickles_do_not_record(record):
+def test_copies_and_pickles_do_not_record(make_policy, record):
     (recorded, recorder), seen = record(make_policy("gru")), history()
     expected, made = parameters(recorded, seen[:20]), recorder.warmed + recorder.replays
     for other in (copy.deepcopy(recorded), pickle.loads(pickle.dumps(recorded))):
@@ -249,7 +240,7 @@ def test_copies_and_pickles_do_not_record(record):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("encoder", set(ENCODERS) - {"replacing"})
-def test_on_a_gpu_recorded_decisions_are_those_of_the_policy(encoder, dtype):
+def test_on_a_gpu_recorded_decisions_are_those_of_the_policy(make_policy, encoder, dtype):
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
     policy, seen = make_policy(encoder, "cuda"), history(device="cuda")
