@@ -107,3 +107,18 @@ def test_the_command_of_a_group_names_all_its_seeds_and_nothing_of_a_single_run(
     assert command_for(runs[:1]) == "python recipes/train.py 'env.name=a b' lr=1 seed=7"
     assert command_for([make_run()]) is None
     assert command_for([make_run(tags={"command": "it's"})]) is None
+
+
+def test_what_an_experiment_expects_is_not_expected_of_its_ablations(make_run):
+    expected = {"expected__metric": "success_mean", "expected__interval": "[0.8, 1.0]"}
+
+    def run(arguments, **params):
+        tags = {"command": f"python recipes/train.py experiment=dark {arguments}"}
+        return make_run(tags=tags, **expected, **params)
+
+    ablation, full = run("+ablation=no_memory", lr=2), run("", lr=1)
+    (alone,), _ = make_sections([ablation])
+    assert alone.expected is None
+    (section,), _ = make_sections([ablation, full])
+    assert section.base.runs == (full,)
+    assert section.expected.interval == (0.8, 1.0)

@@ -63,7 +63,7 @@ class Section:
         title: Name of the experiment, or of the environment.
         details: The settings of the environment, in words.
         groups: The base first.
-        expected: What the base should reach.
+        expected: What the base should reach; None where nothing is expected of it, as of an ablation.
     """
 
     title: str
@@ -141,7 +141,8 @@ def _section(groups: list[Group], base: str | None) -> Section:
     )
     title = name if first.experiment is None else f"{first.experiment} ({name})"
     newest = max(first.runs, key=lambda run: run.started_ms)
-    return Section(title, details, tuple(ordered), Expected.from_params(newest.params))
+    expected = None if of.is_ablation(newest) else Expected.from_params(newest.params)
+    return Section(title, details, tuple(ordered), expected)
 
 
 def _rank(group: Group, groups: list[Group], base: str | None) -> tuple[bool, int, int, int]:

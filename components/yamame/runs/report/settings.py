@@ -81,6 +81,11 @@ def arguments_of(run: RunHistory) -> list[str] | None:
         return None
 
 
+def is_ablation(run: RunHistory) -> bool:
+    """Whether the command takes something away from the experiment."""
+    return any(word.startswith("+ablation=") for word in arguments_of(run) or ())
+
+
 def num_overrides(run: RunHistory) -> int | None:
     """How many arguments of the command change what is learned; None where the command is not known."""
     arguments = arguments_of(run)
