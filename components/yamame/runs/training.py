@@ -167,8 +167,9 @@ class TrainingRun(ABC):
         last = number == 0
         while not last:
             last = len(made) + 1 == number or self.ended(ahead=1)
+            batch = batches.take()
             # What is sampled in advance is learned from before anything else happens.
-            made.append(self.update(batches.take(), (lambda: None) if last else batches.fetch))
+            made.append(self.update(batch) if last else self.update(batch, batches.fetch))
         return self.metrics(made)
 
     def metrics(self, made: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
