@@ -186,3 +186,12 @@ def test_acting_is_measured_by_the_environment_step_with_the_memory_that_it_read
 def timed(call, **_):
     call()
     return 1.0
+
+
+def test_acting_is_measured_with_every_setting_of_the_collector_that_is_on(benchmark, monkeypatch):
+    given = ["collector.autocast=bfloat16", "collector.compile_policy=true", "collector.cuda_graph=true"]
+    subject, seen = benchmark.Subject([*SMALL, *given], "cpu"), []
+    monkeypatch.setattr(benchmark, "acting_parts", lambda *_, settings, **__: seen.append(settings) or [])
+    machine = SimpleNamespace(product_rate=lambda _: 1e9, copy_rate=lambda: 1e9)
+    assert list(benchmark.acting_rows(subject, None, machine, [2])) == []
+    assert seen == [{"autocast": "bfloat16", "compile_policy": True, "cuda_graph": True}]
