@@ -53,6 +53,26 @@ def test_a_round_brings_one_complete_episode_of_every_row():
     assert torch.equal(steps, torch.where(mask, torch.arange(mask.shape[1]), 0))
 
 
+def test_every_round_begins_with_the_first_timestep_of_every_row():
+    collector, buffer, _ = make()
+    first = collector.player.env.reset
+    shown = []
+
+    def reset(tensordict=None):
+        out = first(tensordict)
+        shown.append(collector.player.env.present())
+        return out
+
+    collector.player.env.reset = reset
+    for _ in range(8):
+        collector.collect(1)
+        start = buffer.take()[:, 0]
+        assert start["is_init"].all()
+        for key in ("observation", "step_index", "prev_action"):
+            assert torch.equal(start[key], shown[-1][key]), key
+    assert len(shown) > 4, "rows that end together would be reset by their last step"
+
+
 def test_rounds_go_on_until_the_steps_are_taken():
     collector, buffer, _ = make()
     episodes = collector.collect(200)

@@ -117,4 +117,5 @@ class _RoundPlayer(Player):
         idle = ~current.get("is_init").reshape(-1, 1).bool()
         if not idle.any():
             return current
-        return self.env.reset(TensorDict({"_reset": idle}, self.env.batch_size, device=self.env.device))
+        # Rows that are not reset keep what they are given.
+        return self.env.reset(current.copy().set("_reset", idle))
