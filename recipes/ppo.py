@@ -139,7 +139,8 @@ class Training(TrainingRun):
         if not len(self.episodes):  # every episode failed
             return self.metrics([])
         loss = self.learner.loss
-        batch = loss.annotate(self.episodes.take().to(self.cfg.device))
+        with self.learner.precision():
+            batch = loss.annotate(self.episodes.take().to(self.cfg.device))
         made = []
         for part in self.parts_of(batch):
             made.append(self.update(part))

@@ -143,6 +143,39 @@ def test_annotating_and_learning_leave_the_batch_and_the_statistics_alone_and_re
     assert not any(isinstance(m, nn.Dropout) and m.training for m in loss.modules())
 
 
+def recurrent(loss):
+    return next(module for module in loss.encoder.modules() if isinstance(module, nn.RNNBase))
+
+
+def test_recurrent_layers_train_as_cudnn_asks_for_and_nothing_else_does(make_batch, discrete):
+    loss = make_ppo(discrete, encoder="gru")
+    assert recurrent(loss).training
+    loss.refresh(make_batch(discrete))
+    assert recurrent(loss).training
+    training = [m for m in loss.modules() if m.training and m is not loss]
+    assert training == [recurrent(loss)]
+    assert not recurrent(loss.eval()).training
+    loss.refresh(make_batch(discrete))
+    assert not recurrent(loss).training
+
+
+def test_the_statistics_of_returns_are_held_once(make_batch, discrete):
+    loss = make_ppo(discrete)._apply(torch.clone)  # other tensors, as on another device
+    loss.annotate(make_batch(discrete))
+    held = {name: value for name, value in loss.state_dict().items() if name.endswith("moments.count")}
+    assert list(held.values()) == [torch.tensor(2)], held.keys()
+
+
+def test_ratios_begin_at_one_under_autocast_too(make_batch, discrete):
+    loss, batch = make_ppo(discrete, encoder="gru"), make_batch(discrete)
+    plain = loss.annotate(batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        annotated = loss.annotate(batch)
+        assert abs(float(loss(annotated)["max_ratio"]) - 1) < 1e-5
+        assert abs(float(loss(plain)["max_ratio"]) - 1) > 1e-4
+    assert all(value.dtype != torch.bfloat16 for value in annotated.values(True, True))
+
+
 def test_repeated_updates_prefer_what_pays(discrete):
     """Action 2 pays 1, the others nothing, in one step: the policy finds it."""
     torch.manual_seed(0)

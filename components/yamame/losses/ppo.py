@@ -98,7 +98,7 @@ class SequencePPOLoss(LossModule):
         self.reward_multiplier = reward_multiplier
         self.clipped = _NormalizedClipPPOLoss(
             _policy(actor, action_space),
-            TensorDictModule(_Value(critic, returns), in_keys=["context"], out_keys=["state_value"]),
+            TensorDictModule(_RawValue(critic), in_keys=["context"], out_keys=["state_value"]),
             clip_epsilon=clip_epsilon,
             entropy_bonus=entropy_coeff > 0,
             entropy_coeff=entropy_coeff,
@@ -108,7 +108,7 @@ class SequencePPOLoss(LossModule):
             normalize_advantage=normalize_advantage,
         )
         self.clipped.set_returns(returns)
-        self.eval()
+        self.train()
 
     @classmethod
     def _require(cls, name: str, value: object, holds: bool, condition: str) -> None:
@@ -134,13 +134,15 @@ class SequencePPOLoss(LossModule):
         for module in self.encoder.modules():
             if isinstance(module, nn.RNNBase) and module.dropout == 0:
                 module.train(mode)
+        self.training = mode
         return self
 
     @torch.no_grad()
     def annotate(self, tensordict: TensorDictBase) -> TensorDictBase:
         """A copy of a batch ``[B, L]`` with what the present policy thinks of it, for the updates to come.
 
-        The present policy must be the one that acted. Reads, besides what the loss reads, ``reward``, ``terminated``
+        The present policy must be the one that acted, and compute as it will in the updates (under the same autocast),
+        or ratios do not begin at 1. Reads, besides what the loss reads, ``reward``, ``terminated``
         and ``truncated`` ``[B, L, 1]`` under ``"next"``.
         """
         valid = self._valid(tensordict)
@@ -151,8 +153,9 @@ class SequencePPOLoss(LossModule):
         with heads.actor_network_params.to_module(heads.actor_network, preserve_module_state=False):
             log_prob[valid] = heads.actor_network.get_dist(decisions).log_prob(decisions["action"])
         with heads.critic_network_params.to_module(heads.critic_network, preserve_module_state=False):
-            value = heads.critic_network.module(context)
-        advantage, target = self._advantages(tensordict, value, valid)
+            value = heads.to_returns(heads.critic_network.module(context))
+        with torch.autocast(value.device.type, enabled=False):
+            advantage, target = self._advantages(tensordict, value, valid)
         heads.returns.update(target, valid)
         out = tensordict.copy()
         out["action_log_prob"] = nn.functional.pad(log_prob, (0, 1))
@@ -247,24 +250,28 @@ class _NormalizedClipPPOLoss(ClipPPOLoss):
         """Gives it the statistics to divide by."""
         self.returns = returns
 
+    def to_returns(self, raw: Tensor) -> Tensor:
+        """Raw values ``[*, 1]`` in units of returns ``[*, 1]``."""
+        return self.returns.to_returns(raw.unsqueeze(-1))
+
     def _critic_loss_inputs(
         self, target_return: Tensor, state_value: Tensor, old_state_value: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         std = self.returns.moments.std if self.returns.enabled else 1.0
         old = None if old_state_value is None else old_state_value / std
-        return target_return / std, state_value / std, old
+        return target_return / std, self.to_returns(state_value) / std, old
 
 
-class _Value(nn.Module):
-    """Values ``[*, 1]`` in units of returns, of a critic with one discount factor."""
+class _RawValue(nn.Module):
+    """Raw values ``[*, 1]`` of a critic with one discount factor, float32 whatever it computes in."""
 
-    def __init__(self, critic: nn.Module, returns: PopArt) -> None:
+    def __init__(self, critic: nn.Module) -> None:
         super().__init__()
         self.critic = critic
-        self.returns = returns
 
     def forward(self, context: Tensor) -> Tensor:
-        return self.returns.to_returns(self.critic(context).unsqueeze(-1).float())
+        raw: Tensor = self.critic(context)
+        return raw.float()
 
 
 class _OnePolicy(nn.Module):
