@@ -106,6 +106,12 @@ def test_a_memory_with_moved_rows_goes_on_exactly_where_it_was_saved() -> None:
         assert torch.equal(encoder.step(x, None, starts), other.step(x, None, starts))
 
 
+class OnAnotherDevice(torch.Tensor):
+    """Says that it is not on the CPU."""
+
+    is_cpu = False
+
+
 def test_rows_lie_in_the_order_of_their_ages_once_enough_was_read_in_vain() -> None:
     def memory(age: torch.Tensor, waste: int) -> dict[str, torch.Tensor]:
         entries = age.view(1, 1, -1, 1, 1, 1).expand(1, 2, -1, 1, 40, 2).float().contiguous()
@@ -122,7 +128,13 @@ def test_rows_lie_in_the_order_of_their_ages_once_enough_was_read_in_vain() -> N
     assert age[order].tolist() == [1] * 32 + [31] * 32
     assert torch.equal(order[place], torch.arange(64))
     assert torch.equal(moved["entries"][0, 0, :, 0, 0, 0].long(), age[order])
-    assert sort_rows({**kept, "age": age[:32], "entries": kept["entries"][:, :, :32]}, capacity=None) is None
+    few = {"age": age[:32], "entries": kept["entries"][:, :, :32]}
+    assert sort_rows(few, capacity=None) is None
+    assert few.keys() == {"age", "entries"}
+    moved["entries"] = moved["entries"].as_subclass(OnAnotherDevice)
+    assert sort_rows(moved, capacity=None) is None
+    assert moved.keys() == {"age", "entries"}
+    assert torch.equal(moved["entries"][0, 0, :, 0, 0, 0].long(), age), "rows lie where they act"
 
 
 def steps(encoder: TransformerEncoder, x: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:

@@ -79,6 +79,7 @@ def sort_rows(memory: dict[str, Tensor], *, capacity: int | None) -> tuple[Tenso
     """
     age, entries = memory["age"], memory["entries"]
     if len(age) <= _BLOCK or not entries.is_cpu:
+        unsort_rows(memory)  # where it was sorted on another device
         return None
     age = age if capacity is None else age.clamp(max=capacity)
     place = memory["place"] if "place" in memory else torch.arange(len(age))
