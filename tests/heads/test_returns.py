@@ -128,6 +128,18 @@ def test_statistics_move_by_valid_targets_alone(make):
 
 
 @both
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_targets_that_are_not_finite_do_not_reach_the_statistics(make, value):
+    targets, mask = torch.randn(4, 6, G) * 9, torch.ones(4, 6, dtype=torch.bool)
+    spoilt, without = make(G), make(G)
+    mask[1, 2] = False
+    without.update(targets, mask)
+    targets[1, 2, 0] = value
+    spoilt.update(targets, everything(targets))
+    torch.testing.assert_close(spoilt.state_dict(), without.state_dict())
+
+
+@both
 def test_an_update_without_valid_targets_changes_nothing(make):
     returns = make(G)
     returns.update(torch.randn(4, G), torch.ones(4, dtype=torch.bool))

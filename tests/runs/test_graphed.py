@@ -95,13 +95,12 @@ def test_a_recorded_update_reads_nothing_back(monkeypatch, nothing_read_back, ac
     cfg = configured(*ACTIONS[actions], setting)
     learner, batch = learner_of(cfg), sequences(cfg, 0)
     make_capturable(learner.optimizer)
-    learner._ordinary(batch, lambda total: True)
+    learner._ordinary(batch, lambda metrics: True)
     monkeypatch.setattr(nn.functional, "one_hot", one_hot)
     with recording(), nothing_read_back():
-        learner._learn(batch)
-        learner._move()
+        learner._move(learner._learn(batch))
     for name in ("_learn", "_ordinary"):
-        given = (batch,) if name == "_learn" else (batch, lambda total: bool(total.isfinite()))
+        given = (batch,) if name == "_learn" else (batch, lambda metrics: bool(metrics["loss"].isfinite()))
         with pytest.raises(AssertionError, match="in what is recorded"), nothing_read_back():
             getattr(learner, name)(*given)
 
@@ -126,12 +125,12 @@ def test_a_recorded_update_needs_no_data_and_nothing_of_the_host(monkeypatch, ov
         torch.Tensor, "is_set_to", lambda self, other: self is other
     )  # which has no meta version
     learner = learner_of(cfg, device="meta")
-    monkeypatch.setattr(learner, "_device_type", lambda: "cpu")  # there is no autocast to a meta device
+    monkeypatch.setattr(learner, "precision", nullcontext)  # there is no autocast to a meta device
     with recording():
         learner._learn(batch)  # what does not change is copied to the device once
         with OnlyOn("meta"):
-            learner._learn(batch)
-            nn.utils.clip_grad_norm_([p for p in learner.loss.parameters() if p.grad is not None], 1.0)
+            norm = learner._learn(batch)["grad_norm"]
+            nn.utils.clip_grads_with_norm_(learner._parameters(), 1.0, norm)
             learner.target_updater.step()
         # An optimizer that is not capturable counts its steps on the host.
         with pytest.raises(AssertionError, match="is not on meta"), OnlyOn("meta"):
@@ -179,7 +178,7 @@ def test_the_branches_taken_while_recording_give_the_same_numbers(monkeypatch):
     learner, batch = learner_of(cfg), sequences(cfg, 0)
     batch["is_init"][:, 1:], batch["mask"][:] = False, True  # one memory for every row
     batch["action_mask"][:] = True
-    learner._ordinary(batch, lambda total: True)
+    learner._ordinary(batch, lambda metrics: True)
     state, found = copy.deepcopy(learner.loss.state_dict()), []
     for queries in (64, 8, 64):
         monkeypatch.setattr(attention, "_FEWEST_QUERIES", queries)

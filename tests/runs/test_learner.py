@@ -1,4 +1,4 @@
-"""One gradient step: in order, clipped, warmed up, and not made at all on a loss that is not finite."""
+"""One gradient step: in order, clipped, warmed up, and not made at all on a loss or gradient that is not finite."""
 
 import pytest
 import torch
@@ -88,6 +88,23 @@ def test_a_loss_that_is_not_finite_changes_nothing(tmp_path):
     assert list((tmp_path / "nonfinite").glob("step-*3"))
 
 
+class Root(Quadratic):
+    """A loss that is finite where its gradient is not."""
+
+    def forward(self, batch):
+        return TensorDict({"loss_a": batch["slope"] * (self.weight - 1.0).sqrt()})
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(tmp_path):
+    loss = Root()
+    targets, optimizer = Targets(loss), torch.optim.SGD(loss.parameters(), lr=0.1)
+    learner = Learner(loss, optimizer, targets, max_grad_norm=2.0, warmup_updates=0)
+    assert learner.update(batch(1.0), NonFiniteGuard(tmp_path), step=3, seed=0) == {}
+    assert loss.weight.item() == 1.0
+    assert targets.seen == []
+    assert list((tmp_path / "nonfinite").glob("step-*3"))
+
+
 class Fit(nn.Module):
     """A small network on data, whose precision it notes."""
 
@@ -132,7 +149,7 @@ def test_impossible_settings_are_refused(tmp_path, name, value):
 
 
 @pytest.mark.parametrize("slope", [1.0, float("nan")])
-def test_what_is_done_meanwhile_comes_after_the_loss_and_before_it_is_read(tmp_path, slope):
+def test_what_is_done_meanwhile_comes_after_the_loss_and_before_anything_is_read(tmp_path, slope):
     learner, _, guard = make(tmp_path)
     order, forward, check = [], learner.loss.forward, guard.check
     learner.loss.forward = lambda data: order.append("loss") or forward(data)

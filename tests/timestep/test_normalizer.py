@@ -66,6 +66,16 @@ def test_padding_of_nan_does_not_reach_the_statistics():
     assert bool(normalizer.variance.isfinite().all())
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_timestep_that_is_not_finite_does_not_reach_the_statistics(value):
+    normalizer = RunningNormalizer(2)
+    x = torch.randn(5, 2, generator=torch.Generator().manual_seed(0))
+    x[3, 1] = value
+    out = normalizer(x)
+    torch.testing.assert_close(normalizer.mean, x[[0, 1, 2, 4]].mean(0))
+    assert bool(out[[0, 1, 2, 4]].isfinite().all())
+
+
 def test_a_batch_of_nothing_but_padding_changes_nothing():
     normalizer = RunningNormalizer(2)
     normalizer(torch.randn(5, 2, generator=torch.Generator().manual_seed(0)))

@@ -45,7 +45,7 @@ class RunningMoments(nn.Module):
     """Mean and second moment of returns, one of each per discount factor, as moving averages.
 
     The rate of step t is `decay / (1 - (1 - decay)^t)` with t starting at 2, so that the initial moments
-    weigh as one observed step. A step without a valid target changes nothing.
+    weigh as one observed step. A step without a valid target changes nothing; one that is not finite is not valid.
 
     Args:
         num_gammas: G.
@@ -83,7 +83,7 @@ class RunningMoments(nn.Module):
     @torch.no_grad()
     def update(self, targets: Tensor, mask: Tensor) -> None:
         """Move the moments with `targets [..., G]` where `mask [...]`."""
-        valid = mask.bool().unsqueeze(-1).expand(*targets.shape[:-1], 1)
+        valid = mask.bool().unsqueeze(-1) & targets.isfinite().all(-1, keepdim=True)
         targets = torch.where(valid, targets.float(), 0.0).flatten(0, -2)
         total = valid.sum()
         moments = torch.stack((targets.sum(0), targets.square().sum(0))) / total.clamp_min(1)

@@ -4,7 +4,8 @@ A batch is a TensorDict [B, L] in which row t holds what was seen at t and the t
 :mod:`yamame.replay`): the encoder's keys, ``action`` [B, L, *], ``("next", "reward")`` [B, L, 1],
 ``("next", "terminated")`` bool [B, L, 1], ``mask`` bool [B, L, 1] (real row), ``is_init`` bool [B, L, 1] (a
 new trajectory starts) and, if the environment has one, ``action_mask`` bool [B, L, A]. The T = L - 1
-transitions join neighbouring rows; what stands in invalid ones changes nothing. The batch is left as it was.
+transitions join neighbouring rows; what numbers stand in invalid ones changes nothing, but they must be finite. The
+batch is left as it was.
 """
 
 from collections.abc import Sequence

@@ -2,9 +2,9 @@
 
 A graph repeats the same kernels on the same memory. So there is one for every structure of a batch (keys, shapes and
 dtypes), its input is a batch of its own that others are copied into, and what it computes may not depend on reading
-anything back. An update has two of them, for between them the host looks at the loss: one up to the gradients, one that
-moves the parameters. The first updates of a structure are ordinary ones: they are the warm-up that a capture needs, and
-every update, recorded or not, trains. A capture executes nothing.
+anything back. An update has two of them, for between them the host looks at the metrics: one up to the gradients, one
+that moves the parameters. The first updates of a structure are ordinary ones: they are the warm-up that a capture
+needs, and every update, recorded or not, trains. A capture executes nothing.
 
 Source: PyTorch's documentation, https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs (warm-up on a side
 stream, static inputs, gradients allocated by the capture, one memory pool for graphs that never run at the same time).
@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from yamame.capturing import Recorder, recording, structure
 
 Metrics = dict[str, Tensor]
-Accept = Callable[[Tensor], bool]
-"""Looks at a loss, and says whether the update may be made."""
+Accept = Callable[[Metrics], bool]
+"""Looks at the metrics of an update, and says whether it may be made."""
 
 
 class RecordedUpdate:
@@ -30,8 +30,8 @@ class RecordedUpdate:
 
     Args:
         batch: One of them.
-        learn: Everything up to the gradients of a batch; gives metrics, ``loss`` among them.
-        move: Everything after; gives metrics.
+        learn: Everything up to the gradients of a batch; gives metrics.
+        move: Everything after; is given the metrics, and gives them on.
         recorder: Records both.
     """
 
@@ -39,23 +39,23 @@ class RecordedUpdate:
         self,
         batch: TensorDictBase,
         learn: Callable[[TensorDictBase], Metrics],
-        move: Callable[[], Metrics],
+        move: Callable[[Metrics], Metrics],
         recorder: Recorder,
     ) -> None:
         self._batch = batch.clone()
         with recording():
             self._learn, self._learnt = recorder.record(lambda: learn(self._batch))
-            self._move, self._moved = recorder.record(move)
+            self._move, _ = recorder.record(lambda: move(self._learnt))
 
     def update(self, batch: TensorDictBase, accept: Accept) -> Metrics:
         """Makes the update; see `GraphedUpdates.update`."""
         self._batch.update_(batch)
         self._learn()
-        if not accept(self._learnt["loss"]):
+        if not accept(self._learnt):
             return {}
         self._move()
         # The next run overwrites them.
-        return {key: value.clone() for key, value in {**self._learnt, **self._moved}.items()}
+        return {key: value.clone() for key, value in self._learnt.items()}
 
 
 class GraphedUpdates:
@@ -66,7 +66,7 @@ class GraphedUpdates:
     there are, at most one update in ``warmup + 1`` has the cost of a recording.
 
     Args:
-        ordinary: A whole update of a batch, if its loss is accepted.
+        ordinary: A whole update of a batch, if it is accepted.
         learn: See `RecordedUpdate`.
         move: See `RecordedUpdate`.
         optimizer: What ``move`` steps; made capturable, now and whenever it loads a state.
@@ -79,7 +79,7 @@ class GraphedUpdates:
         self,
         ordinary: Callable[[TensorDictBase, Accept], Metrics],
         learn: Callable[[TensorDictBase], Metrics],
-        move: Callable[[], Metrics],
+        move: Callable[[Metrics], Metrics],
         *,
         optimizer: torch.optim.Optimizer,
         recorder: Recorder,
@@ -101,7 +101,7 @@ class GraphedUpdates:
 
         Args:
             batch: On the device.
-            accept: Is shown the loss; where it says no, no update is made.
+            accept: Is shown the metrics; where it says no, no update is made.
 
         Returns:
             Detached metrics; empty if no update was made.

@@ -1,8 +1,9 @@
-"""A guard against non-finite losses: keep the evidence, skip the update, stop when it goes on."""
+"""A guard against updates that are not finite: keep the evidence, skip the update, stop when it goes on."""
 
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -13,18 +14,18 @@ from yamame.runs.atomic import atomic_writer, sync_directory
 
 
 class NonFiniteGuard:
-    """Looks at a loss before the update.
+    """Looks at a loss and its gradients before the update.
 
     Args:
         directory: The run's directory; evidence goes to ``<directory>/nonfinite/step-<step>``.
-        patience: Number of non-finite losses in a row that ends the run.
+        patience: Number of refused updates in a row that ends the run.
 
     Raises:
         ValueError: ``patience`` is not positive.
 
     >>> from tensordict import TensorDict
     >>> guard = NonFiniteGuard(Path("unused"))
-    >>> guard.check(torch.tensor(0.5), TensorDict({}, []), step=1, seed=0)
+    >>> guard.check({"loss": torch.tensor(0.5)}, TensorDict({}, []), step=1, seed=0)
     True
     """
 
@@ -33,45 +34,42 @@ class NonFiniteGuard:
             raise ValueError(f"NonFiniteGuard: patience must be at least 1, got {patience}")
         self.directory = Path(directory) / "nonfinite"
         self.patience = patience
-        self.in_a_row = 0
+        self.in_a_row: list[Path] = []
 
-    def check(self, loss: Tensor, batch: TensorDictBase, *, step: int, seed: int) -> bool:
+    def check(self, metrics: Mapping[str, Tensor], batch: TensorDictBase, *, step: int, seed: int) -> bool:
         """Whether the update may be made.
 
         Args:
-            loss: The total loss or any tensor that must be finite (reading it waits for the device).
-            batch: What it was computed from; stored memory-mapped, read back by ``TensorDict.load_memmap``.
+            metrics: Numbers that must be finite, such as the loss and the norm of its gradients; they are read at
+                once, which waits for the device.
+            batch: What they were computed from; stored memory-mapped, read back by ``TensorDict.load_memmap``.
             step: Number of the update, names the evidence.
             seed: The run's seed, stored with it.
 
         Raises:
-            FloatingPointError: ``patience`` non-finite losses in a row; names the evidence of the last one.
+            FloatingPointError: ``patience`` updates in a row were refused; names the evidence of all.
         """
-        if bool(torch.isfinite(loss).all()):
-            self.in_a_row = 0
+        values = torch.stack([value.detach().float() for value in metrics.values()])
+        if bool(torch.isfinite(values).all()):
+            self.in_a_row = []
             return True
-        self.in_a_row += 1
-        path = self._save(loss, batch, step=step, seed=seed)
-        if self.in_a_row >= self.patience:
+        told = dict(zip(metrics, map(str, values.tolist()), strict=True))
+        self.in_a_row.append(self._save(told, batch, step=step, seed=seed))
+        if len(self.in_a_row) >= self.patience:
             raise FloatingPointError(
-                f"NonFiniteGuard: loss must be finite, it was not {self.in_a_row} times in a row; "
-                f"the batch of step {step} is in {path}"
+                f"NonFiniteGuard: {' and '.join(metrics)} must be finite, they were not {len(self.in_a_row)} times in "
+                f"a row, first with the batch in {self.in_a_row[0]}; those after it are beside it"
             )
         return False
 
-    def _save(self, loss: Tensor, batch: TensorDictBase, *, step: int, seed: int) -> Path:
+    def _save(self, metrics: dict[str, str], batch: TensorDictBase, *, step: int, seed: int) -> Path:
         path = self.directory / f"step-{step:012d}"
         partial = path.with_name(f".{path.name}")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         batch.detach().cpu().memmap(partial / "batch")
         with atomic_writer(partial / "info.json") as file:
-            info = {
-                "step": step,
-                "seed": seed,
-                "loss": [str(value) for value in loss.detach().flatten().tolist()],
-            }
-            file.write(json.dumps(info).encode())
+            file.write(json.dumps({"step": step, "seed": seed, **metrics}).encode())
         shutil.rmtree(path, ignore_errors=True)
         os.replace(partial, path)
         sync_directory(self.directory)

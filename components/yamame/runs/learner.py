@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torchrl.objectives import LossModule, TargetNetUpdater
 
 from yamame.capturing import cuda_recorder
-from yamame.runs.graphed import GraphedUpdates, refuse_obstacles
+from yamame.runs.graphed import Accept, GraphedUpdates, refuse_obstacles
 from yamame.runs.guard import NonFiniteGuard
 
 
 class Learner:
-    """Loss, guard, gradient clipping, optimizer, target networks, learning-rate warm-up: in this order.
+    """Loss, gradients, guard, clipping, optimizer, target networks, learning-rate warm-up: in this order.
 
     Args:
         loss: Writes terms ``loss_*`` whose sum is minimised.
@@ -86,64 +86,55 @@ class Learner:
             guard: Decides whether the update is made, and keeps the evidence when it is not.
             step: Number of this update, for the evidence.
             seed: The run's seed, for the evidence.
-            meanwhile: Called while the device computes the loss, before the host reads it.
+            meanwhile: Called while the device computes the gradients, before the host reads whether they are finite.
 
         Returns:
             Detached metrics: what the loss wrote, ``loss`` and ``grad_norm``. Empty if no update was made.
         """
 
-        def accept(loss: Tensor) -> bool:
+        def accept(metrics: dict[str, Tensor]) -> bool:
             meanwhile()
-            return guard.check(loss, batch, step=step, seed=seed)
+            finite = {name: metrics[name] for name in ("loss", "grad_norm")}
+            return guard.check(finite, batch, step=step, seed=seed)
 
         metrics = self._make(batch, accept)
         if metrics:
             self.schedule.step()
         return metrics
 
-    def _ordinary(self, batch: TensorDictBase, accept: Callable[[Tensor], bool]) -> dict[str, Tensor]:
-        """One update but for the learning rate's; nothing, and no metrics, if its loss is not accepted."""
-        metrics = self._terms(batch)
-        if not accept(metrics["loss"]):
-            return {}
-        self._differentiate(metrics["loss"])
-        return detached(metrics) | self._move()
+    def precision(self) -> torch.autocast:
+        """The context in which networks compute as they do in an update."""
+        device = self.optimizer.param_groups[0]["params"][0].device.type
+        return torch.autocast(device, torch.bfloat16, enabled=self.autocast is not None)
+
+    def _ordinary(self, batch: TensorDictBase, accept: Accept) -> dict[str, Tensor]:
+        """One update but for the learning rate's; nothing, and no metrics, if it is not accepted."""
+        metrics = self._learn(batch)
+        return self._move(metrics) if accept(metrics) else {}
 
     def _learn(self, batch: TensorDictBase) -> dict[str, Tensor]:
-        """All of an update that comes before the decision whether to make it."""
-        metrics = self._terms(batch)
-        self._differentiate(metrics["loss"])
-        return detached(metrics)
-
-    def _terms(self, batch: TensorDictBase) -> dict[str, Tensor]:
-        with torch.autocast(self._device_type(), torch.bfloat16, enabled=self.autocast is not None):
+        """All of an update that comes before the decision whether to make it: gradients, and its metrics."""
+        with self.precision():
             out = self.loss(batch)
         total = torch.stack([value for key, value in out.items() if key.startswith("loss_")]).sum()
-        return {**out, "loss": total}
-
-    def _differentiate(self, total: Tensor) -> None:
         self.optimizer.zero_grad()
         total.backward()
+        norm = nn.utils.get_total_norm([p.grad for p in self._parameters() if p.grad is not None])
+        return {key: value.detach() for key, value in {**out, "loss": total, "grad_norm": norm}.items()}
 
-    def _move(self) -> dict[str, Tensor]:
-        """Moves parameters and targets along the gradients."""
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        norm = nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
+    def _move(self, metrics: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Moves parameters and targets along the gradients, clipped by their norm; gives the metrics on."""
+        nn.utils.clip_grads_with_norm_(self._parameters(), self.max_grad_norm, metrics["grad_norm"])
         self.optimizer.step()
         self.target_updater.step()
-        return {"grad_norm": norm}
+        return metrics
 
-    def _device_type(self) -> str:
-        return str(self.optimizer.param_groups[0]["params"][0].device.type)
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def components(self) -> dict[str, Any]:
         """What a checkpoint needs to go on learning."""
         return {"loss": self.loss, "optimizer": self.optimizer, "schedule": self.schedule}
-
-
-def detached(metrics: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same numbers, without what they were computed from."""
-    return {key: value.detach() for key, value in metrics.items()}
 
 
 def learning_rate_share(updates: int, *, warmup: int, total: int | None) -> float:

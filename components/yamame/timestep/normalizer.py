@@ -1,8 +1,8 @@
 """Running input normaliser: raw features ``[*, F]`` in, features of about zero mean and unit variance out.
 
 Mean and variance are bias-corrected exponential moving averages held in buffers (checkpointed, sent to actors
-with the weights). They move in training mode only, once per forward, from raw values, and only from timesteps
-that ``mask`` marks as real. Outputs at padding are finite but meaningless.
+with the weights). They move in training mode only, once per forward, from raw values, and only from finite timesteps
+that ``mask`` marks as real. Outputs at padding are meaningless.
 """
 
 import torch
@@ -84,7 +84,7 @@ class RunningNormalizer(nn.Module):
         x = x.reshape(-1, self.num_features)
         if mask is None:
             mask = x.new_ones(x.shape[0], dtype=torch.bool)
-        valid = mask.reshape(-1, 1)
+        valid = mask.reshape(-1, 1) & x.isfinite().all(-1, keepdim=True)
         total = valid.sum()
         count = total.clamp(min=1)
         batch_mean = torch.where(valid, x, 0.0).sum(0) / count
