@@ -188,13 +188,13 @@ class RepeatedTrials(ContextEnv):
                 self.env._begin_again(rows, self._state["task_seed"].clone())
             else:
                 self.env._begin_episodes(rows, first)
-            return {name: self.env._present[name] for name in self._passed}
+            return self._pass_on(self.env._present)
         new = self.env._reset(self._request(begun) if first is None else first)
         return {name: _choose(begun, new.get(name), old[name]) for name in self._passed}
 
     def _advance(self, action: Tensor) -> tuple[Mapping[str, Any], Tensor]:
         played, true_reward = self._play(action)
-        seen = {name: played[name] for name in self._passed}
+        seen = self._pass_on(played)
         reward = true_reward.clone()
         if self._num_warmup > 0:
             reward = reward.masked_fill(self._state["trial"] < self._num_warmup, 0.0)
@@ -222,6 +222,11 @@ class RepeatedTrials(ContextEnv):
             shown["success"] = self._state["solved"] & over & ~failed
         self._shown = shown
         return shown, reward
+
+    def _pass_on(self, shown: Mapping[str, Any]) -> dict[str, Any]:
+        """What the inner environment shows and this one too; nested entries as tensordicts ``[N]``."""
+        entries = {name: shown[name] for name in self._passed}
+        return {name: self._wrap(v) if isinstance(v, dict) else v for name, v in entries.items()}
 
     def _play(self, action: Tensor) -> tuple[Mapping[str, Any], Tensor]:
         """One step of the inner environment: what it showed, and the reward as a tensor of its own."""

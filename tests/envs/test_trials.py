@@ -559,6 +559,22 @@ def test_trials_of_trials_can_be_played(corridor, play, same):
         same(a, b)
 
 
+def test_nested_observations_survive_a_checkpoint(play, same):
+    def build():
+        return RepeatedTrials(Gym(id="Blackjack-v1", num_envs=3), num_trials=4, horizon=12)
+
+    env = build()
+    assert isinstance(play(env, 9)[0][0]["observation"], TensorDict)
+    saved = pickle.loads(pickle.dumps(env.state_dict()))
+    restored = build()
+    restored.load_state_dict(saved)
+    same(restored.present(), env.present())
+    for _ in range(20):
+        action = torch.randint(0, 2, (3,))
+        steps = [e.step_and_maybe_reset(e.present().set("action", action))[0] for e in (env, restored)]
+        same(*steps)
+
+
 def test_transforms_go_around_it(maze, play, actions_of):
     plain, _ = play(RepeatedTrials(maze(num_envs=4), num_trials=2), 40)
     env = TransformedEnv(RepeatedTrials(maze(num_envs=4), num_trials=2), RewardSum())
