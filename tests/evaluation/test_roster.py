@@ -18,6 +18,7 @@ from yamame.goals import GOAL_PAD
 from yamame.timestep import MLPTimestepEncoder, RunningNormalizer
 from yamame.trajectory import GRUEncoder
 from yamame.transforms import ContextTransform
+from yamame_envs import MazeRunner
 
 LENGTHS = (1, 2, 3, 5, 8, 9)
 
@@ -247,6 +248,28 @@ def test_more_episodes_are_played_in_rounds_and_the_last_is_cut_by_rows():
     assert result.trial_returns.shape == (15, 3)
     assert evaluate(Remember(), CueEnv(), num_episodes=2).lengths.tolist() == [1, 2]
     assert evaluate(Remember(), CueEnv(), num_episodes=2).trial_returns.shape == (2, 1)
+
+
+class Noted(MazeRunner):
+    """Notes the tasks that every round begins with."""
+
+    def _reset(self, tensordict=None, **options):
+        out = super()._reset(tensordict, **options)
+        if tensordict is None:
+            self.begun.append(self._memory.task["task_seed"].tolist())
+        return out
+
+
+def test_the_tasks_of_later_rounds_do_not_depend_on_the_policy():
+    begun = []
+    for policy in (lambda: torch.full((2,), 4), lambda: torch.randint(0, 5, (2,))):
+        env = Noted(num_envs=2, size=5, num_goals=1, time_limit=40)
+        env.begun = []
+        result = evaluate(lambda td, act=policy: td.set("action", act()), env, num_episodes=8, seed=5)
+        begun.append(env.begun)
+    assert result.lengths.unique().numel() > 1, "rows must wait for each other to show anything"
+    assert begun[0] == begun[1]
+    assert len({task for tasks in begun[0] for task in tasks}) == 8
 
 
 def test_a_step_limit_cuts_and_says_so():

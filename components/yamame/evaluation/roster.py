@@ -1,7 +1,8 @@
-"""Evaluation on a roster: one complete episode of every row of an environment.
+"""Evaluation on a roster: one complete episode of every row of an environment, in one round or several.
 
-Which episodes count is fixed before anything is played, so short episodes are not over-represented: each row
-plays until its own first episode has ended, whatever it does after that is ignored. Nothing is trained and
+Which episodes count is fixed before anything is played, so short episodes are not over-represented and every policy
+meets the same tasks: each row plays until its own first episode has ended, whatever it does after that is ignored, and
+every round is seeded anew. Nothing is trained and
 nothing is left behind: the policy is copied (fresh memory, frozen statistics, exploration off), the global
 random state is put back, no step is stored.
 """
@@ -10,6 +11,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor, nn
@@ -41,15 +43,15 @@ def evaluate(
             evaluation mode, with every `yamame.exploration.Exploration` in it off (TorchRL's own exploration
             modules are not known and sample on unless ``greedy``).
         env: Environment with at most one batch dimension; without one, the policy still sees ``[1]``. It is
-            seeded with ``seed``, so the same roster of tasks is played at every call, and it is left in
-            mid-episode: use an environment of its own.
+            seeded, so the same roster of tasks is played at every call, and it is left in mid-episode: use an
+            environment of its own.
         num_episodes: Episodes to play, in rounds of one per row, of the last of which the first rows count.
             None for one round.
         greedy: Act by the mode of the policy instead of sampling.
         max_steps: Steps after which an episode is cut and reported as not finished; None for no limit.
         memory_wiped: The control that shows what memory is worth: the policy sees ``is_init`` set at every
             step, so that only the current timestep (with its previous action and reward) informs it.
-        seed: Of the environment and of the policy's samples.
+        seed: Of the environment and of the policy's samples, in the first round; those of others follow from it.
 
     Raises:
         ValueError: If the environment has several batch dimensions, a number is not positive, or memory is to
@@ -65,9 +67,9 @@ def evaluate(
     mode = ExplorationType.DETERMINISTIC if greedy else ExplorationType.RANDOM
     player = copy.deepcopy(policy)
     with seeded(seed), torch.no_grad(), set_exploration_type(mode):
-        env.set_seed(seed)
         rounds = []
-        for start in range(0, wanted, rows):
+        for number, start in enumerate(range(0, wanted, rows)):
+            env.set_seed(_round_seed(seed, number))
             make_fresh(player)
             tally = _play_round(player, env, max_steps, memory_wiped)
             rounds.append(tally.result(min(rows, wanted - start)))
@@ -86,6 +88,10 @@ def make_fresh(player: Policy) -> None:
             reset_memory()
         if isinstance(module, Preparable):
             module.prepare()
+
+
+def _round_seed(seed: int, number: int) -> int:
+    return seed if number == 0 else int(np.random.SeedSequence([seed, number]).generate_state(1)[0]) >> 1
 
 
 @contextmanager
