@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 from torch.nn import functional as F
 from torchrl.data import Binary
-from torchrl.envs import Compose, ExcludeTransform, TransformedEnv
+from torchrl.envs import Compose, ExcludeTransform, GymEnv, ObservationNorm, SerialEnv, TransformedEnv
 from yamame.agent import InContextAgent
 from yamame.capturing import recording
 from yamame.collectors import AsyncCollector, SyncCollector
@@ -132,6 +132,49 @@ def test_a_saved_collector_goes_on_exactly_where_it_stood_in_a_new_one(encoder, 
     assert len(first.replay.rows) == len(second.replay.rows) >= 6
     for a, b in zip(first.replay.rows, second.replay.rows, strict=True):
         assert (a == b).all()
+
+
+def test_a_transformed_environment_goes_on_exactly_too_and_in_one_that_had_played_already():
+    def build():
+        env = MazeRunner(num_envs=3, size=7, num_goals=2, time_limit=11, seed=2)
+        return make_collector(
+            TransformedEnv(env, ObservationNorm(loc=0.5, scale=2.0, in_keys=["observation"]))
+        )
+
+    first, others = build(), (build(), build())
+    first.collect(3 * 17)
+    state, random = copy.deepcopy(first.state_dict()), torch.get_rng_state()
+    first.replay.rows.clear()
+    first.collect(3 * 30)
+    others[1].collect(3 * 40)
+    for other in others:
+        other.replay.rows.clear()
+        other.load_state_dict(state)
+        torch.set_rng_state(random)
+        other.collect(3 * 30)
+        assert len(first.replay.rows) == len(other.replay.rows) >= 6
+        assert all((a == b).all() for a, b in zip(first.replay.rows, other.replay.rows, strict=True))
+
+
+def test_an_environment_that_keeps_no_state_begins_new_episodes():
+    def build():
+        make = partial(TransformedEnv, transform=ContextTransform(horizon=500))
+        return make_collector(
+            make(SerialEnv(2, lambda: GymEnv("CartPole-v1", categorical_action_encoding=True)))
+        )
+
+    first = build()
+    first.collect(2 * 50)
+    state = first.state_dict()
+    for other in (first, build()):
+        other.load_state_dict(state)
+        other.replay.rows.clear()
+        other.collect(2 * 100)
+        assert other.replay.rows
+        for row in other.replay.rows:
+            assert row["step_index"].flatten().tolist() == list(range(len(row)))
+            assert row["is_init"].flatten().tolist() == [True] + [False] * (len(row) - 1)
+        other.shutdown()
 
 
 class FailingTMaze(PassiveTMaze):

@@ -33,7 +33,7 @@ class AsyncCollector:
     told by `Player`.
 
     A restored collector goes on with the saved weights and exploration schedule, but its workers begin new
-    episodes, of tasks that no earlier session of the run was given.
+    episodes, of tasks that were not given before the state was saved.
 
     Args:
         make_env: ``(num_envs=..., seed=...) -> environment`` with batch size ``[num_envs]``, which emits

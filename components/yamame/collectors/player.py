@@ -8,7 +8,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from tensordict.utils import NestedKey
 from torch import Tensor
-from torchrl.envs import EnvBase
+from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from yamame.agent import InContextPolicy
@@ -157,9 +157,13 @@ class Player:
         self.policy.prepare(self._dtype, compiled=self._compiled)
 
     def state_dict(self) -> dict[str, Any]:
-        """Environment, current observation, open episodes, weights and memory of the policy, exploration."""
+        """Environment, current observation, open episodes, weights and memory of the policy, exploration.
+
+        Where the environment's ``state_dict`` is empty, as in most of TorchRL's own, it begins new episodes when it is
+        restored.
+        """
         return {
-            "env": self.env.state_dict(),
+            "env": _environment_state(self.env),
             "current": None if self._current is None else self._current.clone(),
             "open": self.assembler.state_dict(),
             "policy": self.policy.state_dict(),
@@ -169,21 +173,45 @@ class Player:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned, in a player built from the same settings."""
-        self.env.load_state_dict(state["env"])
+        self.load_policy_state_dict(state["policy"])
+        if self.exploration is not None:
+            self.exploration.load_state_dict(state["exploration"])
+        if state["env"] is None:
+            self._current, self.assembler = None, TrajectoryAssembler()
+            return
+        _restore_environment(self.env, state["env"])
         current, device = state["current"], self.env.device
         self._current = current if current is None or device is None else current.to(device)
         self.assembler.load_state_dict(
             {k: v if v is None or device is None else v.to(device) for k, v in state["open"].items()}
         )
-        self.load_policy_state_dict(state["policy"])
         self.policy.trajectory_encoder.load_memory_state_dict(state["memory"])
-        if self.exploration is not None:
-            self.exploration.load_state_dict(state["exploration"])
 
     def close(self) -> None:
         """Closes the environment."""
         if not self.env.is_closed:
             self.env.close()
+
+
+def _environment_state(env: EnvBase) -> dict[str, Any] | None:
+    """All that decides how an environment goes on, transforms included; None where it does not tell."""
+    if isinstance(env, TransformedEnv):  # whose own state is that of its transforms alone
+        base = _environment_state(env.base_env)
+        return None if base is None else {"base_env": base, "transforms": env.state_dict()}
+    state = env.state_dict()
+    return state if _holds_something(state) else None
+
+
+def _holds_something(state: Mapping[str, Any]) -> bool:
+    return any(_holds_something(v) if isinstance(v, Mapping) else True for v in state.values())
+
+
+def _restore_environment(env: EnvBase, state: Mapping[str, Any]) -> None:
+    if isinstance(env, TransformedEnv):
+        _restore_environment(env.base_env, state["base_env"])
+        env.load_state_dict(state["transforms"])
+    else:
+        env.load_state_dict(state)
 
 
 def _stored_keys(env: EnvBase, owner: str) -> Sequence[NestedKey]:
