@@ -117,6 +117,19 @@ class PackageDelivery(GoalEnv):
         ordered = cells[:, :most].masked_fill(unused, self._length).sort(-1).values.to(torch.float32)
         return ordered.masked_fill(unused, GOAL_PAD).unsqueeze(-1)
 
+    def _check_instruction(self, task: Tensors) -> None:
+        cells = task["instruction"][..., 0]
+        index = cells.long().clamp(min=0)
+        blocked = ((index == 0) | (task["onward"].gather(1, index) > 0)) & (cells != GOAL_PAD)
+        if bool(blocked.any()):
+            row, slot = blocked.nonzero()[0].tolist()
+            free = (task["onward"][row] == 0).nonzero().squeeze(-1)[1:]
+            near = free[(free - index[row, slot]).abs().argsort(stable=True)[:3]].tolist()
+            condition = (
+                f"name cells where packages can be put down on this road (near it {' '.join(map(str, near))})"
+            )
+            self._require("instruction", int(cells[row, slot]), False, condition)
+
     def _begin_world(self, task: Tensors) -> Tensors:
         position = torch.zeros_like(task["button"])
         return {

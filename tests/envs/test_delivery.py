@@ -224,6 +224,23 @@ def test_another_instruction_brings_its_own_packages():
     assert after["success"].tolist() == [[True], [False]]
 
 
+def test_an_instruction_in_words_names_cells_where_packages_can_be_put_down():
+    env = PackageDelivery(num_envs=1, length=10, min_packages=1, max_packages=2, seed=1)
+    env.reset()
+    task = env._memory.task
+    forks = set(task["onward"][0].nonzero().flatten().tolist())
+    free = set(range(1, 10)) - forks
+    again = TensorDict({"task_seed": task["task_seed"].view(1, 1)}, [1])
+    for cell in (0, min(forks)):
+        env.set_instruction(f"{min(free)} {cell}")
+        with pytest.raises(ValueError, match=rf"instruction must name cells .*, got {cell}$") as caught:
+            env.reset(again)
+        near = str(caught.value).split("near it ")[1].split(")")[0]
+        assert {int(found) for found in near.split()} <= free
+    env.set_instruction(str(max(free)))
+    assert env.reset(again)["goal"].flatten().tolist() == [float(max(free)), GOAL_PAD]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
