@@ -88,8 +88,10 @@ def test_ablations_win_over_every_experiment_and_what_they_describe_can_be_built
         instantiate(node)
 
 
-def test_the_experiments_of_the_paper_have_what_the_ablation_takes_away():
+def test_the_experiments_of_the_paper_have_what_the_ablation_takes_away_and_the_naive_agent_lacks():
     assert configuration("experiment=tmaze_400")["encoder"]["sigma_reparam"]
+    naive = configuration("experiment=tmaze_400", "agent=naive")["encoder"]
+    assert not any(naive[name] for name in (*STABILISERS, "sigma_reparam"))
 
 
 def test_an_experiment_whose_encoder_keys_mean_nothing_without_memory_is_among_them():
