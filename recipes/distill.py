@@ -26,7 +26,7 @@ from yamame import runs
 from yamame.baselines import learning_histories
 from yamame.evaluation import EvaluationResult, evaluate
 from yamame.replay import Prefetcher, TrialSubsampling
-from yamame.runs.build import build_agent, build_env, build_learner
+from yamame.runs.build import build_agent, build_env, build_learner, build_replay, trial_replay
 from yamame.runs.hydra import instantiate, main, plain, run_name
 from yamame.runs.training import TrainingRun, held_out_env
 
@@ -51,6 +51,7 @@ class Parts:
     """Everything that can be built, and refused, before anything is written."""
 
     def __init__(self, cfg: DictConfig) -> None:
+        runs.Expected.from_config(plain(cfg)["expected"])
         self.budget = runs.Budget(**plain(cfg.budget))
         if cfg.budget.env_steps is not None:
             raise runs.UsageError(
@@ -69,6 +70,8 @@ class Parts:
         packing = [] if cfg.packing is None else [instantiate(cfg.packing)]
         self.transform = Compose(subsampling, *packing)
         self.tracker: runs.Tracker = instantiate(cfg.logger)
+        with trial_replay(cfg, transform=self.transform):
+            pass
 
     def check_lengths(self, cfg: DictConfig) -> int:
         """The steps of an episode, which the encoder must remember and a history must be able to fill."""
@@ -120,14 +123,8 @@ class Training(TrainingRun):
         self.in_context: dict[str, list[float]] = {}
         if not self.resumed:  # a run that was stopped before its first checkpoint begins again
             shutil.rmtree(run.path / "histories", ignore_errors=True)
-        self.histories = instantiate(
-            cfg.replay,
-            path=run.path / "histories",
-            batch_size=cfg.schedule.batch_size,
-            transform=parts.transform,
-            owner=run.path.name,
-            resume=self.resumed,
-        )
+        options = {"owner": run.path.name, "resume": self.resumed}
+        self.histories = build_replay(cfg, run.path / "histories", transform=parts.transform, **options)
         self.batches = Prefetcher(self.histories.sample, cfg.device)
 
     def components(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ its mean over the roster, and runs with the same environment are runs of one tas
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from omegaconf import DictConfig
@@ -22,11 +22,15 @@ from yamame.evaluation import EvaluationResult, evaluate, play_episode
 from yamame.runs.arguments import ease_command_line
 from yamame.runs.atomic import atomic_writer
 from yamame.runs.attention_picture import draw_attention
+from yamame.runs.directory import check_folder
 from yamame.runs.hydra import main, objective, plain
 from yamame.runs.terminal import print_columns
 from yamame.runs.trained import Trained, load_trained
 from yamame.trajectory import TransformerEncoder
 from yamame.trajectory.attention_maps import attention_maps
+
+if TYPE_CHECKING:
+    from yamame.runs.statistics import Array, Estimate
 
 OVERRIDABLE = ("num_episodes", "num_envs", "seed", "greedy", "max_steps")
 METRICS = ("success", "return")
@@ -39,8 +43,12 @@ def evaluate_runs(cfg: DictConfig) -> float:
     groups = {name: [load(cfg, source) for source in listed(asked[name])] for name in ("run", "against")}
     if not groups["run"]:
         raise runs.UsageError("run must name a run, got none")
+    check_folder(output_of(cfg, groups["run"]), "output")
     played = {name: [Evaluation(cfg, trained) for trained in group] for name, group in groups.items()}
     try:
+        check_tasks(groups)
+        for evaluation in (*played["run"], *played["against"]):
+            evaluation.check()
         report = {
             "settings": asked,
             **{name: [evaluation.play() for evaluation in group] for name, group in played.items()},
@@ -65,6 +73,23 @@ def check(cfg: DictConfig) -> None:
         raise runs.UsageError(f"confidence must be in (0, 1), got {cfg.confidence}")
     if cfg.attention_steps < 1:
         raise runs.UsageError(f"attention_steps must be positive, got {cfg.attention_steps}")
+
+
+def check_tasks(groups: dict[str, list[Trained]]) -> None:
+    """Refuses runs that cannot be summed up or compared.
+
+    Raises:
+        ValueError: A task has fewer runs than another, or the groups have other tasks.
+    """
+    if sum(map(len, groups.values())) == 1:
+        return
+    # Imported here, as below: one run needs none of it, and it costs seconds.
+    from yamame.runs.statistics import score_table
+
+    tasks = [[trained.task for trained in group] for group in groups.values() if group]
+    names = [score_table(group, [0.0] * len(group))[0] for group in tasks]
+    if len({tuple(sorted(group)) for group in names}) > 1:
+        raise runs.UsageError(f"run and against must have the same tasks, got {names[0]} and {names[1]}")
 
 
 def listed(value: Any) -> list[str]:
@@ -103,6 +128,19 @@ class Evaluation:
         if not -count <= index < count:
             raise runs.UsageError(f"gamma_index must be in {-count}..{count - 1}, got {index}")
         return index % count
+
+    def check(self) -> None:
+        """Refuses, before anything is played, weights that do not fit and pictures that cannot be drawn."""
+        env = self.trained.build_env(num_envs=1, seed=self.setting["seed"])
+        try:
+            encoder = self.trained.build_agent(env).trajectory_encoder
+        finally:
+            env.close()
+        if self.cfg.attention and not isinstance(encoder, TransformerEncoder):
+            name = type(encoder).__name__
+            raise runs.UsageError(
+                f"attention=true needs a TransformerEncoder, {self.trained.source} has a {name}"
+            )
 
     def play(self) -> dict[str, Any]:
         """Plays the roster with one or all discount factors."""
@@ -146,11 +184,7 @@ class Evaluation:
     def _attention(self, agent: InContextAgent) -> torch.Tensor:
         """Where the encoder looks in the first episode of the roster: ``[layers, H, L, L]``."""
         encoder = agent.trajectory_encoder
-        if not isinstance(encoder, TransformerEncoder):
-            name = type(encoder).__name__
-            raise runs.UsageError(
-                f"attention=true needs a TransformerEncoder, {self.trained.source} has a {name}"
-            )
+        assert isinstance(encoder, TransformerEncoder)
         limits = (self.cfg.attention_steps, self.setting["max_steps"], encoder.context_length)
         env = self.trained.build_env(num_envs=1, seed=self.setting["seed"])
         try:
@@ -179,7 +213,6 @@ def metric_of(run: dict[str, Any]) -> str:
 
 def compare(cfg: DictConfig, report: dict[str, Any]) -> dict[str, Any]:
     """What several runs say together, per metric that all of them know."""
-    # Imported here: one run needs none of it, and it costs seconds.
     from yamame.runs.statistics import aggregate, probability_of_improvement, score_table
 
     groups = {name: report[name] for name in ("run", "against") if report[name]}
@@ -192,20 +225,24 @@ def compare(cfg: DictConfig, report: dict[str, Any]) -> dict[str, Any]:
             scores = [acting(run)[f"{metric}_mean"] for run in group]
             tasks, tables[name] = score_table([run["task"] for run in group], scores)
             found["aggregate"].setdefault(name, {"tasks": tasks, "num_runs": len(tables[name])})[metric] = {
-                statistic: aggregate(tables[name], statistic=statistic, confidence=cfg.confidence)._asdict()
+                statistic: known(
+                    aggregate(tables[name], statistic=statistic, confidence=cfg.confidence), tables[name]
+                )
                 for statistic in ("iqm", "mean", "median")
             }
         if len(groups) > 1:
-            shared = [found["aggregate"][name]["tasks"] for name in groups]
-            if sorted(shared[0]) != sorted(shared[1]):
-                raise runs.UsageError(
-                    f"run and against must have the same tasks, got {shared[0]} and {shared[1]}"
-                )
-            columns = [shared[1].index(task) for task in shared[0]]
-            found["improvement"][metric] = probability_of_improvement(
-                tables["run"], tables["against"][:, columns], confidence=cfg.confidence
-            )._asdict()
+            first, second = (found["aggregate"][name]["tasks"] for name in ("run", "against"))
+            columns = [second.index(task) for task in first]
+            pair = tables["run"], tables["against"][:, columns]
+            better = probability_of_improvement(*pair, confidence=cfg.confidence)
+            found["improvement"][metric] = known(better, *pair)
     return found
+
+
+def known(estimate: "Estimate", *tables: "Array") -> dict[str, float | None]:
+    """An estimate whose interval is None where a task has one run: this says nothing of other seeds."""
+    several = all(len(table) > 1 for table in tables)
+    return estimate._asdict() if several else {"value": estimate.value, "low": None, "high": None}
 
 
 def output_of(cfg: DictConfig, trained: list[Trained]) -> Path:
@@ -219,6 +256,8 @@ def output_of(cfg: DictConfig, trained: list[Trained]) -> Path:
 def write(cfg: DictConfig, path: Path, report: dict[str, Any], played: list[Evaluation]) -> None:
     """Writes numbers and pictures and shows the table; the path of the numbers is the last line."""
     path.mkdir(parents=True, exist_ok=True)
+    for picture in (path / "in_context.png", path / "attention.png", *path.glob("attention-[0-9]*.png")):
+        picture.unlink(missing_ok=True)
     curves = in_context_curves(report["run"] + report["against"])
     if curves:
         runs.learning_curve(path / "in_context.png", curves, x_label="trial", y_label="return")
@@ -274,9 +313,11 @@ def lines(run: dict[str, Any]) -> list[dict[str, Any]]:
     return shown
 
 
-def interval(numbers: dict[str, float], prefix: str = "", centre: str = "mean") -> str:
-    """A number and its interval as text."""
+def interval(numbers: dict[str, Any], prefix: str = "", centre: str = "mean") -> str:
+    """A number and its interval, if it has one, as text."""
     value, low, high = (numbers[f"{prefix}{name}"] for name in (centre, "low", "high"))
+    if low is None or high is None:
+        return f"{value:.3g} [-]"
     return f"{value:.3g} [{low:.3g}, {high:.3g}]"
 
 

@@ -21,6 +21,7 @@ from torchrl.envs import EnvBase
 from yamame import runs
 from yamame.evaluation import describe_step, describe_timestep, play_episode
 from yamame.runs.arguments import ease_command_line
+from yamame.runs.directory import check_folder
 from yamame.runs.hydra import main, plain
 from yamame.runs.terminal import half_blocks
 from yamame.runs.trained import Trained, load_trained
@@ -40,6 +41,7 @@ def play(cfg: DictConfig) -> float:
         trials=plain(cfg.trials),
         context_length=cfg.context_length,
     )
+    check_folder(output_of(cfg, trained), "output")
     gamma_index = -1 if cfg.gamma is None else trained.gamma_index(cfg.gamma)
     env = trained.build_env(num_envs=1, seed=cfg.seed)
     viewer = Viewer(cfg, env)
@@ -85,9 +87,18 @@ def instruct(env: EnvBase, text: str | None) -> None:
             raise runs.UsageError(f"instruction: {type(env).__name__} takes none, got {text!r}")
         return
     if text is None and sys.stdin.isatty():
-        text = input("instruction (empty: drawn by the seed): ").strip() or None
+        text = asked()
     if text is not None:
         knows.set_instruction(text)
+
+
+def asked() -> str | None:
+    """What a person answers; nothing, and the end of the input, leave the goals to the seed."""
+    try:
+        return input("instruction (empty: drawn by the seed): ").strip() or None
+    except EOFError:
+        print()
+        return None
 
 
 class Viewer:

@@ -46,10 +46,8 @@ class Parts:
     """Everything that can be built, and refused, before anything is written."""
 
     def __init__(self, cfg: DictConfig) -> None:
-        for name, positive in (("batch_size", cfg.schedule.batch_size), ("epochs", cfg.schedule.epochs)):
-            if positive < 1:
-                raise runs.UsageError(f"schedule.{name}: must be at least 1, got {positive}")
         self.check_on_policy(cfg)
+        runs.Expected.from_config(plain(cfg)["expected"])
         self.budget = runs.Budget(**plain(cfg.budget))
         self.env = build_env(cfg, num_envs=cfg.schedule.num_envs, seed=cfg.seed)
         self.held_out = held_out_env(cfg)

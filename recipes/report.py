@@ -12,6 +12,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 from yamame.runs import UsageError
+from yamame.runs.arguments import ease_command_line
 from yamame.runs.hydra import instantiate, main
 from yamame.runs.report import RunReader, build_content, falls_short, make_sections, write_report
 
@@ -48,4 +49,5 @@ def check_thresholds(thresholds: list[float]) -> None:
 
 
 if __name__ == "__main__":
+    ease_command_line(texts=("runs", "base", "directory", "metric"))
     main(report, config_name="report")

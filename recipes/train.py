@@ -20,8 +20,17 @@ from omegaconf import DictConfig
 from tensordict import TensorDict
 from torchrl.envs import Compose
 from yamame import runs
+from yamame.agent import InContextPolicy
+from yamame.collectors import Collector
 from yamame.replay import Prefetcher
-from yamame.runs.build import build_agent, build_collector, build_env, build_learner
+from yamame.runs.build import (
+    build_agent,
+    build_collector,
+    build_env,
+    build_learner,
+    build_replay,
+    trial_replay,
+)
 from yamame.runs.hydra import instantiate, main, plain, run_name
 from yamame.runs.training import TrainingRun, held_out_env
 
@@ -67,6 +76,12 @@ class Parts:
         later = [instantiate(node) for node in (cfg.window, cfg.packing) if node is not None]
         self.transform = Compose(*relabel, *later)
         self.tracker: runs.Tracker = instantiate(cfg.logger)
+        with trial_replay(cfg, transform=self.transform) as replay:
+            self.build_collector(cfg, self.agent.policy(), replay)
+
+    def build_collector(self, cfg: DictConfig, policy: InContextPolicy, replay: Any) -> Collector:
+        """The collector of the configuration."""
+        return build_collector(cfg, env=self.env, policy=policy, replay=replay, exploration=self.exploration)
 
 
 class Training(TrainingRun):
@@ -84,18 +99,10 @@ class Training(TrainingRun):
         self.parts, self.learner = parts, parts.learner
         if not self.resumed:  # a run that was stopped before its first checkpoint begins again
             shutil.rmtree(run.path / "replay", ignore_errors=True)
-        self.replay = instantiate(
-            cfg.replay,
-            path=run.path / "replay",
-            batch_size=cfg.schedule.batch_size,
-            transform=parts.transform,
-            owner=run.path.name,
-            resume=self.resumed,
-        )
+        options = {"owner": run.path.name, "resume": self.resumed}
+        self.replay = build_replay(cfg, run.path / "replay", transform=parts.transform, **options)
         self.batches = Prefetcher(self.replay.sample, cfg.device)
-        self.collector = build_collector(
-            cfg, env=parts.env, policy=self.policy, replay=self.replay, exploration=parts.exploration
-        )
+        self.collector = parts.build_collector(cfg, self.policy, self.replay)
 
     def components(self) -> dict[str, Any]:
         """What a checkpoint holds of learning and collecting."""

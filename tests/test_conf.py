@@ -8,7 +8,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from yamame import conf_dir
-from yamame.runs.hydra import check, parameters_of, plain, targets
+from yamame.runs.compare import flatten
+from yamame.runs.hydra import check, default_of, parameters_of, plain, targets
+from yamame.runs.validation import AT_LEAST, NULLABLE, UNSET, check_like
 
 CONF = conf_dir()
 CHOICES = sorted(str(path.relative_to(CONF).with_suffix("")) for path in CONF.rglob("*/*.yaml"))
@@ -134,3 +136,41 @@ def test_cloning_has_neither_critics_nor_a_filter_nor_several_policies():
     agent = composed("train", "agent=bc").agent
     assert (agent.critic.num_critics, agent.multi_gamma, agent.loss.cloning_filter) == (0, False, "none")
     assert (agent.loss.online_coeff, agent.loss.critic_coeff, agent.loss.cloning_coeff) == (0.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("experiment", ["crafter", "mazerunner_15_k1", "popgym", "tmaze_10000"])
+@pytest.mark.parametrize("choice", ["encoder=gru", "agent=separate"])
+def test_a_recurrent_encoder_in_a_preset_of_a_transformer_says_what_to_drop_and_then_composes(
+    experiment, choice
+):
+    choices = [f"experiment={experiment}", choice]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        default = default_of(str(CONF), "train", choices)
+        with pytest.raises(ValueError, match=r"encoder\.\w+: .*GRUEncoder") as raised:
+            check(compose("train", overrides=choices), default)
+        _, _, remedy = str(raised.value).partition("add ")
+        assert len(remedy.split()) > 1
+        config = compose("train", overrides=[*choices, *remedy.split()])
+        assert check(config, default)["encoder"]["_target_"].endswith("GRUEncoder")
+
+
+@pytest.mark.parametrize("main", MAIN)
+def test_every_setting_whose_default_is_null_has_a_type_and_every_default_admits_itself(main):
+    default = composed(main)
+    values = flatten(OmegaConf.to_container(default))
+    nodes = [key for key, _ in targets(OmegaConf.to_container(default))]
+    nulls = {
+        key
+        for key, value in values.items()
+        if value is None and not any(key.startswith(f"{node}.") for node in nodes)
+    }
+    assert nulls <= {*NULLABLE, *UNSET}
+    plain_values = OmegaConf.to_container(default)
+    check_like(plain_values, plain_values)
+
+
+def test_every_setting_with_a_smallest_value_is_one():
+    known = {key for main in MAIN for key in flatten(OmegaConf.to_container(composed(main)))}
+    assert known >= AT_LEAST.keys()
+    assert known >= NULLABLE.keys() - {"expected"}
+    assert known >= UNSET.keys()

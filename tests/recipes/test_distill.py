@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from yamame.runs import NullTracker
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "distill.py"
 TINY = [
@@ -43,6 +44,24 @@ def test_a_tiny_run_compares_the_agent_with_itself_without_memory_and_with_its_s
     assert Path("runs/tiny/in_context.png").stat().st_size > 0
 
 
+def test_a_run_says_that_its_steps_are_updates_and_how_many_environment_steps_it_took(run, monkeypatch):
+    logged, tags = {}, {}
+    monkeypatch.setattr(
+        NullTracker, "log", lambda self, metrics, *, step: logged.setdefault(step, {}).update(metrics)
+    )
+    start = NullTracker.start
+    monkeypatch.setattr(
+        NullTracker,
+        "start",
+        lambda self, *args, **options: (tags.update(options["tags"]), start(self, *args, **options))[1],
+    )
+    assert run(*TINY, "run.name=tiny")[0] == 0
+    assert (tags["axis"], tags["budget.updates"]) == ("updates", "2")
+    last = logged[2]
+    assert "eval/success_mean" in last or "eval/return_mean" in last
+    assert (last["cost/env_steps"], last["cost/updates"]) == (4 * 80, 2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -53,6 +72,9 @@ def test_a_tiny_run_compares_the_agent_with_itself_without_memory_and_with_its_s
         (["relabel=some"], r"relabel.strategy=some.*histories"),
         (["budget.env_steps=100"], r"budget.env_steps: must be null.*100"),
         (["replay.capacity=100"], r"replay.capacity: must hold 324 timesteps, got 100"),
+        (["replay.slack=-1"], r"slack"),
+        (["schedule.updates_per_iteration=0"], r"schedule.updates_per_iteration: .*at least 1, got 0"),
+        (["+expected.metrc=foo"], r"expected.metrc: expected has metric"),
         (["resume=true", "run.name=nothing"], r"nothing"),
     ],
 )

@@ -180,9 +180,66 @@ def test_several_runs_are_summed_up_and_compared(run):
     assert "how likely a run is better" in out
 
 
+def test_one_run_of_a_task_says_nothing_of_other_seeds(run):
+    _, report, out, _ = run("run=[runs/a-seed=0]", "against=[runs/b]")
+    told = [report["aggregate"][group]["return"]["iqm"] for group in ("run", "against")]
+    told.append(report["improvement"]["return"])
+    assert [(one["low"], one["high"]) for one in told] == [(None, None)] * 3
+    assert report["improvement"]["return"]["value"] in (0.0, 0.5, 1.0)
+    assert "[-]" in out.split("how likely")[1]
+    _, report, out, _ = run("run=[runs/a-seed=0,runs/b]", "against=[runs/b]")
+    assert report["aggregate"]["run"]["return"]["iqm"]["low"] is not None
+    assert report["aggregate"]["against"]["return"]["iqm"]["low"] is None
+    assert report["improvement"]["return"]["low"] is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["run=[runs/a-seed=0,runs/b,runs/trials]"], r"every task must have as many runs, got \[2, 1\]"),
+        (["run=runs/b", "against=runs/trials"], r"run and against must have the same tasks"),
+        (
+            ["run=[runs/b,runs/trials]", "attention=true"],
+            r"needs a TransformerEncoder, runs/trials has a GRU",
+        ),
+        (
+            ["run=runs/b", "output=runs/b/config.yaml"],
+            r"output: must be a directory, got .*config.yaml is a file",
+        ),
+    ],
+)
+def test_what_can_be_known_before_is_refused_before_anything_is_played(run, monkeypatch, arguments, message):
+    def played(*_, **__):
+        raise AssertionError("something was played")
+
+    monkeypatch.setattr("yamame.evaluation.roster._play_round", played)
+    status, _, _, err = run(*arguments)
+    assert status == 2
+    assert re.search(message, err), err
+    with pytest.raises(AssertionError, match="something was played"):
+        run("run=runs/b")
+
+
+def test_pictures_of_an_earlier_evaluation_do_not_stay_beside_another(run, tmp_path):
+    (tmp_path / "out").mkdir()
+    for name in ("attention.png", "attention-0.png", "attention-12.png", "in_context.png", "my-own.png"):
+        (tmp_path / "out" / name).write_text("of an earlier evaluation")
+    assert run("run=runs/b", "attention=true")[0] == 0
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert written == {"attention.png", "evaluation.json", "my-own.png"}
+    assert (tmp_path / "out/attention.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run=runs/b", "greedy=off"], r"greedy: must be true or false or null, got 'off'"),
+        (["run=runs/b", "control=off"], r"control: must be true or false, got 'off'"),
+        (["run=runs/b", "max_steps=abc"], r"max_steps: must be an integer or null, got 'abc'"),
+        (["run=runs/b", "gamma_index=0.5"], r"gamma_index: must be an integer or null, got 0.5"),
+        (["run=runs/b", "confidence=abc"], r"confidence: must be a number, got 'abc'"),
+        (["run=runs/b", "env=tmaze"], r"env: there are no choices here, only settings below it"),
+        (["run=a0", "tracking_uri=foo://bar"], r"tracking_uri: must be a store .* got foo://bar"),
         (["run=runs/none"], r"runs/none must be a run directory or a checkpoint, it does not exist"),
         ([], r"run: Missing mandatory value"),
         (["run=runs/b", "gammas=some"], r"gammas must be all or null, got some"),

@@ -115,6 +115,25 @@ def test_an_instruction_is_asked_for_in_a_terminal_only(run, monkeypatch):
     assert "goals reached 0 of 1" in run("run=runs/maze", "max_steps=1")[1][0]
 
 
+def test_the_end_of_the_input_is_an_empty_answer(run, monkeypatch):
+    def end(prompt):
+        raise EOFError
+
+    drawn = run("run=runs/maze", "max_steps=2")[1]
+    monkeypatch.setattr("builtins.input", end)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    status, lines, _ = run("run=runs/maze", "max_steps=2")
+    assert status == 0
+    assert lines == ["", *drawn]
+
+
+def test_a_film_that_cannot_be_written_is_refused_before_anything_is_played(run, tmp_path):
+    (tmp_path / "out").write_text("a file")
+    status, lines, err = run("run=runs/maze", "max_steps=2")
+    assert (status, lines) == (2, [])
+    assert re.match(r"play: output: must be a directory, got .*/out: .*/out is a file\n$", err)
+
+
 def test_an_environment_without_instructions_plays_the_task_of_the_seed(run):
     status, lines, _ = run("run=runs/memory", "env.length=6", "greedy=true", "gamma=0.9")
     assert status == 0
@@ -136,6 +155,9 @@ def test_an_environment_without_instructions_plays_the_task_of_the_seed(run):
         ),
         (["run=runs/memory", "instruction=eat"], r"instruction: PassiveTMaze takes none, got 'eat'"),
         (["run=runs/maze", "fps=0"], r"fps must be in \(0, 50\], got 0"),
+        (["run=runs/maze", "fps=abc"], r"fps: must be a number, got 'abc'"),
+        (["run=runs/maze", "greedy=no"], r"greedy: must be true or false, got 'no'"),
+        (["run=runs/maze", "env.time_limit=abc"], r"env.time_limit: must be .*, got 'abc'"),
         (["run=runs/maze", "width=0"], r"width must be positive, got 0"),
         (["run=runs/maze", "max_steps=0"], r"max_steps must be positive, got 0"),
     ],

@@ -65,6 +65,7 @@ def test_two_updates_run_with_every_kind_of_part(run, choice):
         (["agent.loss.clip_epsilon=2"], r"clip_epsilon.*2"),
         (["schedule.epochs=0"], r"schedule.epochs: must be at least 1, got 0"),
         (["encoder=transformer", "context_length=100"], r"context_length: .*100 steps, got 100"),
+        (["+expected.metrc=foo"], r"expected.metrc: expected has metric"),
         (["resume=true", "run.name=nothing"], r"nothing"),
     ],
 )

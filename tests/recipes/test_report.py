@@ -1,12 +1,11 @@
 """The report recipe as people use it: from the command line, over a database with runs."""
 
-import importlib.util
+import runpy
 import sys
 from pathlib import Path
 
 import pytest
 from yamame.runs import MLflowTracker
-from yamame.runs.hydra import main
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "report.py"
 EXPECTED = {"expected.metric": "success_mean", "expected.interval": [0.8, 1.0]}
@@ -40,16 +39,13 @@ def database(tmp_path_factory):
 @pytest.fixture
 def report(monkeypatch, tmp_path, capsys, database):
     """Runs the recipe in this process in an empty directory: exit status, output, error output."""
-    spec = importlib.util.spec_from_file_location("report_recipe", RECIPE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments, uri=f"sqlite:///{database}/mlflow.db"):
         monkeypatch.setattr(sys, "argv", [str(RECIPE), f"store.tracking_uri={uri}", *arguments])
         status = 0
         try:
-            main(module.report, config_name="report")
+            runpy.run_path(str(RECIPE), run_name="__main__")
         except SystemExit as exit_:
             status = exit_.code
         output = capsys.readouterr()
@@ -83,6 +79,9 @@ def test_strict_ends_with_status_one_where_less_came_out_than_expected(report):
     ("arguments", "message"),
     [
         (["runs=[nobody]"], "runs: an entry must match a run by name or id, got 'nobody'"),
+        (["runs=[]"], "runs: must name at least one run, or be null for all, got []"),
+        (["runs=grown-0"], "runs: an entry must match a run by name or id, got 'grown-0'"),
+        (["metric=succes_mean"], "metric: must be one of success_mean, got 'succes_mean'"),
         (["store.experiment=other"], "store.experiment: must be one of"),
         (["base=nobody"], "base: must match the name of a run that counts, got 'nobody'"),
         (["thresholds=[0.5,-1]"], "thresholds: must be positive numbers, got -1"),
@@ -105,3 +104,23 @@ def test_a_database_that_is_not_there_is_named_and_not_made(report, tmp_path):
         "report: store.tracking_uri: must be a database that exists, got sqlite:///none.db\n",
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_strict_ends_with_status_one_where_every_run_of_an_experiment_failed(report):
+    status, out, _ = report("runs=[broken]", "strict=true")
+    assert status == 1
+    assert out.splitlines()[0] == "MazeRunner: unknown (success_mean not measured; expected 0.8 to 1)"
+
+
+@pytest.mark.parametrize("chosen", ["runs=gru-seed=1", "runs=[gru-seed=1]"])
+def test_names_of_runs_may_have_signs_of_hydra_in_them(report, database, tmp_path, chosen):
+    folder = database / "odd"
+    if not folder.exists():
+        folder.mkdir()
+        tracker = MLflowTracker(
+            tracking_uri=f"sqlite:///{database}/mlflow.db", experiment="odd", system_metrics=False
+        )
+        with tracker.start(folder, name="gru-seed=1", params={"seed": 1}):
+            tracker.log({"eval/success_mean": 0.5}, step=1)
+    status, out, err = report(chosen, "base=gru-seed=1", "store.experiment=odd", "directory=a=b")
+    assert (status, err, out) == (0, "", "a=b/index.html\n")

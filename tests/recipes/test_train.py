@@ -97,6 +97,17 @@ def test_a_tiny_run_writes_its_summary_and_prints_the_path_last(run, tmp_path):
         (["trials=repeated"], r"relabel.strategy=some.*RepeatedTrials.*relabel=none"),
         (["env=gym", "env.id=NoSuch-v0"], r"env: .*NoSuch-v0"),
         (["env=gym", "+evaluation.env.split=test"], r"env: .*split"),
+        (["~env"], r"env: must be given, got ~env"),
+        (["checkpoint.keep=0"], r"checkpoint.keep: must be at least 1, got 0"),
+        (["checkpoint.interval=abc"], r"checkpoint.interval: must be an integer, got 'abc'"),
+        (["schedule.batch_size=0"], r"schedule.batch_size: must be at least 1, got 0"),
+        (["schedule.steps_per_iteration=0"], r"schedule.steps_per_iteration: must be at least 1, got 0"),
+        (["schedule.max_grad_norm=null"], r"schedule.max_grad_norm: must be a number, got null"),
+        (["schedule.warmup_updates=abc"], r"schedule.warmup_updates: must be an integer, got 'abc'"),
+        (["replay.capacity=0"], r"replay: .*capacity must be at least 1, got 0"),
+        (["collector=async", "collector.num_workers=0"], r"collector: .*num_workers must be in 1..4, got 0"),
+        (["logger=mlflow", "logger.tracking_uri=foo://bar"], r"tracking_uri: must be .* got foo://bar"),
+        (["run.root=/dev/null"], r"run.root.* must be a directory, got .*/dev/null is a file"),
     ],
 )
 def test_a_mistake_ends_with_one_line_and_nothing_written(run, tmp_path, arguments, message):
@@ -105,6 +116,21 @@ def test_a_mistake_ends_with_one_line_and_nothing_written(run, tmp_path, argumen
     assert len(err.strip().splitlines()) == 1
     assert re.search(message, err), err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "mistake", ["run.overwrite=no", "run.overwrite=off", "replay.slack=-1", "logger=mlflow"]
+)
+def test_a_mistake_beside_overwriting_leaves_the_run_that_is_there(run, tmp_path, mistake):
+    kept = tmp_path / "runs/mine"
+    kept.mkdir(parents=True)
+    for name in (".lock", "config.yaml"):
+        (kept / name).write_text("precious")
+    more = ["run.overwrite=true"] if "overwrite" not in mistake else []
+    uri = "logger.tracking_uri=foo://bar" if mistake == "logger=mlflow" else "seed=0"
+    status, _, err = run(*TINY, "run.name=mine", mistake, uri, *more)
+    assert (status, len(err.splitlines())) == (2, 1)
+    assert [(kept / name).read_text() for name in (".lock", "config.yaml")] == ["precious"] * 2
 
 
 def test_an_existing_run_is_refused_and_left_alone_and_another_configuration_names_its_keys(run, tmp_path):

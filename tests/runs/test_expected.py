@@ -48,7 +48,16 @@ def test_what_is_no_node_is_refused():
         Expected.from_config(0.9)
 
 
-@pytest.mark.parametrize("node", [NODE, {"metric": "a", "interval": [None, 3]}, {**NODE, "source": None}])
+@pytest.mark.parametrize(
+    "node",
+    [
+        NODE,
+        {"metric": "a", "interval": [None, 3]},
+        {"metric": "a", "interval": [0.95, math.inf]},
+        {"metric": "a", "interval": [-math.inf, -1e-7]},
+        {**NODE, "source": None},
+    ],
+)
 def test_a_node_survives_the_parameters_of_a_run(node):
     params = {key: str(value) for key, value in flatten({"expected": node, "seed": 0}).items()}
     assert Expected.from_params(params) == Expected.from_config(node)
@@ -56,7 +65,9 @@ def test_a_node_survives_the_parameters_of_a_run(node):
 
 def test_parameters_without_a_sound_node_expect_nothing():
     assert Expected.from_params({"expected": "None", "seed": "0"}) is None
-    assert Expected.from_params({"expected.metric": "a", "expected.interval": "[1, "}) is None
+    for interval in ("[1, ", "[a, 1]", "1", "[nan, 1]", "[None, None]", ""):
+        assert Expected.from_params({"expected.metric": "a", "expected.interval": interval}) is None
+    assert Expected.from_params({"expected.metric": "a"}) is None
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ hydra:
   sweep: {dir: "${run.root}", subdir: .}
   output_subdir: null
 seed: 1
-run: {root: runs, name: a}
+run: {root: runs, name: a, overwrite: false}
 budget: {minutes: 5}
 net:
   _target_: torch.nn.Linear
@@ -38,6 +38,13 @@ def command(tmp_path, monkeypatch, capsys):
     (conf / "train.yaml").write_text(TRAIN)
     (conf / "env" / "maze.yaml").write_text("size: 3\n")
     (conf / "env" / "tmaze.yaml").write_text("length: 10\nsize: 4\n")
+    for choice, text in (
+        ("trials/repeated", "num_trials: 3"),
+        ("budget/long", "minutes: 60"),
+        ("preset/wide", "# @package _global_\nnet: {width: 1, height: 2}"),
+    ):
+        (conf / choice).parent.mkdir()
+        (conf / f"{choice}.yaml").write_text(f"{text}\n")
     monkeypatch.chdir(work)
 
     def command(*arguments, task=lambda cfg: None):
@@ -86,6 +93,23 @@ def test_a_correct_command_line_reaches_the_recipe_and_writes_nothing_by_itself(
             ["net._target_=torch.nn.Lineal"],
             "train: net._target_ must name a class or function, got 'torch.nn.Lineal'",
         ),
+        (["run.overwrite=no"], "train: run.overwrite: must be true or false, got 'no'"),
+        (["run.overwrite=off"], "train: run.overwrite: must be true or false, got 'off'"),
+        (["run.overwrite=null"], "train: run.overwrite: must be true or false, got null"),
+        (["seed=abc"], "train: seed: must be an integer, got 'abc'"),
+        (["env=tmaze", "env.length=abc"], "train: env.length: must be an integer, got 'abc'"),
+        (["net.in_features=abc"], "train: net.in_features: must be an integer, got 'abc'"),
+        (["run=mine"], "train: run: must be a mapping with root, name, overwrite, got 'mine'"),
+        (["~seed"], "train: seed: must be given, got ~seed"),
+        (["env=null"], "train: env=null: no such choice; there are maze, tmaze"),
+        (["env=3"], "train: env=3: no such choice; there are maze, tmaze"),
+        (["trials=null"], "train: trials=null: no such choice; ~trials leaves the group out"),
+        (
+            ["budget=long"],
+            "train: budget: there are no choices here, only settings below it, as budget.name=",
+        ),
+        (["-m", "seed=1,abc"], "train: seed: must be an integer, got 'abc'"),
+        (["-m", "env=maze,null"], "train: env=maze,null: no such choice; there are maze, tmaze"),
         (["-m", "env=maze,maz"], "train: env=maz: no such choice"),
         (["-m", "seed=1,2", "sed=1"], "train: sed: no such key"),
         (["-m", "seed=1,2", "net._target_=torch.nn.Linear,os.system"], "train: net._target_ must begin with"),
@@ -96,6 +120,15 @@ def test_a_mistake_is_one_line_and_status_two_before_anything_is_written_or_run(
     assert errors.startswith(message)
     assert errors.count("\n") == 1
     assert (calls, status, written) == ([], 2, [])
+
+
+def test_keys_of_a_preset_that_a_choice_does_not_take_are_named_all_at_once_with_what_drops_them(command):
+    _, status, errors, _ = command("+preset=wide", "+net.depth=2")
+    assert status == 2
+    assert "~net.depth" not in errors
+    assert "not 'width'; a preset sets what this choice does not take, add ~net.width ~net.height\n" in errors
+    calls, status, errors, _ = command("+preset=wide", "~net.width", "~net.height")
+    assert (len(calls), status, errors) == (1, 0, "")
 
 
 def test_a_usage_error_of_the_recipe_is_one_line_but_other_errors_keep_their_traceback(command):

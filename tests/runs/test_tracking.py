@@ -39,6 +39,17 @@ def test_a_continued_run_goes_on_in_the_same_mlflow_run_and_repeats_no_point(sta
     assert not (tmp_path / "elsewhere.db").exists()
 
 
+def test_a_continued_run_tells_how_it_was_last_started(tracking_uri, tmp_path):
+    for tags in (
+        {"command": "short", "budget.env_steps": "256", "kept": "a"},
+        {"command": "long", "budget.env_steps": "1024"},
+    ):
+        tracker = MLflowTracker(tracking_uri=tracking_uri, system_metrics=False)
+        tracker.start(tmp_path, name="a", params={"budget.env_steps": 256}, tags=tags)
+    found = info(tracker).data.tags
+    assert (found["command"], found["budget.env_steps"], found["kept"]) == ("long", "1024", "a")
+
+
 def test_another_run_directory_is_another_run_and_records_every_point(start, tmp_path):
     trackers = []
     for name in ("one", "two"):

@@ -1,12 +1,17 @@
-"""The parts that every recipe builds from a configuration: environment, agent, learner, collector."""
+"""The parts that every recipe builds from a configuration: environment, agent, learner, replay, collector."""
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import hydra
+import torch
 from omegaconf import DictConfig, OmegaConf
 from tensordict.nn import TensorDictModuleBase
-from torchrl.envs import EnvBase
+from torchrl.envs import EnvBase, Transform
 
 from yamame.agent import InContextAgent, InContextPolicy
 from yamame.collectors import Collector
@@ -86,6 +91,24 @@ def build_learner(cfg: DictConfig, agent: InContextAgent) -> Learner:
         autocast=cfg.schedule.autocast,
         cuda_graph=cfg.schedule.cuda_graph,
     )
+
+
+def build_replay(cfg: DictConfig, path: Path, *, transform: Transform, **options: Any) -> Any:
+    """The replay buffer of the configuration, with its files in a folder."""
+    return instantiate(
+        cfg.replay, path=path, batch_size=cfg.schedule.batch_size, transform=transform, **options
+    )
+
+
+@contextmanager
+def trial_replay(cfg: DictConfig, *, transform: Transform) -> Iterator[Any]:
+    """The same in a folder that is gone afterwards, and random numbers as before: to be refused before a run begins."""
+    with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
+        replay = build_replay(cfg, Path(folder) / "replay", transform=transform)
+        try:
+            yield replay
+        finally:
+            replay.close()
 
 
 def total_updates(cfg: DictConfig) -> int:

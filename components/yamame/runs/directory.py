@@ -98,6 +98,24 @@ class RunDirectory:
         self.close()
 
 
+def check_folder(path: str | Path, key: str) -> None:
+    """Refuses what is no directory and cannot become one; nothing is made.
+
+    Args:
+        path: Where something is to be written later.
+        key: What the user called it.
+
+    Raises:
+        UsageError: There is a file in the way, or the place must not be written to.
+    """
+    path = Path(path).absolute()
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not there.is_dir():
+        raise UsageError(f"{key}: must be a directory, got {path}: {there} is a file")
+    if not os.access(there, os.W_OK):
+        raise UsageError(f"{key}: must be a directory to write to, got {path}: {there} is not")
+
+
 def _checked_path(root: str | Path, name: str, *, resume: bool, overwrite: bool) -> Path:
     """The path of a run after every refusal that can be decided without writing anything."""
     if not _NAME.fullmatch(name):
@@ -108,8 +126,7 @@ def _checked_path(root: str | Path, name: str, *, resume: bool, overwrite: bool)
     if resume and overwrite:
         raise UsageError("RunDirectory: resume=true and run.overwrite=true must not be given together")
     path = Path(root) / name
-    if path.exists() and not path.is_dir():
-        raise UsageError(f"RunDirectory: {path} must be a directory, it is a file")
+    check_folder(path, "RunDirectory: run.root or run.name")
     used = _is_used(path)
     if resume and not used:
         raise UsageError(f"RunDirectory: there must be a run to resume, {path} does not exist or is empty")

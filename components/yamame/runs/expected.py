@@ -1,6 +1,5 @@
 """What an experiment should reach: the node ``expected`` of a configuration, checked before a run begins."""
 
-import ast
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -64,10 +63,10 @@ class Expected:
         if not node:
             return None
         try:
-            node["interval"] = ast.literal_eval(node.get("interval", "None"))
+            node["interval"] = _ends(node.get("interval", ""))
             node |= {name: "" for name in ("source", "cost") if node.get(name) == "None"}
             return cls.from_config(node)
-        except (UsageError, ValueError, SyntaxError):
+        except (UsageError, ValueError):
             return None
 
     def judge(self, value: float) -> str:
@@ -80,6 +79,12 @@ class Expected:
         # The mean of values that lie on an end may miss it by a rounding error.
         slack = 1e-9 * max(1.0, abs(value))
         return "below" if value < low - slack else "above" if value > high + slack else "reached"
+
+
+def _ends(text: str) -> list[float | None]:
+    """Reads the text of a list of numbers, infinities and None."""
+    ends = [end.strip() for end in text.strip("[]()").split(",")]
+    return [None if end == "None" else float(end) for end in ends]
 
 
 def _interval(ends: Any) -> tuple[float, float]:

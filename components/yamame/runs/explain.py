@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -10,8 +11,39 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from yamame.runs.compare import flatten
+from yamame.runs.errors import UsageError
+from yamame.runs.validation import REMOVABLE
 
 _KEY = re.compile(r"(?:Could not (?:override|append to config\.?|delete from config\.?)) '([^']+)'")
+
+
+def is_choice(directory: str, override: str) -> bool:
+    """Whether an override chooses from a group, or takes one away, rather than giving a value."""
+    key, _, value = override.lstrip("+~").partition("=")
+    group = key.split("@")[0]
+    return bool(group) and not value.startswith("{") and (Path(directory) / group).is_dir()
+
+
+def check_choices(arguments: Sequence[str], directory: str) -> None:
+    """Refuses choices that are no names, on which Hydra stumbles.
+
+    Args:
+        arguments: The command line.
+        directory: Absolute directory of the YAML files.
+
+    Raises:
+        UsageError: Names the choice, and says how a group is left out.
+    """
+    for text in arguments:
+        key, _, value = text.partition("=")
+        names = value.split(",")
+        if text[:1] in "~-" or not value or not is_choice(directory, text):
+            continue
+        if "null" in names or not any(re.search("[A-Za-z]", name) for name in names):
+            group = key.lstrip("+").split("@")[0]
+            options = sorted(path.stem for path in (Path(directory) / group).glob("*.yaml"))
+            instead = f"~{group} leaves the group out" if group in REMOVABLE else _list(options)
+            raise UsageError(f"{text}: no such choice; {instead}")
 
 
 def explain(error: Exception, directory: str, config_name: str, arguments: Sequence[str]) -> str:
@@ -33,6 +65,8 @@ def explain(error: Exception, directory: str, config_name: str, arguments: Seque
     if match is not None:
         key = match.group(1).split("@")[0]
         known = _known_keys(directory, config_name, arguments, key)
+        if key in known:
+            return f"{key}: there are no choices here, only settings below it, as {key}.name=value"
         return f"{key}: no such key{_hint(key, known)}{_siblings(key, known)}"
     if isinstance(error, HydraException) and isinstance(error.__cause__, OmegaConfBaseException):
         text = f"{text.splitlines()[0]}: {str(error.__cause__).splitlines()[0]}"

@@ -21,7 +21,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from yamame.config import conf_dir
+from yamame.runs.compare import flatten
 from yamame.runs.errors import UsageError
-from yamame.runs.explain import explain
+from yamame.runs.explain import check_choices, explain, is_choice
 from yamame.runs.signals import terminate_on_signal
+from yamame.runs.store import check_store
 from yamame.runs.sweep import close_sweep
+from yamame.runs.validation import check_arguments, check_like
 
 ALLOWED = ("yamame.", "yamame_envs.", "torchrl.", "torch.")
 """Prefixes of what a configuration may name as ``_target_``."""
@@ -88,11 +91,15 @@ def check_targets(node: Any, *, key: str = "", allowed: Sequence[str] = ALLOWED)
             raise UsageError(f"{name}._target_ must begin with {' or '.join(allowed)}, got {value!r}")
 
 
-def check(cfg: DictConfig) -> dict[str, Any]:
+def check(cfg: DictConfig, default: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Checks a whole configuration without building anything.
 
-    Every value is given and resolves, every target is allowed and can be imported, every key below a target
-    is a parameter of it.
+    Every value is given and resolves, and is of the type of its default; every target is allowed and can be imported,
+    every key below a target is a parameter of it, and every value of the type that this has.
+
+    Args:
+        cfg: The composed configuration.
+        default: The same without the values of the command line, as plain data; None: unknown.
 
     Returns:
         The configuration as plain data.
@@ -102,13 +109,35 @@ def check(cfg: DictConfig) -> dict[str, Any]:
     """
     config = plain(cfg)
     check_targets(config)
+    check_like(config, default or {})
+    foreign: dict[str, str] = {}
     for key, node in targets(config):
-        parameters = parameters_of(_locate(node["_target_"], key))
-        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-            continue
-        for name in node.keys() - _SPECIAL - parameters.keys():
-            raise UsageError(f"{key}.{name}: {node['_target_']} takes {', '.join(parameters)}, not {name!r}")
+        target = _locate(node["_target_"], key)
+        parameters = parameters_of(target)
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            takes = f"{node['_target_']} takes {', '.join(parameters)}"
+            foreign |= {f"{key}.{name}": takes for name in node if name not in _SPECIAL | parameters.keys()}
+        check_arguments(target.__init__ if inspect.isclass(target) else target, node, key)
+    _refuse_foreign(foreign, flatten(default or {}))
     return config
+
+
+def _refuse_foreign(foreign: Mapping[str, str], default: Mapping[str, Any]) -> None:
+    """Refuses keys that are no parameters; those that the command line did not bring can be dropped by it."""
+    for name, takes in foreign.items():
+        presets = " ".join(f"~{key}" for key in foreign if key in default)
+        remedy = f"; a preset sets what this choice does not take, add {presets}" if presets else ""
+        raise UsageError(f"{name}: {takes}, not {name.rpartition('.')[2]!r}{remedy}")
+
+
+def default_of(directory: str, config_name: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """What the choices of a command line alone are composed to, as plain data with interpolations.
+
+    Hydra must have been initialised with the directory.
+    """
+    choices = [text for text in overrides if text[:1] != "~" and is_choice(directory, text)]
+    cfg = compose(config_name, overrides=choices)
+    return OmegaConf.to_container(cfg, resolve=False, throw_on_missing=False)  # type: ignore[return-value]
 
 
 def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -234,7 +263,9 @@ def main(
 
     def checked(cfg: DictConfig) -> Any:
         try:
-            check(cfg)
+            overrides = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+            check(cfg, default_of(directory, config_name, overrides))  # type: ignore[arg-type]
+            check_store(cfg)
             return task(cfg)
         except UsageError as error:
             # Inside Hydra: an Exception would get a second line, and would not end a sweep.
@@ -246,6 +277,7 @@ def main(
     os.environ["HYDRA_FULL_ERROR"] = "1"
     error: BaseException | None = None
     try:
+        check_choices(arguments, directory)
         _check_sweep(arguments, directory, config_name)
         with terminate_on_signal():
             hydra.main(version_base=_VERSION_BASE, config_path=directory, config_name=config_name)(checked)()
@@ -282,4 +314,4 @@ def _check_sweep(arguments: Sequence[str], directory: str, config_name: str) -> 
             choices.append([f"{key}={override.get_value_element_as_str()}"])
     with initialize_config_dir(directory, version_base=_VERSION_BASE):
         for job in itertools.product(*choices):
-            check(compose(config_name, overrides=list(job)))
+            check(compose(config_name, overrides=list(job)), default_of(directory, config_name, job))

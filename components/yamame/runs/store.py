@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from yamame.runs.directory import check_folder
 from yamame.runs.errors import UsageError
 from yamame.runs.summary import Status, json_safe
 
@@ -146,17 +147,49 @@ class MLflowRun:
 
 
 def connect(tracking_uri: str) -> "MlflowClient":
-    """A client, after keeping MLflow from talking: no log lines, no usage statistics, no foreign warnings."""
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    with warnings.catch_warnings(), _alone_with(tracking_uri):
-        warnings.simplefilter("ignore")
-        from mlflow.tracking import MlflowClient
+    """A client, after keeping MLflow from talking: no log lines, no usage statistics, no foreign warnings.
 
-        for name in ("mlflow", "alembic"):
-            logging.getLogger(name).setLevel(logging.WARNING)
-        client = MlflowClient(tracking_uri)
-        client.search_experiments(max_results=1)
+    Raises:
+        UsageError: MLflow can use no such store.
+    """
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    try:
+        with warnings.catch_warnings(), _alone_with(tracking_uri):
+            warnings.simplefilter("ignore")
+            from mlflow.tracking import MlflowClient
+
+            for name in ("mlflow", "alembic"):
+                logging.getLogger(name).setLevel(logging.WARNING)
+            client = MlflowClient(tracking_uri)
+            client.search_experiments(max_results=1)
+    except Exception as error:  # databases, drivers and servers make MLflow raise almost anything
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise UsageError(
+            f"tracking_uri: must be a store that MLflow can use, got {tracking_uri}: {reason}"
+        ) from error
     return client
+
+
+def check_store(cfg: Mapping[str, Any], *, tracker: str = "logger") -> None:
+    """Refuses a store that cannot take a new run, before anything is written; a new database is not yet made.
+
+    Args:
+        cfg: The composed configuration; without a tracker that has a store there is nothing to refuse, and a run
+            that is resumed knows its own.
+        tracker: Key of the tracker.
+
+    Raises:
+        UsageError: Names the store and what is wrong with it.
+    """
+    node = cfg.get(tracker) or {}
+    if "tracking_uri" not in node or cfg.get("resume"):
+        return
+    uri = absolute_uri(node["tracking_uri"])
+    database = Path(uri.removeprefix(SQLITE))
+    if uri.startswith(SQLITE) and not database.exists():
+        check_folder(database.parent, f"{tracker}.tracking_uri")
+        return
+    _find_experiment(connect(uri), uri, node["experiment"])
 
 
 @contextmanager
@@ -175,21 +208,32 @@ def _alone_with(tracking_uri: str) -> Iterator[None]:
         os.close(descriptor)
 
 
+def _find_experiment(client: "MlflowClient", tracking_uri: str, name: str) -> str | None:
+    """The id of an experiment, if there is one that takes runs or none of this name."""
+    found = client.get_experiment_by_name(name)
+    if found is not None and found.lifecycle_stage == "deleted":
+        raise UsageError(
+            f"logger.experiment: must not be deleted, but {name} is in {tracking_uri}; restore it there with "
+            f"mlflow experiments restore --experiment-id {found.experiment_id}, or choose another"
+        )
+    return None if found is None else str(found.experiment_id)
+
+
 def _experiment_id(client: "MlflowClient", tracking_uri: str, name: str) -> str:
     from mlflow.exceptions import MlflowException
 
-    found = client.get_experiment_by_name(name)
+    found = _find_experiment(client, tracking_uri, name)
     if found is not None:
-        return found.experiment_id
+        return found
     location = None
     if tracking_uri.startswith(SQLITE):
         database = Path(tracking_uri.removeprefix(SQLITE))
         location = (database.parent / "mlruns" / clean_key(name)).as_uri()
     try:
-        return client.create_experiment(name, artifact_location=location)
+        return str(client.create_experiment(name, artifact_location=location))
     except MlflowException:
         # Another process made it in the meantime; anything else shows up again here.
-        found = client.get_experiment_by_name(name)
+        found = _find_experiment(client, tracking_uri, name)
         if found is None:
             raise
-        return found.experiment_id
+        return found

@@ -37,12 +37,12 @@ class Tracker(Protocol):
             directory: The run's directory.
             name: Name of a new run.
             params: Flat configuration, recorded for a new run only.
-            tags: What else to say of a new run.
+            tags: What else to say of the run as it is now; they replace those of a run that goes on.
         """
         ...
 
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
-        """Records metrics at an environment step. A step not beyond the last one of a key is dropped."""
+        """Records metrics at a step of the run. A step not beyond the last one of a key is dropped."""
         ...
 
     def flush(self) -> None:
@@ -157,15 +157,15 @@ class MLflowTracker:
         """
         record = Path(directory) / RUN_FILE
         parent = os.environ.get(PARENT_VARIABLE)
+        present = ({"mlflow.parentRunId": parent} if parent else {}) | dict(tags or {})
         if record.exists():
             known = json.loads(record.read_text())
             self._run = MLflowRun.reopen(known["tracking_uri"], known["run_id"])
-            if parent:
-                self._run.set_tag("mlflow.parentRunId", parent)
+            for key, value in present.items():
+                self._run.set_tag(key, value)
         else:
             uri = absolute_uri(self.tracking_uri)
-            own = _tags() | ({"mlflow.parentRunId": parent} if parent else {})
-            self._run = MLflowRun.create(uri, self.experiment, name=name, tags={**own, **(tags or {})})
+            self._run = MLflowRun.create(uri, self.experiment, name=name, tags=_tags() | present)
             with atomic_writer(record) as file:
                 file.write(json.dumps({"tracking_uri": uri, "run_id": self._run.run_id}).encode())
             self._run.log_params(params)

@@ -112,8 +112,8 @@ class TrainingRun(ABC):
         status: Status = "FAILED"
         try:
             self.begin()
-            params, tags = flatten(self.config), {"command": command()}
-            with self.tracker.start(self.directory.path, name=name, params=params, tags=tags):
+            params = flatten(self.config)
+            with self.tracker.start(self.directory.path, name=name, params=params, tags=self.tags()):
                 self.loop()
                 result = self.evaluate()
                 self.save(score(result))
@@ -126,6 +126,11 @@ class TrainingRun(ABC):
             self.close()
             self.report(status)
         return objective(score(result))
+
+    def tags(self) -> dict[str, str]:
+        """What the tracker shall say of this run: how it was last started, with what budget, what its steps count."""
+        budget = flatten({"budget": self.config["budget"]})
+        return {"command": command(), "axis": self.axis, **{key: str(value) for key, value in budget.items()}}
 
     def begin(self) -> None:
         """Loads the last checkpoint, or writes the configuration of a new run."""
@@ -222,7 +227,8 @@ class TrainingRun(ABC):
         summary = result.summary()
         if not curve or curve[-1][self.axis] < step:
             curve.append({self.axis: step, **summary})
-        costs = {f"cost/{key}": value for key, value in self.costs.state_dict().items()}
+        spent = {"env_steps": float(self.progress.env_steps), "updates": float(self.progress.updates)}
+        costs = {f"cost/{key}": value for key, value in (spent | self.costs.state_dict()).items()}
         self.tracker.log({f"eval/{key}": value for key, value in summary.items()} | costs, step=step)
         return result
 

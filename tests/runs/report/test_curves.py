@@ -81,3 +81,18 @@ def test_metrics_per_gamma_are_found_by_their_names_in_the_order_of_gammas(make_
         "q_value": {"0.1": "train/q_value_0.1", "0.9": "train/q_value_0.9"},
     }
     assert list(families([group])["q_value"]) == ["0.1", "0.9"]
+
+
+def test_steps_that_are_updates_are_no_environment_steps(make_run):
+    metrics = {
+        "eval/success_mean": {1: 0.1, 2: 0.2},
+        "train/loss": {1: 1.0, 2: 0.5},
+        "cost/env_steps": {1: 500.0, 2: 600.0},
+    }
+    group = Group("A", "", (make_run(0, metrics, tags={"axis": "updates"}),))
+    for axis, places in (("updates", [1, 2]), ("env_steps", [500, 600])):
+        assert learning_curve_of(group, "success_mean", RESAMPLING, axis=axis).x.tolist() == places
+    assert training_curve_of(group, "train/loss", RESAMPLING).x.tolist() == [1, 2]
+    del metrics["cost/env_steps"]
+    group = Group("A", "", (make_run(0, metrics, tags={"axis": "updates"}),))
+    assert learning_curve_of(group, "success_mean", RESAMPLING) is None

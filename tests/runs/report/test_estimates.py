@@ -7,7 +7,7 @@ import pytest
 from yamame.evaluation.intervals import wilson_interval
 from yamame.runs.expected import Expected
 from yamame.runs.report import Group, Resampling, make_sections
-from yamame.runs.report.estimates import compare, final, passed, thresholds_for
+from yamame.runs.report.estimates import compare, final, less_is_better, passed, thresholds_for
 
 RESAMPLING = Resampling(num_resamples=400)
 
@@ -120,3 +120,27 @@ def test_a_clear_comparison_excludes_zero_and_one_of_single_seeds_has_no_interva
 def test_settings_of_resampling_that_mean_nothing_are_refused(name, value):
     with pytest.raises(ValueError, match=rf"Resampling: {name} must be .*, got {value}"):
         Resampling(**{name: value})
+
+
+def test_of_a_length_less_is_better(make_run):
+    runs = [
+        make_run(seed, evaluated(value, value / 2, name="length"), lr=lr)
+        for lr, values in ((1, (10.0, 12.0)), (2, (80.0, 90.0)))
+        for seed, value in enumerate(values)
+    ]
+    (section,), _ = make_sections(runs)
+    ends = {group.letter: final(group, "length_mean", RESAMPLING) for group in section.groups}
+    found = compare(section, section.groups[1], ends, RESAMPLING, lower=less_is_better("length_mean"))
+    assert found.base_better == (1.0, 1.0, 1.0)
+    assert found.difference.value == pytest.approx(37.0)
+    assert passed(section.groups[1], "length_mean", 42.0).env_steps == [20.0]
+    assert thresholds_for("length_mean", [0.5], Expected("length_mean", (0.0, 30.0))) == [30.0]
+
+
+def test_who_counts_updates_passes_a_threshold_at_the_environment_steps_that_were_logged(make_run):
+    metrics = evaluated(0.1, 0.9) | {"cost/env_steps": {10: 5000.0, 20: 7000.0}}
+    group = Group("A", "", (make_run(metrics=metrics, tags={"axis": "updates"}),))
+    assert passed(group, "success_mean", 0.5).env_steps == [7000.0]
+    del metrics["cost/env_steps"]
+    group = Group("A", "", (make_run(metrics=metrics, tags={"axis": "updates"}),))
+    assert np.isnan(passed(group, "success_mean", 0.5).env_steps).all()

@@ -88,7 +88,7 @@ def test_a_command_with_fewer_overrides_makes_the_base_and_a_pattern_overrules_i
     def run(name, arguments, **params):
         return make_run(name=name, tags={"command": f"python recipes/train.py {arguments}"}, **params)
 
-    runs = [run("more", "relabel=none seed=0", lr=2), run("less", "seed=0 budget.minutes=null", lr=1)]
+    runs = [run("more", "relabel=none seed=0", lr=2), run("less", "seed=0 run.name=less", lr=1)]
     (section,), _ = make_sections(runs)
     assert section.base.runs[0].name == "less"
     assert labels(section) == ["lr=1", "lr=2"]
@@ -122,3 +122,55 @@ def test_what_an_experiment_expects_is_not_expected_of_its_ablations(make_run):
     (section,), _ = make_sections([ablation, full])
     assert section.base.runs == (full,)
     assert section.expected.interval == (0.8, 1.0)
+
+
+DARK = {"expected__metric": "success_mean", "expected__interval": "[0.8, 1.0]"}
+
+
+@pytest.mark.parametrize(
+    "argument", ["budget.env_steps=5000", "evaluation.num_episodes=8", "'~encoder.dropout'", "+trials.k=2"]
+)
+def test_the_experiment_as_written_is_the_base_although_a_changed_one_ran_first(make_run, argument):
+    def run(arguments, **params):
+        return make_run(
+            tags={"command": f"python recipes/train.py experiment=dark {arguments}"}, **DARK, **params
+        )
+
+    changed, full = run(f"{argument} seed=0", x=1), run("seed=0 run.name=a logger=none", x=2)
+    (section,), _ = make_sections([changed, full])
+    assert section.base.runs == (full,)
+    assert section.expected.interval == (0.8, 1.0)
+    (alone,), _ = make_sections([changed])
+    assert alone.expected is None
+
+
+def test_of_what_the_command_itself_expects_or_of_another_machine_something_is_expected(make_run):
+    machine = "device=cuda workers.num_processes=4 schedule.autocast=null collector.cuda_graph=true"
+    for arguments in (machine, "+ablation=no_memory 'expected.interval=[0,0.6]'"):
+        tags = {"command": f"python recipes/train.py experiment=dark {arguments}"}
+        (section,), _ = make_sections([make_run(tags=tags, **DARK)])
+        assert section.expected is not None, arguments
+
+
+def test_runs_of_two_recipes_share_no_section_and_the_experiment_expects_nothing_of_the_other(make_run):
+    ppo, train = (
+        make_run(tags={"command": f"python recipes/{name}.py experiment=dark seed=0"}, loss=name, **DARK)
+        for name in ("ppo", "train")
+    )
+    sections, _ = make_sections([ppo, train])
+    assert [(section.title, section.base.runs) for section in sections] == [
+        ("dark (Maze, ppo.py)", (ppo,)),
+        ("dark (Maze)", (train,)),
+    ]
+    assert [section.expected is None for section in sections] == [True, False]
+
+
+def test_a_run_that_was_continued_with_another_budget_is_that_of_the_new_budget(make_run):
+    command = "python recipes/train.py seed={} budget.env_steps={}"
+    short = {"command": command.format(0, 256), "budget.env_steps": "256"}
+    long = {"command": command.format(1, 1024) + " resume=true", "budget.env_steps": "1024"}
+    first = make_run(0, tags=short, budget__env_steps=256)
+    extended = make_run(1, tags=long, budget__env_steps=256)
+    (section,), _ = make_sections([first, extended])
+    assert [group.settings["budget.env_steps"] for group in section.groups] == ["256", "1024"]
+    assert section.groups[1].command == "python recipes/train.py budget.env_steps=1024 seed=1"

@@ -53,6 +53,13 @@ def test_an_entry_that_matches_nothing_is_named(filled, tracking_uri):
         RunReader.open(tracking_uri, "history").read(["good", "nobody"])
 
 
+def test_one_name_needs_no_list_and_an_empty_list_is_refused(filled, tracking_uri):
+    reader = RunReader.open(tracking_uri, "history")
+    assert [run.run_id for run in reader.read("good")] == [filled]
+    with pytest.raises(UsageError, match=r"runs: must name at least one run, or be null for all, got \[\]"):
+        reader.read([])
+
+
 def test_an_artifact_is_read_and_what_is_gone_is_nothing(filled, tracking_uri):
     reader = RunReader.open(tracking_uri, "history")
     assert reader.artifact(filled, "episodes.gif") == b"GIF"

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from PIL import Image
+from yamame.runs import UsageError
 from yamame.runs.report import Resampling, build_content, falls_short, make_sections, write_report
 from yamame.runs.report.page import LARGEST_FILM, render
 
@@ -262,3 +263,55 @@ def test_the_film_is_that_of_the_best_seed(make_run, tell, film):
     page, _ = tell(runs, artifact=artifact)
     assert asked == [(runs[1].run_id, "episodes.gif")]
     assert "seed 1" in page.text
+
+
+def test_an_experiment_that_was_not_measured_stands_on_the_page_and_in_the_table(make_run, write):
+    expected = {"expected__metric": "success_mean", "expected__interval": "[0.8, 0.9]"}
+    page, folder, content = write([make_run(0, status="FAILED", name=HOSTILE, **expected)])
+    assert "? unknown" in page.text
+    assert "No run can be counted" in page.text
+    assert [row["outcome"] for row in table(folder / "verdicts.csv")] == ["unknown"]
+    assert falls_short(content.verdicts)
+
+
+def test_the_film_of_the_shortest_episodes_is_shown_where_length_is_asked_for(make_run, film):
+    runs = [
+        make_run(seed, {"eval/length_mean": {100: value}}) for seed, value in enumerate((30.0, 10.0, 50.0))
+    ]
+    content = build_content(*make_sections(runs), metric="length_mean", artifact=lambda run_id, name: film)
+    assert content.sections[0].results[0].film[1] == "1"
+
+
+def test_a_metric_that_no_run_logged_is_refused_with_those_that_there_are(make_run):
+    sections = make_sections([make_run(0, everything(0.1, 0.2))])
+    with pytest.raises(UsageError, match="metric: must be one of success_mean, got 'succes_mean'"):
+        build_content(*sections, metric="succes_mean")
+
+
+def test_pictures_over_updates_say_so_and_environment_steps_are_those_that_were_logged(make_run, write):
+    logged = {**everything(0.1, 0.7), "cost/env_steps": {100: 5000.0, 200: 7000.0}}
+    page, folder, _ = write([make_run(0, logged, tags={"axis": "updates"})])
+    alts = [attributes["alt"] for tag, attributes in page.elements if tag == "img"]
+    assert "against updates." in alts[0]
+    assert not any("environment steps" in alt for alt in alts)
+    assert (folder / "section-1-success_mean-updates.png").is_file()
+    assert {row["env_steps"] for row in table(folder / "groups.csv")} == {"7000.0"}
+
+
+def test_a_report_in_place_of_another_leaves_nothing_of_it_and_everything_else(make_run, write, film):
+    large = film + b"\0" * LARGEST_FILM
+    _, folder, _ = write([make_run(0, everything(0.2, 0.7))], artifact=lambda run_id, name: large)
+    mine = ("section-1-film-B.gif", "section-9-success_mean-env_steps.png", "notes.txt")
+    for name in mine:
+        (folder / name).write_text("mine")
+    (folder.parent / "outside.txt").write_text("mine")
+    with (folder / "files.csv").open("a") as listed:
+        listed.write("../outside.txt\n")
+    before = {path.name for path in folder.iterdir()}
+    write([make_run(0, {"eval/return_mean": {100: 0.5}})])
+    left = {path.name for path in folder.iterdir()}
+    assert "section-1-train-q_value.png" in before - left
+    assert "section-1-film-A.gif" in before - left
+    listed = {row["file"] for row in table(folder / "files.csv")}
+    assert left == listed | {"files.csv", *mine}
+    assert (folder.parent / "outside.txt").exists()

@@ -12,6 +12,7 @@ from yamame.runs.report.groups import Group as Group
 from yamame.runs.report.groups import LeftOut as LeftOut
 from yamame.runs.report.groups import Section as Section
 from yamame.runs.report.groups import make_sections as make_sections
+from yamame.runs.report.history import AXIS_TAG as AXIS_TAG
 from yamame.runs.report.history import RunHistory as RunHistory
 from yamame.runs.report.history import RunReader as RunReader
 from yamame.runs.report.history import Series as Series

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from yamame.runs.errors import UsageError
 from yamame.runs.report.curves import (
-    Axis,
     families,
     learning_curve_of,
     training_curve_of,
@@ -20,12 +20,14 @@ from yamame.runs.report.estimates import (
     Resampling,
     compare,
     final,
+    less_is_better,
     passed,
     thresholds_for,
 )
 from yamame.runs.report.groups import Group, LeftOut, Section
+from yamame.runs.report.history import Axis, RunHistory
 from yamame.runs.report.pictures import Plot, lines
-from yamame.runs.report.verdicts import Verdict, verdict
+from yamame.runs.report.verdicts import Verdict, unmeasured, verdict
 
 TRAINING = {
     "loss": "loss",
@@ -39,6 +41,7 @@ TRAINING = {
 """Metrics of training that are drawn where they are logged, of the gamma that acts, with what they are."""
 _AXES: dict[Axis, str] = {
     "env_steps": "environment steps",
+    "updates": "updates",
     "cpu_s": "CPU seconds",
     "wall_s": "wall-clock seconds",
 }
@@ -85,12 +88,14 @@ class Content:
 
     sections: list[SectionResult]
     left_out: list[LeftOut]
+    unmeasured: list[Verdict]
     resampling: Resampling
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """Those of the sections that expect something."""
-        return [result.verdict for result in self.sections if result.verdict is not None]
+        """Those of the sections that expect something, then of the experiments of which no run counts."""
+        judged = [result.verdict for result in self.sections if result.verdict is not None]
+        return judged + self.unmeasured
 
 
 def build_content(
@@ -112,13 +117,25 @@ def build_content(
             else the return.
         resampling: How intervals are made.
         artifact: Gives the content of an artifact by the id of a run and a name.
+
+    Raises:
+        UsageError: No run that counts has logged the metric.
     """
+    _check_metric(metric, sections)
     chosen = Resampling() if resampling is None else resampling
     results = [
         _section_result(number, section, metric, thresholds, chosen, artifact)
         for number, section in enumerate(sections, start=1)
     ]
-    return Content(results, list(left_out), chosen)
+    return Content(results, list(left_out), unmeasured(sections, left_out), chosen)
+
+
+def _check_metric(metric: str | None, sections: Sequence[Section]) -> None:
+    runs = [run for section in sections for group in section.groups for run in group.runs]
+    known = {name.removeprefix("eval/") for run in runs for name in run.metrics if name.startswith("eval/")}
+    if metric is not None and known and metric not in known:
+        shown = ", ".join(sorted(name for name in known if "_trial_" not in name))
+        raise UsageError(f"metric: must be one of {shown}, got {metric!r}")
 
 
 def _section_result(
@@ -142,7 +159,9 @@ def _section_result(
             finals=finals[group.letter],
             costs=_costs(group),
             passed=[passed(group, metric, level) for level in levels],
-            comparison=None if group is section.base else compare(section, group, ends, resampling),
+            comparison=None
+            if group is section.base
+            else compare(section, group, ends, resampling, lower=less_is_better(metric)),
             film=_film(group, metric, artifact),
         )
         for group in section.groups
@@ -167,24 +186,31 @@ def _metric_of(section: Section) -> str:
 
 
 def _costs(group: Group) -> dict[str, float | None]:
-    steps = [
-        max(series.steps[-1] for name, series in run.metrics.items() if name.startswith("eval/"))
-        for run in group.runs
-    ]
-    costs: dict[str, float | None] = {"env_steps": float(np.mean(steps))}
-    for name in ("cpu_s", "wall_s"):
-        known = [value for run in group.runs if (value := run.last(f"cost/{name}")) is not None]
+    names: tuple[Axis, ...] = ("env_steps", "cpu_s", "wall_s")
+    costs: dict[str, float | None] = {}
+    for name in names:
+        known = [value for run in group.runs if (value := _cost(run, name)) is not None]
         costs[name] = float(np.mean(known)) if known else None
     return costs
+
+
+def _cost(run: RunHistory, name: Axis) -> float | None:
+    if name != run.axis:
+        return run.last(f"cost/{name}")
+    return float(max(series.steps[-1] for key, series in run.metrics.items() if key.startswith("eval/")))
 
 
 def _film(
     group: Group, metric: str, artifact: Callable[[str, str], bytes | None]
 ) -> tuple[bytes, str] | None:
     """The film of the best run that has one."""
-    scored = [(run.last(f"eval/{metric}"), run) for run in group.runs]
-    best = sorted(scored, key=lambda entry: -np.inf if entry[0] is None else entry[0], reverse=True)
-    for _, run in best:
+    sign = -1.0 if less_is_better(metric) else 1.0
+
+    def worth(run: RunHistory) -> float:
+        value = run.last(f"eval/{metric}")
+        return -np.inf if value is None else sign * value
+
+    for run in sorted(group.runs, key=worth, reverse=True):
         film = artifact(run.run_id, _FILM)
         if film is not None:
             return film, run.seed
@@ -196,13 +222,16 @@ class _Drawing:
 
     def __init__(self, section: Section, prefix: str, resampling: Resampling) -> None:
         self.section, self.prefix, self.resampling = section, prefix, resampling
+        self.axis = section.base.runs[0].axis
         self.named = [(_name(group), index, group) for index, group in enumerate(section.groups)]
 
     def learning(self, metric: str) -> list[Plot]:
         expected = self.section.expected
         interval = expected.interval if expected is not None and expected.metric == metric else None
         plots = []
-        for axis, label in _AXES.items():
+        axes: tuple[Axis, ...] = (self.axis, "cpu_s", "wall_s")
+        for axis in axes:
+            label = _AXES[axis]
             curves = [
                 (name, index, learning_curve_of(group, metric, self.resampling, axis=axis))
                 for name, index, group in self.named
@@ -229,7 +258,7 @@ class _Drawing:
                 for name, index, group in self.named
             ]
             name = f"{self.prefix}-train-{metric}"
-            plots.append(Plot(name, metric.replace("_", " "), "environment steps", label, lines(curves)))
+            plots.append(Plot(name, metric.replace("_", " "), _AXES[self.axis], label, lines(curves)))
         for family, members in families(self.section.groups).items():
             plots += [self._per_gamma(family, members, name, group) for name, _, group in self.named]
         return [plot for plot in plots if plot.lines]
@@ -243,7 +272,7 @@ class _Drawing:
         return Plot(
             f"{self.prefix}-train-{_file_name(family)}-by-gamma-{group.letter}",
             f"{family.replace('_', ' ')} per gamma, {name}",
-            "environment steps",
+            _AXES[self.axis],
             label,
             lines(curves, shaded=True),
         )

@@ -3,17 +3,15 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from yamame.runs.report.estimates import Resampling
 from yamame.runs.report.groups import Group
-from yamame.runs.report.history import RunHistory
+from yamame.runs.report.history import Axis
 
 Array = npt.NDArray[np.float64]
-Axis = Literal["env_steps", "cpu_s", "wall_s"]
 _MOST_POINTS = 200
 _TRIAL = re.compile(r"eval/return_mean_trial_(\d+)")
 _FAMILY = re.compile(r"train/(.+?)_(?:gamma_)?(\d+(?:\.\d+)?)")
@@ -73,24 +71,24 @@ def mean_curve(
 def learning_curve_of(
     group: Group, metric: str, resampling: Resampling, *, axis: Axis = "env_steps"
 ) -> Curve | None:
-    """An evaluation metric over environment steps, CPU seconds or wall-clock seconds.
+    """An evaluation metric over environment steps, updates, CPU seconds or wall-clock seconds.
 
     The band of a single run is that over its episodes.
     """
-    lines = [line for run in group.runs if len((line := _line(run, f"eval/{metric}", axis))[0])]
+    lines = [line for run in group.runs if len((line := run.along(f"eval/{metric}", axis))[0])]
     alone = None
     if len(lines) == 1:
-        (run,) = (run for run in group.runs if len(_line(run, f"eval/{metric}", axis)[0]))
+        (run,) = (run for run in group.runs if len(run.along(f"eval/{metric}", axis)[0]))
         stem = metric.removesuffix("_mean")
-        ends = [_line(run, f"eval/{stem}_{end}", axis) for end in ("low", "high")]
+        ends = [run.along(f"eval/{stem}_{end}", axis) for end in ("low", "high")]
         if all(np.array_equal(x, lines[0][0]) for x, _ in ends):
             alone = ends[0][1], ends[1][1]
     return mean_curve(lines, resampling, alone=alone)
 
 
 def training_curve_of(group: Group, metric: str, resampling: Resampling) -> Curve | None:
-    """A metric of training over environment steps, averaged in windows so that at most 60 points are left."""
-    lines = [_thinned(*_line(run, metric, "env_steps"), most=60) for run in group.runs]
+    """A metric of training over the steps of the runs, averaged in windows so that at most 60 points are left."""
+    lines = [_thinned(*run.along(metric, run.axis), most=60) for run in group.runs]
     return mean_curve([line for line in lines if len(line[0])], resampling)
 
 
@@ -123,22 +121,6 @@ def families(groups: Sequence[Group]) -> dict[str, dict[str, str]]:
         )
         for family in sorted({family for family, _, _ in found})
     }
-
-
-def _line(run: RunHistory, metric: str, axis: Axis) -> tuple[Array, Array]:
-    if metric not in run.metrics:
-        return np.empty(0), np.empty(0)
-    series = run.metrics[metric].finite()
-    if axis == "env_steps":
-        return series.steps, series.values
-    if f"cost/{axis}" not in run.metrics:
-        return np.empty(0), np.empty(0)
-    cost = run.metrics[f"cost/{axis}"].finite()
-    _, ours, theirs = np.intersect1d(series.steps, cost.steps, return_indices=True)
-    x, y = cost.values[theirs], series.values[ours]
-    # A run that was continued may have logged a cost that is lower than an earlier one.
-    order = np.argsort(x, kind="stable")
-    return x[order], y[order]
 
 
 def _thinned(x: Array, y: Array, *, most: int) -> tuple[Array, Array]:

@@ -53,6 +53,15 @@ class Resampling:
         return np.asarray(np.quantile(samples, [tail, 1 - tail], axis=0))
 
 
+def less_is_better(metric: str) -> bool:
+    """Whether the smaller value of a metric is the better one, as of the length of an episode.
+
+    >>> less_is_better("length_mean"), less_is_better("success_mean")
+    (True, False)
+    """
+    return metric.startswith("length")
+
+
 class Final(NamedTuple):
     """A metric of the last evaluation.
 
@@ -108,11 +117,11 @@ def _over_episodes(runs: Sequence[RunHistory], metric: str, confidence: float) -
 
 
 class Passed(NamedTuple):
-    """When the runs of a group first evaluated at a threshold or above.
+    """When the runs of a group first evaluated at a threshold or better.
 
     Attributes:
         threshold: The threshold.
-        env_steps: Environment steps, one per run that did.
+        env_steps: Environment steps, one per run that did, NaN where they were not logged.
         cpu_s: CPU seconds, NaN where they were not logged.
         num_runs: Runs in all.
     """
@@ -133,10 +142,14 @@ def passed(group: Group, metric: str, threshold: float) -> Passed:
     steps, cpu = [], []
     for run in group.runs:
         series = run.metrics.get(f"eval/{metric}")
-        above = np.flatnonzero(series.values >= threshold) if series is not None else np.array([], int)
-        if series is not None and len(above):
-            steps.append(float(series.steps[above[0]]))
-            cpu.append(_at(run, "cost/cpu_s", steps[-1]))
+        if series is None:
+            continue
+        sign = -1 if less_is_better(metric) else 1
+        good = series.steps[sign * series.values >= sign * threshold]
+        if len(good):
+            step = float(good[0])
+            steps.append(step if run.axis == "env_steps" else _at(run, "cost/env_steps", step))
+            cpu.append(_at(run, "cost/cpu_s", step))
     return Passed(threshold, steps, cpu, len(group.runs))
 
 
@@ -150,8 +163,11 @@ def thresholds_for(metric: str, fractions: Sequence[float], expected: Expected |
     """The values whose first passing is of interest, ascending.
 
     They are fractions of 1 for a success rate, else of the lower end of what is expected where that is positive. The
-    lower end itself is always one.
+    lower end itself is always one. Where less is better, it is the upper end alone.
     """
+    if less_is_better(metric):
+        high = expected.interval[1] if expected is not None and expected.metric == metric else np.inf
+        return [high] if np.isfinite(high) else []
     low = expected.interval[0] if expected is not None and expected.metric == metric else -np.inf
     whole = 1.0 if metric.startswith("success") else low
     values = {fraction * whole for fraction in fractions} if 0 < whole < np.inf else set()
@@ -173,16 +189,30 @@ class Comparison(NamedTuple):
 
 
 def compare(
-    section: Section, group: Group, finals: Mapping[str, Final | None], resampling: Resampling
+    section: Section,
+    group: Group,
+    finals: Mapping[str, Final | None],
+    resampling: Resampling,
+    *,
+    lower: bool = False,
 ) -> Comparison | None:
-    """Compares by the last value; None where one of them has none. ``finals`` is by the letter of the group."""
+    """Compares by the last value; None where one of them has none.
+
+    Args:
+        section: Whose base is compared with.
+        group: What is compared.
+        finals: By the letter of the group.
+        resampling: How intervals are made.
+        lower: The lower value is the better one.
+    """
     ours, theirs = finals[group.letter], finals[section.base.letter]
     if ours is None or theirs is None:
         return None
     a, b = (np.array(list(entry.values.values())) for entry in (ours, theirs))
+    sign = -1.0 if lower else 1.0
     better = probability_of_improvement(
-        b[:, None],
-        a[:, None],
+        sign * b[:, None],
+        sign * a[:, None],
         confidence=resampling.confidence,
         num_resamples=resampling.num_resamples,
         seed=resampling.seed,

@@ -11,11 +11,15 @@ from yamame.runs.report.page import film_name, render
 from yamame.runs.report.pictures import Plot, draw
 
 PAGE = "index.html"
+FILES = "files.csv"
+"""Table of what a report wrote, so that the next one in its place can take away what it does not write itself."""
 _Rows = Iterator[Sequence[object]]
 
 
 def write_report(content: Content, directory: Path) -> Path:
-    """Writes everything into a directory, over an earlier report; the page comes last.
+    """Writes everything into a directory, in place of an earlier report; the page comes last.
+
+    Of the earlier report goes what this one does not write again; whatever else lies there stays.
 
     Returns:
         Path of the page.
@@ -26,22 +30,43 @@ def write_report(content: Content, directory: Path) -> Path:
         for result in content.sections
         for plot in plots_of(result)
     }
-    for name, themes in images.items():
-        for theme, image in themes.items():
-            _write(directory / (f"{name}.png" if theme == "light" else f"{name}-dark.png"), image)
+    files = {
+        f"{name}.png" if theme == "light" else f"{name}-dark.png": image
+        for name, themes in images.items()
+        for theme, image in themes.items()
+    }
     for index, result in enumerate(content.sections, start=1):
         for entry in result.results:
             if entry.film is not None:
-                _write(directory / film_name(index, entry.group), entry.film[0])
-    for name, rows in _tables(content).items():
-        text = io.StringIO(newline="")
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(_COLUMNS[name].split())
-        writer.writerows(["" if value is None or value != value else value for value in row] for row in rows)
-        _write(directory / f"{name}.csv", text.getvalue().encode())
-    page = directory / PAGE
-    _write(page, render(content, images).encode())
-    return page
+                files[film_name(index, entry.group)] = entry.film[0]
+    files |= {f"{name}.csv": _csv(_COLUMNS[name].split(), rows) for name, rows in _tables(content).items()}
+    files[PAGE] = render(content, images).encode()
+    former = _former(directory) - files.keys()
+    # Until the old ones are gone they are listed too: whoever is stopped in between leaves nothing unknown.
+    _write(directory / FILES, _csv(["file"], ([name] for name in sorted(files.keys() | former))))
+    for name, file in files.items():
+        _write(directory / name, file)
+    for name in former:
+        (directory / name).unlink(missing_ok=True)
+    _write(directory / FILES, _csv(["file"], ([name] for name in sorted(files))))
+    return directory / PAGE
+
+
+def _former(directory: Path) -> set[str]:
+    """Names of the files that an earlier report wrote into a directory and nothing took away."""
+    if not (directory / FILES).is_file():
+        return set()
+    with (directory / FILES).open(newline="") as table:
+        names = {row[0] for row in csv.reader(table) if row} - {"file"}
+    return {name for name in names if Path(name).name == name and (directory / name).is_file()}
+
+
+def _csv(columns: Sequence[str], rows: _Rows) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(["" if value is None or value != value else value for value in row] for row in rows)
+    return text.getvalue().encode()
 
 
 def plots_of(result: SectionResult) -> list[Plot]:

@@ -50,6 +50,37 @@ class Group:
         return next((name for run in self.runs if (name := of.experiment_of(run)) is not None), None)
 
     @property
+    def recipe(self) -> str:
+        """The recipe that made it; ``train`` where that is not known."""
+        return next((name for run in self.runs if (name := of.recipe_of(run)) is not None), "train")
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """What it shares with the groups that it is compared with: recipe, experiment and environment."""
+        return (self.recipe, self.experiment, *sorted(of.environment(self.runs[0]).items()))
+
+    @property
+    def title(self) -> str:
+        """Names the experiment where that is known, the environment, and the recipe unless it is ``train.py``."""
+        name = of.environment(self.runs[0]).get("env._target_", "environment").rpartition(".")[2]
+        name += "" if self.recipe == "train" else f", {self.recipe}.py"
+        return name if self.experiment is None else f"{self.experiment} ({name})"
+
+    @property
+    def num_overrides(self) -> int | None:
+        """How far it is from the experiment as written; None where no command is known."""
+        return min((n for run in self.runs if (n := of.num_overrides(run)) is not None), default=None)
+
+    @property
+    def expected(self) -> Expected | None:
+        """What is expected of it: what the experiment declares, unless command or recipe make another one of it."""
+        newest = max(self.runs, key=lambda run: run.started_ms)
+        another = bool(self.num_overrides) or self.recipe != "train"
+        if another and not of.tells_what_to_expect(newest):
+            return None
+        return Expected.from_params(newest.params)
+
+    @property
     def started_ms(self) -> int:
         """When its first run began."""
         return min(run.started_ms for run in self.runs)
@@ -57,10 +88,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Section:
-    """Groups of one environment; the first one is the base that the others are compared with.
+    """Groups of one recipe and environment; the first one is the base that the others are compared with.
 
     Attributes:
-        title: Name of the experiment, or of the environment.
+        title: That of the base.
         details: The settings of the environment, in words.
         groups: The base first.
         expected: What the base should reach; None where nothing is expected of it, as of an ablation.
@@ -108,8 +139,7 @@ def make_sections(
     places: dict[tuple[object, ...], list[Group]] = {}
     for members in grouped.values():
         group = Group("", "", tuple(sorted(members, key=lambda run: (len(run.seed), run.seed))))
-        place = (group.experiment, *sorted(of.environment(members[0]).items()))
-        places.setdefault(place, []).append(group)
+        places.setdefault(group.place, []).append(group)
     return [_section(groups, base) for groups in places.values()], left_out
 
 
@@ -133,24 +163,18 @@ def _section(groups: list[Group], base: str | None) -> Section:
         for index, (group, label) in enumerate(zip([first, *others], _labels([first, *others]), strict=True))
     ]
     env = of.environment(first.runs[0])
-    name = env.get("env._target_", "environment").rpartition(".")[2]
     details = ", ".join(
         f"{key.removeprefix('env.')} {value}"
         for key, value in sorted(env.items())
         if not key.endswith(("_target_", "_partial_")) and value not in ("None", "{}")
     )
-    title = name if first.experiment is None else f"{first.experiment} ({name})"
-    newest = max(first.runs, key=lambda run: run.started_ms)
-    expected = None if of.is_ablation(newest) else Expected.from_params(newest.params)
-    return Section(title, details, tuple(ordered), expected)
+    return Section(first.title, details, tuple(ordered), first.expected)
 
 
 def _rank(group: Group, groups: list[Group], base: str | None) -> tuple[bool, int, int, int]:
-    overrides = [of.num_overrides(other.runs[0]) for other in groups]
-    own = of.num_overrides(group.runs[0])
     distance = sum(len(of.differences(group.settings, other.settings)) for other in groups)
     chosen = base is not None and any(_named(run, base) for run in group.runs)
-    return (not chosen, 0 if None in overrides or own is None else own, distance, group.started_ms)
+    return (not chosen, group.num_overrides or 0, distance, group.started_ms)
 
 
 def _labels(groups: list[Group]) -> list[str]:

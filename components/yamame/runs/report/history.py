@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 Array = npt.NDArray[np.float64]
+Axis = Literal["env_steps", "updates", "cpu_s", "wall_s"]
+"""What a run gets further in."""
+AXIS_TAG = "axis"
+"""Tag of a run with what the steps of its metrics count, where these are not environment steps."""
 PREFIXES = ("eval/", "train/", "cost/")
 """Beginnings of the metrics that a report reads."""
 _MOST_RUNS = 1000
@@ -27,10 +31,10 @@ _LARGEST = 1e300
 
 @dataclass(frozen=True)
 class Series:
-    """One metric of a run over environment steps, one value per step, in order.
+    """One metric of a run over its steps, one value per step, in order.
 
     Attributes:
-        steps: ``[N]`` environment steps, strictly increasing.
+        steps: ``[N]``, in the unit of the run's axis, strictly increasing.
         values: ``[N]``, NaN where the run logged no finite number.
     """
 
@@ -70,6 +74,31 @@ class RunHistory:
         """The seed, as text."""
         return self.params.get("seed", "?")
 
+    @property
+    def axis(self) -> Axis:
+        """What its steps are."""
+        return "updates" if self.tags.get(AXIS_TAG) == "updates" else "env_steps"
+
+    def along(self, metric: str, axis: Axis) -> tuple[Array, Array]:
+        """The finite points of a metric as positions on an axis and values.
+
+        On an axis that is not its own a run is known at the steps of evaluations alone, where ``cost/<axis>`` is
+        logged. A run that was continued may have logged a cost that is lower than an earlier one: positions are
+        sorted. Both are empty where the metric or the axis was never logged.
+        """
+        if metric not in self.metrics:
+            return np.empty(0), np.empty(0)
+        series = self.metrics[metric].finite()
+        if axis == self.axis:
+            return series.steps, series.values
+        if f"cost/{axis}" not in self.metrics:
+            return np.empty(0), np.empty(0)
+        cost = self.metrics[f"cost/{axis}"].finite()
+        _, ours, theirs = np.intersect1d(series.steps, cost.steps, return_indices=True)
+        x, y = cost.values[theirs], series.values[ours]
+        order = np.argsort(x, kind="stable")
+        return x[order], y[order]
+
     def last(self, metric: str) -> float | None:
         """The value at the last step; None where it was never logged or is no finite number."""
         series = self.metrics.get(metric)
@@ -101,15 +130,18 @@ class RunReader:
             raise UsageError(f"store.experiment: must be one of {known} in {tracking_uri}, got {experiment}")
         return cls(client, found.experiment_id)
 
-    def read(self, wanted: Sequence[str] | None = None) -> list[RunHistory]:
+    def read(self, wanted: Sequence[str] | str | None = None) -> list[RunHistory]:
         """The runs, oldest first; parents of sweeps are no runs.
 
         Args:
-            wanted: Names, patterns of names (``*``, ``?``) or ids; None for all.
+            wanted: Names, patterns of names (``*``, ``?``) or ids, or a single one; None for all.
 
         Raises:
-            UsageError: There is no run, or an entry matches none.
+            UsageError: There is no run, none is asked for, or an entry matches none.
         """
+        wanted = [wanted] if isinstance(wanted, str) else wanted
+        if wanted is not None and not wanted:
+            raise UsageError("runs: must name at least one run, or be null for all, got []")
         found = [run for run in self._search() if run.data.params]
         if not found:
             raise UsageError("runs: the experiment has no run yet")

@@ -40,11 +40,6 @@ def render(content: Content, images: Images) -> str:
 
 
 def _summary(content: Content) -> str:
-    runs = [run for result in content.sections for entry in result.results for run in entry.group.runs]
-    if not runs:
-        return "<p>No run can be counted; those that there are stand below with the reason.</p>"
-    first, last = min(run.started_ms for run in runs), max(run.started_ms for run in runs)
-    groups = sum(len(result.results) for result in content.sections)
     rows = []
     for index, result in enumerate(content.sections, start=1):
         ours = result.results[0].finals[result.metric]
@@ -56,12 +51,23 @@ def _summary(content: Content) -> str:
                 _word(result.verdict),
             ]
         )
+    rows += [
+        [text(verdict.section), "0", markup.cell(markup.DASH, "no run counts"), _word(verdict)]
+        for verdict in content.unmeasured
+    ]
+    headers = ["experiment", "groups", "base group", "verdict"]
+    return _counted(content) + (table("Every experiment, by its base group", headers, rows) if rows else "")
+
+
+def _counted(content: Content) -> str:
+    runs = [run for result in content.sections for entry in result.results for run in entry.group.runs]
+    if not runs:
+        return "<p>No run can be counted; those that there are stand below with the reason.</p>\n"
+    first, last = min(run.started_ms for run in runs), max(run.started_ms for run in runs)
+    groups = sum(len(result.results) for result in content.sections)
     return (
         f"<p>{count(len(runs), 'run')} in {count(groups, 'group')}, started from {_day(first)} to {_day(last)} (UTC). "
         "Runs of one group differ in their seed alone.</p>\n"
-        + table(
-            "Every experiment, by its base group", ["experiment", "groups", "base group", "verdict"], rows
-        )
     )
 
 
@@ -215,8 +221,8 @@ def _notes(content: Content) -> str:
         "<p>A thick line is the mean of the runs of a group where all of them are known, thin lines are the runs. "
         "CPU seconds count all processes of a run; both kinds of seconds depend on the machine and what else it "
         "did.</p>\n<p>The in-context curve averages every trial over the episodes that had it.</p>\n"
-        "<p>A verdict compares the mean of the base group with the interval that the experiment declares."
-        "</p>\n</section>\n"
+        "<p>A verdict compares the mean of the base group with the interval that the experiment declares, where that "
+        "group is the experiment as written: nothing is expected of one whose command changes it.</p>\n</section>\n"
     )
 
 

@@ -2,9 +2,9 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import NamedTuple
 
-from yamame.runs.hydra import NOT_IN_NAME
 from yamame.runs.report.history import RunHistory
 
 COMMAND_TAG = "command"
@@ -13,6 +13,13 @@ NOT_A_SETTING = ("seed", "resume", "run", "logger", "hydra", "checkpoint", "expe
 """Parameters, with all below them, that change neither what is learned nor how it is measured."""
 _NOT_A_SETTING_EITHER = ("evaluation.film_frames", "evaluation.num_envs")
 _OF_ONE_RUN = ("seed=", "resume=", "run.name=", "run.overwrite=", "run.root=")
+_AS_WRITTEN = (
+    *("seed=", "experiment=", "resume=", "run.", "logger", "checkpoint.", "expected", "device=", "workers."),
+    *(f"{key}=" for key in _NOT_A_SETTING_EITHER),
+    *(f"{part}.{key}=" for part in ("schedule", "collector") for key in ("autocast", "cuda_graph")),
+)
+"""How arguments begin that leave an experiment what it is: its names and places, and how a machine computes it."""
+_MAY_CHANGE = "budget."
 _TARGET = "._target_"
 _ABSENT = "(absent)"
 
@@ -26,10 +33,14 @@ class Difference(NamedTuple):
 
 
 def settings(run: RunHistory) -> dict[str, str]:
-    """The parameters that make a run what it is; the seed is none of them."""
+    """The parameters that make a run what it is; the seed is none of them.
+
+    Parameters stay those that a run began with; the budget with which it was continued is in its tags.
+    """
+    budget = {key: value for key, value in run.tags.items() if key.startswith(_MAY_CHANGE)}
     return {
         key: value
-        for key, value in run.params.items()
+        for key, value in {**run.params, **budget}.items()
         if key.split(".")[0] not in NOT_A_SETTING and key not in _NOT_A_SETTING_EITHER
     }
 
@@ -81,18 +92,26 @@ def arguments_of(run: RunHistory) -> list[str] | None:
         return None
 
 
-def is_ablation(run: RunHistory) -> bool:
-    """Whether the command takes something away from the experiment."""
-    return any(word.startswith("+ablation=") for word in arguments_of(run) or ())
+def recipe_of(run: RunHistory) -> str | None:
+    """The recipe that made a run, as ``train``, where that is known."""
+    scripts = (PurePath(word) for word in arguments_of(run) or ())
+    return next((path.stem for path in scripts if path.suffix == ".py"), None)
 
 
 def num_overrides(run: RunHistory) -> int | None:
-    """How many arguments of the command change what is learned; None where the command is not known."""
+    """How many arguments of the command make another experiment of it; None where the command is not known."""
     arguments = arguments_of(run)
     if arguments is None:
         return None
-    ignored = (*NOT_IN_NAME, "seed=", "experiment=", "-m", "--multirun")
-    return sum("=" in word and not word.lstrip("+~").startswith(ignored) for word in arguments)
+    return sum(
+        ("=" in word or word.startswith("~")) and not word.lstrip("+~").startswith(_AS_WRITTEN)
+        for word in arguments
+    )
+
+
+def tells_what_to_expect(run: RunHistory) -> bool:
+    """Whether the command itself says what should come out."""
+    return any(word.lstrip("+").startswith("expected") for word in arguments_of(run) or ())
 
 
 def command_for(runs: Sequence[RunHistory]) -> str | None:

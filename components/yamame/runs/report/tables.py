@@ -2,7 +2,7 @@
 
 from yamame.runs.report import markup
 from yamame.runs.report.content import GroupResult, SectionResult, describe
-from yamame.runs.report.estimates import Final, Passed
+from yamame.runs.report.estimates import Final, Passed, less_is_better
 from yamame.runs.report.groups import Group
 from yamame.runs.report.markup import cell, count, interval, number, table, text
 from yamame.runs.report.pictures import COLOURS
@@ -31,7 +31,8 @@ def results(result: SectionResult, confidence: float) -> str:
     metrics = list(result.results[0].finals)
     shown = [metric for metric in metrics if any(entry.finals[metric] for entry in result.results)]
     headers = ["group", "seeds", "env steps", "CPU-s", "wall-s", *map(describe, shown)]
-    headers += ["first evaluation at or above"] if result.results[0].passed else []
+    side = "below" if less_is_better(result.metric) else "above"
+    headers += [f"first evaluation at or {side}"] if result.results[0].passed else []
     rows = []
     for index, entry in enumerate(result.results):
         group, costs = entry.group, entry.costs
@@ -47,8 +48,8 @@ def results(result: SectionResult, confidence: float) -> str:
         )
     caption = (
         "Last evaluation: mean over seeds, below it the interval over seeds and the one over episodes "
-        f"({confidence:.0%}). Steps and seconds are means over seeds; first evaluations are medians over seeds, "
-        f"thresholds are in {describe(result.metric)}."
+        f"({confidence:.0%}). Environment steps and seconds are means over seeds; first evaluations are medians over "
+        f"seeds, thresholds are in {describe(result.metric)}."
     )
     return table(caption, headers, rows)
 
@@ -84,8 +85,9 @@ def ablations(result: SectionResult, confidence: float) -> str:
     ]
     rows += [_ablation(index, entry, base, result.metric) for index, entry in compared]
     caption = (
-        "Every group beside the base. P is the probability that a run of the base does better than one of the group; "
-        f"0.5 says nothing. Intervals ({confidence:.0%}) resample runs."
+        "Every group beside the base. P is the probability that a run of the base does better than one of the group"
+        f"{' (less is better)' if less_is_better(result.metric) else ''}; 0.5 says nothing. "
+        f"Intervals ({confidence:.0%}) resample runs."
     )
     return f"<h3>Ablations</h3>\n{table(caption, headers, rows)}"
 

@@ -1,10 +1,11 @@
 """Whether experiments came out as expected."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from yamame.runs.expected import Expected
-from yamame.runs.report.estimates import Resampling, final
-from yamame.runs.report.groups import Section
+from yamame.runs.report.estimates import Resampling, final, less_is_better
+from yamame.runs.report.groups import Group, LeftOut, Section
 
 UNKNOWN = "unknown"
 
@@ -45,6 +46,20 @@ def verdict(section: Section, resampling: Resampling) -> Verdict | None:
     return Verdict(section.title, expected, outcome, reached.mean, len(reached.values))
 
 
-def falls_short(verdicts: list[Verdict]) -> bool:
-    """Whether any experiment stayed below, or was not measured at all."""
-    return any(entry.outcome in ("below", UNKNOWN) for entry in verdicts)
+def unmeasured(sections: Sequence[Section], left_out: Sequence[LeftOut]) -> list[Verdict]:
+    """Verdicts of the experiments of which runs were started, but none counts."""
+    measured = {group.place for section in sections for group in section.groups if group.expected is not None}
+    lost: dict[tuple[object, ...], Verdict] = {}
+    for entry in left_out:
+        group = Group("", "", (entry.run,))
+        if group.place not in measured and group.expected is not None:
+            lost[group.place] = Verdict(group.title, group.expected, UNKNOWN, None, 0)
+    return list(lost.values())
+
+
+def falls_short(verdicts: Sequence[Verdict]) -> bool:
+    """Whether any experiment came out worse than expected, or was not measured at all."""
+    return any(
+        entry.outcome in ("above" if less_is_better(entry.expected.metric) else "below", UNKNOWN)
+        for entry in verdicts
+    )

@@ -1,0 +1,134 @@
+"""What a setting may be: types from annotations and defaults, smallest values."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import pytest
+from yamame.runs import UsageError
+from yamame.runs.validation import AT_LEAST, check_arguments, check_like, fits
+
+DEFAULT = {
+    "seed": 0,
+    "resume": False,
+    "device": "cpu",
+    "rate": 0.5,
+    "gammas": [0.9, 0.99],
+    "source": "???",
+    "length": "${seed}",
+    "greedy": None,
+    "unknown": None,
+    "run": {"name": None, "overwrite": False},
+    "budget": {"minutes": 5.0},
+    "changed": {},
+    "node": {"_target_": "torch.nn.Linear", "in_features": 2},
+    "checkpoint": {"keep": 2},
+    "trials": {"_target_": "a.b"},
+}
+
+
+def merged(**changed):
+    return {**DEFAULT, "source": "a", "length": 0, **changed}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"seed": "abc"}, "seed: must be an integer, got 'abc'"),
+        ({"seed": True}, "seed: must be an integer, got true"),
+        ({"seed": 1.5}, "seed: must be an integer, got 1.5"),
+        ({"seed": None}, "seed: must be an integer, got null"),
+        ({"resume": "no"}, "resume: must be true or false, got 'no'"),
+        ({"resume": 0}, "resume: must be true or false, got 0"),
+        ({"device": 3}, "device: must be a text, got 3"),
+        ({"rate": "fast"}, "rate: must be a number, got 'fast'"),
+        ({"gammas": 0.9}, "gammas: must be a list of numbers, got 0.9"),
+        ({"gammas": [0.9, "x"]}, "gammas: must be a list of numbers, got [0.9, 'x']"),
+        ({"greedy": "off"}, "greedy: must be true or false or null, got 'off'"),
+        ({"run": {"name": 5, "overwrite": False}}, "run.name: must be a text or null, got 5"),
+        ({"run": {"name": None, "overwrite": "no"}}, "run.overwrite: must be true or false, got 'no'"),
+        ({"run": "mine"}, "run: must be a mapping with name, overwrite, got 'mine'"),
+        ({"budget": {"minutes": "abc"}}, "budget.minutes: must be a number or null, got 'abc'"),
+        ({"changed": None}, "changed: must be a mapping, got null"),
+        ({"node": 3}, "node: must be a mapping or null, got 3"),
+        ({"checkpoint": {"keep": 0}}, "checkpoint.keep: must be at least 1, got 0"),
+        ({"checkpoint": {}}, "checkpoint.keep: must be given, got ~checkpoint.keep"),
+    ],
+)
+def test_a_value_of_another_type_than_its_default_is_refused_by_name(changed, message):
+    with pytest.raises(UsageError) as raised:
+        check_like(merged(**changed), DEFAULT)
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"rate": 1},
+        {"resume": True},
+        {"greedy": True},
+        {"unknown": "anything"},
+        {"gammas": [1]},
+        {"source": ["a", "b"]},
+        {"budget": {"minutes": None}},
+        {"changed": {"size": "what the environment takes"}},
+        {"node": None},
+        {"node": {"_target_": "torch.nn.ReLU"}},
+        {"more": 3},
+    ],
+)
+def test_a_value_that_its_default_admits_is_not_refused(changed):
+    check_like(merged(**changed), DEFAULT)
+
+
+def test_what_a_recipe_does_without_may_be_taken_away():
+    config = merged()
+    del config["trials"]
+    check_like(config, DEFAULT)
+
+
+def test_not_a_number_is_below_every_smallest_value():
+    assert AT_LEAST["schedule.updates_per_step"] == 0
+    with pytest.raises(UsageError, match=r"schedule\.updates_per_step: must be at least 0, got nan"):
+        check_like({"schedule": {"updates_per_step": float("nan")}}, {"schedule": {"updates_per_step": 0.5}})
+
+
+def build(
+    size: int,
+    rate: float = 0.5,
+    on: bool = False,
+    kind: Literal["a", "b"] | None = None,
+    lengths: Sequence[int] = (),
+    wrong: int = None,  # noqa: RUF013 (as foreign libraries write it)
+    function: object = None,
+) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"size": "big"}, "net.size: must be an integer, got 'big'"),
+        ({"on": "off"}, "net.on: must be true or false, got 'off'"),
+        ({"kind": "c"}, "net.kind: must be one of 'a', 'b' or null, got 'c'"),
+        ({"lengths": 3}, "net.lengths: must be a list, got 3"),
+        ({"wrong": "x"}, "net.wrong: must be an integer, got 'x'"),
+    ],
+)
+def test_an_argument_of_another_type_than_its_annotation_is_refused_by_name(values, message):
+    with pytest.raises(UsageError) as raised:
+        check_arguments(build, values, "net")
+    assert str(raised.value) == message
+
+
+def test_an_argument_that_its_annotation_or_its_default_admits_is_not_refused():
+    values = {"size": 3, "rate": 1, "on": True, "kind": "a", "lengths": [1, 2], "wrong": None}
+    check_arguments(build, {**values, "function": "f", "unknown": 3, "_target_": "a.b"}, "net")
+
+
+def test_one_is_not_true_and_true_is_not_one():
+    assert [fits(1, bool), fits(True, int), fits(True, float), fits(False, bool)] == [
+        False,
+        False,
+        False,
+        True,
+    ]
