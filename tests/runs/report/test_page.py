@@ -315,3 +315,12 @@ def test_a_report_in_place_of_another_leaves_nothing_of_it_and_everything_else(m
     listed = {row["file"] for row in table(folder / "files.csv")}
     assert left == listed | {"files.csv", *mine}
     assert (folder.parent / "outside.txt").exists()
+
+
+def test_a_table_of_files_that_no_report_wrote_takes_nothing_away(make_run, tmp_path):
+    (tmp_path / "files.csv").write_text("name\nmine.txt\nindex.html\n")
+    (tmp_path / "mine.txt").write_text("mine")
+    sections, left_out = make_sections([make_run(0, {"eval/return_mean": {100: 0.5}})])
+    write_report(build_content(sections, left_out), tmp_path)
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+    assert (tmp_path / "files.csv").read_text().startswith("file\n")

@@ -57,7 +57,10 @@ def _former(directory: Path) -> set[str]:
     if not (directory / FILES).is_file():
         return set()
     with (directory / FILES).open(newline="") as table:
-        names = {row[0] for row in csv.reader(table) if row} - {"file"}
+        header, *rows = [row for row in csv.reader(table) if row] or [[]]
+    names = {row[0] for row in rows}
+    if header != ["file"] or PAGE not in names:  # somebody else's table
+        return set()
     return {name for name in names if Path(name).name == name and (directory / name).is_file()}
 
 
