@@ -4,17 +4,21 @@
     python recipes/report.py runs=[maze-*,tmaze-0] directory=report/mazes
     python recipes/report.py strict=true                      # exit status 1 where less came out than was expected
 
-The page <directory>/index.html needs nothing else. The pictures (PNG), the films and the numbers (CSV) lie beside
+The page <directory>/index.html needs nothing else. The pictures (PNG), the videos and the numbers (CSV) lie beside
 it. Only runs that ended by themselves count; the others are listed with the reason.
 """
 
+import yamame.cli.threads  # noqa: F401 (sets what torch reads when it is imported)
+
+# isort: split
 from pathlib import Path
 
 from omegaconf import DictConfig
-from yamame.runs import UsageError
-from yamame.runs.arguments import ease_command_line
-from yamame.runs.hydra import instantiate, main
-from yamame.runs.report import RunReader, build_content, falls_short, make_sections, write_report
+from yamame.checks import UsageError
+from yamame.cli.app import main
+from yamame.cli.arguments import ease_command_line
+from yamame.cli.nodes import instantiate
+from yamame.report import RunReader, build_content, falls_short, make_sections, write_report
 
 
 def report(cfg: DictConfig) -> None:

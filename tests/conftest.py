@@ -3,8 +3,6 @@
 import importlib.util
 import os
 import re
-import shlex
-import shutil
 
 import pytest
 
@@ -22,13 +20,6 @@ def _skip_if_missing(message: str) -> None:
 def skip_if_missing():
     """Skips where an error says that a package is missing, and it is: a wrong message skips nothing."""
     return _skip_if_missing
-
-
-@pytest.fixture(scope="session")
-def compiler() -> None:
-    """For tests that compile; skipped where there is no C compiler."""
-    if shutil.which(shlex.split(os.environ.get("CC", "cc"))[0]) is None:
-        pytest.skip("there is no C compiler here")
 
 
 @pytest.fixture(scope="session")
@@ -50,3 +41,23 @@ def nothing_read_back() -> type:
             return func(*args, **(kwargs or {}))
 
     return NothingReadBack
+
+
+@pytest.fixture(scope="session")
+def tracking_uri(tmp_path_factory):
+    """One MLflow database for all tests, for its creation costs seconds."""
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
+
+
+@pytest.fixture
+def start(tracking_uri, tmp_path):
+    """Starts a tracker in a run directory of its own."""
+    from yamame.tracking import MLflowTracker
+
+    def start(directory=tmp_path, **options):
+        tracker = MLflowTracker(
+            tracking_uri=tracking_uri, **{"system_metrics": False, "flush_s": 0.0, **options}
+        )
+        return tracker.start(directory, name="a run", params={"seed": 1, "agent.gammas": [0.9, 0.99]})
+
+    return start

@@ -5,8 +5,8 @@ from functools import cache
 import pytest
 from hydra import compose, initialize_config_dir
 from yamame import conf_dir
-from yamame.runs.compare import flatten
-from yamame.runs.hydra import check, instantiate
+from yamame.cli.nodes import check, instantiate
+from yamame.files.config import flatten
 
 CONF = conf_dir()
 ABLATIONS = sorted(path.stem for path in (CONF / "ablation").glob("*.yaml"))

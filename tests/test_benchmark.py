@@ -1,16 +1,30 @@
-"""The benchmark measures what it says: the published agent, on its environment or another one."""
+"""The benchmark measures what it says: the published agent, on its environment or another one, in its precision."""
 
+import doctest
 import importlib
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from yamame.rows import in_row_blocks
 
 TOOLS = Path(__file__).parents[1] / "tools"
-SMALL = ["encoder.d_model=16", "encoder.num_heads=2", "encoder.num_layers=1", "timestep_encoder.out_size=16"]
+SMALL = [
+    *("encoder.d_model=16", "encoder.num_heads=2", "encoder.num_layers=1", "timestep_encoder.out_size=16"),
+    *("timestep_encoder.hidden_size=16", "agent.actor.hidden_size=16", "agent.critic.hidden_size=16"),
+]
+MACHINE = SimpleNamespace(product_rate=lambda _: 1e9, copy_rate=lambda: 1e6)
+
+
+def called(call, **_):
+    call()
+    return 1.0
+
+
+CLOCK = SimpleNamespace(time=called, once=called)
+"""Every call takes a second."""
 
 
 @pytest.fixture(scope="module")
@@ -18,8 +32,23 @@ def benchmark():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(TOOLS))
         yield importlib.import_module("benchmark")
-    for name in [name for name in sys.modules if name.startswith("benchmark")]:
+    for name in ("benchmark", "benchmark_sections", "speed"):
         del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def sections(benchmark):
+    return sys.modules["benchmark_sections"]
+
+
+@pytest.fixture(scope="module")
+def subject(benchmark):
+    return benchmark.Subject([*SMALL, "schedule.batch_size=4"], "cpu")
+
+
+def test_the_examples_run(benchmark):
+    tried = doctest.testmod(benchmark)
+    assert tried.failed == 0 < tried.attempted
 
 
 def test_the_published_agent_is_measured_on_its_maze(benchmark):
@@ -40,158 +69,121 @@ def test_another_environment_is_measured_without_the_settings_of_the_maze(benchm
     assert not batch["is_init"][:, 1:].any()
 
 
-def test_memory_is_what_one_update_adds(benchmark, monkeypatch):
-    held = iter([100 * 2**20, 130 * 2**20])
-    monkeypatch.setattr(sys.modules["benchmark_memory"], "used", lambda device: next(held))
-    megabytes, seconds = benchmark.peak(benchmark.Subject(SMALL, "cpu"), 64, at_once=False)
-    assert megabytes == 30
-    assert seconds > 0
-
-
-def test_memory_is_told_of_blocks_of_rows_and_of_all_rows_at_once(benchmark):
-    def child(*arguments):
-        return int(arguments[arguments.index("--peak") + 1]) * (1 + ("--at-once" in arguments)), 0.5
-
-    rows = list(benchmark.memory_parts(child, [40, 70]))
-    assert [(name, note.split()[0]) for name, *_, note in rows] == [
-        *(("1 x 40", "40"), ("1 x 40, all rows at once", "80")),
-        *(("1 x 70", "70"), ("1 x 70, all rows at once", "140")),
-    ]
-
-
-def test_freed_memory_is_kept_before_anything_is_measured(benchmark, monkeypatch):
-    order = []
-    monkeypatch.setattr("yamame.runs.keep_freed_memory", lambda: order.append("kept"))
-    monkeypatch.setattr(benchmark.torch, "set_num_threads", lambda number: None)
-    monkeypatch.setattr(benchmark, "measure", lambda options: order.append("measured") or [])
-    monkeypatch.setattr(sys, "argv", ["benchmark.py", "update"])
-    benchmark.main()
-    assert order == ["kept", "measured"]
-
-
-def test_all_rows_at_once_are_one_block(benchmark, monkeypatch):
-    defaults, subject = in_row_blocks.__kwdefaults__, benchmark.Subject(SMALL, "cpu")
-    monkeypatch.setitem(defaults, "rows_per_thread", 8)
-    benchmark.peak(subject, 64, at_once=False)
-    assert defaults["rows_per_thread"] == 8
-    benchmark.peak(subject, 64, at_once=True)
-    assert defaults["rows_per_thread"] > 10**9
-
-
-def test_keeping_freed_memory_is_measured_beside_giving_it_back_and_changes_no_loss(benchmark):
-    asked, losses = [], iter([0.5] * 11 + [0.25])
-
-    def child(*arguments):
-        asked.append(arguments)
-        return next(losses), 2.0 + (arguments[-1] == "--giving-back") * len(asked)
-
-    ((name, _, seconds, _, note),) = benchmark.keeping_parts(child, 24, 50)
-    assert asked == [("--updates", "50"), ("--updates", "50", "--giving-back")] * 3
-    assert (name, seconds) == ("24 x 50, freed memory kept", 2.0)
-    assert note.startswith("0.33 of 6e+03 ms")  # the median of 4, 6 and 8 seconds
-    with pytest.raises(ValueError, match="both ways must compute the same loss"):
-        list(benchmark.keeping_parts(lambda *_: (next(losses), 1.0), 24, 50))
-
-
-def test_a_process_of_its_own_keeps_or_gives_back_and_tells_numbers(benchmark, monkeypatch, capsys):
-    kept, options = [], SimpleNamespace(device="cpu", threads=1, overrides=[*SMALL, "schedule.batch_size=2"])
-    monkeypatch.setattr("yamame.runs.keep_freed_memory", lambda: kept.append(True))
-    monkeypatch.setattr(benchmark.torch, "set_num_threads", lambda number: None)
-
-    def run(command, **_):
-        monkeypatch.setattr(sys, "argv", command[1:])
-        benchmark.main()
-        return SimpleNamespace(stdout=capsys.readouterr().out)
-
-    monkeypatch.setattr(benchmark.subprocess, "run", run)
-    found = [benchmark.child(options, "--updates", "9", *more) for more in ([], ["--giving-back"])]
-    assert len(kept) == 1
-    assert found[0][0] == found[1][0]
-    assert min(found[0][1], found[1][1]) > 0
-
-
-@pytest.mark.usefixtures("compiler")
-def test_operations_are_counted_whether_compiled_or_not(benchmark):
-    counts = []
-    for compiled in ("false", "true"):
-        subject = benchmark.Subject([*SMALL, f"encoder.compiled={compiled}", "schedule.batch_size=2"], "cpu")
-        batch = subject.batch(2, 30)
-        with subject.counting_flops() as count:
-            subject.learner.loss(batch)["loss_critic"].backward()
-        counts.append(count[0])
-        assert all(str(module.compiled).lower() == compiled for module in encoders(subject))
-    assert counts[0] == counts[1] > 0
-
-
-def encoders(subject):
-    found = [module for module in subject.learner.loss.modules() if hasattr(module, "compiled")]
-    assert found
-    return found
-
-
 @pytest.mark.parametrize("autocast", ["null", "bfloat16"])
 def test_an_update_and_its_parts_are_measured_in_its_precision(benchmark, autocast):
-    settings = [*SMALL, "schedule.batch_size=2", f"schedule.autocast={autocast}"]
-    subject, seen, asked = benchmark.Subject(settings, "cpu"), set(), []
+    subject = benchmark.Subject([*SMALL, "schedule.batch_size=2", f"schedule.autocast={autocast}"], "cpu")
+    seen, asked = set(), []
     encoder = subject.agent.trajectory_encoder
     encoder.register_forward_pre_hook(lambda *_: seen.add(torch.is_autocast_enabled("cpu")))
-    clock, machine = (
-        SimpleNamespace(time=timed),
-        SimpleNamespace(product_rate=lambda d: asked.append(d) or 1e9),
-    )
-    rows = list(benchmark.update_parts(subject, clock, machine, [9]))
-    assert [name.split(", ")[1] for name, *_ in rows][:2] == ["whole", "encoders forward"]
+    machine = SimpleNamespace(product_rate=lambda dtype: asked.append(dtype) or 1e9)
+    whole, *parts = benchmark.update_rows(subject, CLOCK, machine, [9])
+    assert whole.name == "2 x 9, whole"
+    assert whole.limit > 0
+    assert [part.limit for part in parts] == [None] * 5
     assert seen == {autocast != "null"}
     assert asked == [torch.float32 if autocast == "null" else torch.bfloat16]
 
 
-def test_sequences_of_many_lengths_are_measured_in_shared_rows(benchmark, monkeypatch):
-    subject, batches = benchmark.Subject([*SMALL, "schedule.batch_size=4"], "cpu"), []
-    update = subject.learner.update
-    monkeypatch.setattr(
-        subject.learner, "update", lambda batch, *a, **k: batches.append(batch) or update(batch, *a, **k)
-    )
-    clock, machine = SimpleNamespace(time=timed), SimpleNamespace(product_rate=lambda _: 1e9)
-    rows = list(benchmark.update_parts(subject, clock, machine, [9]))
+def test_sequences_of_many_lengths_are_measured_packed(benchmark, subject, monkeypatch):
+    batches, update = [], subject.update
+    monkeypatch.setattr(subject, "update", lambda batch: batches.append(batch) or update(batch))
+    *_, packed = benchmark.update_rows(subject, CLOCK, MACHINE, [9])
     assert batches[0].shape == (4, 9)
     assert batches[-1].shape == (3, 9)  # of 9; of 7 and 2; of 4
     assert batches[-1]["mask"].sum() == 2 + 4 + 7 + 9
-    assert rows[-1][0] == "4 of 2 to 9, packed"
-    assert rows[-1][-1] == "in 3 rows, padded 4"
+    assert (packed.name, packed.note) == ("4 of 2 to 9, packed", "in 3 sequences, padded 4")
 
 
-def test_acting_is_measured_by_the_environment_step_with_the_memory_that_it_reads(benchmark):
-    subject = benchmark.Subject(["env=tmaze", "env.length=200", *SMALL], "cpu")
-    rows = list(
-        benchmark.acting_parts(
-            (subject.make_env(2), subject.make_env(2)),
-            subject.agent.policy(),
-            clock=SimpleNamespace(time=timed),
-            counting_flops=benchmark.speed.counting_flops,
-            rates=(1e9, 1e9, 1e6),
-            settings={},
-        )
-    )
-    (name, seconds, _, note), *parts = rows
-    assert name == "whole"
-    assert seconds == 1 / (2 * 32)
-    # Steps 101 to 132 of an episode, with a key and a value of 16 numbers for every timestep so far.
-    read = sum(range(101, 133)) / 32 * 2 * 16 * 4
-    assert note.endswith(f" {read:.0f} us for 15 KB of memory")
-    # Each of the others was timed once for both rows; what remains is told last.
-    assert [part[1] for part in parts[:-1]] == [1 / 2] * 4
-    assert parts[-1][1] == seconds - 4 / 2
+def test_acting_is_measured_by_the_environment_step_and_by_parts(benchmark, sections, subject, monkeypatch):
+    monkeypatch.setattr(sections, "_REMEMBERED", 4)
+    whole, environment, policy, rest = benchmark.acting_rows(subject, CLOCK, MACHINE, [2])
+    assert whole.name == "2 envs, whole"
+    assert whole.seconds == 1 / (2 * 32)  # a call of 32 steps took a second
+    assert (environment.seconds, policy.seconds) == (1 / 2, 1 / 2)
+    assert rest.seconds == whole.seconds - 2 / 2
+    assert whole.limit == policy.limit > 0
 
 
-def timed(call, **_):
-    call()
-    return 1.0
+def test_a_decision_is_measured_after_as_many_timesteps_as_are_remembered(sections, subject, monkeypatch):
+    monkeypatch.setattr(sections, "_REMEMBERED", 5)
+    ages, starts = [], []
+    policy = subject.agent.policy()
+    policy.register_forward_pre_hook(lambda _, args: ages.append(args[0]["step_index"].unique().item()))
+    policy.register_forward_pre_hook(lambda _, args: starts.append(args[0]["is_init"].all().item()))
+    monkeypatch.setattr(subject.agent, "policy", lambda: policy)
+    times = iter(range(100))
+    clock = SimpleNamespace(once=lambda call: (call(), float(next(times)))[1])
+    seconds, flops = sections.policy_cost(subject, clock, 2, None)
+    assert seconds == 5 + 31 / 2  # the median of steps 5 to 36
+    assert flops > 0
+    assert ages == list(range(5 + 32 + 1))
+    assert starts == [True] + [False] * (5 + 32)
 
 
-def test_acting_is_measured_with_every_setting_of_the_collector_that_is_on(benchmark, monkeypatch):
-    given = ["collector.autocast=bfloat16", "collector.compile_policy=true", "collector.cuda_graph=true"]
-    subject, seen = benchmark.Subject([*SMALL, *given], "cpu"), []
-    monkeypatch.setattr(benchmark, "acting_parts", lambda *_, settings, **__: seen.append(settings) or [])
-    machine = SimpleNamespace(product_rate=lambda _: 1e9, copy_rate=lambda: 1e9)
-    assert list(benchmark.acting_rows(subject, None, machine, [2])) == []
-    assert seen == [{"autocast": "bfloat16", "compile_policy": True, "cuda_graph": True}]
+def test_acting_is_measured_with_every_setting_of_the_collector_that_is_on(benchmark, sections, monkeypatch):
+    given = ["collector.autocast=bfloat16", "collector.cuda_graph=true"]
+    subject, settings = benchmark.Subject([*SMALL, *given], "cpu"), []
+    collector = SimpleNamespace(collect=lambda _: None)
+    monkeypatch.setattr(sections, "SyncCollector", lambda *_, **s: settings.append(s) or collector)
+    precisions = []
+    monkeypatch.setattr(sections, "policy_cost", lambda *args: precisions.append(args[-1]) or (1.0, 1.0))
+    assert len(list(benchmark.acting_rows(subject, CLOCK, MACHINE, [2]))) == 4
+    assert settings == [{"autocast": "bfloat16", "cuda_graph": True}]
+    assert precisions == ["bfloat16"]
+
+
+def test_sampling_and_a_whole_run_are_measured(benchmark, sections, subject, monkeypatch):
+    monkeypatch.setattr(sections, "_STORED", 6)
+    monkeypatch.setattr(sections, "_LONGEST", 12)
+    names = [row.name for row in benchmark.sampling_rows(subject, CLOCK, MACHINE)]
+    assert names == ["6 x 12 appended", "4 x 12 read", "4 x 12 read and relabelled"]
+    acting, learning, run = benchmark.fit_rows(subject, CLOCK)
+    steps, updates = subject.cfg.budget.env_steps, int(run.name.split()[2].replace(",", ""))
+    assert run.seconds == pytest.approx(steps * acting.seconds + updates * learning.seconds)
+    assert updates > 1000
+
+
+def test_a_whole_run_is_measured_with_a_collector_in_this_process_only(
+    benchmark, sections, subject, monkeypatch
+):
+    monkeypatch.setattr(sections, "instantiate", lambda *_, **__: object())
+    with pytest.raises(ValueError, match="fit: collector must be sync, got object"):
+        list(benchmark.fit_rows(subject, CLOCK))
+
+
+def test_memory_is_what_one_update_adds(benchmark, sections, subject, monkeypatch):
+    held = iter([100 * 2**20, 130 * 2**20])
+    monkeypatch.setattr(sections, "used", lambda device: next(held))
+    megabytes, seconds = benchmark.peak(subject, 64)
+    assert megabytes == 30
+    assert seconds > 0
+    (row,) = benchmark.memory_rows(lambda *arguments: [int(arguments[1]), 0.5], [40])
+    assert (row.name, row.seconds, row.note) == ("1 x 40", 0.5, "40 MB beyond the agent itself")
+
+
+def test_two_sides_are_measured_in_turn_and_each_with_its_own_settings(benchmark, monkeypatch, capsys):
+    commands, seconds = [], iter([6.0, 1.0, 9.0, 2.0, 7.0, 4.0])
+
+    def run(command, **_):
+        commands.append(command[1:])
+        rows = [{"section": "update", "name": "whole", "unit": "update", "seconds": next(seconds)}]
+        return SimpleNamespace(stdout=json.dumps(rows))
+
+    monkeypatch.setattr(benchmark.subprocess, "run", run)
+    monkeypatch.setattr(benchmark.torch, "set_num_threads", lambda number: None)
+    given = ["benchmark.py", "update", "encoder=gru", "--lengths", "9", "--versus", "encoder=lstm"]
+    monkeypatch.setattr(sys, "argv", given)
+    benchmark.main()
+    here = [str(TOOLS / "benchmark.py"), "update", "encoder=gru", "--lengths", "9", "--json"]
+    assert commands == [here, [*here, "encoder=lstm"]] * 3
+    assert capsys.readouterr().out.splitlines()[-1] == "| update | whole | 2 s / update |  |  | 7 s | 3.50 |"
+
+
+def test_a_row_stands_beside_the_one_of_its_name(benchmark, capsys):
+    rows = [benchmark.Row("update", name, "call", 2.0) for name in ("new", "kept")]
+    before = [benchmark.Row("update", name, "call", 6.0) for name in ("gone", "kept")]
+    benchmark.show(rows, before)
+    new, kept, gone = capsys.readouterr().out.splitlines()[2:]
+    assert new == "| update | new | 2 s / call |  |  |  |  |"
+    assert kept == "| update | kept | 2 s / call |  |  | 6 s | 3.00 |"
+    assert gone == "| update | gone | | |  | 6 s / call | |"

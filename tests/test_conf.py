@@ -2,23 +2,31 @@
 
 import importlib
 import inspect
+from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from yamame import conf_dir
-from yamame.runs.compare import flatten
-from yamame.runs.hydra import check, default_of, parameters_of, plain, targets
-from yamame.runs.validation import AT_LEAST, NULLABLE, UNSET, check_like
+from yamame.cli.nodes import check, plain, targets
+from yamame.cli.settings import SETTINGS
+from yamame.cli.validation import parameters_of
+from yamame.files.config import flatten
 
 CONF = conf_dir()
 CHOICES = sorted(str(path.relative_to(CONF).with_suffix("")) for path in CONF.rglob("*/*.yaml"))
+COMPOSED_ELSEWHERE = ("experiment", "ablation")
+"""Groups of which `test_ablations.py` composes and checks every choice."""
 APPENDED = ("ablation",)
 """Groups that no main file has in its defaults list, so that they are added: ``+ablation=no_memory``."""
-MAIN = sorted(path.stem for path in CONF.glob("*.yaml"))
+PARTS = ("base", "quiet")
+"""Files beside the main ones that those build on."""
+MAIN = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem not in PARTS)
 
 
+@cache
 def composed(config: str, *overrides: str):
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose(config, overrides=list(overrides))
@@ -56,9 +64,26 @@ def test_there_are_the_groups_that_the_command_line_promises():
     assert "train" in MAIN
 
 
-@pytest.mark.parametrize("choice", CHOICES)
-def test_every_choice_composes_and_its_keys_are_parameters(choice):
-    check(composed("train", chosen(choice)))
+def columns() -> list[tuple[str, ...]]:
+    """Choices of different groups, each in one of as few configurations as there are choices of the largest group."""
+    groups: dict[str, list[str]] = {}
+    for choice in CHOICES:
+        if choice.split("/")[0] not in COMPOSED_ELSEWHERE:
+            groups.setdefault(choice.rpartition("/")[0], []).append(choice)
+    return [tuple(filter(None, column)) for column in zip_longest(*groups.values())]
+
+
+@pytest.mark.parametrize("choices", columns(), ids="+".join)
+def test_every_choice_composes_and_its_keys_are_parameters(choices):
+    check(composed("train", *map(chosen, choices)))
+
+
+def test_no_choice_is_left_out():
+    """Composing takes a tenth of a second, so what test_ablations.py composes and checks is not composed again."""
+    known = [choice for column in columns() for choice in column]
+    elsewhere = [choice for choice in CHOICES if choice.startswith(("experiment/", "ablation/"))]
+    assert sorted([*known, *elsewhere]) == CHOICES
+    assert len(elsewhere) > 40
 
 
 def test_the_check_refuses_a_key_that_is_no_parameter():
@@ -66,18 +91,14 @@ def test_the_check_refuses_a_key_that_is_no_parameter():
         check(composed("train", "+encoder.bogus=1"))
 
 
-@pytest.mark.parametrize(
-    "choice", [""] + [c for c in CHOICES if c.split("/")[0] not in ("experiment", "debug", *APPENDED)]
-)
-def test_values_equal_the_defaults_of_the_signature_unless_the_file_is_a_variant(choice):
-    overrides = [chosen(choice)] if choice else []
-    if choice and is_variant(CONF / f"{choice}.yaml"):
-        return
-    config = plain(composed("train", *overrides))
+@pytest.mark.parametrize("choices", [(), *columns()], ids="+".join)
+def test_values_equal_the_defaults_of_the_signature_unless_the_file_is_a_variant(choices):
+    config = plain(composed("train", *map(chosen, choices)))
     ours = [(key, node) for key, node in targets(config) if node["_target_"].startswith("yamame")]
     assert ours
-    group = choice.rpartition("/")[0].replace("/", ".")
-    wrong = {key: drifted(node) for key, node in ours if not choice or f"{key}.".startswith(f"{group}.")}
+    original = [choice for choice in choices if not is_variant(CONF / f"{choice}.yaml")]
+    groups = tuple(f"{choice.rpartition('/')[0].replace('/', '.')}." for choice in original)
+    wrong = {key: drifted(node) for key, node in ours if not choices or f"{key}.".startswith(groups)}
     assert not {key: text for key, text in wrong.items() if text}
 
 
@@ -144,33 +165,41 @@ def test_a_recurrent_encoder_in_a_preset_of_a_transformer_says_what_to_drop_and_
     experiment, choice
 ):
     choices = [f"experiment={experiment}", choice]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        default = default_of(str(CONF), "train", choices)
-        with pytest.raises(ValueError, match=r"encoder\.\w+: .*GRUEncoder") as raised:
-            check(compose("train", overrides=choices), default)
-        _, _, remedy = str(raised.value).partition("add ")
-        assert len(remedy.split()) > 1
-        config = compose("train", overrides=[*choices, *remedy.split()])
-        assert check(config, default)["encoder"]["_target_"].endswith("GRUEncoder")
+    with pytest.raises(ValueError, match=r"encoder\.\w+: .*GRUEncoder") as raised:
+        check(composed("train", *choices), typed=[])
+    _, _, remedy = str(raised.value).partition("add ")
+    assert len(remedy.split()) > 1
+    config = check(composed("train", *choices, *remedy.split()))
+    assert config["encoder"]["_target_"].endswith("GRUEncoder")
+
+
+def undeclared(values: dict, settings: dict, key: str = "") -> list[str]:
+    """Keys of a configuration, but for those below a target, of which nothing says what they may be."""
+    missing = [f"{key}{name}" for name in values if name not in settings]
+    for name in values.keys() & settings.keys():
+        below = isinstance(settings[name], dict) and isinstance(values[name], dict)
+        missing += undeclared(values[name], settings[name], f"{key}{name}.") if below else []
+    return missing
 
 
 @pytest.mark.parametrize("main", MAIN)
-def test_every_setting_whose_default_is_null_has_a_type_and_every_default_admits_itself(main):
-    default = composed(main)
-    values = flatten(OmegaConf.to_container(default))
-    nodes = [key for key, _ in targets(OmegaConf.to_container(default))]
-    nulls = {
-        key
-        for key, value in values.items()
-        if value is None and not any(key.startswith(f"{node}.") for node in nodes)
-    }
-    assert nulls <= {*NULLABLE, *UNSET}
-    plain_values = OmegaConf.to_container(default)
-    check_like(plain_values, plain_values)
+def test_the_settings_of_a_main_file_are_those_that_are_declared_and_its_defaults_are_allowed(main):
+    given = {"evaluate": ["run=a"], "play": ["run=a"]}.get(main, [])
+    config = check(composed(main, *given), SETTINGS[main])
+    assert undeclared(config, SETTINGS[main]) == []
+    assert undeclared(SETTINGS[main], config) == []
 
 
-def test_every_setting_with_a_smallest_value_is_one():
-    known = {key for main in MAIN for key in flatten(OmegaConf.to_container(composed(main)))}
-    assert known >= AT_LEAST.keys()
-    assert known >= NULLABLE.keys() - {"expected"}
-    assert known >= UNSET.keys()
+def test_a_setting_that_is_not_declared_is_noticed():
+    config = plain(composed("train", "+schedule.patience=3", "+surprise=1"))
+    assert sorted(undeclared(config, SETTINGS["train"])) == ["schedule.patience", "surprise"]
+
+
+def test_what_recipes_have_in_common_stands_in_one_file():
+    base, *own = (
+        flatten(OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml")))
+        for name in ("base", "train", "ppo", "distill")
+    )
+    assert base["seed"] == 0
+    for values in own:
+        assert [key for key in values.keys() & base.keys() if values[key] == base[key]] == []

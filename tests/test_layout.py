@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,27 @@ FOLDERS_WITHOUT_INIT = (*CODE, "conf", "tests")
 LONGEST_FILE, LONGEST_FUNCTION = 350, 60
 
 TORCH = {"torch", "tensordict", "torchrl", "numpy"}
-DOORS = {"hydra", "omegaconf", "mlflow", "rich", "matplotlib", "PIL", "av", "psutil", "arch", "scipy"}
+FLOORS = (
+    {"files"},
+    {"training"},
+    {"collectors", "evaluation"},
+    {"tracking"},
+    {"cli", "report"},
+    {"runs"},
+)
+"""Rooms of yamame above the components, lowest first: each may import what is below it, and components none of them."""
+DOORS = {
+    "cli": {"hydra", "omegaconf"},
+    "tracking": {"hydra", "omegaconf", "mlflow", "psutil"},
+    "evaluation": {"scipy"},
+    "report": {"av", "jinja2", "matplotlib", "PIL", "rich", "scipy"},
+    "runs": {"hydra", "omegaconf", "rich"},
+}
+"""What rooms may import beside torch's family."""
+SHARED_WITH_ENVS = {"yamame.keys", "yamame.checks", "yamame.goals", "yamame.actions", "yamame.transforms"}
+"""What environments may import of yamame: the format, and what instructions and actions are."""
 GYMNASIUM_FILES = ("gymnasium_env.py", "registration.py")
-HOSTS = {"hosted", "suites"}
+HOSTS = {"adapters", "suites"}
 """Folders of yamame_envs that play environments of other libraries."""
 
 
@@ -36,6 +55,11 @@ def is_below(module: str, packages: set[str]) -> bool:
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
+def floor(room: str) -> int:
+    """On which floor a room is; components are below the lowest."""
+    return next((height for height, rooms in enumerate(FLOORS) if room in rooms), 0)
+
+
 def is_allowed(file: Path, module: str) -> bool:
     """Whether a file, given by its path in the repository, may import a module."""
     root, name = file.parts[0], module.split(".")[0]
@@ -44,18 +68,16 @@ def is_allowed(file: Path, module: str) -> bool:
     if name in sys.stdlib_module_names:
         return True
     if root == "components":
-        in_runs = file.parts[:3] == ("components", "yamame", "runs")
-        own = name == "yamame" and not is_below(module, {"yamame.recipes"})
-        return (
-            name in TORCH
-            or (in_runs and (own or name in DOORS))
-            or (own and not is_below(module, {"yamame.runs"}))
-        )
+        room = file.parts[2]
+        if name != "yamame":
+            return name in TORCH | DOORS.get(room, set())
+        above = {f"yamame.{other}" for rooms in FLOORS[floor(room) :] for other in rooms if other != room}
+        return not is_below(module, {"yamame.recipes", *above})
     if root == "envs":
         hosts = len(file.parts) > 3 and file.parts[2] in HOSTS
         gymnasium = name == "gymnasium" and (hosts or file.name in GYMNASIUM_FILES)
-        goals = module == "yamame" or is_below(module, {"yamame.goals"})
-        return name in TORCH or name == "yamame_envs" or goals or gymnasium
+        shared = module == "yamame" or is_below(module, SHARED_WITH_ENVS)
+        return name in TORCH or name == "yamame_envs" or shared or gymnasium
     if root == "recipes":
         siblings = {path.stem for path in (ROOT / "recipes").glob("*.py")}
         return name not in siblings and not is_below(module, {"yamame.recipes"})
@@ -74,6 +96,8 @@ def violations(root: Path, file: Path) -> list[str]:
     text = (root / file).read_text()
     tree = ast.parse(text)
     found = [f"{file}: imports {module}" for module in imported(tree) if not is_allowed(file, module)]
+    if file.stem in sys.stdlib_module_names:
+        found.append(f"{file}: is called like a module of the standard library")
     lines = text.count("\n")
     if lines > LONGEST_FILE:
         found.append(f"{file}: {lines} lines")
@@ -96,7 +120,15 @@ PLANTED = [
     ("components/yamame/heads/a.py", "from hydra.utils import instantiate"),
     ("components/yamame/heads/a.py", "import yamame_envs"),
     ("components/yamame/heads/a.py", "from yamame_envs import MazeRunner"),
-    ("components/yamame/heads/a.py", "from yamame.runs import Budget"),
+    ("components/yamame/heads/a.py", "from yamame.runs import build"),
+    ("components/yamame/heads/a.py", "from yamame.files import atomic_writer"),
+    ("components/yamame/training/a.py", "from yamame.tracking import Tracker"),
+    ("components/yamame/training/a.py", "import hydra"),
+    ("components/yamame/collectors/a.py", "from yamame.evaluation import evaluate"),
+    ("components/yamame/cli/a.py", "import mlflow"),
+    ("components/yamame/report/a.py", "from yamame.cli.app import main"),
+    ("components/yamame/report/a.py", "from mlflow.tracking import MlflowClient"),
+    ("components/yamame/tracking/a.py", "from yamame.runs.build import build_env"),
     ("components/yamame/heads/a.py", "from yamame import runs"),
     ("components/yamame/heads/a.py", "from ..goals import view"),
     ("components/yamame/heads/a.py", "def f():\n    import scipy"),
@@ -111,6 +143,8 @@ PLANTED = [
     ("envs/yamame_envs/suites/a.py", "def f():\n    from metaworld import ML1"),
     ("envs/yamame_envs/suites.py", "import gymnasium"),
     ("envs/yamame_envs/a.py", "from yamame.goalsearch import a"),
+    ("envs/yamame_envs/a.py", "from yamame.replay import pack"),
+    ("components/yamame/heads/statistics.py", ""),
     ("recipes/a.py", "import tools.bench"),
     ("recipes/a.py", "from recipes.train import main"),
     ("recipes/a.py", "from yamame.recipes.train import main"),
@@ -131,14 +165,15 @@ def test_a_planted_violation_is_found(tmp_path, name, source):
 
 ALLOWED = [
     ("components/yamame/heads/a.py", "import math\nimport torch.nn as nn\nfrom yamame.goals import view"),
-    (
-        "components/yamame/runs/a.py",
-        "import hydra\nfrom mlflow.tracking import MlflowClient\nimport yamame.runs.b",
-    ),
+    ("components/yamame/runs/a.py", "import hydra\nfrom yamame.cli import app\nimport yamame.runs.b"),
+    ("components/yamame/tracking/a.py", "from mlflow.tracking import MlflowClient"),
+    ("components/yamame/collectors/a.py", "from yamame.training import Progress\nfrom yamame.agent import A"),
     ("envs/yamame_envs/a.py", "from yamame.goals import view\nfrom yamame_envs.b import c\nimport torchrl"),
+    ("envs/yamame_envs/a.py", "from yamame.keys import CONTEXT\nfrom yamame.checks import require"),
+    ("envs/yamame_envs/a.py", "from yamame.actions import A\nfrom yamame.transforms.context import B"),
     ("envs/yamame_envs/registration.py", "import gymnasium as gym"),
-    ("envs/yamame_envs/hosted/a.py", "from gymnasium import spaces"),
-    ("recipes/a.py", "import hydra\nfrom yamame.runs import Budget\nimport yamame_envs"),
+    ("envs/yamame_envs/adapters/a.py", "from gymnasium import spaces"),
+    ("recipes/a.py", "import hydra\nfrom yamame.training import Budget\nimport yamame_envs"),
     ("components/yamame/heads/a.py", "def f():\n" + "    a = 1\n" * (LONGEST_FUNCTION - 1)),
 ]
 
@@ -151,6 +186,30 @@ def test_what_is_allowed_is_not_reported(tmp_path, name, source):
     assert violations(tmp_path, file) == []
 
 
+def rooms_needed(package: Path) -> dict[str, set[str]]:
+    """What every room of a package imports of its other rooms; a file at the top is a room of its own."""
+    needed: dict[str, set[str]] = {}
+    for file in package.rglob("*.py"):
+        room = file.relative_to(package).parts[0].removesuffix(".py")
+        parts = [module.split(".") for module in imported(ast.parse(file.read_text()))]
+        others = {part[1] for part in parts if part[0] == package.name and len(part) > 1} - {room}
+        needed.setdefault(room, set()).update(others)
+    return {room: others & needed.keys() for room, others in needed.items() if room != "__init__"}
+
+
+def test_rooms_do_not_need_each_other_in_circles():
+    order = list(TopologicalSorter(rooms_needed(ROOT / "components" / "yamame")).static_order())
+    assert order.index("goals") < order.index("replay") < order.index("runs")
+
+
+def test_a_planted_circle_is_found(tmp_path):
+    for room, other in (("a", "b"), ("b", "c"), ("c", "a")):
+        (tmp_path / "house" / room).mkdir(parents=True)
+        (tmp_path / "house" / room / "part.py").write_text(f"def f():\n    from house.{other} import part\n")
+    with pytest.raises(CycleError):
+        TopologicalSorter(rooms_needed(tmp_path / "house")).prepare()
+
+
 def test_a_recipe_may_not_import_another_recipe_by_its_bare_name(tmp_path):
     for sibling in sorted(path.stem for path in (ROOT / "recipes").glob("*.py")):
         assert not is_allowed(Path("recipes/new.py"), sibling)
@@ -158,6 +217,16 @@ def test_a_recipe_may_not_import_another_recipe_by_its_bare_name(tmp_path):
 
 def test_the_folders_at_the_top_are_no_packages():
     assert [name for name in FOLDERS_WITHOUT_INIT if (ROOT / name / "__init__.py").exists()] == []
+
+
+def test_what_the_quick_check_leaves_out_is_there():
+    nodes = ast.parse((ROOT / "noxfile.py").read_text()).body
+    (names,) = (
+        ast.literal_eval(node.value)
+        for node in nodes
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LONG"
+    )
+    assert [name for name in names if not (ROOT / "tests" / name).exists()] == []
 
 
 def hidden_by_git(folder: Path, ignore: str, names: list[str]) -> list[str]:

@@ -1,24 +1,19 @@
-"""CUDA graphs, and what code must not do while it is recorded as one: decide anything by the data.
+"""What code must not do while it is captured: decide anything by the data.
 
-A recorded computation runs again on other data, and on the device alone: nothing in it is read back, and the branch
-that was taken is taken for ever. So while `capturing`, arguments are not checked (the same code has checked others
-like them before), and where one branch is general and the others are cheaper, the general one is taken.
+A captured computation (a CUDA graph, a compiled or an exported function) runs again on other data: nothing in it is
+read back, and the branch that was taken is taken for ever. So while `capturing`, the general branch is taken.
 """
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
 
 import torch
-from tensordict import TensorDictBase
-from torch import Tensor
 
-T = TypeVar("T")
 _recording = False
 
 
 def capturing() -> bool:
-    """Whether what is computed now is being recorded.
+    """Whether what is computed now is being captured, compiled or exported.
 
     >>> with recording():
     ...     capturing()
@@ -26,87 +21,15 @@ def capturing() -> bool:
     >>> capturing()
     False
     """
-    return _recording
+    return _recording or torch.compiler.is_compiling()
 
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """Everything inside is being recorded, in all threads: backward passes have threads of their own."""
+    """Everything inside is being captured, in all threads: backward passes have threads of their own."""
     global _recording
     before, _recording = _recording, True
     try:
         yield
     finally:
         _recording = before
-
-
-class Recorder(Protocol):
-    """Runs a computation once, or keeps it to be run again."""
-
-    def warm(self, function: Callable[[], T]) -> T:
-        """Runs what is to be recorded later, or contains it."""
-
-    def record(
-        self, function: Callable[[], dict[str, Tensor]]
-    ) -> tuple[Callable[[], None], dict[str, Tensor]]:
-        """Keeps a computation without running it.
-
-        Returns:
-            What runs it, and the tensors in which every run leaves its results.
-        """
-
-
-class CudaRecorder:
-    """Records CUDA graphs that share their memory.
-
-    They may share it because no result is read after another graph has run.
-
-    Args:
-        device: A CUDA device.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def warm(self, function: Callable[[], T]) -> T:
-        """Runs on the stream of the captures, and lets the present one wait for it."""
-        present = torch.cuda.current_stream(self._stream.device)
-        self._stream.wait_stream(present)
-        with torch.cuda.stream(self._stream):
-            result = function()
-        present.wait_stream(self._stream)
-        return result
-
-    def record(
-        self, function: Callable[[], dict[str, Tensor]]
-    ) -> tuple[Callable[[], None], dict[str, Tensor]]:
-        """Captures a graph; see `Recorder.record`."""
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may ask the device for its free memory meanwhile, as the monitoring of a run does.
-        mode = "thread_local"
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=mode):
-            results = function()
-        return graph.replay, results
-
-
-def cuda_recorder(device: torch.device, owner: str) -> CudaRecorder:
-    """What records on a device.
-
-    Raises:
-        ValueError: If there are no CUDA graphs on it.
-    """
-    if device.type != "cuda":
-        raise ValueError(f"{owner}: cuda_graph must be false on {device.type}, got true")
-    return CudaRecorder(device)
-
-
-def structure(batch: TensorDictBase) -> Hashable:
-    """Keys, shapes and dtypes of a batch: equal for batches that one recorded update can take.
-
-    >>> from tensordict import TensorDict
-    >>> a, b = TensorDict({"x": torch.zeros(2, 3)}, [2]), TensorDict({"x": torch.ones(2, 3)}, [2])
-    >>> structure(a) == structure(b), structure(a) == structure(b.double())
-    (True, False)
-    """
-    return frozenset((key, value.shape, value.dtype) for key, value in batch.items(True, True))

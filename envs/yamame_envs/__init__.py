@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 from yamame_envs.registration import register as register
 
 if TYPE_CHECKING:
+    from yamame_envs.adapters.env import HostedEnv as HostedEnv
+    from yamame_envs.adapters.gym import Gym as Gym
+    from yamame_envs.adapters.workers import Workers as Workers
     from yamame_envs.bandits import Bandits as Bandits
     from yamame_envs.base import BatchedEnv as BatchedEnv
     from yamame_envs.context import ContextEnv as ContextEnv
@@ -19,9 +22,6 @@ if TYPE_CHECKING:
     from yamame_envs.delivery import PackageDelivery as PackageDelivery
     from yamame_envs.frozenlake import MetaFrozenLake as MetaFrozenLake
     from yamame_envs.goal_env import GoalEnv as GoalEnv
-    from yamame_envs.hosted.env import HostedEnv as HostedEnv
-    from yamame_envs.hosted.gym import Gym as Gym
-    from yamame_envs.hosted.workers import Workers as Workers
     from yamame_envs.mazerunner import MazeRunner as MazeRunner
     from yamame_envs.suites.atari import Atari as Atari
     from yamame_envs.suites.crafter import Crafter as Crafter
@@ -44,9 +44,9 @@ _HOMES = {
     "Crafter": "yamame_envs.suites.crafter",
     "DarkKeyDoor": "yamame_envs.darkroom",
     "GoalEnv": "yamame_envs.goal_env",
-    "Gym": "yamame_envs.hosted.gym",
+    "Gym": "yamame_envs.adapters.gym",
     "HalfCheetahVel": "yamame_envs.suites.half_cheetah",
-    "HostedEnv": "yamame_envs.hosted.env",
+    "HostedEnv": "yamame_envs.adapters.env",
     "MazeRunner": "yamame_envs.mazerunner",
     "MetaFrozenLake": "yamame_envs.frozenlake",
     "MetaWorld": "yamame_envs.suites.metaworld",
@@ -57,7 +57,7 @@ _HOMES = {
     "PassiveTMaze": "yamame_envs.tmaze",
     "RepeatedTrials": "yamame_envs.trials",
     "Wind": "yamame_envs.wind",
-    "Workers": "yamame_envs.hosted.workers",
+    "Workers": "yamame_envs.adapters.workers",
 }
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torchrl.data import Bounded
+from torchrl.data import Bounded, Categorical
+from yamame.checks import require, require_choice
 
-from yamame_envs.actions import DiscreteActions
 from yamame_envs.base import BatchedEnv
-from yamame_envs.random import fold, integers, uniform
 from yamame_envs.rendering import CELL, Palette, disc, frame, ring, tile
+from yamame_envs.streams import fold, integers, uniform
 from yamame_envs.tasks import Tensors
 
 _QUANTILES: Final = 2**16
@@ -65,16 +65,16 @@ class Bandits(BatchedEnv):
         device: str | torch.device = "cpu",
     ) -> None:
         kinds = ("bernoulli", "gaussian")
-        self._require("num_arms", num_arms, num_arms >= 2, "be at least 2")
-        self._require("reward", reward, reward in kinds, f"be one of {kinds}")
-        self._require("gaussian_std", gaussian_std, gaussian_std >= 0, "be at least 0")
+        require(self.label, "num_arms", num_arms, num_arms >= 2, "be at least 2")
+        require_choice(self.label, "reward", reward, kinds)
+        require(self.label, "gaussian_std", gaussian_std, gaussian_std >= 0, "be at least 0")
         self._num_arms = num_arms
         self._gaussian = reward == "gaussian"
         self._std = gaussian_std
         super().__init__(
             num_envs=num_envs,
             time_limit=time_limit,
-            actions=DiscreteActions(num_arms),
+            action=Categorical(num_arms),
             observations={"observation": Bounded(0.0, 1.0, shape=(1,), dtype=torch.float32, device=device)},
             seed=seed,
             device=device,
@@ -104,19 +104,23 @@ class Bandits(BatchedEnv):
     def _observe(self, task: Tensors, state: Tensors) -> Tensors:
         return {"observation": torch.zeros_like(state["step_index"], dtype=torch.float32)}
 
-    def render(self, row: int = 0) -> npt.NDArray[np.uint8]:
-        """Draws one row: ``[H, W, 3]`` uint8 RGB.
+    def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
+        """Draws one env: ``[H, W, 3]`` uint8 RGB.
 
         A bar per arm is as high as the arm's mean, the best one's is bright. The disc is below the arm that
         was pulled last, and the dot above it shows that more was paid than an arm pays on average.
         """
-        memory = self._memory
-        self._require(
-            "row", row, bool(memory.task) and 0 <= row < self.batch_size[0], "be a row that was reset"
+        env_state = self._env_state
+        require(
+            self.label,
+            "env_id",
+            env_id,
+            bool(env_state.task) and 0 <= env_id < self.batch_size[0],
+            "be an env that was reset",
         )
-        means = memory.task["means"][row].cpu().numpy().astype(np.float64)
+        means = env_state.task["means"][env_id].cpu().numpy().astype(np.float64)
         heights = (means + 3.0) / 6.0 if self._gaussian else means
-        best = int(memory.task["best"][row])
+        best = int(env_state.task["best"][env_id])
         walls = np.ones((_ROWS_SHOWN + 4, 2 * self._num_arms + 1), bool)
         walls[1:-1, 1::2] = False
         picture = frame(walls)
@@ -124,10 +128,10 @@ class Bandits(BatchedEnv):
         for arm, height in enumerate(np.clip(heights, 0.02, 1.0)):
             left, top = (2 * arm + 1) * CELL, base - round(float(height) * _ROWS_SHOWN * CELL)
             picture[top:base, left + 4 : left + CELL - 3] = Palette.ACTIVE if arm == best else Palette.FUTURE
-        if int(memory.state["step_index"][row]) > 0:
-            pulled = 2 * int(memory.shown["prev_action"][row].argmax()) + 1
+        if int(env_state.state["step_index"][env_id]) > 0:
+            pulled = 2 * int(env_state.timestep["prev_action"][env_id].argmax()) + 1
             disc(picture, (_ROWS_SHOWN + 2, pulled), Palette.AGENT, 0.34)
-            if float(memory.shown["prev_reward"][row]) > (0.0 if self._gaussian else 0.5):
+            if float(env_state.timestep["prev_reward"][env_id]) > (0.0 if self._gaussian else 0.5):
                 tile(picture, (1, pulled), Palette.ACTIVE_TILE)
                 ring(picture, (1, pulled), Palette.COMPLETED, 0.34)
                 disc(picture, (1, pulled), Palette.COMPLETED, 0.2)

@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torchrl.data import Bounded
+from torchrl.data import Bounded, Categorical
+from yamame.checks import require, require_choice
 
-from yamame_envs.actions import DiscreteActions
 from yamame_envs.base import BatchedEnv
 from yamame_envs.maze import DIRECTIONS
-from yamame_envs.random import fold, integers, permutation
 from yamame_envs.rendering import Palette, disc, frame, goal
+from yamame_envs.streams import fold, integers, permutation
 from yamame_envs.tasks import Tensors
 
 Attempts = Literal["soft_reset", "reset_step"]
@@ -75,10 +75,10 @@ class DarkKeyDoor(BatchedEnv):
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
-        self._require("size", size, size >= 2, "be at least 2")
-        self._require("trial_limit", trial_limit, trial_limit >= 1, "be at least 1")
+        require(self.label, "size", size, size >= 2, "be at least 2")
+        require(self.label, "trial_limit", trial_limit, trial_limit >= 1, "be at least 1")
         known = get_args(Attempts)
-        self._require("attempts", repr(attempts), attempts in known, f"be one of {known}")
+        require_choice(self.label, "attempts", attempts, known)
         self._size = size
         self._trial_limit = trial_limit
         self._attempts = attempts
@@ -88,7 +88,7 @@ class DarkKeyDoor(BatchedEnv):
         super().__init__(
             num_envs=num_envs,
             time_limit=time_limit,
-            actions=DiscreteActions(5),
+            action=Categorical(5),
             observations={"observation": Bounded(0.0, 1.0, shape=shape, dtype=torch.float32, device=device)},
             seed=seed,
             device=device,
@@ -165,25 +165,29 @@ class DarkKeyDoor(BatchedEnv):
             seen += [self._places.index_select(0, task[name]) for name in ("door", "key")]
         return {"observation": torch.cat(seen, 1)}
 
-    def render(self, row: int = 0) -> npt.NDArray[np.uint8]:
-        """Draws one row: ``[H, W, 3]`` uint8 RGB.
+    def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
+        """Draws one env: ``[H, W, 3]`` uint8 RGB.
 
         The agent is a disc. What is to be reached next, the key or the door, is a bright disc within a ring,
         the door before its turn is a ring, the key that was found a small dot.
         """
-        memory = self._memory
-        self._require(
-            "row", row, bool(memory.task) and 0 <= row < self.batch_size[0], "be a row that was reset"
+        env_state = self._env_state
+        require(
+            self.label,
+            "env_id",
+            env_id,
+            bool(env_state.task) and 0 <= env_id < self.batch_size[0],
+            "be an env that was reset",
         )
         walls = np.ones((self._size + 2, self._size + 2), bool)
         walls[1:-1, 1:-1] = False
         picture = frame(walls)
 
         def place(cell: Tensor) -> tuple[int, int]:
-            return int(cell[row]) // self._size + 1, int(cell[row]) % self._size + 1
+            return int(cell[env_id]) // self._size + 1, int(cell[env_id]) % self._size + 1
 
-        has_key = int(memory.state["has_key"][row])
-        goal(picture, place(memory.task["key"]), -has_key)
-        goal(picture, place(memory.task["door"]), 1 - has_key)
-        disc(picture, place(memory.state["cell"]), Palette.AGENT, 0.34)
+        has_key = int(env_state.state["has_key"][env_id])
+        goal(picture, place(env_state.task["key"]), -has_key)
+        goal(picture, place(env_state.task["door"]), 1 - has_key)
+        disc(picture, place(env_state.state["cell"]), Palette.AGENT, 0.34)
         return picture

@@ -7,13 +7,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torchrl.data import Bounded
+from torchrl.data import Bounded, Categorical
+from yamame.checks import require
 from yamame.goals import GOAL_PAD, num_goals
 
-from yamame_envs.actions import DiscreteActions
 from yamame_envs.goal_env import GoalEnv
-from yamame_envs.random import fold, integers, permutation
 from yamame_envs.rendering import Palette, disc, frame, goal
+from yamame_envs.streams import fold, integers, permutation
 from yamame_envs.tasks import Tensors
 
 _COLUMNS_SHOWN = 41
@@ -78,7 +78,7 @@ class PackageDelivery(GoalEnv):
         super().__init__(
             num_envs=num_envs,
             time_limit=time_limit,
-            actions=DiscreteActions(8),
+            action=Categorical(8),
             observations={"observation": Bounded(torch.zeros_like(high), high, device=device)},
             instruction=(max_packages, 1),
             achieved_slots=1,
@@ -89,12 +89,12 @@ class PackageDelivery(GoalEnv):
 
     @classmethod
     def _check_settings(cls, length: int, min_packages: int, max_packages: int) -> None:
-        cls._require("length", length, length >= 2, "be at least 2")
+        require(cls.__name__, "length", length, length >= 2, "be at least 2")
         room = length - 1 - length // 5
         good = 1 <= max_packages <= room
-        cls._require("max_packages", max_packages, good, f"be in 1..{room} at length {length}")
+        require(cls.__name__, "max_packages", max_packages, good, f"be in 1..{room} at length {length}")
         good = 1 <= min_packages <= max_packages
-        cls._require("min_packages", min_packages, good, f"be in 1..{max_packages}")
+        require(cls.__name__, "min_packages", min_packages, good, f"be in 1..{max_packages}")
 
     def _draw_tasks(self, task_seed: Tensor) -> Tensors:
         least, most = self._forks
@@ -122,13 +122,13 @@ class PackageDelivery(GoalEnv):
         index = cells.long().clamp(min=0)
         blocked = ((index == 0) | (task["onward"].gather(1, index) > 0)) & (cells != GOAL_PAD)
         if bool(blocked.any()):
-            row, slot = blocked.nonzero()[0].tolist()
-            free = (task["onward"][row] == 0).nonzero().squeeze(-1)[1:]
-            near = free[(free - index[row, slot]).abs().argsort(stable=True)[:3]].tolist()
+            env_id, slot = blocked.nonzero()[0].tolist()
+            free = (task["onward"][env_id] == 0).nonzero().squeeze(-1)[1:]
+            near = free[(free - index[env_id, slot]).abs().argsort(stable=True)[:3]].tolist()
             condition = (
                 f"name cells where packages can be put down on this road (near it {' '.join(map(str, near))})"
             )
-            self._require("instruction", int(cells[row, slot]), False, condition)
+            require(self.label, "instruction", int(cells[env_id, slot]), False, condition)
 
     def _begin_world(self, task: Tensors) -> Tensors:
         position = torch.zeros_like(task["button"])
@@ -163,32 +163,36 @@ class PackageDelivery(GoalEnv):
     def _achieved(self, task: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
         return state["position"].to(torch.float32).view(-1, 1, 1), state["placed"].unsqueeze(-1).clone()
 
-    def render(self, row: int = 0) -> npt.NDArray[np.uint8]:
-        """Draws one row: ``[H, W, 3]`` uint8 RGB; of a long road, the part around the agent.
+    def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
+        """Draws one env: ``[H, W, 3]`` uint8 RGB; of a long road, the part around the agent.
 
         The agent is a disc, the active destination a bright disc within a ring, future destinations are
         rings that fade with their rank, completed ones are small dots. A fork has openings on both sides;
         the one that goes on holds a small dot. The packages left lie in a row under the road.
         """
-        memory = self._memory
-        self._require(
-            "row", row, bool(memory.task) and 0 <= row < self.batch_size[0], "be a row that was reset"
+        env_state = self._env_state
+        require(
+            self.label,
+            "env_id",
+            env_id,
+            bool(env_state.task) and 0 <= env_id < self.batch_size[0],
+            "be an env that was reset",
         )
-        position = int(memory.state["position"][row])
+        position = int(env_state.state["position"][env_id])
         columns = min(self._length, _COLUMNS_SHOWN)
         left = min(max(position - columns // 2, 0), self._length - columns)
-        onward = memory.task["onward"][row, left : left + columns].cpu().numpy()
+        onward = env_state.task["onward"][env_id, left : left + columns].cpu().numpy()
         walls = np.ones((6, columns + 2), bool)
         walls[2, 1:-1] = False
         walls[1:4, 1:-1] &= onward == 0
         picture = frame(walls)
         for column in onward.nonzero()[0].tolist():
             disc(picture, (1 if onward[column] == 1 else 3, column + 1), Palette.COMPLETED, 0.18)
-        for rank, destination in enumerate(memory.task["instruction"][row, :, 0].tolist()):
+        for rank, destination in enumerate(env_state.task["instruction"][env_id, :, 0].tolist()):
             column = int(destination) - left
             if destination != GOAL_PAD and 0 <= column < columns:
-                goal(picture, (2, column + 1), rank - int(memory.state["active"][row]))
-        for package in range(min(int(memory.state["packages"][row]), columns)):
+                goal(picture, (2, column + 1), rank - int(env_state.state["active"][env_id]))
+        for package in range(min(int(env_state.state["packages"][env_id]), columns)):
             disc(picture, (4, package + 1), Palette.FUTURE, 0.24)
         disc(picture, (2, position - left + 1), Palette.AGENT, 0.34)
         return picture

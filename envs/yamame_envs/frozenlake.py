@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torchrl.data import Bounded
+from torchrl.data import Bounded, Categorical
+from yamame.checks import require
 
-from yamame_envs.actions import DiscreteActions
 from yamame_envs.base import BatchedEnv
-from yamame_envs.random import fold, uniform
 from yamame_envs.rendering import Palette, disc, frame, goal, ring
+from yamame_envs.streams import fold, uniform
 from yamame_envs.tasks import Tensors
 
 MOVES: Final = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
@@ -85,9 +85,9 @@ class MetaFrozenLake(BatchedEnv):
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
-        self._require("size", size, size >= 2, "be at least 2")
-        self._require("num_trials", num_trials, num_trials >= 1, "be at least 1")
-        self._require("slip", slip, 0 <= slip < 1, "be in [0, 1)")
+        require(self.label, "size", size, size >= 2, "be at least 2")
+        require(self.label, "num_trials", num_trials, num_trials >= 1, "be at least 1")
+        require(self.label, "slip", slip, 0 <= slip < 1, "be in [0, 1)")
         self._size = size
         self._num_trials = num_trials
         self._hard, self._recover, self._slip = hard, recover, slip
@@ -95,7 +95,7 @@ class MetaFrozenLake(BatchedEnv):
         super().__init__(
             num_envs=num_envs,
             time_limit=num_trials * self._trial_limit,
-            actions=DiscreteActions(len(MOVES)),
+            action=Categorical(len(MOVES)),
             observations={"observation": Bounded(0.0, 1.0, shape=(4,), dtype=torch.float32, device=device)},
             seed=seed,
             device=device,
@@ -197,27 +197,24 @@ class MetaFrozenLake(BatchedEnv):
         row, column = cell // size + error[:, 0], cell % size + error[:, 1]
         return row.clamp(0, size - 1) * size + column.clamp(0, size - 1)
 
-    def render(self, row: int = 0) -> npt.NDArray[np.uint8]:
-        """Draws one row: ``[H, W, 3]`` uint8 RGB.
+    def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
+        """Draws one env: ``[H, W, 3]`` uint8 RGB.
 
         The agent is a disc, holes are large dark discs, the goal is a bright disc within a ring. Where the
-        agent is told to be elsewhere, a ring shows the place.
+        agent observes itself elsewhere, a ring shows the place.
         """
-        memory, size = self._memory, self._size
-        self._require(
-            "row", row, bool(memory.task) and 0 <= row < self.batch_size[0], "be a row that was reset"
-        )
+        env_state, size = self._env_state, self._size
         walls = np.ones((size + 2, size + 2), bool)
         walls[1:-1, 1:-1] = False
         picture = frame(walls)
-        holes = memory.state["holes"] if self._hard else memory.task["holes"]
-        for hole in holes[row].nonzero().squeeze(-1).tolist():
+        holes = env_state.state["holes"] if self._hard else env_state.task["holes"]
+        for hole in holes[env_id].nonzero().squeeze(-1).tolist():
             disc(picture, (hole // size + 1, hole % size + 1), Palette.WALL, 0.42)
         goal(picture, (size, size), 0)
-        told = (memory.shown["observation"][row, :2] * size).round().to(torch.int64).tolist()
-        agent = int(memory.state["cell"][row])
-        if told != [agent // size, agent % size]:
-            ring(picture, (told[0] + 1, told[1] + 1), Palette.AGENT, 0.34)
+        observed = (env_state.timestep["observation"][env_id, :2] * size).round().to(torch.int64).tolist()
+        agent = int(env_state.state["cell"][env_id])
+        if observed != [agent // size, agent % size]:
+            ring(picture, (observed[0] + 1, observed[1] + 1), Palette.AGENT, 0.34)
         disc(picture, (agent // size + 1, agent % size + 1), Palette.AGENT, 0.34)
         return picture
 

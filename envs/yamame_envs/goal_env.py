@@ -18,9 +18,9 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Binary, Bounded
 from torchrl.data.tensor_specs import TensorSpec
+from yamame.checks import require
 from yamame.goals import GOAL_COMPLETED, GOAL_PAD, advance, num_goals, show
 
-from yamame_envs.actions import Actions
 from yamame_envs.base import BatchedEnv
 from yamame_envs.tasks import Tensors
 
@@ -30,13 +30,13 @@ class GoalEnv(BatchedEnv):
 
     A subclass implements `_draw_tasks` (with an entry ``instruction`` ``[R, K, d]``), `_begin_world`,
     `_move`, `_look` and `_achieved`. ``reset`` takes an optional entry ``instruction`` ``[N, K, d]`` that
-    replaces the drawn goals of the rows that reset; `set_instruction` does so for all episodes to come.
+    replaces the drawn goals of the envs that reset; `set_instruction` does so for all episodes to come.
 
     Args:
-        num_envs: Rows, at least 1.
+        num_envs: N, at least 1.
         time_limit: Steps after which an episode is terminated, at least 1.
-        actions: What an action is.
-        observations: Spec of one row of every entry that `_look` returns.
+        action: Spec of one env's action.
+        observations: Spec of one env of every entry that `_look` returns.
         instruction: Size (K, d) of an instruction.
         achieved_slots: Goals that can hold at the same time (M).
         goal_high: Upper bound of a goal's coordinates; their lower bound is 0.
@@ -51,7 +51,7 @@ class GoalEnv(BatchedEnv):
         *,
         num_envs: int,
         time_limit: int,
-        actions: Actions,
+        action: TensorSpec,
         observations: Mapping[str, TensorSpec],
         instruction: tuple[int, int],
         achieved_slots: int,
@@ -72,7 +72,7 @@ class GoalEnv(BatchedEnv):
         super().__init__(
             num_envs=num_envs,
             time_limit=time_limit,
-            actions=actions,
+            action=action,
             observations=entries,
             seed=seed,
             device=device,
@@ -84,7 +84,7 @@ class GoalEnv(BatchedEnv):
 
     @abstractmethod
     def _move(self, task: Tensors, state: Tensors, action: Tensor) -> Tensors:
-        """The state of the world after one step of all rows, out of place."""
+        """The state of the world after one step of all envs, out of place."""
 
     @abstractmethod
     def _look(self, task: Tensors, state: Tensors) -> Tensors:
@@ -115,23 +115,27 @@ class GoalEnv(BatchedEnv):
         slots, size = self._instruction_size
         goals = [goal.split(",") for goal in text.replace(", ", ",").split()]
         several = 1 <= len(goals) <= slots
-        self._require("instruction", repr(text), several, f"hold 1..{slots} goals separated by spaces")
+        require(self.label, "instruction", text, several, f"hold 1..{slots} goals separated by spaces")
         asked = torch.full((slots, size), GOAL_PAD)
         last = int(self._goal_high)
         for slot, goal in enumerate(goals):
             good = len(goal) == size and all(part.isdecimal() and int(part) <= last for part in goal)
             form = ",".join("ABCDEFGH"[:size])
-            self._require(
-                "instruction", repr(",".join(goal)), good, f"hold goals {form} with numbers in 0..{last}"
+            require(
+                self.label,
+                "instruction",
+                ",".join(goal),
+                good,
+                f"hold goals {form} with numbers in 0..{last}",
             )
             asked[slot] = torch.tensor([float(part) for part in goal])
         return asked
 
-    def _tasks_for(self, rows: Tensor, tensordict: TensorDictBase | None) -> Tensors:
-        task = super()._tasks_for(rows, tensordict)
+    def _tasks_for(self, env_ids: Tensor, tensordict: TensorDictBase | None) -> Tensors:
+        task = super()._tasks_for(env_ids, tensordict)
         given = tensordict is not None and tensordict.get("instruction", None) is not None
         if self._asked is not None and not given:
-            task["instruction"] = self._asked.to(self.device).repeat(rows.shape[0], 1, 1)
+            task["instruction"] = self._asked.to(self.device).repeat(env_ids.shape[0], 1, 1)
             self._check_instruction(task)
         return task
 
@@ -162,14 +166,14 @@ class GoalEnv(BatchedEnv):
             "achieved_mask": state["achieved_mask"],
         }
 
-    def _override(self, task: Tensors, tensordict: TensorDictBase, rows: Tensor) -> None:
+    def _override(self, task: Tensors, tensordict: TensorDictBase, env_ids: Tensor) -> None:
         instruction = tensordict.get("instruction", None)
         if instruction is None:
             return
         shape = (self.batch_size[0], *self._instruction_size)
         good = instruction.shape == shape and instruction.dtype == torch.float32
         got = f"{instruction.dtype} {tuple(instruction.shape)}"
-        self._require("instruction", got, good, f"be float32 {shape}")
-        empty = rows[num_goals(instruction[rows]) == 0].tolist()
-        self._require("instruction", f"none in rows {empty}", not empty, "hold at least one goal")
-        task["instruction"] = instruction[rows]
+        require(self.label, "instruction", got, good, f"be float32 {shape}")
+        empty = env_ids[num_goals(instruction[env_ids]) == 0].tolist()
+        require(self.label, "instruction", f"none in envs {empty}", not empty, "hold at least one goal")
+        task["instruction"] = instruction[env_ids]

@@ -1,4 +1,4 @@
-"""One row of a batched environment as a Gymnasium environment."""
+"""One env of a batched environment as a Gymnasium environment."""
 
 from importlib import import_module
 from typing import Any
@@ -11,17 +11,18 @@ from gymnasium import spaces
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Bounded, Categorical
 from torchrl.data.tensor_specs import TensorSpec
+from yamame.checks import require, require_choice
+from yamame.keys import RELABELLING
 
 from yamame_envs.base import BatchedEnv
 
-_SHOWN = ("observation", "goal")
-_INFO = ("achieved", "achieved_mask")
+_OBSERVED = ("observation", "goal")
 
 Observation = npt.NDArray[Any] | dict[str, npt.NDArray[Any]]
 
 
 def _space(spec: TensorSpec) -> spaces.Space[Any]:
-    """The space of one row of a batched spec."""
+    """The space of one env of a batched spec."""
     if isinstance(spec, Categorical):
         return spaces.Discrete(int(spec.space.n))
     if isinstance(spec, Bounded):
@@ -31,7 +32,7 @@ def _space(spec: TensorSpec) -> spaces.Space[Any]:
 
 
 class GymnasiumEnv(gymnasium.Env[Any, Any]):
-    """Plays a batched environment of one row.
+    """Plays a batched environment of one env.
 
     The observation is a dict with ``observation`` and, where there is one, the instruction ``goal``; without
     goals it is the array alone. The info holds ``success`` and the goals that hold (``achieved``,
@@ -43,21 +44,21 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         render_mode: ``"rgb_array"`` or ``None``.
 
     Raises:
-        ValueError: If ``env`` has more rows than one or ``render_mode`` is unknown.
+        ValueError: If ``env`` has more envs than one or ``render_mode`` is unknown.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
 
     def __init__(self, env: BatchedEnv, *, render_mode: str | None = None) -> None:
-        if env.batch_size != (1,):
-            raise ValueError(f"GymnasiumEnv: env must have 1 row, got {env.batch_size[0]}")
-        if render_mode not in (None, "rgb_array"):
-            raise ValueError(f"GymnasiumEnv: render_mode must be 'rgb_array' or None, got {render_mode!r}")
+        require("GymnasiumEnv", "num_envs", env.batch_size[0], env.batch_size == (1,), "be 1")
+        require_choice("GymnasiumEnv", "render_mode", render_mode, (None, "rgb_array"))
         self.batched = env
         self.render_mode = render_mode
-        found = {name: _space(env.observation_spec[name]) for name in _SHOWN if name in env.observation_spec}
-        self._is_dict = len(found) > 1
-        self.observation_space = spaces.Dict(found) if self._is_dict else found["observation"]
+        entries = {
+            name: _space(env.observation_spec[name]) for name in _OBSERVED if name in env.observation_spec
+        }
+        self._is_dict = len(entries) > 1
+        self.observation_space = spaces.Dict(entries) if self._is_dict else entries["observation"]
         self.action_space = _space(env.action_spec)
 
     def reset(
@@ -75,22 +76,32 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Plays one step."""
         spec = self.batched.action_spec
-        row = torch.as_tensor(np.asarray(action)).to(spec.device, spec.dtype).view(spec.shape)
-        played = self.batched.step(TensorDict({"action": row}, [1], device=self.batched.device))["next"]
-        seen, info = self._seen(played)
-        return seen, float(played["reward"]), bool(played["terminated"]), bool(played["truncated"]), info
+        batch = torch.as_tensor(np.asarray(action)).to(spec.device, spec.dtype).view(spec.shape)
+        played = self.batched.step(TensorDict({"action": batch}, [1], device=self.batched.device))["next"]
+        observation, info = self._seen(played)
+        return (
+            observation,
+            float(played["reward"]),
+            bool(played["terminated"]),
+            bool(played["truncated"]),
+            info,
+        )
 
     def render(self) -> npt.NDArray[np.uint8] | None:
         """The picture of the environment, or nothing without a render mode."""
         return None if self.render_mode is None else self.batched.render()
 
-    def _seen(self, shown: TensorDictBase) -> tuple[Observation, dict[str, Any]]:
-        keys = set(shown.keys())
-        parts = {name: shown[name][0].cpu().numpy().copy() for name in (*_SHOWN, *_INFO) if name in keys}
-        info: dict[str, Any] = {"success": bool(shown["success"])}
-        info |= {name: parts[name] for name in _INFO if name in parts}
+    def _seen(self, timestep: TensorDictBase) -> tuple[Observation, dict[str, Any]]:
+        keys = set(timestep.keys())
+        parts = {
+            name: timestep[name][0].cpu().numpy().copy()
+            for name in (*_OBSERVED, *RELABELLING)
+            if name in keys
+        }
+        info: dict[str, Any] = {"success": bool(timestep["success"])}
+        info |= {name: parts[name] for name in RELABELLING if name in parts}
         if self._is_dict:
-            return {name: parts[name] for name in _SHOWN}, info
+            return {name: parts[name] for name in _OBSERVED}, info
         return parts["observation"], info
 
 

@@ -18,7 +18,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from yamame_envs.random import uniform
+from yamame_envs.streams import uniform
 
 DIRECTIONS = ((0, -1), (-1, 0), (0, 1), (1, 0))
 """West, north, east, south as (row, column) offsets."""

@@ -7,14 +7,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torchrl.data import Bounded
+from torchrl.data import Bounded, Categorical
+from yamame.checks import require
 from yamame.goals import GOAL_PAD
 
-from yamame_envs.actions import DiscreteActions
 from yamame_envs.goal_env import GoalEnv
 from yamame_envs.maze import DIRECTIONS, clear_spawn, grow_walls, sight
-from yamame_envs.random import fold, integers, permutation, subset
 from yamame_envs.rendering import Palette, disc, frame, goal
+from yamame_envs.streams import fold, integers, permutation, subset
 from yamame_envs.tasks import Tensors
 
 _COMPLEXITY = 0.75
@@ -52,7 +52,7 @@ class MazeRunner(GoalEnv):
     _side: Tensor
     _offsets: Tensor
     _cells: Tensor
-    _row_offsets: Tensor
+    _env_offsets: Tensor
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class MazeRunner(GoalEnv):
         super().__init__(
             num_envs=num_envs,
             time_limit=time_limit,
-            actions=DiscreteActions(5),
+            action=Categorical(5),
             observations={"observation": Bounded(0.0, 1.0, shape=(6,), dtype=torch.float32, device=device)},
             instruction=(num_goals, 2),
             achieved_slots=1,
@@ -85,23 +85,27 @@ class MazeRunner(GoalEnv):
 
     @classmethod
     def _check_settings(cls, size: int, num_goals: int, min_goals: int | None) -> None:
-        cls._require("size", size, size >= 5 and size % 2 == 1, "be odd and at least 5")
+        require(cls.__name__, "size", size, size >= 5 and size % 2 == 1, "be odd and at least 5")
         room = 2 if size == 5 else 4 * (size - 2) - 7  # free cells around every start, the start left out
-        cls._require("num_goals", num_goals, 1 <= num_goals <= room, f"be in 1..{room} at size {size}")
+        require(
+            cls.__name__, "num_goals", num_goals, 1 <= num_goals <= room, f"be in 1..{room} at size {size}"
+        )
         if min_goals is not None:
-            cls._require("min_goals", min_goals, 1 <= min_goals <= num_goals, f"be in 1..{num_goals}")
+            require(
+                cls.__name__, "min_goals", min_goals, 1 <= min_goals <= num_goals, f"be in 1..{num_goals}"
+            )
 
     def _add_tables(self) -> None:
         size, device = self._size, self.device
         offsets = [row * size + column for row, column in DIRECTIONS] + [0]
         index = torch.arange(size * size)
         cells = torch.stack([index // size, index % size], -1).to(torch.float32)
-        rows = torch.arange(self.batch_size[0]) * size * size
+        offset = torch.arange(self.batch_size[0]) * size * size
         # A tensor, not a number, to divide by: only so do devices round alike.
         self.register_buffer("_side", torch.tensor(float(size), device=device), persistent=False)
         self.register_buffer("_offsets", torch.tensor(offsets, device=device), persistent=False)
         self.register_buffer("_cells", cells.to(device), persistent=False)
-        self.register_buffer("_row_offsets", rows.to(device), persistent=False)
+        self.register_buffer("_env_offsets", offset.to(device), persistent=False)
 
     @property
     def _spawn(self) -> int:
@@ -139,12 +143,12 @@ class MazeRunner(GoalEnv):
         index = (cells[..., 0] * self._size + cells[..., 1]).long().clamp(min=0)
         blocked = task["walls"].gather(1, index) & (cells[..., 0] != GOAL_PAD)
         if bool(blocked.any()):
-            row, slot = blocked.nonzero()[0].tolist()
-            free = self._cells[~task["walls"][row]]
-            near = free[(free - cells[row, slot]).abs().sum(-1).argsort(stable=True)[:3]]
-            wall, *others = (f"{int(i)},{int(j)}" for i, j in [cells[row, slot].tolist(), *near.tolist()])
+            env_id, slot = blocked.nonzero()[0].tolist()
+            free = self._cells[~task["walls"][env_id]]
+            near = free[(free - cells[env_id, slot]).abs().sum(-1).argsort(stable=True)[:3]]
+            wall, *others = (f"{int(i)},{int(j)}" for i, j in [cells[env_id, slot].tolist(), *near.tolist()])
             condition = f"name cells without a wall in this maze (near it {' '.join(others)})"
-            self._require("instruction", wall, False, condition)
+            require(self.label, "instruction", wall, False, condition)
 
     def _begin_world(self, task: Tensors) -> Tensors:
         return {"cell": torch.full_like(task["task_seed"], self._spawn)}
@@ -159,7 +163,7 @@ class MazeRunner(GoalEnv):
 
     def _look(self, task: Tensors, state: Tensors) -> Tensors:
         cell = state["cell"]
-        index = cell + self._row_offsets[: cell.shape[0]]
+        index = cell + self._env_offsets[: cell.shape[0]]
         seen = task["sight"].flatten(0, 1).index_select(0, index)
         return {"observation": torch.cat([state["achieved"].flatten(1), seen], 1) / self._side}
 
@@ -168,22 +172,26 @@ class MazeRunner(GoalEnv):
         mask = torch.ones(cell.shape[0], 1, dtype=torch.bool, device=cell.device)
         return self._cells.index_select(0, cell).unsqueeze(1), mask
 
-    def render(self, row: int = 0) -> npt.NDArray[np.uint8]:
-        """Draws one row: ``[H, W, 3]`` uint8 RGB.
+    def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
+        """Draws one env: ``[H, W, 3]`` uint8 RGB.
 
         The agent is a disc, the active goal a bright disc within a ring, future goals are rings that fade
         with their rank, completed goals are small dots.
         """
-        memory = self._memory
-        self._require(
-            "row", row, bool(memory.task) and 0 <= row < self.batch_size[0], "be a row that was reset"
+        env_state = self._env_state
+        require(
+            self.label,
+            "env_id",
+            env_id,
+            bool(env_state.task) and 0 <= env_id < self.batch_size[0],
+            "be an env that was reset",
         )
-        walls = memory.task["walls"][row].view(self._size, self._size).cpu().numpy()
+        walls = env_state.task["walls"][env_id].view(self._size, self._size).cpu().numpy()
         picture = frame(walls)
-        active = int(memory.state["active"][row])
-        for rank, place in enumerate(memory.task["instruction"][row].tolist()):
+        active = int(env_state.state["active"][env_id])
+        for rank, place in enumerate(env_state.task["instruction"][env_id].tolist()):
             if place[0] != GOAL_PAD:
                 goal(picture, (int(place[0]), int(place[1])), rank - active)
-        agent = divmod(int(memory.state["cell"][row]), self._size)
+        agent = divmod(int(env_state.state["cell"][env_id]), self._size)
         disc(picture, agent, Palette.AGENT, 0.34)
         return picture

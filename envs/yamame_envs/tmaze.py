@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torchrl.data import Bounded
+from torchrl.data import Bounded, Categorical
+from yamame.checks import require
 
-from yamame_envs.actions import DiscreteActions
 from yamame_envs.base import BatchedEnv
-from yamame_envs.random import fold, integers
 from yamame_envs.rendering import Palette, disc, frame, goal, tile
+from yamame_envs.streams import fold, integers
 from yamame_envs.tasks import Tensors
 
 _COLUMNS_SHOWN = 41
@@ -41,8 +41,8 @@ class _TMaze(BatchedEnv):
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
-        self._require("length", length, length >= 1, "be at least 1")
-        self._require("penalty", penalty, penalty is None or penalty <= 0, "be at most 0")
+        require(self.label, "length", length, length >= 1, "be at least 1")
+        require(self.label, "penalty", penalty, penalty is None or penalty <= 0, "be at most 0")
         self._length = length
         self._junction = self._START + length
         self._last = self._START + self._junction
@@ -50,7 +50,7 @@ class _TMaze(BatchedEnv):
         super().__init__(
             num_envs=num_envs,
             time_limit=self._last + 1,
-            actions=DiscreteActions(4),
+            action=Categorical(4),
             observations={"observation": Bounded(-1.0, 1.0, shape=(2,), dtype=torch.float32, device=device)},
             seed=seed,
             device=device,
@@ -87,18 +87,22 @@ class _TMaze(BatchedEnv):
         sign = torch.where(state["unread"] & (x == 0), task["side"], y)
         return {"observation": torch.stack([x == self._junction, sign], -1).to(torch.float32)}
 
-    def render(self, row: int = 0) -> npt.NDArray[np.uint8]:
-        """Draws one row: ``[H, W, 3]`` uint8 RGB; of a long corridor, the part around the agent.
+    def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
+        """Draws one env: ``[H, W, 3]`` uint8 RGB; of a long corridor, the part around the agent.
 
         The agent is a disc, the goal a bright disc within a ring. Until the sign is seen, its cell is lit
         unless the agent starts there; while it is seen, the cell that it points to is lit.
         """
-        memory = self._memory
-        self._require(
-            "row", row, bool(memory.task) and 0 <= row < self.batch_size[0], "be a row that was reset"
+        env_state = self._env_state
+        require(
+            self.label,
+            "env_id",
+            env_id,
+            bool(env_state.task) and 0 <= env_id < self.batch_size[0],
+            "be an env that was reset",
         )
-        x, y = memory.state["place"][row].tolist()
-        side = int(memory.task["side"][row])
+        x, y = env_state.state["place"][env_id].tolist()
+        side = int(env_state.task["side"][env_id])
         columns = min(self._junction + 1, _COLUMNS_SHOWN)
         left = min(max(x - columns // 2, 0), self._junction + 1 - columns)
         walls = np.ones((5, columns + 2), bool)
@@ -109,7 +113,7 @@ class _TMaze(BatchedEnv):
         picture = frame(walls)
         if junction <= columns:
             goal(picture, (2 - side, junction), 0)
-        if bool(memory.state["unread"][row]) and left == 0:
+        if bool(env_state.state["unread"][env_id]) and left == 0:
             if x == 0:
                 disc(picture, (2 - side, 1), Palette.ACTIVE, 0.24)
             else:

@@ -14,20 +14,18 @@ import numpy.typing as npt
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import Bounded, Categorical, MultiCategorical
 from torchrl.envs import EnvBase, TransformedEnv
+from yamame.actions import ActionEncoding
+from yamame.checks import require
+from yamame.keys import CONTEXT, DONE, RELABELLING
+from yamame.transforms import context_values
 
-from yamame_envs.actions import Actions, BoxActions, DiscreteActions
 from yamame_envs.base import BatchedEnv
 from yamame_envs.context import ContextEnv
-from yamame_envs.random import fold
+from yamame_envs.streams import fold
 from yamame_envs.tasks import Tensors
 
-_OWN = frozenset(
-    {"prev_action", "prev_reward", "time", "trial_start", "step_index", "is_init", "success"}
-    | {"done", "terminated", "truncated"}
-)
-_RELABELLING = frozenset({"achieved", "achieved_mask"})
+_NOT_PASSED = frozenset({*CONTEXT, *DONE, *RELABELLING, "success"})
 
 
 class RepeatedTrials(ContextEnv):
@@ -42,12 +40,12 @@ class RepeatedTrials(ContextEnv):
     ``success`` is shown at the last timestep only: whether the last trial that was completed had a success.
     Where the inner environment shows ``aborted`` ``[N, 1]`` (it failed), the episode is truncated there.
 
-    The inner environment belongs to the wrapper from then on. Every `ContextEnv` will do. Of any other
-    `EnvBase` is asked: one batch dimension; ``action`` with a `Categorical` spec ``[N]`` or a float32 `Bounded`
-    spec ``[N, A]``; one number as ``reward``; a reset that takes ``_reset`` and ``task_seed`` ``[N, 1]`` int64
-    and begins the task of that seed in the rows of ``_reset`` (whatever it returns of the others is not read);
-    and, to be resumed exactly, a ``state_dict`` of all it remembers. Randomness that the task seed determines,
-    as in every environment of this package, is the same in all trials of an episode.
+    The inner environment belongs to the wrapper from then on. Every `ContextEnv` will do. Of any other `EnvBase` is
+    asked: one batch dimension; an ``action`` that `yamame.actions.ActionEncoding` takes; one number as ``reward``; a
+    reset that takes ``_reset`` and ``task_seed`` ``[N, 1]`` int64 and begins the task of that seed in the envs of
+    ``_reset`` (whatever it returns of the others is not read); and, to be resumed exactly, a ``state_dict`` of all it
+    remembers. Randomness that the task seed determines, as in every environment of this package, is the same in all
+    trials of an episode.
 
     Args:
         env: The environment whose episodes are the trials.
@@ -85,11 +83,11 @@ class RepeatedTrials(ContextEnv):
         self._overrides = env._overrides if isinstance(env, BatchedEnv) else ()  # hold for all trials
         limit = self._horizon_of(env, num_trials, horizon, num_warmup)
         entries = env.observation_spec
-        self._passed = tuple(name for name in entries.keys() if name not in _OWN | _RELABELLING)
+        self._passed = tuple(name for name in entries.keys() if name not in _NOT_PASSED)
         super().__init__(
             num_envs=env.batch_size[0],
             time_limit=limit,
-            actions=env._actions if isinstance(env, ContextEnv) else self._actions_of(env),
+            action=env.action_spec[0],
             observations={name: entries[name][0] for name in self._passed},
             tells_success=self._tells_success,
             seed=seed,
@@ -101,41 +99,32 @@ class RepeatedTrials(ContextEnv):
     @classmethod
     def _check_env(cls, env: EnvBase) -> None:
         kind = type(env).__name__
-        cls._require("env", kind, not isinstance(env, TransformedEnv), "be transformed from outside")
+        require(cls.__name__, "env", kind, not isinstance(env, TransformedEnv), "be transformed from outside")
         batch = tuple(env.batch_size)
-        cls._require("env", batch, len(batch) == 1, "have one batch dimension")
+        require(cls.__name__, "env", batch, len(batch) == 1, "have one batch dimension")
+        ActionEncoding(env.action_spec, batch_dims=1)
         for name, spec in (("reward", env.reward_spec), ("done", env.full_done_spec["done"])):
             shape = tuple(spec.shape)
-            cls._require("env", shape, shape == (*batch, 1), f"have a {name} of shape {(*batch, 1)}")
+            require(cls.__name__, "env", shape, shape == (*batch, 1), f"have a {name} of shape {(*batch, 1)}")
 
     @classmethod
     def _horizon_of(cls, env: EnvBase, num_trials: int | None, horizon: int | None, num_warmup: int) -> int:
         known = num_trials is not None or horizon is not None
-        cls._require("num_trials", num_trials, known, "be given where horizon is not")
+        require(cls.__name__, "num_trials", num_trials, known, "be given where horizon is not")
         for name, value in (("num_trials", num_trials), ("horizon", horizon)):
-            cls._require(name, value, value is None or value >= 1, "be at least 1")
+            require(cls.__name__, name, value, value is None or value >= 1, "be at least 1")
         most = "" if num_trials is None else f" and less than num_trials, {num_trials}"
         good = num_warmup >= 0 and (num_trials is None or num_warmup < num_trials)
-        cls._require("num_warmup", num_warmup, good, f"be at least 0{most}")
+        require(cls.__name__, "num_warmup", num_warmup, good, f"be at least 0{most}")
         if horizon is not None:
             return horizon
         limit = env._time_limit if isinstance(env, ContextEnv) else None
-        cls._require("horizon", horizon, limit is not None, "be given where env tells no time limit")
+        require(cls.__name__, "horizon", horizon, limit is not None, "be given where env tells no time limit")
         return (num_trials or 0) * (limit or 0)
-
-    @classmethod
-    def _actions_of(cls, env: EnvBase) -> Actions:
-        spec, batch = env.action_spec, tuple(env.batch_size)
-        if isinstance(spec, Categorical) and not isinstance(spec, MultiCategorical) and spec.shape == batch:
-            return DiscreteActions(int(spec.space.n))
-        box = isinstance(spec, Bounded) and spec.dtype == torch.float32 and len(spec.shape) == 2
-        got = f"{type(spec).__name__} {tuple(spec.shape)}"
-        cls._require("env", got, box, "have Categorical [N] or float32 Bounded [N, A] actions")
-        return BoxActions(spec.space.low[0].clone(), spec.space.high[0].clone())
 
     @property
     def _present(self) -> Mapping[str, Any]:
-        return self._shown
+        return self._timestep
 
     def _set_seed(self, seed: int | None) -> None:
         super()._set_seed(seed)
@@ -151,43 +140,43 @@ class RepeatedTrials(ContextEnv):
         self._state: Tensors = {"task_seed": zero, "step_index": zero, "trial": zero}
         # Success within the running trial, and of the last one that was completed:
         self._state |= {"reached": no, "solved": no}
-        self._shown: dict[str, Any] = {}
+        self._timestep: dict[str, Any] = {}
 
-    def _begin_episodes(self, rows: Tensor, tensordict: TensorDictBase | None) -> None:
-        task_seed = self._chosen_tasks(rows, tensordict)
+    def _begin_episodes(self, env_ids: Tensor, tensordict: TensorDictBase | None) -> None:
+        task_seed = self._chosen_tasks(env_ids, tensordict)
         if task_seed is None:
-            task_seed = fold(self._streams.index_select(0, rows), self._episodes.index_select(0, rows))
-            self._episodes = self._episodes.index_add(0, rows, torch.ones_like(rows))
+            task_seed = fold(self._streams.index_select(0, env_ids), self._episodes.index_select(0, env_ids))
+            self._episodes = self._episodes.index_add(0, env_ids, torch.ones_like(env_ids))
         begun = torch.zeros(self.batch_size[0], 1, dtype=torch.bool, device=self.device)
-        begun.index_fill_(0, rows, True)
+        begun.index_fill_(0, env_ids, True)
         self._state = {name: value.masked_fill(begun, 0) for name, value in self._state.items()}
-        self._state["task_seed"].index_copy_(0, rows, task_seed.unsqueeze(-1))
-        old = self._shown or {**self.observation_spec.zero(), **self.full_done_spec.zero()}
-        shown = {k: v.masked_fill(begun, 0) for k, v in old.items() if k not in self._passed}
+        self._state["task_seed"].index_copy_(0, env_ids, task_seed.unsqueeze(-1))
+        old = self._timestep or {**self.observation_spec.zero(), **self.full_done_spec.zero()}
+        timestep = {k: v.masked_fill(begun, 0) for k, v in old.items() if k not in self._passed}
         for name in ("trial_start", "is_init"):
-            shown[name] = shown[name] | begun
+            timestep[name] = timestep[name] | begun
         first = self._request(begun)
         if tensordict is not None:
             first.update(tensordict.select(*self._overrides, strict=False))
-        self._shown = {**self._begin_trials(begun, old, first), **shown}
+        self._timestep = {**self._begin_trials(begun, old, first), **timestep}
 
     def _request(self, begun: Tensor) -> TensorDict:
-        """What the inner environment is asked for when a trial begins in some rows ``[N, 1]``."""
+        """What the inner environment is asked for when a trial begins in some envs ``[N, 1]``."""
         return self._wrap({"_reset": begun.clone(), "task_seed": self._state["task_seed"].clone()})
 
     def _begin_trials(
         self, begun: Tensor, old: Mapping[str, Any], first: TensorDict | None = None
     ) -> dict[str, Any]:
-        """Begins a trial in some rows ``[N, 1]``; what is then seen in all rows, ``old`` in the others.
+        """Begins a trial in some envs ``[N, 1]``; what is then seen in all envs, ``old`` in the others.
 
-        ``first`` is what the first trial of an episode asks for; without it, rows play their task again.
+        ``first`` is what the first trial of an episode asks for; without it, envs play their task again.
         """
         if isinstance(self.env, ContextEnv):
-            rows = begun.squeeze(-1).nonzero().squeeze(-1)
+            env_ids = begun.squeeze(-1).nonzero().squeeze(-1)
             if first is None:
-                self.env._begin_again(rows, self._state["task_seed"].clone())
+                self.env._begin_again(env_ids, self._state["task_seed"].clone())
             else:
-                self.env._begin_episodes(rows, first)
+                self.env._begin_episodes(env_ids, first)
             return self._pass_on(self.env._present)
         new = self.env._reset(self._request(begun) if first is None else first)
         return {name: _choose(begun, new.get(name), old[name]) for name in self._passed}
@@ -205,27 +194,28 @@ class RepeatedTrials(ContextEnv):
         again = played["done"] & ~done
         if again.any():
             seen = self._begin_trials(again, seen)
-        shown = {
+        timestep = {
             **seen,
-            **self._context(
+            **context_values(
                 self._state["step_index"].clone(),
-                self._actions.encode(action),
-                true_reward,
-                torch.zeros_like(again),
-                again | played.get("trial_start", again),
+                prev_action=self._encoding.encode(action),
+                prev_reward=true_reward,
+                is_init=torch.zeros_like(again),
+                trial_start=again | played.get("trial_start", again),
+                horizon=self._horizon,
             ),
             "done": done,
             "terminated": over & ~failed,
             "truncated": failed.clone(),
         }
         if self._tells_success:
-            shown["success"] = self._state["solved"] & over & ~failed
-        self._shown = shown
-        return shown, reward
+            timestep["success"] = self._state["solved"] & over & ~failed
+        self._timestep = timestep
+        return timestep, reward
 
-    def _pass_on(self, shown: Mapping[str, Any]) -> dict[str, Any]:
+    def _pass_on(self, timestep: Mapping[str, Any]) -> dict[str, Any]:
         """What the inner environment shows and this one too; nested entries as tensordicts ``[N]``."""
-        entries = {name: shown[name] for name in self._passed}
+        entries = {name: timestep[name] for name in self._passed}
         return {name: self._wrap(v) if isinstance(v, dict) else v for name, v in entries.items()}
 
     def _play(self, action: Tensor) -> tuple[Mapping[str, Any], Tensor]:
@@ -252,18 +242,18 @@ class RepeatedTrials(ContextEnv):
             return ended
         return ended | (self._state["trial"] >= self._num_trials)
 
-    def render(self, row: int = 0) -> npt.NDArray[np.uint8]:
-        """Draws one row of the inner environment: ``[H, W, 3]`` uint8 RGB."""
-        picture: npt.NDArray[np.uint8] = self.env.render(row)
+    def render(self, env_id: int = 0) -> npt.NDArray[np.uint8]:
+        """Draws one env of the inner environment: ``[H, W, 3]`` uint8 RGB."""
+        picture: npt.NDArray[np.uint8] = self.env.render(env_id)
         return picture
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of everything that decides how all rows go on, the inner environment's included."""
+        """Copies of everything that decides how all envs go on, the inner environment's included."""
         counters = {"streams": self._streams, "episodes": self._episodes, **self._state}
         return {
             "env": self.env.state_dict(),
             "counters": {name: value.clone() for name, value in counters.items()},
-            "shown": {name: value.clone() for name, value in self._shown.items()},
+            "timestep": {name: value.clone() for name, value in self._timestep.items()},
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -272,28 +262,30 @@ class RepeatedTrials(ContextEnv):
         The timestep to go on from is `present`.
 
         Raises:
-            ValueError: If an entry is missing or has another number of rows.
+            ValueError: If an entry is missing or has another number of envs.
         """
-        for name in ("env", "counters", "shown"):
-            self._require("state_dict", sorted(state_dict), name in state_dict, f"hold {name}")
-        counters, rows = dict(state_dict["counters"]), self.batch_size[0]
+        for name in ("env", "counters", "timestep"):
+            require(self.label, "state_dict", sorted(state_dict), name in state_dict, f"hold {name}")
+        counters, num_envs = dict(state_dict["counters"]), self.batch_size[0]
         for name in ("streams", "episodes", *self._state):
-            self._require("state_dict", sorted(counters), name in counters, f"hold {name}")
+            require(self.label, "state_dict", sorted(counters), name in counters, f"hold {name}")
             num = len(counters[name])
-            self._require("state_dict", f"{num} in {name}", num == rows, f"hold {rows} rows")
+            require(self.label, "state_dict", f"{num} in {name}", num == num_envs, f"hold {num_envs} envs")
         self.env.load_state_dict(state_dict["env"])
         counters = {name: value.to(self.device).clone() for name, value in counters.items()}
         self._streams, self._episodes = counters.pop("streams"), counters.pop("episodes")
         self._state = counters
-        self._shown = {name: value.to(self.device).clone() for name, value in state_dict["shown"].items()}
+        self._timestep = {
+            name: value.to(self.device).clone() for name, value in state_dict["timestep"].items()
+        }
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RepeatedTrials":
         super()._apply(fn, recurse)
         self._streams, self._episodes = fn(self._streams), fn(self._episodes)
         self._state = {name: fn(value) for name, value in self._state.items()}
-        self._shown = {
+        self._timestep = {
             name: value.apply(fn) if isinstance(value, TensorDictBase) else fn(value)
-            for name, value in self._shown.items()
+            for name, value in self._timestep.items()
         }
         return self
 
@@ -309,8 +301,8 @@ class RepeatedTrials(ContextEnv):
         self.env.close(raise_if_closed=raise_if_closed)
 
 
-def _choose(rows: Tensor, new: Any, old: Any) -> Any:
-    """``new`` in some rows ``[N, 1]`` and ``old`` in the others: tensors or tensordicts ``[N, ...]``."""
+def _choose(chosen: Tensor, new: Any, old: Any) -> Any:
+    """``new`` in some envs ``[N, 1]`` and ``old`` in the others: tensors or tensordicts ``[N, ...]``."""
     if isinstance(new, TensorDictBase):
-        return new.where(rows.squeeze(-1), old)
-    return torch.where(rows.view(-1, *[1] * (new.ndim - 1)), new, old)
+        return new.where(chosen.squeeze(-1), old)
+    return torch.where(chosen.view(-1, *[1] * (new.ndim - 1)), new, old)

@@ -11,11 +11,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 from torchrl.data import Bounded
+from yamame.checks import require
 
-from yamame_envs.actions import BoxActions
 from yamame_envs.base import BatchedEnv
-from yamame_envs.random import fold, integers, uniform
 from yamame_envs.rendering import CELL, Color, Palette, Picture, frame
+from yamame_envs.streams import fold, integers, uniform
 from yamame_envs.tasks import Tensors
 
 _SPEED = 0.1
@@ -70,8 +70,8 @@ class Wind(BatchedEnv):
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
-        self._require("num_tasks", num_tasks, num_tasks is None or num_tasks >= 1, "be at least 1")
-        self._require("goal_radius", goal_radius, goal_radius > 0, "be above 0")
+        require(self.label, "num_tasks", num_tasks, num_tasks is None or num_tasks >= 1, "be at least 1")
+        require(self.label, "goal_radius", goal_radius, goal_radius > 0, "be above 0")
         self._num_tasks = num_tasks
         self._radius = goal_radius
         farthest = 1.01 * (_SPEED + _STRONGEST) * time_limit  # with room for rounding
@@ -79,7 +79,7 @@ class Wind(BatchedEnv):
         super().__init__(
             num_envs=num_envs,
             time_limit=time_limit,
-            actions=BoxActions(torch.full((2,), -_SPEED), torch.full((2,), _SPEED)),
+            action=Bounded(-_SPEED, _SPEED, shape=(2,), dtype=torch.float32),
             observations={"observation": place},
             seed=seed,
             device=device,
@@ -108,19 +108,23 @@ class Wind(BatchedEnv):
     def _observe(self, task: Tensors, state: Tensors) -> Tensors:
         return {"observation": state["place"].clone()}
 
-    def render(self, row: int = 0) -> npt.NDArray[np.uint8]:
-        """Draws one row: ``[H, W, 3]`` uint8 RGB.
+    def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
+        """Draws one env: ``[H, W, 3]`` uint8 RGB.
 
         The agent is a disc, pale at the border where it has left the picture. The goal is a bright disc of
         its true size within a ring, the start a small dot. The stroke behind the agent is the wind: what it
         blows in five steps.
         """
-        memory = self._memory
-        self._require(
-            "row", row, bool(memory.task) and 0 <= row < self.batch_size[0], "be a row that was reset"
+        env_state = self._env_state
+        require(
+            self.label,
+            "env_id",
+            env_id,
+            bool(env_state.task) and 0 <= env_id < self.batch_size[0],
+            "be an env that was reset",
         )
-        place = memory.state["place"][row].cpu().numpy().astype(np.float64)
-        wind = memory.task["wind"][row].cpu().numpy().astype(np.float64)
+        place = env_state.state["place"][env_id].cpu().numpy().astype(np.float64)
+        wind = env_state.task["wind"][env_id].cpu().numpy().astype(np.float64)
         picture = frame(np.zeros((_CELLS_SHOWN, _CELLS_SHOWN), bool))
         start, goal, agent = _pixel(np.zeros(2)), _pixel(np.array(_GOAL)), _pixel(place)
         _stroke(picture, start, start, Palette.COMPLETED, 4.0)

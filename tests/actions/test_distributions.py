@@ -5,7 +5,6 @@ import torch
 from torch.nn import functional as F
 from yamame.actions import (
     DiscreteDistribution,
-    Groups,
     MultiBinaryDistribution,
     MultiDiscreteDistribution,
 )
@@ -19,9 +18,8 @@ def discrete(logits, floor=0.0, mask=None):
 
 
 def multi(nvec):
-    groups = Groups(nvec)
     return lambda logits, floor=0.0, mask=None: MultiDiscreteDistribution(
-        logits, groups=groups, probability_floor=floor, action_mask=mask
+        logits, nvec=nvec, probability_floor=floor, action_mask=mask
     )
 
 

@@ -6,14 +6,16 @@ from functools import partial
 import pytest
 import torch
 from tensordict import TensorDict
+from torch import nn
 from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, Unbounded
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import set_recurrent_mode
-from yamame.agent import InContextAgent
+from yamame.agent import InContextAgent, InContextPolicy
 from yamame.heads import ActorHead, PopArt, make_critic
 from yamame.losses import MultiGammaREDQLoss
+from yamame.testing import check_trajectory_encoder
 from yamame.timestep import MLPGoalEncoder, MLPTimestepEncoder
-from yamame.trajectory import GRUEncoder, TransformerEncoder
+from yamame.trajectory import GRUEncoder, TrajectoryEncoder, TrajectoryKeys, TransformerEncoder
 
 ROWS = 3
 ACTIONS = {
@@ -120,6 +122,75 @@ def test_every_gamma_can_act_and_only_its_own_parameters_decide():
         agent.policy(gamma_index=2)
 
 
+class CountingEncoder(TrajectoryEncoder):
+    """A user's own: the context is how many timesteps there were, and a sum of the first feature."""
+
+    def __init__(self, in_features):
+        super().__init__(in_features, 2)
+
+    def init_memory(self, num_envs, *, capacity=None, device=None):
+        return TensorDict({"counts": torch.zeros(num_envs, 2, device=device)}, [num_envs], device=device)
+
+    def step(self, x, memory, is_init, step_index=None):
+        seen = torch.stack((torch.ones(len(x)), x[:, 0] + 1.3), 1)
+        counts = memory["counts"].masked_fill(is_init.unsqueeze(1), 0) + seen
+        return counts, memory.clone().set("counts", counts)
+
+
+class FirstFour(nn.Module):
+    """An actor of four numbers of the context."""
+
+    def forward(self, context):
+        return context[..., :4].unsqueeze(-2)
+
+
+class LinearActor(nn.Module):
+    """A user's own: parameters of one distribution over four actions."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([[-1.0, 1.0, 0.0, 0.0], [60.0, -1.0, 0.0, -9.0]]))
+
+    def forward(self, context):
+        return (context @ self.weight).unsqueeze(-2)
+
+
+def test_a_policy_of_foreign_encoder_and_actor_acts_from_the_history_and_nothing_is_asked_of_them():
+    agent = make_agent().eval()
+    encoder = CountingEncoder(agent.timestep_encoder.out_features)
+    policy = InContextPolicy(agent.timestep_encoder, encoder, LinearActor(), action_space=agent.action_space)
+    batch = timesteps(agent, 30)
+    with set_exploration_type(ExplorationType.DETERMINISTIC):
+        actions = torch.stack([policy(batch[:, t].clone())["action"] for t in range(30)], 1)
+    with torch.no_grad():
+        large = 1.3 + agent.timestep_encoder(batch.clone())["features"][..., 0]
+    counts = torch.stack((torch.arange(1.0, 31).expand(ROWS, 30), large.cumsum(1)), -1)
+    assert torch.equal(actions, (counts @ policy.actor.weight).argmax(-1))
+    assert actions.unique().numel() > 1
+    check_trajectory_encoder(encoder)
+
+
+def test_an_actor_needs_no_parameters():
+    agent = make_agent().eval()
+    policy = InContextPolicy(
+        agent.timestep_encoder,
+        agent.trajectory_encoder,
+        FirstFour(),
+        action_space=agent.action_space,
+    )
+    action = policy(timesteps(agent, 1)[:, 0])["action"]
+    assert action.shape == (ROWS,)
+
+
+def test_a_policy_keeps_the_memory_itself():
+    agent = make_agent()
+    encoder = GRUEncoder(8, keys=TrajectoryKeys(memory="state"))
+    with pytest.raises(
+        ValueError, match=r"InContextPolicy: trajectory_encoder.keys.memory must be None, got 'state'"
+    ):
+        InContextPolicy(agent.timestep_encoder, encoder, agent.actor)
+
+
 def test_a_copied_policy_does_not_follow_the_learner():
     agent = make_agent().eval()
     policy = agent.policy()
@@ -151,8 +222,7 @@ def test_one_update_of_the_loss_moves_every_parameter_of_the_agent(kind):
         {"reward": torch.randn(ROWS, 7, 1), "terminated": torch.zeros(ROWS, 7, 1, dtype=torch.bool)},
         [ROWS, 7],
     )
-    with pytest.warns(UserWarning, match="target network updater"):
-        terms = loss(batch)
+    terms = loss(batch)
     sum(value for key, value in terms.items() if key.startswith("loss_")).backward()
     still = [name for name, p in agent.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
     assert still == []

@@ -6,14 +6,12 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from tensordict import TensorDict
-from torchrl.modules import set_recurrent_mode
-from torchrl.objectives import SoftUpdate
 from yamame import conf_dir
 from yamame.actions import BetaDistribution
 from yamame.agent import InContextAgent
+from yamame.cli.nodes import instantiate
 from yamame.heads import ActorHead, PopArt, make_critic
 from yamame.losses import SeparateREDQLoss
-from yamame.runs.hydra import instantiate
 from yamame.timestep import MLPGoalEncoder, MLPTimestepEncoder
 from yamame.trajectory import GRUEncoder
 from yamame_envs import MazeRunner, Wind
@@ -41,16 +39,14 @@ def make_agent(encoder=GRU, *, env=None, **settings) -> InContextAgent:
 
 def make_loss(agent: InContextAgent) -> SeparateREDQLoss:
     heads = (agent.encoder, agent.actor, agent.critic, agent.returns)
-    loss = SeparateREDQLoss(*heads, action_space=agent.action_space, gammas=agent.gammas)
-    SoftUpdate(loss, tau=0.5)
-    return loss
+    return SeparateREDQLoss(*heads, action_space=agent.action_space, gammas=agent.gammas)
 
 
 def rollout(agent: InContextAgent, num_steps: int) -> TensorDict:
     env = MazeRunner(num_envs=4, size=7, num_goals=2, time_limit=12, seed=3)
     with torch.no_grad():
         batch = env.rollout(num_steps, agent.policy().eval(), break_when_any_done=False)
-    agent.trajectory_encoder.reset_memory()
+    agent.trajectory_encoder.memory = None
     return batch.set("mask", torch.ones(4, num_steps, 1, dtype=torch.bool))
 
 
@@ -80,20 +76,23 @@ def test_episodes_that_share_a_row_are_encoded_as_if_each_had_its_own(choice):
     agent = make_agent(encoder)
     loss = make_loss(agent).eval()
     with torch.no_grad():  # a target that is told apart from what it follows
-        loss.target_encoder_network_params.apply_(lambda p: p.mul_(1.1) if p.is_floating_point() else p)
+        for target in loss._targets["encoder"].parameters():
+            target.mul_(1.1)
     batch = rollout(agent, 24)  # two episodes of at most twelve steps, and more
     starts = batch["is_init"][0, :, 0].nonzero().flatten().tolist()
     assert len(starts) > 1
     first, second = batch[:1, : starts[1]], batch[:1, starts[1] :]
-    with set_recurrent_mode(True), torch.no_grad():
-        row = loss._encode_following(batch[:1], loss._encode(batch[:1]))
-        parts = [loss._encode_following(part, loss._encode(part)) for part in (first, second)]
-    for name in ("actor", "critic"):
-        whole = getattr(row, name)
+    with torch.no_grad():
+        present = loss._contexts(loss.encoder, batch[:1])
+        row = loss._arrival_contexts(batch[:1], *present)
+        parts = [
+            loss._arrival_contexts(part, *loss._contexts(loss.encoder, part)) for part in (first, second)
+        ]
+    for whole, *separate in zip(row, *parts, strict=True):
         # Equal up to the order of sums.
-        torch.testing.assert_close(whole[:, : starts[1] - 1], getattr(parts[0], name), atol=1e-5, rtol=0)
-        torch.testing.assert_close(whole[:, starts[1] :], getattr(parts[1], name), atol=1e-5, rtol=0)
-    assert not torch.allclose(row.actor, loss._encode(batch[:1]).actor[:, 1:], atol=1e-3)
+        torch.testing.assert_close(whole[:, : starts[1] - 1], separate[0], atol=1e-5, rtol=0)
+        torch.testing.assert_close(whole[:, starts[1] :], separate[1], atol=1e-5, rtol=0)
+    assert not torch.allclose(row[0], present[0][:, 1:], atol=1e-3)
 
 
 def test_the_policy_acts_by_the_actors_encoders_alone():

@@ -9,9 +9,9 @@ from yamame_envs import DarkKeyDoor
 STEPS, TRIAL = 300, 8
 
 
-def play(rows=4, steps=STEPS, seed=0, **settings):
+def play(num_envs=4, steps=STEPS, seed=0, **settings):
     torch.manual_seed(seed)
-    env = DarkKeyDoor(num_envs=rows, size=3, trial_limit=TRIAL, time_limit=steps, seed=seed)
+    env = DarkKeyDoor(num_envs=num_envs, size=3, trial_limit=TRIAL, time_limit=steps, seed=seed)
     learner = TabularQLearning(DiscreteActions(5), **settings)
     return learner, learning_histories(env, learner, max_steps=steps)
 
@@ -33,9 +33,9 @@ def table_by_loop(history, *, learning_rate, gamma, initial_value):
 def test_its_table_is_that_of_a_plain_loop():
     settings = {"learning_rate": 0.3, "gamma": 0.8, "initial_value": 0.4}
     learner, histories = play(epsilon=0.3, **settings)
-    for row, history in enumerate(histories):
+    for env_index, history in enumerate(histories):
         expected = table_by_loop(history, **settings)
-        table = learner._memory["table"][row]
+        table = learner._memory["table"][env_index]
         for (state, action), value in expected.items():
             number = (state[0] * 17 + state[1]) * 17 + state[2]
             assert float(table[number, action]) == pytest.approx(
@@ -53,9 +53,9 @@ def reward(histories, steps):
 
 def test_it_improves_within_its_history_and_does_not_without_learning_from_it():
     first, last = slice(0, 60), slice(STEPS - 100, STEPS)
-    _, histories = play(rows=64)
+    _, histories = play(num_envs=64)
     assert reward(histories, last) > 1.5 * reward(histories, first)
-    _, histories = play(rows=64, epsilon=1.0)
+    _, histories = play(num_envs=64, epsilon=1.0)
     assert reward(histories, last) < 1.2 * reward(histories, first)
 
 
@@ -90,7 +90,7 @@ def test_numbers_out_of_range_are_refused(settings, message):
 
 
 def test_what_it_cannot_tabulate_is_refused():
-    with pytest.raises(ValueError, match="TabularQLearning: action_space must be discrete, got BoxActions"):
+    with pytest.raises(ValueError, match="TabularQLearning: action_space must be discrete, got 'BoxActions'"):
         TabularQLearning(BoxActions(torch.zeros(1), torch.ones(1)))
     with pytest.raises(ValueError, match=r"TabularQLearning: dims must be below 4, got \[0, 7\]"):
         play(dims=[0, 7])

@@ -29,13 +29,11 @@ class Shelf:
     """Keeps whatever is appended."""
 
     def __init__(self) -> None:
-        self.rows: list[TensorDict] = []
-        self.appended = 0
+        self.trajectories: list[TensorDict] = []
 
     def extend(self, data):
-        self.appended = int(data["mask"].sum())
-        for row in data.unbind(0):
-            self.rows.append(row[: int(row["mask"].sum())].clone())
+        for one in data.unbind(0):
+            self.trajectories.append(one[: int(one["mask"].sum())].clone())
 
 
 def make_policy(make_env) -> InContextPolicy:
@@ -83,97 +81,79 @@ def wait_for(condition) -> None:
 def test_trajectories_replay_in_the_environment_and_the_counters_agree():
     collector = make_collector(num_envs=1, max_staleness=40)
     try:
-        bounds, brought = [], []
-        for _ in range(8):
-            bound = collector.max_appended(23)
-            collector.replay.appended = 0
-            brought.append(collector.collect(23))
-            bounds.append(collector.replay.appended <= bound)
+        brought = [collector.collect(23) for _ in range(8)]
     finally:
         collector.shutdown()
     assert all(episodes.num_steps == 30 for episodes in brought)
-    assert all(bounds)
-    rows = collector.replay.rows
-    assert len(rows) >= 8
-    assert torch.cat([episodes.lengths for episodes in brought]).tolist() == [len(row) - 1 for row in rows]
+    stored = collector.replay.trajectories
+    assert len(stored) >= 8
+    assert torch.cat([episodes.lengths for episodes in brought]).tolist() == [len(one) - 1 for one in stored]
     returns = torch.cat([episodes.returns for episodes in brought])
-    assert returns.tolist() == [float(row["next", "reward"].sum()) for row in rows]
+    assert returns.tolist() == [float(one["next", "reward"].sum()) for one in stored]
     success = torch.cat([episodes.success for episodes in brought])
-    assert success.tolist() == [bool(row["next", "success"].any()) for row in rows]
+    assert success.tolist() == [bool(one["next", "success"].any()) for one in stored]
     again = MAZE(num_envs=1, seed=worker_seeds(7, 0, 0)[0])
     current = again.reset()
-    for row in rows:
-        for t in range(len(row) - 1):
+    for one in stored:
+        for t in range(len(one) - 1):
             for key in ("observation", "goal", "achieved", *CONTEXT):
-                assert torch.equal(current[key][0], row[key][t]), key
-            stepped, following = again.step_and_maybe_reset(current.set("action", row["action"][t : t + 1]))
+                assert torch.equal(current[key][0], one[key][t]), key
+            stepped, following = again.step_and_maybe_reset(current.set("action", one["action"][t : t + 1]))
             for key in ("reward", "terminated", "truncated", "success"):
-                assert torch.equal(stepped["next", key][0], row["next", key][t])
+                assert torch.equal(stepped["next", key][0], one["next", key][t])
             current = following
-        assert torch.equal(stepped["next", "observation"][0], row["observation"][-1])
+        assert torch.equal(stepped["next", "observation"][0], one["observation"][-1])
 
 
-def test_workers_pause_at_the_bound_and_go_on_when_steps_were_collected():
-    collector = make_collector(PassiveTMaze, num_envs=3, num_workers=2, max_staleness=90)
-    try:
-        collected = collector.collect(1).num_steps
-        taken = collector._workers.channel.num_steps
-        wait_for(lambda: taken.value - collected == 90)
-        time.sleep(0.3)
-        assert taken.value - collected == 90
-        brought = collector.collect(60).num_steps
-        assert 60 <= brought < 60 + 10 * 2
-        collected += brought
-        wait_for(lambda: taken.value - collected == 90)
-        while not collector.replay.rows:  # episodes come, though no worker ever is further ahead
-            collected += collector.collect(60).num_steps
-            assert taken.value - collected <= 90
-            assert collected < 100_000
-        ended = processes(collector)
-    finally:
-        collector.shutdown()
-    collector.shutdown()
+@pytest.fixture(scope="module")
+def two_workers():
+    made = make_collector(PassiveTMaze, num_envs=3, num_workers=2, max_staleness=90)
+    yield made
+    made.shutdown()
+
+
+def test_workers_pause_at_the_bound_and_go_on_when_steps_were_collected(two_workers):
+    assert two_workers.metrics() == {"unfinished_steps": 0.0, "steps_ahead": 0.0}
+    collected = two_workers.collect(1).num_steps
+    wait_for(lambda: two_workers.metrics()["steps_ahead"] == 90)
+    time.sleep(0.3)
+    assert two_workers.metrics() == {"unfinished_steps": float(collected), "steps_ahead": 90.0}
+    brought = two_workers.collect(60).num_steps
+    assert 60 <= brought < 60 + 10 * 2
+    wait_for(lambda: two_workers.metrics()["steps_ahead"] == 90)
+    while not two_workers.replay.trajectories:  # episodes come, though no worker ever is further ahead
+        collected += two_workers.collect(60).num_steps
+        assert two_workers.metrics()["steps_ahead"] <= 90
+        assert collected < 100_000
+
+
+def test_a_dead_worker_is_named_and_ends_the_others(two_workers):
+    two_workers.collect(20)
+    ended = processes(two_workers)
+    os.kill(ended[1], signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="AsyncCollector: worker 1 died with exit code -9"):
+        two_workers.collect(1_000_000)
     assert not any(psutil.pid_exists(pid) for pid in ended)
 
 
-def test_pushed_weights_and_the_count_of_steps_reach_the_workers():
+def test_weights_and_the_count_of_steps_reach_the_workers():
     space = make_policy(MAZE).actor.action_space
     noise = EpsilonGreedy(space, anneal_steps=200, start=1.0, end=0.0)
     collector = make_collector(exploration=noise)
-    learner = make_policy(MAZE)
+    collector.update_policy_weights_(choose(make_policy(MAZE), 3))
     try:
-        collector.update_policy_weights_(choose(learner, 3))
-        first = collector.collect(20)
-        collector.collect(400)
-        collector.replay.rows.clear()
-        collector.collect(300)
-        before = torch.cat([row["action"][:-1] for row in collector.replay.rows])
-        collector.update_policy_weights_(choose(learner, 4))
-        collector.collect(200)
-        collector.replay.rows.clear()
-        collector.collect(300)
-        after = torch.cat([row["action"][:-1] for row in collector.replay.rows])
-        total = int(collector.exploration.num_env_steps)
+        brought = [collector.collect(num_steps).num_steps for num_steps in (20, 400)]
+        early = torch.cat([one["action"][:-1] for one in collector.replay.trajectories])
+        collector.replay.trajectories.clear()
+        brought.append(collector.collect(300).num_steps)
+        late = torch.cat([one["action"][:-1] for one in collector.replay.trajectories])
     finally:
         collector.shutdown()
-    assert first.num_steps == 20
-    assert before[-100:].tolist() == [3] * 100
-    assert after[-100:].tolist() == [4] * 100
-    assert total == 20 + 400 + 300 + 200 + 300
+    assert early.unique().numel() > 1
+    assert late[-100:].tolist() == [3] * 100
+    assert brought == [20, 400, 300]
+    assert int(collector.exploration.num_env_steps) == 720
     assert int(noise.num_env_steps) == 0
-
-
-def test_a_dead_worker_is_named_and_ends_the_others():
-    collector = make_collector(PassiveTMaze, num_workers=2)
-    try:
-        collector.collect(20)
-        ended = processes(collector)
-        os.kill(ended[1], signal.SIGKILL)
-        with pytest.raises(RuntimeError, match="AsyncCollector: worker 1 died with exit code -9"):
-            collector.collect(1_000_000)
-        assert not any(psutil.pid_exists(pid) for pid in ended)
-    finally:
-        collector.shutdown()
 
 
 def test_an_error_in_a_worker_is_shown_here():
@@ -253,30 +233,16 @@ def test_settings_out_of_range_are_refused(settings, message):
         make_collector(**settings)
 
 
-def test_workers_act_as_they_are_told(monkeypatch):
-    told = {"greedy": True, "autocast": "bfloat16", "compile_policy": True}
-    seen = []
+def test_workers_act_as_the_collector_is_set(monkeypatch):
+    settings, jobs = {"greedy": True, "autocast": "bfloat16"}, []
 
-    def start(jobs, policy, *, num_tokens):
-        seen.extend(jobs)
+    def start(given, policy, *, num_tokens):
+        jobs.extend(given)
         raise InterruptedError
 
     monkeypatch.setattr("yamame.collectors.asynchronous._Workers", start)
-    for settings in ({}, told):
+    for chosen in ({}, settings):
         with pytest.raises(InterruptedError):
-            make_collector(num_workers=2, **settings).collect(1)
-    found = [{name: getattr(job, name) for name in told} for job in seen]
-    plain = {"greedy": False, "autocast": None, "compile_policy": False}
-    assert found == [plain, plain, told, told]
-
-
-@pytest.mark.usefixtures("compiler")
-def test_a_worker_compiles_its_own_policy(monkeypatch):
-    collector = make_collector(compile_policy=True)
-    try:
-        assert collector.collect(40).num_steps >= 40
-    finally:
-        collector.shutdown()
-    monkeypatch.setenv("CC", "/nowhere/compiler")
-    with pytest.raises(RuntimeError, match="compile_policy must be false without"):
-        make_collector(compile_policy=True).collect(1)
+            make_collector(num_workers=2, **chosen).collect(1)
+    plain = {"greedy": False, "autocast": None}
+    assert [job.acting for job in jobs] == [plain, plain, settings, settings]

@@ -6,25 +6,18 @@ from functools import partial
 import pytest
 import torch
 from tensordict import TensorDict
-from torch.nn import functional as F
 from torchrl.data import Binary
 from torchrl.envs import Compose, ExcludeTransform, GymEnv, ObservationNorm, SerialEnv, TransformedEnv
 from yamame.agent import InContextAgent
-from yamame.capturing import recording
 from yamame.collectors import AsyncCollector, SyncCollector
 from yamame.exploration import BilevelEpsilon
 from yamame.heads import ActorHead, PopArt, make_critic
+from yamame.recorder import recording
 from yamame.timestep import MLPGoalEncoder, MLPTimestepEncoder
 from yamame.trajectory import GRUEncoder, TransformerEncoder
 from yamame.transforms import ContextTransform
 from yamame_envs import MazeRunner, PassiveTMaze
 
-CHANGES = (
-    lambda c: None,
-    lambda c: c.update_policy_weights_(TensorDict.from_module(c.policy).data.clone()),
-    lambda c: c.load_state_dict(c.state_dict()),
-)
-"""What happens to the weights of a collector's policy."""
 CONTEXT = ["prev_action", "prev_reward", "time", "trial_start", "step_index", "is_init"]
 
 
@@ -32,11 +25,11 @@ class Shelf:
     """Keeps whatever is appended."""
 
     def __init__(self) -> None:
-        self.rows: list[TensorDict] = []
+        self.trajectories: list[TensorDict] = []
 
     def extend(self, data):
-        for row in data.unbind(0):
-            self.rows.append(row[: int(row["mask"].sum())].clone())
+        for one in data.unbind(0):
+            self.trajectories.append(one[: int(one["mask"].sum())].clone())
 
 
 def make_collector(env, *, encoder=None, explore=True, **settings) -> SyncCollector:
@@ -60,20 +53,20 @@ def test_stored_trajectories_replay_in_the_environment_step_by_step():
     settings = {"size": 7, "num_goals": 1, "time_limit": 15, "seed": 4}
     collector = make_collector(MazeRunner(num_envs=1, **settings))
     collector.collect(60)
-    assert len(collector.replay.rows) >= 4
+    assert len(collector.replay.trajectories) >= 4
     again = MazeRunner(num_envs=1, **settings)
     current = again.reset()
-    for row in collector.replay.rows:
-        for t in range(len(row) - 1):
+    for one in collector.replay.trajectories:
+        for t in range(len(one) - 1):
             for key in ("observation", "goal", "achieved", *CONTEXT):
-                assert torch.equal(current[key][0], row[key][t]), key
-            stepped, following = again.step_and_maybe_reset(current.set("action", row["action"][t : t + 1]))
+                assert torch.equal(current[key][0], one[key][t]), key
+            stepped, following = again.step_and_maybe_reset(current.set("action", one["action"][t : t + 1]))
             for key in ("reward", "terminated", "truncated", "success"):
-                assert torch.equal(stepped["next", key][0], row["next", key][t])
+                assert torch.equal(stepped["next", key][0], one["next", key][t])
             current = following
-        assert torch.equal(stepped["next", "observation"][0], row["observation"][-1])
-        assert torch.equal(stepped["next", "prev_action"][0], row["prev_action"][-1])
-        assert not row["action"][-1].any()
+        assert torch.equal(stepped["next", "observation"][0], one["observation"][-1])
+        assert torch.equal(stepped["next", "prev_action"][0], one["prev_action"][-1])
+        assert not one["action"][-1].any()
 
 
 def test_every_step_is_stored_once_and_the_counters_agree():
@@ -81,24 +74,33 @@ def test_every_step_is_stored_once_and_the_counters_agree():
     brought = [collector.collect(4 * 5) for _ in range(9)]
     steps = sum(episodes.num_steps for episodes in brought)
     assert steps == 9 * 20
-    stored = sum(len(row) - 1 for row in collector.replay.rows)
+    stored = sum(len(one) - 1 for one in collector.replay.trajectories)
     assert 0 <= steps - stored <= 4 * 5
     lengths = torch.cat([episodes.lengths for episodes in brought])
-    assert lengths.tolist() == [len(row) - 1 for row in collector.replay.rows]
+    assert lengths.tolist() == [len(one) - 1 for one in collector.replay.trajectories]
     returns = torch.cat([episodes.returns for episodes in brought])
     assert returns.tolist() == pytest.approx(
-        [float(row["next", "reward"].sum()) for row in collector.replay.rows]
+        [float(one["next", "reward"].sum()) for one in collector.replay.trajectories]
     )
     success = torch.cat([episodes.success for episodes in brought])
-    assert success.tolist() == [bool(row["next", "success"].any()) for row in collector.replay.rows]
+    assert success.tolist() == [bool(one["next", "success"].any()) for one in collector.replay.trajectories]
 
 
 def test_a_trajectory_holds_no_memory_no_features_and_no_seed():
     collector = make_collector(MazeRunner(num_envs=2, size=5, num_goals=1, time_limit=4))
     collector.collect(2 * 9)
-    assert set(collector.replay.rows[0].keys(True, True)) == {
+    assert set(collector.replay.trajectories[0].keys(True, True)) == {
         *("observation", "goal", "achieved", "achieved_mask", "action", "mask", *CONTEXT),
         *(("next", name) for name in ("reward", "terminated", "truncated", "success")),
+    }
+
+
+def flat(memory, prefix="") -> dict[str, torch.Tensor]:
+    """The tensors of a nested memory, by path."""
+    if isinstance(memory, torch.Tensor):
+        return {prefix: memory}
+    return {
+        path: value for key, inner in memory.items() for path, value in flat(inner, f"{prefix}/{key}").items()
     }
 
 
@@ -116,21 +118,22 @@ def test_a_saved_collector_goes_on_exactly_where_it_stood_in_a_new_one(encoder, 
     first.collect(3 * 17)
     state = copy.deepcopy(first.state_dict())
     random = torch.get_rng_state()
-    first.replay.rows.clear()
+    first.replay.trajectories.clear()
     first.collect(3 * 30)
     second = make_collector(MazeRunner(**settings), encoder=encoder, autocast=autocast)
     second.load_state_dict(state)
-    restored = second.policy.trajectory_encoder.memory_state_dict()
-    assert restored["age"].any()
-    assert all(torch.equal(restored[name], value) for name, value in state["memory"].items())
-    assert all(restored[name].dtype == value.dtype for name, value in state["memory"].items())
+    restored, saved = (flat(memory) for memory in (second.state_dict()["memory"], state["memory"]))
+    assert any(value.any() for value in saved.values())
+    assert restored.keys() == saved.keys()
+    assert all(torch.equal(restored[name], value) for name, value in saved.items())
+    assert all(restored[name].dtype == value.dtype for name, value in saved.items())
     torch.set_rng_state(random)
     second.collect(3 * 30)
-    memories = [c.policy.trajectory_encoder.memory_state_dict() for c in (first, second)]
+    memories = [flat(c.state_dict()["memory"]) for c in (first, second)]
     assert memories[0].keys() == memories[1].keys()
     assert all(torch.equal(memories[0][name], memories[1][name]) for name in memories[0])
-    assert len(first.replay.rows) == len(second.replay.rows) >= 6
-    for a, b in zip(first.replay.rows, second.replay.rows, strict=True):
+    assert len(first.replay.trajectories) == len(second.replay.trajectories) >= 6
+    for a, b in zip(first.replay.trajectories, second.replay.trajectories, strict=True):
         assert (a == b).all()
 
 
@@ -144,16 +147,18 @@ def test_a_transformed_environment_goes_on_exactly_too_and_in_one_that_had_playe
     first, others = build(), (build(), build())
     first.collect(3 * 17)
     state, random = copy.deepcopy(first.state_dict()), torch.get_rng_state()
-    first.replay.rows.clear()
+    first.replay.trajectories.clear()
     first.collect(3 * 30)
     others[1].collect(3 * 40)
     for other in others:
-        other.replay.rows.clear()
+        other.replay.trajectories.clear()
         other.load_state_dict(state)
         torch.set_rng_state(random)
         other.collect(3 * 30)
-        assert len(first.replay.rows) == len(other.replay.rows) >= 6
-        assert all((a == b).all() for a, b in zip(first.replay.rows, other.replay.rows, strict=True))
+        assert len(first.replay.trajectories) == len(other.replay.trajectories) >= 6
+        assert all(
+            (a == b).all() for a, b in zip(first.replay.trajectories, other.replay.trajectories, strict=True)
+        )
 
 
 def test_an_environment_that_keeps_no_state_begins_new_episodes():
@@ -168,12 +173,12 @@ def test_an_environment_that_keeps_no_state_begins_new_episodes():
     state = first.state_dict()
     for other in (first, build()):
         other.load_state_dict(state)
-        other.replay.rows.clear()
+        other.replay.trajectories.clear()
         other.collect(2 * 100)
-        assert other.replay.rows
-        for row in other.replay.rows:
-            assert row["step_index"].flatten().tolist() == list(range(len(row)))
-            assert row["is_init"].flatten().tolist() == [True] + [False] * (len(row) - 1)
+        assert other.replay.trajectories
+        for one in other.replay.trajectories:
+            assert one["step_index"].flatten().tolist() == list(range(len(one)))
+            assert one["is_init"].flatten().tolist() == [True] + [False] * (len(one) - 1)
         other.shutdown()
 
 
@@ -188,7 +193,7 @@ class FailingTMaze(PassiveTMaze):
 
     def _transition(self, task, state, action):
         state, reward, success = super()._transition(task, state, action)
-        third = self._memory.state["step_index"] == 2
+        third = self._env_state.state["step_index"] == 2
         return {**state, "ended": third & (task["side"] == 1).unsqueeze(-1)}, reward, success
 
     def _begin(self, task):
@@ -202,32 +207,17 @@ def test_an_episode_that_the_environment_aborted_is_dropped_and_counted():
     settings = {"num_envs": 4, "length": 5, "seed": 3}
     collector = make_collector(FailingTMaze(**settings))
     brought = [collector.collect(4 * 7) for _ in range(12)]
-    rows = collector.replay.rows
-    assert len(rows) >= 10
-    assert {len(row) for row in rows} == {7}
-    assert not any("aborted" in str(key) for row in rows for key in row.keys(True, True))
-    assert {float(row["observation"][0, 1]) for row in rows} == {-1.0}
+    stored = collector.replay.trajectories
+    assert len(stored) >= 10
+    assert {len(one) for one in stored} == {7}
+    assert not any("aborted" in str(key) for one in stored for key in one.keys(True, True))
+    assert {float(one["observation"][0, 1]) for one in stored} == {-1.0}
     assert sum(episodes.num_aborted for episodes in brought) >= 10
-    assert sum(len(episodes.returns) for episodes in brought) == len(rows)
+    assert sum(len(episodes.returns) for episodes in brought) == len(stored)
     sound = make_collector(PassiveTMaze(**settings))
     whole = [sound.collect(4 * 7) for _ in range(12)]
-    assert {float(row["observation"][0, 1]) for row in sound.replay.rows} == {-1.0, 1.0}
+    assert {float(one["observation"][0, 1]) for one in sound.replay.trajectories} == {-1.0, 1.0}
     assert sum(episodes.num_aborted for episodes in whole) == 0
-
-
-def test_acting_follows_pushed_weights_only():
-    env = PassiveTMaze(num_envs=2, length=3)
-    learner = make_collector(env).policy
-    collector = SyncCollector(env, learner, Shelf())
-    before = [p.clone() for p in collector.policy.parameters()]
-    with torch.no_grad():
-        for parameter in learner.parameters():
-            parameter.add_(1.0)
-    assert all(torch.equal(a, b) for a, b in zip(before, collector.policy.parameters(), strict=True))
-    collector.update_policy_weights_(TensorDict.from_module(learner).data)
-    assert all(
-        torch.equal(a, b) for a, b in zip(learner.parameters(), collector.policy.parameters(), strict=True)
-    )
 
 
 def actions(**settings) -> list[list[int]]:
@@ -237,7 +227,7 @@ def actions(**settings) -> list[list[int]]:
         collector = make_collector(PassiveTMaze(num_envs=4, length=9, seed=3), **settings)
         torch.manual_seed(seed)
         collector.collect(4 * 10)
-        played.append(torch.cat([row["action"] for row in collector.replay.rows]).tolist())
+        played.append(torch.cat([one["action"] for one in collector.replay.trajectories]).tolist())
     return played
 
 
@@ -250,41 +240,18 @@ def test_greedy_acting_draws_nothing_but_the_noise_that_changes_it():
     assert noisy != other_noise
 
 
-def test_acting_in_bfloat16_stays_so_when_weights_change_and_stores_what_it_did_before():
-    env = PassiveTMaze(num_envs=2, length=4)
-    exact, rounded = make_collector(env), make_collector(env, autocast="bfloat16")
-    for collector, dtype in ((exact, torch.float32), (rounded, torch.bfloat16)):
-        for change in CHANGES:
-            change(collector)
-            collector.collect(2 * 7)
-            assert collector.policy.trajectory_encoder.memory_state_dict()["entries"].dtype == dtype
-    kept = [{key: value.dtype for key, value in c.replay.rows[0].items(True, True)} for c in (exact, rounded)]
+def test_acting_in_bfloat16_changes_neither_weights_nor_what_is_stored():
+    exact, rounded = (
+        make_collector(PassiveTMaze(num_envs=2, length=4), autocast=a) for a in (None, "bfloat16")
+    )
+    for collector in (exact, rounded):
+        collector.collect(2 * 7)
+    kept = [
+        {key: value.dtype for key, value in c.replay.trajectories[0].items(True, True)}
+        for c in (exact, rounded)
+    ]
     assert kept[0] == kept[1]
     assert all(parameter.dtype == torch.float32 for parameter in rounded.policy.parameters())
-
-
-def test_a_compiled_policy_stays_so_when_weights_change(monkeypatch):
-    made = []
-    monkeypatch.setattr(
-        "yamame.trajectory.acting.attention_kernel", lambda *sizes: made.append(sizes) or products
-    )
-    env = PassiveTMaze(num_envs=2, length=4)
-    plain, compiled = make_collector(env), make_collector(env, compile_policy=True)
-    for change in CHANGES:
-        change(compiled)
-        compiled.collect(2 * 7)
-        assert compiled.policy.trajectory_encoder._prepared.kernel is products
-    assert made
-    assert set(made) == {(2, 8, torch.float32)}
-    assert plain.policy.trajectory_encoder._prepared.kernel is None
-
-
-def products(q, kv, cache, slot, last):
-    rows = torch.arange(len(q))
-    cache[:, rows, slot] = kv.flatten(2)
-    keys, values = cache.unflatten(-1, (2, 8)).transpose(2, 3)
-    seen = (torch.arange(cache.shape[2]) <= last.unsqueeze(1))[:, None, None]
-    return F.scaled_dot_product_attention(q.unsqueeze(2), keys, values, seen, scale=1.0).squeeze(2)
 
 
 class OnTheHost:
@@ -310,7 +277,7 @@ class OnTheHost:
 def test_a_recorded_policy_collects_what_an_ordinary_one_does_and_goes_on_where_it_was_saved(monkeypatch):
     recorder, seen = OnTheHost(), []
     monkeypatch.setattr(
-        "yamame.collectors.player.cuda_recorder",
+        "yamame.collectors.sync.cuda_recorder",
         lambda device, owner: seen.append((device, owner)) or recorder,
     )
 
@@ -332,22 +299,18 @@ def test_a_recorded_policy_collects_what_an_ordinary_one_does_and_goes_on_where_
     states = []
     for collector in (ordinary, recorded, again):
         torch.manual_seed(2)
-        kept = len(collector.replay.rows)
+        kept = len(collector.replay.trajectories)
         collector.collect(2 * 20)
-        states.append(collector.replay.rows[kept:])
+        states.append(collector.replay.trajectories[kept:])
     assert recorder.replays > 40
-    assert all((a == b).all() for rows in states[1:] for a, b in zip(states[0], rows, strict=True))
-    for one, other in zip(ordinary.replay.rows, recorded.replay.rows, strict=True):
+    assert all((a == b).all() for stored in states[1:] for a, b in zip(states[0], stored, strict=True))
+    for one, other in zip(ordinary.replay.trajectories, recorded.replay.trajectories, strict=True):
         assert (one == other).all()
 
 
-def test_recording_is_refused_without_a_gpu_and_beside_compiled_functions(monkeypatch):
-    env = PassiveTMaze(num_envs=2, length=4)
+def test_recording_is_refused_without_a_gpu():
     with pytest.raises(ValueError, match="SyncCollector: cuda_graph must be false on cpu, got true"):
-        make_collector(env, cuda_graph=True)
-    monkeypatch.setattr("yamame.collectors.player.cuda_recorder", lambda device, owner: OnTheHost())
-    with pytest.raises(ValueError, match="compile_policy must be false with cuda_graph, got true"):
-        make_collector(env, cuda_graph=True, compile_policy=True)
+        make_collector(PassiveTMaze(num_envs=2, length=4), cuda_graph=True)
 
 
 def test_an_unknown_precision_is_refused():
@@ -363,11 +326,11 @@ def test_any_torchrl_environment_collects_after_the_context_transform():
     wrapped = TransformedEnv(bare, Compose(ExcludeTransform(*CONTEXT), ContextTransform(horizon=5)))
     collector = make_collector(wrapped)
     collector.collect(2 * 12)
-    assert [len(row) for row in collector.replay.rows] == [6] * 4
+    assert [len(one) for one in collector.replay.trajectories] == [6] * 4
     native = make_collector(PassiveTMaze(num_envs=2, length=4))
     native.collect(2 * 12)
-    assert {key for row in native.replay.rows for key in row.keys(True, True)} == set(
-        collector.replay.rows[0].keys(True, True)
+    assert {key for one in native.replay.trajectories for key in one.keys(True, True)} == set(
+        collector.replay.trajectories[0].keys(True, True)
     )
 
 

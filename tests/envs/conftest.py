@@ -13,8 +13,7 @@ from yamame_envs import (
     PassiveTMaze,
     Wind,
 )
-from yamame_envs.actions import BoxActions
-from yamame_envs.random import fold, integers, uniform
+from yamame_envs.streams import fold, integers, uniform
 
 
 class Drift(BatchedEnv):
@@ -25,7 +24,7 @@ class Drift(BatchedEnv):
         super().__init__(
             num_envs=num_envs,
             time_limit=time_limit,
-            actions=BoxActions(low, high),
+            action=Bounded(low, high),
             observations={
                 "observation": Bounded(-100.0, 100.0, shape=(2,), dtype=torch.float32, device=device)
             },

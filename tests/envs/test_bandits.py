@@ -3,8 +3,8 @@ import pytest
 import torch
 from torchrl.envs.utils import check_env_specs
 from yamame_envs.bandits import Bandits
-from yamame_envs.random import fold, uniform
 from yamame_envs.rendering import Palette
+from yamame_envs.streams import fold, uniform
 
 
 def play(env, choose):
@@ -24,7 +24,7 @@ def at_random(env):
 
 
 def best(env):
-    return lambda t, td: env._memory.task["means"].argmax(-1)
+    return lambda t, td: env._env_state.task["means"].argmax(-1)
 
 
 class Thompson:
@@ -71,7 +71,7 @@ def test_every_step_follows_the_rules(reward):
     for t in range(10 * limit):
         assert (td["observation"] == 0).all()
         action = torch.randint(4, (n,), generator=generator)
-        means, seeds = env._memory.task["means"].tolist(), env._memory.task["task_seed"]
+        means, seeds = env._env_state.task["means"].tolist(), env._env_state.task["task_seed"]
         step, td = env.step_and_maybe_reset(td.set("action", action))
         for row, arm in enumerate(action.tolist()):
             after, mean = step["next"][row], means[row][arm]
@@ -100,13 +100,13 @@ def kolmogorov_smirnov(sample, distribution):
 def test_arms_have_the_stated_distribution_and_are_new_in_every_episode(reward):
     env = Bandits(num_envs=5000, num_arms=4, reward=reward)
     env.reset()
-    means = env._memory.task["means"].clone()
+    means = env._env_state.task["means"].clone()
     distribution = torch.special.ndtr if reward == "gaussian" else lambda x: x
     assert kolmogorov_smirnov(means, distribution) < 1.95  # significant at 0.1 %
     correlations = torch.corrcoef(means.T) - torch.eye(4)
     assert correlations.abs().max() < 5 / 5000**0.5
     env.reset()
-    assert (env._memory.task["means"] != means).all(1).float().mean() > 0.99
+    assert (env._env_state.task["means"] != means).all(1).float().mean() > 0.99
 
 
 def test_the_normal_numbers_are_normal():
@@ -122,7 +122,7 @@ def test_gaussian_noise_has_the_stated_deviation_and_none_at_zero():
     for std in (0.0, 0.5):
         env = Bandits(num_envs=20_000, num_arms=2, time_limit=2, reward="gaussian", gaussian_std=std)
         td = env.reset()
-        means = env._memory.task["means"][:, 0]
+        means = env._env_state.task["means"][:, 0]
         noise = (
             env.step(td.set("action", torch.zeros(20_000, dtype=torch.int64)))["next", "reward"][:, 0] - means
         )
@@ -161,7 +161,7 @@ def test_thompson_sampling_earns_as_much_as_outside_of_the_environment():
     ("settings", "message"),
     [
         ({"num_arms": 1}, "Bandits: num_arms must be at least 2, got 1"),
-        ({"reward": "cauchy"}, r"Bandits: reward must be one of .*, got cauchy"),
+        ({"reward": "cauchy"}, r"Bandits: reward must be one of .*, got 'cauchy'"),
         ({"gaussian_std": -1.0}, r"Bandits: gaussian_std must be at least 0, got -1.0"),
         ({"time_limit": 0}, "Bandits: time_limit must be at least 1, got 0"),
     ],
@@ -181,7 +181,7 @@ def column(picture, color):
 def test_the_picture_shows_the_best_arm_and_the_last_pull(reward):
     env = Bandits(num_envs=2, reward=reward)
     td = env.reset()
-    assert column(env.render(1), Palette.ACTIVE) == env._memory.task["best"][1]
+    assert column(env.render(1), Palette.ACTIVE) == env._env_state.task["best"][1]
     assert not (env.render(1) == Palette.AGENT).all(-1).any()
     seen = set()
     for t in range(40):
@@ -198,5 +198,5 @@ def test_the_picture_shows_the_best_arm_and_the_last_pull(reward):
 def test_a_row_that_does_not_exist_is_not_drawn(row):
     env = Bandits(num_envs=2)
     env.reset()
-    with pytest.raises(ValueError, match=f"Bandits: row must be a row that was reset, got {row}"):
+    with pytest.raises(ValueError, match=f"Bandits: env_id must be an env that was reset, got {row}"):
         env.render(row)

@@ -5,7 +5,7 @@ from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.transforms import RewardSum
 from torchrl.envs.utils import check_env_specs
 from yamame_envs import DarkKeyDoor, MazeRunner, MetaFrozenLake
-from yamame_envs.random import fold
+from yamame_envs.streams import fold
 
 
 def test_specs_describe_what_is_returned(make):
@@ -86,7 +86,7 @@ def test_rows_and_episodes_have_tasks_of_their_own(make):
     td = env.reset()
     seeds = []
     for _ in range(6):
-        seeds.append(env._memory.task["task_seed"].clone())
+        seeds.append(env._env_state.task["task_seed"].clone())
         td = env.reset(td)
     seeds = torch.stack(seeds)
     rows = fold(torch.full((16,), 0), torch.arange(16))
@@ -189,21 +189,21 @@ def test_whoever_changes_a_timestep_changes_nothing_in_the_environment(make, pla
 def test_a_task_seed_plays_that_task_and_leaves_the_numbered_episodes_waiting(make, same):
     env, source = make(num_envs=3, seed=1), make(num_envs=1, seed=7)
     source.reset()
-    seed = source._memory.task["task_seed"]
+    seed = source._env_state.task["task_seed"]
     request = TensorDict({"task_seed": seed.view(1, 1).expand(3, 1).clone()}, [3])
     env.reset(request)
-    for name, value in source._memory.task.items():
-        assert torch.equal(env._memory.task[name], value.expand_as(env._memory.task[name]))
+    for name, value in source._env_state.task.items():
+        assert torch.equal(env._env_state.task[name], value.expand_as(env._env_state.task[name]))
     same(env.reset(), make(num_envs=3, seed=1).reset())
 
 
 def test_a_task_seed_with_a_mask_changes_only_the_masked_rows(maze):
     env = maze(num_envs=3)
     td = env.reset()
-    before = env._memory.task["task_seed"].clone()
+    before = env._env_state.task["task_seed"].clone()
     mask = torch.tensor([[False], [True], [False]])
     env.reset(td.set("_reset", mask).set("task_seed", torch.full((3, 1), 99)))
-    assert env._memory.task["task_seed"].tolist() == [before[0], 99, before[2]]
+    assert env._env_state.task["task_seed"].tolist() == [before[0], 99, before[2]]
 
 
 def test_a_rollout_can_wait_for_all_rows(drift):
@@ -237,10 +237,10 @@ def test_an_action_out_of_bounds_is_refused_with_its_row(maze):
     env = maze(num_envs=4)
     td = env.reset()
     td["action"] = torch.tensor([0, 4, 5, 9])
-    with pytest.raises(ValueError, match=r"MazeRunner: action must be in 0..4, got 5 in row 2 at step 0"):
+    with pytest.raises(ValueError, match=r"MazeRunner: action must be in 0..4, got 5 in env 2 at step 0"):
         env.step(td)
     td["action"] = torch.tensor([0, -1, 4, 4])
-    with pytest.raises(ValueError, match=r"got -1 in row 1 at step 0"):
+    with pytest.raises(ValueError, match=r"got -1 in env 1 at step 0"):
         env.step_and_maybe_reset(td)
     td["action"] = torch.tensor([0, 1, 4, 4])
     env.step(td)
@@ -251,7 +251,7 @@ def test_a_continuous_action_out_of_bounds_is_refused_with_its_row(bad, drift):
     env = drift(num_envs=2)
     td = env.reset()
     td["action"] = torch.tensor([[0.0, 4.0], [0.0, bad]])
-    with pytest.raises(ValueError, match=r"Drift: action must be in .* in row 1"):
+    with pytest.raises(ValueError, match=r"Drift: action must be in .* in env 1"):
         env.step(td)
 
 
@@ -263,13 +263,13 @@ def test_a_step_before_the_first_reset_is_refused(corridor):
 
 def test_a_first_reset_of_some_rows_is_refused(corridor):
     env = corridor(num_envs=2)
-    with pytest.raises(ValueError, match="PassiveTMaze: _reset must cover all rows at first, got 1 rows"):
+    with pytest.raises(ValueError, match="PassiveTMaze: _reset must cover all envs at first, got '1 envs'"):
         env.reset(TensorDict({"_reset": torch.tensor([[True], [False]])}, [2]))
 
 
 def test_a_task_seed_of_another_form_is_refused(corridor):
     with pytest.raises(
-        ValueError, match=r"PassiveTMaze: task_seed must be int64 \(2, 1\), got torch.float32 \(2, 1\)"
+        ValueError, match=r"PassiveTMaze: task_seed must be int64 \(2, 1\), got 'torch.float32 \(2, 1\)"
     ):
         corridor(num_envs=2).reset(TensorDict({"task_seed": torch.zeros(2, 1)}, [2]))
 

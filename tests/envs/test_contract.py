@@ -1,15 +1,17 @@
 """The contract of every environment of ``conf/env``, native or played for another library."""
 
 import warnings
+from functools import cache
 
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import check_env_specs
 from yamame import conf_dir
+from yamame.checks import UsageError
 from yamame.goals import advance, num_goals
-from yamame.runs import UsageError
 from yamame.runs.build import build_env
 
 CHOICES = sorted(path.stem for path in (conf_dir() / "env").glob("*.yaml"))
@@ -27,20 +29,31 @@ LONGEST = 400
 """Steps after which an episode without an end is not waited for."""
 
 
-def make(choice: str, *, num_envs: int = 3, seed: int = 5) -> EnvBase:
+@cache
+def configuration(choice: str) -> DictConfig:
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        cfg = compose("train", overrides=[f"env={choice}", *SHORT.get(choice, [])])
-    return build_env(cfg, num_envs=num_envs, seed=seed)
+        return compose("train", overrides=[f"env={choice}", *SHORT.get(choice, [])])
+
+
+def make(choice: str, *, num_envs: int = 3, seed: int = 5) -> EnvBase:
+    return build_env(configuration(choice), num_envs=num_envs, seed=seed)
+
+
+@cache
+def reason_to_skip(choice: str) -> str | None:
+    try:
+        make(choice, num_envs=1).close()
+    except UsageError as error:
+        return str(error)
+    return None
 
 
 @pytest.fixture(params=CHOICES)
 def choice(request, skip_if_missing):
     """Every environment that is installed."""
-    try:
-        make(request.param, num_envs=1).close()
-    except UsageError as error:
-        skip_if_missing(str(error))
-        raise
+    if reason := reason_to_skip(request.param):
+        skip_if_missing(reason)
+        pytest.fail(reason)
     return request.param
 
 

@@ -13,7 +13,7 @@ class Room:
     """The rules for one room, step by step."""
 
     def __init__(self, env, row):
-        task = env._memory.task
+        task = env._env_state.task
         self.size, self.trial_limit, self.time_limit = env._size, env._trial_limit, env._time_limit
         self.soft = env._attempts == "soft_reset"
         self.start, self.key, self.door = (
@@ -115,8 +115,8 @@ def in_a_row(attempts, *, start, key, door, size=3, **settings):
     env = DarkKeyDoor(num_envs=1, size=size, attempts=attempts, **settings)
     td = env.reset()
     for name, cell in {"start": start, "key": key, "door": door}.items():
-        env._memory.task[name] = torch.tensor([cell[0] * size + cell[1]])
-    env._memory.state["cell"] = env._memory.task["start"].clone()
+        env._env_state.task[name] = torch.tensor([cell[0] * size + cell[1]])
+    env._env_state.state["cell"] = env._env_state.task["start"].clone()
     return env, td
 
 
@@ -215,14 +215,14 @@ def test_start_key_and_door_are_drawn_independently_and_evenly():
 def test_actions_are_permuted_anew_in_every_episode_and_kept_within_it():
     env = DarkKeyDoor(num_envs=64, size=3, trial_limit=2, randomize_actions=True)
     td = env.reset()
-    first = env._memory.task["actions"].clone()
+    first = env._env_state.task["actions"].clone()
     assert torch.equal(first.sort(-1).values, torch.arange(5).expand(64, 5))
     assert first.unique(dim=0).shape[0] > 30
     for _ in range(10):
         td = env.step_and_maybe_reset(td.set("action", torch.zeros(64, dtype=torch.int64)))[1]
-    assert torch.equal(env._memory.task["actions"], first)
+    assert torch.equal(env._env_state.task["actions"], first)
     env.reset()
-    assert (env._memory.task["actions"] != first).any(1).sum() > 50
+    assert (env._env_state.task["actions"] != first).any(1).sum() > 50
 
 
 def play(env, choose):
@@ -287,7 +287,7 @@ def test_who_knows_the_room_earns_the_known_return(settings, published, spread, 
         if light:
             door, key = (seen[:, 4:] * size).round().view(-1, 2, 2).unbind(1)
         else:
-            cells = (env._memory.task[name] for name in ("door", "key"))
+            cells = (env._env_state.task[name] for name in ("door", "key"))
             door, key = (torch.stack([cell // size, cell % size], -1) for cell in cells)
         return towards((seen[:, :2] * size).round(), torch.where(seen[:, 2:3] > 0, door, key))
 
@@ -345,5 +345,5 @@ def test_the_picture_shows_the_agent_and_what_it_has_to_reach():
 def test_a_row_that_does_not_exist_is_not_drawn(row):
     env = DarkKeyDoor(num_envs=2)
     env.reset()
-    with pytest.raises(ValueError, match=f"DarkKeyDoor: row must be a row that was reset, got {row}"):
+    with pytest.raises(ValueError, match=f"DarkKeyDoor: env_id must be an env that was reset, got {row}"):
         env.render(row)

@@ -68,10 +68,10 @@ def test_a_task_can_be_asked_for():
 
 
 def test_more_rows_than_one_and_unknown_render_modes_are_refused():
-    with pytest.raises(ValueError, match="GymnasiumEnv: env must have 1 row, got 2"):
+    with pytest.raises(ValueError, match="GymnasiumEnv: num_envs must be 1, got 2"):
         GymnasiumEnv(MazeRunner(num_envs=2))
     with pytest.raises(
-        ValueError, match="GymnasiumEnv: render_mode must be 'rgb_array' or None, got 'human'"
+        ValueError, match=r"GymnasiumEnv: render_mode must be one of \(None, 'rgb_array'\), got 'human'"
     ):
         GymnasiumEnv(MazeRunner(), render_mode="human")
 
@@ -96,24 +96,6 @@ import gymnasium
 print(type(gymnasium.make("yamame_envs:yamame/MazeRunner-v0").unwrapped).__name__)
 """
     assert run_python(code).strip() == "GymnasiumEnv"
-
-
-def test_the_batched_environments_need_no_gymnasium():
-    code = """
-import sys
-from importlib.abc import MetaPathFinder
-class Hide(MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "gymnasium":
-            raise ModuleNotFoundError(name, name=name)
-import importlib.util
-real = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *a: None if name == "gymnasium" else real(name, *a)
-sys.meta_path.insert(0, Hide())
-import yamame_envs
-print(yamame_envs.MazeRunner().reset()["goal"].shape[-1], "gymnasium" in sys.modules)
-"""
-    assert run_python(code).split() == ["2", "False"]
 
 
 def test_names_of_the_package_are_found_and_others_are_not():

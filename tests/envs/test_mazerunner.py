@@ -40,7 +40,7 @@ class Walker:
 
 
 def walker_of(env, row):
-    task = env._memory.task
+    task = env._env_state.task
     walls = task["walls"][row].view(env._size, env._size).tolist()
     goals = [goal for goal in task["instruction"][row].tolist() if goal[0] != GOAL_PAD]
     return Walker(walls, goals, env._time_limit)
@@ -62,7 +62,7 @@ def test_every_step_follows_the_rules(randomize):
             assert td["achieved"][row].tolist() == [list(walker.place)]
             assert td["achieved_mask"][row].tolist() == [True]
         action = torch.randint(5, (6,), generator=generator)
-        effect = env._memory.task["actions"].gather(1, action[:, None])[:, 0] if randomize else action
+        effect = env._env_state.task["actions"].gather(1, action[:, None])[:, 0] if randomize else action
         step, td = env.step_and_maybe_reset(td.set("action", action))
         for row, walker in enumerate(walkers):
             reward, success, done = walker.step(int(effect[row]))
@@ -81,12 +81,12 @@ def test_every_step_follows_the_rules(randomize):
 def test_goals_are_distinct_free_cells_other_than_the_start():
     env = MazeRunner(num_envs=500, size=9, num_goals=4, min_goals=2)
     env.reset()
-    instruction = env._memory.task["instruction"]
+    instruction = env._env_state.task["instruction"]
     used = instruction[..., 0] != GOAL_PAD
     count = used.sum(1)
     assert torch.equal(used, torch.arange(4) < count[:, None])
     for row in range(500):
-        walls = env._memory.task["walls"][row].view(9, 9)
+        walls = env._env_state.task["walls"][row].view(9, 9)
         goals = [tuple(goal) for goal in instruction[row, : count[row]].int().tolist()]
         assert len(set(goals)) == len(goals)
         assert (7, 4) not in goals
@@ -113,13 +113,13 @@ def test_every_free_cell_is_a_goal_equally_often():
 def test_actions_are_permuted_anew_in_every_episode_and_kept_within_it():
     env = MazeRunner(num_envs=64, randomize_actions=True)
     td = env.reset()
-    first = env._memory.task["actions"].clone()
+    first = env._env_state.task["actions"].clone()
     assert torch.equal(first.sort(-1).values, torch.arange(5).expand(64, 5))
     assert first.unique(dim=0).shape[0] > 30
     td = env.step(td.set("action", torch.zeros(64, dtype=torch.int64)))
-    assert torch.equal(env._memory.task["actions"], first)
+    assert torch.equal(env._env_state.task["actions"], first)
     env.reset()
-    assert (env._memory.task["actions"] != first).any(1).sum() > 50
+    assert (env._env_state.task["actions"] != first).any(1).sum() > 50
 
 
 def test_reset_takes_an_instruction():
@@ -133,7 +133,7 @@ def test_reset_takes_an_instruction():
     assert after["success"].tolist() == [[False], [True]]
     restored = MazeRunner(num_envs=2, size=9, num_goals=2)
     restored.load_state_dict(env.state_dict())
-    assert torch.equal(restored._memory.task["instruction"], wanted)
+    assert torch.equal(restored._env_state.task["instruction"], wanted)
     # The next episodes have goals of their own again.
     assert not torch.equal(env.reset()["goal"], wanted)
 
@@ -160,10 +160,13 @@ def test_a_masked_reset_takes_the_instruction_of_its_rows_only():
     [
         (
             torch.zeros(2, 3, 2),
-            r"MazeRunner: instruction must be float32 \(2, 2, 2\), got torch.float32 \(2, 3, 2\)",
+            r"MazeRunner: instruction must be float32 \(2, 2, 2\), got 'torch.float32 \(2, 3, 2\)",
         ),
-        (torch.zeros(2, 2, 2).double(), "got torch.float64"),
-        (torch.full((2, 2, 2), GOAL_PAD), r"MazeRunner: instruction must hold .*, got none in rows \[0, 1\]"),
+        (torch.zeros(2, 2, 2).double(), "got 'torch.float64"),
+        (
+            torch.full((2, 2, 2), GOAL_PAD),
+            r"MazeRunner: instruction must hold .*, got 'none in envs \[0, 1\]'",
+        ),
     ],
 )
 def test_an_instruction_of_another_form_is_refused(instruction, message):
@@ -192,7 +195,7 @@ def test_the_largest_allowed_number_of_goals_always_fits(size):
     most = 2 if size == 5 else 4 * (size - 2) - 7
     env = MazeRunner(num_envs=300, size=size, num_goals=most)
     env.reset()
-    walls, goals = env._memory.task["walls"], env._memory.task["instruction"].long()
+    walls, goals = env._env_state.task["walls"], env._env_state.task["instruction"].long()
     assert not walls.gather(1, goals[..., 0] * size + goals[..., 1]).any()
 
 
@@ -251,5 +254,5 @@ def test_the_picture_shows_walls_goals_and_the_moving_agent():
 def test_a_row_that_does_not_exist_is_not_drawn(row):
     env = MazeRunner(num_envs=2)
     env.reset()
-    with pytest.raises(ValueError, match=f"MazeRunner: row must be a row that was reset, got {row}"):
+    with pytest.raises(ValueError, match=f"MazeRunner: env_id must be an env that was reset, got {row}"):
         env.render(row)

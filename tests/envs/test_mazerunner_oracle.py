@@ -30,7 +30,7 @@ def way(walls, start, goal):
 def plan(env, row, seen):
     """All actions of an episode: the start and the goals as the agent sees them, the walls from the task."""
     size = env._size
-    walls = env._memory.task["walls"][row].view(size, size).tolist()
+    walls = env._env_state.task["walls"][row].view(size, size).tolist()
     place = tuple((seen["observation"][row, :2] * size).round().int().tolist())
     actions = []
     for goal in seen["goal"][row].int().tolist():

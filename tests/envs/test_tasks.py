@@ -1,5 +1,5 @@
 import torch
-from yamame_envs.random import fold
+from yamame_envs.streams import fold
 from yamame_envs.tasks import TaskQueue
 
 

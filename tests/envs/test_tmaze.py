@@ -39,7 +39,7 @@ def test_every_step_follows_the_rules(length, penalty):
     generator = torch.Generator().manual_seed(0)
 
     def walkers():
-        return [Walker(length, side, expected_penalty) for side in env._memory.task["side"].tolist()]
+        return [Walker(length, side, expected_penalty) for side in env._env_state.task["side"].tolist()]
 
     running = walkers()
     won = turned = 0

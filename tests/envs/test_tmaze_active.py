@@ -45,7 +45,7 @@ def test_every_step_follows_the_rules(length, penalty):
     generator = torch.Generator().manual_seed(0)
 
     def walkers():
-        return [Walker(length, side, expected_penalty) for side in env._memory.task["side"].tolist()]
+        return [Walker(length, side, expected_penalty) for side in env._env_state.task["side"].tolist()]
 
     running = walkers()
     won = turned = late = stayed = 0
@@ -178,7 +178,7 @@ def has(picture, cell, color):
 def test_the_picture_shows_the_sign_before_and_while_it_is_seen():
     env = ActiveTMaze(num_envs=1, length=5)
     td = env.reset()
-    sign = (2 - int(env._memory.task["side"][0]), 1)
+    sign = (2 - int(env._env_state.task["side"][0]), 1)
     assert env.render().shape == (5 * CELL, 9 * CELL, 3)
     pictures = [env.render()]
     for action in (LEFT, RIGHT):

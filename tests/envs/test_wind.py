@@ -49,7 +49,7 @@ def towards_goal(place, wind):
 
 
 def knowing(env):
-    return lambda t, td: towards_goal(td["observation"], env._memory.task["wind"])
+    return lambda t, td: towards_goal(td["observation"], env._env_state.task["wind"])
 
 
 @pytest.mark.parametrize("settings", [{}, {"num_tasks": 3}, {"time_limit": 20, "goal_radius": 0.3}])
@@ -67,7 +67,7 @@ def test_every_step_follows_the_rules(num_tasks):
     for t in range(6 * limit):
         if t % limit == 0:
             assert (td["observation"] == 0).all()
-            flyers = [Flyer(wind.numpy(), limit, radius) for wind in env._memory.task["wind"]]
+            flyers = [Flyer(wind.numpy(), limit, radius) for wind in env._env_state.task["wind"]]
         # Noise around the way to the goal, so that rows enter and leave its surroundings.
         noise = torch.rand(n, 2, generator=generator) * 0.4 - 0.2
         action = (GOAL - td["observation"] + noise).clamp(-0.1, 0.1)
@@ -88,7 +88,7 @@ def test_every_step_follows_the_rules(num_tasks):
 def test_the_only_wind_of_a_list_of_one_is_the_published_one():
     env = Wind(num_envs=5, num_tasks=1)
     env.reset()
-    winds = env._memory.task["wind"]
+    winds = env._env_state.task["wind"]
     assert winds.numpy().round(4).tolist() == [[np.float32(-0.0381), np.float32(-0.0546)]] * 5
 
 
@@ -96,7 +96,7 @@ def test_a_list_of_winds_is_a_fixed_list_played_in_random_order():
     def seen(seed):
         env = Wind(num_envs=2000, num_tasks=20, seed=seed)
         env.reset()
-        return env._memory.task["wind"]
+        return env._env_state.task["wind"]
 
     first, other = seen(0), seen(1)
     winds, counts = first.unique(dim=0, return_counts=True)
@@ -111,21 +111,21 @@ def test_a_list_of_winds_is_a_fixed_list_played_in_random_order():
 def test_winds_are_uniform_and_new_in_every_episode():
     env = Wind(num_envs=20_000)
     env.reset()
-    wind = env._memory.task["wind"].clone()
+    wind = env._env_state.task["wind"].clone()
     assert wind.abs().max() <= 0.08
     sorted_axes = (wind / 0.16 + 0.5).sort(0).values
     levels = (torch.arange(20_000) + 0.5) / 20_000
     assert (sorted_axes - levels.unsqueeze(-1)).abs().max() < 1.95 / 20_000**0.5  # Kolmogorov-Smirnov, 0.1 %
     assert torch.corrcoef(wind.T)[0, 1].abs() < 5 / 20_000**0.5
     env.reset()
-    assert (env._memory.task["wind"] != wind).all(1).all()
+    assert (env._env_state.task["wind"] != wind).all(1).all()
 
 
 def played_by_knowing(num_envs, num_tasks):
     """Winds and what knowing them earns, through the environment's own interface."""
     env = Wind(num_envs=num_envs, num_tasks=num_tasks)
     env.reset()
-    winds = env._memory.task["wind"].clone()
+    winds = env._env_state.task["wind"].clone()
     env.set_seed(0)  # the same tasks again
     total, success = play(env, knowing(env))
     assert success.all()
@@ -178,7 +178,7 @@ def test_success_is_to_be_there_at_the_last_step():
     leave = 70
 
     def choose(t, td):
-        wind = env._memory.task["wind"]
+        wind = env._env_state.task["wind"]
         return towards_goal(td["observation"], wind) if t < leave else torch.full((300, 2), 0.1)
 
     total, success = play(env, choose)
@@ -203,7 +203,7 @@ def test_settings_out_of_range_are_refused(settings, message):
 def test_an_action_out_of_bounds_is_refused(bad):
     env = Wind(num_envs=2)
     action = torch.tensor([[0.1, -0.1], [0.0, bad]])
-    with pytest.raises(ValueError, match=r"Wind: action must be in .* in row 1 at step 0"):
+    with pytest.raises(ValueError, match=r"Wind: action must be in .* in env 1 at step 0"):
         env.step(env.reset().set("action", action))
 
 
@@ -232,5 +232,5 @@ def test_the_picture_shows_the_agent_flying_to_the_goal():
 def test_a_row_that_does_not_exist_is_not_drawn(row):
     env = Wind(num_envs=2)
     env.reset()
-    with pytest.raises(ValueError, match=f"Wind: row must be a row that was reset, got {row}"):
+    with pytest.raises(ValueError, match=f"Wind: env_id must be an env that was reset, got {row}"):
         env.render(row)

@@ -1,4 +1,4 @@
-"""One episode, as the evaluation plays it, and how it is told."""
+"""One episode, as the evaluation plays it, and how it is described."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def maze(num_envs: int) -> MazeRunner:
 POLICY = TensorDictModule(wander, ["observation"], ["action"])
 
 
-def test_the_episode_is_the_first_of_an_evaluation_with_one_row_and_the_same_seed():
+def test_the_episode_is_the_first_of_an_evaluation_with_one_env_and_the_same_seed():
     lengths = set()
     for seed in range(4):
         result = evaluate(POLICY, maze(1), seed=seed)
@@ -42,29 +42,29 @@ def test_steps_follow_each_other_and_are_watched_one_by_one():
         assert torch.equal(step["next", "observation"], episode["next", "observation"][:, number])
 
 
-def test_a_step_is_told_in_one_line():
+def test_a_step_is_described_in_one_line():
     env = MazeRunner(num_envs=1, size=5, num_goals=2, time_limit=3)
     env.set_instruction("2,2 3,2")
-    told = []
+    lines = []
     policy = TensorDictModule(lambda x: torch.ones(1, dtype=torch.int64), ["observation"], ["action"])
     play_episode(
         policy,
         env,
-        watch=lambda step: told.append(
+        watch=lambda step: lines.append(
             describe_step(step) if "next" in step.keys() else describe_timestep(step)
         ),
     )
-    assert told[0].endswith("goals reached 0 of 2")
-    assert told[1].startswith("    1  action 1  reward 1  observation [0.40 0.40 ")
-    assert told[1].endswith("goals reached 1 of 2")
-    assert told[3].endswith("goals reached 1 of 2  the end")
+    assert lines[0].endswith("goals reached 0 of 2")
+    assert lines[1].startswith("    1  action 1  reward 1  observation [0.40 0.40 ")
+    assert lines[1].endswith("goals reached 1 of 2")
+    assert lines[3].endswith("goals reached 1 of 2  the end")
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: play_episode(POLICY, maze(2)), r"env must have one row, got \(2,\)"),
-        (lambda: play_episode(POLICY, maze(1), max_steps=0), "max_steps must be positive, got 0"),
+        (lambda: play_episode(POLICY, maze(2)), r"env must have one env, got \(2,\)"),
+        (lambda: play_episode(POLICY, maze(1), max_steps=0), "max_steps must be at least 1, got 0"),
     ],
 )
 def test_impossible_arguments_are_refused(call, message):

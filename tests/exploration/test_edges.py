@@ -70,5 +70,5 @@ def test_impossible_settings_are_refused(name, value):
 
 @pytest.mark.parametrize("key", ["time", "step_index"])
 def test_what_tells_the_horizon_must_be_there(key):
-    with pytest.raises(ValueError, match=f"EdgeEpsilon: '{key}' must be in the tensordict"):
+    with pytest.raises(ValueError, match=f"EdgeEpsilon: tensordict must hold '{key}'"):
         EdgeEpsilon(SPEC, anneal_steps=10)(rollouts().exclude(key))

@@ -318,27 +318,36 @@ def test_keyword_names_of_the_entries_are_free():
         ),
         (
             lambda: GaussianNoise(Bounded(-1, 1, (2,)), anneal_steps=1, start=-1.0),
-            "GaussianNoise: start must not be negative, got -1.0",
+            "GaussianNoise: start must be at least 0, got -1.0",
         ),
-        (lambda: bilevel().step(-1), "BilevelEpsilon: num_env_steps must not be negative, got -1"),
+        (lambda: bilevel().step(-1), "BilevelEpsilon: num_env_steps must be at least 0, got -1"),
         (
             lambda: bilevel()(rows(torch.zeros(5, dtype=torch.int64), 5).exclude("is_init")),
-            r"BilevelEpsilon: 'is_init' must be in the tensordict, got \['action'\]",
+            r"BilevelEpsilon: tensordict must hold 'is_init', got \['action'\]",
         ),
         (
             lambda: bilevel()(rows(torch.zeros(5, dtype=torch.int64), 5).exclude("action")),
-            r"BilevelEpsilon: 'action' must be in the tensordict, got \['is_init'\]",
+            r"BilevelEpsilon: tensordict must hold 'action', got \['is_init'\]",
         ),
         (
-            lambda: fixed(Bounded(-1, 1, (2,)), 0.5)(rows(torch.zeros(5, 2), 5)),
-            "EpsilonGreedy: action_space must be discrete .*, got BoxActions",
+            lambda: fixed(Bounded(-1, 1, (2,)), 0.5),
+            "EpsilonGreedy: action_space must be discrete .*, got 'BoxActions'",
         ),
         (
-            lambda: GaussianNoise(Categorical(4), anneal_steps=1)(rows(torch.zeros(5, dtype=torch.int64), 5)),
-            "GaussianNoise: action_space must be a box, got DiscreteActions",
+            lambda: GaussianNoise(Categorical(4), anneal_steps=1),
+            "GaussianNoise: action_space must be a box, got 'DiscreteActions'",
         ),
     ],
 )
 def test_impossible_settings_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_a_schedule_of_many_millions_of_steps_is_exact():
+    """Adding up small decrements, as TorchRL does, would leave epsilon at its start: each is lost in rounding."""
+    noise = EpsilonGreedy(Categorical(4), anneal_steps=32_000_000)
+    assert torch.tensor(1.0) - 0.95 / 32_000_000 == 1.0
+    for _ in range(8_000):
+        noise.step(2_000)
+    assert float(noise.epsilon(rows(torch.zeros(3, dtype=torch.int64), 3))) == pytest.approx(0.525)

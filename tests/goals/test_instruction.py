@@ -128,3 +128,10 @@ def test_shown_instruction_and_its_views():
 def test_single_goal_view_of_a_finished_instruction_is_empty():
     shown = show(torch.tensor([[1.0], [2.0]]), torch.tensor(2))
     assert view(shown, single_goal=True).flatten().tolist() == [GOAL_PAD, GOAL_PAD]
+
+
+@pytest.mark.parametrize(("batch", "held"), [(0, 2), (3, 0)])
+def test_no_trajectories_and_nowhere_anything_achieved_complete_nothing(batch, held):
+    valid, mask = torch.ones(batch, 5, held, dtype=torch.bool), torch.ones(batch, 5, dtype=torch.bool)
+    times = completion_times(torch.ones(batch, 2, 1), torch.ones(batch, 5, held, 1), valid, mask)
+    assert torch.equal(times, torch.full((batch, 2), 5))

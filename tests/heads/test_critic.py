@@ -1,3 +1,4 @@
+import copy
 import math
 
 import pytest
@@ -24,7 +25,7 @@ def action_input(num_layers=2, gammas=GAMMAS):
 
 def members(critic):
     """The critics of an ensemble as separate perceptrons with copied weights."""
-    layers = [critic.ensemble.first, *critic.ensemble.middle, critic.ensemble.last]
+    layers = critic.ensemble.layers[::2]
     stacks = []
     for member in range(C):
         stack = []
@@ -61,7 +62,7 @@ def assert_same_gradients(critic, stacks, ours, theirs, *inputs):
         assert mine.abs().sum() > 0
     (ours * weight).sum().backward()
     (theirs * weight).sum().backward()
-    layers = [critic.ensemble.first, *critic.ensemble.middle, critic.ensemble.last]
+    layers = critic.ensemble.layers[::2]
     for member, stack in enumerate(stacks):
         for layer, linear in zip(layers, stack[::2], strict=True):
             torch.testing.assert_close(layer.weight.grad[member], linear.weight.grad)
@@ -131,7 +132,7 @@ def test_a_state_action_value_does_not_depend_on_the_other_gammas():
     critic, context, order = state_action(), torch.randn(5, D), [1, 0, 2]
     before = critic(context)
     with torch.no_grad():
-        for parameter in critic.ensemble.last.parameters():
+        for parameter in critic.ensemble.layers[-1].parameters():
             by_gamma = parameter.unflatten(1, (A, G, O))
             by_gamma.copy_(by_gamma[:, :, order].clone())
     after = critic(context)
@@ -151,7 +152,7 @@ def test_an_action_value_does_not_depend_on_the_other_gammas():
 
 def test_members_start_apart_and_on_the_scale_of_linear_layers():
     critic = StateActionCritic(64, num_actions=10, num_gammas=10, num_critics=3, hidden_size=100)
-    for layer in (critic.ensemble.first, *critic.ensemble.middle, critic.ensemble.last):
+    for layer in critic.ensemble.layers[::2]:
         torch.manual_seed(0)
         linear = nn.Linear(layer.weight.shape[2], layer.weight.shape[1])
         bound = 1 / math.sqrt(linear.in_features)
@@ -185,7 +186,20 @@ def test_the_critic_is_chosen_by_whether_actions_can_be_enumerated():
         critic = make_critic(D, action_space=space, **sizes)
         assert isinstance(critic, ActionInputCritic)
         assert critic(context, torch.zeros(5, G, space.encoded_size)).shape == (5, C, G, O)
-        assert critic.ensemble.first.weight.shape == (C, H, D + 1 + space.encoded_size)
+        assert critic.ensemble.layers[0].weight.shape == (C, H, D + 1 + space.encoded_size)
+
+
+def test_a_copy_values_alike_until_one_of_the_two_moves():
+    context, action = torch.randn(5, D), torch.rand(5, G, A)
+    for critic, inputs in ((state_action(), (context,)), (action_input(), (context, action))):
+        target = copy.deepcopy(critic)
+        before = critic(*inputs)
+        assert torch.equal(target(*inputs), before)
+        with torch.no_grad():
+            for parameter in critic.parameters():
+                parameter.add_(0.1)
+        assert torch.equal(target(*inputs), before)
+        assert not torch.allclose(critic(*inputs), before)
 
 
 @pytest.mark.parametrize(
@@ -193,16 +207,23 @@ def test_the_critic_is_chosen_by_whether_actions_can_be_enumerated():
     [
         (
             lambda: StateActionCritic(0, num_actions=2, num_gammas=1),
-            "StateActionCritic: in_features .* 0",
+            "EnsembleMLP: in_features must be at least 1, got 0",
         ),
-        (lambda: StateActionCritic(2, num_actions=2, num_gammas=0), "num_gammas must be positive, got 0"),
+        (
+            lambda: StateActionCritic(2, num_actions=2, num_gammas=0),
+            "StateActionCritic: num_gammas must be at least 1, got 0",
+        ),
         (
             lambda: StateActionCritic(2, num_actions=2, num_gammas=1, num_layers=0),
-            "StateActionCritic: num_layers must be positive, got 0",
+            "EnsembleMLP: num_layers must be at least 1, got 0",
         ),
         (
             lambda: ActionInputCritic(2, action_size=2, gammas=[0.9], num_critics=-1),
-            "ActionInputCritic: num_critics must be positive, got -1",
+            "EnsembleMLP: num_members must be at least 1, got -1",
+        ),
+        (
+            lambda: ActionInputCritic(2, action_size=0, gammas=[0.9]),
+            "ActionInputCritic: action_size must be at least 1, got 0",
         ),
         (
             lambda: ActionInputCritic(2, action_size=2, gammas=[0.9, 1.0]),

@@ -6,7 +6,6 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
-from torchrl.objectives import SoftUpdate
 from yamame.actions import (
     ActionSpace,
     BoxActions,
@@ -109,9 +108,9 @@ def make_loss() -> Callable[..., MultiGammaREDQLoss]:
             gammas=gammas,
             **settings,
         )
-        SoftUpdate(loss, tau=0.5)
-        for targets in (loss.target_actor_network_params, loss.target_critic_network_params):
-            targets.data.apply_(lambda target: target.add_(0.2 * torch.randn_like(target)))
+        with torch.no_grad():
+            for target in loss._targets.parameters():
+                target.add_(0.2 * torch.randn_like(target))
         return loss
 
     return build

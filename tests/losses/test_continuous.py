@@ -5,7 +5,6 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
-from torchrl.objectives import SoftUpdate
 from yamame.actions import BoxActions
 from yamame.heads import ActorHead, PopArt, make_critic
 from yamame.losses import MultiGammaREDQLoss
@@ -47,9 +46,9 @@ def test_the_policy_finds_the_best_continuous_action(coefficients, distribution)
         action_space=space,
         gammas=gammas,
         reward_multiplier=10.0,
+        target_tau=0.01,
         **coefficients,
     )
-    targets = SoftUpdate(loss, tau=0.01)
     optimizer = torch.optim.Adam(loss.parameters(), lr=3e-3)
 
     def actions() -> torch.Tensor:
@@ -64,7 +63,7 @@ def test_the_policy_finds_the_best_continuous_action(coefficients, distribution)
         optimizer.zero_grad()
         sum(value for key, value in terms.items() if key.startswith("loss_")).backward()
         optimizer.step()
-        targets.step()
+        loss.update_targets()
     # Filtered cloning averages over the better half of the actions, so it comes near the best, not onto it.
     assert before > 0.5
     assert (actions() - best).abs().max() < 0.3

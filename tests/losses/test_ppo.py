@@ -110,16 +110,14 @@ def test_values_are_in_units_of_returns_and_their_error_in_standard_deviations(m
     # The statistics moved; PopArt keeps what values mean, up to rounding.
     torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-5)
     annotated = loss.annotate(batch)
-    returns = loss.clipped.returns
+    returns = loss.returns
     error = loss(annotated)["loss_critic"]
     valid = annotated["value_target"] != 0
     squared = (annotated["value_target"] - annotated["state_value"])[valid].square().mean()
     # Another order of adding.
-    torch.testing.assert_close(
-        error, 0.5 * squared / returns.moments.std.square().squeeze(), rtol=1e-4, atol=0.0
-    )
+    torch.testing.assert_close(error, 0.5 * squared / returns.std.square().squeeze(), rtol=1e-4, atol=0.0)
     returns.shift.add_(1.0)
-    shifted = first + returns.moments.std
+    shifted = first + returns.std
     torch.testing.assert_close(loss.annotate(batch)["state_value"], shifted, rtol=1e-5, atol=1e-5)
 
 
@@ -137,33 +135,53 @@ def test_annotating_and_learning_leave_the_batch_and_the_statistics_alone_and_re
     assert (batch == before).all()
     assert set(batch.keys()) == set(before.keys())
     assert moved() == []
-    assert int(loss.clipped.returns.moments.count) == 2  # of returns, which the policy does not read
+    assert int(loss.returns.moments.num_updates) == 1  # of returns, which the policy does not read
     loss.refresh(batch)
     assert moved()
-    assert not any(isinstance(m, nn.Dropout) and m.training for m in loss.modules())
 
 
-def recurrent(loss):
-    return next(module for module in loss.encoder.modules() if isinstance(module, nn.RNNBase))
+@pytest.mark.parametrize("mode", [True, False])
+def test_networks_compute_in_evaluation_mode_but_recurrent_layers_as_cudnn_asks_for(
+    make_batch, discrete, mode
+):
+    loss, seen = make_ppo(discrete, encoder="gru").train(mode), []
+    for module in (loss.encoder, loss.clipped.actor_network.module[0].module):
+        module.register_forward_hook(lambda *_: seen.append([m for m in loss.modules() if m.training]))
+    batch = loss.annotate(make_batch(discrete))
+    loss(batch)
+    recurrent = [module for module in loss.modules() if isinstance(module, nn.RNNBase)]
+    assert len(recurrent) == 1
+    assert seen == [recurrent if mode else []] * 4
+    assert all(module.training == mode for module in loss.modules())  # as it was set
+    loss.refresh(batch)
+    assert set(seen[4]) >= set(loss.encoder.modules())  # looks at what it learns by
+    assert all(module.training == mode for module in loss.modules())
 
 
-def test_recurrent_layers_train_as_cudnn_asks_for_and_nothing_else_does(make_batch, discrete):
-    loss = make_ppo(discrete, encoder="gru")
-    assert recurrent(loss).training
-    loss.refresh(make_batch(discrete))
-    assert recurrent(loss).training
-    training = [m for m in loss.modules() if m.training and m is not loss]
-    assert training == [recurrent(loss)]
-    assert not recurrent(loss.eval()).training
-    loss.refresh(make_batch(discrete))
-    assert not recurrent(loss).training
+def test_entries_are_found_and_written_under_other_names(make_batch, discrete):
+    batch = make_batch(discrete)
+    plain = make_ppo(discrete)
+    keys = {"action": ("agent", "act"), "mask": "real", "reward": "r", "advantage": ("ppo", "advantage")}
+    renamed = batch.copy()
+    for name in ("action", "mask"):
+        renamed.rename_key_(name, keys[name])
+    renamed.rename_key_(("next", "reward"), ("next", "r"))
+    loss = make_ppo(discrete)
+    loss.set_keys(**keys)
+    annotated = loss.annotate(renamed)
+    assert ("ppo", "advantage") in annotated.keys(True)
+    assert set(loss.in_keys) <= {*annotated.keys(True), "action_mask"}
+    expected = plain(plain.annotate(batch))
+    assert torch.equal(loss(annotated)["loss_objective"], expected["loss_objective"])
+    with pytest.raises(KeyError, match="real"):
+        loss(batch)
 
 
 def test_the_statistics_of_returns_are_held_once(make_batch, discrete):
     loss = make_ppo(discrete)._apply(torch.clone)  # other tensors, as on another device
     loss.annotate(make_batch(discrete))
-    held = {name: value for name, value in loss.state_dict().items() if name.endswith("moments.count")}
-    assert list(held.values()) == [torch.tensor(2)], held.keys()
+    held = {name: value for name, value in loss.state_dict().items() if name.endswith("moments.num_updates")}
+    assert list(held.values()) == [torch.tensor(1)], held.keys()
 
 
 def test_ratios_begin_at_one_under_autocast_too(make_batch, discrete):
@@ -189,8 +207,7 @@ def test_repeated_updates_prefer_what_pays(discrete):
         observation = torch.ones(*size, NUM_FEATURES)
         with torch.no_grad():
             context = loss.encoder(TensorDict({"observation": observation}, size))["context"]
-            with loss.clipped.actor_network_params.to_module(actor, preserve_module_state=False):
-                distribution = actor.get_dist(TensorDict({"context": context.flatten(0, 1)}, [128]))
+            distribution = actor.get_dist(TensorDict({"context": context.flatten(0, 1)}, [128]))
         action = space.decode(distribution.sample()).view(size)
         reward = (action == 2).float().unsqueeze(-1)
         following = {"reward": reward, "terminated": first, "truncated": torch.zeros_like(first)}
@@ -211,8 +228,8 @@ def test_repeated_updates_prefer_what_pays(discrete):
         ({"gamma": 0.0}, r"gamma must be in \(0, 1\], got 0\.0"),
         ({"gae_lambda": 1.5}, r"gae_lambda must be in \[0, 1\], got 1\.5"),
         ({"clip_epsilon": 1.0}, r"clip_epsilon must be in \(0, 1\), got 1\.0"),
-        ({"entropy_coeff": -1.0}, r"entropy_coeff must not be negative, got -1\.0"),
-        ({"critic_coeff": -0.5}, r"critic_coeff must not be negative, got -0\.5"),
+        ({"entropy_coeff": -1.0}, r"entropy_coeff must be at least 0, got -1\.0"),
+        ({"critic_coeff": -0.5}, r"critic_coeff must be at least 0, got -0\.5"),
         ({"value_clip": 0.0}, r"value_clip must be positive or None, got 0\.0"),
         ({"reward_multiplier": 0.0}, r"reward_multiplier must be positive, got 0\.0"),
     ],

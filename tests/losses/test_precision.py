@@ -19,7 +19,9 @@ def test_terms_metrics_and_statistics_are_float32_and_close(
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             outputs[enabled] = loss(batch)
         assert all(value.dtype == torch.float32 for value in outputs[enabled].values())
-        assert all(buffer.dtype in (torch.float32, torch.int64) for buffer in loss.returns.buffers())
+        assert all(
+            buffer.dtype in (torch.float32, torch.float64, torch.int64) for buffer in loss.returns.buffers()
+        )
         sum(value for name, value in outputs[enabled].items() if name.startswith("loss_")).backward()
         assert all(p.grad is None or p.grad.isfinite().all() for p in loss.parameters())
     # 8 bits in a few layers: values of order 1 keep two digits. The filter's share can jump with one entry, and

@@ -35,15 +35,13 @@ class _NaiveUpdate:
         return (self.second[g] - self.mean[g] ** 2) ** 0.5
 
     def probs(self, b: int, t: int, *, target: bool) -> list[list[float]]:
-        params = self.loss.target_actor_network_params if target else self.loss.actor_network_params.data
-        with params.to_module(self.loss.actor_network, preserve_module_state=False):
-            logits = self.loss.actor_network(self.context[b, t])
+        actor = self.loss._targets["actor"] if target else self.loss.actor_network
+        logits = actor(self.context[b, t])
         return ((1 - FLOOR) * logits.softmax(-1) + FLOOR / logits.shape[-1]).tolist()
 
     def raw(self, b: int, t: int, *, target: bool) -> Tensor:
-        params = self.loss.target_critic_network_params if target else self.loss.critic_network_params.data
-        with params.to_module(self.loss.critic_network, preserve_module_state=False):
-            return self.loss.critic_network(self.context[b, t])[..., 0]  # [C, A, G]
+        critic = self.loss._targets["critic"] if target else self.loss.critic_network
+        return critic(self.context[b, t])[..., 0]  # [C, A, G]
 
     def normalized(self, raw: Tensor, c: int, a: int, g: int) -> float:
         return self.scale[g] * raw[c, a, g].item() + self.shift[g]
@@ -160,7 +158,6 @@ def test_termination_cuts_the_value_and_truncation_does_not(
         batch["next", "terminated"], batch["next", "truncated"] = terminated, truncated
         loss = make_loss(space, num_target_critics=3).eval()
         loss.returns.moments.mean.fill_(bonus)  # every value is higher by this much, with the same spread
-        loss.returns.moments.second_moment.fill_(100.0 + bonus**2)
         torch.manual_seed(0)
         return loss(batch)["target_value"]
 
@@ -207,7 +204,8 @@ def test_critics_run_no_oftener_than_the_terms_need(
 ) -> None:
     loss = make_loss(space, num_action_samples=3, **settings)
     calls: list[nn.Module] = []
-    loss.critic_network.register_forward_hook(lambda module, args, output: calls.append(module))
+    for critic in (loss.critic_network, loss._targets["critic"]):
+        critic.register_forward_hook(lambda module, args, output: calls.append(module))
     terms = loss(make_batch(space))
     assert len(calls) == (discrete_calls if space.enumerable else sampled_calls)
     assert set(terms.keys()) == set(loss.out_keys)
@@ -220,7 +218,7 @@ def test_unfiltered_cloning_is_the_mean_log_likelihood(
 ) -> None:
     settings = {"online_coeff": 0.0, "critic_coeff": 0.0, "cloning_coeff": 1.0}
     batch, loss = make_batch(space), make_loss(space, cloning_filter="none", **settings)
-    context = loss._encode(batch).actor[:, :-1]
+    context = loss._contexts(loss.encoder, batch)[0][:, :-1]
     policy = space.distribution(loss.actor_network(context))
     log_prob = policy.log_prob(space.encode(batch["action"][:, :-1]).unsqueeze(-2))
     expected = -log_prob[loss._valid_transitions(batch)].mean()
@@ -252,9 +250,11 @@ def test_exponential_filter_uses_its_temperature(
         ("num_action_samples", 0, "be at least 1"),
         ("reward_multiplier", 0.0, "be positive"),
         ("filter_temperature", -1.0, "be positive"),
-        ("online_coeff", -1.0, "not be negative"),
-        ("cloning_coeff", -0.5, "not be negative"),
-        ("critic_coeff", -2.0, "not be negative"),
+        ("online_coeff", -1.0, "be at least 0"),
+        ("cloning_coeff", -0.5, "be at least 0"),
+        ("critic_coeff", -2.0, "be at least 0"),
+        ("target_tau", 0.0, r"be in \(0, 1\]"),
+        ("target_tau", 1.5, r"be in \(0, 1\]"),
         ("cloning_filter", "soft", "be one of"),
         ("discrete_gradient", "score_function", "be one of"),
     ],

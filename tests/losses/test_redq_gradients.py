@@ -19,12 +19,9 @@ def _norms(loss: MultiGammaREDQLoss, batch: TensorDict, term: str) -> dict[str, 
     loss(batch)[term].backward()
     parts = {
         "encoder": loss.encoder.parameters(),
-        "actor": loss.actor_network_params.parameters(),
-        "critic": loss.critic_network_params.parameters(),
-        "target": [
-            *loss.target_actor_network_params.values(True, True),
-            *loss.target_critic_network_params.values(True, True),
-        ],
+        "actor": loss.actor_network.parameters(),
+        "critic": loss.critic_network.parameters(),
+        "target": loss._targets.parameters(),
     }
     return {
         name: sum(float(p.grad.abs().sum()) for p in parameters if p.grad is not None)

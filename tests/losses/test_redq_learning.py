@@ -5,7 +5,6 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
-from torchrl.objectives import SoftUpdate
 from yamame.actions import DiscreteActions
 from yamame.heads import ActorHead, BinnedReturns, PopArt, Returns, make_critic
 from yamame.losses import MultiGammaREDQLoss
@@ -71,16 +70,17 @@ def test_repeated_updates_find_the_optimal_values_and_policy_of_every_discount(
         action_space=space,
         gammas=gammas,
         reward_multiplier=1.0,
+        target_tau=0.1,
         **settings,
     )
-    updater, optimizer = SoftUpdate(loss, tau=0.1), torch.optim.Adam(loss.parameters(), lr=5e-3)
+    optimizer = torch.optim.Adam(loss.parameters(), lr=5e-3)
     batch = _every_transition()
     for _ in range(600):
         terms = loss(batch)
         optimizer.zero_grad()
         sum(value for name, value in terms.items() if name.startswith("loss_")).backward()
         optimizer.step()
-        updater.step()
+        loss.update_targets()
     context = loss.encoder(TensorDict({"state": torch.arange(2)}, [2]))["context"]
     values = returns.to_returns(loss.critic_network(context)).mean(1)
     optimal = _optimal_values(loss.gammas)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torch import Tensor
-from torchrl.objectives import SoftUpdate
 from yamame.actions import ActionSpace, BoxActions, MultiDiscreteActions
 from yamame.losses import MultiGammaREDQLoss
 
@@ -20,7 +19,7 @@ def _online(loss: MultiGammaREDQLoss, batch: TensorDict, seed: int = 0) -> tuple
     """The online term and its gradient by the actor."""
     torch.manual_seed(seed)
     term = loss.eval()(batch)["loss_online"]
-    gradients = torch.autograd.grad(term, list(loss.actor_network_params.parameters()))
+    gradients = torch.autograd.grad(term, list(loss.actor_network.parameters()))
     return term.detach(), torch.cat([gradient.flatten() for gradient in gradients])
 
 
@@ -98,7 +97,7 @@ def test_unfiltered_cloning_needs_no_critic(
     batch, settings = make_batch(space), {**CLONING, "cloning_filter": "none"}
     whole = make_loss(space, **settings)
     loss = _without_critic(whole, space, **settings)
-    SoftUpdate(loss, tau=0.5).step()
+    loss.update_targets()
     loss.eval().train()
     assert not any("critic" in name for name, _ in loss.named_parameters())
     terms = loss(batch)

@@ -9,7 +9,6 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
-from torchrl.objectives import SoftUpdate
 from yamame.actions import ActionSpace
 from yamame.agent import SeparateEncoders
 from yamame.losses import MultiGammaREDQLoss, SeparateREDQLoss
@@ -24,6 +23,15 @@ def an_encoder(**options: Any) -> TensorDictModule:
         RunningNormalizer(5), nn.Linear(5, 8), nn.Dropout(options.get("dropout", 0.0)), nn.Tanh()
     )
     return TensorDictModule(network, in_keys=["observation"], out_keys=["context"])
+
+
+PARTS = ("actor", "critic")
+
+
+def arrivals(loss: SeparateREDQLoss, batch: TensorDict) -> dict[str, torch.Tensor]:
+    """What the target heads read of a batch."""
+    contexts = loss._contexts(loss.encoder, batch)
+    return dict(zip(PARTS, loss._arrival_contexts(batch, *contexts), strict=True))
 
 
 @pytest.fixture
@@ -44,7 +52,6 @@ def make_separate(make_loss: Make) -> Callable[..., SeparateREDQLoss]:
             gammas=shared.gammas.tolist(),
             **settings,
         )
-        SoftUpdate(loss, tau=0.5)
         return loss
 
     return build
@@ -65,14 +72,9 @@ def test_every_term_trains_its_own_encoder_and_head(
     parts = {
         "actor_encoder": loss.encoder.actor.parameters(),
         "critic_encoder": loss.encoder.critic.parameters(),
-        "actor": loss.actor_network_params.parameters(),
-        "critic": loss.critic_network_params.parameters(),
-        "targets": [
-            target
-            for name in ("encoder", "actor", "critic")
-            for target in getattr(loss, f"target_{name}_network_params").values(True, True)
-        ],
-        "target_encoder": loss._target_encoder.parameters(),
+        "actor": loss.actor_network.parameters(),
+        "critic": loss.critic_network.parameters(),
+        "targets": loss._targets.parameters(),
     }
     loss(make_batch(space))[term].backward()
     moved = {name for name, part in parts.items() if any(p.grad is not None and p.grad.any() for p in part)}
@@ -91,7 +93,6 @@ def test_encoders_of_equal_weights_give_the_terms_of_a_shared_one(
         action_space=space,
         gammas=loss.gammas.tolist(),
     ).eval()
-    SoftUpdate(shared, tau=0.5)
     terms = []
     for each in (loss, shared):
         torch.manual_seed(0)
@@ -107,70 +108,70 @@ def test_targets_are_those_of_the_target_encoders(
     discrete: ActionSpace, make_separate: Any, make_batch: MakeBatch
 ) -> None:
     batch, loss = make_batch(discrete), make_separate(discrete).eval()
-    before = loss._encode_following(batch, loss._encode(batch))
+    before = arrivals(loss, batch)
     with torch.no_grad():
         for parameter in loss.encoder.parameters():
             parameter.add_(0.3)
-    after = loss._encode_following(batch, loss._encode(batch))
-    for part in ("actor", "critic"):
-        assert torch.equal(getattr(after, part), getattr(before, part))
+    after = arrivals(loss, batch)
+    for part in PARTS:
+        assert torch.equal(after[part], before[part])
         # A target that does not lag would have moved.
-        assert not torch.allclose(getattr(loss._encode(batch), part)[:, 1:], getattr(before, part), atol=0.01)
+        present = dict(zip(PARTS, loss._contexts(loss.encoder, batch), strict=True))
+        assert not torch.allclose(present[part][:, 1:], before[part], atol=0.01)
         with torch.no_grad():
-            loss.target_encoder_network_params[part, "module", "1", "bias"].add_(1.0)
-        moved = loss._encode_following(batch, loss._encode(batch))
-        assert not torch.allclose(getattr(moved, part), getattr(before, part), atol=0.01)
+            getattr(loss._targets["encoder"], part).module[1].bias.add_(1.0)
+        assert not torch.allclose(arrivals(loss, batch)[part], before[part], atol=0.01)
 
 
 def test_every_target_follows_by_tau_and_running_statistics_follow_at_once(
     discrete: ActionSpace, make_separate: Any, make_batch: MakeBatch
 ) -> None:
-    batch, loss = make_batch(discrete), make_separate(discrete)
-    updater = SoftUpdate(loss, tau=0.25)
+    batch, loss = make_batch(discrete), make_separate(discrete, target_tau=0.25)
     optimizer = torch.optim.SGD(loss.parameters(), lr=0.1)
-    old = {name: getattr(loss, f"{name}_network_params").data.clone() for name in ("encoder", "critic")}
+    networks = {"encoder": loss.encoder, "actor": loss.actor_network, "critic": loss.critic_network}
+    old = {name: [p.clone() for p in loss._targets[name].parameters()] for name in networks}
     terms = loss(batch)
     (terms["loss_critic"] + terms["loss_online"]).backward()
     optimizer.step()
-    updater.step()
-    for name, former in old.items():
-        new, targets = getattr(loss, f"{name}_network_params"), getattr(loss, f"target_{name}_network_params")
-        for key, value in new.items(True, True):
-            if value.requires_grad:
-                assert not torch.equal(value, former[key])
-                torch.testing.assert_close(targets[key], former[key].lerp(value.data, 0.25))
+    loss.update_targets()
+    for name, network in networks.items():
+        followed = zip(loss._targets[name].parameters(), network.parameters(), old[name], strict=True)
+        for target, value, former in followed:
+            assert not torch.equal(value, former)
+            torch.testing.assert_close(target, former.lerp(value.data, 0.25))
     loss(batch)
     loss.eval()
     loss(batch)
     for part in ("actor", "critic"):
         normalizer = getattr(loss.encoder, part).module[0]
         assert normalizer.num_updates == 2  # one for each update, none for the pass of the target
-        assert torch.equal(loss.target_encoder_network_params[part, "module", "0", "mean"], normalizer.mean)
+        assert torch.equal(getattr(loss._targets["encoder"], part).module[0].mean, normalizer.mean)
 
 
 def test_a_target_encoder_drops_nothing_whatever_the_mode(
     discrete: ActionSpace, make_separate: Any, make_batch: MakeBatch
 ) -> None:
     batch, loss = make_batch(discrete), make_separate(discrete, dropout=0.5).train()
-    contexts = [loss._encode(batch) for _ in range(2)]
-    assert not torch.equal(contexts[0].critic, contexts[1].critic)
-    following = [loss._encode_following(batch, contexts[0]) for _ in range(2)]
-    assert torch.equal(following[0].critic, following[1].critic)
+    contexts = [loss._contexts(loss.encoder, batch) for _ in range(2)]
+    assert not torch.equal(contexts[0][1], contexts[1][1])
+    following = [loss._arrival_contexts(batch, *contexts[0]) for _ in range(2)]
+    assert torch.equal(following[0][1], following[1][1])
     assert loss.encoder.training
-    assert not following[0].actor.requires_grad
+    assert not following[0][0].requires_grad
 
 
 def test_the_state_holds_everything_the_next_update_depends_on(
     discrete: ActionSpace, make_separate: Any, make_batch: MakeBatch
 ) -> None:
-    batch, trained, other = make_batch(discrete), make_separate(discrete), make_separate(discrete)
-    updater, optimizer = SoftUpdate(trained, tau=0.25), torch.optim.SGD(trained.parameters(), lr=0.1)
+    batch, other = make_batch(discrete), make_separate(discrete)
+    trained = make_separate(discrete, target_tau=0.25)
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
     for _ in range(2):
         optimizer.zero_grad()
         terms = trained(batch)
         (terms["loss_critic"] + terms["loss_online"]).backward()
         optimizer.step()
-        updater.step()
+        trained.update_targets()
 
     def values(loss: SeparateREDQLoss) -> dict[str, torch.Tensor]:
         torch.manual_seed(0)
@@ -181,7 +182,7 @@ def test_the_state_holds_everything_the_next_update_depends_on(
     assert values(other)["loss_critic"] != expected["loss_critic"]
     other.load_state_dict(state)
     torch.testing.assert_close(values(other), expected, rtol=0, atol=0)
-    torch.nn.init.zeros_(other.target_encoder_network_params["critic", "module", "1", "weight"])
+    torch.nn.init.zeros_(other._targets["encoder"].critic.module[1].weight)
     assert values(other)["loss_critic"] != expected["loss_critic"]
 
 
@@ -190,7 +191,7 @@ def test_each_loss_refuses_the_encoders_of_the_other(
 ) -> None:
     batch, shared, separate = make_batch(discrete), make_loss(discrete), make_separate(discrete)
     shared.encoder, separate.encoder = separate.encoder, shared.encoder
-    with pytest.raises(ValueError, match=r"MultiGammaREDQLoss: encoder must write one .*'critic_context'"):
+    with pytest.raises(ValueError, match=r"MultiGammaREDQLoss: encoder must not write 'critic_context'"):
         shared(batch)
     with pytest.raises(ValueError, match=r"SeparateREDQLoss: encoder must write 'critic_context'.*'context'"):
         separate(batch)
@@ -204,5 +205,5 @@ def test_target_values_depend_on_both_target_encoders(
     before = loss(batch)["target_value"]
     assert loss(batch)["target_value"] == before
     with torch.no_grad():
-        loss.target_encoder_network_params[part, "module", "1", "bias"].add_(1.0)
+        getattr(loss._targets["encoder"], part).module[1].bias.add_(1.0)
     assert loss(batch)["target_value"] != before

@@ -8,7 +8,6 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.modules import recurrent_mode
-from torchrl.objectives import SoftUpdate
 from yamame.actions import ActionSpace, BoxActions
 from yamame.heads import ActorHead
 from yamame.losses import MultiGammaREDQLoss
@@ -44,8 +43,12 @@ def test_one_backward_moves_every_parameter_and_no_target(
     assert set(terms.keys()) == set(loss.out_keys)
     _objective(terms).backward()
     assert all(p.grad is not None and bool((p.grad != 0).any()) for p in loss.parameters())
-    for targets in (loss.target_actor_network_params, loss.target_critic_network_params):
-        assert not any(target.requires_grad for target in targets.values(True, True))
+    targets = list(loss._targets.parameters())
+    assert len(targets) == sum(
+        1 for head in (loss.actor_network, loss.critic_network) for _ in head.parameters()
+    )
+    assert not any(target.requires_grad or target.grad is not None for target in targets)
+    assert not set(targets) & set(loss.parameters())
 
 
 def test_metrics_carry_no_gradient(discrete: ActionSpace, make_loss: Make, make_batch: MakeBatch) -> None:
@@ -129,7 +132,8 @@ def test_forbidden_actions_are_outside_every_policy(
     allowed[~batch["mask"].squeeze(-1)] = False  # padding allows nothing
     allowed[:, 4] = False  # nor does the end of a task
     loss = make_loss(discrete)
-    loss.actor_network_params.data.apply_(lambda parameter: parameter.zero_())  # uniform policies
+    for parameter in loss.actor_network.parameters():
+        parameter.data.zero_()  # uniform policies
     assert loss(batch)["entropy"].item() == pytest.approx(torch.tensor(4.0).log().item())
     num_allowed = allowed[:, :-1].sum(-1)[loss._valid_transitions(batch)]
     batch["action_mask"] = allowed
@@ -149,8 +153,8 @@ def test_targets_value_allowed_actions_alone(
     settings = {"online_coeff": 0.0, "num_target_critics": 3, "reward_multiplier": 1.0}
     loss = make_loss(discrete, **settings)
     loss.eval()
-    following = loss._encode(batch).critic[:, 1:]
-    raw = loss._critics(loss.target_critic_network_params, following)
+    following = loss._contexts(loss.encoder, batch)[1][:, 1:]
+    raw = loss._targets["critic"](following)
     values = loss.returns.to_returns(raw).mean(2)  # [B, T, A, G]
     next_value = torch.stack([values[:, t, only[t + 1]] for t in range(8)], 1)
     expected = batch["next", "reward"][:, :-1] + loss.gammas * next_value
@@ -222,8 +226,8 @@ def test_state_dict_restores_the_loss_exactly(
     batch, trained, other = make_batch(space), make_loss(space), make_loss(space, seed=5)
     trained(batch)  # moves the value statistics
     state = trained.state_dict()
-    assert any(name.startswith("target_actor") for name in state)
-    assert not any(name.startswith("target_encoder") for name in state)
+    assert any(name.startswith("_targets.actor") for name in state)
+    assert not any(name.startswith("_targets.encoder") for name in state)
     assert not torch.allclose(_run(other, batch)[0]["loss_critic"], _run(trained, batch)[0]["loss_critic"])
     trained.load_state_dict(state)
     other.load_state_dict(trained.state_dict())
@@ -232,31 +236,44 @@ def test_state_dict_restores_the_loss_exactly(
     torch.testing.assert_close(other_grads, grads, rtol=0, atol=0)
 
 
-def test_targets_follow_the_optimizer_by_tau_and_never_require_a_gradient(
+def test_targets_follow_as_a_plain_loop_moves_them_and_not_before(
     discrete: ActionSpace, make_loss: Make, make_batch: MakeBatch
 ) -> None:
-    loss = make_loss(discrete)
-    updater = SoftUpdate(loss, tau=0.25)  # starts from equal parameters
+    loss = make_loss(discrete, target_tau=0.25)
+    networks = nn.ModuleList((loss.actor_network, loss.critic_network))
     optimizer = torch.optim.SGD(loss.parameters(), lr=0.1)
-    old = loss.critic_network_params.data.clone()
+    old = [target.clone() for target in loss._targets.parameters()]
     _objective(loss(make_batch(discrete))).backward()
     optimizer.step()
-    new = loss.critic_network_params.data
-    for key, target in loss.target_critic_network_params.items(True, True):
-        torch.testing.assert_close(target, old[key])
-        assert not torch.equal(new[key], old[key])
-    updater.step()
-    for key, target in loss.target_critic_network_params.items(True, True):
-        torch.testing.assert_close(target, old[key].lerp(new[key], 0.25))
+    pairs = list(zip(loss._targets.parameters(), networks.parameters(), old, strict=True))
+    assert all(torch.equal(target, former) for target, _, former in pairs)
+    loss.update_targets()
+    for target, network, former in pairs:
+        assert not torch.equal(network, former)
+        # lerp adds the weighted difference; the last bits differ.
+        torch.testing.assert_close(target, 0.75 * former + 0.25 * network, rtol=1e-5, atol=1e-6)
         assert not target.requires_grad
 
 
-def test_the_mode_reaches_encoder_and_heads(discrete: ActionSpace, make_loss: Make) -> None:
+def test_targets_begin_as_copies_of_the_heads(discrete: ActionSpace, make_loss: Make) -> None:
     loss = make_loss(discrete)
-    for mode in (False, True):
+    heads = {"actor": loss.actor_network, "critic": loss.critic_network}
+    fresh = MultiGammaREDQLoss(
+        loss.encoder, *heads.values(), loss.returns, action_space=discrete, gammas=loss.discounts
+    )
+    for name, head in heads.items():
+        for target, parameter in zip(fresh._targets[name].parameters(), head.parameters(), strict=True):
+            assert target is not parameter
+            assert torch.equal(target, parameter)
+
+
+def test_the_mode_reaches_encoder_and_heads_and_no_target(discrete: ActionSpace, make_loss: Make) -> None:
+    loss = make_loss(discrete)
+    for mode in (True, False, True):
         loss.train(mode)
         parts = (loss.encoder, loss.actor_network, loss.critic_network, loss.returns)
         assert [part.training for part in parts] == [mode] * 4
+        assert not any(module.training for module in loss._targets.modules())
 
 
 @pytest.mark.parametrize("gammas", [(), (0.9, 1.0), (0.0,)])
@@ -281,7 +298,7 @@ def test_heads_must_agree_with_the_number_of_discounts(
     def one_gamma(actor: nn.Module) -> nn.Module:
         return ActorHead(8, action_space=discrete, num_gammas=1)
 
-    with pytest.raises(ValueError, match=r"actor must give 3 gammas .*got shape \(6, 8, 1, 4\)"):
+    with pytest.raises(ValueError, match=r"actor must give 3 gammas .*got \(6, 8, 1, 4\)"):
         make_loss(discrete, wrap_actor=one_gamma)(make_batch(discrete))
 
 

@@ -1,13 +1,17 @@
-"""What tests of recipes share."""
+"""What tests of recipes share: recipes run in this process, and checkpoints are compared bit for bit."""
 
+import contextlib
 import importlib.util
+import io
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
-from yamame.runs.hydra import main
+import torch
+from yamame.cli.app import main
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -20,6 +24,27 @@ def load(name: str) -> ModuleType:
     return module
 
 
+def play_recipe(which: str | ModuleType, folder: Path, *arguments: str) -> tuple[int, str, str]:
+    """Runs a recipe in this process, in a folder: exit status, output, error output."""
+    module = load(which) if isinstance(which, str) else which
+    out, err, status = io.StringIO(), io.StringIO(), 0
+    argv, sys.argv = sys.argv, [module.__file__, *arguments]
+    try:
+        with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            main(module.train, config_name=Path(module.__file__).stem)
+    except SystemExit as exit_:
+        status = exit_.code
+    finally:
+        sys.argv = argv
+    return status, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture(scope="session")
+def play() -> Callable[..., tuple[int, str, str]]:
+    """`play_recipe`."""
+    return play_recipe
+
+
 @pytest.fixture
 def recipe() -> ModuleType:
     """The training recipe."""
@@ -27,24 +52,47 @@ def recipe() -> ModuleType:
 
 
 @pytest.fixture
-def runner(monkeypatch, tmp_path, capsys) -> Callable[[str | ModuleType], Callable]:
-    """Makes a function that runs a recipe in this process, in an empty directory: exit status, output, error output."""
+def runner(monkeypatch, tmp_path) -> Callable[[str | ModuleType], Callable]:
+    """Makes a function that runs a recipe with arguments, in an empty directory, where the test is as well."""
     monkeypatch.chdir(tmp_path)
 
     def make(which: str | ModuleType) -> Callable:
         module = load(which) if isinstance(which, str) else which
-        name = Path(module.__file__).stem
-
-        def call(*arguments: str):
-            monkeypatch.setattr(sys, "argv", [module.__file__, *arguments])
-            status = 0
-            try:
-                main(module.train, config_name=name)
-            except SystemExit as exit_:
-                status = exit_.code
-            output = capsys.readouterr()
-            return status, output.out, output.err
-
-        return call
+        return lambda *arguments: play_recipe(module, tmp_path, *arguments)
 
     return make
+
+
+def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """All entries of nested containers, by name."""
+    if isinstance(tree, dict | list | tuple):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from leaves(value, f"{prefix}/{key}")
+    else:
+        yield prefix, tree
+
+
+@pytest.fixture(scope="session")
+def components() -> Callable[[Path | str], dict]:
+    """What the newest checkpoint of a run directory holds."""
+
+    def newest(directory: Path | str) -> dict:
+        file = max((Path(directory) / "checkpoints").glob("step-*.pt"))
+        return torch.load(file, weights_only=True)["components"]
+
+    return newest
+
+
+@pytest.fixture(scope="session")
+def differing() -> Callable[..., list[str]]:
+    """Names of the entries of two checkpoints that are not the same, bit for bit; clocks do not count."""
+    identity = tuple(f"/replay/_storage/{name}" for name in ("owner", "parts"))
+
+    def compare(first: dict, second: dict, *, skip: tuple[str, ...] = ()) -> list[str]:
+        skipped = ("/budget", "/costs", *identity, *skip)
+        a, b = ({k: v for k, v in leaves(tree) if not k.startswith(skipped)} for tree in (first, second))
+        assert a.keys() == b.keys()
+        same = {k: torch.equal(v, b[k]) if isinstance(v, torch.Tensor) else v == b[k] for k, v in a.items()}
+        return [key for key, equal in same.items() if not equal]
+
+    return compare

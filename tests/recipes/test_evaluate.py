@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from yamame.cli.app import main
 from yamame.evaluation import evaluate
-from yamame.runs.hydra import main
 from yamame.runs.trained import load_trained
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -212,7 +212,7 @@ def test_what_can_be_known_before_is_refused_before_anything_is_played(run, monk
     def played(*_, **__):
         raise AssertionError("something was played")
 
-    monkeypatch.setattr("yamame.evaluation.roster._play_round", played)
+    monkeypatch.setattr("yamame.evaluation.held_out._play_round", played)
     status, _, _, err = run(*arguments)
     assert status == 2
     assert re.search(message, err), err
@@ -249,13 +249,13 @@ def test_pictures_of_an_earlier_evaluation_do_not_stay_beside_another(run, tmp_p
         (["run=runs/b", "env.sise=9"], r"env.sise: .*not 'sise'"),
         (
             ["run=runs/b", "env.num_goals=3"],
-            r"weights of runs/b must fit the environment, .* \[64, 12\] here",
+            r"weights of runs/b must fit the environment: .*\[64, 12\]",
         ),
         (["run=runs/b", "trials.num_trials=3"], r"runs/b must have trials to change them"),
         (["run=runs/b", "num_episodes=0"], r"num_e\w+ must be .*, got 0"),
         (["run=runs/b", "confidence=1"], r"confidence must be in \(0, 1\), got 1"),
         (["run=runs/trials", "attention=true"], r"attention=true needs a TransformerEncoder, .* GRUEncoder"),
-        (["run=runs/trials", "context_length=9"], r"GRUEncoder has no context_length to set, got 9"),
+        (["run=runs/trials", "context_length=9"], r"GRUEncoder takes .*, not 'context_length'"),
         (["run=[runs/a-seed=0,runs/b,runs/trials]"], r"every task must have as many runs, got \[2, 1\]"),
         (["run=runs/b", "against=runs/trials"], r"run and against must have the same tasks"),
         (["run=runs/b", "numepisodes=3"], r"numepisodes: no such key, did you mean num_episodes"),

@@ -6,7 +6,6 @@ import sys
 import pytest
 import torch
 from yamame.replay import TrajectoryReplayBuffer
-from yamame.runs.hydra import main
 
 LENGTH, STEP, CAPACITY = 9, 4, 5000
 FAULTY = f'''
@@ -44,21 +43,18 @@ gymnasium.register("Faulty-v0", Faulty)
 
 
 @pytest.fixture
-def train(monkeypatch, tmp_path, recipe):
-    """Trains a tiny agent on the faulty environment, in an empty directory."""
-    monkeypatch.chdir(tmp_path)
+def train(monkeypatch, tmp_path, runner):
+    """Trains a tiny agent on the faulty environment, in an empty directory; gives its summary, however it ends."""
     (tmp_path / "faulty_envs.py").write_text(FAULTY)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "faulty_envs", raising=False)
 
     def call(*arguments: str) -> dict:
         fixed = ["env=gym", "env.id=faulty_envs:Faulty-v0", "debug=tiny", "logger=none", "run.name=tiny"]
-        monkeypatch.setattr(sys, "argv", ["train.py", *fixed, *arguments])
         try:
-            main(recipe.train, config_name="train")
+            runner("train")(*fixed, *arguments)
         finally:
-            path = tmp_path / "runs/tiny/summary.json"
-            call.summary = json.loads(path.read_text()) if path.exists() else None
+            call.summary = json.loads((tmp_path / "runs/tiny/summary.json").read_text())
         return call.summary
 
     yield call
@@ -68,8 +64,8 @@ def train(monkeypatch, tmp_path, recipe):
 
 
 @pytest.mark.parametrize(("fault", "cause"), [("raise", "the cable is out"), ("nan", "nan")])
-def test_a_failure_ends_the_run_and_names_the_environment_the_row_and_the_step(train, fault, cause):
-    with pytest.raises(Exception, match=rf"(?is)Faulty-v0.*row \d.*step {STEP - 1}.*{cause}"):
+def test_a_failure_ends_the_run_and_names_the_environment_and_the_step(train, fault, cause):
+    with pytest.raises(Exception, match=rf"(?is)Faulty-v0.*env \d.*step {STEP - 1}.*{cause}"):
         train(f"+env.settings.fault={fault}")
     assert train.summary["status"] == "FAILED"
 
@@ -93,7 +89,7 @@ def test_a_run_that_goes_on_drops_the_episodes_and_stores_whole_ones(train, tmp_
 
 def test_too_many_failures_end_a_run_that_goes_on(train):
     with pytest.raises(
-        RuntimeError, match=r"Faulty-v0.* failed more often than max_errors=3.*row \d at step 3"
+        RuntimeError, match=r"Faulty-v0.* failed more often than max_errors=3.*env \d at step 3"
     ):
         train("+env.settings.fault=raise", "workers.on_error=continue", "workers.max_errors=3")
     assert train.summary["status"] == "FAILED"

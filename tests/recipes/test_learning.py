@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 from yamame import conf_dir
-from yamame.runs import Expected
+from yamame.report.expected import Expected
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "train.py"
 EXPERIMENTS = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from yamame.runs.hydra import main
+from yamame.cli.app import main
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 TINY = ["debug=tiny", "logger=none", "encoder.d_model=16", "encoder.num_heads=2"]
@@ -60,11 +60,11 @@ def run(trained, monkeypatch, tmp_path, capsys):
 
 
 def num_frames(path: Path) -> int:
-    with Image.open(path) as film:
-        return film.n_frames
+    with Image.open(path) as video:
+        return video.n_frames
 
 
-def test_every_step_has_a_line_and_the_film_is_the_last_line(run, tmp_path):
+def test_every_step_has_a_line_and_the_video_is_the_last_line(run, tmp_path):
     status, lines, _ = run("run=runs/maze", "seed=3", "max_steps=9")
     assert status == 0
     assert lines[-1] == str(tmp_path / "out/episode.gif")
@@ -75,7 +75,7 @@ def test_every_step_has_a_line_and_the_film_is_the_last_line(run, tmp_path):
     assert 1 <= num_frames(tmp_path / "out/episode.gif") <= 10  # equal frames in a row become one
 
 
-def test_a_film_can_be_an_mp4(run, tmp_path, monkeypatch):
+def test_a_video_can_be_an_mp4(run, tmp_path, monkeypatch):
     pytest.importorskip("av")
     status, lines, _ = run("run=runs/maze", "seed=3", "max_steps=5", "film=mp4")
     assert status == 0
@@ -127,11 +127,21 @@ def test_the_end_of_the_input_is_an_empty_answer(run, monkeypatch):
     assert lines == ["", *drawn]
 
 
-def test_a_film_that_cannot_be_written_is_refused_before_anything_is_played(run, tmp_path):
+def test_a_video_that_cannot_be_written_is_refused_before_anything_is_played(run, tmp_path):
     (tmp_path / "out").write_text("a file")
     status, lines, err = run("run=runs/maze", "max_steps=2")
     assert (status, lines) == (2, [])
     assert re.match(r"play: output: must be a directory, got .*/out: .*/out is a file\n$", err)
+
+
+def test_where_there_is_no_picture_the_reason_is_told_and_no_video_written(run, tmp_path, monkeypatch):
+    def render(env):
+        raise NotImplementedError("it has no picture")
+
+    monkeypatch.setattr("yamame_envs.MazeRunner.render", render)
+    status, lines, err = run("run=runs/maze", "seed=3", "max_steps=2")
+    assert (status, lines[-1], err) == (0, "return 0 in 2 steps", "no video: it has no picture\n")
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_environment_without_instructions_plays_the_task_of_the_seed(run):
@@ -148,7 +158,7 @@ def test_an_environment_without_instructions_plays_the_task_of_the_seed(run):
             ["run=runs/maze", "instruction=3;5"],
             r"instruction must hold goals A,B with numbers in 0..6, got '3;5'",
         ),
-        (["run=runs/maze", "instruction=0,3"], r"instruction must name cells without a wall .*, got 0,3"),
+        (["run=runs/maze", "instruction=0,3"], r"instruction must name cells without a wall .*, got '0,3'"),
         (
             ["run=runs/maze", "instruction=1,1 1,2 1,3"],
             r"instruction must hold 1..2 goals .*, got '1,1 1,2 1,3'",
@@ -159,7 +169,7 @@ def test_an_environment_without_instructions_plays_the_task_of_the_seed(run):
         (["run=runs/maze", "greedy=no"], r"greedy: must be true or false, got 'no'"),
         (["run=runs/maze", "env.time_limit=abc"], r"env.time_limit: must be .*, got 'abc'"),
         (["run=runs/maze", "width=0"], r"width must be positive, got 0"),
-        (["run=runs/maze", "max_steps=0"], r"max_steps must be positive, got 0"),
+        (["run=runs/maze", "max_steps=0"], r"max_steps must be at least 1, got 0"),
     ],
 )
 def test_a_mistake_ends_with_one_line_and_nothing_written(run, tmp_path, arguments, message):

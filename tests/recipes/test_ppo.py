@@ -5,9 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "ppo.py"
 TINY = ["debug=tiny", "logger=none"]
 SMALL = [
     "logger=none",
@@ -33,19 +31,12 @@ def summary(name: str) -> dict:
     return json.loads(Path(f"runs/{name}/summary.json").read_text())
 
 
-def components(name: str) -> dict:
-    newest = sorted(Path(f"runs/{name}/checkpoints").glob("step-*.pt"))[-1]
-    return torch.load(newest, weights_only=True)["components"]
-
-
 @pytest.mark.parametrize(
     "choice",
     [
-        "env=bandits",
         "env=mazerunner",
         "env=tmaze encoder=transformer",
-        "env=gym env.id=Pendulum-v1 env.time_limit=20",
-        "env=gym trials=repeated trials.num_trials=2 packing=null agent.loss.value_clip=0.2",
+        "env=gym env.id=Pendulum-v1 env.time_limit=20 packing=null agent.loss.value_clip=0.2",
     ],
 )
 def test_two_updates_run_with_every_kind_of_part(run, choice):
@@ -59,11 +50,10 @@ def test_two_updates_run_with_every_kind_of_part(run, choice):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["encoder=gruu"], r"encoder=gruu.*gru"),
         (["env=mazerunner", "relabel=some"], r"relabel.strategy=some.*on-policy"),
         (["agent.gammas=[0.9,0.99]", "agent.multi_gamma=true"], r"agent.gammas: .*0\.9, 0\.99"),
         (["agent.loss.clip_epsilon=2"], r"clip_epsilon.*2"),
-        (["schedule.epochs=0"], r"schedule.epochs: must be at least 1, got 0"),
+        (["schedule.epochs=0"], r"schedule.epochs: must be an integer of at least 1, got 0"),
         (["encoder=transformer", "context_length=100"], r"context_length: .*100 steps, got 100"),
         (["+expected.metrc=foo"], r"expected.metrc: expected has metric"),
         (["resume=true", "run.name=nothing"], r"nothing"),
@@ -77,19 +67,25 @@ def test_a_mistake_ends_with_one_line_and_nothing_written(run, tmp_path, argumen
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_extended_later_equals_one_that_was_never_stopped(run):
+def test_a_run_extended_later_equals_one_that_was_never_stopped(run, components, differing):
     short = [*SMALL, "env.length=3", "checkpoint.interval=500", "schedule.epochs=1"]
     assert run(*short, "run.name=whole", "budget.env_steps=4000")[0] == 0
     assert run(*short, "run.name=parts", "budget.env_steps=2000")[0] == 0
+    whole, stopped = (components(f"runs/{name}")["agent"] for name in ("whole", "parts"))
+    assert differing(whole, stopped)
     assert run(*short, "run.name=parts", "budget.env_steps=4000", "resume=true")[0] == 0
-    assert run(*short, "run.name=other", "budget.env_steps=4000", "seed=1")[0] == 0
-    whole, parts, other = (components(name)["agent"] for name in ("whole", "parts", "other"))
-    assert all(torch.equal(value, parts[key]) for key, value in whole.items())
-    assert not all(torch.equal(value, other[key]) for key, value in whole.items())
+    assert differing(whole, components("runs/parts")["agent"]) == []
 
 
 def test_memory_learns_what_to_recall_and_without_it_nothing_can(run):
-    task = [*SMALL, "env.length=2", "budget.env_steps=12000", "optimizer.lr=2e-3"]
+    # Much entropy: it must try both ends of the corridor for long enough to see that one is told at its beginning.
+    task = [
+        *SMALL,
+        "env.length=2",
+        "budget.env_steps=9000",
+        "optimizer.lr=3e-3",
+        "agent.loss.entropy_coeff=0.3",
+    ]
     assert run(*task, "run.name=gru")[0] == 0
     assert summary("gru")["success"] >= 0.9
     small = [argument for argument in task if not argument.startswith("encoder.")]

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from yamame.runs import MLflowTracker
+from yamame.tracking.tracker import MLflowTracker
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "report.py"
 EXPECTED = {"expected.metric": "success_mean", "expected.interval": [0.8, 1.0]}

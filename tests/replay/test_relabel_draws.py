@@ -124,3 +124,39 @@ def test_rare_goals_and_their_timesteps_are_drawn_in_proportion_to_their_weights
     if share < 1:
         uniform, _ = draw_many(Recording("all"), batch)
         assert chi_square_excess(tally(tuple(row) for row in uniform), expected) > 1
+
+
+class Given(Relabel):
+    """Draws with numbers that are given."""
+
+    def __init__(self, uniform):
+        super().__init__()
+        self.uniform = uniform
+
+    def _uniform(self, like):
+        return self.uniform.expand_as(like)
+
+
+@pytest.mark.parametrize("places", [[0, 2, 3, 5], [1, 2], [4], range(6)])
+def test_every_order_of_the_options_is_drawn_exactly_as_often_over_all_orders_of_random_numbers(places):
+    uniform = (torch.tensor(list(itertools.permutations(range(6)))) + 0.5) / 6
+    options = torch.zeros(720, 6, dtype=torch.bool)
+    options[:, list(places)] = True
+    drawn = Given(uniform.double())._race(options).topk(len(places)).indices
+    orders = math.factorial(len(places))
+    assert tally(map(tuple, drawn.tolist())) == dict.fromkeys(itertools.permutations(places), 720 // orders)
+
+
+def test_choices_are_in_proportion_to_their_weights():
+    weights = torch.tensor([0.0, 3.0, 0.0, 1.0, 4.0, 0.0]).expand(8000, 6)
+    drawn = Relabel(generator=torch.Generator().manual_seed(0))._race(weights).argmax(-1)
+    assert chi_square_excess(tally(drawn.tolist()), {1: 3 / 8, 3: 1 / 8, 4: 4 / 8}) < 1
+    assert chi_square_excess(tally(drawn.tolist()), {1: 1 / 3, 3: 1 / 3, 4: 1 / 3}) > 1
+
+
+def test_what_weighs_nothing_is_never_chosen_not_even_with_extreme_numbers():
+    largest = torch.nextafter(torch.tensor(1.0, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64))
+    uniform = torch.tensor([[largest, 0.0, largest], [0.0, largest, 0.0], [0.0, 0.0, 0.0]])
+    race = Given(uniform)._race(torch.tensor([[0.0, 1e-3, 0.0]]).expand(3, 3))
+    assert race.argmax(-1).tolist() == [1, 1, 1]
+    assert race.isfinite().all()

@@ -7,7 +7,6 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import Compose
-from torchrl.objectives import SoftUpdate
 from yamame.agent import InContextAgent
 from yamame.heads import ActorHead, PopArt, make_critic
 from yamame.losses import MultiGammaREDQLoss
@@ -99,7 +98,6 @@ def update(batch, encoder):
     loss = MultiGammaREDQLoss(
         *parts, action_space=agent.action_space, gammas=agent.gammas, num_target_critics=4
     )
-    SoftUpdate(loss, tau=0.1)
     terms = loss(batch)
     total = sum(value for key, value in terms.items() if key.startswith("loss_"))
     total.backward()

@@ -7,9 +7,10 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from yamame import conf_dir
-from yamame.runs import Checkpointer, UsageError
+from yamame.checks import UsageError
+from yamame.cli.nodes import plain
+from yamame.files.checkpoint import Checkpointer
 from yamame.runs.build import build_agent, build_env
-from yamame.runs.hydra import plain
 from yamame.runs.trained import load_trained
 
 SMALL = ["encoder.d_model=16", "encoder.num_heads=2", "encoder.num_layers=1", "env.size=7"]
@@ -89,11 +90,11 @@ def test_the_memory_may_be_longer_than_in_training(run):
         ({"env": {"size": 8}}, r"size must be odd and at least 5, got 8"),
         (
             {"env": {"num_goals": 4}},
-            r"weights of .* must fit the environment, .* is \[64, 8\] there and \[64, 16\]",
+            r"weights of .* must fit the environment: size mismatch .*\[64, 8\].*\[64, 16\]",
         ),
         ({"trials": {"num_trials": 4}}, r"must have trials to change them, got {'num_trials': 4}"),
-        ({"device": "nowhere"}, r"device must be available, got 'nowhere'"),
-        ({"context_length": 0}, r"context_length must hold sinks and window, got context_length 0"),
+        ({"device": "nowhere"}, r"device: must be available, got 'nowhere'"),
+        ({"context_length": 0}, r"context_length must hold sinks 0 and window None, got 0"),
     ],
 )
 def test_what_does_not_fit_is_one_line_that_names_it(run, settings, message):

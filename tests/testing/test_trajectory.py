@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import yamame.trajectory
+from tensordict import TensorDict
 from yamame.testing import check_trajectory_encoder
 from yamame.trajectory import (
     GRUEncoder,
@@ -12,11 +13,12 @@ from yamame.trajectory import (
     LSTMEncoder,
     MambaEncoder,
     MemorylessEncoder,
+    RecurrentEncoder,
     TrajectoryEncoder,
     TransformerEncoder,
     WindowEncoder,
 )
-from yamame.trajectory.cache import CacheStep
+from yamame.trajectory.kv_cache import CacheStep
 
 SMALL = {"d_model": 16, "num_heads": 2, "num_layers": 2}
 ENCODERS = {
@@ -58,7 +60,9 @@ def test_every_public_encoder_is_among_the_configurations() -> None:
     public = {
         value
         for value in vars(yamame.trajectory).values()
-        if isinstance(value, type) and issubclass(value, TrajectoryEncoder) and value is not TrajectoryEncoder
+        if isinstance(value, type)
+        and issubclass(value, TrajectoryEncoder)
+        and value not in (TrajectoryEncoder, RecurrentEncoder)
     }
     assert public - NEED_CUDA == {type(make()) for make in ENCODERS.values()}
     assert public > NEED_CUDA
@@ -68,13 +72,16 @@ def test_every_public_encoder_is_among_the_configurations() -> None:
 def test_the_checker_leaves_the_encoder_and_random_state_alone(name: str) -> None:
     torch.manual_seed(0)
     encoder = ENCODERS[name]().train()
-    encoder.step(torch.randn(3, 5), torch.zeros(3).long(), torch.ones(3).bool())
-    state, memory = copy.deepcopy(encoder.state_dict()), encoder.memory_state_dict()
+    encoder(TensorDict({"features": torch.randn(3, 5), "is_init": torch.ones(3, 1).bool()}, [3]))
+    state, memory = copy.deepcopy(encoder.state_dict()), encoder.memory.clone()
     random_state = torch.get_rng_state()
     check_trajectory_encoder(encoder, has_memory=name != "memoryless")
     assert encoder.training
     assert torch.equal(torch.get_rng_state(), random_state)
-    for before, after in ((state, encoder.state_dict()), (memory, encoder.memory_state_dict())):
+    for before, after in (
+        (state, encoder.state_dict()),
+        (dict(memory.items()), dict(encoder.memory.items())),
+    ):
         assert before.keys() == after.keys()
         assert all(torch.equal(before[key], after[key]) for key in before)
 
@@ -113,8 +120,9 @@ class WrongShape(GRUEncoder):
 
 
 class RecordsGraph(GRUEncoder):
-    def step(self, x, step_index, starts):
-        return super().step(x, step_index, starts) + self.out.bias
+    def forward(self, tensordict):
+        tensordict = super().forward(tensordict)
+        return tensordict.set("context", tensordict["context"] + self.out.bias)
 
 
 class LooksAhead(TransformerEncoder):
@@ -149,21 +157,21 @@ class SeesPaddingValues(GRUEncoder):
         return tensordict
 
 
-class MixesRows(GRUEncoder):
+class MixesEnvs(GRUEncoder):
     def parallel(self, x, step_index, starts):
         context = super().parallel(x, step_index, starts)
         return context + 0.01 * context.mean(0)
 
 
-class MixesActingRows(GRUEncoder):
-    def advance(self, x, step_index, starts, memory):
-        context = super().advance(x, step_index, starts, memory)
-        return context + 0.01 * context.mean(0)
+class MixesActingEnvs(GRUEncoder):
+    def step(self, x, memory, is_init, step_index=None):
+        context, memory = super().step(x, memory, is_init, step_index)
+        return context + 0.01 * context.mean(0), memory
 
 
-class ResetsAllRows(GRUEncoder):
-    def advance(self, x, step_index, starts, memory):
-        return super().advance(x, step_index, starts.any().expand_as(starts), memory)
+class ResetsAllEnvs(GRUEncoder):
+    def step(self, x, memory, is_init, step_index=None):
+        return super().step(x, memory, is_init.any().expand_as(is_init), step_index)
 
 
 class IgnoresStarts(GRUEncoder):
@@ -174,13 +182,21 @@ class IgnoresStarts(GRUEncoder):
 
 
 class IgnoresActingStarts(TransformerEncoder):
-    def step(self, x, step_index, starts):
-        return super().step(x, step_index, torch.zeros_like(starts))
+    def step(self, x, memory, is_init, step_index=None):
+        return super().step(x, memory, torch.zeros_like(is_init), step_index)
 
 
-class ResetsNothing(GRUEncoder):
-    def reset_memory(self):
-        pass
+class ForgetsNothing(GRUEncoder):
+    """Has a second memory beside the one it shows."""
+
+    hidden = None
+
+    def step(self, x, memory, is_init, step_index=None):
+        if self.hidden is not None and len(self.hidden) == len(x):
+            memory = memory.clone().set("hidden", self.hidden)
+        context, memory = super().step(x, memory, is_init, step_index)
+        self.hidden = memory["hidden"]
+        return context, memory
 
 
 class CopiesItsMemory(GRUEncoder):
@@ -192,35 +208,58 @@ class CopiesItsCache(TransformerEncoder):
     def __deepcopy__(self, memo):
         twin = type(self)(self.in_features, **SMALL)
         twin.load_state_dict(self.state_dict())
-        twin.load_memory_state_dict(self.memory_state_dict())
+        twin.memory = None if self.memory is None else self.memory.clone()
         return twin.train(self.training)
 
 
 class ForgetsInSnapshots(GRUEncoder):
     def memory_state_dict(self):
-        state = super().memory_state_dict()
-        return {name: torch.zeros_like(value) for name, value in state.items()}
+        return {name: torch.zeros_like(value) for name, value in super().memory_state_dict().items()}
 
 
-class SharesSnapshots(GRUEncoder):
+class SharesSnapshots(TransformerEncoder):
     """The snapshot moves on with the memory."""
 
     def memory_state_dict(self):
-        return dict(self._memory or {})
+        return {"memory": self.memory}
+
+
+class RemembersTheOrder(GRUEncoder):
+    """An env's memory depends on its place among the others."""
+
+    def step(self, x, memory, is_init, step_index=None):
+        remembers = memory["hidden"].abs().sum((1, 2)).gt(0) & ~is_init
+        context, memory = super().step(x, memory, is_init, step_index)
+        return context + 0.01 * (torch.arange(len(x)) * remembers).unsqueeze(1), memory
+
+
+class SetsItsMemory(GRUEncoder):
+    def step(self, x, memory, is_init, step_index=None):
+        context, self.memory = super().step(x, memory, is_init, step_index)
+        return context, self.memory
+
+
+class ForgetsInSilence(GRUEncoder):
+    """Begins anew whenever the number of envs is another."""
+
+    def ready_memory(self, is_init):
+        if self.memory is not None and len(self.memory) != len(is_init):
+            self.memory = None
+        return super().ready_memory(is_init)
 
 
 class Forgets(GRUEncoder):
     def parallel(self, x, step_index, starts):
         return super().parallel(x, step_index, torch.ones_like(starts))
 
-    def advance(self, x, step_index, starts, memory):
-        return super().advance(x, step_index, torch.ones_like(starts), memory)
+    def step(self, x, memory, is_init, step_index=None):
+        return super().step(x, memory, torch.ones_like(is_init), step_index)
 
 
 class SlotOffByOne(CacheStep):
-    def __init__(self, entries, age, **settings):
-        super().__init__(entries, age, **settings)
-        self.place = self.place - (age > 3).long().unsqueeze(1)
+    def __init__(self, cache, is_init, **settings):
+        super().__init__(cache, is_init, **settings)
+        self.slot = self.slot - (self.position > 3).long().view(-1, 1, 1, 1)
 
 
 class FoldsOnce(GRUEncoder):
@@ -228,13 +267,13 @@ class FoldsOnce(GRUEncoder):
 
     folded = None
 
-    def advance(self, x, step_index, starts, memory):
+    def step(self, x, memory, is_init, step_index=None):
         if self.folded is None:
             self.folded = self.out.weight.detach().clone()
         current, self.out.weight.data = self.out.weight.data, self.folded
-        context = super().advance(x, step_index, starts, memory)
+        result = super().step(x, memory, is_init, step_index)
         self.out.weight.data = current
-        return context
+        return result
 
 
 class FoldsByVersion(FoldsOnce):
@@ -242,15 +281,15 @@ class FoldsByVersion(FoldsOnce):
 
     version = None
 
-    def advance(self, x, step_index, starts, memory):
+    def step(self, x, memory, is_init, step_index=None):
         if self.version != self.out.weight._version:
             self.folded, self.version = None, self.out.weight._version
-        return super().advance(x, step_index, starts, memory)
+        return super().step(x, memory, is_init, step_index)
 
 
 class PositionOffByOne(TransformerEncoder):
-    def advance(self, x, step_index, starts, memory):
-        return super().advance(x, step_index + 1, starts, memory)
+    def step(self, x, memory, is_init, step_index=None):
+        return super().step(x, memory, is_init, step_index + 1)
 
 
 DEFECTS = [
@@ -263,16 +302,19 @@ DEFECTS = [
     (LooksAheadForStarts, "causality", "depend on what follows"),
     (SeesPadding, "padding", "amount of left padding"),
     (SeesPaddingValues, "padding", "what padding holds"),
-    (MixesRows, "rows", "the parallel pass"),
-    (MixesActingRows, "rows", "acting"),
-    (ResetsAllRows, "rows", "acting"),
+    (MixesEnvs, "envs", "the parallel pass"),
+    (MixesActingEnvs, "envs", "acting"),
+    (ResetsAllEnvs, "envs", "acting"),
     (IgnoresStarts, "reset", "the parallel pass"),
     (IgnoresActingStarts, "reset", "acting"),
-    (ResetsNothing, "reset", r"reset_memory\(\)"),
+    (ForgetsNothing, "reset", r"reset_memory\(\)"),
     (CopiesItsMemory, "copying", "copy.deepcopy"),
     (CopiesItsCache, "copying", "copy.deepcopy"),
-    (ForgetsInSnapshots, "copying", "snapshot"),
-    (SharesSnapshots, "copying", "snapshot"),
+    (ForgetsInSnapshots, "value", "a saved memory"),
+    (SharesSnapshots, "value", "a saved memory"),
+    (RemembersTheOrder, "value", "from its own part"),
+    (SetsItsMemory, "value", "changes an attribute"),
+    (ForgetsInSilence, "value", "forgets without a word"),
     (Forgets, "memory", "do not depend on the timestep before"),
     (PositionOffByOne, "parity", "acting differs from the parallel pass"),
     (FoldsOnce, "parity", "after an update of weights in place"),
@@ -292,7 +334,7 @@ def test_a_planted_defect_is_caught_under_the_name_of_its_law(defect, law: str, 
 
 def test_a_cache_slot_off_by_one_breaks_parity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("yamame.trajectory.transformer.CacheStep", SlotOffByOne)
-    with pytest.raises(AssertionError, match="TransformerEncoder breaks the parity law"):
+    with pytest.raises(AssertionError, match=r"TransformerEncoder breaks the (reset|parity) law"):
         check_trajectory_encoder(ENCODERS["transformer"]())
 
 
@@ -311,13 +353,14 @@ def test_an_encoder_called_memoryless_must_not_remember() -> None:
 
 
 def test_the_message_names_place_size_and_tolerance() -> None:
-    with pytest.raises(AssertionError, match=r"\(row \d+, timestep \d+: off by \S+e[-+]\d+, allowed 1e-05\)"):
-        check_trajectory_encoder(MixesRows(5, hidden_size=8, out_features=7))
+    with pytest.raises(AssertionError, match=r"\(env \d+, timestep \d+: off by \S+e[-+]\d+, allowed 1e-05\)"):
+        check_trajectory_encoder(MixesEnvs(5, hidden_size=8, out_features=7))
 
 
 class NaNAfterReset(GRUEncoder):
-    def advance(self, x, step_index, starts, memory):
-        return super().advance(x, step_index, starts, memory) * torch.nan
+    def step(self, x, memory, is_init, step_index=None):
+        context, memory = super().step(x, memory, is_init, step_index)
+        return context * torch.nan, memory
 
 
 def test_nan_never_counts_as_equal() -> None:

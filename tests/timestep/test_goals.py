@@ -91,17 +91,17 @@ def test_special_slots_do_not_move_the_statistics():
     goal = show(instructions(300), torch.arange(300) % 3)
     real = goal[(goal != GOAL_PAD).any(-1) & (goal != GOAL_COMPLETED).any(-1)]
     module(goal)
-    torch.testing.assert_close(module.normalizer.mean, real.mean(0))
-    assert not torch.allclose(module.normalizer.mean, goal.reshape(-1, 2).mean(0))
+    torch.testing.assert_close(module.normalizer.mean.float(), real.mean(0))
+    assert not torch.allclose(module.normalizer.mean.float(), goal.reshape(-1, 2).mean(0))
 
 
 def test_padding_timesteps_do_not_move_the_statistics():
     module = MLPGoalEncoder(4, 2)
     goal = instructions(10)
-    goal[5:] = 0.0  # padding rows hold zeros, which looks like a goal at the origin
+    goal[5:] = 0.0  # padding holds zeros, which looks like a goal at the origin
     mask = torch.arange(10) < 5
     module(goal, mask)
-    torch.testing.assert_close(module.normalizer.mean, goal[:5, :3].reshape(-1, 2).mean(0))
+    torch.testing.assert_close(module.normalizer.mean.float(), goal[:5, :3].reshape(-1, 2).mean(0))
 
 
 @pytest.mark.parametrize("magic", [GOAL_PAD, GOAL_COMPLETED])
@@ -136,11 +136,14 @@ def test_unknown_tokens_are_told_from_every_known_one():
 @pytest.mark.parametrize(
     ("build_bad", "message"),
     [
-        (lambda: MLPGoalEncoder(0, 2), "MLPGoalEncoder: num_slots must be positive, got 0"),
-        (lambda: MLPGoalEncoder(1, 2, hidden_size=0), "MLPGoalEncoder: hidden_size must be positive, got 0"),
+        (lambda: MLPGoalEncoder(0, 2), "MLPGoalEncoder: num_slots must be at least 1, got 0"),
+        (
+            lambda: MLPGoalEncoder(1, 2, hidden_size=0),
+            "MLPGoalEncoder: hidden_size must be at least 1, got 0",
+        ),
         (
             lambda: TokenGoalEncoder(1, 2, num_tokens=0),
-            "TokenGoalEncoder: num_tokens must be positive, got 0",
+            "TokenGoalEncoder: num_tokens must be at least 1, got 0",
         ),
     ],
 )

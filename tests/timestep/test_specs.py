@@ -12,7 +12,8 @@ from torchrl.data import (
     OneHot,
     Unbounded,
 )
-from yamame.timestep import NOT_INPUTS, Input, inputs_from_spec
+from yamame.keys import NOT_INPUTS
+from yamame.timestep import Input, inputs_from_spec
 
 
 def spec(*batch: int) -> Composite:
@@ -59,7 +60,9 @@ def test_sizes_do_not_depend_on_the_batch_and_keys_are_sorted(batch):
 def test_what_must_not_be_seen_is_excluded_by_default_and_only_by_default():
     assert set(NOT_INPUTS) & set(inputs_from_spec(spec(), batch_dims=0)) == set()
     everything = inputs_from_spec(spec(), batch_dims=0, exclude=())
-    assert set(NOT_INPUTS) - set(everything) == {"mask"}
+    inputs = inputs_from_spec(spec(), batch_dims=0)
+    assert set(everything) - set(inputs) == set(NOT_INPUTS) & set(spec().keys())
+    assert {"goal", "achieved", "is_init", "success", "task_seed"} <= set(everything) - set(inputs)
     assert ("robot", "arm") not in inputs_from_spec(spec(), batch_dims=0, exclude=[("robot", "arm")])
 
 
@@ -106,9 +109,9 @@ def test_the_leaf_decides_the_kind_and_the_batch_does_not(name, batch):
     [
         (((3,), "sound"), r"kind must be one of \('vector', 'image', 'tokens'\), got 'sound'"),
         (((3, 0),), r"shape must have positive dimensions, got \(3, 0\)"),
-        (((64,), "image"), r"shape of an image must have 2 or 3 dimensions, got \(64,\)"),
-        (((3,), "tokens"), "num_tokens must be positive for tokens, got None"),
-        (((3,), "tokens", 0), "num_tokens must be positive for tokens, got 0"),
+        (((64,), "image"), r"shape must have 2 or 3 dimensions for an image, got \(64,\)"),
+        (((3,), "tokens"), "num_tokens must be at least 1, got 0"),
+        (((3,), "tokens", 0), "num_tokens must be at least 1, got 0"),
         (((3,), "vector", 5), "num_tokens must be None for vector, got 5"),
     ],
 )

@@ -162,9 +162,9 @@ def test_shuffled_labels_are_not_learned():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"shape": (9,), "num_tokens": 0}, "num_tokens must be positive, got 0"),
-        ({"shape": (9,), "num_tokens": 5, "out_features": 0}, "out_features must be positive, got 0"),
-        ({"shape": (9,), "num_tokens": 5, "embedding_size": -1}, "embedding_size must be positive, got -1"),
+        ({"shape": (9,), "num_tokens": 0}, "num_tokens must be at least 1, got 0"),
+        ({"shape": (9,), "num_tokens": 5, "out_features": 0}, "out_features must be at least 1, got 0"),
+        ({"shape": (9,), "num_tokens": 5, "embedding_size": -1}, "embedding_size must be at least 1, got -1"),
         (
             {"shape": (2, 3, 4, 5), "num_tokens": 5},
             r"shape must have at most 3 dimensions, got \(2, 3, 4, 5\)",

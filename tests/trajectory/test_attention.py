@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from yamame.trajectory import SigmaReparamLinear, attention
-from yamame.trajectory.attention import SelfAttention, dot_product, sequence_attention, visibility
+from yamame.trajectory import attention
+from yamame.trajectory.attention import dot_product, sequence_attention, visibility
 
 
 @pytest.mark.parametrize(("window", "sinks"), [(None, 0), (1, 0), (4, 0), (3, 2), (2, 5), (30, 1)])
@@ -102,27 +102,3 @@ def test_autocast_on_a_cpu_keeps_attention_in_float32() -> None:
         assert torch.equal(dot_product(q, k, v, mask=None, causal=True), exact)
         reduced = dot_product(q.bfloat16(), k.bfloat16(), v.bfloat16(), mask=None, causal=True)
     assert reduced.dtype == torch.float32
-
-
-def test_head_scaling_multiplies_each_head_before_they_are_joined() -> None:
-    torch.manual_seed(0)
-    layer = SelfAttention(8, 2, head_scaling=True, sigma_reparam=False)
-    starts = torch.tensor([[True, False, False]])
-    attend = sequence_attention(starts, window=None, sinks=0)
-    with torch.no_grad():
-        layer.head_scale.copy_(torch.tensor([0.0, 2.0]).view(2, 1, 1))
-        x = torch.randn(1, 3, 8)
-        found = layer(x, attend, None)
-        q, k, v = layer.qkv(x).view(1, 3, 3, 2, 4).permute(2, 0, 3, 1, 4)
-        heads = attend(q, k, v)[0, 1]
-        expected = layer.out(torch.cat((torch.zeros(3, 4), 2 * heads), -1))
-    assert torch.allclose(found[0], expected, atol=1e-6)
-
-
-@pytest.mark.parametrize("sigma_reparam", [True, False])
-def test_projections_are_reparametrised_by_option(sigma_reparam: bool) -> None:
-    layer = SelfAttention(8, 2, head_scaling=False, sigma_reparam=sigma_reparam)
-    assert isinstance(layer.qkv, SigmaReparamLinear) is sigma_reparam
-    assert isinstance(layer.out, SigmaReparamLinear) is sigma_reparam
-    assert layer.qkv.bias is None
-    assert layer.head_scale is None

@@ -5,7 +5,6 @@ import torch
 from tensordict import TensorDict
 from torchrl.modules import set_recurrent_mode
 from yamame.trajectory import GRUEncoder, TransformerEncoder
-from yamame.trajectory.attention import SelfAttention
 from yamame.trajectory.attention_maps import attention_maps
 
 KINDS = {
@@ -41,21 +40,18 @@ def test_rows_sum_to_one_and_nothing_later_is_looked_at(kind):
 def test_maps_applied_to_the_values_give_the_output_of_every_layers_attention(kind):
     encoder, sequence = encoder_of(kind).eval(), sequence_of(2, 7)
     maps, seen = attention_maps(encoder, sequence), []
-    layers = [module for module in encoder.modules() if isinstance(module, SelfAttention)]
-    for layer in layers:
-        layer.register_forward_hook(lambda module, args, output: seen.append((args[0], output)))
+    for layer in encoder.layers:
+        layer.qkv.register_forward_hook(lambda module, args, output: seen.append(output))
+        layer.out.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     with set_recurrent_mode(True), torch.no_grad():
         encoder(sequence.clone())
-    with torch.no_grad():
-        for layer, weights, (x, output) in zip(layers, maps, seen, strict=True):
-            values = layer.qkv(x).unflatten(-1, (3, 4, -1))[:, :, 2].transpose(1, 2)
-            found = weights @ values
-            if layer.head_scale is not None:
-                found = found * layer.head_scale
-            # two orders of the same float32 sums
-            assert torch.allclose(layer.out(found.transpose(1, 2).flatten(-2)), output, atol=1e-5)
-            wrong = layer.out((weights.flip(1) @ values).transpose(1, 2).flatten(-2))
-            assert not torch.allclose(wrong, output, atol=1e-3)
+    for layer, weights, qkv, joined in zip(encoder.layers, maps, seen[::2], seen[1::2], strict=True):
+        values = qkv.unflatten(-1, (3, 4, -1))[:, :, 2].transpose(1, 2)
+        scale = 1.0 if layer.head_scale is None else layer.head_scale.detach()
+        # two orders of the same float32 sums
+        assert torch.allclose((scale * (weights @ values)).transpose(1, 2).flatten(-2), joined, atol=1e-5)
+        wrong = (scale * (weights.flip(1) @ values)).transpose(1, 2).flatten(-2)
+        assert not torch.allclose(wrong, joined, atol=1e-3)
 
 
 def test_a_window_with_sinks_and_a_start_hide_what_they_say():

@@ -6,6 +6,8 @@ import pickle
 import pytest
 import torch
 from tensordict import TensorDict
+from torchrl.data import Composite, Unbounded
+from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.modules import set_recurrent_mode
 from torchrl.objectives import LossModule
 from yamame.trajectory import (
@@ -13,12 +15,14 @@ from yamame.trajectory import (
     LinearRecurrentEncoder,
     LSTMEncoder,
     MemorylessEncoder,
+    RecurrentEncoder,
     TrajectoryEncoder,
     TrajectoryKeys,
     TransformerEncoder,
     WindowEncoder,
     segment_positions,
     segment_starts,
+    separate_memory,
 )
 
 MAKE = {
@@ -32,6 +36,27 @@ MAKE = {
     "memoryless": lambda **kw: MemorylessEncoder(3, d_model=8, **kw),
 }
 REMEMBERING = [name for name in MAKE if name != "memoryless"]
+
+
+class CountingEnv(EnvBase):
+    """Four envs that show nothing but their number of steps."""
+
+    def __init__(self) -> None:
+        super().__init__(batch_size=torch.Size([4]))
+        self.observation_spec = Composite(count=Unbounded((4, 1)), shape=(4,))
+        self.action_spec, self.reward_spec = Unbounded((4, 1)), Unbounded((4, 1))
+
+    def _reset(self, tensordict=None, **kwargs):
+        return TensorDict({"count": torch.zeros(4, 1)}, [4])
+
+    def _step(self, tensordict):
+        flag = torch.zeros(4, 1, dtype=torch.bool)
+        return TensorDict({"count": torch.ones(4, 1), "reward": torch.zeros(4, 1), "done": flag}, [4])
+
+    def _set_seed(self, seed):
+        return seed
+
+
 every = pytest.mark.parametrize("name", MAKE)
 remembering = pytest.mark.parametrize("name", REMEMBERING)
 
@@ -145,9 +170,9 @@ def test_any_leading_shape_is_taken(name: str) -> None:
     assert torch.allclose(sequence(encoder, td[0, 0]), sequence(encoder, td)[0, 0], atol=1e-6)
     acting = rows(6, start=True)
     expected = context(encoder, acting).unflatten(0, (2, 3))
-    encoder.reset_memory()
+    encoder.memory = None
     assert torch.allclose(context(encoder, acting.reshape(2, 3)), expected, atol=1e-6)
-    encoder.reset_memory()
+    encoder.memory = None
     assert torch.allclose(context(encoder, acting[0]), expected[0, 0], atol=1e-6)
 
 
@@ -155,23 +180,120 @@ def test_any_leading_shape_is_taken(name: str) -> None:
 def test_memory_is_neither_parameter_nor_buffer_and_appears_at_the_first_step(name: str) -> None:
     encoder = MAKE[name]().eval()
     names = set(encoder.state_dict())
-    assert encoder.memory_state_dict() == {}
+    assert encoder.memory is None
     sequence(encoder, TensorDict({"features": torch.randn(2, 5, 3)}, [2, 5]))
-    assert encoder.memory_state_dict() == {}
+    assert encoder.memory is None
     encoder(rows(2, start=True))
-    assert encoder.memory_state_dict()["age"].tolist() == [0, 0]
+    assert encoder.memory.batch_size == (2,)
     assert set(encoder.state_dict()) == names
     assert set(TensorDict.from_module(encoder).flatten_keys(".").keys()) == names
 
 
 @remembering
-def test_a_change_of_the_number_of_rows_starts_all_rows_afresh(name: str) -> None:
+def test_another_number_of_envs_is_refused_unless_all_of_them_start(name: str) -> None:
     encoder = MAKE[name]().eval()
     encoder(rows(2, start=True))
-    found = context(encoder, rows(3, start=False))
-    encoder.reset_memory()
-    assert torch.equal(found, context(encoder, rows(3, start=False)))
-    assert not torch.allclose(found, context(encoder, rows(3, start=False, step=1)), atol=1e-3)
+    before = encoder.memory.clone()
+    mixed = rows(3, start=True)
+    mixed["is_init"][1] = False
+    with pytest.raises(
+        ValueError, match=r"the number of envs must stay 2 until all of them start afresh .* got 3"
+    ):
+        encoder(mixed)
+    assert (encoder.memory == before).all()
+    context_of_three = context(encoder, rows(3, start=True))
+    encoder.memory = None
+    assert torch.equal(context_of_three, context(encoder, rows(3, start=True)))
+
+
+@every
+def test_a_nested_stream_cannot_touch_a_memory(name: str) -> None:
+    encoder, undisturbed = MAKE[name]().eval(), MAKE[name]().eval()
+    undisturbed.load_state_dict(encoder.state_dict())
+    outputs = []
+    for policy, disturbed in (
+        (torch.nn.Sequential(encoder), True),
+        (torch.nn.Sequential(undisturbed), False),
+    ):
+        steps = [context(policy[0], rows(2, start=t == 0, step=t, seed=t)) for t in range(4)]
+        if disturbed:
+            with torch.inference_mode(), separate_memory(policy):
+                assert policy[0].memory is None
+                context(policy[0], rows(5, start=True, seed=9))
+        steps += [context(policy[0], rows(2, start=False, step=t, seed=t)) for t in range(4, 8)]
+        outputs.append(torch.stack(steps))
+    assert torch.equal(*outputs)
+
+
+@remembering
+def test_a_memory_is_the_callers_to_keep_and_a_step_is_a_function_of_it(name: str) -> None:
+    encoder = MAKE[name]().eval()
+    generator = torch.Generator().manual_seed(0)
+    x, start = torch.randn(6, 3, 3, generator=generator), torch.zeros(3).bool()
+    with torch.no_grad():
+        memory = encoder.init_memory(3, capacity=8)
+        for t in range(3):
+            _, memory = encoder.step(x[t], encoder.grow(memory), start)
+        branches = [memory.clone(), memory.clone()]
+        for t in range(3, 6):
+            for i, value in enumerate((x[t], -x[t])):
+                output, branches[i] = encoder.step(value, encoder.grow(branches[i]), start)
+        again = memory.clone()
+        for t in range(3, 6):
+            repeated, again = encoder.step(-x[t], encoder.grow(again), start)
+    assert torch.equal(output, repeated)
+    assert (branches[1] == again).all()
+    assert not (branches[0] == again).all()
+    assert encoder.memory is None
+
+
+FIXED = [name for name in REMEMBERING if isinstance(MAKE[name](), RecurrentEncoder)]
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_a_fixed_memory_may_live_in_the_tensordict_of_a_rollout(name: str) -> None:
+    torch.manual_seed(0)
+    kept = MAKE[name]().eval()
+    carried = MAKE[name](keys=TrajectoryKeys(memory="state")).eval()
+    carried.load_state_dict(kept.state_dict())
+    assert "state" in carried.in_keys
+    assert ("next", "state") in carried.out_keys
+    td = TransformedEnv(CountingEnv(), carried.make_tensordict_primer()).reset()
+    assert all((value == 0).all() for value in td["state"].values())
+    for t in range(9):
+        seen = rows(4, start=False, step=t, seed=t)
+        seen["is_init"][t % 4] = True
+        td.update(seen)
+        assert torch.equal(carried(td)["context"], context(kept, seen))
+        td["state"] = td["next", "state"]
+    assert carried.memory is None
+
+
+def test_a_memory_that_grows_stays_out_of_the_tensordict_and_a_primer_needs_a_key() -> None:
+    with pytest.raises(ValueError, match=r"TransformerEncoder: keys.memory must be None: .*, got 'state'"):
+        MAKE["transformer"](keys=TrajectoryKeys(memory="state"))
+    with pytest.raises(ValueError, match=r"GRUEncoder: keys.memory must be set for a primer, got None"):
+        MAKE["gru"]().make_tensordict_primer()
+
+
+class OnlySteps(GRUEncoder):
+    """As a user's own encoder may be: a step and a memory, and no parallel pass."""
+
+    parallel = TrajectoryEncoder.parallel
+
+
+def test_an_encoder_that_only_steps_is_trained_through_its_steps() -> None:
+    torch.manual_seed(0)
+    fast, slow = GRUEncoder(3, hidden_size=8, out_features=8), OnlySteps(3, hidden_size=8, out_features=8)
+    slow.load_state_dict(fast.state_dict())
+    td = TensorDict({"features": torch.randn(4, 12, 3), "is_init": torch.rand(4, 12, 1) < 0.2}, [4, 12])
+    gradients = []
+    for encoder in (fast, slow):
+        with set_recurrent_mode(True):
+            context(encoder, td).pow(2).sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in encoder.parameters()]))
+    # two orders of the same float32 sums over 48 timesteps
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-4)
 
 
 @remembering
@@ -180,8 +302,8 @@ def test_copies_start_empty_and_leave_the_original_its_memory(name: str, duplica
     encoder = MAKE[name]().eval()
     encoder(rows(2, start=True))
     twin = duplicate(encoder)
-    assert twin.memory_state_dict() == {}
-    assert encoder.memory_state_dict()["age"].tolist() == [0, 0]
+    assert twin.memory is None
+    assert encoder.memory.batch_size == (2,)
     assert all(torch.equal(value, twin.state_dict()[key]) for key, value in encoder.state_dict().items())
 
 
@@ -200,12 +322,11 @@ def test_memory_survives_every_kind_of_weight_change(name: str) -> None:
     for change in (loaded, pushed, optimized):
         encoder = MAKE[name]().eval()
         encoder(rows(2, start=True))
-        before = encoder.memory_state_dict()
+        before = encoder.memory.clone()
         change(encoder)
-        after = encoder.memory_state_dict()
-        assert all(torch.equal(before[key], after[key]) for key in before)
-        encoder(rows(2, start=False, step=1))
-        assert encoder.memory_state_dict()["age"].tolist() == [1, 1]
+        assert (before == encoder.memory).all()
+        encoder(rows(2, start=False, step=1, seed=1))
+        assert not (before == encoder.memory).all()
 
 
 @remembering
@@ -224,22 +345,12 @@ def test_a_snapshot_continues_exactly(name: str) -> None:
     encoder = MAKE[name]().eval()
     for step in range(40):
         encoder(rows(2, start=step == 0, step=step, seed=step))
-    snapshot = encoder.memory_state_dict()
+    snapshot = encoder.memory.clone()
     rest = [context(encoder, rows(2, start=False, step=t, seed=t)) for t in range(40, 80)]
     resumed = copy.deepcopy(encoder)
-    resumed.load_memory_state_dict(snapshot)
+    resumed.memory = snapshot
     again = [context(resumed, rows(2, start=False, step=t, seed=t)) for t in range(40, 80)]
     assert torch.equal(torch.stack(rest), torch.stack(again))
-
-
-@every
-def test_an_empty_snapshot_resets_and_a_strange_one_is_refused(name: str) -> None:
-    encoder = MAKE[name]()
-    encoder(rows(2, start=True))
-    encoder.load_memory_state_dict({})
-    assert encoder.memory_state_dict() == {}
-    with pytest.raises(ValueError, match=r"state must hold 'age', got \['weight'\]"):
-        encoder.load_memory_state_dict({"weight": torch.ones(1)})
 
 
 @every
@@ -321,5 +432,5 @@ def test_sizes_must_be_positive(argument: str, value: int) -> None:
 
 
 def test_context_length_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="context_length must be at least 1 or None, got 0"):
+    with pytest.raises(ValueError, match="context_length must be at least 1, got 0"):
         TrajectoryEncoder(3, 4, context_length=0)

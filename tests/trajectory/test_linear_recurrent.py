@@ -6,6 +6,13 @@ from torch.nn import functional as F
 from yamame.trajectory import LinearRecurrentEncoder, segment_positions
 
 
+@torch.no_grad()
+def step(encoder, x, is_init, step_index=None):
+    """One timestep from the memory that the encoder keeps."""
+    context, encoder.memory = encoder.step(x, encoder.ready_memory(is_init), is_init, step_index)
+    return context
+
+
 def drawn(length: int, *, chance: float = 0.1) -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
     starts = torch.rand(3, length) < chance
@@ -34,7 +41,7 @@ def test_acting_equals_the_parallel_pass_over_a_thousand_steps() -> None:
     x, starts = drawn(1024, chance=0.002)
     encoder = LinearRecurrentEncoder(4, d_model=16, max_time_constant=1000.0).eval()
     with torch.no_grad():
-        found = torch.stack([encoder.step(x[:, t], None, starts[:, t]) for t in range(1024)], 1)
+        found = torch.stack([step(encoder, x[:, t], starts[:, t]) for t in range(1024)], 1)
         expected = encoder.parallel(x, segment_positions(starts), starts)
     assert torch.allclose(found, expected, atol=1e-5, rtol=0)
 
@@ -59,17 +66,17 @@ def test_nan_left_behind_by_an_episode_never_reaches_the_next() -> None:
     torch.manual_seed(0)
     encoder = LinearRecurrentEncoder(4, d_model=8).eval()
     clean, everything = torch.randn(2, 4), torch.ones(2).bool()
-    expected = encoder.step(clean, None, everything)
-    assert encoder.step(torch.full((2, 4), torch.nan), None, ~everything).isnan().all()
-    assert torch.equal(encoder.step(clean, None, everything), expected)
+    expected = step(encoder, clean, everything)
+    assert step(encoder, torch.full((2, 4), torch.nan), ~everything).isnan().all()
+    assert torch.equal(step(encoder, clean, everything), expected)
 
 
 def test_memory_has_the_same_size_at_any_length_and_single_precision_at_least() -> None:
     encoder = LinearRecurrentEncoder(4, d_model=8, num_layers=3).bfloat16()
     for _ in range(50):
-        encoder.step(torch.randn(2, 4).bfloat16(), None, torch.zeros(2).bool())
-    state = encoder.memory_state_dict()["state"]
-    assert state.shape == (3, 2, 8)
+        step(encoder, torch.randn(2, 4).bfloat16(), torch.zeros(2).bool())
+    state = encoder.memory["state"]
+    assert state.shape == (2, 3, 8)
     assert state.dtype == torch.float32
     assert encoder.context_length is None
 

@@ -10,6 +10,14 @@ from torch.nn import functional as F
 from yamame.testing import check_trajectory_encoder
 from yamame.trajectory import MambaEncoder, segment_positions
 
+
+@torch.no_grad()
+def step(encoder, x, is_init, step_index=None):
+    """One timestep from the memory that the encoder keeps."""
+    context, encoder.memory = encoder.step(x, encoder.ready_memory(is_init), is_init, step_index)
+    return context
+
+
 SIZES = {"d_model": 6, "d_state": 3, "expand": 2}
 
 
@@ -82,9 +90,9 @@ def test_the_laws_hold_over_any_block_of_the_interface(kernels, settings, seed):
 class ForgetsToReset(MambaEncoder):
     """Resets the recurrence, not the convolution."""
 
-    def advance(self, x, step_index, starts, memory):
-        memory["ssm"].masked_fill_(starts.view(1, -1, 1, 1), 0)
-        return super().advance(x, step_index, torch.zeros_like(starts), memory)
+    def step(self, x, memory, is_init, step_index=None):
+        memory["ssm"].masked_fill_(is_init.view(-1, 1, 1, 1), 0)
+        return super().step(x, memory, torch.zeros_like(is_init), step_index)
 
 
 class ReadsOn(MambaEncoder):
@@ -122,7 +130,7 @@ def test_acting_works_in_and_out_of_inference_mode_and_under_autocast(kernels):
             torch.inference_mode(t % 2 == 0),
             torch.autocast("cpu", dtype=torch.bfloat16, enabled=t % 3 == 0),
         ):
-            found = encoder.step(x[:, t], None, starts[:, t])
+            found = step(encoder, x[:, t], starts[:, t])
         assert torch.allclose(found, expected[:, t], atol=1e-5)
 
 

@@ -23,10 +23,10 @@ def test_the_network_is_the_formula() -> None:
 
 def test_dropout_acts_in_training_only() -> None:
     encoder = MemorylessEncoder(3, d_model=6, dropout=0.5)
-    x, index, starts = torch.randn(2, 3), torch.zeros(2).long(), torch.ones(2).bool()
-    assert not torch.equal(encoder.step(x, index, starts), encoder.step(x, index, starts))
+    x, memory, is_init = torch.randn(2, 3), encoder.init_memory(2), torch.ones(2).bool()
+    assert not torch.equal(encoder.step(x, memory, is_init)[0], encoder.step(x, memory, is_init)[0])
     encoder.eval()
-    assert torch.equal(encoder.step(x, index, starts), encoder.step(x, index, starts))
+    assert torch.equal(encoder.step(x, memory, is_init)[0], encoder.step(x, memory, is_init)[0])
 
 
 @pytest.mark.parametrize("argument", ["d_model", "num_layers", "ff_factor"])

@@ -1,6 +1,5 @@
 """Positions from ``step_index``: the formula, the table behind it, and rotation."""
 
-import copy
 import math
 
 import pytest
@@ -19,26 +18,6 @@ def test_sinusoids_agree_with_the_formula_at_any_index() -> None:
             # float32 rounding of a value of at most one; the angle itself carries no error that shows.
             assert found[0, 0, 2 * i].item() == pytest.approx(math.sin(angle), abs=2e-7)
             assert found[0, 0, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=2e-7)
-
-
-def test_the_table_grows_stays_small_and_is_no_state() -> None:
-    sinusoids = Sinusoids(4)
-    first = sinusoids(torch.tensor([7]))
-    sinusoids(torch.tensor([1000]))
-    assert sinusoids._table.shape == (1024, 4)
-    sinusoids(torch.tensor([1_000_000]))
-    assert sinusoids._table.shape == (1024, 4)
-    assert torch.equal(sinusoids(torch.tensor([7])), first)
-    assert not sinusoids.state_dict()
-    assert copy.deepcopy(sinusoids)._table.shape == (0, 4)
-
-
-def test_a_table_made_in_inference_mode_serves_training() -> None:
-    sinusoids = Sinusoids(4)
-    with torch.inference_mode():
-        sinusoids(torch.tensor([3]))
-    x = torch.randn(2, 4, requires_grad=True)
-    rotate(x, sinusoids(torch.tensor([1, 2]))).sum().backward()
 
 
 def test_rotation_keeps_lengths_and_makes_products_depend_on_the_distance_only() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from yamame import conf_dir
-from yamame.runs.hydra import instantiate
+from yamame.cli.nodes import instantiate
 from yamame.testing import check_trajectory_encoder
 
 NEED_CUDA = {"mamba"}
@@ -26,11 +26,9 @@ def test_those_that_are_left_out_exist():
 
 def test_choices_that_are_variants_differ_in_what_they_say():
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        plain, compiled, selective = (
-            dict(compose("train", overrides=[f"encoder={name}"]).encoder)
-            for name in ("gru", "gru_compiled", "gru_selective")
+        plain, selective = (
+            dict(compose("train", overrides=[f"encoder={name}"]).encoder) for name in ("gru", "gru_selective")
         )
         chosen = dict(compose("train", overrides=["experiment=cpu_tmaze_gru"]).encoder)
-    assert compiled == {**plain, "compiled": True}
-    assert selective == {**compiled, "gate_gain": 8.0}
+    assert selective == {**plain, "gate_gain": 8.0}
     assert chosen == selective

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from yamame.trajectory.segments import segment_outputs
+from yamame.trajectory.recurrent import segment_outputs
 
 
 def average(rows: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,13 @@ import copy
 import pytest
 import torch
 from torch.nn import functional as F
-from yamame.trajectory import SigmaReparamLinear, folded_weights
+from yamame.trajectory import SigmaReparamLinear
+from yamame.trajectory.sigma import frozen_power_iteration
+
+
+def sigma_of(layer: SigmaReparamLinear) -> torch.Tensor:
+    """The estimate of the weight's spectral norm, from what it is divided by."""
+    return (layer.gamma * layer.weight.norm() / layer.effective_weight().norm()).detach()
 
 
 def spectral_norm(weight: torch.Tensor) -> torch.Tensor:
@@ -14,7 +20,7 @@ def spectral_norm(weight: torch.Tensor) -> torch.Tensor:
 
 def test_the_first_estimate_is_the_true_spectral_norm() -> None:
     layer = SigmaReparamLinear(12, 20).eval()
-    assert torch.isclose(layer.sigma().double(), spectral_norm(layer.weight), rtol=1e-5)
+    assert torch.isclose(sigma_of(layer).double(), spectral_norm(layer.weight), rtol=1e-5)
     assert torch.isclose(spectral_norm(layer.effective_weight()), torch.tensor(1.0).double(), rtol=1e-5)
 
 
@@ -38,7 +44,7 @@ def test_training_forwards_follow_a_weight_that_moved() -> None:
     for _ in range(30):
         layer(torch.randn(4, 12))
         layer.eval()
-        errors.append(abs(layer.sigma().double() - true) / true)
+        errors.append(abs(sigma_of(layer).double() - true) / true)
         layer.train()
     assert errors[0] > 1e-3
     assert errors[-1] < 1e-5
@@ -57,18 +63,18 @@ def test_a_training_forward_is_exactly_one_power_iteration_step() -> None:
     assert torch.allclose(out, (layer.weight / (u @ layer.weight @ v)).T, atol=1e-6)
 
 
-@pytest.mark.parametrize("num_rows", [2, 40])
-def test_a_fixed_map_is_one_step_however_many_parts_it_is_given(num_rows: int) -> None:
-    torch.manual_seed(0)
+def test_a_forward_that_is_computed_again_leaves_the_vectors_alone() -> None:
     layer = SigmaReparamLinear(5, 7).train()
     with torch.no_grad():
         layer.weight.add_(torch.randn(7, 5))
-    twin, x = copy.deepcopy(layer), torch.randn(num_rows, 5)
-    expected = twin(x)
-    part = layer.fixed(num_rows)
-    assert torch.allclose(torch.cat([part(x[:1]), part(x[1:])]), expected, atol=1e-6)
-    assert torch.equal(layer.u, twin.u)
-    assert torch.equal(layer.v, twin.v)
+    x = torch.randn(4, 5)
+    first = layer(x)
+    u = layer.u.clone()
+    with frozen_power_iteration():
+        assert torch.equal(layer(x), first)
+    assert torch.equal(layer.u, u)
+    layer(x)
+    assert not torch.equal(layer.u, u)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -82,11 +88,10 @@ def test_only_training_forwards_move_the_vectors(training: bool) -> None:
     assert torch.equal(layer.v, v) is not training
 
 
-@pytest.mark.parametrize("num_rows", [2, 40])
-def test_the_gradient_flows_through_the_weight_inside_sigma(num_rows: int) -> None:
+def test_the_gradient_flows_through_the_weight_inside_sigma() -> None:
     torch.manual_seed(0)
     layer = SigmaReparamLinear(4, 6).double().eval()
-    x = torch.randn(num_rows, 4, dtype=torch.float64)
+    x = torch.randn(40, 4, dtype=torch.float64)
     u, v = layer.u.double(), layer.v.double()
 
     def forward(weight: torch.Tensor, gamma: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -105,10 +110,9 @@ def test_the_gradient_flows_through_the_weight_inside_sigma(num_rows: int) -> No
     assert abs(along) < 1e-5
 
 
-@pytest.mark.parametrize("num_rows", [2, 40])
-def test_few_and_many_rows_are_multiplied_by_the_same_weight(num_rows: int) -> None:
+def test_inputs_are_multiplied_by_the_reparametrised_weight() -> None:
     layer = SigmaReparamLinear(6, 9).eval()
-    x = torch.randn(num_rows, 6)
+    x = torch.randn(20, 6)
     with torch.no_grad():
         layer.weight.add_(0.1 * torch.randn(9, 6))
         layer.gamma.fill_(1.7)
@@ -148,9 +152,9 @@ def test_the_vectors_stay_float32_whatever_the_weights_are() -> None:
 
 def test_sigma_keeps_its_precision_under_autocast() -> None:
     layer = SigmaReparamLinear(30, 40).eval()
-    expected = layer.sigma()
+    expected = sigma_of(layer)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(layer.sigma(), expected)
+        assert torch.equal(sigma_of(layer), expected)
         assert layer(torch.randn(3, 30)).dtype == torch.bfloat16
 
 
@@ -164,36 +168,50 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_every_weight_change_is_seen_at_once_and_by_the_next_fold(change: str) -> None:
-    layer = SigmaReparamLinear(5, 7).eval()
-    x = torch.randn(2, 5)
+def test_every_weight_change_is_seen_at_once_and_once_prepared_by_the_next_preparation(change: str) -> None:
+    torch.manual_seed(0)
+    layer, x = SigmaReparamLinear(5, 7).eval(), torch.randn(2, 5)
+    prepared = copy.deepcopy(layer)
+    prepared.prepare_to_act()
     with torch.no_grad():
-        with folded_weights(layer):
-            old = layer(x)
-        CHANGES[change](layer)
+        old = prepared(x)
+        assert torch.equal(layer(x), old)
+        for part in (layer, prepared):
+            torch.manual_seed(1)
+            CHANGES[change](part)
         expected = F.linear(x, layer.gamma / (layer.u @ layer.weight @ layer.v) * layer.weight, layer.bias)
         assert not torch.allclose(old, expected, atol=1e-4)
         assert torch.allclose(layer(x), expected, atol=1e-5)
-        with folded_weights(layer):
-            assert torch.allclose(layer(x), expected, atol=1e-5)
+        prepared.prepare_to_act()
+        assert torch.equal(prepared(x), layer(x))
 
 
-def test_folding_never_touches_gradients_training_copies_or_what_follows_an_error() -> None:
-    layer = SigmaReparamLinear(5, 7).eval()
-    x = torch.randn(2, 5)
-    with folded_weights(layer):
-        layer(x).sum().backward()
-        assert layer.weight.grad.any()
-        assert copy.deepcopy(layer)._folded is None
+def test_loaded_weights_are_acted_by_at_once() -> None:
+    torch.manual_seed(0)
+    layer, other, x = SigmaReparamLinear(5, 7).eval(), SigmaReparamLinear(5, 7).eval(), torch.randn(2, 5)
+    layer.prepare_to_act()
+    with torch.no_grad():
+        before = layer(x)
+        layer.load_state_dict(other.state_dict())
+        assert torch.equal(layer(x), other(x))
+        assert not torch.allclose(layer(x), before, atol=1e-4)
+
+
+def test_a_prepared_weight_never_reaches_gradients_training_or_copies() -> None:
+    layer, x = SigmaReparamLinear(5, 7).eval(), torch.randn(2, 5)
+    layer.prepare_to_act()
+    layer(x).sum().backward()
+    assert layer.weight.grad.any()
+    assert copy.deepcopy(layer)._prepared is None
+    layer.weight.data.copy_(torch.randn(7, 5))
+    with torch.no_grad():
+        stale = layer(x)
         u = layer.u.clone()
         layer.train()
-        layer.weight.data.copy_(torch.randn(7, 5))
-        layer(x)
+        assert not torch.allclose(layer(x), stale, atol=1e-4)
         assert not torch.equal(layer.u, u)
-    layer.eval()
-    with pytest.raises(RuntimeError, match="stop"), folded_weights(layer):
-        raise RuntimeError("stop")
-    assert layer._folded is None
+        layer.prepare_to_act()
+        assert layer._prepared is None
 
 
 @pytest.mark.parametrize(("argument", "sizes"), [("in_features", (0, 2)), ("out_features", (2, 0))])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from yamame.trajectory import GRUEncoder, LinearRecurrentEncoder, LSTMEncoder
-from yamame.trajectory.time_constants import keep_bias
+from yamame.trajectory.recurrent import keep_bias
 
 MAKERS = {
     "gru": lambda longest: GRUEncoder(4, hidden_size=32, out_features=8, max_time_constant=longest),

@@ -7,11 +7,10 @@ from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategoric
 from torchrl.envs import Compose, EnvBase, ExcludeTransform, GymEnv, InitTracker, Transform, TransformedEnv
 from torchrl.envs.utils import check_env_specs
 from yamame.actions import action_space_from_spec
+from yamame.keys import CONTEXT, DONE, ENTRIES
 from yamame.transforms import ContextTransform
 from yamame_envs import MazeRunner, PassiveTMaze
 
-DONE = ("done", "terminated", "truncated")
-CONTEXT = ("prev_action", "prev_reward", "time", "trial_start", "step_index", "is_init")
 SPECS = {
     "categorical": lambda n: Categorical(4, shape=(n,)),
     "one_hot": lambda n: OneHot(4, shape=(n, 4)),
@@ -318,6 +317,22 @@ def test_native_environments_show_the_same_context(build, limit):
     assert not torch.equal(wrapped(limit + 1)["time"], expected["time"])
 
 
+def test_context_is_declared_alike_by_transform_environments_and_format():
+    native = MazeRunner(num_envs=8, size=7, num_goals=2, time_limit=20)
+    wrapped = TransformedEnv(
+        MazeRunner(num_envs=8, size=7, num_goals=2, time_limit=30),
+        Compose(ExcludeTransform(*CONTEXT), ContextTransform(horizon=20)),
+    )
+    declared = {entry.name: entry for entry in ENTRIES}
+    for key in CONTEXT:
+        spec = native.observation_spec[key]
+        assert wrapped.observation_spec[key] == spec
+        assert spec.dtype == getattr(torch, declared[key].dtype)
+        assert spec.shape == (8, 5 if key == "prev_action" else 1)
+    free = with_context(RandomLengthEnv(n=8), horizon=20, terminate_at_horizon=False)
+    assert free.observation_spec["step_index"] != native.observation_spec["step_index"]
+
+
 def test_on_a_native_environment_the_transform_adds_nothing():
     native = MazeRunner(num_envs=2, size=7, num_goals=1, time_limit=20)
     assert set(with_context(native).observation_spec.keys()) == set(native.observation_spec.keys())
@@ -328,7 +343,7 @@ def test_impossible_uses_are_refused():
         ContextTransform(0)
     env = RandomLengthEnv()
     env.reward_spec = Unbounded((6, 2))
-    with pytest.raises(ValueError, match=r"reward must be one number per row, got shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"shape of reward must be of one number, got \(2,\)"):
         _ = with_context(env).observation_spec
     with pytest.raises(NotImplementedError, match="append it to an environment"):
         ContextTransform()(TensorDict())

@@ -1,12 +1,12 @@
 """What an action is: how it is encoded for networks, and how a policy draws it."""
 
-from yamame.actions.box_distributions import BetaDistribution as BetaDistribution
-from yamame.actions.box_distributions import TanhNormalDistribution as TanhNormalDistribution
 from yamame.actions.distributions import ActionDistribution as ActionDistribution
+from yamame.actions.distributions import BetaDistribution as BetaDistribution
 from yamame.actions.distributions import DiscreteDistribution as DiscreteDistribution
 from yamame.actions.distributions import MultiBinaryDistribution as MultiBinaryDistribution
 from yamame.actions.distributions import MultiDiscreteDistribution as MultiDiscreteDistribution
-from yamame.actions.groups import Groups as Groups
+from yamame.actions.distributions import TanhNormalDistribution as TanhNormalDistribution
+from yamame.actions.encoding import ActionEncoding as ActionEncoding
 from yamame.actions.spaces import ActionSpace as ActionSpace
 from yamame.actions.spaces import BoxActions as BoxActions
 from yamame.actions.spaces import BoxDistribution as BoxDistribution

@@ -8,16 +8,22 @@ state goes on exactly. Arguments are not validated on the way, except for action
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from yamame.actions.groups import Groups
-from yamame.capturing import capturing
+from yamame.recorder import capturing
 
 _TINY = torch.finfo(torch.float32).tiny
 _LOG_TINY = math.log(_TINY)
+_INVERSE_LIMIT = 0.99
+# Expectation under the standard normal by the trapezoid rule: under the widest normals the integrand bends
+# within a seventh of a standard deviation, where even nodes do better than as many Gauss-Hermite ones.
+_NODES = tuple(node / 3.0 for node in range(-12, 13))
+_NORMALIZER = sum(math.exp(-0.5 * node**2) for node in _NODES)
+_QUADRATURE = tuple((node, math.exp(-0.5 * node**2) / _NORMALIZER) for node in _NODES)
 
 
 class ActionDistribution(ABC):
@@ -25,7 +31,7 @@ class ActionDistribution(ABC):
 
     @abstractmethod
     def rsample(self) -> Tensor:
-        """Draw encoded actions `[*, A]` with a gradient to the parameters.
+        """Draws encoded actions `[*, A]` with a gradient to the parameters.
 
         Continuous actions are reparametrised. Discrete ones are straight-through (arXiv 1308.3432): the
         value is the sample, the gradient is that of the probabilities.
@@ -33,7 +39,7 @@ class ActionDistribution(ABC):
 
     @abstractmethod
     def mode(self) -> Tensor:
-        """The greedy encoded action `[*, A]`."""
+        """The greedy encoded action `[*, A]`, without a gradient."""
 
     @abstractmethod
     def log_prob(self, encoded: Tensor) -> Tensor:
@@ -44,22 +50,26 @@ class ActionDistribution(ABC):
         """Entropy `[*]` in nats."""
 
     def sample(self) -> Tensor:
-        """Draw encoded actions `[*, A]` without a gradient."""
+        """Draws encoded actions `[*, A]` without a gradient."""
         with torch.no_grad():
             return self.rsample()
 
 
-def _require_choice(owner: str, allowed: Tensor) -> None:
-    if capturing():
-        return
-    has_choice = allowed.any(-1)
-    if not has_choice.all():
-        row = tuple((~has_choice).nonzero()[0].tolist())
-        raise ValueError(f"{owner}: action_mask must allow an action in every row, got none in row {row}")
+class _StraightThrough(ActionDistribution):
+    """Base of the distributions over finitely many actions.
+
+    Attributes:
+        probs: `[*, A]`, the probability of every entry of an encoded action to be 1.
+    """
+
+    probs: Tensor
+
+    def rsample(self) -> Tensor:
+        return self.sample() + (self.probs - self.probs.detach())
 
 
-class _Categorical:
-    """Categorical choices `[*, A]` from logits, with a floor and disallowed actions; masks are trusted."""
+class _Categorical(_StraightThrough):
+    """One choice among A actions. The mask is trusted to allow at least one."""
 
     def __init__(self, logits: Tensor, probability_floor: float, allowed: Tensor | None) -> None:
         logits = logits.float()
@@ -75,18 +85,18 @@ class _Categorical:
                 probs = probs + allowed * (probability_floor / allowed.sum(-1, keepdim=True))
         self.probs = probs
 
-    def one_hot(self, index: Tensor) -> Tensor:
-        return torch.zeros_like(self.probs).scatter_(-1, index, 1.0)
-
     def sample(self) -> Tensor:
         probs = self.probs.detach()
         # The first of independent exponential clocks with rates p rings at i with probability p_i; a rate
         # of exactly zero never rings, because exponential_ is strictly positive.
         clock = torch.empty_like(probs).exponential_()
-        return self.one_hot((probs / clock).argmax(-1, keepdim=True))
+        return self._one_hot(probs / clock)
 
     def mode(self) -> Tensor:
-        return self.one_hot(self.probs.detach().argmax(-1, keepdim=True))
+        return self._one_hot(self.probs.detach())
+
+    def _one_hot(self, score: Tensor) -> Tensor:
+        return torch.zeros_like(score).scatter_(-1, score.argmax(-1, keepdim=True), 1.0)
 
     def log_prob(self, encoded: Tensor) -> Tensor:
         if self._floor > 0:
@@ -100,7 +110,15 @@ class _Categorical:
         return -(self.probs * self.probs.clamp_min(_TINY).log()).sum(-1)
 
 
-class DiscreteDistribution(ActionDistribution):
+def _check_mask(owner: str, has_choice: Tensor) -> None:
+    if capturing():  # nothing can be read back in a CUDA graph
+        return
+    if not has_choice.all():
+        row = tuple((~has_choice).nonzero()[0].tolist())
+        raise ValueError(f"{owner}: action_mask must allow an action in every row, got none in row {row}")
+
+
+class DiscreteDistribution(_Categorical):
     """One choice among A actions.
 
     With floor e the probabilities are `p = (1 - e) softmax(logits) + e / n` over the n allowed actions,
@@ -113,7 +131,7 @@ class DiscreteDistribution(ActionDistribution):
         action_mask: bool, broadcastable to `[*, A]`, True where an action is allowed.
 
     Raises:
-        ValueError: if a row of `action_mask` allows nothing. Rows of padding must allow something, too.
+        ValueError: If a row of `action_mask` allows nothing. Rows of padding must allow something, too.
 
     >>> DiscreteDistribution(torch.zeros(4), probability_floor=0.1).probs
     tensor([0.2500, 0.2500, 0.2500, 0.2500])
@@ -124,82 +142,59 @@ class DiscreteDistribution(ActionDistribution):
     ) -> None:
         if action_mask is not None:
             action_mask = action_mask.bool()
-            _require_choice("DiscreteDistribution", action_mask)
-        self._categorical = _Categorical(logits, probability_floor, action_mask)
-        self.probs = self._categorical.probs
-
-    def sample(self) -> Tensor:
-        """Draw one-hot actions without a gradient."""
-        return self._categorical.sample()
-
-    def rsample(self) -> Tensor:
-        """Draw one-hot actions whose gradient is that of `probs`."""
-        return self.sample() + (self.probs - self.probs.detach())
-
-    def mode(self) -> Tensor:
-        """The most probable action, one-hot."""
-        return self._categorical.mode()
-
-    def log_prob(self, encoded: Tensor) -> Tensor:
-        """Log-probability of a one-hot action."""
-        return self._categorical.log_prob(encoded)
-
-    def entropy(self) -> Tensor:
-        """Exact entropy."""
-        return self._categorical.entropy()
+            _check_mask("DiscreteDistribution", action_mask.any(-1))
+        super().__init__(logits, probability_floor, action_mask)
 
 
-class MultiDiscreteDistribution(ActionDistribution):
-    """Several independent choices; the floor holds within each of them.
+class MultiDiscreteDistribution(_StraightThrough):
+    """Several independent choices, one after the other in A; the floor holds within each of them.
 
     Args:
-        logits: `[*, A]` with `A = groups.total`.
-        groups: the layout of the choices in A.
-        probability_floor: as for `DiscreteDistribution`.
+        logits: `[*, A]`.
+        nvec: Number of actions of each choice; A is their sum.
+        probability_floor: As for `DiscreteDistribution`.
         action_mask: bool, broadcastable to `[*, A]`.
 
     Raises:
-        ValueError: if `action_mask` leaves a choice without an allowed action (row: batch index, choice).
+        ValueError: If `action_mask` leaves a choice without an allowed action (row: batch index, choice).
     """
 
     def __init__(
         self,
         logits: Tensor,
         *,
-        groups: Groups,
+        nvec: Sequence[int],
         probability_floor: float = 0.0,
         action_mask: Tensor | None = None,
     ) -> None:
-        self._groups = groups
-        allowed = None if groups.even else groups.valid.on(logits.device)
+        self._nvec = list(nvec)
+        masks: Sequence[Tensor | None] = [None] * len(self._nvec)
         if action_mask is not None:
-            allowed = groups.pad(action_mask.bool(), fill=False)
-            _require_choice("MultiDiscreteDistribution", allowed)
-        self._categorical = _Categorical(groups.pad(logits, fill=-torch.inf), probability_floor, allowed)
-        self.probs = groups.unpad(self._categorical.probs)
+            allowed = masks = action_mask.bool().split(self._nvec, -1)
+            _check_mask("MultiDiscreteDistribution", torch.stack([mask.any(-1) for mask in allowed], -1))
+        parts = zip(logits.split(self._nvec, -1), masks, strict=True)
+        self._choices = [_Categorical(part, probability_floor, mask) for part, mask in parts]
+        self.probs = torch.cat([choice.probs for choice in self._choices], -1)
 
     def sample(self) -> Tensor:
-        """Draw concatenated one-hots without a gradient."""
-        return self._groups.unpad(self._categorical.sample())
-
-    def rsample(self) -> Tensor:
-        """Draw concatenated one-hots whose gradient is that of `probs`."""
-        return self.sample() + (self.probs - self.probs.detach())
+        """Draws concatenated one-hots without a gradient."""
+        return torch.cat([choice.sample() for choice in self._choices], -1)
 
     def mode(self) -> Tensor:
         """The most probable action of each choice, as concatenated one-hots."""
-        return self._groups.unpad(self._categorical.mode())
+        return torch.cat([choice.mode() for choice in self._choices], -1)
 
     def log_prob(self, encoded: Tensor) -> Tensor:
         """Sum of the choices' log-probabilities."""
-        return self._categorical.log_prob(self._groups.pad(encoded, fill=0.0)).sum(-1)
+        parts = zip(self._choices, encoded.split(self._nvec, -1), strict=True)
+        return torch.stack([choice.log_prob(part) for choice, part in parts]).sum(0)
 
     def entropy(self) -> Tensor:
         """Sum of the choices' entropies."""
-        return self._categorical.entropy().sum(-1)
+        return torch.stack([choice.entropy() for choice in self._choices]).sum(0)
 
 
-class MultiBinaryDistribution(ActionDistribution):
+class MultiBinaryDistribution(_StraightThrough):
     """Independent bits: `P(bit) = (1 - e) sigmoid(logit) + e / 2`.
 
     Args:
@@ -220,13 +215,9 @@ class MultiBinaryDistribution(ActionDistribution):
         self._logits, self.probs = logits, probs
 
     def sample(self) -> Tensor:
-        """Draw bits without a gradient."""
+        """Draws bits without a gradient."""
         probs = self.probs.detach()
         return (torch.rand_like(probs) < probs).float()
-
-    def rsample(self) -> Tensor:
-        """Draw bits whose gradient is that of `probs`."""
-        return self.sample() + (self.probs - self.probs.detach())
 
     def mode(self) -> Tensor:
         """The bits that are more probable than not."""
@@ -244,3 +235,80 @@ class MultiBinaryDistribution(ActionDistribution):
         """Exact entropy, summed over bits."""
         both = torch.stack((self.probs, 1 - self.probs))
         return -(both * both.clamp_min(_TINY).log()).sum((0, -1))
+
+
+class TanhNormalDistribution(ActionDistribution):
+    """Normals squashed into (-1, 1) by tanh (arXiv 1801.01290), independent over dimensions.
+
+    The log standard deviation is `-5 + 3.5 (tanh(s) + 1)`, so in [-5, 2]. The density of an action is taken
+    at the action clipped to +-0.99: near the ends the inverse of tanh is meaningless in float32 and its
+    log-densities explode.
+
+    Args:
+        params: `[*, 2A]`: the A locations, then the A raw scales s.
+    """
+
+    def __init__(self, params: Tensor) -> None:
+        self._loc, raw_scale = params.float().chunk(2, -1)
+        self._log_std = -5.0 + 3.5 * (raw_scale.tanh() + 1.0)
+
+    def rsample(self) -> Tensor:
+        """Draw reparametrised actions."""
+        return (self._loc + self._log_std.exp() * torch.randn_like(self._loc)).tanh()
+
+    def mode(self) -> Tensor:
+        """The squashed location."""
+        return self._loc.detach().tanh()
+
+    def log_prob(self, encoded: Tensor) -> Tensor:
+        """Log-density in encoded units, summed over dimensions."""
+        x = encoded.clamp(-_INVERSE_LIMIT, _INVERSE_LIMIT).atanh()
+        standard = (x - self._loc) * (-self._log_std).exp()
+        log_normal = -0.5 * standard.square() - self._log_std - 0.5 * math.log(2 * math.pi)
+        return (log_normal - _log_tanh_slope(x)).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """Entropy by quadrature, for there is no closed form; uses up no random draw."""
+        std = self._log_std.exp()
+        shrinkage = torch.zeros_like(std)
+        for node, weight in _QUADRATURE:
+            shrinkage = shrinkage + weight * _log_tanh_slope(self._loc + std * node)
+        return (self._log_std + 0.5 * math.log(2 * math.pi * math.e) + shrinkage).sum(-1)
+
+
+def _log_tanh_slope(x: Tensor) -> Tensor:
+    """`log(1 - tanh(x)^2)` without cancellation."""
+    return 2.0 * (math.log(2.0) - x - F.softplus(-2.0 * x))
+
+
+class BetaDistribution(ActionDistribution):
+    """Betas stretched from [0, 1] to [-1, 1], independent over dimensions (Chou et al., ICML 2017).
+
+    Both concentrations are `softplus(raw) + 1.0001`, so every density is unimodal. The density of an action
+    is taken at the action clipped to +-0.99.
+
+    Args:
+        params: `[*, 2A]`: the A raw alphas, then the A raw betas.
+    """
+
+    def __init__(self, params: Tensor) -> None:
+        alpha, beta = (F.softplus(params.float()) + 1.0001).chunk(2, -1)
+        self._beta = torch.distributions.Beta(alpha, beta, validate_args=False)
+
+    def rsample(self) -> Tensor:
+        """Draw reparametrised actions (implicit gradients, arXiv 1805.08498)."""
+        return 2.0 * self._beta.rsample() - 1.0
+
+    def mode(self) -> Tensor:
+        """The peak of the density."""
+        alpha, beta = self._beta.concentration1.detach(), self._beta.concentration0.detach()
+        return 2.0 * (alpha - 1.0) / (alpha + beta - 2.0) - 1.0
+
+    def log_prob(self, encoded: Tensor) -> Tensor:
+        """Log-density in encoded units, summed over dimensions."""
+        unit = (encoded.clamp(-_INVERSE_LIMIT, _INVERSE_LIMIT) + 1.0) / 2.0
+        return (self._beta.log_prob(unit) - math.log(2.0)).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """Exact entropy in encoded units."""
+        return (self._beta.entropy() + math.log(2.0)).sum(-1)

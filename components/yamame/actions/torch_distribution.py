@@ -6,7 +6,7 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from yamame.actions.base import ActionSpace
+from yamame.actions.spaces import ActionSpace
 
 
 class TorchDistribution(torch.distributions.Distribution):
@@ -52,8 +52,6 @@ class TorchDistribution(torch.distributions.Distribution):
         return self._draw(self._distribution.sample, sample_shape)
 
     def _draw(self, draw: Callable[[], Tensor], sample_shape: Size | tuple[int, ...]) -> Tensor:
-        if not len(sample_shape):
-            return draw()
         draws = [draw() for _ in range(Size(sample_shape).numel())]
         return torch.stack(draws).reshape(*sample_shape, *draws[0].shape)
 

@@ -11,9 +11,9 @@ from yamame.replay.packing import pack
 def learning_histories(
     env: EnvBase, learner: Callable[[TensorDictBase], TensorDictBase], *, max_steps: int
 ) -> TensorDict:
-    """Lets one learner per row learn its task, from the next episode of every row to its end.
+    """Lets one learner per env learn its task, from the next episode of every env to its end.
 
-    An environment with many trials of one task in an episode gives one history of learning per row (algorithm
+    An environment with many trials of one task in an episode gives one history of learning per env (algorithm
     distillation, arXiv 2210.14215).
 
     Args:

@@ -1,8 +1,8 @@
-"""Tabular Q-learning as an acting policy: one learner per row, all rows in one batch.
+"""Tabular Q-learning as an acting policy: one learner per env, all envs in one batch.
 
 It learns while it acts, from what every environment of this project shows: the step before is known from
 ``prev_reward`` and its own last action. Reads ``observation`` ``[N, F]``, ``prev_reward`` ``[N, 1]``, ``trial_start``
-and ``is_init`` ``[N, 1]`` bool; writes ``action``. A row whose ``is_init`` is set forgets its table: another learner.
+and ``is_init`` ``[N, 1]`` bool; writes ``action``. Where ``is_init`` is set the table is forgotten: another learner.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from yamame.actions import ActionSpace
+from yamame.checks import require, require_at_least
 
 
 class TabularQLearning(TensorDictModuleBase):
@@ -59,12 +60,13 @@ class TabularQLearning(TensorDictModuleBase):
         observation_key: NestedKey = "observation",
     ) -> None:
         super().__init__()
-        self._require("action_space", type(action_space).__name__, action_space.enumerable, "be discrete")
-        self._require("dims", list(dims), all(dim >= 0 for dim in dims), "not be negative")
-        self._require("num_bins", num_bins, num_bins >= 1, "be at least 1")
-        self._require("learning_rate", learning_rate, 0.0 < learning_rate <= 1.0, "be in (0, 1]")
-        self._require("gamma", gamma, 0.0 <= gamma <= 1.0, "be in [0, 1]")
-        self._require("epsilon", epsilon, 0.0 <= epsilon <= 1.0, "be in [0, 1]")
+        owner, kind = type(self).__name__, type(action_space).__name__
+        require(owner, "action_space", kind, action_space.enumerable, "be discrete")
+        require(owner, "dims", list(dims), all(dim >= 0 for dim in dims), "not be negative")
+        require_at_least(owner, 1, num_bins=num_bins)
+        require(owner, "learning_rate", learning_rate, 0.0 < learning_rate <= 1.0, "be in (0, 1]")
+        require(owner, "gamma", gamma, 0.0 <= gamma <= 1.0, "be in [0, 1]")
+        require(owner, "epsilon", epsilon, 0.0 <= epsilon <= 1.0, "be in [0, 1]")
         self.action_space = action_space
         self.dims, self.num_bins = tuple(dims), num_bins
         self.learning_rate, self.gamma, self.epsilon = learning_rate, gamma, epsilon
@@ -74,33 +76,28 @@ class TabularQLearning(TensorDictModuleBase):
         self.out_keys = ["action"]
         self._memory: dict[str, Tensor] | None = None
 
-    @classmethod
-    def _require(cls, name: str, value: object, holds: bool, condition: str) -> None:
-        if not holds:
-            raise ValueError(f"{cls.__name__}: {name} must {condition}, got {value}")
-
     def reset_memory(self) -> None:
-        """Forgets everything: the next step begins with a fresh learner in every row."""
+        """Forgets everything: the next step begins with a fresh learner in every env."""
         self._memory = None
 
     @torch.no_grad()
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Learns from the step that led here, and writes the next action of every row."""
+        """Learns from the step that led here, and writes the next action of every env."""
         state = self._states(tensordict.get(self.observation_key))
-        starts = tensordict.get("is_init").reshape(-1).bool()
+        is_init = tensordict.get("is_init").reshape(-1).bool()
         memory = self._memory
         if memory is None or memory["state"].shape != state.shape:
-            memory, starts = self._fresh(state), torch.ones_like(starts)
-        table, rows = memory["table"], torch.arange(len(state), device=state.device)
-        table[starts] = self.initial_value
-        value = table[rows, state]
-        # What is shown where a trial starts is not where the last step led.
+            memory, is_init = self._fresh(state), torch.ones_like(is_init)
+        table, envs = memory["table"], torch.arange(len(state), device=state.device)
+        table[is_init] = self.initial_value
+        value = table[envs, state]
+        # The observation where a trial starts is not where the last step led.
         follows = ~tensordict.get("trial_start").reshape(-1).bool()
         target = tensordict.get("prev_reward").reshape(-1) + self.gamma * follows * value.amax(-1)
-        last = table[rows, memory["state"], memory["action"]]
-        learned = last + self.learning_rate * (target - last) * ~starts
-        table[rows, memory["state"], memory["action"]] = learned
-        action = self._choose(table[rows, state])
+        last = table[envs, memory["state"], memory["action"]]
+        learned = last + self.learning_rate * (target - last) * ~is_init
+        table[envs, memory["state"], memory["action"]] = learned
+        action = self._choose(table[envs, state])
         self._memory = {"table": table, "state": state, "action": action}
         encoded = torch.nn.functional.one_hot(action, self.action_space.encoded_size).float()
         return tensordict.set("action", self.action_space.decode(encoded))
@@ -111,18 +108,19 @@ class TabularQLearning(TensorDictModuleBase):
         return {"table": table, "state": torch.zeros_like(state), "action": torch.zeros_like(state)}
 
     def _states(self, observation: Tensor) -> Tensor:
-        """The number of the state that each row is in: ``[N, F]`` to ``[N]`` int64."""
+        """The number of the state that each env is in: ``[N, F]`` to ``[N]`` int64."""
         size = observation.shape[-1]
-        self._require("dims", list(self.dims), all(dim < size for dim in self.dims), f"be below {size}")
+        holds = all(dim < size for dim in self.dims)
+        require(type(self).__name__, "dims", list(self.dims), holds, f"be below {size}")
         state = torch.zeros(observation.shape[0], dtype=torch.int64, device=observation.device)
         for dim in self.dims:
-            place = (observation[:, dim].clamp(0, 1) * self.num_bins).round().long()
-            state = state * (self.num_bins + 1) + place
+            level = (observation[:, dim].clamp(0, 1) * self.num_bins).round().long()
+            state = state * (self.num_bins + 1) + level
         return state
 
     def _choose(self, value: Tensor) -> Tensor:
         """One of the best actions ``[N]`` of values ``[N, A]``, or any, at random."""
-        lots = torch.rand_like(value)
-        best = (lots + (value >= value.amax(-1, keepdim=True))).argmax(-1)
+        tie_break = torch.rand_like(value)
+        best = (tie_break + (value >= value.amax(-1, keepdim=True))).argmax(-1)
         explores = torch.rand(len(value), device=value.device) < self.epsilon
         return torch.where(explores, torch.rand_like(value).argmax(-1), best)

@@ -1,11 +1,18 @@
-"""What a training loop needs of a collector, whichever process or machine does the acting."""
+"""What a training loop needs of a collector, and what a collector asks of a policy, a replay and an environment.
 
-from collections.abc import Mapping
+A policy is any TensorDict module that writes ``action`` into a tensordict ``[N]``. Where it, or a module in it, keeps
+to `Remembers`, `PreparesToAct` or `Records`, the collector uses that; none of them has to be there.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+import torch
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
+
+from yamame.recorder import Recorder
 
 
 @dataclass(frozen=True)
@@ -13,7 +20,7 @@ class Episodes:
     """What one call of `Collector.collect` brought.
 
     Attributes:
-        num_steps: Environment steps taken, over all rows.
+        num_steps: Environment steps taken, over all envs.
         returns: ``[E]`` sum of raw rewards of every trajectory that ended.
         lengths: ``[E]`` int64, their transitions.
         success: ``[E]`` bool, or None for an environment that does not tell.
@@ -26,15 +33,27 @@ class Episodes:
     success: Tensor | None
     num_aborted: int = 0
 
+    @classmethod
+    def merged(cls, parts: Sequence["Episodes"]) -> "Episodes":
+        """The episodes of several parts, in order."""
+        success = [part.success for part in parts if part.success is not None]
+        return cls(
+            num_steps=sum(part.num_steps for part in parts),
+            returns=torch.cat([part.returns for part in parts]),
+            lengths=torch.cat([part.lengths for part in parts]),
+            success=torch.cat(success) if success else None,
+            num_aborted=sum(part.num_aborted for part in parts),
+        )
+
 
 class Replay(Protocol):
     """Where finished trajectories go."""
 
     def extend(self, data: TensorDictBase) -> Any:
         """Takes trajectories ``[E, L]``, right padded, with ``mask``."""
-        ...
 
 
+@runtime_checkable
 class Collector(Protocol):
     """Acts and appends every finished trajectory to its replay.
 
@@ -43,25 +62,65 @@ class Collector(Protocol):
     """
 
     def collect(self, num_steps: int) -> Episodes:
-        """Takes at least ``num_steps`` environment steps, over all rows."""
-        ...
-
-    def max_appended(self, num_steps: int) -> int:
-        """The most timesteps that `collect` of ``num_steps`` may append to replay."""
-        ...
+        """Takes at least ``num_steps`` environment steps, over all envs, and appends the episodes that ended."""
 
     def update_policy_weights_(self, weights: TensorDictBase) -> None:
         """Copies ``TensorDict.from_module(policy).data`` into the acting policy. Its memory survives."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on acting exactly where this collector stands."""
-        ...
+        """What `load_state_dict` needs to go on acting."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
-        ...
+        """Restores what `state_dict` returned, in a collector built from the same settings."""
+
+    def metrics(self) -> dict[str, float]:
+        """How collecting stands now, to be logged."""
 
     def shutdown(self) -> None:
-        """Ends workers, if there are any."""
-        ...
+        """Closes environments and ends workers; a second call does nothing."""
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """A module that keeps its memory of acting inside itself, not in the tensordict."""
+
+    def memory_state_dict(self) -> Mapping[str, Any]:
+        """A snapshot of the memory."""
+
+    def load_memory_state_dict(self, state: Any) -> None:
+        """Goes on from a snapshot."""
+
+    def reset_memory(self) -> None:
+        """Forgets everything."""
+
+
+@runtime_checkable
+class PreparesToAct(Protocol):
+    """A module that does once per change of its weights what every step would do again."""
+
+    def prepare_to_act(self) -> None:
+        """Called when weights have changed and stay until the next call."""
+
+
+@runtime_checkable
+class Records(Protocol):
+    """A policy whose decisions can be recorded as CUDA graphs."""
+
+    def record(self, recorder: Recorder) -> None:
+        """Records decisions from now on."""
+
+
+def outermost(module: nn.Module, protocol: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The modules in ``module`` (itself included) that keep to a protocol, by name; none inside another of them.
+
+    >>> class Remembering(nn.Sequential):
+    ...     def prepare_to_act(self) -> None: ...
+    >>> policy = nn.Sequential(nn.Linear(1, 1), Remembering(Remembering()))
+    >>> [name for name, _ in outermost(policy, PreparesToAct)]
+    ['1']
+    """
+    if isinstance(module, protocol):
+        yield name, module
+        return
+    for child_name, child in module.named_children():
+        yield from outermost(child, protocol, f"{name}.{child_name}" if name else child_name)

@@ -1,95 +1,204 @@
-"""Acting and learning in turn, in one process: deterministic, and exactly resumable."""
+"""Acting and learning in turn, in one process: deterministic, and exactly resumable.
 
+What a trajectory holds of a timestep: every observation entry of the environment but those that `yamame.keys` does not
+store and those that the policy writes itself (a recurrent state in the tensordict); ``action``; ``("next", "reward" |
+"terminated" | "truncated")``, and ``("next", "success")`` where the environment tells it. An episode in which the
+environment set ``aborted`` (it failed) is dropped and counted.
+"""
+
+import copy
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from tensordict import TensorDictBase
+import torch
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torchrl.envs import EnvBase
+from tensordict.utils import NestedKey, unravel_key
+from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from yamame.agent import InContextPolicy
-from yamame.collectors.base import Episodes, Replay
-from yamame.collectors.player import Player
+from yamame.checks import require, require_choice
+from yamame.collectors.assembly import TrajectoryAssembler
+from yamame.collectors.base import Episodes, PreparesToAct, Records, Remembers, Replay, outermost
+from yamame.keys import NOT_STORED
+from yamame.recorder import cuda_recorder
 
 
 class SyncCollector:
     """Steps a batched environment with its own copy of a policy and appends finished trajectories to replay.
 
-    What is stored is told by `Player`.
-
     Args:
         env: Environment with one batch dimension ``[N]``, which emits ``is_init``.
-        policy: The policy to act with; copied.
+        policy: Any TensorDict module that writes ``action``; copied. A state that it keeps in the tensordict needs its
+            primer in ``env``. What more it may offer: `yamame.collectors.base`.
         replay: Receives finished trajectories ``[E, L]`` through its ``extend``.
         exploration: Changes the policy's action before it is executed; the executed action is what is stored. Its
             ``step(num_env_steps)`` is called after every `collect`.
-        greedy: Act by the most probable action; exploration still changes it.
-        autocast: Precision in which the acting policy encodes timesteps and history and remembers it, where a processor
-            is faster so; None for that of the weights. Weights and what is stored keep theirs.
-        compile_policy: Compile what of the acting policy's step is faster so: attention over memory, the gates of a
-            GRU, products of few rows in bfloat16; on a CPU. Changes the last bits.
-        cuda_graph: Record the acting policy's decisions, all but the draw, as CUDA graphs, and replay them.
+        greedy: Act by the mode of the policy's distribution; exploration still changes the action.
+        autocast: Precision in which the policy computes, where a processor is faster so; None for that of its weights.
+        cuda_graph: Let the policy record its decisions as CUDA graphs.
 
     Raises:
-        ValueError: If the environment has another number of batch dimensions, or no ``is_init``, or ``autocast`` is
-            unknown, or something is to be compiled or recorded and cannot be.
+        ValueError: If the environment has another number of batch dimensions or no ``is_init``, ``autocast`` is
+            unknown, or decisions are to be recorded and cannot be.
     """
 
     def __init__(
         self,
         env: EnvBase,
-        policy: InContextPolicy,
+        policy: TensorDictModuleBase,
         replay: Replay,
         *,
         exploration: TensorDictModuleBase | None = None,
         greedy: bool = False,
         autocast: Literal["bfloat16"] | None = None,
-        compile_policy: bool = False,
         cuda_graph: bool = False,
     ) -> None:
-        self.player = Player(
-            env,
-            policy,
-            exploration=exploration,
-            owner="SyncCollector",
-            greedy=greedy,
-            autocast=autocast,
-            compile_policy=compile_policy,
-            cuda_graph=cuda_graph,
+        owner = type(self).__name__
+        require_choice(owner, "autocast", autocast, (None, "bfloat16"))
+        require(owner, "env", tuple(env.batch_size), env.batch_dims == 1, "have one batch dimension")
+        observed = list(env.observation_spec.keys(True, True))
+        condition = "emit is_init (yamame.transforms.ContextTransform does)"
+        require(owner, "env", observed, "is_init" in observed, condition)
+        self.env, self.replay, self.exploration = env, replay, exploration
+        self.num_envs = env.batch_size[0]
+        self.assembler = TrajectoryAssembler()
+        self._current: TensorDictBase | None = None
+        self._observed = [key for key in observed if key not in NOT_STORED and not _is_state_of(policy, key)]
+        self._outcomes = [key for key in ("success", "aborted") if key in observed]
+
+        self.policy = copy.deepcopy(policy).requires_grad_(False).eval()
+        device = next((p.device for p in policy.parameters()), env.device or torch.device("cpu"))
+        self._mode = ExplorationType.DETERMINISTIC if greedy else ExplorationType.RANDOM
+        self._precision = torch.autocast(
+            device.type, torch.bfloat16, enabled=autocast is not None, cache_enabled=False
         )
-        self.replay = replay
+        if cuda_graph:
+            recorder = cuda_recorder(device, owner)
+            require(owner, "policy", type(policy).__name__, isinstance(self.policy, Records), "have record()")
+            self.policy.record(recorder)
+        self._prepare_to_act()
 
-    @property
-    def policy(self) -> InContextPolicy:
-        """The copy that acts."""
-        return self.player.policy
-
+    @torch.no_grad()
     def collect(self, num_steps: int) -> Episodes:
-        """Takes at least ``num_steps`` environment steps, over all rows, and appends the episodes that ended."""
-        episodes, finished = self.player.play(num_steps)
-        if self.player.exploration is not None:
-            self.player.exploration.step(episodes.num_steps)
-        if finished is not None:
-            self.replay.extend(finished)
+        """Takes at least ``num_steps`` environment steps, over all envs, and appends the episodes that ended."""
+        timestep = self.env.reset() if self._current is None else self._current
+        steps: list[TensorDictBase] = []
+        for _ in range(-(-num_steps // self.num_envs)):
+            with set_exploration_type(self._mode), self._precision:
+                timestep = self.policy(timestep)
+            if self.exploration is not None:
+                timestep = self.exploration(timestep)
+            step, timestep = self.env.step_and_maybe_reset(timestep)
+            steps.append(step)
+        self._current = timestep
+        episodes = self._store(steps)
+        if self.exploration is not None:
+            self.exploration.step(episodes.num_steps)
         return episodes
 
-    def max_appended(self, num_steps: int) -> int:
-        """The most timesteps that `collect` of ``num_steps`` may append: every step an episode with two of them."""
-        num_rows = self.player.num_rows
-        return self.player.assembler.num_open + 2 * (-(-num_steps // num_rows) * num_rows)
+    def _store(self, steps: list[TensorDictBase], *, first_only: bool = False) -> Episodes:
+        """Appends the episodes that ended in consecutive steps ``[N]``; if ``first_only``, the first of every env."""
+        done = torch.stack([step.get(("next", "done")).view(-1) for step in steps])
+        if first_only:
+            done &= done.cumsum(0) == 1
+        stored = [("next", key) for key in ("reward", "terminated", "truncated", *self._outcomes)]
+        block = TensorDict({}, done.shape, device=self.env.device)
+        for key in (*self._observed, "action", *stored):
+            block.set(key, torch.stack([step.get(key) for step in steps]))
+        last = [s.get("next").select(*self._observed)[d] for s, d in zip(steps, done, strict=True) if d.any()]
+        finished = self.assembler.add(block, done, torch.cat(last) if last else None)
+        num_aborted = 0
+        if "aborted" in self._outcomes:
+            aborted = finished.get(("next", "aborted")).flatten(1).any(-1)
+            finished, num_aborted = finished.exclude(("next", "aborted")), int(aborted.sum())
+            if num_aborted:
+                finished = finished[~aborted]
+        if len(finished):
+            self.replay.extend(finished)
+        success = None
+        if "success" in self._outcomes:
+            success = finished.get(("next", "success")).flatten(1).any(-1)
+        returns = finished.get(("next", "reward")).flatten(1).sum(-1)
+        lengths = finished.get("mask").flatten(1).sum(-1) - 1
+        return Episodes(done.numel(), returns, lengths, success, num_aborted)
 
     def update_policy_weights_(self, weights: TensorDictBase) -> None:
         """Copies ``TensorDict.from_module(policy).data`` into the acting policy. Its memory survives."""
-        self.player.update_policy_weights_(weights)
+        TensorDict.from_module(self.policy).data.update_(weights)
+        self._prepare_to_act()
+
+    def _prepare_to_act(self) -> None:
+        for _, module in outermost(self.policy, PreparesToAct):
+            module.prepare_to_act()
+
+    def metrics(self) -> dict[str, float]:
+        """``unfinished_steps``: steps of episodes that have not ended."""
+        return {"unfinished_steps": float(self.assembler.num_open)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Environment, current observation, open episodes, weights and memory of the policy, exploration."""
-        return self.player.state_dict()
+        """Environment, current timestep, unfinished episodes, weights and memory of the policy, exploration.
+
+        Where the environment's ``state_dict`` is empty, as in most of TorchRL's own, it begins new episodes when it is
+        restored.
+        """
+        return {
+            "env": _env_state(self.env),
+            "current": None if self._current is None else self._current.clone(),
+            "open": self.assembler.state_dict(),
+            "policy": self.policy.state_dict(),
+            "memory": {name: m.memory_state_dict() for name, m in outermost(self.policy, Remembers)},
+            "exploration": None if self.exploration is None else self.exploration.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned, in a collector built from the same settings."""
-        self.player.load_state_dict(state)
+        self.policy.load_state_dict(state["policy"])
+        self._prepare_to_act()
+        if self.exploration is not None:
+            self.exploration.load_state_dict(state["exploration"])
+        self._current, self.assembler = None, TrajectoryAssembler()
+        if state["env"] is None:
+            return
+        _load_env_state(self.env, state["env"])
+        device = self.env.device
+
+        def moved(value: Any) -> Any:
+            return value if value is None or device is None else value.to(device)
+
+        self._current = moved(state["current"])
+        self.assembler.load_state_dict({name: moved(value) for name, value in state["open"].items()})
+        for name, module in outermost(self.policy, Remembers):
+            module.load_memory_state_dict(state["memory"][name])
 
     def shutdown(self) -> None:
         """Closes the environment."""
-        self.player.close()
+        if not self.env.is_closed:
+            self.env.close()
+
+
+def _is_state_of(policy: TensorDictModuleBase, key: NestedKey) -> bool:
+    """Whether the policy writes ``("next", key)``, or a TensorDict that holds it, to read it at the next step."""
+    path = unravel_key(("next", key))
+    return any(path[:length] in getattr(policy, "out_keys", ()) for length in range(2, len(path) + 1))
+
+
+def _env_state(env: EnvBase) -> dict[str, Any] | None:
+    """All that decides how an environment goes on, transforms included; None where it does not tell."""
+    if isinstance(env, TransformedEnv):  # whose own state is that of its transforms alone
+        base = _env_state(env.base_env)
+        return None if base is None else {"base_env": base, "transforms": env.state_dict()}
+    state = env.state_dict()
+    return state if _has_leaves(state) else None
+
+
+def _has_leaves(state: Mapping[str, Any]) -> bool:
+    return any(_has_leaves(v) if isinstance(v, Mapping) else True for v in state.values())
+
+
+def _load_env_state(env: EnvBase, state: Mapping[str, Any]) -> None:
+    if isinstance(env, TransformedEnv):
+        _load_env_state(env.base_env, state["base_env"])
+        env.load_state_dict(state["transforms"])
+    else:
+        env.load_state_dict(state)

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from tensordict import NestedKey, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from yamame.goals import GOAL_COMPLETED, GOAL_PAD
+from yamame.keys import ENTRIES
 
 _MOST_NUMBERS = 8
-_TOLD_OTHERWISE = {"goal", "achieved", "achieved_mask", "prev_action", "prev_reward", "trial_start", "time"}
-_TOLD_OTHERWISE |= {"step_index", "is_init", "mask", "success", "done", "terminated", "truncated", "aborted"}
+_NO_OBSERVATIONS = {"next", *(entry.name for entry in ENTRIES)}
 
 
 def describe_timestep(timestep: TensorDictBase) -> str:
@@ -20,8 +20,9 @@ def describe_timestep(timestep: TensorDictBase) -> str:
     """
     parts = []
     for key in sorted(timestep.keys(True, True), key=str):
-        if not {key if isinstance(key, str) else key[0]} & (_TOLD_OTHERWISE | {"action", "next", "reward"}):
-            parts.append(f"{_name(key)} {_brief(timestep.get(key)[0])}")
+        if (key if isinstance(key, str) else key[0]) not in _NO_OBSERVATIONS:
+            name = key if isinstance(key, str) else ".".join(key)
+            parts.append(f"{name} {_brief(timestep.get(key)[0])}")
     goal = timestep.get("goal", None)
     if goal is not None and int(total := (goal != GOAL_PAD).any(-1).sum()) > 0:
         parts.append(f"goals reached {int((goal == GOAL_COMPLETED).all(-1).sum())} of {int(total)}")
@@ -42,20 +43,11 @@ def describe_step(step: TensorDictBase) -> str:
 
 
 def _events(timestep: TensorDictBase) -> Iterator[str]:
-    events = (
-        ("trial_start", "a trial begins"),
-        ("success", "success"),
-        ("aborted", "aborted"),
-        ("done", "the end"),
-    )
-    for key, text in events:
+    events = {"trial_start": "a trial begins", "success": "success", "aborted": "aborted", "done": "the end"}
+    for key, text in events.items():
         flag = timestep.get(key, None)
         if flag is not None and bool(flag.any()):
             yield text
-
-
-def _name(key: NestedKey) -> str:
-    return key if isinstance(key, str) else ".".join(key)
 
 
 def _brief(value: Tensor) -> str:

@@ -1,6 +1,5 @@
 """One episode, step by step: to look at it while it is played, and to have all of it afterwards."""
 
-import copy
 from collections.abc import Callable
 
 import torch
@@ -8,7 +7,8 @@ from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
 
-from yamame.evaluation.roster import Policy, act, make_fresh, seeded
+from yamame.checks import require, require_at_least
+from yamame.evaluation.held_out import Policy, act, fresh_copy, seeded
 
 Watch = Callable[[TensorDictBase], None]
 
@@ -22,14 +22,11 @@ def play_episode(
     seed: int = 0,
     watch: Watch | None = None,
 ) -> TensorDictBase:
-    """Plays one episode: the first that an evaluation with the same seed plays in its first row.
+    """Plays one episode: the first that an evaluation of one env with the same seed plays.
 
     Args:
-        policy: Writes the environment's action; played as a copy, as `evaluate` does.
-        env: Environment of one row; seeded, and left where the episode ended.
-        max_steps: Steps after which the episode is cut; None for no limit.
-        greedy: Act by the mode of the policy instead of sampling.
-        seed: Of the environment and of the policy's samples; the global generators are left as they were.
+        policy, max_steps, greedy, seed: As for `evaluate`.
+        env: Environment of one env; seeded, and left where the episode ended.
         watch: Called when the episode has begun, with its first timestep, and after every step with that step,
             which has ``next``; ``env.render()`` then draws where the step led. Random numbers that it draws change
             the samples.
@@ -38,27 +35,24 @@ def play_episode(
         ``[1, T]``: timesteps with actions and what followed, as TorchRL's rollouts.
 
     Raises:
-        ValueError: If ``env`` has several rows or ``max_steps`` is not positive.
+        ValueError: If ``env`` has several envs or ``max_steps`` is not positive.
     """
-    if env.batch_size.numel() != 1:
-        raise ValueError(f"play_episode: env must have one row, got {tuple(env.batch_size)}")
-    if max_steps is not None and max_steps < 1:
-        raise ValueError(f"play_episode: max_steps must be positive, got {max_steps}")
-    player = copy.deepcopy(policy)
-    make_fresh(player)
+    require("play_episode", "env", tuple(env.batch_size), env.batch_size.numel() == 1, "have one env")
+    require_at_least("play_episode", 1, max_steps=1 if max_steps is None else max_steps)
+    acting = fresh_copy(policy)
     mode = ExplorationType.DETERMINISTIC if greedy else ExplorationType.RANDOM
     steps: list[TensorDictBase] = []
     with seeded(seed), torch.no_grad(), set_exploration_type(mode):
         env.set_seed(seed)
-        current = env.reset()
+        timestep = env.reset()
         if watch is not None:
-            watch(current)
+            watch(timestep)
         while max_steps is None or len(steps) < max_steps:
-            stepped = env.step(act(player, current, env.action_key))
-            steps.append(stepped.clone())
+            step = env.step(act(acting, timestep, env.action_key))
+            steps.append(step.clone())
             if watch is not None:
-                watch(stepped)
-            if bool(stepped["next", "done"].all()):
+                watch(step)
+            if bool(step["next", "done"].all()):
                 break
-            current = step_mdp(stepped)
+            timestep = step_mdp(step)
     return torch.stack(steps, -1).reshape(1, len(steps))

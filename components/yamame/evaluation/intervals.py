@@ -1,9 +1,20 @@
-"""Intervals for reported numbers: success rates and means over episodes."""
+"""Intervals of reported numbers: Wilson's for a success rate, a percentile bootstrap for everything else.
 
+`Resampling` is the only bootstrap of the package. It needs SciPy, which is imported when an interval is computed:
+playing episodes does without.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
 
-import torch
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
+
+from yamame.checks import require, require_at_least
+
+Array = npt.NDArray[np.float64]
 
 
 def wilson_interval(successes: int, n: int, *, confidence: float = 0.95) -> tuple[float, float]:
@@ -14,15 +25,16 @@ def wilson_interval(successes: int, n: int, *, confidence: float = 0.95) -> tupl
         n: Number of trials.
         confidence: Coverage, in (0, 1).
 
+    Raises:
+        ValueError: An argument is out of its range.
+
     >>> low, high = wilson_interval(10, 10)
     >>> round(low, 3), round(high, 3)
     (0.722, 1.0)
     """
-    if n < 1:
-        raise ValueError(f"wilson_interval: n must be positive, got {n}")
-    if not 0 <= successes <= n:
-        raise ValueError(f"wilson_interval: successes must be in [0, n={n}], got {successes}")
-    _check_confidence("wilson_interval", confidence)
+    require_at_least("wilson_interval", 1, n=n)
+    require("wilson_interval", "successes", successes, 0 <= successes <= n, f"be in [0, n={n}]")
+    require("wilson_interval", "confidence", confidence, 0.0 < confidence < 1.0, "be in (0, 1)")
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
     rate = successes / n
     centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
@@ -30,17 +42,75 @@ def wilson_interval(successes: int, n: int, *, confidence: float = 0.95) -> tupl
     return max(0.0, centre - radius), min(1.0, centre + radius)
 
 
+@dataclass(frozen=True)
+class Resampling:
+    """How a bootstrap resamples, and the percentile intervals that it gives.
+
+    Args:
+        confidence: Coverage, in (0, 1).
+        num_resamples: Number of bootstrap resamples, at least 2.
+        seed: Of a generator of its own; the global one is not used.
+
+    Raises:
+        ValueError: An argument is out of its range.
+    """
+
+    confidence: float = 0.95
+    num_resamples: int = 2000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require("Resampling", "confidence", self.confidence, 0.0 < self.confidence < 1.0, "be in (0, 1)")
+        require_at_least("Resampling", 2, num_resamples=self.num_resamples)
+
+    def interval(self, samples: Sequence[Array], statistic: Callable[..., Array]) -> Array:
+        """Both ends of the interval of a statistic of independent samples, each of which is resampled on its own.
+
+        Args:
+            samples: Arrays ``[n, *]`` with at least two observations each; ``n`` may differ between them.
+            statistic: Reduces the last axis of resamples ``[*, n]``; called as ``statistic(*resamples, axis=-1)``.
+
+        Returns:
+            ``[2, *]``.
+
+        Raises:
+            ImportError: SciPy is not installed.
+
+        >>> Resampling().interval([np.array([0.0, 1.0])], np.mean).tolist()
+        [0.0, 1.0]
+        """
+        try:
+            from scipy.stats import bootstrap
+        except ImportError as error:
+            remedy = "run: pip install 'yamame[train]'"
+            raise ImportError(f"Resampling: the package scipy must be installed, {remedy}") from error
+        found = bootstrap(
+            samples,
+            statistic,
+            axis=0,
+            vectorized=True,
+            n_resamples=self.num_resamples,
+            confidence_level=self.confidence,
+            method="percentile",
+            rng=np.random.default_rng(self.seed),
+        )
+        return np.stack(found.confidence_interval)
+
+
 def bootstrap_interval(
     values: Tensor, *, confidence: float = 0.95, num_resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of a mean; for scores of several runs see `yamame.runs.statistics`.
+    """Percentile bootstrap interval of a mean; a single value is both of its ends.
 
     Args:
         values: ``[n]``.
-        confidence: Coverage, in (0, 1).
-        num_resamples: Number of bootstrap resamples.
-        seed: Of a generator of its own; the global one is not used.
+        confidence, num_resamples, seed: As for `Resampling`.
 
+    Raises:
+        ValueError: ``values`` is no such vector, or a setting is out of its range.
+        ImportError: SciPy is not installed.
+
+    >>> import torch
     >>> bootstrap_interval(torch.full((5,), 3.0))
     (3.0, 3.0)
     """
@@ -49,18 +119,8 @@ def bootstrap_interval(
             "bootstrap_interval: values must be a non-empty vector of finite numbers, got shape "
             f"{tuple(values.shape)}, {int((~values.isfinite()).sum())} not finite"
         )
-    if num_resamples < 1:
-        raise ValueError(f"bootstrap_interval: num_resamples must be positive, got {num_resamples}")
-    _check_confidence("bootstrap_interval", confidence)
-    values = values.detach().to("cpu", torch.float64)
-    generator = torch.Generator().manual_seed(seed)
-    picks = torch.randint(len(values), (num_resamples, len(values)), generator=generator)
-    tail = (1.0 - confidence) / 2
-    bounds = torch.tensor([tail, 1.0 - tail], dtype=torch.float64)
-    low, high = values[picks].mean(-1).quantile(bounds).tolist()
-    return low, high
-
-
-def _check_confidence(name: str, confidence: float) -> None:
-    if not 0.0 < confidence < 1.0:
-        raise ValueError(f"{name}: confidence must be in (0, 1), got {confidence}")
+    resampling = Resampling(confidence, num_resamples, seed)
+    if len(values) == 1:
+        return float(values), float(values)
+    low, high = resampling.interval([values.detach().double().cpu().numpy()], np.mean)
+    return float(low), float(high)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from yamame.evaluation.intervals import bootstrap_interval, wilson_interval
 
@@ -46,9 +47,8 @@ class EvaluationResult:
             "length_mean": float(self.lengths.double().mean()),
             "return_mean": float(self.returns.mean()),
         }
-        metrics["return_low"], metrics["return_high"] = bootstrap_interval(
-            self.returns, confidence=confidence
-        )
+        interval = bootstrap_interval(self.returns, confidence=confidence)
+        metrics["return_low"], metrics["return_high"] = interval
         trials = self.common_trials()
         if trials.shape[1] > 1:
             for trial, value in enumerate(trials.mean(0).tolist()):
@@ -57,9 +57,8 @@ class EvaluationResult:
             return metrics
         successes, total = int(self.success.sum()), self.success.numel()
         metrics["success_mean"] = successes / total
-        metrics["success_low"], metrics["success_high"] = wilson_interval(
-            successes, total, confidence=confidence
-        )
+        interval = wilson_interval(successes, total, confidence=confidence)
+        metrics["success_low"], metrics["success_high"] = interval
         if self.num_goals is not None:
             for count in self.num_goals.unique().tolist():
                 group = self.success[self.num_goals == count]
@@ -94,20 +93,14 @@ class EvaluationResult:
 
 def concatenate(results: list[EvaluationResult]) -> EvaluationResult:
     """One result of the episodes of several, in order."""
-    width = max(result.trial_returns.shape[1] for result in results)
-    trial_returns = [
-        torch.nn.functional.pad(
-            result.trial_returns, (0, width - result.trial_returns.shape[1]), value=torch.nan
-        )
-        for result in results
-    ]
+    episodes = [episode for result in results for episode in result.trial_returns]
     success = [result.success for result in results if result.success is not None]
     num_goals = [result.num_goals for result in results if result.num_goals is not None]
     return EvaluationResult(
         returns=torch.cat([result.returns for result in results]),
         lengths=torch.cat([result.lengths for result in results]),
         finished=torch.cat([result.finished for result in results]),
-        trial_returns=torch.cat(trial_returns),
+        trial_returns=pad_sequence(episodes, batch_first=True, padding_value=torch.nan),
         success=torch.cat(success) if success else None,
         num_goals=torch.cat(num_goals) if num_goals else None,
     )

@@ -5,4 +5,4 @@ from yamame.exploration.base import disable_exploration as disable_exploration
 from yamame.exploration.edges import EdgeEpsilon as EdgeEpsilon
 from yamame.exploration.epsilon import BilevelEpsilon as BilevelEpsilon
 from yamame.exploration.epsilon import EpsilonGreedy as EpsilonGreedy
-from yamame.exploration.gaussian import GaussianNoise as GaussianNoise
+from yamame.exploration.epsilon import GaussianNoise as GaussianNoise

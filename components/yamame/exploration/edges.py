@@ -6,7 +6,8 @@ from torch import Tensor
 from torchrl.data import TensorSpec
 
 from yamame.actions import ActionSpace
-from yamame.exploration.base import Exploration, perturb
+from yamame.checks import require, require_at_least
+from yamame.exploration.base import Exploration
 
 
 class EdgeEpsilon(Exploration):
@@ -17,18 +18,16 @@ class EdgeEpsilon(Exploration):
     by their most probable action. After the T-Maze exploration of AMAGO (arXiv 2310.09971).
 
     Args:
-        action_space: A `yamame.actions.ActionSpace`, or the environment's action spec with or without its
-            batch dimensions.
-        anneal_steps: Environment steps, over all rows, after which the edges stay at ``end``.
+        action_space: See `Exploration`.
+        anneal_steps: Environment steps, over all envs, after which the edges stay at ``end``.
         start: Epsilon at the edges when training begins.
         end: Epsilon at the edges once annealed.
         random_steps: Expected number of random actions in a whole rollout away from its edges.
         first: Steps at the beginning of a rollout that are an edge.
         last: Steps at its end that are an edge.
-        action_key: Key of the action, read and written.
+        action_key, action_mask_key: See `Exploration`.
         time_key: Key of ``time`` ``[N, 1]``.
         step_index_key: Key of ``step_index`` ``[N, 1]``.
-        action_mask_key: Key of the allowed actions ``[N, A]`` bool, read when present.
 
     Raises:
         ValueError: If a setting is out of its range; at run time if ``time`` or ``step_index`` is missing.
@@ -37,8 +36,8 @@ class EdgeEpsilon(Exploration):
     >>> from torchrl.data import Categorical
     >>> noise = EdgeEpsilon(Categorical(4, shape=(3,)), anneal_steps=100, random_steps=0.5, last=2)
     >>> step = torch.tensor([[0], [7], [8]])
-    >>> rows = TensorDict({"action": torch.zeros(3), "step_index": step, "time": step / 10}, [3])
-    >>> noise.epsilon(rows)
+    >>> td = TensorDict({"action": torch.zeros(3), "step_index": step, "time": step / 10}, [3])
+    >>> noise.epsilon(td)
     tensor([0.0000, 0.0500, 1.0000])
     """
 
@@ -57,32 +56,22 @@ class EdgeEpsilon(Exploration):
         step_index_key: NestedKey = "step_index",
         action_mask_key: NestedKey = "action_mask",
     ) -> None:
-        super().__init__(action_space, anneal_steps=anneal_steps, action_key=action_key)
+        keys = {"action_key": action_key, "action_mask_key": action_mask_key}
+        super().__init__(action_space, anneal_steps=anneal_steps, **keys)
         for name, share in (("start", start), ("end", end)):
-            if not 0.0 <= share <= 1.0:
-                raise ValueError(f"EdgeEpsilon: {name} must be in [0, 1], got {share}")
-        for name, count in (("random_steps", random_steps), ("first", first), ("last", last)):
-            if count < 0:
-                raise ValueError(f"EdgeEpsilon: {name} must not be negative, got {count}")
+            require("EdgeEpsilon", name, share, 0.0 <= share <= 1.0, "be in [0, 1]")
+        require_at_least("EdgeEpsilon", 0, random_steps=random_steps, first=first, last=last)
         self.start, self.end = start, end
         self.random_steps, self.first, self.last = random_steps, first, last
         self.time_key, self.step_index_key = time_key, step_index_key
-        self.action_mask_key = action_mask_key
         self.in_keys = [*self.in_keys, time_key, step_index_key]
 
     def epsilon(self, tensordict: TensorDictBase) -> Tensor:
-        """Epsilon of every row ``[N]``."""
+        """Epsilon of every env ``[N]``."""
         keys = (self.time_key, self.step_index_key)
-        time, step = (self._require(tensordict, key).reshape(tensordict.batch_size) for key in keys)
-        horizon = (
-            step / time
-        ).round()  # not a number at the very first step, which is random only as an edge
+        time, step = (self._get(tensordict, key).reshape(tensordict.batch_size) for key in keys)
+        # The first step does not tell how long the rollout is: it is far from the end, and random only as an edge.
+        horizon = torch.where(step == 0, torch.inf, (step / time).round())
+        is_edge = (step < self.first) | (step >= horizon - self.last)
         middle = (self.random_steps / horizon).clamp(max=1.0)
-        edge = (step < self.first) | (step >= horizon - self.last)
-        middle = torch.where(step == 0, 0.0, middle)
-        return torch.where(edge, self.anneal(self.start, self.end).to(step.device), middle)
-
-    def explore(self, tensordict: TensorDictBase, space: ActionSpace, action: Tensor) -> Tensor:
-        """Perturbs the action by the epsilon of its row."""
-        mask = tensordict.get(self.action_mask_key, None)
-        return perturb(space, action, self.epsilon(tensordict), mask)
+        return torch.where(is_edge, self.anneal(self.start, self.end).to(step.device), middle)

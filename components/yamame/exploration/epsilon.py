@@ -1,4 +1,4 @@
-"""Random actions: epsilon annealed over training, and over each rollout."""
+"""Random actions and noise: annealed over training, or also within each rollout."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,82 @@ from torch import Tensor
 from torchrl.data import TensorSpec
 
 from yamame.actions import ActionSpace, BoxActions
-from yamame.exploration.base import Exploration, perturb
+from yamame.checks import require, require_at_least
+from yamame.exploration.base import Exploration
+
+
+class EpsilonGreedy(Exploration):
+    """With probability epsilon a uniform action among the allowed ones; epsilon falls linearly over training.
+
+    Bits are replaced one by one, everything else whole, see `yamame.exploration.base.perturb`.
+
+    Args:
+        action_space: See `Exploration`; not a box.
+        anneal_steps: Environment steps, over all envs, after which epsilon stays at ``end``.
+        start: Epsilon when training begins.
+        end: Epsilon once annealed.
+        action_key, action_mask_key: See `Exploration`.
+
+    Raises:
+        ValueError: If an epsilon is not in [0, 1] or the action is continuous (use `GaussianNoise`).
+    """
+
+    def __init__(
+        self,
+        action_space: ActionSpace | TensorSpec,
+        *,
+        anneal_steps: int,
+        start: float = 1.0,
+        end: float = 0.05,
+        action_key: NestedKey = "action",
+        action_mask_key: NestedKey = "action_mask",
+    ) -> None:
+        keys = {"action_key": action_key, "action_mask_key": action_mask_key}
+        super().__init__(action_space, anneal_steps=anneal_steps, **keys)
+        for name, value in (("start", start), ("end", end)):
+            require("EpsilonGreedy", name, value, 0.0 <= value <= 1.0, "be in [0, 1]")
+        kind, is_box = type(self.action_space).__name__, isinstance(self.action_space, BoxActions)
+        require("EpsilonGreedy", "action_space", kind, not is_box, "be discrete (GaussianNoise is for boxes)")
+        self.start, self.end = start, end
+
+    def epsilon(self, tensordict: TensorDictBase) -> Tensor:
+        """Epsilon, a scalar."""
+        return self.anneal(self.start, self.end)
+
+
+class GaussianNoise(Exploration):
+    """Adds normal noise to box actions and clips to the bounds; its size falls linearly over training.
+
+    Args:
+        action_space: See `Exploration`; a box.
+        anneal_steps: Environment steps, over all envs, after which the noise stays at ``end``.
+        start: Standard deviation when training begins, in half ranges of the action (1 is from centre to
+            bound).
+        end: Standard deviation once annealed, in half ranges.
+        action_key: Key of the action, read and written.
+
+    Raises:
+        ValueError: If a standard deviation is negative or the action is not continuous.
+    """
+
+    def __init__(
+        self,
+        action_space: ActionSpace | TensorSpec,
+        *,
+        anneal_steps: int,
+        start: float = 1.0,
+        end: float = 0.05,
+        action_key: NestedKey = "action",
+    ) -> None:
+        super().__init__(action_space, anneal_steps=anneal_steps, action_key=action_key, action_mask_key=None)
+        require_at_least("GaussianNoise", 0, start=start, end=end)
+        kind, is_box = type(self.action_space).__name__, isinstance(self.action_space, BoxActions)
+        require("GaussianNoise", "action_space", kind, is_box, "be a box")
+        self.start, self.end = start, end
+
+    def epsilon(self, tensordict: TensorDictBase) -> Tensor:
+        """The standard deviation in half ranges, a scalar."""
+        return self.anneal(self.start, self.end)
 
 
 class BilevelEpsilon(Exploration):
@@ -17,25 +92,23 @@ class BilevelEpsilon(Exploration):
 
     An agent that adapts within a rollout should explore at its start and exploit at its end. With the
     rollout's ``time`` (t / horizon, zero without the key) epsilon is ``u (begin + (finish - begin) time)``;
-    begin and finish are annealed linearly over training and u ~ U[0, 1) is drawn anew for each row where
+    begin and finish are annealed linearly over training and u ~ U[0, 1) is drawn anew for each env where
     ``is_init`` is set. Box actions get normal noise of that size instead, see
     `yamame.exploration.base.perturb`. AMAGO (arXiv 2310.09971).
 
     The u of the current rollouts are part of `state_dict`, so that a restored run goes on exactly; they are
-    dropped by copies and pickles (every process draws its own) and drawn anew when the number of rows
+    dropped by copies and pickles (every process draws its own) and drawn anew when the number of envs
     changes.
 
     Args:
-        action_space: A `yamame.actions.ActionSpace`, or the environment's action spec with or without its
-            batch dimensions.
-        anneal_steps: Environment steps, over all rows, after which both schedules have reached their end.
+        action_space: See `Exploration`.
+        anneal_steps: Environment steps, over all envs, after which both schedules have reached their end.
         start: Epsilon at the start of a rollout: when training begins, and once annealed.
         end: Epsilon at the end of a rollout: when training begins, and once annealed.
         randomize: Whether u is drawn; it is 1 otherwise.
-        action_key: Key of the action, read and written.
+        action_key, action_mask_key: See `Exploration`.
         time_key: Key of ``time`` ``[N, 1]``.
         is_init_key: Key of ``is_init`` ``[N, 1]`` bool; read if ``randomize``.
-        action_mask_key: Key of the allowed actions ``[N, A]`` bool, read when present.
 
     Raises:
         ValueError: If an epsilon is not in [0, 1]; at run time if ``is_init`` is missing though
@@ -61,48 +134,36 @@ class BilevelEpsilon(Exploration):
         is_init_key: NestedKey = "is_init",
         action_mask_key: NestedKey = "action_mask",
     ) -> None:
-        super().__init__(action_space, anneal_steps=anneal_steps, action_key=action_key)
+        keys = {"action_key": action_key, "action_mask_key": action_mask_key}
+        super().__init__(action_space, anneal_steps=anneal_steps, **keys)
         for name, pair in (("start", start), ("end", end)):
-            if len(pair) != 2 or not all(0.0 <= value <= 1.0 for value in pair):
-                raise ValueError(f"BilevelEpsilon: {name} must be two numbers in [0, 1], got {tuple(pair)}")
-        self.start = (float(start[0]), float(start[1]))
-        self.end = (float(end[0]), float(end[1]))
+            holds = len(pair) == 2 and all(0.0 <= value <= 1.0 for value in pair)
+            require("BilevelEpsilon", name, tuple(pair), holds, "be two numbers in [0, 1]")
+        self.start, self.end = tuple(map(float, start)), tuple(map(float, end))
         self.randomize = randomize
-        self.time_key = time_key
-        self.is_init_key = is_init_key
-        self.action_mask_key = action_mask_key
+        self.time_key, self.is_init_key = time_key, is_init_key
         self._multiplier: Tensor | None = None
         if randomize:
             self.in_keys = [*self.in_keys, is_init_key]
 
     def bounds(self) -> tuple[Tensor, Tensor]:
         """Epsilon at the start and at the end of a rollout, now, before the random factor."""
-        progress = self._progress()
-        (begin, annealed_begin), (finish, annealed_finish) = self.start, self.end
-        return begin + progress * (annealed_begin - begin), finish + progress * (annealed_finish - finish)
+        return self.anneal(*self.start), self.anneal(*self.end)
 
     def epsilon(self, tensordict: TensorDictBase) -> Tensor:
-        """Epsilon of every row ``[N]``; draws the random factor of rows that start a rollout."""
-        device = self._require(tensordict, self.action_key).device
+        """Epsilon of every env ``[N]``; draws the random factor of envs that start a rollout."""
+        device = self._get(tensordict, self.action_key).device
         begin, finish = (bound.to(device) for bound in self.bounds())
-        time = tensordict.get(self.time_key, None)
-        if time is None:
-            epsilon = begin.expand(tensordict.batch_size)
-        else:
-            epsilon = begin + (finish - begin) * time.reshape(tensordict.batch_size).clamp(0.0, 1.0)
+        time = tensordict.get(self.time_key, begin.new_zeros(tensordict.batch_size))
+        epsilon = begin + (finish - begin) * time.reshape(tensordict.batch_size).clamp(0.0, 1.0)
         if not self.randomize:
             return epsilon
-        starts = self._require(tensordict, self.is_init_key).reshape(tensordict.batch_size)
-        drawn = torch.rand(starts.shape, device=device)
-        if self._multiplier is not None and self._multiplier.shape == starts.shape:
-            drawn = torch.where(starts, drawn, self._multiplier.to(device))
+        is_init = self._get(tensordict, self.is_init_key).reshape(tensordict.batch_size)
+        drawn = torch.rand(is_init.shape, device=device)
+        if self._multiplier is not None and self._multiplier.shape == is_init.shape:
+            drawn = torch.where(is_init, drawn, self._multiplier.to(device))
         self._multiplier = drawn
         return epsilon * drawn
-
-    def explore(self, tensordict: TensorDictBase, space: ActionSpace, action: Tensor) -> Tensor:
-        """Perturbs the action by the epsilon of its row."""
-        mask = tensordict.get(self.action_mask_key, None)
-        return perturb(space, action, self.epsilon(tensordict), mask)
 
     def get_extra_state(self) -> dict[str, Tensor]:
         """The random factors of the current rollouts, empty before the first step."""
@@ -115,52 +176,3 @@ class BilevelEpsilon(Exploration):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_multiplier": None}
-
-
-class EpsilonGreedy(Exploration):
-    """With probability epsilon a uniform action among the allowed ones; epsilon falls linearly over training.
-
-    Bits are replaced one by one, everything else whole, see `yamame.exploration.base.perturb`.
-
-    Args:
-        action_space: A `yamame.actions.ActionSpace` (not a box), or the environment's action spec with or
-            without its batch dimensions.
-        anneal_steps: Environment steps, over all rows, after which epsilon stays at ``end``.
-        start: Epsilon when training begins.
-        end: Epsilon once annealed.
-        action_key: Key of the action, read and written.
-        action_mask_key: Key of the allowed actions ``[N, A]`` bool, read when present.
-
-    Raises:
-        ValueError: If an epsilon is not in [0, 1] or the action is continuous (use `GaussianNoise`).
-    """
-
-    def __init__(
-        self,
-        action_space: ActionSpace | TensorSpec,
-        *,
-        anneal_steps: int,
-        start: float = 1.0,
-        end: float = 0.05,
-        action_key: NestedKey = "action",
-        action_mask_key: NestedKey = "action_mask",
-    ) -> None:
-        super().__init__(action_space, anneal_steps=anneal_steps, action_key=action_key)
-        for name, value in (("start", start), ("end", end)):
-            if not 0.0 <= value <= 1.0:
-                raise ValueError(f"EpsilonGreedy: {name} must be in [0, 1], got {value}")
-        self.start = start
-        self.end = end
-        self.action_mask_key = action_mask_key
-
-    def check_space(self, space: ActionSpace) -> None:
-        """Refuses boxes."""
-        if isinstance(space, BoxActions):
-            raise ValueError(
-                "EpsilonGreedy: action_space must be discrete (GaussianNoise is for boxes), got BoxActions"
-            )
-
-    def explore(self, tensordict: TensorDictBase, space: ActionSpace, action: Tensor) -> Tensor:
-        """Replaces the action with probability epsilon."""
-        epsilon = self.anneal(self.start, self.end).expand(tensordict.batch_size)
-        return perturb(space, action, epsilon, tensordict.get(self.action_mask_key, None))

@@ -14,12 +14,7 @@ Source: AMAGO, arXiv 2310.09971, section 4 (instructions and hindsight relabelli
 import torch
 from torch import Tensor
 
-GOAL_PAD = -1.0
-"""Value of every coordinate of an unused goal slot."""
-GOAL_COMPLETED = -3.0
-"""Value of every coordinate of a goal slot that the agent has completed."""
-GOAL_TOLERANCE = 1e-3
-"""Largest difference in any coordinate at which two goals are the same goal."""
+from yamame.keys import GOAL_COMPLETED, GOAL_PAD, GOAL_TOLERANCE
 
 
 def num_goals(instruction: Tensor) -> Tensor:
@@ -69,6 +64,38 @@ def advance(
     goal = instruction.gather(-2, index).squeeze(-2)
     done = holds(goal, achieved, achieved_mask) & (active < num_goals(instruction))
     return active + done, done.to(torch.float32)
+
+
+def completion_times(instruction: Tensor, achieved: Tensor, achieved_mask: Tensor, mask: Tensor) -> Tensor:
+    """When each goal of an instruction is completed along whole trajectories.
+
+    Args:
+        instruction: ``[B, K, d]``.
+        achieved: ``[B, L, M, d]``, goals that hold at each timestep.
+        achieved_mask: ``[B, L, M]`` bool.
+        mask: ``[B, L]`` bool, real timesteps.
+
+    Returns:
+        ``[B, K]`` int64: the timestep (1 or later) at which each goal was completed, L where it never was.
+        Timesteps increase strictly over completed goals.
+
+    >>> position = torch.tensor([[[[0.0]], [[5.0]], [[3.0]], [[5.0]]]])
+    >>> real = torch.ones(1, 4, dtype=torch.bool)
+    >>> completion_times(torch.tensor([[[3.0], [5.0]]]), position, real.unsqueeze(-1), real)
+    tensor([[2, 3]])
+    """
+    num_steps = mask.shape[1]
+    achieved_mask = achieved_mask & mask.unsqueeze(-1)
+    step = torch.arange(num_steps, device=mask.device)
+    time = step.new_zeros(len(mask), 1)  # what holds at step 0 never counts
+    times = []
+    for goal in instruction.unbind(1):
+        reached = holds(goal.unsqueeze(1), achieved, achieved_mask) & (step > time)
+        time = torch.where(reached, step, num_steps).amin(1, keepdim=True)
+        times.append(time)
+    slot = torch.arange(instruction.shape[1], device=mask.device)
+    is_goal = slot < num_goals(instruction).unsqueeze(-1)
+    return torch.where(is_goal, torch.cat(times, 1), num_steps)
 
 
 def show(instruction: Tensor, active: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
 """The actor head: context to the parameters of one policy per discount factor."""
 
 from torch import Tensor, nn
+from torchrl.modules import MLP
 
 from yamame.actions.spaces import ActionSpace
-from yamame.heads.mlp import check_sizes, make_mlp
-from yamame.rows import in_row_blocks
+from yamame.checks import require, require_at_least
 
 
 class ActorHead(nn.Module):
@@ -42,26 +42,21 @@ class ActorHead(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_sizes(
-            "ActorHead",
-            in_features=in_features,
-            num_gammas=num_gammas,
-            hidden_size=hidden_size,
-            num_layers=num_layers,
-        )
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"ActorHead: dropout must be in [0, 1), got {dropout}")
+        sizes = {"in_features": in_features, "num_gammas": num_gammas}
+        require_at_least("ActorHead", 1, **sizes, hidden_size=hidden_size, num_layers=num_layers)
+        require("ActorHead", "dropout", dropout, 0.0 <= dropout < 1.0, "be in [0, 1)")
         self.action_space = action_space
         self.num_gammas = num_gammas
-        self.mlp = make_mlp(
+        self.mlp = MLP(
             in_features,
-            num_gammas * action_space.num_params,
-            hidden_size=hidden_size,
-            num_layers=num_layers,
-            dropout=dropout,
+            (num_gammas, action_space.num_params),
+            depth=num_layers,
+            num_cells=hidden_size,
+            activation_class=nn.LeakyReLU,
+            dropout=dropout or None,
         )
 
     def forward(self, context: Tensor) -> Tensor:
         """`context [*, D]` to policy parameters `[*, G, P]`."""
-        params = in_row_blocks(self.mlp, context.reshape(-1, context.shape[-1]))
-        return params.view(*context.shape[:-1], self.num_gammas, self.action_space.num_params)
+        params: Tensor = self.mlp(context)
+        return params

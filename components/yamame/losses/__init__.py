@@ -9,3 +9,4 @@ from yamame.losses.ppo import SequencePPOLoss as SequencePPOLoss
 from yamame.losses.redq import MultiGammaREDQLoss as MultiGammaREDQLoss
 from yamame.losses.separate import SeparateREDQLoss as SeparateREDQLoss
 from yamame.losses.sequence import SequenceActorCriticLoss as SequenceActorCriticLoss
+from yamame.losses.sequence import SequenceLoss as SequenceLoss

@@ -1,13 +1,17 @@
 """The arithmetic of the losses as pure functions of tensors: no module, no key, no state.
 
-Shapes: B sequences, L timesteps, T = L - 1 transitions, G discounts, C critics. Row t of a sequence holds
-what was seen at t and the transition that leaves t.
+Settings out of range raise ``ValueError``.
+
+Shapes: B sequences, L timesteps, T = L - 1 transitions, G discounts, C critics. Timestep t of a sequence holds what
+was seen at t and the transition that leaves t.
 """
 
 from typing import Literal
 
 import torch
 from torch import Tensor
+
+from yamame.checks import require, require_at_least, require_choice
 
 
 def transition_mask(mask: Tensor, is_init: Tensor) -> Tensor:
@@ -18,13 +22,12 @@ def transition_mask(mask: Tensor, is_init: Tensor) -> Tensor:
         is_init: bool [B, L], true where a new trajectory starts.
 
     Returns:
-        Bool [B, T]: transition t joins rows t and t + 1, so both must be real and the second no fresh start.
+        Bool [B, T]: transition t joins timesteps t and t + 1, so both must be real and the second no fresh start.
 
-    Examples:
-        >>> mask = torch.tensor([[True, True, True, True, False]])
-        >>> is_init = torch.tensor([[True, False, True, False, False]])
-        >>> transition_mask(mask, is_init).tolist()
-        [[True, False, True, False]]
+    >>> mask = torch.tensor([[True, True, True, True, False]])
+    >>> is_init = torch.tensor([[True, False, True, False, False]])
+    >>> transition_mask(mask, is_init).tolist()
+    [[True, False, True, False]]
     """
     return mask[:, :-1] & mask[:, 1:] & ~is_init[:, 1:]
 
@@ -41,9 +44,8 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     Returns:
         A scalar: the mean over the marked M and over all of E.
 
-    Examples:
-        >>> masked_mean(torch.tensor([[1.0, 3.0], [9.0, 9.0]]), torch.tensor([True, False])).item()
-        2.0
+    >>> masked_mean(torch.tensor([[1.0, 3.0], [9.0, 9.0]]), torch.tensor([True, False])).item()
+    2.0
     """
     weights = mask.reshape(*mask.shape, *[1] * (values.ndim - mask.ndim)).expand_as(values)
     return torch.where(weights, values, 0.0).sum() / weights.sum()
@@ -61,35 +63,28 @@ def bootstrapped_targets(
 ) -> Tensor:
     """Discounted n-step returns that end in a bootstrapped value, for all discounts at once.
 
-    The window of transition t covers t .. t + n_step - 1 and ends earlier at a termination (no bootstrap) or
-    before an invalid transition or the end of the sequence (bootstrap from the last valid transition).
+    The window of transition t covers t .. t + n_step - 1 and ends earlier at a termination (no bootstrap) or before
+    an invalid transition or the end of the sequence (bootstrap from the last valid transition).
 
     Args:
         reward: [B, T], reward of each transition.
         terminated: bool [B, T], true where the transition ends the task, which cuts the value.
         next_value: [B, T, G], value of the state each transition arrives in, in units of multiplied rewards.
         gammas: [G], discounts.
-        valid: bool [B, T], see :func:`transition_mask`.
-        n_step: the most rewards in one target.
+        valid: bool [B, T], see `transition_mask`.
+        n_step: the most rewards in one target, at least 1.
         reward_multiplier: factor applied to every reward.
 
     Returns:
         [B, T, G], zero at invalid transitions.
 
-    Raises:
-        ValueError: if ``n_step`` is not positive.
-
-    Examples:
-        >>> reward, terminated = torch.tensor([[1.0, 2.0]]), torch.tensor([[False, True]])
-        >>> next_value, valid = torch.full((1, 2, 1), 8.0), torch.ones(1, 2, dtype=torch.bool)
-        >>> targets = bootstrapped_targets(
-        ...     reward, terminated, next_value, gammas=torch.tensor([0.5]), valid=valid
-        ... )
-        >>> targets.squeeze(-1).tolist()
-        [[5.0, 2.0]]
+    >>> reward, terminated = torch.tensor([[1.0, 2.0]]), torch.tensor([[False, True]])
+    >>> next_value, valid = torch.full((1, 2, 1), 8.0), torch.ones(1, 2, dtype=torch.bool)
+    >>> gammas = torch.tensor([0.5])
+    >>> bootstrapped_targets(reward, terminated, next_value, gammas=gammas, valid=valid).squeeze(-1).tolist()
+    [[5.0, 2.0]]
     """
-    if n_step < 1:
-        raise ValueError(f"bootstrapped_targets: n_step must be at least 1, got {n_step}")
+    require_at_least("bootstrapped_targets", 1, n_step=n_step)
     scaled = (reward_multiplier * reward).unsqueeze(-1)
     discount = gammas * (~terminated).unsqueeze(-1)
     follows = torch.zeros_like(valid)
@@ -111,35 +106,30 @@ def critic_subset_value(
 ) -> Tensor:
     """Reduce an ensemble of values over a random subset of its critics (REDQ, arXiv 2101.05982).
 
-    The subset holds distinct critics, as in the paper, so a minimum of two always compares two of them. It is
-    drawn for every entry on its own, where the paper draws one per update: each target has the same
-    distribution, and the noise averages out within a batch.
+    The subset holds distinct critics, as in the paper, so a minimum of two always compares two of them. It is drawn
+    for every entry on its own, where the paper draws one per update: each target has the same distribution, and the
+    noise averages out within a batch.
 
     Args:
         values: [*, C, G].
-        num_subset: how many of the C critics to draw.
+        num_subset: how many of the C critics to draw, in 1..C.
         reduce: the reduction over the drawn critics.
         generator: source of randomness; torch's own if None.
 
     Returns:
         [*, G].
 
-    Raises:
-        ValueError: if ``num_subset`` is not in 1..C.
-
-    Examples:
-        >>> values = torch.tensor([[3.0], [1.0], [2.0]])
-        >>> critic_subset_value(values, 3).tolist(), critic_subset_value(values, 3, reduce="mean").tolist()
-        ([1.0], [2.0])
+    >>> values = torch.tensor([[3.0], [1.0], [2.0]])
+    >>> critic_subset_value(values, 3).tolist(), critic_subset_value(values, 3, reduce="mean").tolist()
+    ([1.0], [2.0])
     """
     num_critics = values.shape[-2]
-    if not 1 <= num_subset <= num_critics:
-        raise ValueError(
-            f"critic_subset_value: num_subset must be in 1..{num_critics} (the critics), got {num_subset}"
-        )
+    condition, in_range = f"be in 1..{num_critics} (the critics)", 1 <= num_subset <= num_critics
+    require("critic_subset_value", "num_subset", num_subset, in_range, condition)
     if num_subset < num_critics:
-        lots = torch.rand(values.shape, generator=generator, device=values.device)
-        values = values.gather(-2, lots.topk(num_subset, dim=-2).indices)
+        # The largest of random numbers, one for each critic, draw a subset without replacement.
+        scores = torch.rand(values.shape, generator=generator, device=values.device)
+        values = values.gather(-2, scores.topk(num_subset, dim=-2).indices)
     return values.amin(-2) if reduce == "min" else values.mean(-2)
 
 
@@ -155,8 +145,8 @@ def advantage_filter(
 
     Args:
         advantage: any shape, in the units of ``threshold`` and ``temperature``.
-        kind: ``binary`` keeps what exceeds the threshold; ``exponential`` weighs by
-            exp((advantage - threshold) / temperature); ``none`` keeps everything: plain behaviour cloning.
+        kind: ``binary`` keeps what exceeds the threshold; ``exponential`` weighs by exp((advantage - threshold) /
+            temperature); ``none`` keeps everything: plain behaviour cloning.
         threshold: advantage from which an action counts as good.
         temperature: advantage over which an exponential weight grows by a factor e.
         max_weight: ceiling of an exponential weight.
@@ -164,17 +154,12 @@ def advantage_filter(
     Returns:
         Weights of the shape of ``advantage``, not negative.
 
-    Raises:
-        ValueError: if ``kind`` is unknown.
-
-    Examples:
-        >>> advantage_filter(torch.tensor([-1.0, 0.0, 2.0])).tolist()
-        [0.0, 0.0, 1.0]
+    >>> advantage_filter(torch.tensor([-1.0, 0.0, 2.0])).tolist()
+    [0.0, 0.0, 1.0]
     """
+    require_choice("advantage_filter", "kind", kind, ("binary", "exponential", "none"))
     if kind == "binary":
         return (advantage > threshold).to(advantage.dtype)
     if kind == "exponential":
         return ((advantage - threshold) / temperature).exp().clamp(max=max_weight)
-    if kind == "none":
-        return torch.ones_like(advantage)
-    raise ValueError(f"advantage_filter: kind must be 'binary', 'exponential' or 'none', got {kind!r}")
+    return torch.ones_like(advantage)

@@ -59,13 +59,9 @@ def sample_policy(
 def pick_action(raw: Tensor, action: Tensor) -> Tensor:
     """From the raw values of all actions [*, C, A, G, O] take those [*, C, G, O] of a one-hot action [*, A].
 
-    Examples:
-        >>> raw = torch.tensor([1.0, 2.0, 3.0]).reshape(1, 3, 1, 1)
-        >>> pick_action(raw, action=torch.tensor([0.0, 0.0, 1.0])).tolist()
-        [[[3.0]]]
+    >>> raw = torch.tensor([1.0, 2.0, 3.0]).reshape(1, 3, 1, 1)
+    >>> pick_action(raw, action=torch.tensor([0.0, 0.0, 1.0])).tolist()
+    [[[3.0]]]
     """
-    num_critics, _, num_gammas, num_outputs = raw.shape[-4:]
     index = action.argmax(-1)[..., None, None, None, None]
-    return raw.gather(-3, index.expand(*index.shape[:-4], num_critics, 1, num_gammas, num_outputs)).squeeze(
-        -3
-    )
+    return raw.take_along_dim(index, dim=-3).squeeze(-3)

@@ -14,6 +14,10 @@ Law: as acting and the parallel pass agree, these log-probabilities are those th
 nothing has to be stored while acting; the first update after `annotate` has every ratio at 1.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import (
@@ -25,27 +29,28 @@ from tensordict.nn import (
 )
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
-from torchrl.modules import set_recurrent_mode
-from torchrl.objectives import ClipPPOLoss, LossModule
+from torch.nn.functional import pad
+from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value.functional import vec_generalized_advantage_estimate
 
 from yamame.actions import ActionSpace
 from yamame.actions.torch_distribution import TorchDistribution
+from yamame.checks import require, require_at_least
 from yamame.heads import PopArt
-from yamame.losses.functional import transition_mask
+from yamame.losses.sequence import DEPARTURE, SequenceLoss, encode
 
 _ANNOTATIONS = ("action_log_prob", "state_value", "advantage", "value_target")
 
 
-class SequencePPOLoss(LossModule):
+class SequencePPOLoss(SequenceLoss):
     """TorchRL's ``ClipPPOLoss`` (arXiv 1707.06347) over a sequence encoder shared by actor and values.
 
     On whole meta-episodes this is RL^2 (arXiv 1611.02779). The encoder reads a batch once; the clipped objective sees
     the valid transitions alone, so padding counts nowhere, not in the normalisation of advantages either.
 
-    The networks are in evaluation mode while they learn (recurrent layers excepted, which cuDNN asks for): dropout or
-    moving statistics would make the policy that learns another one than the policy that acted. Statistics of
-    inputs move in `refresh`, between one batch and the next.
+    Whatever the mode of the loss, its networks compute in evaluation mode, as they did when they acted: dropout or
+    moving statistics would make the policy that learns another one than the policy that acted. Statistics of inputs
+    move in `refresh`, between one batch and the next.
 
     Args:
         encoder: Writes ``context [B, L, D]``.
@@ -67,6 +72,18 @@ class SequencePPOLoss(LossModule):
         ValueError: If a setting is out of its range, or a batch holds no valid transition.
     """
 
+    @dataclass
+    class _AcceptedKeys(SequenceLoss._AcceptedKeys):
+        """As in `SequenceLoss`, ``truncated`` below ``next`` as well, and what `annotate` writes."""
+
+        truncated: NestedKey = "truncated"
+        action_log_prob: NestedKey = "action_log_prob"
+        state_value: NestedKey = "state_value"
+        advantage: NestedKey = "advantage"
+        value_target: NestedKey = "value_target"
+
+    default_keys = _AcceptedKeys
+
     def __init__(
         self,
         encoder: TensorDictModuleBase,
@@ -84,21 +101,19 @@ class SequencePPOLoss(LossModule):
         normalize_advantage: bool = True,
         reward_multiplier: float = 1.0,
     ) -> None:
-        super().__init__()
-        self._require("gamma", gamma, 0.0 < gamma <= 1.0, "be in (0, 1]")
-        self._require("gae_lambda", gae_lambda, 0.0 <= gae_lambda <= 1.0, "be in [0, 1]")
-        self._require("clip_epsilon", clip_epsilon, 0.0 < clip_epsilon < 1.0, "be in (0, 1)")
-        for name, value in (("entropy_coeff", entropy_coeff), ("critic_coeff", critic_coeff)):
-            self._require(name, value, value >= 0, "not be negative")
-        self._require("value_clip", value_clip, value_clip is None or value_clip > 0, "be positive or None")
-        self._require("reward_multiplier", reward_multiplier, reward_multiplier > 0, "be positive")
-        self.encoder = encoder
-        self.action_space = action_space
+        super().__init__(encoder, action_space=action_space)
+        owner = type(self).__name__
+        require(owner, "gamma", gamma, 0.0 < gamma <= 1.0, "be in (0, 1]")
+        require(owner, "gae_lambda", gae_lambda, 0.0 <= gae_lambda <= 1.0, "be in [0, 1]")
+        require(owner, "clip_epsilon", clip_epsilon, 0.0 < clip_epsilon < 1.0, "be in (0, 1)")
+        require_at_least(owner, 0, entropy_coeff=entropy_coeff, critic_coeff=critic_coeff)
+        require(owner, "value_clip", value_clip, value_clip is None or value_clip > 0, "be positive or None")
+        require(owner, "reward_multiplier", reward_multiplier, reward_multiplier > 0, "be positive")
         self.gamma, self.gae_lambda = gamma, gae_lambda
         self.reward_multiplier = reward_multiplier
-        self.clipped = _NormalizedClipPPOLoss(
+        self.clipped = ClipPPOLoss(
             _policy(actor, action_space),
-            TensorDictModule(_RawValue(critic), in_keys=["context"], out_keys=["state_value"]),
+            TensorDictModule(_Value(critic, returns), in_keys=["context"], out_keys=["state_value"]),
             clip_epsilon=clip_epsilon,
             entropy_bonus=entropy_coeff > 0,
             entropy_coeff=entropy_coeff,
@@ -106,36 +121,38 @@ class SequencePPOLoss(LossModule):
             loss_critic_type="l2",
             clip_value=value_clip,
             normalize_advantage=normalize_advantage,
+            functional=False,
         )
-        self.clipped.set_returns(returns)
-        self.train()
 
-    @classmethod
-    def _require(cls, name: str, value: object, holds: bool, condition: str) -> None:
-        if not holds:
-            raise ValueError(f"{cls.__name__}: {name} must {condition}, got {value}")
+    @property
+    def returns(self) -> PopArt:
+        """What a raw value means."""
+        return self.clipped.critic_network.module.returns
 
     @property
     def in_keys(self) -> list[NestedKey]:
-        """What a batch holds after `annotate`."""
-        own: list[NestedKey] = ["action", "mask", "is_init", *_ANNOTATIONS]
-        return list(dict.fromkeys([*self.encoder.in_keys, *own]))
+        """What a batch holds after `annotate`; ``action_mask`` only if the environment has one."""
+        own = ("action", "mask", "is_init", "action_mask", *_ANNOTATIONS)
+        keys = [getattr(self.tensor_keys, name) for name in own]
+        return list(dict.fromkeys([*self.encoder.in_keys, *keys]))
 
     @property
     def out_keys(self) -> list[NestedKey]:
         """The terms and metrics of ``ClipPPOLoss``."""
         return list(self.clipped.out_keys)
 
-    def train(self, mode: bool = True) -> "SequencePPOLoss":
-        """Puts everything into evaluation mode, recurrent layers into ``mode``: see the class."""
-        super().train(False)
-        for head in (self.clipped.actor_network, self.clipped.critic_network):
-            head.train(False)
-        for module in self.encoder.modules():
+    @contextmanager
+    def _acting(self) -> Iterator[None]:
+        """Evaluation mode within the block, but for recurrent layers, which cuDNN differentiates in no other."""
+        mode = self.training
+        self.eval()
+        for module in self.modules():
             if isinstance(module, nn.RNNBase) and module.dropout == 0:
                 module.train(mode)
-        self.training = mode
-        return self
+        try:
+            yield
+        finally:
+            self.train(mode)
 
     @torch.no_grad()
     def annotate(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -145,42 +162,40 @@ class SequencePPOLoss(LossModule):
         or ratios do not begin at 1. Reads, besides what the loss reads, ``reward``, ``terminated``
         and ``truncated`` ``[B, L, 1]`` under ``"next"``.
         """
-        valid = self._valid(tensordict)
-        context = self._encode(tensordict)
-        decisions = self._decisions(tensordict, context, valid)
-        log_prob = context.new_zeros(valid.shape, dtype=torch.float32)
-        heads = self.clipped
-        with heads.actor_network_params.to_module(heads.actor_network, preserve_module_state=False):
-            log_prob[valid] = heads.actor_network.get_dist(decisions).log_prob(decisions["action"])
-        with heads.critic_network_params.to_module(heads.critic_network, preserve_module_state=False):
-            value = heads.to_returns(heads.critic_network.module(context))
+        keys, valid = self.tensor_keys, self._valid_transitions(tensordict)
+        with self._acting():
+            context = encode(self.encoder, tensordict)[keys.context]
+            decisions = self._decisions(tensordict, context, valid)
+            log_prob = context.new_zeros(valid.shape, dtype=torch.float32)
+            policy = self.clipped.actor_network.get_dist(decisions)
+            log_prob[valid] = policy.log_prob(decisions["action"])
+            value = self.clipped.critic_network.module.to_returns(context)
         with torch.autocast(value.device.type, enabled=False):
             advantage, target = self._advantages(tensordict, value, valid)
-        heads.returns.update(target, valid)
+        self.returns.update(target, valid)
         out = tensordict.copy()
-        out["action_log_prob"] = nn.functional.pad(log_prob, (0, 1))
-        out["state_value"] = value
-        out["advantage"] = nn.functional.pad(advantage, (0, 0, 0, 1))
-        out["value_target"] = nn.functional.pad(target, (0, 0, 0, 1))
+        out[keys.action_log_prob] = pad(log_prob, (0, 1))
+        out[keys.state_value] = value
+        out[keys.advantage] = pad(advantage, (0, 0, 0, 1))
+        out[keys.value_target] = pad(target, (0, 0, 0, 1))
         return out
 
     def _advantages(self, tensordict: TensorDictBase, value: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
         """Advantages and targets ``[B, T, 1]`` from the values ``[B, L, 1]``; zero at invalid transitions."""
-        reward, terminated, truncated = (
-            tensordict["next", name].reshape(tensordict.shape)[:, :-1]
-            for name in ("reward", "terminated", "truncated")
-        )
+        names = ("reward", "terminated", "truncated")
+        reward, terminated, truncated = (self._outcome(tensordict, name) for name in names)
         # A trajectory ends where it says so, and where the next transition is not its own.
         last = torch.ones_like(valid)
         last[:, :-1] = ~valid[:, 1:]
-        entries = (
+        advantage, target = vec_generalized_advantage_estimate(
+            self.gamma,
+            self.gae_lambda,
             value[:, :-1],
             value[:, 1:],
             self.reward_multiplier * reward.unsqueeze(-1),
             (terminated | truncated | last | ~valid).unsqueeze(-1),
             (terminated | ~valid).unsqueeze(-1),
         )
-        advantage, target = vec_generalized_advantage_estimate(self.gamma, self.gae_lambda, *entries)
         real = valid.unsqueeze(-1)
         return torch.where(real, advantage, 0.0), torch.where(real, target, 0.0)
 
@@ -190,40 +205,31 @@ class SequencePPOLoss(LossModule):
 
         Changes the policy a little: call it after the last update on a batch and before the next is collected.
         """
-        self.encoder.train()
-        self._encode(tensordict)
-        self.train(self.training)
+        mode = self.encoder.training
+        encode(self.encoder.train(), tensordict)
+        self.encoder.train(mode)
 
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
         """The terms and metrics of ``ClipPPOLoss`` over the valid transitions of an annotated batch ``[B, L]``."""
-        valid = self._valid(tensordict)
-        decisions = self._decisions(tensordict, self._encode(tensordict), valid)
-        for key in _ANNOTATIONS:
-            decisions[key] = tensordict[key][:, :-1][valid]
-        return self.clipped(decisions)
-
-    def _encode(self, tensordict: TensorDictBase) -> Tensor:
-        """The context ``[B, L, D]``, in one pass."""
-        with set_recurrent_mode(True):
-            return self.encoder(tensordict.copy())["context"]
-
-    def _valid(self, tensordict: TensorDictBase) -> Tensor:
-        """Transitions ``[B, T]`` that join two real timesteps of one trajectory."""
-        mask, is_init = (tensordict[key].reshape(tensordict.shape) for key in ("mask", "is_init"))
-        valid = transition_mask(mask, is_init)
-        if not valid.any():
-            raise ValueError(
-                f"SequencePPOLoss: mask must leave a valid transition, got none in shape {tuple(mask.shape)}"
-            )
-        return valid
+        valid = self._valid_transitions(tensordict)
+        with self._acting():
+            context = encode(self.encoder, tensordict)[self.tensor_keys.context]
+            decisions = self._decisions(tensordict, context, valid)
+            for name in _ANNOTATIONS:
+                decisions[name] = tensordict[getattr(self.tensor_keys, name)][:, DEPARTURE][valid]
+            for name in ("state_value", "value_target"):
+                # Errors of values are in standard deviations of returns.
+                decisions[name] = decisions[name] / self.returns.std
+            return self.clipped(decisions)
 
     def _decisions(self, tensordict: TensorDictBase, context: Tensor, valid: Tensor) -> TensorDict:
         """The context and the encoded action of every valid transition, and which actions were allowed: ``[M]``."""
-        action = self.action_space.encode(tensordict["action"][:, :-1][valid])
-        decisions = TensorDict({"context": context[:, :-1][valid], "action": action}, [len(action)])
-        mask = tensordict.get("action_mask", None)
-        return decisions if mask is None else decisions.set("action_mask", mask[:, :-1][valid])
+        entries = {"context": context[:, DEPARTURE], "action": self._taken_actions(tensordict, valid)}
+        mask = self._action_mask(tensordict, DEPARTURE, needed=valid)
+        if mask is not None:
+            entries["action_mask"] = mask
+        return TensorDict({name: entry[valid] for name, entry in entries.items()}, [int(valid.sum())])
 
 
 def _policy(actor: nn.Module, action_space: ActionSpace) -> ProbabilisticTensorDictSequential:
@@ -241,37 +247,19 @@ def _policy(actor: nn.Module, action_space: ActionSpace) -> ProbabilisticTensorD
     )
 
 
-class _NormalizedClipPPOLoss(ClipPPOLoss):
-    """``ClipPPOLoss`` whose errors of values, and the distance they may go, are in standard deviations of returns."""
+class _Value(nn.Module):
+    """Values ``[*, 1]`` of a critic with one discount factor, in standard deviations of returns."""
 
-    returns: PopArt
-
-    def set_returns(self, returns: PopArt) -> None:
-        """Gives it the statistics to divide by."""
-        self.returns = returns
-
-    def to_returns(self, raw: Tensor) -> Tensor:
-        """Raw values ``[*, 1]`` in units of returns ``[*, 1]``."""
-        return self.returns.to_returns(raw.unsqueeze(-1))
-
-    def _critic_loss_inputs(
-        self, target_return: Tensor, state_value: Tensor, old_state_value: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        std = self.returns.moments.std if self.returns.enabled else 1.0
-        old = None if old_state_value is None else old_state_value / std
-        return target_return / std, self.to_returns(state_value) / std, old
-
-
-class _RawValue(nn.Module):
-    """Raw values ``[*, 1]`` of a critic with one discount factor, float32 whatever it computes in."""
-
-    def __init__(self, critic: nn.Module) -> None:
+    def __init__(self, critic: nn.Module, returns: PopArt) -> None:
         super().__init__()
-        self.critic = critic
+        self.critic, self.returns = critic, returns
+
+    def to_returns(self, context: Tensor) -> Tensor:
+        """The same in units of returns."""
+        return self.returns.to_returns(self.critic(context).unsqueeze(-1))
 
     def forward(self, context: Tensor) -> Tensor:
-        raw: Tensor = self.critic(context)
-        return raw.float()
+        return self.to_returns(context) / self.returns.std
 
 
 class _OnePolicy(nn.Module):

@@ -1,17 +1,16 @@
 """Whole trajectories on disk, windows, and hindsight relabelling."""
 
-from yamame.replay.buffer import TrajectoryReplayBuffer as TrajectoryReplayBuffer
-from yamame.replay.buffer import TrajectorySampler as TrajectorySampler
-from yamame.replay.buffer import TrajectoryWriter as TrajectoryWriter
-from yamame.replay.follower import TrajectoryFollower as TrajectoryFollower
+from yamame.replay.disk.buffer import TrajectoryReplayBuffer as TrajectoryReplayBuffer
+from yamame.replay.disk.buffer import TrajectorySampler as TrajectorySampler
+from yamame.replay.disk.buffer import TrajectoryWriter as TrajectoryWriter
+from yamame.replay.disk.storage import TrajectoryFollower as TrajectoryFollower
+from yamame.replay.disk.storage import TrajectoryStorage as TrajectoryStorage
 from yamame.replay.frequencies import GoalFrequencies as GoalFrequencies
 from yamame.replay.hindsight import RelabelKeys as RelabelKeys
 from yamame.replay.on_policy import OnPolicyBuffer as OnPolicyBuffer
 from yamame.replay.on_policy import minibatches as minibatches
 from yamame.replay.packing import pack as pack
-from yamame.replay.prefetch import Prefetcher as Prefetcher
 from yamame.replay.relabel import Relabel as Relabel
 from yamame.replay.sequence_packing import SequencePacking as SequencePacking
-from yamame.replay.storage import TrajectoryStorage as TrajectoryStorage
 from yamame.replay.subsampling import TrialSubsampling as TrialSubsampling
 from yamame.replay.window import Window as Window

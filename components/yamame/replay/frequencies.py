@@ -1,12 +1,4 @@
-"""How often each goal is achieved: the table behind rarity-weighted hindsight relabelling.
-
-Goals are counted once per timestep and once per trajectory at which they hold, row 0 excluded (what holds
-there was not achieved by the agent). Counts cover everything ever passed to `GoalFrequencies.update`; nothing
-is forgotten when a replay buffer drops its oldest trajectories. Reads and writes are batched: no loop over
-goals.
-
-Source: AMAGO, arXiv 2310.09971, appendix on Crafter (importance sampling of relabelled goals).
-"""
+"""How often each goal is achieved: the table behind rarity-weighted hindsight relabelling."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -14,6 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from yamame.checks import require, require_choice
 from yamame.goals import GOAL_TOLERANCE
 
 WEIGHT_RANGE = (1e-3, 1e5)
@@ -23,17 +16,18 @@ UNSEEN_COUNT = 0.5
 
 
 class GoalFrequencies(nn.Module):
-    """Counts of achieved goals and the weights that favour the rare ones (arXiv 2310.09971).
+    """Counts of achieved goals and the weights that favour the rare ones (AMAGO, arXiv 2310.09971, on Crafter).
+
+    Goals are counted once per timestep and once per trajectory at which they hold, timestep 0 excluded (what holds
+    there was not achieved by the agent). Nothing is forgotten when a replay buffer drops its oldest trajectories.
 
     The table lives in buffers, so it travels with the ``state_dict`` of whatever module holds it; loading a
     state replaces the table, whatever its size. Two goals are the same entry when their coordinates round to
     the same multiple of ``resolution``.
 
     Args:
-        per: What a frequency is a share of: timesteps at which the goal holds, or trajectories in which it
-            does.
-        uniform_share: Share of draws in [0, 1] that ignore the weights, so that common goals are not
-            forgotten.
+        per: What a frequency is a share of: timesteps at which the goal holds, or trajectories in which it does.
+        uniform_share: Share of draws in [0, 1] that ignore the weights, so that common goals are not forgotten.
         resolution: Side of the grid cell on which goals are counted, in goal units. Continuous goals need a
             coarse one: the table holds one entry per visited cell.
 
@@ -62,15 +56,11 @@ class GoalFrequencies(nn.Module):
         resolution: float = GOAL_TOLERANCE,
     ) -> None:
         super().__init__()
-        if per not in ("timestep", "trajectory"):
-            raise ValueError(f"GoalFrequencies: per must be 'timestep' or 'trajectory', got {per!r}")
-        if not 0.0 <= uniform_share <= 1.0:
-            raise ValueError(f"GoalFrequencies: uniform_share must be in [0, 1], got {uniform_share}")
-        if not resolution > 0.0:
-            raise ValueError(f"GoalFrequencies: resolution must be positive, got {resolution}")
-        self.per = per
-        self.uniform_share = uniform_share
-        self.resolution = resolution
+        owner = "GoalFrequencies"
+        require_choice(owner, "per", per, ("timestep", "trajectory"))
+        require(owner, "uniform_share", uniform_share, 0.0 <= uniform_share <= 1.0, "be in [0, 1]")
+        require(owner, "resolution", resolution, resolution > 0.0, "be positive")
+        self.per, self.uniform_share, self.resolution = per, uniform_share, resolution
         self.register_buffer("cells", torch.zeros(0, 0, dtype=torch.int64))
         self.register_buffer("timesteps", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("trajectories", torch.zeros(0, dtype=torch.int64))
@@ -94,22 +84,16 @@ class GoalFrequencies(nn.Module):
             achieved_mask: ``[B, L, M]`` bool.
             mask: ``[B, L]`` or ``[B, L, 1]`` bool, real timesteps.
         """
-        batch, length = mask.shape[:2]
-        counted = mask.reshape(batch, length).clone()
+        num_trajectories, length = mask.shape[:2]
+        counted = mask.reshape(num_trajectories, length).clone()
         counted[:, 0] = False
         self.totals += torch.stack([counted.sum(), counted.any(-1).sum()])
-        slots = achieved.shape[2]
-        place = (achieved_mask & counted.unsqueeze(-1)).flatten().nonzero().squeeze(-1)
-        entry = self._entries(self._cells(achieved.flatten(0, 2).index_select(0, place)))
-        row, step = place // (length * slots), place // slots
-        # Of a single slot, no goal can hold twice in a step.
-        per_timestep = (
-            entry.bincount(minlength=len(self))
-            if slots == 1
-            else _count_pairs(entry, step, len(self), batch * length)
-        )
+        trajectory, step, slot = (achieved_mask & counted.unsqueeze(-1)).nonzero(as_tuple=True)
+        entry = self._entries(self._cells(achieved[trajectory, step, slot]))
+        places = (trajectory * length + step, num_trajectories * length), (trajectory, num_trajectories)
+        per_timestep, per_trajectory = (_count_distinct(entry, *place, len(self)) for place in places)
         self.timesteps = self.timesteps + per_timestep
-        self.trajectories = self.trajectories + _count_pairs(entry, row, len(self), batch)
+        self.trajectories = self.trajectories + per_trajectory
 
     @torch.no_grad()
     def weights(self, goals: Tensor) -> Tensor:
@@ -158,17 +142,14 @@ class GoalFrequencies(nn.Module):
         new = self.hashes[entry.clamp(max=len(self) - 1)] != hashes if len(self) else hashes == hashes
         if not bool(new.any()):
             return entry
-        self._insert(hashes[new], cells[new])
-        return torch.searchsorted(self.hashes, hashes)
-
-    def _insert(self, hashes: Tensor, cells: Tensor) -> None:
         size, known = cells.shape[-1], len(self)
-        self.hashes, entry = torch.cat([self.hashes, hashes]).unique(return_inverse=True)
-        cells = torch.cat([self.cells.reshape(-1, size), cells])
+        self.hashes, entry = torch.cat([self.hashes, hashes[new]]).unique(return_inverse=True)
+        cells = torch.cat([self.cells.reshape(-1, size), cells[new]])
         self.cells = cells.new_empty(len(self.hashes), size).index_copy_(0, entry, cells)
         empty = entry.new_zeros(len(self.hashes))
         self.timesteps = empty.index_copy(0, entry[:known], self.timesteps)
         self.trajectories = empty.index_copy(0, entry[:known], self.trajectories)
+        return torch.searchsorted(self.hashes, hashes)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
         for name in ("cells", "timesteps", "trajectories"):
@@ -179,13 +160,9 @@ class GoalFrequencies(nn.Module):
         self.hashes = _hash(self.cells)
 
 
-def _count_pairs(entry: Tensor, place: Tensor, num_entries: int, num_places: int) -> Tensor:
+def _count_distinct(entry: Tensor, place: Tensor, num_places: int, num_entries: int) -> Tensor:
     """In how many distinct places each entry occurs: ``[N], [N] -> [num_entries]``."""
-    pair = entry * num_places + place
-    if num_entries * num_places <= 16 * len(pair):  # a table of all pairs is cheaper than sorting
-        found = torch.zeros(num_entries * num_places, dtype=torch.bool, device=pair.device)
-        return found.index_fill_(0, pair, True).view(num_entries, num_places).sum(-1)
-    return (pair.unique() // num_places).bincount(minlength=num_entries)
+    return ((entry * num_places + place).unique() // num_places).bincount(minlength=num_entries)
 
 
 def _hash(cells: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from yamame.replay.packing import _join
+from yamame.replay.packing import join
 
 
 class OnPolicyBuffer:
@@ -40,7 +40,7 @@ class OnPolicyBuffer:
         if not self._held:
             raise RuntimeError("OnPolicyBuffer: take must find trajectories, got none")
         held, self._held = self._held, []
-        return _join(held)
+        return join(held)
 
 
 def minibatches(
@@ -57,5 +57,5 @@ def minibatches(
     """
     lengths = batch.get("mask").reshape(batch.shape).sum(-1)
     order = torch.randperm(len(lengths), generator=generator).to(lengths.device)
-    for rows in order.split(size):
-        yield batch[rows, : int(lengths[rows].max())]
+    for chosen in order.split(size):
+        yield batch[chosen, : int(lengths[chosen].max())]

@@ -1,4 +1,4 @@
-"""Sequence packing: short trajectories share a row instead of being padded to the longest one.
+"""Sequence packing: short trajectories share a sequence instead of being padded to the longest one.
 
 Reads and moves every entry of a right-padded batch ``[B, L]`` with a bool ``mask`` ``[B, L(, 1)]``. Laws: every
 real timestep of the batch is in the result exactly once, its trajectory in one piece; where a trajectory
@@ -12,15 +12,18 @@ Source: Krell et al., "Efficient sequence packing without cross-contamination", 
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
-from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torchrl.envs.transforms import Transform
+
+from yamame.checks import require
+from yamame.replay.gather import gather_timesteps
 
 
 class SequencePacking(Transform):
-    """Puts trajectories one after the other into as few rows as fit, longest first.
+    """Puts trajectories one after the other into as few sequences as fit, longest first.
 
-    Put it last, after transforms that need one trajectory per row. It pays where lengths differ much: an
-    update costs what rows times length cost, real or padded. In a `TransformedEnv` it does nothing.
+    Put it last, after transforms that need one trajectory per sequence. It pays where lengths differ much: an
+    update costs as much for padding as for real timesteps. In a `TransformedEnv` it does nothing.
 
     Args:
         mask_key: Which timesteps are real.
@@ -41,28 +44,24 @@ class SequencePacking(Transform):
 
     def __init__(self, *, mask_key: NestedKey = "mask", init_key: NestedKey = "is_init") -> None:
         super().__init__(in_keys=[mask_key, init_key], out_keys=[mask_key, init_key])
-        self.mask_key = mask_key
-        self.init_key = init_key
+        self.mask_key, self.init_key = mask_key, init_key
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Returns the packed batch ``[B', L']``, L' the longest trajectory; the one given is left as it is."""
+        held = list(tensordict.keys())
         for key in (self.mask_key, self.init_key):
-            if tensordict.get(key, None) is None:
-                held = list(tensordict.keys())
-                raise ValueError(f"SequencePacking: the batch must hold {key!r}, got {held}")
+            holds = tensordict.get(key, None) is not None
+            require("SequencePacking", "the batch", held, holds, f"hold {key!r}")
         lengths = tensordict.get(self.mask_key).reshape(tensordict.shape).sum(-1)
-        rows = first_fit(lengths.tolist(), capacity=int(lengths.max()))
-        if len(rows) == len(lengths):
+        sequences = first_fit(lengths.tolist(), capacity=int(lengths.max()))
+        if len(sequences) == len(lengths):
             return tensordict.copy()
-        source, real, first = _places(rows, lengths.tolist(), tensordict.shape[1], device=lengths.device)
-
-        def move(value: Tensor) -> Tensor:
-            value = value.flatten(0, 1).index_select(0, source.flatten()).unflatten(0, source.shape)
-            value[~real] = 0
-            return value
-
-        packed = tensordict.apply(move, batch_size=source.shape)
-        packed.get(self.init_key)[first] = True
+        stride = tensordict.shape[1]
+        timesteps = (torch.arange(stride * len(lengths)).view(len(lengths), stride)).unbind()
+        moved = [torch.cat([timesteps[i][: lengths[i]] for i in items]) for items in sequences]
+        source = pad_sequence(moved, batch_first=True, padding_value=-1).to(lengths.device)
+        packed = gather_timesteps(tensordict, source, source >= 0)
+        packed.get(self.init_key)[(source >= 0) & (source % stride == 0)] = True
         return packed
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
@@ -70,36 +69,18 @@ class SequencePacking(Transform):
 
 
 def first_fit(lengths: list[int], *, capacity: int) -> list[list[int]]:
-    """Shares out items among rows, longest first, each to the first row with room (first-fit decreasing).
+    """Shares out items among sequences, longest first, each to the first with room (first-fit decreasing).
 
     >>> first_fit([2, 5, 3, 1], capacity=5)
     [[1], [2, 0], [3]]
     """
-    rows: list[list[int]] = []
+    sequences: list[list[int]] = []
     room: list[int] = []
     for item in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        row = next((r for r, left in enumerate(room) if left >= lengths[item]), len(rows))
-        if row == len(rows):
-            rows.append([])
+        chosen = next((i for i, left in enumerate(room) if left >= lengths[item]), len(sequences))
+        if chosen == len(sequences):
+            sequences.append([])
             room.append(capacity)
-        rows[row].append(item)
-        room[row] -= lengths[item]
-    return rows
-
-
-def _places(
-    rows: list[list[int]], lengths: list[int], stride: int, *, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Where every timestep ``[B', L']`` comes from, which are real, and which begin a trajectory."""
-    width = max(lengths)
-    source = torch.zeros(len(rows), width, dtype=torch.int64)
-    real, first = torch.zeros_like(source, dtype=torch.bool), torch.zeros_like(source, dtype=torch.bool)
-    for row, items in enumerate(rows):
-        begin = 0
-        for item in items:
-            end = begin + lengths[item]
-            source[row, begin:end] = torch.arange(item * stride, item * stride + lengths[item])
-            real[row, begin:end] = True
-            first[row, begin] = True
-            begin = end
-    return source.to(device), real.to(device), first.to(device)
+        sequences[chosen].append(item)
+        room[chosen] -= lengths[item]
+    return sequences

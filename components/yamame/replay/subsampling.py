@@ -12,9 +12,9 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.envs.transforms import Transform
 
-from yamame.replay.window import end_windows
-
-_ARRIVAL = ("prev_action", "prev_reward")
+from yamame.checks import require, require_at_least
+from yamame.keys import ARRIVAL
+from yamame.replay.gather import clear_transitions, gather_timesteps
 
 
 class TrialSubsampling(Transform):
@@ -33,37 +33,28 @@ class TrialSubsampling(Transform):
     """
 
     def __init__(self, every: int, *, length: int, generator: torch.Generator | None = None) -> None:
-        for name, value in (("every", every), ("length", length)):
-            if value < 1:
-                raise ValueError(f"TrialSubsampling: {name} must be at least 1, got {value}")
+        require_at_least("TrialSubsampling", 1, every=every, length=length)
         super().__init__(in_keys=["mask", "trial_start"], out_keys=["mask", "trial_start"])
-        self.every = every
-        self.length = length
-        self.generator = generator
+        self.every, self.length, self.generator = every, length, generator
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Returns the kept timesteps ``[B, L']``; the batch given is left as it is."""
-        if tensordict.get("trial_start", None) is None:
-            held = list(tensordict.keys())
-            raise ValueError(f"TrialSubsampling: the batch must hold 'trial_start', got {held}")
+        held = list(tensordict.keys())
+        require("TrialSubsampling", "the batch", held, "trial_start" in held, "hold 'trial_start'")
         mask, starts = (tensordict.get(key).reshape(tensordict.shape) for key in ("mask", "trial_start"))
-        source, real = self._choose(mask, starts)
-        row = torch.arange(len(source), device=source.device).unsqueeze(-1)
-
-        def move(value: Tensor) -> Tensor:
-            out = value[row, source]
-            out[~real] = 0
-            return out
-
-        out = tensordict.apply(move, batch_size=source.shape)
-        for key in _ARRIVAL:
-            if key in out.keys():
-                out.set(key, _arrivals(tensordict.get(key), row, source, real))
+        step, real = self._choose(mask, starts)
+        source = tensordict.shape[1] * torch.arange(len(step), device=step.device).unsqueeze(-1) + step
+        out = gather_timesteps(tensordict, source, real)
+        # A trial begins with what was received on arrival after the timestep that was kept before.
+        before = torch.zeros_like(source)
+        before[:, 1:] = source[:, :-1] + 1
+        later = real & (torch.arange(step.shape[1], device=step.device) > 0)
+        out.update(gather_timesteps(tensordict.select(*ARRIVAL, strict=False), before, later))
         self._count_anew(out, real)
-        return end_windows(out, real.sum(-1) - 1, ("action", "next"))
+        return clear_transitions(out, real.sum(-1) - 1, ("action", "next"))
 
     def _choose(self, mask: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the kept timesteps ``[B, L']`` come from, and which of them are real."""
+        """The timesteps ``[B, L']`` that are kept, and which of them are real."""
         trial = (starts & mask).cumsum(-1) - 1
         offset = torch.randint(self.every, (len(mask), 1), generator=self.generator).to(mask.device)
         # A history with fewer trials than that keeps its first.
@@ -86,12 +77,3 @@ class TrialSubsampling(Transform):
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         return next_tensordict
-
-
-def _arrivals(value: Tensor, row: Tensor, source: Tensor, real: Tensor) -> Tensor:
-    """What was received on arrival at the timestep after the one kept before: ``[B, L', *]``, zero at the first."""
-    out = torch.zeros_like(value[:, : source.shape[1]])
-    after = (source[:, :-1] + 1).clamp(max=value.shape[1] - 1)
-    out[:, 1:] = value[row, after]
-    out[~real] = 0
-    return out

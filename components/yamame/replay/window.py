@@ -1,9 +1,9 @@
 """Windows: a part of bounded length of every trajectory of a batch.
 
 Reads and cuts every entry of a right-padded batch ``[B, L]`` with a bool ``mask`` ``[B, L(, 1)]``; the last
-row of a trajectory holds no transition, so ``T = mask.sum() - 1``. Entries are moved, not changed:
+timestep of a trajectory holds no transition, so ``T = mask.sum() - 1``. Entries are moved, not changed:
 ``is_init`` stays False where a window begins within a rollout, ``step_index`` goes on counting from the start
-of the rollout. Law: every entry of every row comes from the same timestep of the same trajectory.
+of the rollout. Law: all entries of a timestep come from the same timestep of the same trajectory.
 
 Source: AMAGO, arXiv 2310.09971, its sampling of sequences from trajectories.
 """
@@ -17,7 +17,8 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.envs.transforms import Transform
 
-from yamame.replay.layout import zero
+from yamame.checks import require, require_at_least, require_choice
+from yamame.replay.gather import clear_transitions, gather_timesteps
 
 Padding = Literal["none", "left", "right", "both"]
 
@@ -36,7 +37,7 @@ class Window(Transform):
             trajectory is left out, which makes shorter sequences (right padded).
         mask_key: Which timesteps are real.
         transition_keys: Entries, or groups of entries, that describe the transition out of a timestep. They
-            are zero in the last row of a window.
+            are zero at the last timestep of a window.
         generator: Source of all draws.
 
     Raises:
@@ -60,29 +61,27 @@ class Window(Transform):
         transition_keys: Sequence[NestedKey] = ("action", "next"),
         generator: torch.Generator | None = None,
     ) -> None:
-        if length < 1:
-            raise ValueError(f"Window: length must be at least 1, got {length}")
-        if padding not in get_args(Padding):
-            raise ValueError(f"Window: padding must be one of {get_args(Padding)}, got {padding!r}")
+        require_at_least("Window", 1, length=length)
+        require_choice("Window", "padding", padding, get_args(Padding))
         super().__init__(in_keys=[mask_key], out_keys=[mask_key])
-        self.length = length
-        self.padding: Padding = padding
-        self.mask_key = mask_key
-        self.transition_keys = list(transition_keys)
-        self.generator = generator
+        self.length, self.padding, self.generator = length, padding, generator
+        self.mask_key, self.transition_keys = mask_key, list(transition_keys)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Returns the windows ``[B, L']``, L' the longest of them; the batch given is left as it is."""
-        mask = tensordict.get(self.mask_key, None)
-        if mask is None:
-            raise ValueError(f"Window: the batch must hold {self.mask_key!r}, got {list(tensordict.keys())}")
-        num_transitions = mask.reshape(tensordict.shape).sum(-1) - 1
-        begin, end = draw_windows(num_transitions, self.length, self.padding, self.generator)
+        mask, held = tensordict.get(self.mask_key, None), list(tensordict.keys())
+        require("Window", "the batch", held, mask is not None, f"hold {self.mask_key!r}")
+        batch, num_steps = tensordict.shape
+        begin, end = draw_windows(
+            mask.reshape(batch, num_steps).sum(-1) - 1, self.length, self.padding, self.generator
+        )
         longest = int((end - begin).max())
-        if longest == tensordict.shape[1] and not bool(begin.any()):
+        if longest == num_steps and not bool(begin.any()):
             return tensordict.copy()
-        out = _cut(tensordict, begin, end, longest)
-        return end_windows(out, end - begin - 1, self.transition_keys)
+        step = begin.unsqueeze(-1) + torch.arange(longest, device=begin.device)
+        first = num_steps * torch.arange(batch, device=begin.device)
+        out = gather_timesteps(tensordict, first.unsqueeze(-1) + step, step < end.unsqueeze(-1))
+        return clear_transitions(out, end - begin - 1, self.transition_keys)
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         return next_tensordict
@@ -91,13 +90,7 @@ class Window(Transform):
 def draw_windows(
     num_transitions: Tensor, length: int, padding: Padding = "none", generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Draws one window per trajectory, as `Window` describes them.
-
-    Args:
-        num_transitions: ``[B]`` int64.
-        length: Largest number of transitions of a window.
-        padding: As for `Window`.
-        generator: Source of the draws.
+    """Draws one window per trajectory of ``num_transitions`` ``[B]`` int64; other arguments as for `Window`.
 
     Returns:
         First timestep, and timestep after the last, ``[B]`` int64 each.
@@ -111,38 +104,3 @@ def draw_windows(
     begin = lowest + (share * (latest - lowest + 1)).to(lowest.dtype)
     end = torch.minimum(begin + length, num_transitions) + 1
     return begin.clamp(min=0), end
-
-
-def end_windows(
-    windows: TensorDictBase, last: Tensor, transition_keys: Sequence[NestedKey]
-) -> TensorDictBase:
-    """Zeroes, in place, the transition that leaves the last timestep ``last`` ``[B]`` of every window."""
-    row = torch.arange(len(last), device=last.device)
-    for key in transition_keys:
-        entry = windows.get(key, None)
-        leaves = entry.values(True, True) if isinstance(entry, TensorDictBase) else [entry]
-        for leaf in leaves:
-            if leaf is not None:
-                leaf[row, last] = 0
-    return windows
-
-
-def _cut(tensordict: TensorDictBase, begin: Tensor, end: Tensor, longest: int) -> TensorDictBase:
-    batch, num_steps = tensordict.shape
-    first = begin + num_steps * torch.arange(batch, device=begin.device)
-    last = batch * num_steps - longest  # no window of that length begins later
-    parts = [(b, t, n - t) for b, (t, n) in enumerate(zip(begin.tolist(), end.tolist(), strict=True))]
-    late = [(b, t, n) for b, t, n in parts if t + b * num_steps > last]
-    padding = [(b, n, longest) for b, _, n in parts if n < longest]
-    first = first.clamp(max=last)
-
-    def cut(value: Tensor) -> Tensor:
-        size = value[0, 0].numel()
-        # All windows of so many timesteps are one view; this copies each of those asked for in one piece.
-        windows = value.reshape(-1).unfold(0, longest * size, size).index_select(0, first)
-        windows = windows.view(batch, longest, *value.shape[2:])
-        for b, t, n in late:
-            windows[b, :n] = value[b, t : t + n]
-        return zero(windows, padding) if padding else windows
-
-    return tensordict.apply(cut, batch_size=(batch, longest))

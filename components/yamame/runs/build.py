@@ -1,8 +1,6 @@
 """The parts that every recipe builds from a configuration: environment, agent, learner, replay, collector."""
 
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,13 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl.envs import EnvBase, Transform
 
 from yamame.agent import InContextAgent, InContextPolicy
+from yamame.checks import UsageError
+from yamame.cli.nodes import instantiate, plain
+from yamame.cli.threads import share_threads
+from yamame.cli.validation import parameters_of
 from yamame.collectors import Collector
-from yamame.runs.hydra import instantiate, parameters_of, plain
-from yamame.runs.learner import Learner
+from yamame.training.guard import NonFiniteGuard
+from yamame.training.learner import Learner
 
 
 def build_env(cfg: DictConfig, *, num_envs: int, seed: int, held_out: bool = False) -> EnvBase:
@@ -64,14 +66,24 @@ def build_collector(
     if "make_env" in parameters_of(hydra.utils.get_object(cfg.collector._target_)):
         make_env = partial(build_env, OmegaConf.create({**cfg, "device": "cpu"}))
         given |= {"make_env": make_env, "num_envs": cfg.schedule.num_envs, "seed": cfg.seed}
+        share_threads(num_workers=cfg.collector.num_workers)
     else:
         given["env"] = env
     collector: Collector = instantiate(cfg.collector, **given)
     return collector
 
 
-def build_learner(cfg: DictConfig, agent: InContextAgent) -> Learner:
-    """The learner of the configuration for an agent."""
+def build_learner(cfg: DictConfig, agent: InContextAgent, *, guard: NonFiniteGuard | None = None) -> Learner:
+    """The learner of the configuration for an agent; the guard refuses updates that are not finite.
+
+    Raises:
+        UsageError: The loss takes one discount factor, and the agent has several.
+    """
+    given: dict[str, Any] = {"gammas": agent.gammas}
+    if "gamma" in parameters_of(hydra.utils.get_object(cfg.agent.loss._target_)):
+        if len(agent.gammas) != 1:
+            raise UsageError(f"agent.gammas: must hold one discount factor, got {list(agent.gammas)}")
+        given = {"gamma": agent.gammas[0]}
     loss = instantiate(
         cfg.agent.loss,
         encoder=agent.encoder,
@@ -79,36 +91,61 @@ def build_learner(cfg: DictConfig, agent: InContextAgent) -> Learner:
         critic=agent.critic,
         returns=agent.returns,
         action_space=agent.action_space,
-        gammas=agent.gammas,
+        **given,
     ).to(cfg.device)
     return Learner(
         loss,
         instantiate(cfg.optimizer, params=[p for p in agent.parameters() if p.requires_grad]),
-        instantiate(cfg.agent.target_updater, loss_module=loss),
         max_grad_norm=cfg.schedule.max_grad_norm,
         warmup_updates=cfg.schedule.warmup_updates,
-        total_updates=total_updates(cfg) if cfg.schedule.anneal_lr else None,
+        total_updates=total_updates(cfg) if cfg.schedule.get("anneal_lr") else None,
         autocast=cfg.schedule.autocast,
-        cuda_graph=cfg.schedule.cuda_graph,
+        cuda_graph=bool(cfg.schedule.get("cuda_graph")),
+        guard=guard,
     )
 
 
-def build_replay(cfg: DictConfig, path: Path, *, transform: Transform, **options: Any) -> Any:
-    """The replay buffer of the configuration, with its files in a folder."""
+def check_device(device: str) -> str:
+    """The device itself, if this machine has it.
+
+    Raises:
+        UsageError: It has not.
+    """
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"device: must be available, got {device!r}: {reason}") from error
+    return device
+
+
+def check_lengths(cfg: DictConfig, env: EnvBase) -> None:
+    """Refuses episodes that are longer than replay or a learnt table of positions.
+
+    Raises:
+        UsageError: Names the key, and the length where the environment tells it.
+    """
+    bound = getattr(env.observation_spec["step_index"].space, "high", None)
+    if bound is None or (steps := int(bound.max())) >= 2**31:
+        return
+    num_positions = cfg.encoder.get("num_positions")
+    if num_positions is not None and num_positions <= steps:
+        raise UsageError(
+            f"encoder.num_positions: must exceed the longest episode, {steps} steps, got {num_positions}"
+        )
+    capacity = cfg.replay.get("capacity")
+    if capacity is not None and capacity <= steps:
+        raise UsageError(f"replay.capacity: must hold an episode of {steps + 1} timesteps, got {capacity}")
+
+
+def build_replay(cfg: DictConfig, path: Path, *, transform: Transform, owner: str, resume: bool) -> Any:
+    """The replay buffer of the configuration, with its files in a folder of the run."""
+    if not resume:  # a run that was stopped before its first checkpoint begins again
+        shutil.rmtree(path, ignore_errors=True)
+    batch_size = cfg.schedule.batch_size
     return instantiate(
-        cfg.replay, path=path, batch_size=cfg.schedule.batch_size, transform=transform, **options
+        cfg.replay, path=path, batch_size=batch_size, transform=transform, owner=owner, resume=resume
     )
-
-
-@contextmanager
-def trial_replay(cfg: DictConfig, *, transform: Transform) -> Iterator[Any]:
-    """The same in a folder that is gone afterwards, and random numbers as before: to be refused before a run begins."""
-    with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
-        replay = build_replay(cfg, Path(folder) / "replay", transform=transform)
-        try:
-            yield replay
-        finally:
-            replay.close()
 
 
 def total_updates(cfg: DictConfig) -> int:

@@ -10,18 +10,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import hydra
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torchrl.envs import EnvBase
 
 from yamame.agent import InContextAgent
-from yamame.runs.artifacts import download_artifacts
-from yamame.runs.build import build_agent, build_env, learned_gammas
-from yamame.runs.checkpoint import Checkpointer, LoadedCheckpoint
-from yamame.runs.errors import UsageError
-from yamame.runs.hydra import check, parameters_of, plain
-from yamame.runs.tracking import TRACKING_URI
+from yamame.checks import UsageError
+from yamame.cli.nodes import check, plain
+from yamame.files.checkpoint import Checkpointer, LoadedCheckpoint
+from yamame.runs.build import build_agent, build_env, check_device, learned_gammas
+from yamame.tracking.artifacts import download_artifacts
+from yamame.tracking.tracker import TRACKING_URI
 
 Which = Literal["best", "last"]
 
@@ -64,13 +63,14 @@ class Trained:
             agent = build_agent(self.config, env)
         except ValueError as error:
             raise UsageError(str(error)) from error
-        problem = _mismatch(self.weights, agent.state_dict())
-        if problem:
+        try:
+            agent.load_state_dict(self.weights)
+        except RuntimeError as error:
+            problem = str(error).split("\n\t")[1].rstrip(". ")  # the first of those that torch lists
             raise UsageError(
-                f"load_trained: the weights of {self.source} must fit the environment, {problem}; "
+                f"load_trained: the weights of {self.source} must fit the environment: {problem}; "
                 "a changed setting of env may be why"
-            )
-        agent.load_state_dict(self.weights)
+            ) from error
         return agent.eval()
 
     @property
@@ -122,7 +122,7 @@ def load_trained(
         raise UsageError(
             f"load_trained: {source} must be a checkpoint of a training run, it has no configuration"
         )
-    config = {**loaded.config, "device": _checked_device(device)}
+    config = {**loaded.config, "device": check_device(device)}
     # Settings of held-out tasks become those of the environment, for what is asked here to come last.
     held_out = config["evaluation"]["env"]
     config["evaluation"] = {**config["evaluation"], "env": {}}
@@ -132,7 +132,7 @@ def load_trained(
             raise UsageError(f"load_trained: {source} must have trials to change them, got {dict(trials)}")
         config["trials"] = plain(OmegaConf.merge(config["trials"], dict(trials)))
     if context_length is not None:
-        config["encoder"] = _remembering(config["encoder"], context_length)
+        config["encoder"] = {**config["encoder"], "context_length": context_length}
     composed = OmegaConf.create(config)
     check(composed)
     return Trained(str(source), loaded.step, composed, loaded.values["agent"])
@@ -145,10 +145,10 @@ def _load(source: str, which: Which, tracking_uri: str) -> LoadedCheckpoint:
         return _read([path], which)
     if path.is_dir():
         checkpoints = Checkpointer(path / "checkpoints")
-        found = checkpoints.best if which == "best" else checkpoints.last
-        if found is None:
+        file = checkpoints.best if which == "best" else checkpoints.last
+        if file is None:
             raise UsageError(f"load_trained: {source} must hold a {which} checkpoint, there is none")
-        return _read([found], which)
+        return _read([file], which)
     if "/" in source or "." in source:
         raise UsageError(f"load_trained: {source} must be a run directory or a checkpoint, it does not exist")
     with tempfile.TemporaryDirectory() as folder:
@@ -174,37 +174,8 @@ def _read(files: Sequence[Path], which: Which) -> LoadedCheckpoint:
     return max(read, key=lambda loaded: (-torch.inf if loaded.metric is None else loaded.metric, loaded.step))
 
 
-def _checked_device(device: str) -> str:
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(f"load_trained: device must be available, got {device!r}: {reason}") from error
-    return device
-
-
-def _remembering(encoder: Mapping[str, Any], context_length: int) -> dict[str, Any]:
-    """The settings of an encoder that remembers so many timesteps."""
-    name = str(encoder["_target_"])
-    if "context_length" not in parameters_of(hydra.utils.get_object(name)):
-        raise UsageError(f"load_trained: {name} has no context_length to set, got {context_length}")
-    return {**encoder, "context_length": context_length}
-
-
 def _described(node: Mapping[str, Any]) -> str:
     """A node of a configuration in one line; where its work is done does not count."""
     kept = {key: value for key, value in node.items() if key not in ("_target_", "workers")}
     name = str(node["_target_"]).rpartition(".")[2]
     return f"{name}({', '.join(f'{key}={value}' for key, value in kept.items())})"
-
-
-def _mismatch(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
-    """The first difference between the names or shapes of two states, or nothing."""
-    for name in own:
-        if name not in saved:
-            return f"they lack {name}"
-        shapes = [tuple(getattr(state[name], "shape", ())) for state in (saved, own)]
-        if shapes[0] != shapes[1]:
-            return f"{name} is {list(shapes[0])} there and {list(shapes[1])} here"
-    more = [name for name in saved if name not in own]
-    return f"they have {more[0]} beside" if more else ""

@@ -23,7 +23,7 @@ def goal_trajectories(
         seed: Of the noise.
 
     Returns:
-        ``[B, L]``, right-padded; row t holds what was seen at t and the transition that leaves t.
+        ``[B, L]``, right-padded; timestep t holds what was seen at t and the transition that leaves t.
     """
     batch, length = mask.shape
     step = torch.arange(length)

@@ -38,7 +38,7 @@ def check_relabeller(
     """Checks that a relabeller keeps the laws of hindsight relabelling on a batch of whole trajectories.
 
     Every new instruction is replayed one step at a time with `yamame.goals.advance`, and the output must be
-    what an environment would have emitted under it. Instructions are read from the first row of the output,
+    what an environment would have emitted under it. Instructions are read from the first timestep of the output,
     so future goals must not be hidden.
 
     Args:
@@ -67,7 +67,9 @@ def check_relabeller(
         _check_instruction(new, given, batch, shortens, keys)
         _check_rewritten(out, new, batch, keys)
         _check_untouched(out, new, batch, keys)
-        _check_unchanged_rows(out, new, given, batch)
+        same = _unchanged(new, given)
+        law = "a trajectory that keeps its instruction must stay as it was"
+        _same_batch(out[same], batch[same][:, : out.shape[1]], law)
 
 
 def _step_through(instruction: Tensor, batch: TensorDictBase, keys: RelabelKeys) -> _Trajectories:
@@ -91,8 +93,8 @@ def _step_through(instruction: Tensor, batch: TensorDictBase, keys: RelabelKeys)
 def _check_structure(out: TensorDictBase, batch: TensorDictBase, keys: RelabelKeys) -> None:
     names = set(batch.keys(True, True))
     _law(set(out.keys(True, True)) == names, "the output must hold the keys of the input, and no others")
-    same_rows = out.ndim == 2 and out.shape[0] == batch.shape[0]
-    _law(same_rows, "the output must hold as many sequences as the input")
+    same_number = out.ndim == 2 and out.shape[0] == batch.shape[0]
+    _law(same_number, "the output must hold as many sequences as the input")
     _law(out.shape[1] <= batch.shape[1], "sequences must not become longer")
     for name in names:
         same = out.get(name).dtype == batch.get(name).dtype
@@ -167,7 +169,15 @@ def _check_untouched(
     length = out.shape[1]
     was_real = _flat(batch, keys.mask)[:, :length]
     step = torch.arange(length, device=was_real.device)
-    rewritten = set(keys.rewritten()) - {keys.action, keys.truncated}
+    rewritten = {
+        keys.goal,
+        keys.mask,
+        keys.reward,
+        keys.terminated,
+        keys.prev_reward,
+        keys.done,
+        keys.success,
+    }
     for name in batch.keys(True, True):
         value, old = out.get(name), batch.get(name)[:, :length]
         leaves = name == keys.action or (isinstance(name, tuple) and name[0] == "next")
@@ -176,14 +186,6 @@ def _check_untouched(
         _same(value, torch.zeros_like(value), message, cut)
         if name not in rewritten:
             _same(value, old, f"{name!r} must stay as it was", was_real & ~cut)
-
-
-def _check_unchanged_rows(
-    out: TensorDictBase, new: _Trajectories, given: _Trajectories, batch: TensorDictBase
-) -> None:
-    same = _unchanged(new, given)
-    law = "a trajectory that keeps its instruction must stay as it was"
-    _same_batch(out[same], batch[same][:, : out.shape[1]], law)
 
 
 def _unchanged(new: _Trajectories, given: _Trajectories) -> Tensor:

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torchrl.modules import set_recurrent_mode
 
+from yamame.checks import require_at_least
 from yamame.trajectory import TrajectoryEncoder, segment_positions
 
 _NUM_PADDING = 3
@@ -30,9 +31,11 @@ def check_trajectory_encoder(
     * *entries*: only the context is written, in the right shape; acting records no graph;
     * *causality*: no output depends on a later timestep;
     * *reset*: nothing before a start matters after it;
-    * *rows*: no output depends on another row;
+    * *envs*: no output depends on another env;
     * *padding*: neither what padding holds nor how much there is matters;
-    * *copying*: copies and pickles start with an empty memory; a snapshot of it continues where it was taken;
+    * *copying*: copies and pickles start with an empty memory;
+    * *value*: a memory may be copied, cut, reordered and concatenated, and every env goes on from its own; ``step``
+      changes no attribute, and another number of envs is refused;
     * *memory*: the timestep before matters (or, with ``has_memory=False``, does not);
     * *parity*: acting step by step equals the parallel pass, also after any kind of weight update.
 
@@ -55,14 +58,12 @@ def check_trajectory_encoder(
     """
     if encoder.context_length is not None:
         length = min(length, encoder.context_length)
-    if batch_size < 2:
-        raise ValueError(f"check_trajectory_encoder: batch_size must be at least 2, got {batch_size}")
-    if length < 6:
-        raise ValueError(f"check_trajectory_encoder: length must be at least 6, got {length}")
+    require_at_least("check_trajectory_encoder", 2, batch_size=batch_size)
+    require_at_least("check_trajectory_encoder", 6, length=length)
     probe = _Probe(copy.deepcopy(encoder).eval(), atol, torch.Generator().manual_seed(seed))
     probe.encoder.reset_memory()
     batch = _sequences(probe, batch_size, length)
-    for law in (_entries, _causality, _reset, _rows, _padding, _copying):
+    for law in (_entries, _causality, _reset, _envs, _padding, _copying, _value):
         law(probe, batch)
     _memory(probe, batch, has_memory)
     _parity(probe, batch)
@@ -94,29 +95,23 @@ class _Probe:
         """Steps through a batch, from the memory there is."""
         encoder = self.encoder if encoder is None else encoder
         with torch.no_grad(), set_recurrent_mode(False):
-            steps = [
-                encoder(batch[:, t].clone()).get(encoder.keys.context) for t in range(batch.batch_size[1])
-            ]
-        return torch.stack(steps, 1)
+            return torch.stack([encoder(one.clone()).get(encoder.keys.context) for one in batch.unbind(1)], 1)
 
     def demand(self, condition: bool, law: str, sentence: str) -> None:
         if not condition:
             raise AssertionError(f"{type(self.encoder).__name__} breaks the {law} law: {sentence}")
 
-    def demand_equal(self, found: Tensor, expected: Tensor, law: str, sentence: str) -> None:
+    def demand_equal(self, actual: Tensor, expected: Tensor, law: str, sentence: str) -> None:
         """Compares ``[B, L, D]``."""
-        off = (found - expected).abs().amax(-1).nan_to_num(torch.inf)
-        row, column = divmod(int(off.argmax()), off.shape[1])
-        worst = float(off[row, column])
-        self.demand(
-            worst <= self.atol,
-            law,
-            f"{sentence} (row {row}, timestep {column}: off by {worst:.1e}, allowed {self.atol:.0e})",
-        )
+        off = (actual - expected).abs().amax(-1).nan_to_num(torch.inf)
+        env, timestep = divmod(int(off.argmax()), off.shape[1])
+        worst = float(off[env, timestep])
+        place = f"env {env}, timestep {timestep}: off by {worst:.1e}, allowed {self.atol:.0e}"
+        self.demand(worst <= self.atol, law, f"{sentence} ({place})")
 
 
 def _sequences(probe: _Probe, batch_size: int, length: int) -> TensorDict:
-    """Row 0 starts once, row 1 also in the middle, the others anywhere."""
+    """Env 0 starts once, env 1 also in the middle, the others anywhere."""
     keys = probe.encoder.keys
     starts = probe.coins(batch_size, length, chance=0.2)
     starts[:2, 1:] = False
@@ -148,16 +143,16 @@ def _entries(probe: _Probe, batch: TensorDict) -> None:
         with set_recurrent_mode(mode):
             after = probe.encoder(before)
         name = "parallel pass" if mode else "acting step"
-        found = after.get(context, None)
-        probe.demand(found is not None, "entries", f"the {name} writes no {context!r}")
-        shape, expected = tuple(found.shape), (*given.batch_size, probe.encoder.out_features)
+        actual = after.get(context, None)
+        probe.demand(actual is not None, "entries", f"the {name} writes no {context!r}")
+        shape, expected = tuple(actual.shape), (*given.batch_size, probe.encoder.out_features)
         sentence = f"the {name} writes {context!r} of shape {shape}, not {expected}"
         probe.demand(shape == expected, "entries", sentence)
         rest = after.exclude(context)
         extra = set(rest.keys(True, True)) ^ set(given.keys(True, True))
         probe.demand(not extra, "entries", f"the {name} adds or removes {sorted(map(str, extra))}")
         probe.demand(bool((rest == given).all()), "entries", f"the {name} changes its inputs")
-        probe.demand(mode or not found.requires_grad, "entries", "the acting step records a graph")
+        probe.demand(mode or not actual.requires_grad, "entries", "the acting step records a graph")
 
 
 def _causality(probe: _Probe, batch: TensorDict) -> None:
@@ -168,15 +163,15 @@ def _causality(probe: _Probe, batch: TensorDict) -> None:
         changed = _changed(probe, batch, later)
         starts = changed.get(probe.encoder.keys.is_init)
         starts ^= later.unsqueeze(-1) & probe.coins(*starts.shape)
-        found = probe.parallel(changed)
+        actual = probe.parallel(changed)
         sentence = f"outputs before timestep {cut} depend on what follows"
-        probe.demand_equal(found[:, :cut], expected[:, :cut], "causality", sentence)
+        probe.demand_equal(actual[:, :cut], expected[:, :cut], "causality", sentence)
 
 
 def _padding(probe: _Probe, batch: TensorDict) -> None:
     keys = probe.encoder.keys
-    num_rows, length = batch.batch_size
-    lengths = torch.randint(length // 2, length, (num_rows, 1), generator=probe.generator)
+    num_envs, length = batch.batch_size
+    lengths = torch.randint(length // 2, length, (num_envs, 1), generator=probe.generator)
     real = _columns(batch) < lengths.to(probe.device)
     zeroed = batch.clone().apply(lambda value: value * real.unsqueeze(-1).to(value.dtype))
     zeroed.set(keys.mask, real.unsqueeze(-1))
@@ -184,27 +179,27 @@ def _padding(probe: _Probe, batch: TensorDict) -> None:
     dirty = _changed(probe, zeroed, ~real, scale=1e3)
     starts = dirty.get(keys.is_init)
     starts |= ~real.unsqueeze(-1) & probe.coins(*starts.shape)
-    found = torch.where(real.unsqueeze(-1), probe.parallel(dirty), expected)
-    probe.demand_equal(found, expected, "padding", "outputs depend on what padding holds")
+    actual = torch.where(real.unsqueeze(-1), probe.parallel(dirty), expected)
+    probe.demand_equal(actual, expected, "padding", "outputs depend on what padding holds")
     for side in ("right", "left"):
-        more = TensorDict({}, [num_rows, _NUM_PADDING], device=probe.device)
+        more = TensorDict({}, [num_envs, _NUM_PADDING], device=probe.device)
         for key, value in zeroed.items(True, True):
-            more.set(key, value.new_zeros(num_rows, _NUM_PADDING, *value.shape[2:]))
+            more.set(key, value.new_zeros(num_envs, _NUM_PADDING, *value.shape[2:]))
         parts = [zeroed, more] if side == "right" else [more, zeroed]
         longer = probe.parallel(torch.cat(parts, 1))
-        found = longer[:, :length] if side == "right" else longer[:, _NUM_PADDING:]
-        found = torch.where(real.unsqueeze(-1), found, expected)
-        probe.demand_equal(found, expected, "padding", f"outputs depend on the amount of {side} padding")
+        actual = longer[:, :length] if side == "right" else longer[:, _NUM_PADDING:]
+        actual = torch.where(real.unsqueeze(-1), actual, expected)
+        probe.demand_equal(actual, expected, "padding", f"outputs depend on the amount of {side} padding")
 
 
-def _rows(probe: _Probe, batch: TensorDict) -> None:
+def _envs(probe: _Probe, batch: TensorDict) -> None:
     others = (torch.arange(batch.batch_size[0], device=probe.device) > 0).unsqueeze(1)
     changed = _changed(probe, batch, others.expand(batch.batch_size))
     starts = changed.get(probe.encoder.keys.is_init)
     starts[1:, 1:] = probe.coins(*starts[1:, 1:].shape)
     for name, run in (("the parallel pass", probe.parallel), ("acting", probe.act)):
-        expected, found = run(batch)[:1], run(changed)[:1]
-        probe.demand_equal(found, expected, "rows", f"in {name}, outputs of a row depend on other rows")
+        expected, actual = run(batch)[:1], run(changed)[:1]
+        probe.demand_equal(actual, expected, "envs", f"in {name}, outputs of an env depend on other envs")
 
 
 def _reset(probe: _Probe, batch: TensorDict) -> None:
@@ -214,14 +209,14 @@ def _reset(probe: _Probe, batch: TensorDict) -> None:
     batch = batch.clone().set(probe.encoder.keys.is_init, starts)
     changed = _changed(probe, batch, _columns(batch) < cut)
     for name, run in (("the parallel pass", probe.parallel), ("acting", probe.act)):
-        expected, found = run(batch)[:, cut:], run(changed)[:, cut:]
+        expected, actual = run(batch)[:, cut:], run(changed)[:, cut:]
         sentence = f"in {name}, outputs after a start depend on what came before"
-        probe.demand_equal(found, expected, "reset", sentence)
+        probe.demand_equal(actual, expected, "reset", sentence)
     fresh = probe.act(batch[:, :1])
     probe.act(changed)
     probe.encoder.reset_memory()
-    found = probe.act(_without_starts(probe, batch[:, :1]))
-    probe.demand_equal(found, fresh, "reset", "reset_memory() leaves something behind")
+    actual = probe.act(_without_starts(probe, batch[:, :1]))
+    probe.demand_equal(actual, fresh, "reset", "reset_memory() leaves something behind")
 
 
 def _without_starts(probe: _Probe, batch: TensorDict) -> TensorDict:
@@ -230,7 +225,6 @@ def _without_starts(probe: _Probe, batch: TensorDict) -> TensorDict:
 
 
 def _copying(probe: _Probe, batch: TensorDict) -> None:
-    cut = batch.batch_size[1] // 2
     fresh = probe.act(batch[:, :1])
     first = _without_starts(probe, batch[:, :1])
     copies: dict[str, Callable[[Any], Any]] = {
@@ -239,17 +233,42 @@ def _copying(probe: _Probe, batch: TensorDict) -> None:
     }
     for name, duplicate in copies.items():
         probe.act(batch)
-        found = probe.act(first, duplicate(probe.encoder))
-        probe.demand_equal(found, fresh, "copying", f"{name} takes the memory along")
+        actual = probe.act(first, duplicate(probe.encoder))
+        probe.demand_equal(actual, fresh, "copying", f"{name} takes the memory along")
+
+
+def _value(probe: _Probe, batch: TensorDict) -> None:
+    encoder, (num_envs, length) = probe.encoder, batch.batch_size
+    cut = length // 2
+    encoder.reset_memory()
     probe.act(batch[:, :cut])
-    snapshot = probe.encoder.memory_state_dict()
+    assert encoder.memory is not None
+    state, snapshot = encoder.memory_state_dict(), encoder.memory.clone()
     expected = probe.act(batch[:, cut:])
-    other = copy.deepcopy(probe.encoder)
-    other.load_memory_state_dict(snapshot)
-    found = probe.act(batch[:, cut:], other)
-    probe.demand_equal(
-        found, expected, "copying", "a snapshot of the memory does not continue where it was taken"
-    )
+    encoder.load_memory_state_dict(state)
+    sentence = "a saved memory does not continue where it was taken"
+    probe.demand_equal(probe.act(batch[:, cut:]), expected, "value", sentence)
+    # Every env for itself, the last one first: their memories were cut apart and put together again.
+    order = torch.arange(num_envs - 1, -1, -1, device=probe.device)
+    encoder.memory = torch.cat([snapshot[i : i + 1].clone() for i in order.tolist()])
+    actual = probe.act(batch[order, cut:])[order]
+    probe.demand_equal(actual, expected, "value", "an env does not go on from its own part of a memory")
+    with torch.no_grad():
+        encoder.memory = None
+        memory = encoder.grow(snapshot.clone())
+        x, is_init, step_index = encoder.read_step(batch[:, cut])
+        encoder.step(x, memory, is_init, step_index)
+    probe.demand(encoder.memory is None, "value", "step() changes an attribute")
+    if snapshot.is_empty():
+        return
+    encoder.memory = snapshot
+    fewer = _without_starts(probe, batch[: num_envs - 1, cut : cut + 1])
+    try:
+        probe.act(fewer)
+    except ValueError:
+        encoder.memory = None
+    else:
+        probe.demand(False, "value", "a step with another number of envs forgets without a word")
 
 
 def _memory(probe: _Probe, batch: TensorDict, has_memory: bool) -> None:
@@ -257,14 +276,9 @@ def _memory(probe: _Probe, batch: TensorDict, has_memory: bool) -> None:
     changed = _changed(probe, batch, _columns(batch) == last - 1)
     off = (probe.parallel(changed) - probe.parallel(batch))[0, last].abs().max()
     # Ten times what counts as equal elsewhere, so that rounding is never taken for memory.
-    if has_memory:
-        sentence = f"outputs do not depend on the timestep before (changed by {off:.1e})"
-        probe.demand(bool(off > 10 * probe.atol), "memory", sentence)
-    else:
-        sentence = (
-            f"outputs of an encoder without memory depend on the timestep before (changed by {off:.1e})"
-        )
-        probe.demand(bool(off <= probe.atol), "memory", sentence)
+    holds = off > 10 * probe.atol if has_memory else off <= probe.atol
+    depend = "do not depend" if has_memory else "of an encoder without memory depend"
+    probe.demand(bool(holds), "memory", f"outputs {depend} on the timestep before (changed by {off:.1e})")
 
 
 def _parity(probe: _Probe, batch: TensorDict) -> None:
@@ -278,8 +292,8 @@ def _parity(probe: _Probe, batch: TensorDict) -> None:
         probe.act(batch[:, : batch.batch_size[1] // 2])
         update(probe.encoder)
         expected = probe.parallel(batch)
-        found = probe.act(batch)
-        probe.demand_equal(found, expected, "parity", f"acting differs from the parallel pass{when}")
+        actual = probe.act(batch)
+        probe.demand_equal(actual, expected, "parity", f"acting differs from the parallel pass{when}")
 
 
 @torch.no_grad()

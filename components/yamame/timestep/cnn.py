@@ -1,65 +1,62 @@
-"""Image encoders: pictures ``[*, C, H, W]``, ``[*, H, W, C]`` or ``[*, H, W]`` become ``[*, out_features]``.
+"""Image encoders: images ``[*, C, H, W]``, ``[*, H, W, C]`` or ``[*, H, W]`` become ``[*, out_features]``.
 
 Integer pixels (uint8) are cast and divided by 255 here and nowhere earlier; floats are taken as they are. Every
-picture is encoded on its own (no batch statistics), so neither batch dimensions nor neighbours nor padding change
+image is encoded on its own (no batch statistics), so neither batch dimensions nor neighbours nor padding change
 an output. All end in a linear layer and LayerNorm.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from yamame.timestep.layout import ChannelAxis, layout_of
+from yamame.checks import require, require_at_least
+from yamame.timestep.image_shape import ChannelAxis, ImageShape
 
 
 class ImageEncoder(nn.Module):
-    """What image encoders share: layout, scaling, free batch dimensions, and encoding in parts.
-
-    A subclass hands its convolutions to `_set_layers` at the end of its constructor.
+    """What image encoders share: place of the channels, scaling, free batch dimensions, and encoding in parts.
 
     Args:
-        shape: Of one picture.
-        channel_axis: Where its channels are; see `yamame.timestep.layout_of`.
-        max_images: Most pictures encoded at once, at least 1. More are encoded in parts whose activations are
+        shape: Of one image.
+        convolutions: Builds the layers ``[N, C, H, W] -> [N, *]`` from C, the number of channels.
+        out_features: Size of the embedding.
+        channel_axis: Where the channels are; see `yamame.timestep.ImageShape`.
+        max_images: Most images encoded at once, at least 1. More are encoded in parts whose activations are
             computed again in the backward pass: memory for one part only, for up to a third more computation. None
             encodes all at once.
 
     Raises:
-        ValueError: If the picture is smaller than ``MIN_SIZE``, its layout cannot be told from its shape, or an
-            argument is not positive; at run time if a picture has another shape.
+        ValueError: If the image is smaller than ``MIN_SIZE``, its shape does not tell where the channels are, or an
+            argument is not positive; at run time if an image has another shape.
     """
 
     MIN_SIZE: ClassVar[int] = 1
 
     def __init__(
-        self, shape: Sequence[int], *, channel_axis: ChannelAxis = "auto", max_images: int | None = None
+        self,
+        shape: Sequence[int],
+        convolutions: Callable[[int], nn.Module],
+        out_features: int,
+        channel_axis: ChannelAxis,
+        max_images: int | None,
     ) -> None:
         super().__init__()
-        self.shape = tuple(shape)
-        self.layout = layout_of(self.shape, channel_axis=channel_axis, owner=type(self).__name__)
-        self._require("max_images", max_images, max_images is None or max_images >= 1)
-        self.max_images = max_images
-        size = (self.layout.height, self.layout.width)
-        if min(size) < self.MIN_SIZE:
-            raise ValueError(
-                f"{type(self).__name__}: image must be at least {self.MIN_SIZE} x {self.MIN_SIZE}, got "
-                f"{size[0]} x {size[1]} (shape {self.shape})"
-            )
-
-    def _require(self, name: str, value: object, holds: bool) -> None:
-        if not holds:
-            raise ValueError(f"{type(self).__name__}: {name} must be positive, got {value}")
-
-    def _set_layers(self, convolutions: nn.Module, out_features: int) -> None:
-        self._require("out_features", out_features, out_features >= 1)
-        self.out_features = out_features
-        self.convolutions = convolutions
+        name, least = type(self).__name__, self.MIN_SIZE
+        require_at_least(name, 1, out_features=out_features)
+        require(name, "max_images", max_images, max_images is None or max_images >= 1, "be positive or None")
+        self.shape, self.out_features, self.max_images = tuple(shape), out_features, max_images
+        self.image_shape = ImageShape.of(self.shape, channel_axis=channel_axis, owner=name)
+        height, width = self.image_shape.height, self.image_shape.width
+        large_enough = min(height, width) >= least
+        require(name, "shape", self.shape, large_enough, f"have at least {least} x {least} pixels")
+        num_channels = self.image_shape.num_channels
+        self.convolutions = convolutions(num_channels)
         with torch.no_grad():
-            one = torch.zeros(1, self.layout.num_channels, self.layout.height, self.layout.width)
-            flat_size = convolutions(one).numel()
+            flat_size = self.convolutions(torch.zeros(1, num_channels, height, width)).numel()
         self.head = nn.Sequential(nn.Linear(flat_size, out_features), nn.LayerNorm(out_features))
 
     def forward(self, image: Tensor) -> Tensor:
@@ -69,21 +66,16 @@ class ImageEncoder(nn.Module):
             raise ValueError(
                 f"{type(self).__name__}: image must end in shape {self.shape}, got {tuple(image.shape)}"
             )
-        flat = image.reshape(-1, *self.shape)
-        if self.max_images is None or len(flat) <= self.max_images:
-            encoded = self._encode(flat)
+        images = image.reshape(-1, *self.shape)
+        if self.max_images is None or len(images) <= self.max_images:
+            encoded = self._encode(images)
         else:
-            parts = flat.split(self.max_images)
-            encoded = torch.cat(
-                [
-                    checkpoint(self._encode, part, use_reentrant=False, preserve_rng_state=False)
-                    for part in parts
-                ]
-            )
+            encode = partial(checkpoint, self._encode, use_reentrant=False, preserve_rng_state=False)
+            encoded = torch.cat([encode(part) for part in images.split(self.max_images)])
         return encoded.reshape(*image.shape[:batch_dims], self.out_features)
 
     def _encode(self, images: Tensor) -> Tensor:
-        x = self.layout.channels_first(images)
+        x = self.image_shape.channels_first(images)
         if not x.is_floating_point():
             x = x.to(torch.float32).div_(255.0)
         return self.head(self.convolutions(x).flatten(1))
@@ -93,10 +85,9 @@ class NatureCNN(ImageEncoder):
     """Three strided convolutions: the encoder of DQN (doi 10.1038/nature14236).
 
     Args:
-        shape: Of one picture, at least 36 x 36.
+        shape: Of one image, at least 36 x 36.
         out_features: Size of the embedding.
-        channel_axis: Where the channels are; see `yamame.timestep.layout_of`.
-        max_images: Most pictures encoded at once, see `ImageEncoder`.
+        channel_axis, max_images: As for `ImageEncoder`.
 
     >>> NatureCNN((64, 64, 3))(torch.zeros(5, 2, 64, 64, 3, dtype=torch.uint8)).shape
     torch.Size([5, 2, 256])
@@ -112,16 +103,17 @@ class NatureCNN(ImageEncoder):
         channel_axis: ChannelAxis = "auto",
         max_images: int | None = None,
     ) -> None:
-        super().__init__(shape, channel_axis=channel_axis, max_images=max_images)
-        convolutions = nn.Sequential(
-            nn.Conv2d(self.layout.num_channels, 32, kernel_size=8, stride=4),
-            nn.ReLU(),
-            nn.Conv2d(32, 64, kernel_size=4, stride=2),
-            nn.ReLU(),
-            nn.Conv2d(64, 64, kernel_size=3),
-            nn.ReLU(),
-        )
-        self._set_layers(convolutions, out_features)
+        def convolutions(num_channels: int) -> nn.Module:
+            return nn.Sequential(
+                nn.Conv2d(num_channels, 32, kernel_size=8, stride=4),
+                nn.ReLU(),
+                nn.Conv2d(32, 64, kernel_size=4, stride=2),
+                nn.ReLU(),
+                nn.Conv2d(64, 64, kernel_size=3),
+                nn.ReLU(),
+            )
+
+        super().__init__(shape, convolutions, out_features, channel_axis, max_images)
 
 
 class ResidualBlock(nn.Module):
@@ -143,19 +135,18 @@ class ResidualBlock(nn.Module):
 
 
 class ImpalaCNN(ImageEncoder):
-    """Residual convolutions in sections, each halving the picture: IMPALA's deep encoder (arXiv 1802.01561).
+    """Residual convolutions in sections, each halving the image: IMPALA's deep encoder (arXiv 1802.01561).
 
     A section is a 3 x 3 convolution, max pooling 3 x 3 with stride 2, and residual blocks. Group normalisation
     behind every block is AMAGO's addition (arXiv 2310.09971).
 
     Args:
-        shape: Of one picture, at least 8 x 8.
+        shape: Of one image, at least 8 x 8.
         out_features: Size of the embedding.
         depths: Channels of each section.
         num_blocks: Residual blocks per section, at least 1.
         num_groups: Groups of the normalisation, a divisor of every depth; 0 for none, as IMPALA has it.
-        channel_axis: Where the channels are; see `yamame.timestep.layout_of`.
-        max_images: Most pictures encoded at once, see `ImageEncoder`.
+        channel_axis, max_images: As for `ImageEncoder`.
 
     Raises:
         ValueError: As `ImageEncoder` does, and if depths, blocks and groups do not fit.
@@ -177,21 +168,21 @@ class ImpalaCNN(ImageEncoder):
         channel_axis: ChannelAxis = "auto",
         max_images: int | None = None,
     ) -> None:
-        super().__init__(shape, channel_axis=channel_axis, max_images=max_images)
-        self._require("depths", tuple(depths), min(depths, default=0) >= 1)
-        self._require("num_blocks", num_blocks, num_blocks >= 1)
-        if num_groups < 0 or any(num_groups and depth % num_groups for depth in depths):
-            raise ValueError(
-                f"ImpalaCNN: num_groups must be 0 or divide depths={tuple(depths)}, got {num_groups}"
-            )
-        layers: list[nn.Module] = []
-        num_channels = self.layout.num_channels
-        for depth in depths:
-            layers.append(nn.Conv2d(num_channels, depth, kernel_size=3, padding=1))
-            layers.append(nn.MaxPool2d(kernel_size=3, stride=2, padding=1))
-            layers += [ResidualBlock(depth, num_groups) for _ in range(num_blocks)]
-            num_channels = depth
-        self._set_layers(nn.Sequential(*layers, nn.ReLU()), out_features)
+        require("ImpalaCNN", "depths", tuple(depths), min(depths, default=0) >= 1, "be positive")
+        require_at_least("ImpalaCNN", 1, num_blocks=num_blocks)
+        divides = num_groups == 0 or (num_groups > 0 and not any(depth % num_groups for depth in depths))
+        require("ImpalaCNN", "num_groups", num_groups, divides, f"be 0 or divide depths={tuple(depths)}")
+
+        def convolutions(num_channels: int) -> nn.Module:
+            layers: list[nn.Module] = []
+            for depth in depths:
+                layers.append(nn.Conv2d(num_channels, depth, kernel_size=3, padding=1))
+                layers.append(nn.MaxPool2d(kernel_size=3, stride=2, padding=1))
+                layers += [ResidualBlock(depth, num_groups) for _ in range(num_blocks)]
+                num_channels = depth
+            return nn.Sequential(*layers, nn.ReLU())
+
+        super().__init__(shape, convolutions, out_features, channel_axis, max_images)
 
 
 class GridCNN(ImageEncoder):
@@ -201,8 +192,7 @@ class GridCNN(ImageEncoder):
         shape: Of one grid, at least 3 x 3.
         out_features: Size of the embedding.
         depths: Channels of each convolution.
-        channel_axis: Where the channels are; see `yamame.timestep.layout_of`.
-        max_images: Most grids encoded at once, see `ImageEncoder`.
+        channel_axis, max_images: As for `ImageEncoder`.
 
     >>> GridCNN((7, 9))(torch.zeros(5, 7, 9, dtype=torch.uint8)).shape
     torch.Size([5, 128])
@@ -219,11 +209,13 @@ class GridCNN(ImageEncoder):
         channel_axis: ChannelAxis = "auto",
         max_images: int | None = None,
     ) -> None:
-        super().__init__(shape, channel_axis=channel_axis, max_images=max_images)
-        self._require("depths", tuple(depths), min(depths, default=0) >= 1)
-        layers: list[nn.Module] = []
-        num_channels = self.layout.num_channels
-        for depth in depths:
-            layers += [nn.Conv2d(num_channels, depth, kernel_size=3, padding=1), nn.ReLU()]
-            num_channels = depth
-        self._set_layers(nn.Sequential(*layers), out_features)
+        require("GridCNN", "depths", tuple(depths), min(depths, default=0) >= 1, "be positive")
+
+        def convolutions(num_channels: int) -> nn.Module:
+            layers: list[nn.Module] = []
+            for depth in depths:
+                layers += [nn.Conv2d(num_channels, depth, kernel_size=3, padding=1), nn.ReLU()]
+                num_channels = depth
+            return nn.Sequential(*layers)
+
+        super().__init__(shape, convolutions, out_features, channel_axis, max_images)

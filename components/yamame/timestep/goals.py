@@ -7,9 +7,11 @@ LayerNorm.
 
 import torch
 from torch import Tensor, nn
+from torchrl.modules import MLP
 
+from yamame.checks import require_at_least
 from yamame.goals import GOAL_COMPLETED, GOAL_PAD, GOAL_TOLERANCE, view
-from yamame.timestep.normalizer import RunningNormalizer
+from yamame.normalization import RunningNormalizer
 from yamame.timestep.tokens import TokenSequence
 
 
@@ -28,18 +30,13 @@ class GoalEncoder(nn.Module):
     """
 
     def __init__(
-        self, num_slots: int, goal_size: int, *, out_features: int, hide_future_goals: bool, single_goal: bool
+        self, num_slots: int, goal_size: int, out_features: int, hide_future_goals: bool, single_goal: bool
     ) -> None:
         super().__init__()
         sizes = {"num_slots": num_slots, "goal_size": goal_size, "out_features": out_features}
-        for name, value in sizes.items():
-            if value < 1:
-                raise ValueError(f"{type(self).__name__}: {name} must be positive, got {value}")
-        self.num_slots = num_slots
-        self.goal_size = goal_size
-        self.out_features = out_features
-        self.hide_future_goals = hide_future_goals
-        self.single_goal = single_goal
+        require_at_least(type(self).__name__, 1, **sizes)
+        self.num_slots, self.goal_size, self.out_features = num_slots, goal_size, out_features
+        self.restriction = {"hide_future_goals": hide_future_goals, "single_goal": single_goal}
 
     def visible(self, goal: Tensor) -> Tensor:
         """The part of the instruction that may be seen, ``[*, K, d]`` float32."""
@@ -48,8 +45,7 @@ class GoalEncoder(nn.Module):
                 f"{type(self).__name__}: goal must end in (num_slots, goal_size)="
                 f"{(self.num_slots, self.goal_size)}, got shape {tuple(goal.shape)}"
             )
-        goal = goal.to(torch.float32)
-        return view(goal, hide_future_goals=self.hide_future_goals, single_goal=self.single_goal)
+        return view(goal.to(torch.float32), **self.restriction)
 
 
 class MLPGoalEncoder(GoalEncoder):
@@ -58,16 +54,11 @@ class MLPGoalEncoder(GoalEncoder):
     Each slot becomes d numbers and two flags: the goal's coordinates, normalised and set to zero in special
     slots, *is completed* and *is unused*. The coordinates share one `RunningNormalizer` over all slots (a
     coordinate means the same in each), which moves only from slots that show a goal at real timesteps, so the
-    magic values neither distort the statistics nor lie on the scale of the coordinates. Then hidden layer,
-    LeakyReLU, linear output, LayerNorm.
+    magic values neither distort the statistics nor lie on the scale of the coordinates.
 
     Args:
-        num_slots: K, slots of an instruction.
-        goal_size: d, numbers per goal.
-        out_features: E, size of the embedding.
+        num_slots, goal_size, out_features, hide_future_goals, single_goal: As for `GoalEncoder`.
         hidden_size: Width of the hidden layer.
-        hide_future_goals: Goals after the active one are hidden.
-        single_goal: Only the active goal is seen.
 
     >>> MLPGoalEncoder(3, 2)(torch.full((5, 3, 2), GOAL_PAD)).shape
     torch.Size([5, 32])
@@ -83,22 +74,12 @@ class MLPGoalEncoder(GoalEncoder):
         hide_future_goals: bool = False,
         single_goal: bool = False,
     ) -> None:
-        super().__init__(
-            num_slots,
-            goal_size,
-            out_features=out_features,
-            hide_future_goals=hide_future_goals,
-            single_goal=single_goal,
-        )
-        if hidden_size < 1:
-            raise ValueError(f"MLPGoalEncoder: hidden_size must be positive, got {hidden_size}")
+        super().__init__(num_slots, goal_size, out_features, hide_future_goals, single_goal)
+        require_at_least("MLPGoalEncoder", 1, hidden_size=hidden_size)
         self.normalizer = RunningNormalizer(goal_size)
-        self.mlp = nn.Sequential(
-            nn.Linear(num_slots * (goal_size + 2), hidden_size),
-            nn.LeakyReLU(),
-            nn.Linear(hidden_size, out_features),
-            nn.LayerNorm(out_features),
-        )
+        in_features = num_slots * (goal_size + 2)
+        self.mlp = MLP(in_features, out_features, num_cells=[hidden_size], activation_class=nn.LeakyReLU)
+        self.norm = nn.LayerNorm(out_features)
 
     def forward(self, goal: Tensor, mask: Tensor | None = None) -> Tensor:
         """Embeds ``goal`` ``[*, K, d]``; ``mask`` ``[*]`` bool marks real timesteps."""
@@ -109,7 +90,7 @@ class MLPGoalEncoder(GoalEncoder):
         counted = real.squeeze(-1) if mask is None else real.squeeze(-1) & mask.unsqueeze(-1)
         values = torch.where(real, self.normalizer(goal, counted), 0.0)
         slots = torch.cat([values, completed.to(values.dtype), unused.to(values.dtype)], dim=-1)
-        return self.mlp(slots.flatten(-2))
+        return self.norm(self.mlp(slots.flatten(-2)))
 
 
 class TokenGoalEncoder(GoalEncoder):
@@ -122,15 +103,9 @@ class TokenGoalEncoder(GoalEncoder):
     say, the first goal that is not completed.
 
     Args:
-        num_slots: K, slots of an instruction.
-        goal_size: d, tokens per goal.
+        num_slots, goal_size, out_features, hide_future_goals, single_goal: As for `GoalEncoder`.
         num_tokens: Size of the vocabulary, without the special values.
-        out_features: E, size of the embedding.
-        embedding_size: Size of a token's embedding.
-        hidden_size: Width of the hidden layers.
-        num_queries: Number of learned queries.
-        hide_future_goals: Goals after the active one are hidden.
-        single_goal: Only the active goal is seen.
+        embedding_size, hidden_size, num_queries: As for `TokenSequence`.
 
     >>> TokenGoalEncoder(5, 3, num_tokens=37)(torch.full((4, 5, 3), GOAL_COMPLETED)).shape
     torch.Size([4, 32])
@@ -151,17 +126,9 @@ class TokenGoalEncoder(GoalEncoder):
         hide_future_goals: bool = False,
         single_goal: bool = False,
     ) -> None:
-        super().__init__(
-            num_slots,
-            goal_size,
-            out_features=out_features,
-            hide_future_goals=hide_future_goals,
-            single_goal=single_goal,
-        )
-        sizes = {"num_tokens": num_tokens, "embedding_size": embedding_size}
-        for name, value in {**sizes, "hidden_size": hidden_size, "num_queries": num_queries}.items():
-            if value < 1:
-                raise ValueError(f"TokenGoalEncoder: {name} must be positive, got {value}")
+        super().__init__(num_slots, goal_size, out_features, hide_future_goals, single_goal)
+        sizes = {"embedding_size": embedding_size, "hidden_size": hidden_size, "num_queries": num_queries}
+        require_at_least("TokenGoalEncoder", 1, num_tokens=num_tokens, **sizes)
         self.num_tokens = num_tokens
         self.sequence = TokenSequence(
             num_tokens + self.NUM_SPECIAL,
@@ -182,6 +149,5 @@ class TokenGoalEncoder(GoalEncoder):
         return torch.where(goal == GOAL_COMPLETED, self.COMPLETED, ids)
 
     def forward(self, goal: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Embeds ``goal`` ``[*, K, d]``; ``mask`` is accepted like every goal encoder does and changes
-        nothing."""
+        """Embeds ``goal`` ``[*, K, d]``; ``mask`` changes nothing."""
         return self.sequence(self.token_ids(self.visible(goal)).flatten(-2))

@@ -10,19 +10,8 @@ from tensordict import NestedKey, unravel_key
 from torchrl.data import Binary, Categorical, Composite, MultiCategorical
 from torchrl.data.tensor_specs import TensorSpec
 
-NOT_INPUTS: tuple[NestedKey, ...] = (
-    "aborted",
-    "achieved",
-    "achieved_mask",
-    "action_mask",
-    "goal",
-    "is_init",
-    "mask",
-    "step_index",
-    "success",
-    "task_seed",
-)
-"""Observation keys that are no policy input: goals have their own encoder, the rest must not be seen."""
+from yamame.checks import require, require_at_least, require_choice
+from yamame.keys import NOT_INPUTS
 
 Kind = Literal["vector", "image", "tokens"]
 
@@ -51,17 +40,15 @@ class Input:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(self.shape))
-        if self.kind not in get_args(Kind):
-            raise ValueError(f"Input: kind must be one of {get_args(Kind)}, got {self.kind!r}")
-        if min(self.shape, default=1) < 1:
-            raise ValueError(f"Input: shape must have positive dimensions, got {self.shape}")
-        if self.kind == "image" and len(self.shape) not in (2, 3):
-            raise ValueError(f"Input: shape of an image must have 2 or 3 dimensions, got {self.shape}")
+        require_choice("Input", "kind", self.kind, get_args(Kind))
+        require("Input", "shape", self.shape, min(self.shape, default=1) >= 1, "have positive dimensions")
+        flat = self.kind == "image" and len(self.shape) not in (2, 3)
+        require("Input", "shape", self.shape, not flat, "have 2 or 3 dimensions for an image")
         if self.kind == "tokens":
-            if self.num_tokens is None or self.num_tokens < 1:
-                raise ValueError(f"Input: num_tokens must be positive for tokens, got {self.num_tokens}")
-        elif self.num_tokens is not None:
-            raise ValueError(f"Input: num_tokens must be None for {self.kind}, got {self.num_tokens}")
+            require_at_least("Input", 1, num_tokens=self.num_tokens or 0)
+        else:
+            none = self.num_tokens is None
+            require("Input", "num_tokens", self.num_tokens, none, f"be None for {self.kind}")
 
     @property
     def size(self) -> int:
@@ -99,16 +86,11 @@ def inputs_from_spec(
         leaf = observation_spec[key]
         if key in excluded or not isinstance(leaf.dtype, torch.dtype):
             continue
-        if len(leaf.shape) < batch_dims:
-            raise ValueError(
-                f"inputs_from_spec: batch_dims must be at most the dimensions of {key!r} "
-                f"{tuple(leaf.shape)}, got {batch_dims}"
-            )
+        condition = f"be at most the dimensions of {key!r} {tuple(leaf.shape)}"
+        require("inputs_from_spec", "batch_dims", batch_dims, batch_dims <= len(leaf.shape), condition)
         inputs[key] = _input_of(leaf, tuple(leaf.shape[batch_dims:]))
-    if not inputs:
-        raise ValueError(
-            f"inputs_from_spec: exclude must leave at least one observation, got {sorted(map(str, excluded))}"
-        )
+    names = sorted(map(str, excluded))
+    require("inputs_from_spec", "exclude", names, bool(inputs), "leave at least one observation")
     return inputs
 
 

@@ -4,13 +4,16 @@ A token outside the vocabulary is neither clamped onto a legal one nor an error:
 *unknown*, as in `yamame.timestep.TokenGoalEncoder`. Every timestep is encoded on its own.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torchrl.modules import MLP
 
+from yamame.checks import require, require_at_least
 from yamame.timestep.cnn import GridCNN
-from yamame.timestep.layout import ChannelAxis, layout_of
+from yamame.timestep.image_shape import ChannelAxis, ImageShape
 
 
 class TokenSequence(nn.Module):
@@ -45,19 +48,17 @@ class TokenSequence(nn.Module):
         self.positions = nn.Embedding(length, embedding_size)
         self.token_mlp = nn.Sequential(nn.Linear(embedding_size, hidden_size), nn.LeakyReLU())
         self.queries = nn.Linear(hidden_size, num_queries, bias=False)
-        self.head = nn.Sequential(
-            nn.Linear(num_queries * hidden_size, hidden_size),
-            nn.LeakyReLU(),
-            nn.Linear(hidden_size, out_features),
-            nn.LayerNorm(out_features),
+        self.mlp = MLP(
+            num_queries * hidden_size, out_features, num_cells=[hidden_size], activation_class=nn.LeakyReLU
         )
+        self.norm = nn.LayerNorm(out_features)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Embeds ``ids`` ``[*, length]`` int64; returns ``[*, out_features]``."""
         x = self.token_mlp(self.tokens(ids) + self.positions.weight)
         attention = self.queries(x).softmax(-2)
         pooled = attention.transpose(-1, -2) @ x
-        return self.head(pooled.flatten(-2))
+        return self.norm(self.mlp(pooled.flatten(-2)))
 
 
 class TokenEncoder(nn.Module):
@@ -72,11 +73,11 @@ class TokenEncoder(nn.Module):
         num_tokens: Size of the vocabulary: tokens are in ``0 .. num_tokens - 1``.
         out_features: Size of the result.
         embedding_size: Size of a token's embedding.
-        channel_axis: Where the channels of a three-dimensional grid are; see `yamame.timestep.layout_of`.
+        channel_axis: Where the channels of a three-dimensional grid are; see `yamame.timestep.ImageShape`.
 
     Raises:
-        ValueError: If a size is not positive, or the shape has too many dimensions or a layout that cannot be
-            told; at run time if the tokens are not integers or have another shape.
+        ValueError: If a size is not positive, or the shape has too many dimensions or does not tell
+            where the channels are; at run time if the tokens are not integers or have another shape.
 
     >>> TokenEncoder((7, 7, 3), num_tokens=11)(torch.zeros(4, 7, 7, 3, dtype=torch.int64)).shape
     torch.Size([4, 64])
@@ -95,29 +96,26 @@ class TokenEncoder(nn.Module):
     ) -> None:
         super().__init__()
         sizes = {"num_tokens": num_tokens, "out_features": out_features, "embedding_size": embedding_size}
-        for name, value in sizes.items():
-            if value < 1:
-                raise ValueError(f"TokenEncoder: {name} must be positive, got {value}")
+        require_at_least("TokenEncoder", 1, **sizes)
         self.shape = tuple(shape)
-        if len(self.shape) > 3:
-            raise ValueError(f"TokenEncoder: shape must have at most 3 dimensions, got {self.shape}")
+        require("TokenEncoder", "shape", self.shape, len(self.shape) <= 3, "have at most 3 dimensions")
         self.num_tokens = num_tokens
+        self.num_ids = num_tokens + self.NUM_SPECIAL
         self.out_features = out_features
-        num_ids = num_tokens + self.NUM_SPECIAL
-        self.layout = None
+        self.grid_shape = None
         if len(self.shape) > 1:
-            layout = layout_of(self.shape, channel_axis=channel_axis, owner="TokenEncoder")
-            if min(layout.height, layout.width) >= GridCNN.MIN_SIZE:
-                self.layout = layout
-        if self.layout is None:
-            length = torch.Size(self.shape).numel()
+            grid = ImageShape.of(self.shape, channel_axis=channel_axis, owner="TokenEncoder")
+            if min(grid.height, grid.width) >= GridCNN.MIN_SIZE:
+                self.grid_shape = grid
+        if self.grid_shape is None:
+            length = math.prod(self.shape)
             self.sequence = TokenSequence(
-                num_ids, length=length, out_features=out_features, embedding_size=embedding_size
+                self.num_ids, length=length, out_features=out_features, embedding_size=embedding_size
             )
         else:
-            channels, *size = self.layout.num_channels, self.layout.height, self.layout.width
-            self.cells = nn.Embedding(channels * num_ids, embedding_size)
-            cell_shape = (channels * embedding_size, *size)
+            num_channels, height, width = grid.num_channels, grid.height, grid.width
+            self.cells = nn.Embedding(num_channels * self.num_ids, embedding_size)
+            cell_shape = (num_channels * embedding_size, height, width)
             self.grid = GridCNN(cell_shape, out_features=out_features, channel_axis="first")
 
     def token_ids(self, tokens: Tensor) -> Tensor:
@@ -136,11 +134,9 @@ class TokenEncoder(nn.Module):
                 f"TokenEncoder: tokens must end in shape {self.shape}, got {tuple(tokens.shape)}"
             )
         ids = self.token_ids(tokens)
-        if self.layout is None:
+        if self.grid_shape is None:
             return self.sequence(ids.reshape(*tokens.shape[:batch_dims], -1))
-        ids = self.layout.channels_first(ids)
-        tables = torch.arange(self.layout.num_channels, device=ids.device) * (
-            self.num_tokens + self.NUM_SPECIAL
-        )
+        ids = self.grid_shape.channels_first(ids)
+        tables = self.num_ids * torch.arange(self.grid_shape.num_channels, device=ids.device)
         cells = self.cells(ids + tables[:, None, None])  # [*, C, H, W, E]
         return self.grid(cells.movedim(-1, -3).flatten(-4, -3))

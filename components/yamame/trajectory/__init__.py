@@ -4,12 +4,13 @@ from yamame.trajectory.base import TrajectoryEncoder as TrajectoryEncoder
 from yamame.trajectory.base import TrajectoryKeys as TrajectoryKeys
 from yamame.trajectory.base import segment_positions as segment_positions
 from yamame.trajectory.base import segment_starts as segment_starts
-from yamame.trajectory.gru import GRUEncoder as GRUEncoder
 from yamame.trajectory.linear_recurrent import LinearRecurrentEncoder as LinearRecurrentEncoder
-from yamame.trajectory.lstm import LSTMEncoder as LSTMEncoder
 from yamame.trajectory.mamba import MambaEncoder as MambaEncoder
 from yamame.trajectory.memoryless import MemorylessEncoder as MemorylessEncoder
+from yamame.trajectory.recurrent import GRUEncoder as GRUEncoder
+from yamame.trajectory.recurrent import LSTMEncoder as LSTMEncoder
+from yamame.trajectory.recurrent import RecurrentEncoder as RecurrentEncoder
 from yamame.trajectory.sigma import SigmaReparamLinear as SigmaReparamLinear
-from yamame.trajectory.sigma import folded_weights as folded_weights
+from yamame.trajectory.streams import separate_memory as separate_memory
 from yamame.trajectory.transformer import TransformerEncoder as TransformerEncoder
 from yamame.trajectory.window import WindowEncoder as WindowEncoder

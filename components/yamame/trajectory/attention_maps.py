@@ -1,7 +1,7 @@
 """Where a Transformer looks: the attention probabilities of every layer and head over a sequence.
 
-Nothing about masks or positions is computed again: every layer's own attention is asked what it finds where the
-values are the rows of the identity matrix, and that is how much of every timestep each query takes.
+Nothing about masks or positions is computed again: every layer's own attention is given the rows of the
+identity matrix as values, and its output is how much of every timestep each query takes.
 """
 
 import copy
@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.modules import set_recurrent_mode
 
-from yamame.trajectory.attention import Attend, SelfAttention
+from yamame.trajectory.attention import Attend
 from yamame.trajectory.transformer import TransformerEncoder
 
 
@@ -20,7 +20,7 @@ def attention_maps(encoder: TransformerEncoder, sequence: TensorDictBase) -> Ten
     """Attention probabilities of a sequence.
 
     Row i of a map sums to 1 and tells how the i-th timestep weighs the timesteps up to itself since the last start.
-    Multiplied by the values of its layer and head, a map gives what that head found. Memory grows with L squared.
+    Multiplied by the values of its layer and head, a map gives the output of that head. Memory grows with L squared.
 
     Args:
         encoder: A Transformer; a copy of it is asked, in evaluation mode.
@@ -41,13 +41,12 @@ def attention_maps(encoder: TransformerEncoder, sequence: TensorDictBase) -> Ten
         kind = type(encoder).__name__
         raise ValueError(f"attention_maps: encoder must be a TransformerEncoder, got {kind}")
     reader = copy.deepcopy(encoder).eval()
-    reader.compiled = False  # for values of that size there is nothing compiled
-    found: list[Tensor] = []
+    per_layer: list[Tensor] = []
 
     def recorded(attend: Attend) -> Attend:
         def attend_and_record(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             identity = torch.eye(k.shape[2], dtype=v.dtype, device=v.device).expand(*k.shape[:3], -1)
-            found.append(attend(q, k, identity))
+            per_layer.append(attend(q, k, identity))
             return attend(q, k, v)
 
         return attend_and_record
@@ -56,10 +55,9 @@ def attention_maps(encoder: TransformerEncoder, sequence: TensorDictBase) -> Ten
         x, attend, *rest = args
         return x, recorded(attend), *rest
 
-    for module in reader.modules():
-        if isinstance(module, SelfAttention):
-            module.register_forward_pre_hook(hook)
+    for layer in reader.layers:
+        layer.register_forward_pre_hook(hook)
     with set_recurrent_mode(True):
         reader(sequence.copy())
-    maps = torch.stack(found)
-    return maps.reshape(len(found), *sequence.batch_size[:-1], *maps.shape[2:])
+    maps = torch.stack(per_layer)
+    return maps.reshape(len(maps), *sequence.batch_size[:-1], *maps.shape[2:])

@@ -2,9 +2,11 @@
 
 Two passes compute the same function of the history:
 
-* the *parallel* pass reads a sequence batch ``[*, L]`` (training, ``set_recurrent_mode(True)``, which a
-  `torchrl.objectives.LossModule` sets by itself);
-* the *step* reads one timestep of N acting rows ``[N]`` and continues from the encoder's own memory.
+* the *parallel* pass reads a batch of sequences ``[*, L]`` (training; under ``set_recurrent_mode(True)``);
+* a *step* reads one timestep of N envs and a memory, and returns the context and the next memory.
+
+A memory is a value: a TensorDict of batch size ``[N]`` that the caller may keep, index, concatenate, move, send or
+save. For TorchRL loops, ``encoder(tensordict)`` keeps one between calls in its attribute ``memory``.
 
 ====================  ==============  ========  ==========================================================
 key                   shape           dtype     meaning
@@ -16,60 +18,74 @@ key                   shape           dtype     meaning
 ``context`` (out)     ``[*, L, D]``   float     summary of the history up to and including this timestep
 ====================  ==============  ========  ==========================================================
 
-Acting has the same keys without L and without ``mask``. A fresh memory begins at the first timestep of a
-sequence, wherever ``is_init`` says so, and where real timesteps follow padding. Laws (see
-`yamame.testing.check_trajectory_encoder`): both passes agree; no output depends on a later timestep, on
-padding, on another row or on anything before the last start.
+A step has the same keys without L and without ``mask``. A fresh memory begins at the first timestep of a sequence,
+wherever ``is_init`` says so, and where real timesteps follow padding. Laws (see
+`yamame.testing.check_trajectory_encoder`): both passes agree; no output depends on a later timestep, on padding, on
+another env or on anything before the last start.
 """
 
-import dataclasses
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
 from tensordict.utils import NestedKey
 from torch import Tensor
+from torch.nn import functional as F
 from torchrl.modules import recurrent_mode
 
-from yamame.capturing import capturing
-from yamame.preparable import Preparable
+from yamame.checks import require_at_least, require_choice
+
+Device = torch.device | str | None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class TrajectoryKeys:
-    """Where a trajectory encoder reads and writes in a TensorDict."""
+    """Where an encoder reads and writes in a TensorDict; see the module, and of ``memory`` `RecurrentEncoder`."""
 
     features: NestedKey = "features"
     step_index: NestedKey = "step_index"
     is_init: NestedKey = "is_init"
     mask: NestedKey = "mask"
     context: NestedKey = "context"
+    memory: NestedKey | None = None
 
 
-class TrajectoryEncoder(Preparable):
+Activation = Literal["leaky_relu", "gelu", "relu"]
+
+
+def activation_function(owner: str, name: Activation) -> Callable[[Tensor], Tensor]:
+    """The activation called ``name``; for the class ``owner``, whom a message about another name speaks for."""
+    require_choice(owner, "activation", name, get_args(Activation))
+    function: Callable[[Tensor], Tensor] = getattr(F, name)
+    return function
+
+
+class TrajectoryEncoder(TensorDictModuleBase):
     """Base of everything that turns features over time into context.
 
-    A subclass implements `parallel`, `init_memory` and `advance`, and `make_room` if its memory grows; it works on
-    plain tensors. The memory of acting belongs to the module that acts: it is allocated at the first step, lives in a
-    plain attribute (neither parameter nor buffer, and never in the TensorDict), stays when weights change, is replaced
-    when the number of rows changes, and is left behind by ``copy.deepcopy`` and ``pickle``. Nothing is
-    differentiated through steps.
+    A subclass implements `init_memory` and `step`, `parallel` where one step after the other is too slow, and `grow` if
+    its memory has a length.
 
     Args:
         in_features: Size E of the features.
         out_features: Size D of the context.
-        context_length: Longest history, in timesteps, that acting step by step reproduces exactly; None if
-            any.
+        context_length: Longest history, in timesteps, that steps reproduce exactly; None if any.
         keys: Where to read and write, if not under the usual names.
 
     Attributes:
-        capture_obstacle: What keeps the parallel pass from being recorded as a CUDA graph; None if nothing does.
+        memory: What is remembered between calls: neither parameter nor buffer. It stays when weights change, and
+            ``copy.deepcopy`` and ``pickle`` leave it behind. Nothing is differentiated through it.
+        capture_obstacle: What keeps the parallel pass from being captured as a CUDA graph; None if nothing does.
 
     Raises:
-        ValueError: If a size is not positive.
+        ValueError: If a size is not positive, or ``keys.memory`` is set for an encoder that is not recurrent.
     """
 
+    is_recurrent = False
     capture_obstacle: str | None = None
 
     def __init__(
@@ -77,123 +93,81 @@ class TrajectoryEncoder(Preparable):
         in_features: int,
         out_features: int,
         *,
-        context_length: int | None,
+        context_length: int | None = None,
         keys: TrajectoryKeys | None = None,
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        for label, size in (("in_features", in_features), ("out_features", out_features)):
-            if size < 1:
-                raise ValueError(f"{name}: {label} must be at least 1, got {size}")
-        if context_length is not None and context_length < 1:
-            raise ValueError(f"{name}: context_length must be at least 1 or None, got {context_length}")
+        require_at_least(name, 1, in_features=in_features, out_features=out_features)
+        require_at_least(name, 1, context_length=1 if context_length is None else context_length)
         self.in_features = in_features
         self.out_features = out_features
         self.context_length = context_length
         self.keys = keys = TrajectoryKeys() if keys is None else keys
-        self.in_keys = [keys.features, keys.step_index, keys.is_init]
-        self.out_keys = [keys.context]
-        self._memory: dict[str, Tensor] | None = None
+        self.in_keys: list[NestedKey] = [keys.features, keys.step_index, keys.is_init]
+        self.out_keys: list[NestedKey] = [keys.context]
+        if keys.memory is not None and not self.is_recurrent:
+            raise ValueError(
+                f"{name}: keys.memory must be None: only recurrent encoders have it, got {keys.memory!r}"
+            )
+        self.memory: TensorDict | None = None
 
     @abstractmethod
-    def parallel(self, x: Tensor, step_index: Tensor, starts: Tensor) -> Tensor:
-        """Encodes whole sequences.
-
-        Args:
-            x: ``[B, L, E]``.
-            step_index: ``[B, L]`` int64.
-            starts: ``[B, L]`` bool, where a fresh memory begins; True in the first column.
-
-        Returns:
-            ``[B, L, D]``.
-        """
+    def init_memory(self, num_envs: int, *, capacity: int | None = None, device: Device = None) -> TensorDict:
+        """A fresh memory ``[N]``, on the weights' device unless one is given; with a length: for ``capacity`` steps."""
 
     @abstractmethod
-    def init_memory(self, num_rows: int, like: Tensor) -> dict[str, Tensor]:
-        """A fresh memory for ``num_rows`` acting rows, on the device of ``like``."""
-
-    @abstractmethod
-    def advance(self, x: Tensor, step_index: Tensor, starts: Tensor, memory: dict[str, Tensor]) -> Tensor:
-        """Encodes one timestep of every row and updates ``memory``: in place, or by replacing its entries.
+    def step(
+        self, x: Tensor, memory: TensorDict, is_init: Tensor, step_index: Tensor | None = None
+    ) -> tuple[Tensor, TensorDict]:
+        """Encodes one timestep of every env. Decides nothing by the data, and changes no attribute.
 
         Args:
             x: ``[N, E]``.
-            step_index: ``[N]`` int64.
-            starts: ``[N]`` bool, rows that must forget what they hold.
-            memory: What `init_memory` made, and ``age`` ``[N]`` int64: how many timesteps each row remembers
-                from before this one.
+            memory: ``[N]``, what `init_memory` or the step before returned, after `grow`. May be written into.
+            is_init: ``[N]`` bool, envs that must forget what their memory holds.
+            step_index: ``[N]`` int64, for encoders that use positions; None: counted from the start.
 
         Returns:
-            ``[N, D]``.
+            The context ``[N, D]`` and the next memory.
         """
 
-    def make_room(self, memory: dict[str, Tensor]) -> None:
-        """Lets ``memory``, as `advance` gets it next, hold one timestep more: may replace entries, and read ages."""
+    def parallel(self, x: Tensor, step_index: Tensor, is_init: Tensor) -> Tensor:
+        """Encodes whole sequences ``[B, L, E] -> [B, L, D]``; here, one step after the other.
+
+        ``step_index`` is ``[B, L]`` int64; ``is_init`` ``[B, L]`` bool says where a fresh memory begins, True in the
+        first column.
+        """
+        memory = self.init_memory(len(x), device=x.device)
+        contexts = []
+        for t in range(x.shape[1]):
+            context, memory = self.step(x[:, t], memory, is_init[:, t], step_index[:, t])
+            contexts.append(context)
+        return torch.stack(contexts, 1)
+
+    def grow(self, memory: TensorDict) -> TensorDict:
+        """``memory`` with room for one timestep more. Called between steps; only where memory has a length."""
+        return memory
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Writes the context: of whole sequences under ``recurrent_mode()``, else of one acting step."""
-        context = self._sequence(tensordict) if recurrent_mode() else self._act(tensordict)
-        return tensordict.set(self.keys.context, context)
-
-    def step(self, x: Tensor, step_index: Tensor | None, starts: Tensor) -> Tensor:
-        """Encodes one acting timestep: ``[N, E]``, ``[N]`` int64, ``[N]`` bool -> ``[N, D]``."""
-        return self._proceed(x, step_index, self.make_ready(starts))
-
-    @torch.no_grad()
-    def make_ready(self, starts: Tensor) -> Tensor:
-        """The part of a step that decides by what is remembered: memory is there, counts this timestep and has room.
-
-        Args:
-            starts: ``[N]`` bool, rows that must forget what they hold.
-
-        Returns:
-            The same ``[N]``, but all in a fresh memory: for `encode_step`, which has to follow.
-        """
-        memory, num_rows = self._memory, len(starts)
-        # Normal tensors even under inference mode, so that a later step outside it may update them.
-        with torch.inference_mode(False):
-            if memory is None or len(memory["age"]) != num_rows:
-                age = torch.zeros(num_rows, dtype=torch.int64, device=starts.device)
-                memory = {"age": age, **self.init_memory(num_rows, starts)}
-                starts = torch.ones_like(starts)
-            elif memory["age"].device != starts.device:
-                memory = {name: value.to(starts.device) for name, value in memory.items()}
-            memory["age"].add_(1).masked_fill_(starts, 0)
-            self.make_room(memory)
-        self._memory = memory
-        return starts
-
-    def encode_step(self, tensordict: TensorDictBase, starts: Tensor) -> Tensor:
-        """The part of a step that follows `make_ready`. It can be recorded if `advance` reads nothing back.
-
-        Args:
-            tensordict: ``[*N]`` with the features, and ``step_index`` if positions are not to be counted.
-            starts: What `make_ready` returned.
-
-        Returns:
-            ``[N, D]``, N rows in all.
-        """
-        return self._proceed(*self._timestep(tensordict), starts)
-
-    @torch.no_grad()
-    def _proceed(self, x: Tensor, step_index: Tensor | None, starts: Tensor) -> Tensor:
-        memory = self._memory
-        assert memory is not None
-        entries = dict(memory)
-        found = self.advance(x, memory["age"] if step_index is None else step_index, starts, memory)
-        if capturing():  # what is recorded finds its memory where it was
-            for name, value in entries.items():
-                if memory[name] is not value:
-                    value.copy_(memory[name])
-            self._memory = entries
-        return found
-
-    def rows_that_start(self, tensordict: TensorDictBase) -> Tensor:
-        """Which rows of an acting step must forget what they hold: ``[N]`` bool.
+        """Writes the context: of whole sequences under ``recurrent_mode()``, else of one timestep.
 
         Raises:
-            ValueError: If the step does not tell.
+            ValueError: A step has no ``is_init``, or another number of envs than the memory.
         """
+        if recurrent_mode():
+            return tensordict.set(self.keys.context, self._sequences(tensordict))
+        return self._step(tensordict)
+
+    @torch.no_grad()
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        x, is_init, step_index = self.read_step(tensordict)
+        context, self.memory = self.step(x, self.ready_memory(is_init), is_init, step_index)
+        batch_size = tensordict.get(self.keys.features).shape[:-1]
+        return tensordict.set(self.keys.context, context.reshape(*batch_size, self.out_features))
+
+    def read_is_init(self, tensordict: TensorDictBase) -> Tensor:
+        """Which envs of a step ``[*N]`` start afresh: ``[N]`` bool. Raises ValueError if the step does not tell."""
         is_init = tensordict.get(self.keys.is_init, None)
         if is_init is None:
             raise ValueError(
@@ -202,43 +176,53 @@ class TrajectoryEncoder(Preparable):
             )
         return is_init.reshape(-1).bool()
 
-    @property
-    def memory(self) -> dict[str, Tensor]:
-        """The tensors of the acting memory themselves; empty before the first step."""
-        return {} if self._memory is None else self._memory
+    def read_step(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What `step` takes of a TensorDict ``[*N]``: ``x`` ``[N, E]``, ``is_init`` ``[N]``, ``step_index`` ``[N]``."""
+        x, step_index = tensordict.get(self.keys.features), tensordict.get(self.keys.step_index, None)
+        step_index = None if step_index is None else step_index.reshape(-1)
+        return x.reshape(-1, x.shape[-1]), self.read_is_init(tensordict), step_index
 
-    def move_memory(self, to: Mapping[str, Tensor]) -> None:
-        """Goes on in other tensors of the same shapes, which get what the present ones hold."""
-        for name, value in self.memory.items():
-            if to[name] is not value:
-                to[name].copy_(value)
-        self._memory = dict(to)
-
-    def reset_memory(self) -> None:
-        """Forgets everything: the next step starts every row afresh."""
-        self._memory = None
-
-    def memory_state_dict(self) -> dict[str, Tensor]:
-        """A snapshot of the acting memory; empty before the first step."""
-        return {name: value.clone() for name, value in self.memory.items()}
-
-    def load_memory_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continues from a snapshot of `memory_state_dict`; an empty one resets.
+    @torch.no_grad()
+    def ready_memory(self, is_init: Tensor) -> TensorDict:
+        """The memory that the module keeps, ready for the next step of the envs ``is_init`` ``[N]`` is of.
 
         Raises:
-            ValueError: If ``state`` is no snapshot of such an encoder.
+            ValueError: It is of another number of envs, and not all of them start afresh.
         """
-        if state and "age" not in state:
-            raise ValueError(f"{type(self).__name__}: state must hold 'age', got {sorted(state)}")
+        memory, num_envs = self.memory, len(is_init)
+        # Normal tensors even under inference mode, so that a later step outside it may write into them.
         with torch.inference_mode(False):
-            self._memory = {name: value.clone() for name, value in state.items()} or None
+            if memory is not None and len(memory) != num_envs:
+                if not (memory.is_empty() or is_init.all()):
+                    raise ValueError(
+                        f"{type(self).__name__}: the number of envs must stay {len(memory)} until all of them start"
+                        f" afresh (is_init), got {num_envs}; act inside separate_memory() for a second stream, or keep"
+                        " a memory of your own for each and call step()"
+                    )
+                memory = None
+            if memory is None:
+                memory = self.init_memory(num_envs, device=is_init.device)
+            elif memory.device != is_init.device:
+                memory = memory.to(is_init.device)
+            self.memory = self.grow(memory)
+        return self.memory
 
-    def __getstate__(self) -> dict[str, object]:
-        return {**super().__getstate__(), "_memory": None}
+    def reset_memory(self) -> None:
+        """Forgets everything: the next step starts every env afresh."""
+        self.memory = None
 
-    def _sequence(self, tensordict: TensorDictBase) -> Tensor:
+    def memory_state_dict(self) -> dict[str, Any]:
+        """A copy of the memory for a checkpoint; empty before the first step."""
+        return {} if self.memory is None else {"memory": self.memory.clone()}
+
+    def load_memory_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `memory_state_dict` returned."""
+        with torch.inference_mode(False):
+            self.memory = state["memory"].clone() if state else None
+
+    def _sequences(self, tensordict: TensorDictBase) -> Tensor:
         x = tensordict.get(self.keys.features)
-        shape = x.shape[:-1]
+        batch_size = x.shape[:-1]
         x = x.reshape(-1, *x.shape[-2:])
         is_init, mask, step_index = (
             None if value is None else value.reshape(x.shape[:2])
@@ -253,16 +237,10 @@ class TrajectoryEncoder(Preparable):
             padding = ~mask.bool()
             x = x.masked_fill(padding.unsqueeze(-1), 0)
             step_index = step_index.masked_fill(padding, 0)
-        return self.parallel(x, step_index, starts).reshape(*shape, self.out_features)
+        return self.parallel(x, step_index, starts).reshape(*batch_size, self.out_features)
 
-    def _act(self, tensordict: TensorDictBase) -> Tensor:
-        context = self.step(*self._timestep(tensordict), self.rows_that_start(tensordict))
-        return context.reshape(*tensordict.get(self.keys.features).shape[:-1], self.out_features)
-
-    def _timestep(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor | None]:
-        """Features ``[N, E]`` and, where there is one, ``step_index`` ``[N]`` of an acting step."""
-        x, step_index = tensordict.get(self.keys.features), tensordict.get(self.keys.step_index, None)
-        return x.reshape(-1, x.shape[-1]), None if step_index is None else step_index.reshape(-1)
+    def __getstate__(self) -> dict[str, object]:
+        return {**super().__getstate__(), "memory": None}
 
 
 def segment_starts(

@@ -13,13 +13,18 @@ Source: minGRU, Feng et al., arXiv 2410.01201; the gates begin with the time con
 """
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor, nn
 
-from yamame.rows import in_row_blocks
-from yamame.trajectory.activation import Activation, activation_function
-from yamame.trajectory.base import TrajectoryEncoder, TrajectoryKeys
+from yamame.checks import require_at_least
+from yamame.trajectory.base import (
+    Activation,
+    Device,
+    TrajectoryKeys,
+    activation_function,
+)
+from yamame.trajectory.recurrent import RecurrentEncoder, keep_bias
 from yamame.trajectory.scan import linear_scan
-from yamame.trajectory.time_constants import keep_bias
 
 
 class LinearRecurrentBlock(nn.Module):
@@ -40,7 +45,7 @@ class LinearRecurrentBlock(nn.Module):
         self.norm2 = nn.LayerNorm(d_model)
         self.up = nn.Linear(d_model, d_ff)
         self.down = nn.Linear(d_ff, d_model)
-        self.activation = activation_function(activation, owner="LinearRecurrentEncoder", overwrite=True)
+        self.activation = activation_function("LinearRecurrentEncoder", activation)
         with torch.no_grad():
             self.gate_and_value.bias[:d_model] = -keep_bias(d_model, longest=max_time_constant)
 
@@ -49,10 +54,11 @@ class LinearRecurrentBlock(nn.Module):
         decay, added = self._inputs(x)
         return self._outputs(x, linear_scan(decay * keep, added))
 
-    def step(self, x: Tensor, state: Tensor) -> Tensor:
-        """``[N, D] -> [N, D]``; ``state`` ``[N, D]`` is overwritten."""
+    def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """``[N, D]`` and the state ``[N, D]`` -> ``[N, D]`` and the next state."""
         decay, added = self._inputs(x)
-        return self._outputs(x, state.mul_(decay).add_(added))
+        state = decay * state + added
+        return self._outputs(x, state), state
 
     def _inputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``1 - z`` and ``z (W_h x + b_h)``, at least in float32, since rounding adds up over time."""
@@ -63,9 +69,6 @@ class LinearRecurrentBlock(nn.Module):
 
     def _outputs(self, x: Tensor, states: Tensor) -> Tensor:
         x = x + self.out(states.to(self.out.weight.dtype))
-        return in_row_blocks(self._feedforward, x.reshape(-1, x.shape[-1])).view(x.shape)
-
-    def _feedforward(self, x: Tensor) -> Tensor:
         return x + self.down(self.activation(self.up(self.norm2(x))))
 
 
@@ -74,7 +77,7 @@ def state_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-class LinearRecurrentEncoder(TrajectoryEncoder):
+class LinearRecurrentEncoder(RecurrentEncoder):
     """A linear map, blocks of gated linear recurrence, and a LayerNorm. ``step_index`` is not used.
 
     Args:
@@ -90,10 +93,9 @@ class LinearRecurrentEncoder(TrajectoryEncoder):
     Raises:
         ValueError: If a size is not positive, or a time constant below 1.
 
-    >>> from tensordict import TensorDict
     >>> encoder = LinearRecurrentEncoder(3, d_model=8)
-    >>> row = TensorDict({"features": torch.zeros(5, 3), "is_init": torch.ones(5, 1).bool()}, [5])
-    >>> encoder(row)["context"].shape
+    >>> envs = TensorDict({"features": torch.zeros(5, 3), "is_init": torch.ones(5, 1).bool()}, [5])
+    >>> encoder(envs)["context"].shape
     torch.Size([5, 8])
     """
 
@@ -109,10 +111,8 @@ class LinearRecurrentEncoder(TrajectoryEncoder):
         keys: TrajectoryKeys | None = None,
     ) -> None:
         sizes = {"d_model": d_model, "num_layers": num_layers, "ff_factor": ff_factor}
-        for label, size in {**sizes, "max_time_constant": max_time_constant}.items():
-            if not size >= 1:
-                raise ValueError(f"LinearRecurrentEncoder: {label} must be at least 1, got {size}")
-        super().__init__(in_features, d_model, context_length=None, keys=keys)
+        require_at_least("LinearRecurrentEncoder", 1, **sizes, max_time_constant=max_time_constant)
+        super().__init__(in_features, d_model, keys=keys)
         self.embed = nn.Linear(in_features, d_model)
         self.blocks = nn.ModuleList(
             LinearRecurrentBlock(
@@ -122,24 +122,31 @@ class LinearRecurrentEncoder(TrajectoryEncoder):
         )
         self.norm = nn.LayerNorm(d_model)
 
-    def parallel(self, x: Tensor, step_index: Tensor, starts: Tensor) -> Tensor:
+    def parallel(self, x: Tensor, step_index: Tensor, is_init: Tensor) -> Tensor:
         """``[B, L, E]``, ``[B, L]``, ``[B, L]`` -> ``[B, L, D]``."""
-        keep = (~starts).unsqueeze(-1)
+        keep = (~is_init).unsqueeze(-1)
         x = self.embed(x)
         for block in self.blocks:
             x = block(x, keep)
         return self.norm(x)
 
-    def init_memory(self, num_rows: int, like: Tensor) -> dict[str, Tensor]:
-        """A ``state`` ``[layers, N, D]``."""
-        shape = (len(self.blocks), num_rows, self.out_features)
-        return {"state": torch.zeros(shape, dtype=state_dtype(self.norm.weight.dtype), device=like.device)}
+    def init_memory(self, num_envs: int, *, capacity: int | None = None, device: Device = None) -> TensorDict:
+        """A ``state`` ``[N, layers, D]``."""
+        weight = self.norm.weight.detach()
+        shape = num_envs, len(self.blocks), self.out_features
+        state = weight.new_zeros(shape, dtype=state_dtype(weight.dtype), device=device)
+        return TensorDict({"state": state}, [num_envs], device=state.device)
 
-    def advance(self, x: Tensor, step_index: Tensor, starts: Tensor, memory: dict[str, Tensor]) -> Tensor:
-        """``[N, E]``, ``[N]``, ``[N]`` -> ``[N, D]``; see `TrajectoryEncoder.advance`."""
-        states = memory["state"]
-        states.masked_fill_(starts.view(1, -1, 1), 0)
+    def step(
+        self, x: Tensor, memory: TensorDict, is_init: Tensor, step_index: Tensor | None = None
+    ) -> tuple[Tensor, TensorDict]:
+        """``[N, E]``, ``[N]``, ``[N]`` -> ``[N, D]``, ``[N]``; see `TrajectoryEncoder.step`."""
+        old = memory["state"].masked_fill(is_init.view(-1, 1, 1), 0)
+        states = []
         x = self.embed(x)
-        for block, state in zip(self.blocks, states, strict=True):
-            x = block.step(x, state)  # type: ignore[operator]
-        return self.norm(x)
+        for block, state in zip(self.blocks, old.unbind(1), strict=True):
+            assert isinstance(block, LinearRecurrentBlock)
+            x, state = block.step(x, state)
+            states.append(state)
+        new = TensorDict({"state": torch.stack(states, 1)}, memory.batch_size, device=memory.device)
+        return self.norm(x), new

@@ -9,17 +9,19 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor, nn
 
-from yamame.trajectory.base import TrajectoryEncoder, TrajectoryKeys
-from yamame.trajectory.segments import segment_outputs
+from yamame.checks import require, require_at_least
+from yamame.trajectory.base import Device, TrajectoryKeys
+from yamame.trajectory.recurrent import RecurrentEncoder, segment_outputs
 
 
 class MissingKernels(ImportError, ValueError):  # noqa: N818
     """The package that holds the kernels is not installed, or cannot be imported."""
 
 
-class MambaEncoder(TrajectoryEncoder):
+class MambaEncoder(RecurrentEncoder):
     """A linear map, residual blocks ``x + Mamba(LayerNorm(x))`` and a LayerNorm. ``step_index`` is not used.
 
     Acts and learns on a CUDA device only.
@@ -56,12 +58,9 @@ class MambaEncoder(TrajectoryEncoder):
         keys: TrajectoryKeys | None = None,
     ) -> None:
         sizes = {"d_model": d_model, "num_layers": num_layers, "d_state": d_state, "expand": expand}
-        for label, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"MambaEncoder: {label} must be at least 1, got {size}")
-        if d_conv not in (2, 3, 4):
-            raise ValueError(f"MambaEncoder: d_conv must be 2, 3 or 4, got {d_conv}")
-        super().__init__(in_features, d_model, context_length=None, keys=keys)
+        require_at_least("MambaEncoder", 1, **sizes)
+        require("MambaEncoder", "d_conv", d_conv, d_conv in (2, 3, 4), "be 2, 3 or 4")
+        super().__init__(in_features, d_model, keys=keys)
         mixer = _kernels().Mamba
         self.embed = nn.Linear(in_features, d_model)
         self.norms = nn.ModuleList(nn.LayerNorm(d_model) for _ in range(num_layers))
@@ -70,30 +69,37 @@ class MambaEncoder(TrajectoryEncoder):
         )
         self.norm = nn.LayerNorm(d_model)
 
-    def parallel(self, x: Tensor, step_index: Tensor, starts: Tensor) -> Tensor:
+    def parallel(self, x: Tensor, step_index: Tensor, is_init: Tensor) -> Tensor:
         """``[B, L, E]``, ``[B, L]``, ``[B, L]`` -> ``[B, L, D]``."""
-        return self.norm(segment_outputs(self._blocks, self.embed(x), starts))
+        return self.norm(segment_outputs(self._blocks, self.embed(x), is_init))
 
-    def init_memory(self, num_rows: int, like: Tensor) -> dict[str, Tensor]:
-        """What each layer's convolution (``conv``) and recurrence (``ssm``) remember, ``[layers, N, channels, *]``."""
-        states = [mixer.allocate_inference_cache(num_rows, 1) for mixer in self._mixers()]
-        conv, ssm = (torch.stack(parts).to(like.device) for parts in zip(*states, strict=True))
-        return {"conv": conv, "ssm": ssm}
+    def init_memory(self, num_envs: int, *, capacity: int | None = None, device: Device = None) -> TensorDict:
+        """What each layer's convolution (``conv``) and recurrence (``ssm``) remember, ``[N, layers, channels, *]``."""
+        states = [mixer.allocate_inference_cache(num_envs, 1) for mixer in self._mixers()]
+        conv, ssm = (torch.stack(parts, 1) for parts in zip(*states, strict=True))
+        memory = TensorDict({"conv": conv, "ssm": ssm}, [num_envs])
+        return memory.to(conv.device if device is None else device)
 
-    def advance(self, x: Tensor, step_index: Tensor, starts: Tensor, memory: dict[str, Tensor]) -> Tensor:
-        """``[N, E]``, ``[N]``, ``[N]`` -> ``[N, D]``; see `TrajectoryEncoder.advance`."""
-        states = memory["conv"], memory["ssm"]
-        for part in states:
-            part.masked_fill_(starts.view(1, -1, 1, 1), 0)
+    def step(
+        self, x: Tensor, memory: TensorDict, is_init: Tensor, step_index: Tensor | None = None
+    ) -> tuple[Tensor, TensorDict]:
+        """``[N, E]``, ``[N]``, ``[N]`` -> ``[N, D]``, ``[N]``; see `TrajectoryEncoder.step`."""
+        # The kernels write into contiguous states of one layer.
+        conv, ssm = (
+            memory[name].masked_fill(is_init.view(-1, 1, 1, 1), 0).transpose(0, 1).contiguous()
+            for name in ("conv", "ssm")
+        )
         # The kernels of a step want their input in the dtype of the state.
         with torch.autocast(x.device.type, enabled=False):
             x = self.embed(x.to(self.embed.weight.dtype)).unsqueeze(1)
-            for norm, mixer, *state in zip(self.norms, self._mixers(), *states, strict=True):
-                found, *new = mixer.step(norm(x), *state)
+            for norm, mixer, *state in zip(self.norms, self._mixers(), conv, ssm, strict=True):
+                output, *new = mixer.step(norm(x), *state)
                 for old, value in zip(state, new, strict=True):
                     old.copy_(value)  # nothing where the kernel has already written it there
-                x = x + found
-            return self.norm(x.squeeze(1))
+                x = x + output
+            context = self.norm(x.squeeze(1))
+        states = {"conv": conv.transpose(0, 1), "ssm": ssm.transpose(0, 1)}
+        return context, TensorDict(states, memory.batch_size, device=memory.device)
 
     def _blocks(self, x: Tensor) -> Tensor:
         for norm, mixer in zip(self.norms, self.mixers, strict=True):

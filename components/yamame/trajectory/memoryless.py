@@ -3,11 +3,17 @@
 Source: the memory-free ablation of AMAGO, arXiv 2310.09971.
 """
 
+from tensordict import TensorDict
 from torch import Tensor, nn
 
-from yamame.trajectory.activation import Activation, activation_function
-from yamame.trajectory.base import TrajectoryEncoder, TrajectoryKeys
-from yamame.trajectory.dropout import Dropout
+from yamame.checks import require, require_at_least
+from yamame.trajectory.base import (
+    Activation,
+    Device,
+    TrajectoryEncoder,
+    TrajectoryKeys,
+    activation_function,
+)
 
 
 class MemorylessEncoder(TrajectoryEncoder):
@@ -28,10 +34,9 @@ class MemorylessEncoder(TrajectoryEncoder):
         ValueError: If a size is not positive, or ``dropout`` no probability.
 
     >>> import torch
-    >>> from tensordict import TensorDict
     >>> encoder = MemorylessEncoder(3, d_model=8)
-    >>> row = TensorDict({"features": torch.zeros(5, 3), "is_init": torch.ones(5, 1).bool()}, [5])
-    >>> encoder(row)["context"].shape
+    >>> envs = TensorDict({"features": torch.zeros(5, 3), "is_init": torch.ones(5, 1).bool()}, [5])
+    >>> encoder(envs)["context"].shape
     torch.Size([5, 8])
     """
 
@@ -46,34 +51,35 @@ class MemorylessEncoder(TrajectoryEncoder):
         activation: Activation = "leaky_relu",
         keys: TrajectoryKeys | None = None,
     ) -> None:
-        for label, size in (("d_model", d_model), ("num_layers", num_layers), ("ff_factor", ff_factor)):
-            if size < 1:
-                raise ValueError(f"MemorylessEncoder: {label} must be at least 1, got {size}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"MemorylessEncoder: dropout must lie in [0, 1), got {dropout}")
-        super().__init__(in_features, d_model, context_length=None, keys=keys)
+        owner = "MemorylessEncoder"
+        require_at_least(owner, 1, d_model=d_model, num_layers=num_layers, ff_factor=ff_factor)
+        require(owner, "dropout", dropout, 0 <= dropout < 1, "lie in [0, 1)")
+        super().__init__(in_features, d_model, keys=keys)
         d_ff = ff_factor * d_model
         self.embed = nn.Linear(in_features, d_model)
         self.up = nn.ModuleList(nn.Linear(d_model, d_ff) for _ in range(num_layers))
         self.down = nn.ModuleList(nn.Linear(d_ff, d_model) for _ in range(num_layers))
         self.out = nn.Linear(d_model, d_model)
         self.norm = nn.LayerNorm(d_model)
-        self.dropout = Dropout(dropout) if dropout else nn.Identity()
-        self.activation = activation_function(activation, owner="MemorylessEncoder")
+        self.dropout = nn.Dropout(dropout)
+        self.activation = activation_function(owner, activation)
 
-    def parallel(self, x: Tensor, step_index: Tensor, starts: Tensor) -> Tensor:
+    def parallel(self, x: Tensor, step_index: Tensor, is_init: Tensor) -> Tensor:
         """``[B, L, E]``, ``[B, L]``, ``[B, L]`` -> ``[B, L, D]``."""
-        return self._encode(x)
+        return self.encode(x)
 
-    def init_memory(self, num_rows: int, like: Tensor) -> dict[str, Tensor]:
+    def init_memory(self, num_envs: int, *, capacity: int | None = None, device: Device = None) -> TensorDict:
         """Nothing."""
-        return {}
+        return TensorDict({}, [num_envs], device=self.norm.weight.device if device is None else device)
 
-    def advance(self, x: Tensor, step_index: Tensor, starts: Tensor, memory: dict[str, Tensor]) -> Tensor:
-        """``[N, E]``, ``[N]``, ``[N]`` -> ``[N, D]``."""
-        return self._encode(x)
+    def step(
+        self, x: Tensor, memory: TensorDict, is_init: Tensor, step_index: Tensor | None = None
+    ) -> tuple[Tensor, TensorDict]:
+        """``[N, E]``, ``[N]``, ``[N]`` -> ``[N, D]``, ``[N]``; see `TrajectoryEncoder.step`."""
+        return self.encode(x), memory
 
-    def _encode(self, x: Tensor) -> Tensor:
+    def encode(self, x: Tensor) -> Tensor:
+        """The network, of every timestep by itself: ``[*, features] -> [*, D]``."""
         x = self.dropout(self.activation(self.embed(x)))
         for up, down in zip(self.up, self.down, strict=True):
             hidden = self.dropout(self.activation(up(x)))

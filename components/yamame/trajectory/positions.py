@@ -1,25 +1,21 @@
 """Where a timestep lies in its rollout, as numbers a network can use.
 
-`Sinusoids` are added to the features or rotate queries and keys (`rotate`); `torch.nn.Embedding` is the
-learnt alternative. All are functions of ``step_index``, never of the place in a sequence, so a window cut
-anywhere out of a rollout is read as acting read it.
+`Sinusoids` are added to the features or rotate queries and keys (`rotate`). They are functions of ``step_index``, never
+of the place in a sequence, so a window cut anywhere out of a rollout is read as acting read it.
 """
 
 import torch
 from torch import Tensor, nn
 
-from yamame.capturing import capturing
+from yamame.checks import require
 
 _BASE = 10_000.0
-_LARGEST_TABLE = 16_384
-_SMALLEST_TABLE = 256
 
 
 class Sinusoids(nn.Module):
     """Interleaved sines and cosines of ``step_index / 10000^(2 i / size)`` (arXiv 1706.03762).
 
-    int64 ``[*] -> [*, size]`` float32. Any index is allowed: small ones are read from a table that grows,
-    larger ones computed. Angles are float64, so that they are still exact at a million steps.
+    int64 ``[*] -> [*, size]`` float32. Any index is allowed: angles are float64, exact at a million steps.
 
     Args:
         size: Number of values per index, even.
@@ -34,26 +30,14 @@ class Sinusoids(nn.Module):
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        if size < 2 or size % 2:
-            raise ValueError(f"Sinusoids: size must be even and positive, got {size}")
+        require("Sinusoids", "size", size, size >= 2 and size % 2 == 0, "be even and positive")
         self.size = size
-        self._table = torch.empty(0, size)
 
     def forward(self, step_index: Tensor) -> Tensor:
         """int64 ``[*] -> [*, size]``."""
-        if capturing():
-            return _sinusoids(step_index, self.size)
-        needed = int(step_index.max()) + 1
-        if needed > _LARGEST_TABLE:
-            return _sinusoids(step_index, self.size)
-        if needed > self._table.shape[0] or self._table.device != step_index.device:
-            with torch.inference_mode(False):
-                rows = max(_SMALLEST_TABLE, 1 << (needed - 1).bit_length())
-                self._table = _sinusoids(torch.arange(rows, device=step_index.device), self.size)
-        return self._table[step_index]
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_table": torch.empty(0, self.size)}
+        power = torch.arange(0, self.size, 2, device=step_index.device, dtype=torch.float64) / self.size
+        angle = step_index.to(torch.float64).unsqueeze(-1) * _BASE**-power
+        return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2).to(torch.float32)
 
 
 def rotate(x: Tensor, sinusoids: Tensor) -> Tensor:
@@ -66,9 +50,3 @@ def rotate(x: Tensor, sinusoids: Tensor) -> Tensor:
     sin, cos = sinusoids.to(x.dtype).unflatten(-1, (-1, 2)).unbind(-1)
     first, second = x.chunk(2, -1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
-
-
-def _sinusoids(step_index: Tensor, size: int) -> Tensor:
-    power = torch.arange(0, size, 2, device=step_index.device, dtype=torch.float64) / size
-    angle = step_index.to(torch.float64).unsqueeze(-1) * _BASE**-power
-    return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2).to(torch.float32)

@@ -51,7 +51,7 @@ class _LinearScan(torch.autograd.Function):
         # In reverse, with the decay of the timestep after.
         of_values = _scan(decay.flip(1).roll(1, 1), gradient.flip(1)).flip(1)
         of_decay = torch.zeros_like(decay)
-        torch.mul(of_values[:, 1:], states[:, :-1], out=of_decay[:, 1:])
+        of_decay[:, 1:] = of_values[:, 1:] * states[:, :-1]
         return of_decay, of_values
 
 

@@ -9,9 +9,10 @@ from functools import partial
 from typing import get_args
 
 import torch
+from yamame.checks import require, require_choice
 
-from yamame_envs.hosted.env import HostedEnv
-from yamame_envs.hosted.workers import Workers
+from yamame_envs.adapters.env import HostedEnv
+from yamame_envs.adapters.workers import Workers
 from yamame_envs.suites.atari_console import Console, Screen, find_game
 
 
@@ -55,10 +56,10 @@ class Atari(HostedEnv):
         workers: Workers = Workers(),  # noqa: B008
     ) -> None:
         names = (game,) if isinstance(game, str) else tuple(game)
-        self._require("game", game, len(names) > 0, "name at least one game")
-        self._require("screen", screen, screen in get_args(Screen), f"be one of {get_args(Screen)}")
-        self._require("frame_skip", frame_skip, frame_skip >= 1, "be at least 1")
-        self._require("sticky", sticky, 0.0 <= sticky < 1.0, "be in [0, 1)")
+        require(self.label, "game", game, len(names) > 0, "name at least one game")
+        require_choice(self.label, "screen", screen, get_args(Screen))
+        require(self.label, "frame_skip", frame_skip, frame_skip >= 1, "be at least 1")
+        require(self.label, "sticky", sticky, 0.0 <= sticky < 1.0, "be in [0, 1)")
         make = partial(
             Console,
             games=tuple(find_game(name) for name in names),

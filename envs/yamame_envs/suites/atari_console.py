@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from yamame_envs.hosted.extras import require
+from yamame_envs.adapters.extras import import_extra
 from yamame_envs.suites.resize import AreaResize
 
 Screen = Literal["rgb", "rgb_max", "grey", "grey_max"]
@@ -26,7 +26,7 @@ _NUM_ACTIONS = 18
 
 
 def _library() -> Any:
-    return require("ale_py", extra="atari", owner="Atari")
+    return import_extra("ale_py", extra="atari", owner="Atari")
 
 
 def find_game(name: str) -> str:
@@ -36,11 +36,11 @@ def find_game(name: str) -> str:
         ValueError: If there is no such game.
     """
     known = _library().roms.get_all_rom_ids()
-    found = {rom.replace("_", ""): rom for rom in known}.get(name.replace("_", "").lower())
-    if found is None:
+    rom_name = {rom.replace("_", ""): rom for rom in known}.get(name.replace("_", "").lower())
+    if rom_name is None:
         close = ", ".join(get_close_matches(name.lower(), known, n=3))
         raise ValueError(f"Atari: game must be a game of ale-py{close and ', such as '}{close}, got {name!r}")
-    return str(found)
+    return str(rom_name)
 
 
 @lru_cache(maxsize=8)
@@ -132,8 +132,8 @@ class Console(gymnasium.Env[Picture, Any]):
         lost_life = ale.lives() < self._lives
         self._lives = ale.lives()
         over = bool(ale.game_over()) or (self._life_loss_ends and lost_life)
-        shown = np.maximum(self._screen, before) if self._max else self._screen
-        return self._small(shown), float(reward), over, False, {}
+        screen = np.maximum(self._screen, before) if self._max else self._screen
+        return self._small(screen), float(reward), over, False, {}
 
     def render(self) -> Picture:
         """The screen as the console shows it: ``[H, W, 3]`` uint8."""

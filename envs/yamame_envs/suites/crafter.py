@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from yamame_envs.hosted.env import HostedEnv
-from yamame_envs.hosted.rows import Make
-from yamame_envs.hosted.workers import Workers
+from yamame_envs.adapters.env import HostedEnv
+from yamame_envs.adapters.in_process import Make
+from yamame_envs.adapters.workers import Workers
 from yamame_envs.suites.crafter_env import CrafterEnv, Mode, Task, parse_fixed
 from yamame_envs.suites.crafter_goals import parse_instruction
 
@@ -71,7 +71,7 @@ class Crafter(HostedEnv):
         device: str | torch.device = "cpu",
         workers: Workers = Workers(),  # noqa: B008
     ) -> None:
-        self._row_settings: dict[str, Any] = {
+        self._env_settings: dict[str, Any] = {
             "observation": observation,
             "num_goals": num_goals,
             "min_goals": min_goals,
@@ -80,7 +80,7 @@ class Crafter(HostedEnv):
             "render_mode": "rgb_array",
         }
         super().__init__(
-            partial(CrafterEnv, **self._row_settings),
+            partial(CrafterEnv, **self._env_settings),
             num_envs=num_envs,
             time_limit=time_limit,
             tells_success=task != "undirected",
@@ -90,7 +90,7 @@ class Crafter(HostedEnv):
         )
 
     def set_instruction(self, text: str | None) -> None:
-        """Asks for the same goals in every episode from the next reset, of all rows, on.
+        """Asks for the same goals in every episode from the next reset, of all envs, on.
 
         Args:
             text: Goals in their order, separated by commas, as in ``"collect sapling, place plant, eat cow"``. None:
@@ -99,17 +99,17 @@ class Crafter(HostedEnv):
         Raises:
             ValueError: If this is no instruction, or the task knows none.
         """
-        settings = self._row_settings
+        settings = self._env_settings
         goals = None if text is None else parse_instruction(text)
         if goals is not None:
             parse_fixed(goals, settings["num_goals"], settings["task"])
-        self._row_settings = {**settings, "instruction": goals}
-        self._make_anew(partial(CrafterEnv, **self._row_settings))
+        self._env_settings = {**settings, "instruction": goals}
+        self._make_anew(partial(CrafterEnv, **self._env_settings))
 
     def _make_anew(self, make: Make) -> None:
-        """Plays rows that are made otherwise; their worlds and their processes are given up."""
+        """Plays envs that are made otherwise; their worlds and their processes are given up."""
         if self._player is not None:
             self._player.close()
-        self._player, self._make_row = None, make
-        self._doomed.clear()
+        self._player, self._make_env = None, make
+        self._aborting.clear()
         self._now.forget()

@@ -1,4 +1,4 @@
-"""Crafter with instructions as a Gymnasium environment of one row.
+"""Crafter with instructions as a Gymnasium environment of one env.
 
 Its seed decides the world, everything that happens in it, and the instruction. PyTorch is not needed here.
 """
@@ -10,6 +10,8 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
+from yamame.checks import require, require_choice
+from yamame.keys import GOAL_COMPLETED, GOAL_PAD
 
 from yamame_envs.suites.crafter_game import GRID, Game
 from yamame_envs.suites.crafter_goals import (
@@ -27,7 +29,6 @@ from yamame_envs.suites.crafter_pictures import Painter
 Mode = Literal["textures", "crop", "render"]
 Task = Literal["instructions", "tech_tree", "undirected"]
 
-GOAL_PAD, GOAL_COMPLETED = -1.0, -3.0  # those of `yamame.goals`, which needs PyTorch
 _SLOTS = 3  # a step's goals: one by the action, one by waking up, one by the place
 _ITEMS = 16
 _CLIMBS = 1 / 3
@@ -185,17 +186,12 @@ class CrafterEnv(gymnasium.Env[Any, Any]):
         return None if self.render_mode is None else self._painter(_PICTURE_UNIT).picture()
 
 
-def _require(name: str, value: object, holds: bool, condition: str) -> None:
-    if not holds:
-        raise ValueError(f"Crafter: {name} must {condition}, got {value}")
-
-
 def _check(observation: str, num_goals: int, min_goals: int, task: str) -> None:
     for name, value, kind in (("observation", observation, Mode), ("task", task, Task)):
-        _require(name, repr(value), value in get_args(kind), f"be one of {', '.join(get_args(kind))}")
-    _require("num_goals", num_goals, num_goals >= 1, "be at least 1")
+        require_choice("Crafter", name, value, get_args(kind))
+    require("Crafter", "num_goals", num_goals, num_goals >= 1, "be at least 1")
     most = min(num_goals, len(TECH_TREE)) if task == "tech_tree" else num_goals
-    _require("min_goals", min_goals, 1 <= min_goals <= most, f"be in 1..{most}")
+    require("Crafter", "min_goals", min_goals, 1 <= min_goals <= most, f"be in 1..{most}")
 
 
 def parse_fixed(instruction: Sequence[str], num_goals: int, task: str) -> list[Goal]:
@@ -205,6 +201,8 @@ def parse_fixed(instruction: Sequence[str], num_goals: int, task: str) -> list[G
         ValueError: If there are none or too many, a goal is unknown, or the task knows no instructions.
     """
     several = not isinstance(instruction, str) and 1 <= len(instruction) <= num_goals
-    _require("instruction", repr(instruction), several, f"be a list of 1..{num_goals} (num_goals) goals")
-    _require("task", repr(task), task == "instructions", "be 'instructions' where an instruction is given")
+    require("Crafter", "instruction", instruction, several, f"be a list of 1..{num_goals} (num_goals) goals")
+    require(
+        "Crafter", "task", task, task == "instructions", "be 'instructions' where an instruction is given"
+    )
     return [parse_goal(text) for text in instruction]

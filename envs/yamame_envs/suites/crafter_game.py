@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from yamame_envs.hosted.extras import require
+from yamame_envs.adapters.extras import import_extra
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -35,7 +35,7 @@ class Game:
     """
 
     def __init__(self) -> None:
-        crafter = require("crafter", extra="crafter", owner="Crafter")
+        crafter = import_extra("crafter", extra="crafter", owner="Crafter")
         self.library = crafter.Env(seed=0, length=None)
         self.library._obs = lambda: None  # on this object alone: a reset draws no picture
         self.actions: list[str] = crafter.constants.actions

@@ -25,7 +25,7 @@ _SEEDED = ("gymnasium.", "yamame_envs.")
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class CommonSpaces:
     """What domains have in common.
 
     Attributes:
@@ -133,57 +133,57 @@ class Domain:
         return np.asarray(spaces.flatten(self.env.observation_space, seen), dtype=np.float32)
 
 
-def survey(ids: tuple[str, ...]) -> Layout:
+def survey(ids: tuple[str, ...]) -> CommonSpaces:
     """Finds out what domains have in common.
 
     Raises:
         ValueError: If they cannot be mixed.
     """
-    found = [Domain(name) for name in ids]
-    for domain in found:
+    domains = [Domain(name) for name in ids]
+    for domain in domains:
         domain.env.close()
-    kinds = {domain.discrete: name for domain, name in zip(found, ids, strict=True)}
+    kinds = {domain.discrete: name for domain, name in zip(domains, ids, strict=True)}
     if len(kinds) > 1:
         raise ValueError(
             "MultiDomain: ids must have either discrete or continuous actions, got discrete ones in "
             f"{kinds[True]!r} and continuous ones in {kinds[False]!r}"
         )
-    limits = [domain.limit for domain in found]
-    return Layout(
+    limits = [domain.limit for domain in domains]
+    return CommonSpaces(
         ids=ids,
-        observation_size=max(domain.observation_size for domain in found),
-        action_sizes=tuple(domain.action_size for domain in found),
-        discrete=found[0].discrete,
+        observation_size=max(domain.observation_size for domain in domains),
+        action_sizes=tuple(domain.action_size for domain in domains),
+        discrete=domains[0].discrete,
         limit=None if None in limits else max(limit for limit in limits if limit is not None),
     )
 
 
 class Domains(gymnasium.Env[dict[str, Any], Any]):
-    """One row: every episode plays a domain drawn from the seed.
+    """One env: every episode plays a domain drawn from the seed.
 
     Args:
-        layout: What the domains have in common.
+        common: What the domains have in common.
         show_domain: Whether there is an entry ``domain``.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012
     render_mode = "rgb_array"
 
-    def __init__(self, *, layout: Layout, show_domain: bool) -> None:
-        self._layout = layout
+    def __init__(self, *, common: CommonSpaces, show_domain: bool) -> None:
+        self._common = common
         self._show_domain = show_domain
         self._built: dict[int, Domain] = {}
-        most = max(layout.action_sizes)
-        self._may_err = layout.discrete and min(layout.action_sizes) < most
+        most = max(common.action_sizes)
+        self._may_err = common.discrete and min(common.action_sizes) < most
         self.action_space = (
-            spaces.Discrete(most) if layout.discrete else spaces.Box(-1.0, 1.0, (most,), dtype=np.float32)
+            spaces.Discrete(most) if common.discrete else spaces.Box(-1.0, 1.0, (most,), dtype=np.float32)
         )
-        vector = spaces.Box(-np.inf, np.inf, (layout.observation_size,), dtype=np.float32)
+        vector = spaces.Box(-np.inf, np.inf, (common.observation_size,), dtype=np.float32)
         entries: dict[str, spaces.Space[Any]] = {"observation": vector}
         if self._may_err:
             entries["valid_action"] = spaces.MultiBinary(1)
         if show_domain:
-            entries["domain"] = spaces.Discrete(len(layout.ids))
+            entries["domain"] = spaces.Discrete(len(common.ids))
         self.observation_space = spaces.Dict(entries)
 
     def reset(
@@ -191,23 +191,23 @@ class Domains(gymnasium.Env[dict[str, Any], Any]):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Begins an episode."""
         super().reset(seed=seed)
-        self._index = int(self.np_random.integers(len(self._layout.ids)))
+        self._index = int(self.np_random.integers(len(self._common.ids)))
         if self._index not in self._built:
-            self._built[self._index] = Domain(self._layout.ids[self._index])
+            self._built[self._index] = Domain(self._common.ids[self._index])
         self._domain = self._built[self._index]
         seen = self._domain.reset(int(self.np_random.integers(2**31)))
-        return self._shown(seen, valid=True), {"domain": self._layout.ids[self._index]}
+        return self._observation(seen, valid=True), {"domain": self._common.ids[self._index]}
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Plays one step; a domain's own time limit ends the episode like its other ends."""
         size, valid = self._domain.action_size, True
-        if self._layout.discrete:
+        if self._common.discrete:
             valid = int(action) < size
             chosen: Any = int(action) if valid else int(self.np_random.integers(size))
         else:
             chosen = np.asarray(action)[:size]
         seen, reward, over, info = self._domain.step(chosen)
-        return self._shown(seen, valid=valid), reward, over, False, info
+        return self._observation(seen, valid=valid), reward, over, False, info
 
     def render(self) -> Any:
         """The picture of the domain that is played."""
@@ -218,12 +218,12 @@ class Domains(gymnasium.Env[dict[str, Any], Any]):
         for domain in self._built.values():
             domain.env.close()
 
-    def _shown(self, seen: npt.NDArray[np.float32], *, valid: bool) -> dict[str, Any]:
-        vector = np.zeros(self._layout.observation_size, dtype=np.float32)
+    def _observation(self, seen: npt.NDArray[np.float32], *, valid: bool) -> dict[str, Any]:
+        vector = np.zeros(self._common.observation_size, dtype=np.float32)
         vector[: len(seen)] = seen
-        shown: dict[str, Any] = {"observation": vector}
+        observation: dict[str, Any] = {"observation": vector}
         if self._may_err:
-            shown["valid_action"] = np.array([valid], dtype=np.int8)
+            observation["valid_action"] = np.array([valid], dtype=np.int8)
         if self._show_domain:
-            shown["domain"] = self._index
-        return shown
+            observation["domain"] = self._index
+        return observation

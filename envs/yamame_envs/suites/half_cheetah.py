@@ -3,9 +3,10 @@
 from functools import partial
 
 import torch
+from yamame.checks import require
 
-from yamame_envs.hosted.env import HostedEnv
-from yamame_envs.hosted.workers import Workers
+from yamame_envs.adapters.env import HostedEnv
+from yamame_envs.adapters.workers import Workers
 from yamame_envs.suites.half_cheetah_task import HalfCheetahVelTask
 
 
@@ -18,10 +19,10 @@ class HalfCheetahVel(HostedEnv):
     Args:
         max_velocity: Targets are uniform in [0, max_velocity], metres per second; positive.
         time_limit: Steps of an episode.
-        num_envs: Rows.
+        num_envs: N, the number of environments.
         seed: Names the tasks of all episodes: their targets and the postures they begin with.
         device: Where all tensors live.
-        workers: Where the rows are played.
+        workers: Where the envs are played.
 
     Raises:
         ValueError: If a number is out of its range.
@@ -38,7 +39,13 @@ class HalfCheetahVel(HostedEnv):
         device: str | torch.device = "cpu",
         workers: Workers = Workers(),  # noqa: B008
     ) -> None:
-        self._require("max_velocity", max_velocity, 0 < max_velocity < float("inf"), "be positive and finite")
+        require(
+            self.label,
+            "max_velocity",
+            max_velocity,
+            0 < max_velocity < float("inf"),
+            "be positive and finite",
+        )
         super().__init__(
             partial(HalfCheetahVelTask, max_velocity=max_velocity),
             num_envs=num_envs,

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from yamame_envs.hosted.extras import require
+from yamame_envs.adapters.extras import import_extra
 from yamame_envs.suites.display import require_display
 
 Vector = npt.NDArray[np.float32]
@@ -37,7 +37,7 @@ class HalfCheetahVelTask(gymnasium.Env[Vector, Vector]):
     render_mode = "rgb_array"
 
     def __init__(self, *, max_velocity: float = 3.0) -> None:
-        require("mujoco", extra="mujoco", owner="HalfCheetahVel")
+        import_extra("mujoco", extra="mujoco", owner="HalfCheetahVel")
         from gymnasium.envs.mujoco.half_cheetah_v5 import HalfCheetahEnv
 
         self._env = HalfCheetahEnv(ctrl_cost_weight=0.05, render_mode=self.render_mode)

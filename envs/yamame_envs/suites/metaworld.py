@@ -3,9 +3,10 @@
 from functools import partial
 
 import torch
+from yamame.checks import require
 
-from yamame_envs.hosted.env import HostedEnv
-from yamame_envs.hosted.workers import Workers
+from yamame_envs.adapters.env import HostedEnv
+from yamame_envs.adapters.workers import Workers
 from yamame_envs.suites.metaworld_task import ATTEMPT, MetaWorldTask, Split
 
 
@@ -24,10 +25,10 @@ class MetaWorld(HostedEnv):
         split: Tasks and goals to train with, or those to test with.
         goal_seed: Which goals there are: the seed of the official benchmark, at least 0.
         time_limit: Steps of the attempt, 500 or less.
-        num_envs: Rows.
+        num_envs: N, the number of environments.
         seed: Names the tasks of all episodes.
         device: Where all tensors live.
-        workers: Where the rows are played. A process holds an arm of some 20 MB per row, and idle ones: 24, or one
+        workers: Where the envs are played. A process holds an arm of some 20 MB per env, and idle ones: 24, or one
             per task of the benchmark.
 
     Raises:
@@ -47,8 +48,8 @@ class MetaWorld(HostedEnv):
         device: str | torch.device = "cpu",
         workers: Workers = Workers(),  # noqa: B008
     ) -> None:
-        self._require("goal_seed", goal_seed, 0 <= goal_seed < 2**32 - 1, "be in 0..2^32-2")
-        self._require("time_limit", time_limit, 1 <= time_limit <= ATTEMPT, f"be in 1..{ATTEMPT}")
+        require(self.label, "goal_seed", goal_seed, 0 <= goal_seed < 2**32 - 1, "be in 0..2^32-2")
+        require(self.label, "time_limit", time_limit, 1 <= time_limit <= ATTEMPT, f"be in 1..{ATTEMPT}")
         super().__init__(
             partial(MetaWorldTask, benchmark, split=split, goal_seed=goal_seed),
             num_envs=num_envs,

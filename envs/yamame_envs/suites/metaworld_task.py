@@ -4,7 +4,7 @@ Source: Yu et al., "Meta-World: A Benchmark and Evaluation for Multi-Task and Me
 arXiv 1910.10897. Tasks and their 50 goals per split are those of the official ``ML1(name, seed)``,
 ``ML10(seed)`` and ``ML45(seed)``, number for number.
 
-An arm is a compiled MuJoCo model of some 20 MB, and compiling takes longer than resetting. So the rows of a
+An arm is a compiled MuJoCo model of some 20 MB, and compiling takes longer than resetting. So the envs of a
 process share what they have: arms are built when a task is first played, and idle ones are kept, though not
 many of one task. The official way of drawing goals plays the arm's start position a hundred times per task;
 here only the random numbers are drawn.
@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from yamame_envs.hosted.extras import require
+from yamame_envs.adapters.extras import import_extra
 from yamame_envs.suites.display import require_display
 
 Vector = npt.NDArray[np.float32]
@@ -39,11 +39,11 @@ _FAMILIES = ("ML10", "ML45")
 _FEW = 24
 
 _idle: dict[str, list[Any]] = {}
-"""Arms of this process that no row is using, by task name: any number up to `_FEW`, else one per task."""
+"""Arms of this process that no env is using, by task name: any number up to `_FEW`, else one per task."""
 
 
 def _library() -> Any:
-    return require("metaworld", extra="metaworld", owner="MetaWorld")
+    return import_extra("metaworld", extra="metaworld", owner="MetaWorld")
 
 
 def task_names(benchmark: str, split: Split) -> tuple[str, ...]:
@@ -168,8 +168,8 @@ class MetaWorldTask(gymnasium.Env[Vector, Vector]):
     def step(self, action: Vector) -> tuple[Vector, float, bool, bool, dict[str, Any]]:
         """Plays one step."""
         seen, reward, terminated, truncated, info = self.arm.step(action)
-        told = {"success": bool(info["success"])}
-        return seen.astype(np.float32), float(reward), bool(terminated), bool(truncated), told
+        info_out = {"success": bool(info["success"])}
+        return seen.astype(np.float32), float(reward), bool(terminated), bool(truncated), info_out
 
     def _hold(self, name: str) -> None:
         if name == self.task_name:
@@ -185,7 +185,7 @@ class MetaWorldTask(gymnasium.Env[Vector, Vector]):
         return picture
 
     def close(self) -> None:
-        """Ends the arm, which may be broken, so that no other row gets it."""
+        """Ends the arm, which may be broken, so that no other env gets it."""
         if self.arm is not None:
             self.arm.close()
         self.arm, self.task_name = None, ""

@@ -19,9 +19,10 @@ from functools import partial
 from typing import Literal, get_args
 
 import torch
+from yamame.checks import require, require_choice
 
-from yamame_envs.hosted.env import HostedEnv
-from yamame_envs.hosted.workers import Workers
+from yamame_envs.adapters.env import HostedEnv
+from yamame_envs.adapters.workers import Workers
 from yamame_envs.suites.minigrid_agent import GridLevels, View
 from yamame_envs.suites.minigrid_levels import Level, find_levels, inspect
 
@@ -70,11 +71,11 @@ class MiniGrid(HostedEnv):
         workers: Workers = Workers(),  # noqa: B008
     ) -> None:
         names = find_levels(id)
-        self._require("view", view, view in get_args(View), f"be one of {get_args(View)}")
-        self._require("split", split, split in get_args(Split), f"be one of {get_args(Split)}")
+        require_choice(self.label, "view", view, get_args(View))
+        require_choice(self.label, "split", split, get_args(Split))
         known = [inspect(name) for name in names]
         words = max(each.num_words for each in known)
-        self._require("mission_length", mission_length, mission_length >= words, f"be at least {words}")
+        require(self.label, "mission_length", mission_length, mission_length >= words, f"be at least {words}")
         limits = {each.limit for each in known}
         same = limits.pop() if len(limits) == 1 else None
         make = partial(
@@ -99,9 +100,9 @@ class MiniGrid(HostedEnv):
     @classmethod
     def _layout_seeds(cls, layouts: int | None, split: Split) -> tuple[int, int]:
         if layouts is None:
-            cls._require("split", split, split == "train", "be 'train' without a number of layouts")
+            require(cls.__name__, "split", split, split == "train", "be 'train' without a number of layouts")
             return 0, _SEEDS
-        cls._require("layouts", layouts, 1 <= layouts < _SEEDS, f"be in 1..{_SEEDS - 1}")
+        require(cls.__name__, "layouts", layouts, 1 <= layouts < _SEEDS, f"be in 1..{_SEEDS - 1}")
         return (0, layouts) if split == "train" else (layouts, _SEEDS)
 
     @classmethod
@@ -110,5 +111,5 @@ class MiniGrid(HostedEnv):
             least = _BABYAI_SIDE if any(name.startswith("BabyAI-") for name in names) else 0
             return max(least, *(each.side for each in known))
         views = {each.view for each in known}
-        cls._require("id", sorted(views), len(views) == 1, "have views of one size")
+        require(cls.__name__, "id", sorted(views), len(views) == 1, "have views of one size")
         return views.pop()

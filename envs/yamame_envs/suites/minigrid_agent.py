@@ -1,6 +1,6 @@
 """An agent that plays one episode after the other in levels of MiniGrid and BabyAI.
 
-What it sees is told in `yamame_envs.suites.minigrid`.
+What it sees is described in `yamame_envs.suites.minigrid`.
 """
 
 from typing import Any, Literal
@@ -96,24 +96,24 @@ class GridLevels(gymnasium.Env[dict[str, Any], Any]):
         return np.asarray(self._level.get_frame())
 
     def _tokens(self, name: str) -> npt.NDArray[np.int64]:
-        found = tokens(self._level.mission)
-        if len(found) > self._mission_length:
+        words = tokens(self._level.mission)
+        if len(words) > self._mission_length:
             raise ValueError(
-                f"MiniGrid: mission_length must be at least {len(found)} for {name}, got {self._mission_length}"
+                f"MiniGrid: mission_length must be at least {len(words)} for {name}, got {self._mission_length}"
             )
-        return np.array(found + [0] * (self._mission_length - len(found)), dtype=np.int64)
+        return np.array(words + [0] * (self._mission_length - len(words)), dtype=np.int64)
 
     def _observe(self, seen: dict[str, Any]) -> dict[str, Any]:
         level = self._level
         image = self._pixels() if self._view.endswith("rgb") else self._grid(seen["image"])
-        shown: dict[str, Any] = {
+        observation: dict[str, Any] = {
             "image": image,
             "mission": self._mission.copy(),
             "direction": int(seen["direction"]),
         }
         if self._show_clock:
-            shown["clock"] = np.array([level.step_count / level.max_steps], dtype=np.float32)
-        return shown
+            observation["clock"] = np.array([level.step_count / level.max_steps], dtype=np.float32)
+        return observation
 
     def _grid(self, partial_view: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
         if self._view == "partial":

@@ -15,7 +15,7 @@ from typing import Any
 
 import gymnasium
 
-from yamame_envs.hosted.extras import require
+from yamame_envs.adapters.extras import import_extra
 
 _BABYAI = (
     "a after and ball behind blue box door front go green grey in key left next object of on open pick purple "
@@ -39,7 +39,7 @@ _LEFT_OUT = (
 
 
 def _library() -> None:
-    require("minigrid", extra="minigrid", owner="MiniGrid")
+    import_extra("minigrid", extra="minigrid", owner="MiniGrid")
 
 
 def tokens(mission: str) -> list[int]:

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
+from yamame.checks import require
 
-from yamame_envs.hosted.env import HostedEnv
-from yamame_envs.hosted.workers import Workers
+from yamame_envs.adapters.env import HostedEnv
+from yamame_envs.adapters.workers import Workers
 from yamame_envs.suites.domains import Domains, survey
 
 _LEVELS = ("Easy", "Medium", "Hard")
@@ -72,11 +73,11 @@ class MultiDomain(HostedEnv):
         workers: Workers = Workers(),  # noqa: B008
     ) -> None:
         names = (POPGYM_SUITE if ids == "popgym" else (ids,)) if isinstance(ids, str) else tuple(ids)
-        self._require("ids", names, len(names) > 0, "name at least one environment")
-        layout = survey(names)
-        longest = _POPGYM_LIMIT if names == POPGYM_SUITE else layout.limit
+        require(self.label, "ids", names, len(names) > 0, "name at least one environment")
+        common = survey(names)
+        longest = _POPGYM_LIMIT if names == POPGYM_SUITE else common.limit
         super().__init__(
-            partial(Domains, layout=layout, show_domain=show_domain),
+            partial(Domains, common=common, show_domain=show_domain),
             num_envs=num_envs,
             time_limit=longest if time_limit is None else time_limit,
             tells_success=tells_success,

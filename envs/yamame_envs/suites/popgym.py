@@ -4,8 +4,8 @@ from functools import partial
 
 import torch
 
-from yamame_envs.hosted.env import HostedEnv
-from yamame_envs.hosted.workers import Workers
+from yamame_envs.adapters.env import HostedEnv
+from yamame_envs.adapters.workers import Workers
 from yamame_envs.suites.popgym_task import POPGymTask
 
 
@@ -19,10 +19,10 @@ class POPGym(HostedEnv):
         id: Its name, for example RepeatPreviousEasy or popgym-RepeatPreviousEasy-v0.
         multi_discrete: Whether an action of several choices (Battleship, MineSweeper) stays so. Otherwise it
             is one choice among all combinations.
-        num_envs: Rows.
+        num_envs: N, the number of environments.
         seed: Names the tasks of all episodes.
         device: Where all tensors live.
-        workers: Where the rows are played.
+        workers: Where the envs are played.
 
     Raises:
         ValueError: If there is no such environment, or a number is out of its range.

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from yamame_envs.hosted.extras import require
+from yamame_envs.adapters.extras import import_extra
 
 Vector = npt.NDArray[np.float32]
 
@@ -32,18 +32,18 @@ def names() -> list[str]:
 
 
 def _registered() -> dict[Any, dict[str, str]]:
-    registered: dict[Any, dict[str, str]] = require("popgym", extra="popgym", owner="POPGym").envs.ALL
+    registered: dict[Any, dict[str, str]] = import_extra("popgym", extra="popgym", owner="POPGym").envs.ALL
     return registered
 
 
 def _named(name: str) -> Any:
     """The class of an environment, given with or without ``popgym-`` and ``-v0``."""
-    found = {_short(entry["id"]): kind for kind, entry in _registered().items()}
-    if _short(name) not in found:
-        close = get_close_matches(_short(name), found, n=4, cutoff=0.5) or list(found)
-        known = f"one of POPGym's {len(found)} environments, such as {', '.join(close)}"
+    kinds = {_short(entry["id"]): kind for kind, entry in _registered().items()}
+    if _short(name) not in kinds:
+        close = get_close_matches(_short(name), kinds, n=4, cutoff=0.5) or list(kinds)
+        known = f"one of POPGym's {len(kinds)} environments, such as {', '.join(close)}"
         raise ValueError(f"POPGym: id must be {known}, got {name!r}")
-    return found[_short(name)]
+    return kinds[_short(name)]
 
 
 class POPGymTask(gymnasium.Env[Vector, Any]):

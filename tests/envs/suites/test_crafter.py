@@ -15,8 +15,7 @@ import yamame.goals  # noqa: E402
 from gymnasium.utils.env_checker import check_env  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
 from torchrl.envs.utils import check_env_specs  # noqa: E402
-from yamame_envs.hosted.workers import Workers  # noqa: E402
-from yamame_envs.suites import crafter_env  # noqa: E402
+from yamame_envs.adapters.workers import Workers  # noqa: E402
 from yamame_envs.suites.crafter import Crafter  # noqa: E402
 from yamame_envs.suites.crafter_env import CrafterEnv  # noqa: E402
 from yamame_envs.suites.crafter_game import Game  # noqa: E402
@@ -300,11 +299,6 @@ def test_without_instructions_the_game_pays_its_own_reward():
         if done:
             break
     assert total > 0
-
-
-def test_magic_numbers_are_those_of_goals():
-    assert crafter_env.GOAL_PAD == yamame.goals.GOAL_PAD
-    assert crafter_env.GOAL_COMPLETED == yamame.goals.GOAL_COMPLETED
 
 
 def test_the_environment_of_one_row_needs_no_torch():

@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("minigrid", reason="minigrid is not installed")
 
-from yamame_envs.hosted.workers import Workers
+from yamame_envs.adapters.workers import Workers
 from yamame_envs.suites.minigrid import MiniGrid
 from yamame_envs.suites.minigrid_agent import GridLevels
 from yamame_envs.suites.minigrid_levels import (
@@ -242,9 +242,9 @@ def test_settings_are_checked():
             "id must be a level of minigrid, such as .*got 'MiniGrid-MemoryS77-v0'",
         ),
         ({"id": []}, r"id must name at least one level, got \[\]"),
-        ({"view": "side"}, "view must be one of .*, got side"),
-        ({"split": "dev"}, "split must be one of .*, got dev"),
-        ({"split": "test"}, "split must be 'train' without a number of layouts, got test"),
+        ({"view": "side"}, "view must be one of .*, got 'side'"),
+        ({"split": "dev"}, "split must be one of .*, got 'dev'"),
+        ({"split": "test"}, "split must be 'train' without a number of layouts, got 'test'"),
         ({"layouts": 0}, "layouts must be in 1.*, got 0"),
         ({"mission_length": 10}, "mission_length must be at least 11, got 10"),
         ({"id": "BabyAI-BossLevel-v0"}, "mission_length must be at least 72, got 17"),

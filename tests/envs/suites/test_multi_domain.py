@@ -79,7 +79,7 @@ def _registered():
 
 
 def domains(*ids, show_domain=False):
-    return Domains(layout=survey(ids or MIXED), show_domain=show_domain)
+    return Domains(common=survey(ids or MIXED), show_domain=show_domain)
 
 
 def play(env, seed, steps=40):
@@ -329,7 +329,7 @@ def test_the_domains_of_popgym_fit_the_published_sizes():
     env = MultiDomain(ids="popgym")
     assert env.rollout(3)["next", "time"][0, 0] == 1 / max(limit for limit in limits.values() if limit)
     env.close()
-    env = Domains(layout=layout, show_domain=True)
+    env = Domains(common=layout, show_domain=True)
     played = set()
     for seed in range(60):
         seen = play(env, seed, steps=30)

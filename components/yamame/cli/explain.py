@@ -1,0 +1,116 @@
+"""Hydra's errors in one line, with the closest existing names."""
+
+import difflib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from yamame.checks import UsageError
+from yamame.files.config import flatten
+
+REMOVABLE = ("debug", "experiment", "trials")
+"""Groups that a recipe does without, so that ``~`` may take them away."""
+_KEY = re.compile(r"(?:Could not (?:override|append to config\.?|delete from config\.?)) '([^']+)'")
+
+
+def is_choice(directory: str, override: str) -> bool:
+    """Whether an override chooses from a group, or takes one away, rather than giving a value."""
+    key, _, value = override.lstrip("+~").partition("=")
+    group = key.split("@")[0]
+    return bool(group) and not value.startswith("{") and (Path(directory) / group).is_dir()
+
+
+def check_choices(arguments: Sequence[str], directory: str) -> None:
+    """Refuses choices that are no names, on which Hydra stumbles.
+
+    Args:
+        arguments: The command line.
+        directory: Absolute directory of the YAML files.
+
+    Raises:
+        UsageError: Names the choice, and says how a group is left out.
+    """
+    for text in arguments:
+        key, _, value = text.partition("=")
+        names = value.split(",")
+        if text[:1] in "~-" or not value or not is_choice(directory, text):
+            continue
+        if "null" in names or not any(re.search("[A-Za-z]", name) for name in names):
+            group = key.lstrip("+").split("@")[0]
+            options = sorted(path.stem for path in (Path(directory) / group).glob("*.yaml"))
+            instead = f"~{group} leaves the group out" if group in REMOVABLE else _list(options)
+            raise UsageError(f"{text}: no such choice; {instead}")
+
+
+def explain(error: Exception, directory: str, config_name: str, arguments: Sequence[str]) -> str:
+    """What was wrong on the command line.
+
+    Args:
+        error: What Hydra or OmegaConf raised.
+        directory: Absolute directory of the YAML files.
+        config_name: The main YAML file.
+        arguments: The command line.
+    """
+    text = str(error)
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+        group, _, choice = error.missing_cfg_file.rpartition("/")
+        return f"{group}={choice}: no such choice{_hint(choice, error.options)}; {_list(error.options)}"
+    if isinstance(error, OverrideParseException):
+        return f"{error.override!r} cannot be read: {error.message.splitlines()[0]}"
+    match = _KEY.search(text)
+    if match is not None:
+        key = match.group(1).split("@")[0]
+        known = _known_keys(directory, config_name, arguments, key)
+        if key in known:
+            return f"{key}: there are no choices here, only settings below it, as {key}.name=value"
+        return f"{key}: no such key{_hint(key, known)}{_siblings(key, known)}"
+    if isinstance(error, HydraException) and isinstance(error.__cause__, OmegaConfBaseException):
+        text = f"{text.splitlines()[0]}: {str(error.__cause__).splitlines()[0]}"
+    return text
+
+
+def _known_keys(directory: str, config_name: str, arguments: Sequence[str], wrong: str) -> list[str]:
+    """All keys of the configuration composed without the wrong one; chosen groups decide which there are."""
+    plain = [text for text in arguments if re.match(r"[\w/@]+=[\w,./-]+$", text)]
+    groups = [text for text in plain if not text.startswith(wrong)]
+    for overrides in (groups, []):
+        try:
+            with initialize_config_dir(directory, version_base="1.3"):
+                config = compose(config_name, overrides=[text.split(",")[0] for text in overrides])
+        except (HydraException, OmegaConfBaseException):
+            continue
+        keys = flatten(OmegaConf.to_container(config, resolve=False))  # type: ignore[arg-type]
+        parents = {key[:end] for key in keys for end in range(len(key)) if key[end] == "."}
+        return sorted(key for key in keys.keys() | parents if not key.rpartition(".")[2].startswith("_"))
+    return []
+
+
+def _hint(wrong: str, known: Sequence[str]) -> str:
+    """The closest names; a key also matches by its last part, for people forget the groups before it.
+
+    >>> _hint("sed", ["seed", "device"]), _hint("minutes", ["budget.minutes"])
+    (', did you mean seed?', ', did you mean budget.minutes?')
+    """
+    known = [name for name in known if not wrong.startswith(f"{name}.")]
+    close = difflib.get_close_matches(wrong, known, n=3)
+    if not close:
+        by_leaf = {key.rpartition(".")[2]: key for key in known}
+        close = [by_leaf[leaf] for leaf in difflib.get_close_matches(wrong.rpartition(".")[2], by_leaf, n=3)]
+    return f", did you mean {' or '.join(close)}?" if close else ""
+
+
+def _siblings(wrong: str, known: Sequence[str]) -> str:
+    """What there is beside a wrong key below an existing one."""
+    parent = wrong.rpartition(".")[0]
+    leaves = [key.rpartition(".") for key in known]
+    names = [leaf for prefix, _, leaf in leaves if prefix == parent and parent]
+    return f"; {parent} has {', '.join(names)}" if names else ""
+
+
+def _list(options: Sequence[str]) -> str:
+    return f"there are {', '.join(options)}" if len(options) > 1 else f"there is only {options[0]}"

@@ -1,0 +1,118 @@
+"""What the settings of every recipe may be where no ``_target_`` takes them: the one place beside the YAML.
+
+Nested as the YAML files are, which give the defaults and say what each key means. A key has a type, or the class whose
+arguments the keys below it are; a `Node` has a ``_target_``, whose own annotations say the rest.
+"""
+
+from typing import Annotated, Any, Literal
+
+from yamame.training.budget import Budget
+
+Count = Annotated[int, 1]
+"""An integer of at least 1."""
+Node = dict[str, Any]
+
+_SCHEDULE = {
+    "num_envs": Count,
+    "batch_size": Count,
+    "max_grad_norm": float,
+    "warmup_updates": int,
+    "autocast": Literal["bfloat16"] | None,
+}
+_FROM_REPLAY = {"learning_starts": Annotated[int, 0], "anneal_lr": bool, "cuda_graph": bool}
+_TRAINING = {
+    "seed": int,
+    "device": str,
+    "resume": bool,
+    "context_length": int,
+    "run": {"name": str | None, "root": str, "overwrite": bool},
+    "budget": Budget,
+    "evaluation": {
+        "num_episodes": Count,
+        "interval": Count,
+        "seed": Annotated[int, 0],
+        "greedy": bool,
+        "num_envs": Count | None,
+        "max_steps": Count | None,
+        "film_frames": Count,
+        "env": Node,
+    },
+    "checkpoint": {"interval": Count, "keep": Count},
+    "agent": {
+        "gammas": list[float],
+        "multi_gamma": bool,
+        "probability_floor": float,
+        "box_distribution": Literal["tanh_normal", "beta"],
+        **dict.fromkeys(("actor", "critic", "returns", "loss"), Node),
+    },
+    "expected": Node | None,
+    **dict.fromkeys(("timestep_encoder", "goal_encoder", "encoder", "relabel", "exploration"), Node),
+    **dict.fromkeys(("optimizer", "logger", "env"), Node),
+    **dict.fromkeys(("packing", "workers"), Node | None),
+}
+_TRAINED = {
+    "checkpoint": str,
+    "tracking_uri": str,
+    "output": str | None,
+    "device": str,
+    "max_steps": int | None,
+    "context_length": int | None,
+    "env": Node,
+    "trials": Node,
+    "gamma": float | None,
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "train": _TRAINING
+    | {
+        "schedule": _SCHEDULE
+        | _FROM_REPLAY
+        | {"steps_per_iteration": Count, "updates_per_step": Annotated[float, 0]},
+        "replay": Node,
+        "collector": Node,
+        "window": Node | None,
+    },
+    "ppo": _TRAINING | {"schedule": _SCHEDULE | {"steps_per_iteration": Count, "epochs": Count}},
+    "distill": _TRAINING
+    | {
+        "schedule": _SCHEDULE | _FROM_REPLAY | {"updates_per_iteration": Count},
+        "replay": Node,
+        "source": {"horizon": int, "subsample": int, "env": Node, "learner": Node},
+    },
+    "evaluate": _TRAINED
+    | {
+        "run": str | list[str],
+        "against": str | list[str] | None,
+        "num_episodes": int | None,
+        "num_envs": int | None,
+        "seed": int | None,
+        "greedy": bool | None,
+        "gamma_index": int | None,
+        "gammas": str | None,
+        "control": bool,
+        "attention": bool,
+        "attention_steps": int,
+        "confidence": float,
+    },
+    "play": _TRAINED
+    | {
+        "run": str,
+        "instruction": str | None,
+        "seed": int,
+        "greedy": bool,
+        "picture": bool,
+        "width": int,
+        "film": str,
+        "fps": float,
+    },
+    "report": {
+        "runs": str | list[str] | None,
+        "directory": str,
+        "base": str | None,
+        "metric": str | None,
+        "thresholds": list[float],
+        "strict": bool,
+        "store": {"tracking_uri": str, "experiment": str},
+        "resampling": Node,
+    },
+}
+"""By the name of the main YAML file."""

@@ -1,0 +1,151 @@
+"""What a setting may be, told from annotations alone, before anything is built.
+
+The type of a setting is the annotation of the parameter that takes it: of the class or function that a ``_target_``
+names, or what `yamame.cli.settings` says. ``Annotated[int, 1]`` stands for an integer of at least 1.
+"""
+
+import inspect
+import json
+import types
+import typing
+from collections import abc
+from collections.abc import Callable, Collection, Mapping
+from typing import Annotated, Any, Literal
+
+from yamame.checks import UsageError
+
+_TEXTS = {bool: "true or false", int: "an integer", float: "a number", str: "a text", types.NoneType: "null"}
+_LISTS = (list, tuple, abc.Sequence, abc.Collection, abc.Iterable)
+_MAPPINGS = (dict, abc.Mapping, abc.MutableMapping)
+
+
+def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The parameters of a function or constructor, by name.
+
+    A class is asked for its ``__init__``: metaclasses, as TorchRL's, hide the signature of the class itself.
+    """
+    if not inspect.isclass(target):
+        return dict(inspect.signature(target).parameters)
+    parameters = dict(inspect.signature(target.__init__).parameters)
+    del parameters[next(iter(parameters))]
+    return parameters
+
+
+def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations of a function or constructor; none where they cannot be told."""
+    try:
+        return typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    except (NameError, TypeError):  # names that only a type checker imports, and functions written in C
+        return {}
+
+
+def check_settings(settings: Mapping[str, Any], values: Mapping[str, Any], key: str = "") -> None:
+    """Refuses values that settings cannot have; keys that are not among them are not looked at.
+
+    Args:
+        settings: Types by key; of a group, such a mapping again, or a class whose arguments are the keys.
+        values: Plain configuration.
+        key: Where it stands in the whole configuration.
+
+    Raises:
+        UsageError: Names the key, what it must be, and the value.
+
+    >>> check_settings({"seed": int, "run": {"name": str | None}}, {"seed": 0, "run": {"name": None}})
+    """
+    for name, hint in settings.items():
+        full = f"{key}.{name}" if key else name
+        if name not in values:
+            raise UsageError(f"{full}: must be given, got ~{full}")
+        value = values[name]
+        if isinstance(hint, Mapping) or _is_ours(hint):
+            if not isinstance(value, Mapping):
+                below = ", ".join(hint if isinstance(hint, Mapping) else parameters_of(hint))
+                raise UsageError(f"{full}: must be a mapping with {below}, got {_shown(value)}")
+            if isinstance(hint, Mapping):
+                check_settings(hint, value, full)
+                continue
+            check_arguments(hint, value, full)
+            try:
+                hint(**value)
+            except (TypeError, ValueError) as error:
+                raise UsageError(f"{full}: {error}") from error
+        else:
+            _check(full, value, hint)
+
+
+def _is_ours(hint: Any) -> bool:
+    return inspect.isclass(hint) and hint.__module__.startswith("yamame.")
+
+
+def check_arguments(target: Callable[..., Any], values: Mapping[str, Any], key: str) -> None:
+    """Refuses arguments of other types than the annotations'; the default of an argument is always one.
+
+    Args:
+        target: A function or class.
+        values: Some of its arguments by name.
+        key: Where they stand in the configuration.
+
+    Raises:
+        UsageError: Names the key, what it must be, and the value.
+    """
+    hints, parameters = hints_of(target), parameters_of(target)
+    for name in parameters.keys() & values.keys() & hints.keys():
+        value, default = values[name], parameters[name].default
+        if type(value) is not type(default) or value != default:
+            _check(f"{key}.{name}", value, hints[name])
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a plain value may be what an annotation says; where this is no plain type, it may unless it is one.
+
+    >>> fits(1, float), fits(True, float), fits("no", bool), fits(None, int | None), fits([1], list[str])
+    (True, False, False, True, False)
+    """
+    parts, kind = _alternatives(hint), typing.get_origin(hint) or hint
+    if len(parts) > 1:
+        return any(fits(value, part) for part in parts)
+    if kind is Annotated:
+        inner, least = typing.get_args(hint)
+        return fits(value, inner) and bool(value >= least)
+    if kind is Literal:
+        return value in typing.get_args(hint)
+    if kind in (int, float):
+        return isinstance(value, int | kind) and not isinstance(value, bool)
+    if kind in _TEXTS:
+        return isinstance(value, kind)
+    if kind in _LISTS:
+        inside = typing.get_args(hint)[:1]
+        return isinstance(value, list) and all(fits(item, part) for part in inside for item in value)
+    if kind in _MAPPINGS:
+        return isinstance(value, Mapping)
+    plain = isinstance(value, bool | int | float | str | None)
+    return kind is Any or not (inspect.isclass(kind) and plain) or isinstance(value, kind)
+
+
+def _alternatives(hint: Any) -> Collection[Any]:
+    """The members of a union, or the one hint."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if is_union else (hint,)
+
+
+def _check(key: str, value: Any, hint: Any) -> None:
+    if not fits(value, hint):
+        texts = dict.fromkeys(_text(part) for part in _alternatives(hint))
+        raise UsageError(f"{key}: must be {' or '.join(texts)}, got {_shown(value)}")
+
+
+def _text(hint: Any) -> str:
+    """A type in words."""
+    kind, parts = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind is Annotated:
+        return f"{_text(parts[0])} of at least {parts[1]}"
+    if kind is Literal:
+        return f"one of {', '.join(map(_shown, parts))}"
+    if kind in _LISTS:
+        return "a list of numbers" if parts[:1] == (float,) else "a list"
+    return _TEXTS.get(kind, "a mapping" if kind in _MAPPINGS else str(getattr(hint, "__name__", hint)))
+
+
+def _shown(value: Any) -> str:
+    """A value as YAML has it."""
+    return json.dumps(value) if isinstance(value, bool | None) else repr(value)

@@ -1,0 +1,164 @@
+"""Evaluation on held-out tasks: one complete episode of every env of an environment, in one round or several.
+
+Which episodes count is fixed before anything is played, so short episodes are not over-represented and every policy
+meets the same tasks: each env plays until its own first episode has ended, whatever it does after that is ignored, and
+every round is seeded anew. Nothing is trained and nothing is left behind: a copy of the policy plays (empty memory,
+frozen statistics, exploration off), so the memory of a policy in mid-episode stays as it is; the global random state is
+put back; no step is stored.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from tensordict import NestedKey, TensorDictBase
+from torch import Tensor, nn
+from torchrl.envs import EnvBase
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+from yamame.checks import require, require_at_least
+from yamame.evaluation.result import EvaluationResult, concatenate
+from yamame.exploration import disable_exploration
+from yamame.goals import num_goals
+
+Policy = Callable[[TensorDictBase], TensorDictBase]
+
+
+def evaluate(
+    policy: Policy,
+    env: EnvBase,
+    *,
+    num_episodes: int | None = None,
+    greedy: bool = False,
+    max_steps: int | None = None,
+    memory_wiped: bool = False,
+    seed: int = 0,
+) -> EvaluationResult:
+    """Plays complete episodes and reports each.
+
+    Args:
+        policy: Writes the environment's action into a tensordict ``[N]``: any TensorDict module, or a function. A
+            module is evaluated as a copy in evaluation mode, with every `yamame.exploration.Exploration` in it off
+            (TorchRL's own exploration modules are not known and sample on unless ``greedy``).
+        env: Environment with at most one batch dimension; without one, the policy still sees ``[1]``. It is
+            seeded, so the same tasks are played at every call, and it is left in mid-episode: use an
+            environment of its own.
+        num_episodes: Episodes to play, in rounds of one per env; of the last round the first envs count.
+            None for one round.
+        greedy: Act by the mode of the policy instead of sampling.
+        max_steps: Steps after which an episode is cut and reported as not finished; None for no limit.
+        memory_wiped: The control that shows what memory is worth: the policy sees ``is_init`` set at every
+            step, so that only the current timestep (with its previous action and reward) informs it.
+        seed: Of the environment and of the policy's samples, in the first round; those of others follow from it.
+
+    Raises:
+        ValueError: If the environment has several batch dimensions, a number is not positive, or memory is to
+            be wiped and the environment emits no ``is_init``.
+    """
+    require("evaluate", "env", tuple(env.batch_size), env.batch_dims <= 1, "have at most one batch dimension")
+    num_envs = env.batch_size.numel()
+    wanted = num_envs if num_episodes is None else num_episodes
+    require_at_least("evaluate", 1, num_episodes=wanted, max_steps=1 if max_steps is None else max_steps)
+    mode = ExplorationType.DETERMINISTIC if greedy else ExplorationType.RANDOM
+    with seeded(seed), torch.no_grad(), set_exploration_type(mode):
+        rounds = []
+        for number, start in enumerate(range(0, wanted, num_envs)):
+            following = int(np.random.SeedSequence([seed, number]).generate_state(1)[0]) >> 1
+            env.set_seed(following if number else seed)
+            count = min(num_envs, wanted - start)
+            rounds.append(_play_round(fresh_copy(policy), env, count, max_steps, memory_wiped))
+    return concatenate(rounds)
+
+
+def fresh_copy(policy: Policy) -> Policy:
+    """A copy of a policy at its beginning: evaluation mode, no exploration, an empty memory, prepared to act."""
+    copied = copy.deepcopy(policy)
+    if isinstance(copied, nn.Module):
+        copied.eval()
+        disable_exploration(copied)
+        for module in copied.modules():
+            for name in ("reset_memory", "prepare_to_act"):
+                method = getattr(module, name, None)
+                if callable(method):
+                    method()
+    return copied
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seeds PyTorch's generators and puts them back; CUDA is left alone while nobody uses it."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(seed)
+        if devices:
+            torch.cuda.manual_seed_all(seed)
+        yield
+
+
+def _play_round(
+    policy: Policy, env: EnvBase, count: int, max_steps: int | None, memory_wiped: bool
+) -> EvaluationResult:
+    """The first episode of each of the first ``count`` envs."""
+    timestep = env.reset()
+    if memory_wiped:
+        keys = sorted(map(str, timestep.keys()))
+        require("evaluate", "env", keys, "is_init" in timestep.keys(), "emit is_init for memory_wiped")
+    num_envs, goal = env.batch_size.numel(), timestep.get("goal", None)
+    playing = torch.ones(num_envs, dtype=torch.bool, device=timestep.get("done").device)
+    steps: list[dict[str, Tensor]] = []
+    while playing.any() and (max_steps is None or len(steps) < max_steps):
+        timestep = act(policy, timestep, env.action_key, memory_wiped)
+        step, timestep = env.step_and_maybe_reset(timestep)
+        following = step.get("next")
+        kept = {
+            "playing": playing,
+            "reward": following.get(env.reward_key),
+            "done": following.get("done"),
+            "trial_start": step.get("trial_start", None),
+            "success": following.get("success", None),
+            "aborted": following.get("aborted", None),
+        }
+        steps.append({key: value.reshape(num_envs) for key, value in kept.items() if value is not None})
+        playing = playing & ~steps[-1]["done"]
+    history = {key: torch.stack([step[key] for step in steps])[:, :count].cpu() for key in steps[0]}
+    goals = None if goal is None else num_goals(goal.reshape(num_envs, *goal.shape[-2:]))[:count].cpu()
+    return _outcome(history, goals)
+
+
+def _outcome(history: dict[str, Tensor], goals: Tensor | None) -> EvaluationResult:
+    """What came out of steps ``[T, E]``, of which those of the first episodes count."""
+    playing = history["playing"]
+    reward = history["reward"].double() * playing
+    begins = history.get("trial_start", torch.zeros_like(playing)).bool() & playing
+    # The first trial begins at step 0, whether it is marked or not.
+    trial = begins.cumsum(0) - begins[0].long()
+    trial_returns = reward.new_zeros(playing.shape[1], int(trial.max()) + 1)
+    trial_returns.scatter_add_(1, trial.T, reward.T)
+    absent = torch.arange(trial_returns.shape[1]) > trial[-1].unsqueeze(-1)
+    flags = [key for key in ("done", "success", "aborted") if key in history]
+    happened = {key: (history[key].bool() & playing).any(0) for key in flags}
+    aborted = happened.get("aborted", torch.zeros_like(happened["done"]))
+    return EvaluationResult(
+        returns=trial_returns.sum(-1),
+        lengths=playing.sum(0),
+        finished=happened["done"] & ~aborted,
+        trial_returns=trial_returns.masked_fill(absent, torch.nan),
+        success=happened.get("success"),
+        num_goals=goals,
+    )
+
+
+def act(
+    policy: Policy, timestep: TensorDictBase, action_key: NestedKey, memory_wiped: bool = False
+) -> TensorDictBase:
+    """The timestep with the policy's action; the policy always sees ``[N]``."""
+    seen = timestep if timestep.batch_dims else timestep.unsqueeze(0)
+    if memory_wiped:
+        seen = seen.copy().set("is_init", torch.ones_like(seen.get("is_init")))
+    acted = policy(seen)
+    if not timestep.batch_dims:
+        acted = acted.squeeze(0)
+    # What the policy keeps in the tensordict travels on with it, unless its memory is to be wiped.
+    return timestep.set(action_key, acted.get(action_key)) if memory_wiped else acted

@@ -1,0 +1,92 @@
+"""What makes two runs the same: the one place that says which settings count, and for what.
+
+Settings are told by their dotted keys; a name here stands for the key and for all below it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from yamame.checks import UsageError
+from yamame.files.config import flatten
+
+BOOKKEEPING = ("resume", "run", "logger", "hydra", "checkpoint", "expected")
+"""Where a run is kept, how often, and what is said of it: nothing that it computes depends on these."""
+LENGTH = ("budget",)
+"""When a run ends."""
+REPETITION = ("seed",)
+"""Which of several equal runs it is."""
+UNSEEN = ("workers", "evaluation.film_frames", "evaluation.num_envs")
+"""Who does the work and what is filmed: neither what is learned nor how it is measured."""
+MACHINE = (
+    *("device", "packing", "encoder.checkpoint_layers", "encoder.compiled", "collector.compile_policy"),
+    *(f"{part}.{key}" for part in ("schedule", "collector") for key in ("autocast", "cuda_graph")),
+)
+"""How a machine computes, precision and speed: other last bits, the same experiment. (Two are of earlier versions.)"""
+
+
+def is_one_of(key: str, names: Sequence[str]) -> bool:
+    """Whether a key is one of some names, or below one.
+
+    >>> [is_one_of(key, ["run", "budget"]) for key in ("run", "run.name", "runs")]
+    [True, True, False]
+    """
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def key_of(override: str) -> str:
+    """The key that an argument of a command line sets, adds or takes away.
+
+    >>> [key_of(text) for text in ("seed=1", "+ablation@_global_=no_memory", "~trials")]
+    ['seed', 'ablation', 'trials']
+    """
+    return override.lstrip("+~").partition("=")[0].partition("@")[0]
+
+
+def may_change_on_resume(key: str) -> bool:
+    """Whether a run may be continued with another value."""
+    return is_one_of(key, BOOKKEEPING + LENGTH)
+
+
+def makes_another_name(key: str) -> bool:
+    """Whether a run that is given no name shows the setting in the name that is made up for it."""
+    return not is_one_of(key, BOOKKEEPING + LENGTH + REPETITION + ("evaluation",))
+
+
+def is_a_setting(key: str) -> bool:
+    """Whether a parameter may change what is learned or how it is measured, so that runs are compared by it."""
+    return not is_one_of(key, BOOKKEEPING + REPETITION + UNSEEN) and "workers" not in key.split(".")
+
+
+def makes_another_experiment(key: str) -> bool:
+    """Whether an experiment with another value is no longer the one that was written, which a verdict is about."""
+    return is_a_setting(key) and not is_one_of(key, (*MACHINE, "experiment"))
+
+
+def is_of_one_run(key: str) -> bool:
+    """Whether a setting belongs to a single run, so that a command that repeats it does without."""
+    return is_one_of(key, ("resume", "run", *REPETITION))
+
+
+def compare_config(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Refuses to continue a run under another configuration.
+
+    Args:
+        saved: The configuration of the checkpoint.
+        current: The configuration of this process.
+
+    Raises:
+        UsageError: Names every key that differs and must not, with both values.
+
+    >>> compare_config({"seed": 1, "budget": {"minutes": 5}}, {"seed": 1, "budget": {"minutes": 9}})
+    """
+    before, after = flatten(saved), flatten(current)
+    absent = "(absent)"
+    differing = [
+        f"{key}: {before.get(key, absent)!r} -> {after.get(key, absent)!r}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key, absent) != after.get(key, absent) and not may_change_on_resume(key)
+    ]
+    if differing:
+        raise UsageError(
+            f"compare_config: a resumed run must keep its configuration, got {'; '.join(differing)}"
+        )

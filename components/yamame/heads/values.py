@@ -1,0 +1,227 @@
+"""What a critic's outputs mean: values standardised by running moments (PopArt), or distributions over bins.
+
+Raw outputs are `[..., G, O]`, returns `[..., G]` in the units of the targets (multiplied rewards). The maths is
+float32, under autocast as well. Leading dimensions of outputs and targets broadcast: one set of targets serves an
+ensemble.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from yamame.checks import require, require_at_least, require_choice
+from yamame.normalization import RunningMoments
+
+LabelKind = Literal["two_hot", "hl_gauss"]
+
+
+class ValueRepresentation(nn.Module, ABC):
+    """What a critic's outputs mean, and the running moments of the targets, per discount factor.
+
+    The initial moments, a mean of zero and the given second moment, weigh as one update. Callers update in training
+    mode only.
+
+    Args:
+        num_gammas: G, a mean and a deviation each.
+        num_outputs: O, outputs of a critic per value.
+        decay: weight of an update in the long run, in (0, 1].
+        initial_second_moment: second moment of the targets before any is seen, positive.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+
+    def __init__(
+        self, num_gammas: int, *, num_outputs: int, decay: float, initial_second_moment: float
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        require_at_least(name, 1, num_gammas=num_gammas)
+        positive = initial_second_moment > 0.0
+        require(name, "initial_second_moment", initial_second_moment, positive, "be positive")
+        self.num_outputs = num_outputs
+        self.moments = RunningMoments(
+            num_gammas, decay=decay, initial_variance=initial_second_moment, initial_updates=1
+        )
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of the targets, `[G]` float32."""
+        return self.moments.mean.float()
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation of the targets, `[G]` float32, clipped to [0.01, 10000]."""
+        return self.moments.variance.clamp(1e-4, 1e8).sqrt().float()
+
+    @abstractmethod
+    def to_returns(self, raw: Tensor) -> Tensor:
+        """`raw [..., G, O]` to `[..., G]` in return units."""
+
+    @abstractmethod
+    def to_normalized(self, raw: Tensor) -> Tensor:
+        """`raw [..., G, O]` to `[..., G]` standardised by the statistics: what an actor maximises."""
+
+    @abstractmethod
+    def loss(self, raw: Tensor, targets: Tensor) -> Tensor:
+        """Elementwise loss `[..., G]` of `raw [..., G, O]` against `targets [..., G]` in return units."""
+
+    def update(self, targets: Tensor, mask: Tensor) -> None:
+        """Move the statistics with the finite among `targets [..., G]` where `mask [...]` (bool)."""
+        self.moments.update(targets, mask)
+
+
+Returns = ValueRepresentation
+"""The former name."""
+
+
+class PopArt(ValueRepresentation):
+    """A standardised scalar; returns are preserved when the statistics move (arXiv 1602.07714).
+
+    With the moving mean m and standard deviation s of the targets and the preserving scale w and shift b,
+    `normalised = w raw + b` and `return = s (w raw + b) + m`. Only `update` moves `w` and
+    `b`: critics need no change, and target critics share them.
+
+    Args:
+        num_gammas, decay, initial_second_moment: as for `ValueRepresentation`.
+        enabled: if False, values are plain returns and `update` does nothing, whatever the other arguments.
+
+    Raises:
+        ValueError: if an argument is out of range.
+
+    >>> popart = PopArt(1)
+    >>> raw = torch.tensor([[2.0]])
+    >>> before = popart.to_returns(raw)
+    >>> popart.update(torch.full((8, 1), 50.0), torch.ones(8, dtype=torch.bool))
+    >>> torch.allclose(popart.to_returns(raw), before), popart.to_normalized(raw)
+    (True, tensor([-0.1927]))
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(
+        self,
+        num_gammas: int,
+        *,
+        decay: float = 5e-4,
+        initial_second_moment: float = 100.0,
+        enabled: bool = True,
+    ) -> None:
+        # With moments 0 and 1 that never move, every formula below is the identity.
+        second_moment = initial_second_moment if enabled else 1.0
+        super().__init__(num_gammas, num_outputs=1, decay=decay, initial_second_moment=second_moment)
+        self.enabled = enabled
+        self.register_buffer("scale", torch.ones(num_gammas))
+        self.register_buffer("shift", torch.zeros(num_gammas))
+
+    def to_normalized(self, raw: Tensor) -> Tensor:
+        """`w raw + b`."""
+        return raw.squeeze(-1).float() * self.scale + self.shift
+
+    def to_returns(self, raw: Tensor) -> Tensor:
+        """`s (w raw + b) + m`."""
+        return self.to_normalized(raw) * self.std + self.mean
+
+    def loss(self, raw: Tensor, targets: Tensor) -> Tensor:
+        """Squared error of the normalised value against the target normalised by the present statistics."""
+        normalized = (targets.float() - self.mean) / self.std
+        return (self.to_normalized(raw) - normalized).square()
+
+    @torch.no_grad()
+    def update(self, targets: Tensor, mask: Tensor) -> None:
+        """Move the statistics and, to preserve outputs, `w` and `b`."""
+        if not self.enabled:
+            return
+        mean, std = self.mean.clone(), self.std
+        super().update(targets, mask)
+        self.scale.mul_(std / self.std)
+        self.shift.mul_(std).add_(mean - self.mean).div_(self.std)
+
+
+class BinnedReturns(ValueRepresentation):
+    """Classification over bins of the (symlog) return by cross-entropy (arXiv 2411.11188, 2403.03950).
+
+    Bins are evenly spaced between the transformed bounds; a value is the inverse transform of the mean bin.
+    Targets outside the bounds count as the bound.
+
+    Args:
+        num_gammas: G, a statistic each for `to_normalized`.
+        num_bins: O, at least 2.
+        min_return: return of the first bin, after the reward multiplier.
+        max_return: return of the last bin.
+        labels: "two_hot" spreads a target over its two neighbours in proportion to nearness; "hl_gauss" over
+            all bins by the mass of a normal.
+        symlog: whether bins are even in `sign(y) log(1 + |y|)` rather than in y.
+        sigma: standard deviation of "hl_gauss", in bin widths.
+        decay, initial_second_moment: as for `ValueRepresentation`.
+
+    Raises:
+        ValueError: if an argument is out of range.
+
+    >>> returns = BinnedReturns(1, num_bins=3, min_return=-1.0, max_return=1.0, symlog=False)
+    >>> returns.encode(torch.tensor([0.25]))
+    tensor([[0.0000, 0.7500, 0.2500]])
+    """
+
+    bins: Tensor
+
+    def __init__(
+        self,
+        num_gammas: int,
+        *,
+        num_bins: int = 128,
+        min_return: float = -1e5,
+        max_return: float = 1e5,
+        labels: LabelKind = "two_hot",
+        symlog: bool = True,
+        sigma: float = 0.75,
+        decay: float = 5e-4,
+        initial_second_moment: float = 100.0,
+    ) -> None:
+        super().__init__(
+            num_gammas, num_outputs=num_bins, decay=decay, initial_second_moment=initial_second_moment
+        )
+        require_at_least("BinnedReturns", 2, num_bins=num_bins)
+        below = f"be below max_return={max_return}"
+        require("BinnedReturns", "min_return", min_return, min_return < max_return, below)
+        require_choice("BinnedReturns", "labels", labels, get_args(LabelKind))
+        require("BinnedReturns", "sigma", sigma, sigma > 0.0, "be positive")
+        self._labels, self._symlog, self._sigma = labels, symlog, sigma
+        low, high = self._squash(torch.tensor([min_return, max_return], dtype=torch.float64)).tolist()
+        self._low, self._width = low, (high - low) / (num_bins - 1)
+        bins = torch.linspace(low, high, num_bins, dtype=torch.float64).float()
+        self.register_buffer("bins", bins, persistent=False)
+
+    def _squash(self, value: Tensor) -> Tensor:
+        return value.sign() * value.abs().log1p() if self._symlog else value
+
+    def encode(self, targets: Tensor) -> Tensor:
+        """Returns `[...]` to label distributions `[..., O]`."""
+        position = ((self._squash(targets.float()) - self._low) / self._width).unsqueeze(-1)
+        position = position.clamp(0.0, self.num_outputs - 1.0)
+        index = torch.arange(self.num_outputs, device=position.device)
+        if self._labels == "two_hot":
+            return (1.0 - (position - index).abs()).clamp_min(0.0)
+        edges = torch.arange(self.num_outputs + 1, device=position.device) - 0.5
+        mass = torch.special.ndtr((edges - position) / self._sigma).diff(dim=-1)
+        return mass / mass.sum(-1, keepdim=True)
+
+    def decode(self, probs: Tensor) -> Tensor:
+        """Distributions over bins `[..., O]` to returns `[...]`."""
+        mean = (probs * self.bins).sum(-1)
+        return mean.sign() * mean.abs().expm1() if self._symlog else mean
+
+    def to_returns(self, raw: Tensor) -> Tensor:
+        """The return at the mean bin under the softmax of `raw`."""
+        return self.decode(raw.float().softmax(-1))
+
+    def to_normalized(self, raw: Tensor) -> Tensor:
+        """The return, standardised by the moving moments of the targets."""
+        return (self.to_returns(raw) - self.mean) / self.std
+
+    def loss(self, raw: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy of the softmax of `raw` against the labels of the targets."""
+        return -(self.encode(targets) * raw.float().log_softmax(-1)).sum(-1)

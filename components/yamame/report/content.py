@@ -1,0 +1,263 @@
+"""What a page says, before it is written as HTML: per section its numbers, comparisons, pictures and video."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from yamame.checks import UsageError
+from yamame.evaluation.intervals import Resampling
+from yamame.report.estimates import (
+    Comparison,
+    Final,
+    Passed,
+    compare,
+    final,
+    less_is_better,
+    passed,
+    thresholds_for,
+)
+from yamame.report.expected import Expected
+from yamame.report.groups import Group, LeftOut, Section
+from yamame.report.plots import Plot, learning_plots, training_plots, trial_plots
+from yamame.tracking.history import Axis, RunHistory
+
+Artifact = Callable[[str, str], bytes | None]
+"""Gives the content of an artifact by the id of a run and a name; None where there is none."""
+UNKNOWN = "unknown"
+_VIDEO = "episodes.gif"
+
+
+class Verdict(NamedTuple):
+    """What became of an experiment.
+
+    Attributes:
+        section: Title of the section.
+        expected: What it should reach.
+        outcome: ``reached``, ``below``, ``above``, or ``unknown`` where the metric was never measured.
+        mean: Mean over the seeds of the base group; None where unknown.
+        num_seeds: How many seeds that are.
+    """
+
+    section: str
+    expected: Expected
+    outcome: str
+    mean: float | None
+    num_seeds: int
+
+    def __str__(self) -> str:
+        low, high = self.expected.interval
+        seeds = f"{self.num_seeds} seed{'' if self.num_seeds == 1 else 's'}"
+        measured = "not measured" if self.mean is None else f"{self.mean:.4g}, {seeds}"
+        return f"{self.section}: {self.outcome} ({self.expected.metric} {measured}; expected {low:.4g} to {high:.4g})"
+
+
+class Video(NamedTuple):
+    """A video (GIF) of the agent of one run, and the seed of that run."""
+
+    content: bytes
+    seed: str
+
+
+@dataclass(frozen=True)
+class GroupResult:
+    """The numbers of one group.
+
+    Attributes:
+        group: The group.
+        finals: Metric to its end; the section's metric, ``success_mean`` and ``return_mean``.
+        costs: ``env_steps``, ``cpu_s`` and ``wall_s`` at the last evaluation, the mean over seeds; None if unknown.
+        passed: First passings of the thresholds, ascending.
+        comparison: With the base; None for the base itself.
+        video: That of its best run that has one.
+    """
+
+    group: Group
+    finals: dict[str, Final | None]
+    costs: dict[str, float | None]
+    passed: list[Passed]
+    comparison: Comparison | None = None
+    video: Video | None = None
+
+
+@dataclass(frozen=True)
+class SectionResult:
+    """The numbers and pictures of one section; the first result is that of the base."""
+
+    section: Section
+    metric: str
+    results: list[GroupResult]
+    learning: list[Plot]
+    training: list[Plot]
+    trials: list[Plot]
+    verdict: Verdict | None
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics of evaluations of which some group has an end."""
+        return [name for name in self.results[0].finals if any(entry.finals[name] for entry in self.results)]
+
+    @property
+    def plots(self) -> list[Plot]:
+        """Every picture."""
+        return [*self.learning, *self.trials, *self.training]
+
+
+@dataclass(frozen=True)
+class Content:
+    """All that a page says."""
+
+    sections: list[SectionResult]
+    left_out: list[LeftOut]
+    unmeasured: list[Verdict]
+    resampling: Resampling
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """Those of the sections that expect something, then of the experiments of which no run counts."""
+        return [result.verdict for result in self.sections if result.verdict is not None] + self.unmeasured
+
+
+def build_content(
+    sections: Sequence[Section],
+    left_out: Sequence[LeftOut],
+    *,
+    thresholds: Sequence[float] = (0.5, 0.9, 0.95),
+    metric: str | None = None,
+    resampling: Resampling | None = None,
+    artifact: Artifact = lambda run_id, name: None,
+) -> Content:
+    """Computes everything.
+
+    Args:
+        sections: From `make_sections`.
+        left_out: From `make_sections`.
+        thresholds: Fractions, see `thresholds_for`.
+        metric: Metric of evaluations to compare by, without ``eval/``; None for what a section expects, else success,
+            else the return.
+        resampling: How intervals are made.
+        artifact: Where videos come from.
+
+    Raises:
+        UsageError: No run that counts has logged the metric.
+    """
+    logged = {name for section in sections for group in section.groups for name in _evaluated(group)}
+    if metric is not None and logged and metric not in logged:
+        names = ", ".join(sorted(name for name in logged if "_trial_" not in name))
+        raise UsageError(f"metric: must be one of {names}, got {metric!r}")
+    resampling = Resampling() if resampling is None else resampling
+    results = [
+        _section_result(number, section, metric or _metric_of(section), thresholds, resampling, artifact)
+        for number, section in enumerate(sections, start=1)
+    ]
+    return Content(results, list(left_out), unmeasured(sections, left_out), resampling)
+
+
+def _evaluated(group: Group) -> set[str]:
+    """The metrics of evaluations that its runs have logged."""
+    names = (name for run in group.runs for name in run.metrics)
+    return {name.removeprefix("eval/") for name in names if name.startswith("eval/")}
+
+
+def _metric_of(section: Section) -> str:
+    if section.expected is not None:
+        return section.expected.metric
+    has_success = any("success_mean" in _evaluated(group) for group in section.groups)
+    return "success_mean" if has_success else "return_mean"
+
+
+def _section_result(
+    number: int,
+    section: Section,
+    metric: str,
+    thresholds: Sequence[float],
+    resampling: Resampling,
+    artifact: Artifact,
+) -> SectionResult:
+    names = dict.fromkeys([metric, "success_mean", "return_mean"])
+    levels = thresholds_for(metric, thresholds, section.expected)
+    finals = {
+        group.letter: {name: final(group, name, resampling) for name in names} for group in section.groups
+    }
+    ends = {letter: by_metric[metric] for letter, by_metric in finals.items()}
+    lower = less_is_better(metric)
+    results = [
+        GroupResult(
+            group=group,
+            finals=finals[group.letter],
+            costs=_costs(group),
+            passed=[passed(group, metric, level) for level in levels],
+            comparison=None
+            if group is section.base
+            else compare(section.base, group, ends, resampling, lower=lower),
+            video=_video(group, metric, artifact),
+        )
+        for group in section.groups
+    ]
+    prefix = f"section-{number}"
+    return SectionResult(
+        section,
+        metric,
+        results,
+        learning_plots(section, metric, prefix, resampling),
+        training_plots(section, prefix, resampling),
+        trial_plots(section, prefix, resampling),
+        _verdict(section, resampling),
+    )
+
+
+def _costs(group: Group) -> dict[str, float | None]:
+    def cost(run: RunHistory, name: Axis) -> float | None:
+        if name != run.axis:
+            return run.last(f"cost/{name}")
+        return float(max(series.steps[-1] for key, series in run.metrics.items() if key.startswith("eval/")))
+
+    names: tuple[Axis, ...] = ("env_steps", "cpu_s", "wall_s")
+    known = {name: [value for run in group.runs if (value := cost(run, name)) is not None] for name in names}
+    return {name: float(np.mean(values)) if values else None for name, values in known.items()}
+
+
+def _video(group: Group, metric: str, artifact: Artifact) -> Video | None:
+    sign = -1.0 if less_is_better(metric) else 1.0
+
+    def worth(run: RunHistory) -> float:
+        value = run.last(f"eval/{metric}")
+        return -np.inf if value is None else sign * value
+
+    for run in sorted(group.runs, key=worth, reverse=True):
+        content = artifact(run.run_id, _VIDEO)
+        if content is not None:
+            return Video(content, run.seed)
+    return None
+
+
+def _verdict(section: Section, resampling: Resampling) -> Verdict | None:
+    """Judges the mean over seeds of the section's base group; None where nothing is expected."""
+    expected = section.expected
+    if expected is None:
+        return None
+    reached = final(section.base, expected.metric, resampling)
+    if reached is None:
+        return Verdict(section.title, expected, UNKNOWN, None, 0)
+    outcome = expected.judge(reached.mean)
+    return Verdict(section.title, expected, outcome, reached.mean, len(reached.values))
+
+
+def unmeasured(sections: Sequence[Section], left_out: Sequence[LeftOut]) -> list[Verdict]:
+    """Verdicts of the experiments of which runs were started, but none counts."""
+    measured = {group.place for section in sections for group in section.groups if group.expected is not None}
+    verdicts: dict[tuple[object, ...], Verdict] = {}
+    for entry in left_out:
+        group = Group("", "", (entry.run,))
+        if group.place not in measured and group.expected is not None:
+            verdicts[group.place] = Verdict(group.title, group.expected, UNKNOWN, None, 0)
+    return list(verdicts.values())
+
+
+def falls_short(verdicts: Sequence[Verdict]) -> bool:
+    """Whether any experiment came out worse than expected, or was not measured at all."""
+    return any(
+        verdict.outcome in ("above" if less_is_better(verdict.expected.metric) else "below", UNKNOWN)
+        for verdict in verdicts
+    )

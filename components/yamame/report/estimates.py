@@ -1,0 +1,170 @@
+"""The numbers of a report: what a group reached in the end, when, and how it compares with the base.
+
+An interval over seeds resamples whole runs (percentile bootstrap of the mean); with one run there is none. An
+interval over episodes says how well the held-out tasks of these very runs were measured, nothing of other seeds.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from yamame.evaluation.intervals import Resampling, wilson_interval
+from yamame.report.aggregate import Estimate, aggregate, difference_of_means, probability_of_improvement
+from yamame.report.expected import Expected
+from yamame.report.groups import Group
+from yamame.report.settings import Difference, differences
+from yamame.tracking.history import RunHistory
+
+Interval = tuple[float, float]
+
+
+def less_is_better(metric: str) -> bool:
+    """Whether the smaller value of a metric is the better one, as of the length of an episode.
+
+    >>> less_is_better("length_mean"), less_is_better("success_mean")
+    (True, False)
+    """
+    return metric.startswith("length")
+
+
+class Final(NamedTuple):
+    """A metric of the last evaluation.
+
+    Attributes:
+        values: Seed to value, for the runs that have a finite one.
+        mean: Their mean.
+        over_seeds: Its interval, None with fewer than two runs.
+        over_episodes: Its interval, None where evaluations logged none.
+    """
+
+    values: dict[str, float]
+    mean: float
+    over_seeds: Interval | None
+    over_episodes: Interval | None
+
+
+def final(group: Group, metric: str, resampling: Resampling) -> Final | None:
+    """The end of a group's runs; None where no run has a finite value."""
+    runs = [run for run in group.runs if run.last(f"eval/{metric}") is not None]
+    if not runs:
+        return None
+    values = np.array([run.last(f"eval/{metric}") for run in runs], float)
+    mean = aggregate(values[:, None], statistic="mean", resampling=resampling)
+    return Final(
+        dict(zip([run.seed for run in runs], values.tolist(), strict=True)),
+        mean.value,
+        mean.ends,
+        _over_episodes(runs, metric, resampling.confidence),
+    )
+
+
+def _over_episodes(runs: Sequence[RunHistory], metric: str, confidence: float) -> Interval | None:
+    stem = metric.removesuffix("_mean")
+    names = [f"eval/{metric}", f"eval/{stem}_low", f"eval/{stem}_high", "eval/num_episodes"]
+    logged = [[run.last(name) for name in names] for run in runs]
+    if metric == stem or any(None in values for values in logged):
+        return None
+    means, lows, highs, episodes = np.array(logged, float).T
+    if stem == "success":
+        successes = int(np.rint(means * episodes).sum())
+        return wilson_interval(successes, int(episodes.sum()), confidence=confidence)
+    # Runs are independent: the half-widths of their means add up in squares.
+    below, above = (np.sqrt(np.square(side).sum()) / len(runs) for side in (means - lows, highs - means))
+    return float(means.mean() - below), float(means.mean() + above)
+
+
+class Passed(NamedTuple):
+    """When the runs of a group first evaluated at a threshold or better.
+
+    Attributes:
+        threshold: The threshold.
+        env_steps: Environment steps, one per run that did, NaN where they were not logged.
+        cpu_s: CPU seconds, NaN where they were not logged.
+        num_runs: Runs in all.
+    """
+
+    threshold: float
+    env_steps: list[float]
+    cpu_s: list[float]
+    num_runs: int
+
+    def median(self) -> tuple[float, float]:
+        """Median steps and CPU seconds over all runs; infinite where half of them or more never did."""
+        missing = [np.inf] * (self.num_runs - len(self.env_steps))
+        return float(np.median([*self.env_steps, *missing])), float(np.median([*self.cpu_s, *missing]))
+
+
+def passed(group: Group, metric: str, threshold: float) -> Passed:
+    """When a group first reached a threshold."""
+    sign = -1 if less_is_better(metric) else 1
+    steps, cpu = [], []
+    for run in group.runs:
+        series = run.metrics.get(f"eval/{metric}")
+        if series is None:
+            continue
+        reached = series.steps[sign * series.values >= sign * threshold]
+        if len(reached):
+            step = float(reached[0])
+            steps.append(step if run.axis == "env_steps" else run.at("cost/env_steps", step))
+            cpu.append(run.at("cost/cpu_s", step))
+    return Passed(threshold, steps, cpu, len(group.runs))
+
+
+def thresholds_for(metric: str, fractions: Sequence[float], expected: Expected | None) -> list[float]:
+    """The values whose first passing is of interest, ascending.
+
+    They are fractions of 1 for a success rate, else of the lower end of what is expected where that is positive. The
+    lower end itself is always one. Where less is better, it is the upper end alone.
+    """
+    if less_is_better(metric):
+        high = expected.interval[1] if expected is not None and expected.metric == metric else np.inf
+        return [high] if np.isfinite(high) else []
+    low = expected.interval[0] if expected is not None and expected.metric == metric else -np.inf
+    whole = 1.0 if metric.startswith("success") else low
+    values = {fraction * whole for fraction in fractions} if 0 < whole < np.inf else set()
+    return sorted(values | ({low} if np.isfinite(low) else set()))
+
+
+class Comparison(NamedTuple):
+    """A group beside the base of its section.
+
+    Attributes:
+        differing: The parameters that differ.
+        difference: Mean of the group minus mean of the base.
+        base_better: Probability that a run of the base does better.
+    """
+
+    differing: list[Difference]
+    difference: Estimate
+    base_better: Estimate
+
+
+def compare(
+    base: Group,
+    group: Group,
+    finals: Mapping[str, Final | None],
+    resampling: Resampling,
+    *,
+    lower: bool = False,
+) -> Comparison | None:
+    """Compares by the last value; None where one of them has none.
+
+    Args:
+        base: What is compared with.
+        group: What is compared.
+        finals: By the letter of the group.
+        resampling: How intervals are made.
+        lower: The lower value is the better one.
+    """
+    ours, theirs = finals[group.letter], finals[base.letter]
+    if ours is None or theirs is None:
+        return None
+    a, b = (np.array(list(final.values.values())) for final in (ours, theirs))
+    sign = -1.0 if lower else 1.0
+    better = probability_of_improvement(sign * b[:, None], sign * a[:, None], resampling=resampling)
+    return Comparison(
+        differences(base.settings, group.settings),
+        difference_of_means(a, b, resampling=resampling),
+        better,
+    )

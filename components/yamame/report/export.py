@@ -1,0 +1,132 @@
+"""Writes a report: the page, its pictures and videos as files, its numbers as tables."""
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from yamame.files.atomic import atomic_writer
+from yamame.report.content import Content
+from yamame.report.page import render, video_name
+from yamame.report.pictures import draw
+from yamame.report.plots import Plot
+
+PAGE = "index.html"
+FILES = "files.csv"
+"""Table of what a report wrote, so that the next one in its place can delete what it does not write itself."""
+_COLUMNS = {
+    "groups": "section group label metric mean low high episodes_low episodes_high num_seeds env_steps cpu_s wall_s",
+    "runs": "section group seed run run_id metric value",
+    "thresholds": "section group metric threshold num_seeds num_passed env_steps_median cpu_s_median",
+    "ablations": "section group parameters metric difference low high base_better base_better_low base_better_high",
+    "curves": "section plot line x y low high",
+    "training": "section plot line x y low high",
+    "verdicts": "section metric low high mean num_seeds outcome",
+    "not_counted": "run run_id seed status reason",
+}
+
+
+def write_report(content: Content, directory: Path) -> Path:
+    """Writes everything into a directory, in place of an earlier report; the page comes last.
+
+    Of the earlier report goes what this one does not write again; whatever else lies there stays.
+
+    Returns:
+        Path of the page.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    images = {
+        plot.name: {"light": draw(plot, "light"), "dark": draw(plot, "dark")}
+        for result in content.sections
+        for plot in result.plots
+    }
+    files = {f"{name}.png": themes["light"] for name, themes in images.items()}
+    files |= {f"{name}-dark.png": themes["dark"] for name, themes in images.items()}
+    for index, result in enumerate(content.sections, start=1):
+        for entry in result.results:
+            if entry.video is not None:
+                files[video_name(index, entry.group)] = entry.video[0]
+    files |= {f"{name}.csv": _csv(_COLUMNS[name].split(), rows) for name, rows in _tables(content).items()}
+    files[PAGE] = render(content, images).encode()
+    former = _former(directory) - files.keys()
+    # Until the old ones are gone they are listed too: whoever is stopped in between leaves nothing unknown.
+    _write(directory / FILES, _csv(["file"], [[name] for name in sorted(files.keys() | former)]))
+    for name, file in files.items():
+        _write(directory / name, file)
+    for name in former:
+        (directory / name).unlink(missing_ok=True)
+    _write(directory / FILES, _csv(["file"], [[name] for name in sorted(files)]))
+    return directory / PAGE
+
+
+def _former(directory: Path) -> set[str]:
+    """Names of the files that an earlier report wrote into a directory and none has deleted since."""
+    if not (directory / FILES).is_file():
+        return set()
+    with (directory / FILES).open(newline="") as table:
+        header, *rows = [row for row in csv.reader(table) if row] or [[]]
+    names = {row[0] for row in rows}
+    if header != ["file"] or PAGE not in names:  # somebody else's table
+        return set()
+    return {name for name in names if Path(name).name == name and (directory / name).is_file()}
+
+
+def _csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(["" if value is None or value != value else value for value in row] for row in rows)
+    return text.getvalue().encode()
+
+
+def _write(path: Path, content: bytes) -> None:
+    with atomic_writer(path) as file:
+        file.write(content)
+
+
+def _tables(content: Content) -> dict[str, list[list[object]]]:
+    """The rows of every table of `_COLUMNS`."""
+    tables: dict[str, list[list[object]]] = {name: [] for name in _COLUMNS}
+    none = (None, None)
+    for result in content.sections:
+        title, metric = result.section.title, result.metric
+        for entry in result.results:
+            group = entry.group
+            for name, final in entry.finals.items():
+                values = {} if final is None else final.values
+                tables["runs"] += [
+                    [title, group.letter, run.seed, run.name, run.run_id, name, values.get(run.seed)]
+                    for run in group.runs
+                ]
+                if final is not None:
+                    ends = [*(final.over_seeds or none), *(final.over_episodes or none)]
+                    numbers = [name, final.mean, *ends, len(values), *entry.costs.values()]
+                    tables["groups"].append([title, group.letter, group.label, *numbers])
+            for passed in entry.passed:
+                numbers = [passed.threshold, passed.num_runs, len(passed.env_steps), *passed.median()]
+                tables["thresholds"].append([title, group.letter, metric, *numbers])
+            if entry.comparison is not None:
+                differing, difference, base_better = entry.comparison
+                parameters = "; ".join(f"{d.parameter}: {d.before} -> {d.after}" for d in differing)
+                tables["ablations"].append(
+                    [title, group.letter, parameters, metric, *difference, *base_better]
+                )
+        tables["curves"] += _points(title, [*result.learning, *result.trials])
+        tables["training"] += _points(title, result.training)
+    for verdict in content.verdicts:
+        expected = verdict.expected
+        numbers = [*expected.interval, verdict.mean, verdict.num_seeds, verdict.outcome]
+        tables["verdicts"].append([verdict.section, expected.metric, *numbers])
+    for run, reason in content.left_out:
+        tables["not_counted"].append([run.name, run.run_id, run.seed, run.status, reason])
+    return tables
+
+
+def _points(title: str, plots: Sequence[Plot]) -> Iterator[list[object]]:
+    """A row per point of a curve."""
+    for plot in plots:
+        for line in plot.lines:
+            curve = line.curve
+            for index, (x, y) in enumerate(zip(curve.x, curve.y, strict=True)):
+                ends = [curve.low[index], curve.high[index]] if len(curve.low) else [None, None]
+                yield [title, plot.name, line.name, float(x), float(y), *ends]

@@ -1,0 +1,57 @@
+"""The held-out tasks of a run: their environment, playing them, a video of them, and the score that comes out."""
+
+import sys
+
+from numpy.typing import NDArray
+from omegaconf import DictConfig
+from torchrl.envs import EnvBase
+
+from yamame.agent import InContextPolicy
+from yamame.evaluation import EvaluationResult, evaluate, render_video
+from yamame.runs.build import build_env
+
+
+def held_out_env(cfg: DictConfig) -> EnvBase:
+    """The environment of the held-out tasks; where envs cost a lot, fewer of them play the tasks, in rounds."""
+    num_envs = min(cfg.evaluation.num_envs or cfg.evaluation.num_episodes, cfg.evaluation.num_episodes)
+    return build_env(cfg, num_envs=num_envs, seed=cfg.evaluation.seed, held_out=True)
+
+
+def play_held_out(
+    cfg: DictConfig, policy: InContextPolicy, env: EnvBase, *, memory_wiped: bool = False
+) -> EvaluationResult:
+    """Plays one complete episode of every held-out task."""
+    return evaluate(
+        policy,
+        env,
+        num_episodes=cfg.evaluation.num_episodes,
+        greedy=cfg.evaluation.greedy,
+        max_steps=cfg.evaluation.max_steps,
+        memory_wiped=memory_wiped,
+        seed=cfg.evaluation.seed,
+    )
+
+
+def render_held_out(cfg: DictConfig, policy: InContextPolicy) -> NDArray | None:
+    """Pictures of a few episodes of held-out tasks; None, and a line that says why, where there are no pictures."""
+    env = build_env(cfg, num_envs=1, seed=cfg.evaluation.seed, held_out=True)
+    try:
+        return render_video(
+            policy,
+            env,
+            num_episodes=4,
+            max_frames=cfg.evaluation.film_frames,
+            greedy=cfg.evaluation.greedy,
+            seed=cfg.evaluation.seed,
+        )
+    except NotImplementedError as error:
+        print(f"no film: {error}", file=sys.stderr)
+        return None
+    finally:
+        env.close()
+
+
+def score(result: EvaluationResult) -> float:
+    """What decides which checkpoint is the best, and what a sweep compares: success, or the return without it."""
+    values = result.returns if result.success is None else result.success
+    return float(values.double().mean())

@@ -1,0 +1,3 @@
+"""A path of earlier versions, which configurations may still name."""
+
+from yamame.report import Resampling as Resampling

@@ -1,0 +1,254 @@
+"""One run from its first to its last step: what recipes share beside the loop that each of them has on its page."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+from torchrl.envs import EnvBase
+
+from yamame.agent import InContextPolicy
+from yamame.checks import UsageError
+from yamame.cli.app import command, run_name
+from yamame.cli.nodes import instantiate, plain
+from yamame.collectors import Episodes
+from yamame.evaluation import EvaluationResult
+from yamame.files.checkpoint import Checkpointer
+from yamame.files.config import flatten
+from yamame.files.identity import compare_config
+from yamame.files.run_directory import RunDirectory
+from yamame.report.expected import Expected
+from yamame.report.figures import learning_curve, write_gif
+from yamame.report.terminal import print_columns
+from yamame.runs.build import check_device
+from yamame.runs.held_out import play_held_out, render_held_out, score
+from yamame.runs.progress_bar import ProgressBar
+from yamame.tracking.costs import CostMeter
+from yamame.tracking.summary import Status, build_summary, run_status
+from yamame.tracking.tracker import Tracker
+from yamame.training import GlobalRNGState
+from yamame.training.budget import Budget
+from yamame.training.guard import NonFiniteGuard
+from yamame.training.progress import Progress
+
+
+class Run:
+    """Configuration, directory, progress, tracker and checkpoints of one run. A context manager::
+
+        with Run(cfg) as run:
+            ...                      # build the parts
+            run.begin(components, policy=policy, held_out=env)
+            while not run.ended():
+                ...                  # collect, learn
+                run.log(run.metrics(updates))
+                run.evaluate_and_save()
+            result = run.evaluate()
+            run.save(result)
+            run.log_artifacts()
+
+    Until `begin` nothing is decided: a ``ValueError`` of what is built is raised as a `UsageError`, and the directory
+    is as it was before. From then on ``summary.json`` and the tracker say how the run ended, however it ends.
+
+    Args:
+        cfg: The composed configuration of a recipe.
+        prefix: What the name of a run that is given none begins with.
+        unit: The counter by which intervals, metrics and checkpoints go.
+
+    Attributes:
+        name: The run's name.
+        path: Its directory.
+        resumed: Whether it goes on from a checkpoint (one stopped before its first begins again).
+        progress: Counters, saved with every checkpoint.
+        budget: When it ends.
+        guard: Keeps the evidence of updates that are not finite.
+        exits: What is to be closed when the run ends, last in, first out.
+        extra: Further plain data for ``summary.json``.
+
+    Raises:
+        UsageError: The budget or what is expected cannot be, or the tracker refuses its settings. On entering, what
+            `RunDirectory.open` and `compare_config` refuse.
+    """
+
+    def __init__(
+        self, cfg: DictConfig, *, prefix: str = "", unit: Literal["env_steps", "updates"] = "env_steps"
+    ) -> None:
+        self.cfg, self.config = cfg, plain(cfg)
+        check_device(cfg.device)
+        self.name: str = cfg.run.name or prefix + run_name("env", "encoder", seed=cfg.seed)
+        self.path = Path(cfg.run.root) / self.name
+        self.extra: dict[str, Any] = {}
+        self.exits = ExitStack()
+        Expected.from_config(self.config["expected"])
+        self.budget = Budget(**self.config["budget"])
+        self.progress = Progress(unit)
+        self.guard = NonFiniteGuard(self.path)
+        self.tracker: Tracker = instantiate(cfg.logger)
+        self.checkpoints = Checkpointer(
+            self.path / "checkpoints", keep_last=cfg.checkpoint.keep, config=self.config
+        )
+        self.resumed = cfg.resume and self.checkpoints.last is not None
+
+    def __enter__(self) -> Self:
+        if self.resumed:
+            compare_config(self.checkpoints.read_config(), self.config)
+        run = self.cfg.run
+        self.directory = RunDirectory.open(
+            run.root, self.name, resume=self.cfg.resume, overwrite=run.overwrite
+        )
+        return self
+
+    def closing(self, env: EnvBase) -> EnvBase:
+        """The environment, which is closed when the run ends."""
+        self.exits.callback(lambda: None if env.is_closed else env.close())
+        return env
+
+    def begin(
+        self,
+        components: Mapping[str, Any],
+        *,
+        policy: InContextPolicy,
+        held_out: EnvBase,
+        on_save: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Restores the last checkpoint, or writes the configuration of a new run, and opens the tracker.
+
+        Args:
+            components: What a checkpoint holds beside what the run has itself: all that the next step depends on.
+            policy: What is evaluated; it shares the parameters that are learned.
+            held_out: Environment of the held-out tasks.
+            on_save: Called when a checkpoint is on disk.
+        """
+        self.policy, self.held_out, self.on_save = policy, held_out, on_save
+        self.costs = CostMeter()
+        own = {"progress": self.progress, "budget": self.budget, "costs": self.costs, "rng": GlobalRNGState()}
+        self.components = {**components, **own}
+        self.directory.begin()
+        if self.resumed:
+            self.checkpoints.load(self.components)
+        else:
+            self.directory.write_text("config.yaml", OmegaConf.to_yaml(self.cfg, resolve=True))
+        budget = {key: str(value) for key, value in flatten({"budget": self.config["budget"]}).items()}
+        tags = {"command": command(), "axis": self.progress.unit, **budget}
+        started = self.tracker.start(self.path, name=self.name, params=flatten(self.config), tags=tags)
+        self.exits.enter_context(started)
+        self.bar = self.exits.enter_context(ProgressBar(self.budget))
+
+    def ended(self, *, ahead: int = 0) -> bool:
+        """Whether the budget is spent, or will be so many updates later."""
+        updates = self.progress.updates + ahead
+        return self.budget.ended(env_steps=self.progress.env_steps, updates=updates) is not None
+
+    def count(self, episodes: Episodes) -> None:
+        """Adds what was collected to the counters."""
+        self.progress.env_steps += episodes.num_steps
+        self.progress.aborted += episodes.num_aborted
+        outcomes = episodes.returns if episodes.success is None else episodes.success.float()
+        self.progress.add_outcomes(outcomes.tolist())
+
+    def metrics(
+        self, updates: Sequence[Mapping[str, Tensor]], collector: Mapping[str, float] | None = None
+    ) -> dict[str, float]:
+        """The means of what updates wrote (one that was refused wrote nothing), how training episodes end, and what
+        a collector says of itself."""
+        made = [metrics for metrics in updates if metrics]
+        means = {key: torch.stack([m[key].float() for m in made]).mean() for key in (made[0] if made else ())}
+        metrics = {f"train/{key}": float(value) for key, value in means.items()}
+        if self.progress.outcome is not None:
+            metrics["train/outcome"] = self.progress.outcome
+        if self.progress.aborted:
+            metrics["train/aborted_episodes"] = float(self.progress.aborted)
+        return metrics | {f"collector/{key}": value for key, value in (collector or {}).items()}
+
+    def log(self, metrics: Mapping[str, float], *, step: int | None = None) -> None:
+        """Sends metrics to the tracker, at the present step unless another is given, and moves the bar."""
+        self.tracker.log(metrics, step=self.progress.step if step is None else step)
+        self.bar.update(
+            env_steps=self.progress.env_steps,
+            updates=self.progress.updates,
+            success=self.progress.outcome,
+            loss=metrics.get("train/loss"),
+        )
+
+    def evaluate_and_save(self) -> None:
+        """Evaluates and checkpoints when their intervals have passed."""
+        progress, result = self.progress, None
+        if self.progress.step >= progress.evaluated_at + self.cfg.evaluation.interval:
+            progress.evaluated_at = progress.step
+            result = self.evaluate()
+        if result is not None or self.progress.step >= progress.saved_at + self.cfg.checkpoint.interval:
+            self.save(result)
+
+    def evaluate(self) -> EvaluationResult:
+        """Plays the held-out tasks and keeps the summary as a point of the curve."""
+        curve, step = self.progress.curve, self.progress.step
+        result = play_held_out(self.cfg, self.policy, self.held_out)
+        summary = result.summary()
+        if not curve or curve[-1][self.progress.unit] < step:
+            curve.append({self.progress.unit: step, **summary})
+        spent = {"env_steps": float(self.progress.env_steps), "updates": float(self.progress.updates)}
+        costs = {f"cost/{key}": value for key, value in (spent | self.costs.state_dict()).items()}
+        self.tracker.log({f"eval/{key}": value for key, value in summary.items()} | costs, step=step)
+        return result
+
+    def save(self, result: EvaluationResult | None = None) -> None:
+        """Makes a checkpoint; the result of an evaluation decides whether it is the best."""
+        self.tracker.flush()
+        self.progress.saved_at = step = self.progress.step
+        metric = None if result is None else score(result)
+        self.checkpoints.save(self.components, step=step, metric=metric)
+        self.on_save()
+
+    def log_artifacts(self) -> None:
+        """Hands the tracker what a person wants to look at: curve, video, table, configuration, checkpoints."""
+        curve, unit, log = self.progress.curve, self.progress.unit, self.tracker.log_artifact
+        name = "success" if "success_mean" in curve[-1] else "return"
+        columns = (unit, f"{name}_mean", f"{name}_low", f"{name}_high")
+        line = [[point[column] for point in curve] for column in columns]
+        label = {"env_steps": "environment steps"}.get(unit, unit)
+        log(learning_curve(self.path / "curve.png", {self.name: line}, x_label=label, y_label=name))
+        frames = render_held_out(self.cfg, self.policy)
+        if frames is not None:
+            log(write_gif(self.path / "episodes.gif", frames))
+        # Episodes of one evaluation may have had fewer trials than those of another.
+        self.tracker.log_table("evaluation.json", {key: [p.get(key) for p in curve] for key in curve[-1]})
+        log(self.path / "config.yaml")
+        for checkpoint in {self.checkpoints.last, self.checkpoints.best}:
+            if checkpoint is not None:
+                log(checkpoint, folder="checkpoints")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        status = run_status(error)
+        try:
+            self.exits.__exit__(kind, error, trace)  # the tracker first, then environments
+        except BaseException as raised:
+            status = run_status(raised)
+            raise
+        finally:
+            if self.directory.begun:
+                self._report(status)
+            self.directory.close()
+        if isinstance(error, ValueError) and not (self.directory.begun or isinstance(error, UsageError)):
+            raise UsageError(str(error)) from error
+
+    def _report(self, status: Status) -> None:
+        """Writes summary.json and shows it; the path is the last line."""
+        last = self.progress.curve[-1] if self.progress.curve else {}
+        counted = {
+            "success": last.get("success_mean"),
+            "return_mean": last.get("return_mean"),
+            "env_steps": self.progress.env_steps,
+            "updates": self.progress.updates,
+            **self.costs.state_dict(),
+            "seed": self.cfg.seed,
+        }
+        summary = build_summary(counted, status=status, extra=self.extra)
+        path = self.directory.write_json("summary.json", summary)
+        shown = [key for key in summary if key not in ("versions", *self.extra)]
+        print_columns(self.name, [{"what": key, "value": summary[key]} for key in shown])
+        print(path)

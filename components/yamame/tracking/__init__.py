@@ -1,0 +1,5 @@
+"""MLflow: nothing else of the package talks to it. Importing this imports no MLflow."""
+
+from yamame.tracking.tracker import MLflowTracker as MLflowTracker
+from yamame.tracking.tracker import NullTracker as NullTracker
+from yamame.tracking.tracker import Tracker as Tracker

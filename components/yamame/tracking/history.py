@@ -1,0 +1,206 @@
+"""Runs of an MLflow experiment as plain data: parameters, tags and the history of every metric."""
+
+import fnmatch
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from yamame.checks import UsageError
+from yamame.tracking.mlflow_store import SQLITE, absolute_uri, connect
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from mlflow.tracking import MlflowClient
+
+Array = npt.NDArray[np.float64]
+Axis = Literal["env_steps", "updates", "cpu_s", "wall_s"]
+"""What a run gets further in."""
+AXIS_TAG = "axis"
+"""Tag of a run with what the steps of its metrics count, where these are not environment steps."""
+COMMAND_TAG = "command"
+"""Tag of a run with the command line that started it."""
+PREFIXES = ("eval/", "train/", "cost/")
+"""Beginnings of the metrics that are read."""
+_RUNS_PER_PAGE = 1000
+_LARGEST = 1e300
+"""MLflow stores an infinity as a number beyond it."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One metric of a run over its steps, one value per step, in order.
+
+    Attributes:
+        steps: ``[N]``, in the unit of the run's axis, strictly increasing.
+        values: ``[N]``, NaN where the run logged no finite number.
+    """
+
+    steps: Array
+    values: Array
+
+    def finite(self) -> "Series":
+        """The points that are numbers."""
+        good = np.isfinite(self.values)
+        return Series(self.steps[good], self.values[good])
+
+
+@dataclass(frozen=True)
+class RunHistory:
+    """A run.
+
+    Attributes:
+        run_id: MLflow's id.
+        name: Its name, not always unique.
+        status: ``FINISHED``, ``FAILED``, ``KILLED``, ``RUNNING``.
+        started_ms: When it began, milliseconds since 1970.
+        params: Flat configuration, as text.
+        tags: MLflow's and ours.
+        metrics: Name to history, for the names that begin with one of `PREFIXES`.
+    """
+
+    run_id: str
+    name: str
+    status: str = "FINISHED"
+    started_ms: int = 0
+    params: dict[str, str] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    metrics: dict[str, Series] = field(default_factory=dict)
+
+    @property
+    def seed(self) -> str:
+        """The seed, as text."""
+        return self.params.get("seed", "?")
+
+    @property
+    def axis(self) -> Axis:
+        """What its steps are."""
+        return "updates" if self.tags.get(AXIS_TAG) == "updates" else "env_steps"
+
+    def along(self, metric: str, axis: Axis) -> tuple[Array, Array]:
+        """The finite points of a metric as positions on an axis and values.
+
+        On an axis that is not its own a run is known at the steps of evaluations alone, where ``cost/<axis>`` is
+        logged. A run that was continued may have logged a cost that is lower than an earlier one: positions are
+        sorted. Both are empty where the metric or the axis was never logged.
+        """
+        if metric not in self.metrics:
+            return np.empty(0), np.empty(0)
+        series = self.metrics[metric].finite()
+        if axis == self.axis:
+            return series.steps, series.values
+        if f"cost/{axis}" not in self.metrics:
+            return np.empty(0), np.empty(0)
+        cost = self.metrics[f"cost/{axis}"].finite()
+        _, ours, theirs = np.intersect1d(series.steps, cost.steps, return_indices=True)
+        x, y = cost.values[theirs], series.values[ours]
+        order = np.argsort(x, kind="stable")
+        return x[order], y[order]
+
+    def last(self, metric: str) -> float | None:
+        """The value at the last step; None where it was never logged or is no finite number."""
+        series = self.metrics.get(metric)
+        if series is None or not len(series.values) or not np.isfinite(series.values[-1]):
+            return None
+        return float(series.values[-1])
+
+    def at(self, metric: str, step: float) -> float:
+        """The value at a step; NaN where it was not logged there."""
+        series = self.metrics.get(metric)
+        values = np.empty(0) if series is None else series.values[series.steps == step]
+        return float(values[0]) if len(values) else np.nan
+
+
+class RunReader:
+    """Reads one experiment of an MLflow store; writes nothing. Made by `open`."""
+
+    def __init__(self, client: "MlflowClient", experiment_id: str):
+        self.client = client
+        self.experiment_id = experiment_id
+
+    @classmethod
+    def open(cls, tracking_uri: str, experiment: str) -> "RunReader":
+        """Looks the experiment up.
+
+        Raises:
+            UsageError: There is no such database, or no such experiment in it.
+        """
+        if tracking_uri.startswith(SQLITE) and not Path(tracking_uri.removeprefix(SQLITE)).is_file():
+            raise UsageError(f"store.tracking_uri: must be a database that exists, got {tracking_uri}")
+        client = connect(absolute_uri(tracking_uri))
+        entry = client.get_experiment_by_name(experiment)
+        if entry is None:
+            known = ", ".join(sorted(entry.name for entry in client.search_experiments()))
+            raise UsageError(f"store.experiment: must be one of {known} in {tracking_uri}, got {experiment}")
+        return cls(client, entry.experiment_id)
+
+    def read(self, wanted: Sequence[str] | str | None = None) -> list[RunHistory]:
+        """The runs, oldest first; parents of sweeps are no runs.
+
+        Args:
+            wanted: Names, patterns of names (``*``, ``?``) or ids, or a single one; None for all.
+
+        Raises:
+            UsageError: There is no run, none is asked for, or an entry matches none.
+        """
+        patterns = [wanted] if isinstance(wanted, str) else wanted
+        if patterns is not None and not patterns:
+            raise UsageError("runs: must name at least one run, or be null for all, got []")
+        runs = [run for run in self._search() if run.data.params]
+        if not runs:
+            raise UsageError("runs: the experiment has no run yet")
+        if patterns is not None:
+            for pattern in patterns:
+                if not any(_matches(run, pattern) for run in runs):
+                    raise UsageError(f"runs: an entry must match a run by name or id, got {pattern!r}")
+            runs = [run for run in runs if any(_matches(run, pattern) for pattern in patterns)]
+        return [self._history(run) for run in sorted(runs, key=lambda run: run.info.start_time)]
+
+    def artifact(self, run_id: str, name: str) -> bytes | None:
+        """The content of an artifact; None where the run has none of this name or its files are gone."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                if all(entry.path != name for entry in self.client.list_artifacts(run_id)):
+                    return None
+                return Path(self.client.download_artifacts(run_id, name, folder)).read_bytes()
+        except (MlflowException, OSError):
+            return None
+
+    def _search(self) -> list["Run"]:
+        runs, token = [], None
+        while True:
+            page = self.client.search_runs([self.experiment_id], max_results=_RUNS_PER_PAGE, page_token=token)
+            runs += list(page)
+            token = page.token
+            if not token:
+                return runs
+
+    def _history(self, run: "Run") -> RunHistory:
+        metrics = {}
+        for name in sorted(name for name in run.data.metrics if name.startswith(PREFIXES)):
+            points = self.client.get_metric_history(run.info.run_id, name)
+            # The latest of several values at one step counts.
+            points.sort(key=lambda point: (point.step, point.timestamp))
+            latest = {point.step: point.value for point in points}
+            steps, values = np.array(list(latest), float), np.array(list(latest.values()), float)
+            metrics[name] = Series(steps, np.where(np.abs(values) < _LARGEST, values, np.nan))
+        return RunHistory(
+            run_id=run.info.run_id,
+            name=run.info.run_name,
+            status=run.info.status,
+            started_ms=run.info.start_time,
+            params=dict(run.data.params),
+            tags=dict(run.data.tags),
+            metrics=metrics,
+        )
+
+
+def _matches(run: "Run", pattern: str) -> bool:
+    name = run.info.run_name
+    return pattern in (run.info.run_id, name) or fnmatch.fnmatchcase(name, pattern)

@@ -1,0 +1,142 @@
+"""One gradient step at a time, as every recipe makes it."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from yamame.checks import require, require_at_least, require_choice
+from yamame.recorder import cuda_recorder
+from yamame.training.guard import NonFiniteGuard
+from yamame.training.recorded_updates import Metrics, RecordedUpdates
+
+
+class Learner:
+    """Makes updates: gradients of a loss, guard, clipping, optimizer, target networks, learning rate, in this order.
+
+    Args:
+        loss: Writes terms ``loss_*`` whose sum is minimised. Its ``update_targets``, if it has one, is called after the
+            optimizer's step.
+        optimizer: Over all parameters that are learned.
+        max_grad_norm: Global norm at which gradients are clipped.
+        warmup_updates: Updates over which the learning rate rises linearly to its value.
+        total_updates: Updates over which it falls linearly to zero, those of the warm-up included; None: it stays.
+        autocast: Precision of the networks' matrix products; None for that of the weights. Weights, losses,
+            statistics and the optimizer keep theirs.
+        cuda_graph: Record the update of batches of a shape that comes again and again, and replay it: see
+            `yamame.training.recorded_updates`. Makes the optimizer capturable and its learning rate a tensor.
+        guard: Refuses updates that are not finite; None for one that keeps no evidence.
+
+    Raises:
+        ValueError: If a setting is out of its range; if ``cuda_graph`` is wanted on a CPU, or of an optimizer or an
+            encoder that cannot be recorded.
+
+    >>> from tensordict.nn import TensorDictModule
+    >>> from tensordict import TensorDict
+    >>> loss = TensorDictModule(nn.Linear(2, 1), ["observation"], ["loss_linear"])
+    >>> learner = Learner(loss, torch.optim.SGD(loss.parameters(), lr=0.1), max_grad_norm=1.0)
+    >>> metrics = learner.update(TensorDict({"observation": torch.ones(2)}))
+    >>> {"loss", "grad_norm", "loss_linear"} <= set(metrics)
+    True
+    """
+
+    def __init__(
+        self,
+        loss: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        max_grad_norm: float,
+        warmup_updates: int = 0,
+        total_updates: int | None = None,
+        autocast: Literal["bfloat16"] | None = None,
+        cuda_graph: bool = False,
+        guard: NonFiniteGuard | None = None,
+    ) -> None:
+        require("Learner", "max_grad_norm", max_grad_norm, max_grad_norm > 0, "be positive")
+        require_at_least("Learner", 0, warmup_updates=warmup_updates)
+        ends = total_updates is None or total_updates >= 1
+        require("Learner", "total_updates", total_updates, ends, "be at least 1 or None")
+        require_choice("Learner", "autocast", autocast, (None, "bfloat16"))
+        self.loss = loss
+        self.optimizer = optimizer
+        self.max_grad_norm = max_grad_norm
+        self.autocast = autocast
+        self.guard = NonFiniteGuard() if guard is None else guard
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, partial(learning_rate_share, warmup=warmup_updates, total=total_updates)
+        )
+        self._recorded: RecordedUpdates | None = None
+        if cuda_graph:
+            recorder = cuda_recorder(self._parameters()[0].device, "Learner")
+            self._recorded = RecordedUpdates(
+                self._gradients, self._step, loss=loss, optimizer=optimizer, recorder=recorder
+            )
+
+    def update(self, batch: TensorDictBase, *, meanwhile: Callable[[], None] = lambda: None) -> Metrics:
+        """Learns from one batch.
+
+        Args:
+            batch: What the loss takes, on its device.
+            meanwhile: Called while the device computes the gradients, before the host reads whether they are finite.
+
+        Returns:
+            Detached metrics: what the loss wrote, ``loss`` and ``grad_norm``. Empty if the guard refused the update,
+            which then changed nothing but running statistics.
+
+        Raises:
+            FloatingPointError: If the guard has refused too many updates in a row.
+        """
+        own = (self._gradients, self._step)
+        gradients, step = own if self._recorded is None else self._recorded.halves(batch)
+        metrics = gradients(batch)
+        meanwhile()
+        finite = {name: metrics[name] for name in ("loss", "grad_norm")}
+        if not self.guard.check(finite, batch, step=self.schedule.last_epoch):
+            return {}
+        step(metrics["grad_norm"])
+        self.schedule.step()
+        return metrics
+
+    def precision(self) -> torch.autocast:
+        """The context in which networks compute as they do in an update."""
+        device = self._parameters()[0].device.type
+        return torch.autocast(device, torch.bfloat16, enabled=self.autocast is not None)
+
+    def _gradients(self, batch: TensorDictBase) -> Metrics:
+        """The first half of an update: the loss, its gradients and their norm."""
+        with self.precision():
+            out = self.loss(batch)
+        total = torch.stack([value for key, value in out.items() if key.startswith("loss_")]).sum()
+        self.optimizer.zero_grad()
+        total.backward()
+        norm = nn.utils.get_total_norm([p.grad for p in self._parameters() if p.grad is not None])
+        return {key: value.detach() for key, value in {**out, "loss": total, "grad_norm": norm}.items()}
+
+    def _step(self, grad_norm: Tensor) -> None:
+        """The second half: moves parameters along their gradients, clipped by their norm, and targets after them."""
+        nn.utils.clip_grads_with_norm_(self._parameters(), self.max_grad_norm, grad_norm)
+        self.optimizer.step()
+        update_targets = getattr(self.loss, "update_targets", None)
+        if update_targets is not None:
+            update_targets()
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def components(self) -> dict[str, Any]:
+        """What a checkpoint needs to go on learning."""
+        return {"loss": self.loss, "optimizer": self.optimizer, "schedule": self.schedule}
+
+
+def learning_rate_share(updates: int, *, warmup: int, total: int | None) -> float:
+    """The learning rate after so many updates, as a share of its value: up, then straight down to zero at ``total``.
+
+    >>> [learning_rate_share(k, warmup=2, total=6) for k in range(7)]
+    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
+    """
+    rise = (updates + 1) / max(1, warmup)
+    fall = 1.0 if total is None else max(0.0, (total - updates) / max(1, total - warmup))
+    return min(1.0, rise, fall)

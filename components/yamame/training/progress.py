@@ -1,0 +1,64 @@
+"""How far a run is: what its schedule and its report count."""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+_RECENT = 100
+
+
+class Progress:
+    """Counters of a run, saved and restored as one.
+
+    Args:
+        unit: The counter by which intervals, metrics and checkpoints of the run go.
+
+    Attributes:
+        env_steps: Environment steps, over all environments.
+        updates: Gradient updates, those that were refused included.
+        evaluated_at: `step` of the last evaluation.
+        saved_at: `step` of the last checkpoint.
+        aborted: Episodes that were dropped because the environment failed.
+        outcomes: Success or return of the latest training episodes.
+        curve: One mapping per evaluation, of `step` under the name of its unit and of the summary.
+
+    >>> progress = Progress("updates")
+    >>> progress.env_steps, progress.updates = 512, 20
+    >>> progress.step
+    20
+    >>> progress.add_outcomes([0.0, 1.0])
+    >>> progress.outcome
+    0.5
+    """
+
+    def __init__(self, unit: Literal["env_steps", "updates"] = "env_steps") -> None:
+        self.unit = unit
+        self.env_steps = 0
+        self.updates = 0
+        self.evaluated_at = 0
+        self.saved_at = 0
+        self.aborted = 0
+        self.outcomes: deque[float] = deque(maxlen=_RECENT)
+        self.curve: list[dict[str, float]] = []
+
+    @property
+    def step(self) -> int:
+        """How far the run is, in its unit."""
+        return self.updates if self.unit == "updates" else self.env_steps
+
+    def add_outcomes(self, outcomes: Iterable[float]) -> None:
+        """Adds the success or return of episodes that ended."""
+        self.outcomes.extend(outcomes)
+
+    @property
+    def outcome(self) -> float | None:
+        """Mean outcome of the latest training episodes; None before the first."""
+        return sum(self.outcomes) / len(self.outcomes) if self.outcomes else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**vars(self), "outcomes": list(self.outcomes), "curve": [dict(p) for p in self.curve]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores `state_dict`."""
+        vars(self).update(state, outcomes=deque(state["outcomes"], maxlen=_RECENT))

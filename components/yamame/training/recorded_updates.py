@@ -1,0 +1,133 @@
+"""Updates recorded as CUDA graphs: the host launches half an update at once instead of every kernel.
+
+A graph repeats the same kernels on the same memory. So there is one for every structure of a batch (keys, shapes and
+dtypes), its input is a batch of its own that others are copied into, and what it computes may not depend on reading
+anything back. An update has two halves, for between them the host looks at the metrics: one up to the gradients, one
+that moves the parameters. The first updates of a structure are ordinary ones: they are the warm-up that a capture
+needs, and every update, recorded or not, trains. A capture executes nothing.
+
+Source: PyTorch's documentation, https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs (warm-up on a side
+stream, static inputs, gradients allocated by the capture, one memory pool for graphs that never run at the same time).
+"""
+
+import warnings
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from yamame.recorder import Recorder, recording, structure
+
+Metrics = dict[str, Tensor]
+Gradients = Callable[[TensorDictBase], Metrics]
+Step = Callable[[Tensor], None]
+
+
+class RecordedUpdates:
+    """The halves of updates, recorded for batches of structures that come again.
+
+    Of a structure, the first ``warmup`` updates that are made are ordinary ones; then it is recorded. Of the recorded
+    ones, the last ``limit`` that were used are kept; one that was dropped begins anew, so that however many structures
+    there are, at most one update in ``warmup + 1`` has the cost of a recording.
+
+    Args:
+        gradients: The first half: of a batch to metrics, among them ``grad_norm``.
+        step: The second half, given ``grad_norm``.
+        loss: What the first half computes.
+        optimizer: What the second half steps; made capturable, now and whenever it loads a state.
+        recorder: Runs and records.
+        warmup: At least one, for the optimizer makes its state in its first step.
+        limit: Recorded structures kept at a time.
+
+    Raises:
+        ValueError: The optimizer reads back, or an encoder's sizes depend on data.
+    """
+
+    def __init__(
+        self,
+        gradients: Gradients,
+        step: Step,
+        *,
+        loss: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        recorder: Recorder,
+        warmup: int = 3,
+        limit: int = 8,
+    ) -> None:
+        assert min(warmup, limit) >= 1
+        refuse_obstacles(loss, optimizer)
+        self._gradients, self._step = gradients, step
+        self._optimizer, self._recorder = optimizer, recorder
+        self._warmup, self._limit = warmup, limit
+        self._made: Counter[Hashable] = Counter()
+        self._recorded: OrderedDict[Hashable, tuple[Gradients, Step]] = OrderedDict()  # last used, last
+        make_capturable(optimizer)
+        optimizer.register_load_state_dict_post_hook(self._restart)
+
+    def halves(self, batch: TensorDictBase) -> tuple[Gradients, Step]:
+        """The two halves of an update of a batch: ordinary ones at first, then recorded ones."""
+        key = structure(batch)
+        if key in self._recorded:
+            self._recorded.move_to_end(key)
+        elif self._made[key] < self._warmup:
+            return self._warm_gradients, lambda grad_norm: self._warm_step(grad_norm, key)
+        else:
+            self._recorded[key] = self._record(batch)
+        return self._recorded[key]
+
+    def _warm_gradients(self, batch: TensorDictBase) -> Metrics:
+        return self._recorder.warm(lambda: self._gradients(batch))
+
+    def _warm_step(self, grad_norm: Tensor, key: Hashable) -> None:
+        with warnings.catch_warnings():
+            # A capturable optimizer warns when it steps outside of a capture, which is what a warm-up is.
+            warnings.filterwarnings("ignore", message="This instance was constructed with capturable=True")
+            self._recorder.warm(lambda: self._step(grad_norm))
+        self._made[key] += 1
+
+    def _record(self, batch: TensorDictBase) -> tuple[Gradients, Step]:
+        while len(self._recorded) >= self._limit:
+            oldest, _ = self._recorded.popitem(last=False)
+            del self._made[oldest]
+        own = batch.clone()
+
+        def record_step() -> Metrics:
+            self._step(metrics["grad_norm"])
+            return {}
+
+        with recording():
+            replay_gradients, metrics = self._recorder.record(lambda: self._gradients(own))
+            replay_step, _ = self._recorder.record(record_step)
+        # Only these two graphs read the gradients, right after they are written: other graphs may use their memory.
+        self._optimizer.zero_grad()
+
+        def gradients(batch: TensorDictBase) -> Metrics:
+            own.update_(batch)
+            replay_gradients()
+            return {key: value.clone() for key, value in metrics.items()}  # the next replay overwrites them
+
+        return gradients, lambda grad_norm: replay_step()
+
+    def _restart(self, optimizer: torch.optim.Optimizer) -> None:
+        """What was recorded steps with tensors that a loaded state has replaced."""
+        make_capturable(optimizer)
+        self._recorded.clear()
+        self._made.clear()
+
+
+def make_capturable(optimizer: torch.optim.Optimizer) -> None:
+    """Lets steps of an optimizer be recorded: a learning rate that is a number would be the same in every replay."""
+    for group in optimizer.param_groups:
+        group["capturable"] = True
+        group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=group["params"][0].device)
+
+
+def refuse_obstacles(loss: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raises a ``ValueError`` where the optimizer reads back, or an encoder's sizes depend on data."""
+    obstacles = [getattr(module, "capture_obstacle", None) for module in loss.modules()]
+    if not all("capturable" in group for group in optimizer.param_groups):
+        obstacles.append(type(optimizer).__name__)
+    for obstacle in filter(None, obstacles):
+        raise ValueError(f"Learner: cuda_graph must be false with {obstacle}, got true")

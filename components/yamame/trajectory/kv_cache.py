@@ -1,0 +1,97 @@
+"""Keys and values of what each env has seen: a ring buffer in which every env has a place of its own.
+
+A cache is a TensorDict ``[N]``: ``keys`` and ``values`` ``[N, layers, H, S, d]`` (S slots, H heads of size d) and
+``position`` ``[N]`` int64, how many timesteps the env has seen since its start. The timestep at position p goes to
+slot p, and past the capacity to the slots in turn, so that the oldest is overwritten; the first ``sinks`` slots are
+never overwritten. Nothing is shifted. Slots that an env has not reached are hidden from its queries, so a start needs
+no wiping.
+"""
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from yamame.trajectory.attention import Attend, dot_product
+
+_FEWEST, _MOST_MORE = 32, 128
+"""Slots of a first cache, and by how many one grows at most."""
+
+
+def init_cache(
+    num_envs: int,
+    slots: int,
+    *,
+    num_layers: int,
+    num_heads: int,
+    head_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> TensorDict:
+    """An empty cache with so many slots."""
+    shape = (num_envs, num_layers, num_heads, slots, head_size)
+    entries = {name: torch.zeros(shape, dtype=dtype, device=device) for name in ("keys", "values")}
+    entries["position"] = torch.zeros(num_envs, dtype=torch.int64, device=device)
+    return TensorDict(entries, [num_envs], device=device)
+
+
+def grow_cache(cache: TensorDict, *, capacity: int | None) -> TensorDict:
+    """The cache itself if it has a slot for the next timestep of every env, else a larger copy.
+
+    Args:
+        cache: See the module.
+        capacity: Number of slots from which on the oldest is overwritten; None for never.
+    """
+    held = cache["keys"].shape[3]
+    needed = int(cache["position"].max()) + 1
+    needed = needed if capacity is None else min(needed, capacity)
+    if held >= needed:
+        return cache
+    slots = max(_FEWEST, -(-needed // _FEWEST) * _FEWEST, held + min(held, _MOST_MORE))
+    slots = slots if capacity is None else min(slots, capacity)
+    larger = cache.empty()
+    for name in ("keys", "values"):
+        old = cache[name]
+        larger[name] = old.new_zeros(*old.shape[:3], slots, old.shape[4])
+        larger[name][..., :held, :] = old
+    return larger.set("position", cache["position"])
+
+
+class CacheStep:
+    """One timestep of every env on a cache: where its keys and values go, and what its queries see.
+
+    Args:
+        cache: See the module; with room for this timestep, and written into.
+        is_init: ``[N]`` bool, envs that start afresh.
+        capacity: As for `grow_cache`.
+        sinks: How many of the first slots are never overwritten.
+    """
+
+    def __init__(self, cache: TensorDict, is_init: Tensor, *, capacity: int | None, sinks: int) -> None:
+        self.keys, self.values = cache["keys"], cache["values"]
+        num_envs, _, _, slots, _ = self.keys.shape
+        self.position = position = cache["position"].masked_fill(is_init, 0)
+        slot, last = position, position
+        if capacity is not None:
+            slot = torch.where(position < capacity, position, sinks + (position - sinks) % (capacity - sinks))
+            last = position.clamp(max=capacity - 1)
+        self.slot = slot.view(num_envs, 1, 1, 1)
+        reached = torch.arange(slots, device=position.device) <= last.unsqueeze(1)
+        self.reached = reached.view(num_envs, 1, 1, slots)
+
+    def attention(self, layer: int) -> Attend:
+        """The attention of one layer, which also stores the keys and values it is given."""
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            for cache, new in ((self.keys[:, layer], k), (self.values[:, layer], v)):
+                # What is not finite would reach other timesteps even through a weight of zero.
+                new = new.to(cache.dtype).nan_to_num()
+                cache.scatter_(2, self.slot.expand_as(new), new)
+            keys, values = self.keys[:, layer], self.values[:, layer]
+            return dot_product(q.to(keys.dtype), keys, values, mask=self.reached)
+
+        return attend
+
+    def next_cache(self) -> TensorDict:
+        """The cache with this timestep in it."""
+        entries = {"keys": self.keys, "values": self.values, "position": self.position + 1}
+        return TensorDict(entries, [len(self.position)], device=self.position.device)

@@ -1,0 +1,68 @@
+"""The package trains with torch, torchrl, tensordict and numpy alone: other packages are hidden while a program runs.
+
+``nox -s base`` runs the same where nothing else is installed.
+"""
+
+import subprocess
+import sys
+from importlib.metadata import packages_distributions, requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+PROGRAM = Path(__file__).with_name("program.py")
+HIDING = """
+import sys
+from importlib.machinery import PathFinder
+
+hidden, arguments = set(sys.argv[1].split(",")), sys.argv[2:]
+
+class Hiding(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.split(".")[0] in hidden else super().find_spec(name, path, target)
+
+sys.meta_path = [Hiding if finder is PathFinder else finder for finder in sys.meta_path]
+"""
+
+
+def required(distributions: list[str]) -> set[str]:
+    """Distributions and all that they need."""
+    known: set[str] = set()
+    waiting = [canonicalize_name(name) for name in distributions]
+    while waiting:
+        name = waiting.pop()
+        known.add(name)
+        needed = [Requirement(text) for text in requires(name) or ()]
+        names = [need.name for need in needed if need.marker is None or need.marker.evaluate({"extra": ""})]
+        waiting += {canonicalize_name(name) for name in names} - known
+    return known
+
+
+def hidden() -> str:
+    """Modules that are installed here and that nothing of the base needs."""
+    base = required(["torch", "torchrl", "tensordict", "numpy"])
+    modules = packages_distributions().items()
+    others = [name for name, owners in modules if not base & {canonicalize_name(owner) for owner in owners}]
+    return ",".join(name for name in others if not name.startswith(("yamame", "_")))
+
+
+def run(statement: str) -> subprocess.CompletedProcess:
+    """A statement in a process that finds nothing but the base."""
+    command = [sys.executable, "-c", HIDING + statement, hidden(), str(PROGRAM)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_whole_program_trains_with_the_base_alone():
+    done = run("import runpy; runpy.run_path(arguments[0], run_name='__main__')")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "parameters moved" in done.stdout
+
+
+@pytest.mark.parametrize("statement", ["import gymnasium", "from yamame.cli import app"])
+def test_what_is_hidden_cannot_be_imported(statement):
+    done = run(statement)
+    assert done.returncode == 1
+    assert "ModuleNotFoundError" in done.stderr

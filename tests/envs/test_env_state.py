@@ -1,0 +1,63 @@
+import copy
+import pickle
+
+import pytest
+import torch
+
+
+def test_the_present_timestep_is_the_one_shown_last(make, play, same):
+    env = make(num_envs=4)
+    same(env.reset(), env.present())
+    for steps in (1, 7, 12):
+        _, td = play(env, steps)
+        same(td, env.present())
+
+
+def test_a_new_environment_goes_on_from_a_saved_one(make, play, same, different):
+    env = make(num_envs=4, seed=9)
+    _, td = play(env, 17)
+    saved, td = copy.deepcopy(env.state_dict()), td.clone()
+    expected, _ = play(env, 50, td=td.clone(), start=17)
+    restored = make(num_envs=4, seed=1)
+    restored.load_state_dict(saved)
+    same(restored.present(), td)
+    continued, _ = play(restored, 50, td=td.clone(), start=17)
+    for a, b in zip(expected, continued, strict=True):
+        same(a, b)
+    wrong, _ = play(make(num_envs=4, seed=1), 50, start=17)
+    assert any(different(a, b) for a, b in zip(expected, wrong, strict=True))
+
+
+def test_a_saved_state_does_not_follow_the_environment(play, maze):
+    env = maze(num_envs=2)
+    play(env, 3)
+    saved = env.state_dict()
+    before = copy.deepcopy(saved)
+    play(env, 30, td=env.reset())
+    assert all(torch.equal(saved[name], before[name]) for name in before)
+
+
+def test_a_state_saved_before_the_first_reset_can_be_restored(play, same, corridor):
+    env = corridor(num_envs=2, seed=3)
+    restored = corridor(num_envs=2, seed=8)
+    restored.load_state_dict(env.state_dict())
+    same(torch.stack(play(env, 20)[0]), torch.stack(play(restored, 20)[0]))
+
+
+def test_a_state_of_another_size_is_refused(maze):
+    with pytest.raises(ValueError, match="streams must hold 2 envs, got 3"):
+        maze(num_envs=2).load_state_dict(maze(num_envs=3).state_dict())
+    with pytest.raises(ValueError, match="must hold streams, got"):
+        maze(num_envs=2).load_state_dict({})
+
+
+def test_copies_and_pickles_go_on_alike(make, play, same, drift):
+    if make is drift:
+        env = drift(num_envs=2)
+        twins = [copy.deepcopy(env)]
+    else:
+        env = make(num_envs=2)
+        twins = [copy.deepcopy(env), pickle.loads(pickle.dumps(env))]
+    expected = torch.stack(play(env, 20)[0])
+    for twin in twins:
+        same(torch.stack(play(twin, 20)[0]), expected)

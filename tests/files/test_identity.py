@@ -1,0 +1,78 @@
+"""What makes two runs the same: by the key of a setting, and for what it is asked."""
+
+import pytest
+from yamame.checks import UsageError
+from yamame.files.identity import (
+    compare_config,
+    is_a_setting,
+    is_of_one_run,
+    key_of,
+    makes_another_experiment,
+    makes_another_name,
+    may_change_on_resume,
+)
+
+CONFIG = {"seed": 1, "budget": {"minutes": 5}, "agent": {"gammas": [0.9], "parts": [{"a": 1}], "none": {}}}
+QUESTIONS = (
+    may_change_on_resume,
+    makes_another_name,
+    is_a_setting,
+    makes_another_experiment,
+    is_of_one_run,
+)
+
+
+@pytest.mark.parametrize(
+    ("keys", "answers"),
+    [
+        ("resume run.name run.root run.overwrite", (True, False, False, False, True)),
+        (
+            "logger logger.experiment checkpoint.keep expected hydra.verbose",
+            (True, False, False, False, False),
+        ),
+        ("budget budget.minutes", (True, False, True, True, False)),
+        ("seed", (False, False, False, False, True)),
+        ("evaluation.interval evaluation.seed", (False, False, True, True, False)),
+        ("evaluation.film_frames evaluation.num_envs", (False, False, False, False, False)),
+        ("workers.num_processes", (False, True, False, False, False)),
+        (
+            "device schedule.autocast collector.autocast schedule.cuda_graph",
+            (False, True, True, False, False),
+        ),
+        ("experiment", (False, True, True, False, False)),
+        (
+            "encoder encoder.d_model env.size schedule.batch_size runs budgets",
+            (False, True, True, True, False),
+        ),
+    ],
+)
+def test_every_kind_of_setting_has_its_answers(keys, answers):
+    for key in keys.split():
+        assert (key, *(question(key) for question in QUESTIONS)) == (key, *answers)
+
+
+def test_the_key_of_an_argument_is_what_it_sets_adds_or_takes_away():
+    texts = ("run.name=a=b", "+ablation=x", "++env.size=3", "~trials", "encoder@agent.encoder=gru", "-m")
+    assert [key_of(text) for text in texts] == ["run.name", "ablation", "env.size", "trials", "encoder", "-m"]
+
+
+def test_every_differing_key_is_named_with_both_values():
+    current = {
+        "seed": 2,
+        "budget": {"minutes": 5},
+        "agent": {"gammas": [0.9], "parts": [{"a": 1}], "new": "x"},
+    }
+    with pytest.raises(UsageError) as raised:
+        compare_config(CONFIG, current)
+    message = str(raised.value)
+    for part in ("seed: 1 -> 2", "agent.none: {} -> '(absent)'", "agent.new: '(absent)' -> 'x'"):
+        assert part in message
+    assert "gammas" not in message
+
+
+def test_what_a_run_is_kept_by_may_change_but_no_other_key_that_begins_alike():
+    compare_config(CONFIG, {**CONFIG, "budget": {"minutes": 9}, "logger": {"a": 1}, "resume": True})
+    with pytest.raises(UsageError, match="budgets"):
+        compare_config(CONFIG, {**CONFIG, "budgets": 1})
+    with pytest.raises(UsageError, match=r"agent\.gammas: \[0.9\] -> \[0.8\]"):
+        compare_config(CONFIG, {**CONFIG, "agent": {**CONFIG["agent"], "gammas": [0.8]}})

@@ -1,0 +1,198 @@
+"""Run directories: what is refused, what is atomic, who may write."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from yamame.checks import UsageError
+from yamame.files.atomic import TEMPORARY_SUFFIX, atomic_writer
+from yamame.files.run_directory import RunDirectory
+
+
+def finished_run(root, name="maze"):
+    with RunDirectory.open(root, name) as run:
+        run.write_json("note.json", {"seed": 1})
+    return run.path
+
+
+def test_an_existing_run_is_refused_and_the_message_names_both_options(tmp_path):
+    path = finished_run(tmp_path)
+    with pytest.raises(UsageError, match=rf"{path} exists.*resume=true.*run\.overwrite=true"):
+        RunDirectory.open(tmp_path, "maze")
+    assert (path / "note.json").exists()
+
+
+def test_resuming_keeps_the_files_and_overwriting_deletes_them(tmp_path):
+    finished_run(tmp_path)
+    with RunDirectory.open(tmp_path, "maze", resume=True) as run:
+        assert run.resumed
+        assert run.read_json("note.json") == {"seed": 1}
+        (run.path / "folder").mkdir()
+    with RunDirectory.open(tmp_path, "maze", overwrite=True) as run:
+        assert not run.resumed
+        assert not (run.path / "note.json").exists()
+        run.begin()
+        assert [entry.name for entry in run.path.iterdir()] == [".lock"]
+
+
+def contents(path):
+    return {str(entry.relative_to(path)): entry.is_file() and entry.read_text() for entry in path.rglob("*")}
+
+
+def start_and_fail(root, *, begins=False, **options):
+    """A new run that writes files and fails, before or after it began."""
+    with RunDirectory.open(root, "maze", **options) as run:
+        if begins:
+            run.begin()
+        run.write_text("note.json", "new")
+        (run.path / "replay").mkdir()
+        raise ZeroDivisionError
+
+
+def test_a_run_that_never_began_leaves_nothing_of_its_own(tmp_path):
+    with pytest.raises(ZeroDivisionError):
+        start_and_fail(tmp_path / "new/runs")
+    assert list(tmp_path.iterdir()) == []
+    path = finished_run(tmp_path)
+    (path / "replay").mkdir()
+    (path / "replay/rows").write_text("precious")
+    before = contents(path)
+    with pytest.raises(ZeroDivisionError):
+        start_and_fail(tmp_path, overwrite=True)
+    assert contents(path) == before
+
+
+def test_a_run_that_began_is_not_given_up_for_the_one_it_replaced(tmp_path):
+    finished_run(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        start_and_fail(tmp_path, begins=True, overwrite=True)
+    assert sorted(contents(tmp_path / "maze")) == [".lock", "note.json", "replay"]
+
+
+class Killed(BaseException):
+    pass
+
+
+def claim_and_die(root, monkeypatch, *, renames, **options):
+    """Claims a run, writes to it unless it is continued, and dies: after so many renames, or before it began."""
+    rename, left = Path.rename, renames
+
+    def rename_or_die(self, target):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Killed
+        return rename(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", rename_or_die)
+        try:
+            run = RunDirectory.open(root, "maze", **options)
+        except Killed:
+            return
+    if not run.resumed:
+        (run.path / "note.txt").write_text("new")
+    run._lock.close()  # as the system does for the dead
+
+
+@pytest.mark.parametrize("second", range(5))
+@pytest.mark.parametrize("first", range(4))
+def test_a_run_to_be_replaced_survives_deaths_at_any_moment_before_the_new_one_begins(
+    tmp_path, monkeypatch, first, second
+):
+    path = tmp_path / "maze"
+    path.mkdir()
+    for name in (".lock", "note.txt", "more.txt"):
+        (path / name).write_text(f"{os.getpid()}\n")
+    before = contents(path)
+    claim_and_die(tmp_path, monkeypatch, renames=first, overwrite=True)
+    assert contents(path) != before or first == 0
+    claim_and_die(tmp_path, monkeypatch, renames=second, resume=True)
+    with RunDirectory.open(tmp_path, "maze", resume=True):
+        assert contents(path) == before
+
+
+def test_there_must_be_something_to_resume(tmp_path):
+    with pytest.raises(UsageError, match=r"a run to resume.*maze does not exist or is empty"):
+        RunDirectory.open(tmp_path / "runs", "maze", resume=True)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_resuming_and_overwriting_exclude_each_other(tmp_path):
+    with pytest.raises(UsageError, match=r"resume=true and run\.overwrite=true"):
+        RunDirectory.open(tmp_path, "maze", resume=True, overwrite=True)
+
+
+def test_a_directory_that_is_no_run_is_never_deleted(tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "one.png").write_text("precious")
+    with pytest.raises(UsageError, match="photos must be a run's directory"):
+        RunDirectory.open(tmp_path, "photos", overwrite=True)
+    assert (tmp_path / "photos" / "one.png").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../up", "a/b", "/etc", "-x", ".hidden", "a b", "a\n", "x" * 129]
+)
+def test_names_that_are_no_plain_directory_names_are_refused(tmp_path, name):
+    with pytest.raises(UsageError, match=r"run\.name must be .*, got"):
+        RunDirectory.open(tmp_path, name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_process_is_told_who_holds_the_run_and_death_releases_it(tmp_path):
+    code = (
+        "import sys, time; from yamame.files.run_directory import RunDirectory\n"
+        f"run = RunDirectory.open({str(tmp_path)!r}, 'maze'); run.write_text('a', 'a')\n"
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "ready\n"
+        for options in ({"resume": True}, {"overwrite": True}):
+            with pytest.raises(UsageError, match=f"maze is being written by process {holder.pid}"):
+                RunDirectory.open(tmp_path, "maze", **options)
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+    with RunDirectory.open(tmp_path, "maze", resume=True) as run:
+        assert (run.path / "a").read_text() == "a"
+
+
+def test_the_lock_also_holds_inside_one_process_until_closed(tmp_path):
+    finished_run(tmp_path)
+    held = RunDirectory.open(tmp_path, "maze", resume=True)
+    with pytest.raises(UsageError, match=f"process {os.getpid()}"):
+        RunDirectory.open(tmp_path, "maze", resume=True)
+    held.close()
+    RunDirectory.open(tmp_path, "maze", resume=True).close()
+
+
+def test_a_write_that_fails_leaves_the_former_content_and_no_rest(tmp_path):
+    path = tmp_path / "data"
+    path.write_bytes(b"old")
+
+    def fail_half_way():
+        with atomic_writer(path) as file:
+            file.write(b"ne")
+            raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError, match="half"):
+        fail_half_way()
+    assert path.read_bytes() == b"old"
+    with atomic_writer(path) as file:
+        file.write(b"new")
+        assert path.read_bytes() == b"old"
+        assert any(entry.name.endswith(TEMPORARY_SUFFIX) for entry in tmp_path.iterdir())
+    assert path.read_bytes() == b"new"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
+
+
+def test_what_is_written_is_strict_json(tmp_path):
+    with RunDirectory.open(tmp_path, "maze") as run:
+        assert json.loads(run.write_json("summary.json", {"success": 0.5}).read_text()) == {"success": 0.5}
+        with pytest.raises(ValueError, match="JSON compliant"):
+            run.write_json("summary.json", {"success": float("nan")})
+        assert json.loads((run.path / "summary.json").read_text()) == {"success": 0.5}

@@ -1,0 +1,255 @@
+"""The replay buffer: a TorchRL replay buffer of trajectories, drawn as it says, and exactly resumable."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import ReplayBuffer
+from torchrl.data.replay_buffers.writers import ImmutableDatasetWriter
+from torchrl.envs.transforms import Compose, Transform
+from yamame.replay import (
+    Relabel,
+    TrajectoryFollower,
+    TrajectoryReplayBuffer,
+    TrajectorySampler,
+    Window,
+    pack,
+)
+from yamame.replay.disk.buffer import whole
+
+
+def trajectories(*lengths: int, start: int = 0) -> TensorDict:
+    step = torch.arange(max(lengths))
+    tag = 1000 * (torch.arange(len(lengths))[:, None] + start) + step
+    count = torch.tensor(lengths)[:, None]
+    return TensorDict(
+        {
+            "observation": tag[..., None].float(),
+            "action": torch.where(step < count - 1, tag + 1, 0),
+            "next": {"reward": torch.where(step < count - 1, 1.0, 0.0)[..., None]},
+            "mask": (step < count)[..., None],
+        },
+        batch_size=[len(lengths), max(lengths)],
+    )
+
+
+@pytest.fixture
+def make(tmp_path):
+    def build(name="replay", **kwargs):
+        return TrajectoryReplayBuffer(tmp_path / name, **{"capacity": 1000, "batch_size": 4, **kwargs})
+
+    return build
+
+
+def numbers(batch: TensorDict) -> list[int]:
+    return [int(n) for n in batch["observation"][:, 0, 0] // 1000]
+
+
+@pytest.mark.parametrize(("by", "expected"), [("trajectory", [1, 1, 1, 1]), ("timestep", [4, 1, 0, 7])])
+def test_each_trajectory_is_drawn_as_often_as_it_should_be(make, monkeypatch, by, expected):
+    buffer = make(sample_by=by)
+    buffer.extend(trajectories(5, 2, 1, 8))
+    monkeypatch.setattr(torch, "randint", lambda high, size, generator: torch.arange(high))
+    index, _ = buffer.sampler.sample(buffer.storage, sum(expected))
+    assert torch.bincount(index, minlength=4).tolist() == expected
+
+
+def test_a_sample_is_whole_trajectories_trimmed_to_the_longest_drawn(make):
+    buffer = make(batch_size=2)
+    buffer.extend(trajectories(5, 9, 3))
+    longest = set()
+    for _ in range(40):
+        batch = buffer.sample()
+        for row, number in zip(batch, numbers(batch), strict=True):
+            expected = trajectories(5, 9, 3)[number, : batch.shape[1]]
+            real = expected["mask"].squeeze(-1)
+            assert (row[real] == expected[real]).all()
+            assert not (row[~real] != 0).any()
+        assert batch.shape == (2, int(batch["mask"].sum((1, 2)).max()))
+        longest.add(batch.shape[1])
+    assert longest == {3, 5, 9}
+
+
+class Spy(Transform):
+    """Remembers the shape of what it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[torch.Size] = []
+
+    def forward(self, tensordict):
+        self.shapes.append(tensordict.shape)
+        return tensordict
+
+
+def test_transforms_see_whole_trajectories_one_after_the_other(make):
+    before, after = Spy(), Spy()
+    buffer = make(transform=Compose(before, Window(3)))
+    buffer.append_transform(after)
+    buffer.extend(trajectories(9, 9))
+    assert buffer.sample().shape == (4, 4)
+    assert before.shapes == [(4, 9)]
+    assert after.shapes == [(4, 4)]
+
+
+def test_relabelling_and_windows_work_on_what_is_stored(make):
+    flag = torch.zeros(3, 8, 1, dtype=torch.bool)
+    data = TensorDict(
+        {
+            "goal": torch.full((3, 8, 2, 1), 99.0),
+            "achieved": torch.arange(24.0).reshape(3, 8, 1, 1),
+            "achieved_mask": ~flag,
+            "is_init": flag.index_fill(1, torch.tensor([0]), True),
+            "next": {"reward": torch.zeros(3, 8, 1), "terminated": flag},
+        },
+        batch_size=[3, 8],
+    )
+    buffer = make(transform=Compose(Relabel("all"), Window(4)), batch_size=16)
+    buffer.extend(data)
+    rewarded = sum(float(buffer.sample()["next", "reward"].sum()) for _ in range(5))
+    assert rewarded > 0
+    assert buffer.storage.get([0])["next", "reward"].sum() == 0
+
+
+@pytest.mark.parametrize("by", ["trajectory", "timestep"])
+def test_a_window_read_from_disk_is_the_window_cut_from_the_whole(make, by):
+    data = trajectories(30, 4, 17)
+    buffer = make(max_length=6, sample_by=by, batch_size=8)
+    buffer.extend(data)
+    starts = set()
+    for _ in range(60):
+        batch = buffer.sample()
+        for row, number in zip(batch, numbers(batch), strict=True):
+            begin, count = int(row["observation"][0, 0]) % 1000, int(row["mask"].sum())
+            expected = data[number, begin : begin + count].clone()
+            expected["action"][-1] = 0
+            expected["next", "reward"][-1] = 0
+            assert (row[:count] == expected).all()
+            assert count == min(7, [30, 4, 17][number])
+            starts.add((number, begin))
+    assert {begin for number, begin in starts if number == 0} == set(range(24))
+    assert {begin for number, begin in starts if number == 1} == {0}
+    assert {begin for number, begin in starts if number == 2} == set(range(11))
+
+
+def test_the_oldest_leave_first_and_the_counters_tell(make):
+    buffer = make(capacity=20, batch_size=50)
+    assert (len(buffer), buffer.num_timesteps, buffer.write_count) == (0, 0, 0)
+    for start in range(6):
+        buffer.extend(trajectories(5, start=start))
+    assert (len(buffer), buffer.num_timesteps, buffer.write_count) == (4, 20, 6)
+    assert buffer.stats()["utilization"] == 1.0
+    assert set(numbers(buffer.sample())) == {2, 3, 4, 5}
+    buffer.extend([trajectories(5, start=9)[0].exclude("mask")])
+    assert numbers(buffer[:])[-1] == 9
+    buffer.empty()
+    assert (len(buffer), buffer.num_timesteps, buffer.write_count) == (0, 0, 7)
+    buffer.extend(trajectories(4))
+    assert len(buffer) == 1
+
+
+def test_sampling_draws_from_the_given_generator_or_else_the_global_one(make):
+    for generator in (torch.Generator().manual_seed(3), None):
+        buffer = make(str(generator is None), generator=generator, batch_size=20)
+        buffer.extend(trajectories(*[3] * 50))
+        drawn = []
+        for _ in range(2):
+            torch.manual_seed(3) if generator is None else generator.manual_seed(3)
+            drawn.append(numbers(buffer.sample()))
+        torch.manual_seed(4) if generator is None else generator.manual_seed(4)
+        assert drawn[0] == drawn[1] != numbers(buffer.sample())
+
+
+def test_a_resumed_buffer_samples_what_the_first_would_have(make, tmp_path):
+    buffer = make(capacity=200, owner="yamame")
+    buffer.extend(trajectories(*[10] * 20))
+    checkpoint = tmp_path / "checkpoint.pt"
+    torch.save({"replay": buffer.state_dict(), "rng": torch.get_rng_state()}, checkpoint)
+    buffer.protect()
+
+    def go_on(buffer):
+        out = []
+        for turn in range(6):
+            buffer.extend(trajectories(*[9] * 4, start=20 + 4 * turn))
+            out.append(buffer.sample())
+        return out
+
+    expected = go_on(buffer)
+    buffer.close()
+
+    resumed = make(capacity=200, owner="yamame", resume=True)
+    state = torch.load(checkpoint)
+    resumed.load_state_dict(state["replay"])
+    torch.set_rng_state(state["rng"])
+    assert len(resumed) == 20
+    for one, two in zip(expected, go_on(resumed), strict=True):
+        assert (one == two).all()
+
+
+def test_what_is_dumped_is_loaded_by_another_buffer_which_then_samples_alike(make, tmp_path):
+    buffer, other = make("one", generator=torch.Generator()), make("two", batch_size=7)
+    buffer.extend(trajectories(5, 9, 3))
+    buffer.dumps(tmp_path / "dump")
+    other.loads(tmp_path / "dump")
+    assert (other[:] == buffer[:]).all()
+    assert (other.sample() == buffer.sample()).all()
+
+
+def test_without_rolling_back_the_resumed_buffer_would_differ(make):
+    buffer = make(capacity=200)
+    buffer.extend(trajectories(*[10] * 20))
+    state = buffer.state_dict()
+    buffer.protect()
+    buffer.extend(trajectories(*[9] * 4, start=20))
+    assert numbers(buffer[:])[0] != 0
+    buffer.load_state_dict(state)
+    assert numbers(buffer[:]) == list(range(20))
+
+
+def test_another_process_samples_through_an_ordinary_replay_buffer(make):
+    buffer = make()
+    buffer.extend(trajectories(4, 6))
+    reader = ReplayBuffer(
+        storage=TrajectoryFollower(buffer.storage.path),
+        sampler=TrajectorySampler(),
+        writer=ImmutableDatasetWriter(),
+        collate_fn=whole,
+        batch_size=8,
+    )
+    assert set(numbers(reader.sample())) <= {0, 1}
+    buffer.extend(trajectories(6, start=2))
+    assert 2 in {number for _ in range(30) for number in numbers(reader.sample())}
+
+
+def test_a_packed_rollout_can_be_appended(make):
+    done = torch.tensor([[False, True, False], [False, False, False]])[..., None]
+    observation = torch.arange(6.0).reshape(2, 3, 1)
+    following = {
+        "observation": observation + 1,
+        "reward": observation,
+        "done": done,
+        "terminated": done.clone(),
+    }
+    rollout = TensorDict({"observation": observation, "action": torch.ones(2, 3), "next": following}, [2, 3])
+    buffer = make()
+    with pytest.raises(ValueError, match=r"must be packed, with yamame.replay.pack"):
+        buffer.extend(rollout)
+    buffer.extend(pack(rollout))
+    assert buffer.storage.lengths.tolist() == [3, 2, 4]
+
+
+def test_sampling_with_nothing_to_sample_is_an_error(make):
+    with pytest.raises(RuntimeError, match="replay must hold something to sample, got nothing yet"):
+        make().sample()
+    buffer = make("other", sample_by="timestep")
+    with pytest.raises(RuntimeError, match="other must hold something to sample, got nothing yet"):
+        buffer.sample()
+    buffer.extend(trajectories(1, 1))
+    with pytest.raises(RuntimeError, match="other must hold something to sample"):
+        buffer.sample()
+
+
+def test_arguments_out_of_range_are_errors(make):
+    with pytest.raises(ValueError, match=r"by must be one of .*'timestep'.*, got 'luck'"):
+        make(sample_by="luck")
+    with pytest.raises(ValueError, match="max_length must be at least 1, got 0"):
+        make(max_length=0)

@@ -1,0 +1,140 @@
+"""Numbers of groups against numbers worked out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+from yamame.evaluation.intervals import wilson_interval
+from yamame.report import Group, Resampling, make_sections
+from yamame.report.estimates import compare, final, less_is_better, passed, thresholds_for
+from yamame.report.expected import Expected
+
+RESAMPLING = Resampling(num_resamples=400)
+
+
+def evaluated(*values, low=0.1, high=0.2, episodes=10, name="success"):
+    """Metrics of evaluations at steps 10, 20, ..., with costs of 1 CPU-s per 10 steps."""
+    steps = [10 * (index + 1) for index in range(len(values))]
+    return {
+        f"eval/{name}_mean": dict(zip(steps, values, strict=True)),
+        f"eval/{name}_low": {step: value - low for step, value in zip(steps, values, strict=True)},
+        f"eval/{name}_high": {step: value + high for step, value in zip(steps, values, strict=True)},
+        "eval/num_episodes": dict.fromkeys(steps, float(episodes)),
+        "cost/cpu_s": {step: step / 10 for step in steps},
+    }
+
+
+def group_of(make_run, *values, **options):
+    runs = [make_run(seed, evaluated(*row, **options)) for seed, row in enumerate(values)]
+    return Group("A", "ours", tuple(runs))
+
+
+def test_the_end_of_a_group_is_the_mean_of_the_last_evaluations_not_of_the_best(make_run):
+    end = final(group_of(make_run, (0.9, 0.2), (0.1, 0.4), (0.0, 0.9)), "success_mean", RESAMPLING)
+    assert end.values == {"0": 0.2, "1": 0.4, "2": 0.9}
+    assert end.mean == pytest.approx(0.5)
+    low, high = end.over_seeds
+    assert 0.2 <= low < 0.5 < high <= 0.9
+
+
+def test_one_seed_has_no_interval_over_seeds_but_one_over_episodes(make_run):
+    end = final(group_of(make_run, (0.8,), episodes=20), "success_mean", RESAMPLING)
+    assert end.over_seeds is None
+    assert end.over_episodes == wilson_interval(16, 20)
+
+
+def test_successes_of_all_seeds_are_pooled_and_half_widths_of_returns_add_in_squares(make_run):
+    end = final(group_of(make_run, (0.5,), (1.0,), episodes=10), "success_mean", RESAMPLING)
+    assert end.over_episodes == wilson_interval(15, 20)
+    end = final(
+        group_of(make_run, (2.0,), (4.0,), low=0.3, high=0.4, name="return"), "return_mean", RESAMPLING
+    )
+    # Two runs with half-widths h each: sqrt(2 h^2) / 2.
+    assert end.over_episodes == pytest.approx((3 - 0.3 / math.sqrt(2), 3 + 0.4 / math.sqrt(2)))
+
+
+def test_a_value_that_is_no_number_is_not_replaced_by_an_earlier_one(make_run):
+    group = group_of(make_run, (0.9, math.nan), (0.9, 0.6))
+    end = final(group, "success_mean", RESAMPLING)
+    assert end.values == {"1": 0.6}
+    assert end.over_seeds is None
+    assert final(group_of(make_run, (0.5, math.nan)), "success_mean", RESAMPLING) is None
+    assert final(group, "length_mean", RESAMPLING) is None
+
+
+def test_thresholds_count_the_seeds_that_passed_and_the_median_counts_those_that_never_did(make_run):
+    group = group_of(make_run, (0.5, 0.9), (0.1, 0.4), (0.9, 0.2))
+    half = passed(group, "success_mean", 0.5)
+    assert (half.env_steps, half.cpu_s, half.num_runs) == ([10.0, 10.0], [1.0, 1.0], 3)
+    assert half.median() == (10.0, 1.0)
+    assert passed(group, "success_mean", 0.4).median() == (10.0, 1.0)
+    assert passed(group_of(make_run, (0.1, 0.9), (0.1, 0.4)), "success_mean", 0.9).median() == (
+        math.inf,
+        math.inf,
+    )
+    never = passed(group, "success_mean", 0.95)
+    assert never.env_steps == []
+
+
+def test_thresholds_are_fractions_of_success_or_of_the_lower_end_of_what_is_expected():
+    assert thresholds_for("success_mean", [0.9, 0.5], None) == [0.5, 0.9]
+    expected = Expected("success_mean", (0.7, 1.0))
+    assert thresholds_for("success_mean", [0.5], expected) == [0.5, 0.7]
+    expected = Expected("return_mean", (20.0, math.inf))
+    assert thresholds_for("return_mean", [0.5, 0.9], expected) == [10.0, 18.0, 20.0]
+    assert thresholds_for("return_mean", [0.5], Expected("return_mean", (-5.0, 0.0))) == [-5.0]
+    assert thresholds_for("return_mean", [0.5], None) == []
+    assert thresholds_for("length_mean", [0.5], expected) == []
+
+
+def comparison(make_run, ours, theirs):
+    """The second group beside the first one."""
+    runs = [make_run(seed, evaluated(value), lr=1) for seed, value in enumerate(theirs)]
+    runs += [make_run(seed, evaluated(value), lr=2) for seed, value in enumerate(ours)]
+    (section,), _ = make_sections(runs)
+    ends = {group.letter: final(group, "success_mean", RESAMPLING) for group in section.groups}
+    return compare(section.base, section.groups[1], ends, RESAMPLING)
+
+
+def test_a_comparison_gives_the_difference_and_how_often_a_run_of_the_base_is_better(make_run):
+    found = comparison(make_run, ours=[0.2, 0.6], theirs=[0.4, 0.8])
+    assert found.differing == [("lr", "1", "2")]
+    assert found.difference.value == pytest.approx(-0.2)
+    assert found.base_better.value == 0.75  # 0.8 beats both, 0.4 beats 0.2 alone
+    low, high = found.difference[1:]
+    # The extremes of all pairs of resampled means.
+    assert low == pytest.approx(-0.6, abs=1e-9)
+    assert high == pytest.approx(0.2, abs=1e-9)
+
+
+def test_a_clear_comparison_excludes_zero_and_one_of_single_seeds_has_no_interval(make_run):
+    found = comparison(make_run, ours=[0.1, 0.1, 0.2], theirs=[0.9, 0.8, 0.9])
+    assert found.difference.high < 0
+    assert found.base_better == (1.0, 1.0, 1.0)
+    found = comparison(make_run, ours=[0.1], theirs=[0.9, 0.8])
+    assert found.base_better.value == 1.0
+    assert (found.difference.ends, found.base_better.ends) == (None, None)
+
+
+def test_of_a_length_less_is_better(make_run):
+    runs = [
+        make_run(seed, evaluated(value, value / 2, name="length"), lr=lr)
+        for lr, values in ((1, (10.0, 12.0)), (2, (80.0, 90.0)))
+        for seed, value in enumerate(values)
+    ]
+    (section,), _ = make_sections(runs)
+    ends = {group.letter: final(group, "length_mean", RESAMPLING) for group in section.groups}
+    found = compare(section.base, section.groups[1], ends, RESAMPLING, lower=less_is_better("length_mean"))
+    assert found.base_better == (1.0, 1.0, 1.0)
+    assert found.difference.value == pytest.approx(37.0)
+    assert passed(section.groups[1], "length_mean", 42.0).env_steps == [20.0]
+    assert thresholds_for("length_mean", [0.5], Expected("length_mean", (0.0, 30.0))) == [30.0]
+
+
+def test_who_counts_updates_passes_a_threshold_at_the_environment_steps_that_were_logged(make_run):
+    metrics = evaluated(0.1, 0.9) | {"cost/env_steps": {10: 5000.0, 20: 7000.0}}
+    group = Group("A", "", (make_run(metrics=metrics, tags={"axis": "updates"}),))
+    assert passed(group, "success_mean", 0.5).env_steps == [7000.0]
+    del metrics["cost/env_steps"]
+    group = Group("A", "", (make_run(metrics=metrics, tags={"axis": "updates"}),))
+    assert np.isnan(passed(group, "success_mean", 0.5).env_steps).all()

@@ -1,0 +1,327 @@
+"""The page as a browser and a listener meet it: numbers, escaping, nothing from elsewhere."""
+
+import csv
+import io
+import math
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from PIL import Image
+from yamame.checks import UsageError
+from yamame.report import Resampling, build_content, falls_short, make_sections, write_report
+from yamame.report.page import LARGEST_VIDEO, render
+
+HOSTILE = "<script>alert('x')</script>&\"$_{"
+RESAMPLING = Resampling(num_resamples=100)
+EMPTY = {"meta", "source", "img", "br"}
+
+
+class Page(HTMLParser):
+    """Text, addresses and elements of a page; every element must be closed in order."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.text, self.addresses, self.elements, self._open = "", [], [], []
+        self.feed(html)
+        assert self._open == []
+        self.text = " ".join(self.text.split())
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.elements.append((tag, attributes))
+        self.addresses += [
+            value for name, value in attrs if name in ("src", "srcset", "href", "poster", "data")
+        ]
+        if tag not in EMPTY:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        if not self._open or self._open[-1] != "style":
+            self.text += f"{data} "
+
+
+def gif(frames=2):
+    buffer = io.BytesIO()
+    images = [Image.new("RGB", (8, 8), (40 * i, 0, 0)) for i in range(frames)]
+    images[0].save(buffer, format="GIF", save_all=True, append_images=images[1:])
+    return buffer.getvalue()
+
+
+def table(path):
+    """The rows of a CSV file."""
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def metrics(*values):
+    """Evaluations at steps 100, 200, ..., each 10 CPU-s after the one before."""
+    steps = [100 * (index + 1) for index in range(len(values))]
+    return {
+        "eval/success_mean": dict(zip(steps, values, strict=True)),
+        "cost/cpu_s": {step: step / 10 for step in steps},
+    }
+
+
+def everything(*values):
+    """The same with training and trials."""
+    steps = [100 * (index + 1) for index in range(len(values))]
+    return metrics(*values) | {
+        "train/q_value": dict.fromkeys(steps, 1.0),
+        "train/q_value_0.9": dict.fromkeys(steps, 1.0),
+        "train/q_value_0.99": dict.fromkeys(steps, 2.0),
+        "eval/return_mean_trial_0": dict.fromkeys(steps, 0.0),
+        "eval/return_mean_trial_1": dict.fromkeys(steps, 1.0),
+    }
+
+
+@pytest.fixture(scope="module")
+def video():
+    return gif()
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a report of runs and gives its page, its folder and its content."""
+
+    def write(runs, *, artifact=lambda run_id, name: None, **options):
+        content = build_content(*make_sections(runs), resampling=RESAMPLING, artifact=artifact, **options)
+        path = write_report(content, tmp_path / "report")
+        return Page(path.read_text()), path.parent, content
+
+    return write
+
+
+class NoImages(dict):
+    """Stands for pictures where a test looks at the text alone; they take most of the time."""
+
+    def __missing__(self, name):
+        return {"light": b"", "dark": b""}
+
+
+@pytest.fixture
+def tell():
+    """The page of runs without its pictures, and its content."""
+
+    def tell(runs, *, artifact=lambda run_id, name: None):
+        content = build_content(*make_sections(runs), resampling=RESAMPLING, artifact=artifact)
+        return Page(render(content, NoImages())), content
+
+    return tell
+
+
+def test_the_page_tells_the_numbers_of_every_group_and_needs_nothing_else(make_run, write, video):
+    expected = {
+        "expected__metric": "success_mean",
+        "expected__interval": "[0.8, 1.0]",
+        "expected__source": "Fig. 4",
+    }
+    tags = {"command": "python recipes/train.py seed=0"}
+    runs = [make_run(seed, metrics(0.2, 0.7 + seed / 5), lr=1, tags=tags, **expected) for seed in (0, 1)]
+    runs += [make_run(0, metrics(0.1, 0.3), lr=2, tags={"command": "python recipes/train.py lr=2 seed=0"})]
+    page, folder, content = write(runs, artifact=lambda run_id, name: video)
+    for text in (
+        "3 runs in 2 groups",
+        "✓ Reached.",
+        "0.800 (mean of 2 seeds) is inside [0.800, 1.000]",
+        "Source: Fig. 4.",
+        "Cost: 20.0 CPU-s",
+        "lr: 1 → 2",
+        "\N{MINUS SIGN}0.500",
+        "n=2 and 1",
+        "python recipes/train.py -m seed=0,1",
+        "python recipes/train.py lr=2 seed=0",
+    ):
+        assert text in page.text, text
+    assert page.addresses
+    assert [a for a in page.addresses if not a.startswith(("data:image/", "#section-"))] == []
+    assert not re.search(r"https?://|@import|url\(|<script|<link", (folder / "index.html").read_text())
+    assert str(content.verdicts[0]) == "Maze: reached (success_mean 0.8, 2 seeds; expected 0.8 to 1)"
+    assert not falls_short(content.verdicts)
+
+
+def test_pictures_have_words_and_tables_have_heads(make_run, write, video):
+    page, folder, _ = write([make_run(0, everything(0.2, 0.7))], artifact=lambda run_id, name: video)
+    images = [attributes for tag, attributes in page.elements if tag == "img"]
+    # success over steps and CPU seconds, trials, q_value, q_value per gamma, the video
+    assert len(images) == 6
+    assert all(len(attributes["alt"]) > 20 for attributes in images)
+    assert "goes from 0.2 to 0.7" in images[0]["alt"]
+    assert "return of the trial" in images[2]["alt"]
+    assert "gamma 0.9 goes from" in images[5]["alt"]
+    media = [attributes["media"] for tag, attributes in page.elements if tag == "source"]
+    assert media.count("(prefers-color-scheme: dark)") == 5
+    assert media.count("(prefers-reduced-motion: reduce)") == 1
+    tables = sum(tag == "table" for tag, _ in page.elements)
+    assert tables == sum(tag == "caption" for tag, _ in page.elements) > 0
+    assert {attributes["scope"] for tag, attributes in page.elements if tag == "th"} == {"col", "row"}
+    assert len(list(folder.glob("*.png"))) == 10
+    light, dark = (
+        np.asarray(Image.open(folder / f"section-1-success_mean-env_steps{end}.png").convert("RGB")).mean()
+        for end in ("", "-dark")
+    )
+    assert light > 200 > 60 > dark
+
+
+def test_hostile_names_stay_text(make_run, tell):
+    tags = {"command": f"python {HOSTILE} 'a b'", "mlflow.source.git.commit": HOSTILE}
+    runs = [
+        make_run(0, metrics(0.1, 0.2), name=HOSTILE, tags=tags, env__id=HOSTILE, lr=HOSTILE),
+        make_run(0, metrics(0.1, 0.2), name=HOSTILE, env__id=HOSTILE, lr=2),
+        make_run(HOSTILE, status="FAILED", name=HOSTILE),
+    ]
+    page, _ = tell(runs)
+    assert [tag for tag, _ in page.elements if tag == "script"] == []
+    assert page.text.count(HOSTILE) > 4
+
+
+def test_runs_that_do_not_count_are_listed_with_the_reason_and_change_no_number(make_run, write):
+    runs = [make_run(0, metrics(0.1, 0.7)), make_run(1, metrics(0.0, 0.0), status="FAILED", name="broken")]
+    runs += [make_run(5, metrics(0.1, 0.1)), make_run(5, metrics(0.1, 0.9))]
+    page, folder, _ = write(runs)
+    assert "it ended as FAILED" in page.text
+    assert "broken" in page.text
+    assert f"the later run {runs[3].run_id}" in page.text
+    rows = table(folder / "groups.csv")
+    assert [(row["metric"], float(row["mean"]), row["num_seeds"]) for row in rows] == [
+        ("success_mean", pytest.approx(0.8), "2")
+    ]
+    assert [row["run"] for row in table(folder / "not_counted.csv")] == ["broken", "run-5"]
+
+
+def test_curves_of_evaluations_and_of_training_are_tables_of_their_own(make_run, write):
+    _, folder, _ = write([make_run(0, {**metrics(0.1, 0.7), "train/loss": {10: 1.0, 20: 0.5}})])
+    evaluations, training = (table(folder / f"{name}.csv") for name in ("curves", "training"))
+    assert {row["plot"].split("-", 2)[2] for row in training} == {"train-loss"}
+    assert [(float(row["x"]), float(row["y"])) for row in training] == [(10.0, 1.0), (20.0, 0.5)]
+    assert evaluations
+    assert not any("train" in row["plot"] for row in evaluations)
+
+
+def test_what_one_seed_cannot_tell_is_left_empty_in_tables(make_run, write):
+    _, folder, _ = write(
+        [
+            make_run(0, metrics(0.1, 0.7)),
+            make_run(0, metrics(0.1, 0.5), relabel__strategy="none"),
+            make_run(1, status="FAILED", name="nan"),
+        ]
+    )
+    assert [row["run"] for row in table(folder / "not_counted.csv")] == ["nan"]  # a name is no number
+    (row,) = table(folder / "ablations.csv")
+    assert (row["low"], row["high"], float(row["difference"])) == ("", "", pytest.approx(-0.2))
+
+
+def test_a_page_without_a_run_that_counts_says_so(make_run, tell):
+    page, content = tell([make_run(0, status="KILLED")])
+    assert "No run can be counted" in page.text
+    assert content.verdicts == []
+
+
+def test_groups_with_other_metrics_stand_side_by_side(make_run, tell):
+    runs = [make_run(0, metrics(0.1, 0.7)), make_run(0, {"eval/return_mean": {100: 5.0}}, lr=2)]
+    page, _ = tell(runs)
+    assert "no finite value" in page.text
+    assert "5.000" in page.text
+
+
+@pytest.mark.parametrize(
+    ("values", "outcome", "short"),
+    [
+        ((0.5,), "below", True),
+        ((0.85,), "reached", False),
+        ((0.95,), "above", False),
+        ((math.nan,), "unknown", True),
+    ],
+)
+def test_a_verdict_is_that_of_the_mean_of_the_seeds_of_the_base(make_run, tell, values, outcome, short):
+    expected = {"expected__metric": "success_mean", "expected__interval": "[0.8, 0.9]"}
+    runs = [make_run(seed, metrics(0.1, value), **expected) for seed, value in enumerate(values)]
+    page, content = tell(runs)
+    assert content.verdicts[0].outcome == outcome
+    assert falls_short(content.verdicts) is short
+    assert f"{outcome.capitalize()}." in page.text
+
+
+def test_a_large_film_lies_beside_the_page(make_run, write, video):
+    large = video + b"\0" * LARGEST_VIDEO
+    page, folder, _ = write([make_run(0, metrics(0.1, 0.7))], artifact=lambda run_id, name: large)
+    assert "section-1-video-A.gif" in page.addresses
+    assert (folder / "section-1-video-A.gif").read_bytes() == large
+    assert (folder / "index.html").stat().st_size < LARGEST_VIDEO
+
+
+def test_the_film_is_that_of_the_best_seed(make_run, tell, video):
+    runs = [make_run(seed, metrics(0.1, value)) for seed, value in [(0, 0.3), (1, 0.9), (2, 0.5)]]
+    asked = []
+
+    def artifact(run_id, name):
+        asked.append((run_id, name))
+        return video
+
+    page, _ = tell(runs, artifact=artifact)
+    assert asked == [(runs[1].run_id, "episodes.gif")]
+    assert "seed 1" in page.text
+
+
+def test_an_experiment_that_was_not_measured_stands_on_the_page_and_in_the_table(make_run, write):
+    expected = {"expected__metric": "success_mean", "expected__interval": "[0.8, 0.9]"}
+    page, folder, content = write([make_run(0, status="FAILED", name=HOSTILE, **expected)])
+    assert "? unknown" in page.text
+    assert "No run can be counted" in page.text
+    assert [row["outcome"] for row in table(folder / "verdicts.csv")] == ["unknown"]
+    assert falls_short(content.verdicts)
+
+
+def test_the_film_of_the_shortest_episodes_is_shown_where_length_is_asked_for(make_run, video):
+    runs = [
+        make_run(seed, {"eval/length_mean": {100: value}}) for seed, value in enumerate((30.0, 10.0, 50.0))
+    ]
+    content = build_content(*make_sections(runs), metric="length_mean", artifact=lambda run_id, name: video)
+    assert content.sections[0].results[0].video.seed == "1"
+
+
+def test_a_metric_that_no_run_logged_is_refused_with_those_that_there_are(make_run):
+    sections = make_sections([make_run(0, everything(0.1, 0.2))])
+    with pytest.raises(UsageError, match="metric: must be one of success_mean, got 'succes_mean'"):
+        build_content(*sections, metric="succes_mean")
+
+
+def test_pictures_over_updates_say_so_and_environment_steps_are_those_that_were_logged(make_run, write):
+    logged = {**everything(0.1, 0.7), "cost/env_steps": {100: 5000.0, 200: 7000.0}}
+    page, folder, _ = write([make_run(0, logged, tags={"axis": "updates"})])
+    alts = [attributes["alt"] for tag, attributes in page.elements if tag == "img"]
+    assert "against updates." in alts[0]
+    assert not any("environment steps" in alt for alt in alts)
+    assert (folder / "section-1-success_mean-updates.png").is_file()
+    assert {row["env_steps"] for row in table(folder / "groups.csv")} == {"7000.0"}
+
+
+def test_a_report_in_place_of_another_leaves_nothing_of_it_and_everything_else(make_run, write, video):
+    large = video + b"\0" * LARGEST_VIDEO
+    _, folder, _ = write([make_run(0, everything(0.2, 0.7))], artifact=lambda run_id, name: large)
+    mine = ("section-1-video-B.gif", "section-9-success_mean-env_steps.png", "notes.txt")
+    for name in mine:
+        (folder / name).write_text("mine")
+    (folder.parent / "outside.txt").write_text("mine")
+    with (folder / "files.csv").open("a") as listed:
+        listed.write("../outside.txt\n")
+    before = {path.name for path in folder.iterdir()}
+    write([make_run(0, {"eval/return_mean": {100: 0.5}})])
+    left = {path.name for path in folder.iterdir()}
+    assert "section-1-train-q_value.png" in before - left
+    assert "section-1-video-A.gif" in before - left
+    listed = {row["file"] for row in table(folder / "files.csv")}
+    assert left == listed | {"files.csv", *mine}
+    assert (folder.parent / "outside.txt").exists()
+
+
+def test_a_table_of_files_that_no_report_wrote_takes_nothing_away(make_run, tmp_path):
+    (tmp_path / "files.csv").write_text("name\nmine.txt\nindex.html\n")
+    (tmp_path / "mine.txt").write_text("mine")
+    sections, left_out = make_sections([make_run(0, {"eval/return_mean": {100: 0.5}})])
+    write_report(build_content(sections, left_out), tmp_path)
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+    assert (tmp_path / "files.csv").read_text().startswith("file\n")

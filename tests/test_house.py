@@ -1,0 +1,219 @@
+"""Measured laws of the house: how much code there is, what a part needs beside it, how deep a training step lies."""
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "components" / "yamame"
+
+
+def lines(files) -> int:
+    return sum(file.read_text().count("\n") for file in files)
+
+
+# What there is.
+
+
+def foreign_files(root: Path, names: list[str]) -> list[str]:
+    """Files in C, and files that load libraries by hand."""
+    loader = "cty" + "pes"
+    in_c = [name for name in names if Path(name).suffix in (".c", ".h", ".cc", ".cpp", ".cu")]
+    return in_c + [name for name in names if name.endswith(".py") and loader in (root / name).read_text()]
+
+
+@pytest.mark.skipif(shutil.which("git") is None or not (ROOT / ".git").exists(), reason="needs git")
+def test_nothing_is_written_in_c_or_loads_it():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    names = [name for name in listed.splitlines() if (ROOT / name).is_file()]
+    assert "recipes/train.py" in names
+    assert foreign_files(ROOT, names) == []
+
+
+def test_a_planted_kernel_is_found(tmp_path):
+    (tmp_path / "a.c").touch()
+    (tmp_path / "b.py").write_text("import cty" + "pes")
+    (tmp_path / "c.py").write_text("import math")
+    assert foreign_files(tmp_path, ["a.c", "b.py", "c.py"]) == ["a.c", "b.py"]
+
+
+def test_the_package_and_its_rooms_stay_small():
+    rooms = {room.name: lines(room.rglob("*.py")) for room in PACKAGE.iterdir() if room.is_dir()}
+    assert rooms["trajectory"] <= 2_000
+    assert {name: size for name, size in rooms.items() if size > 2_500} == {}
+    assert lines(PACKAGE.rglob("*.py")) <= 16_500
+
+
+def test_the_tools_stay_small():
+    assert 0 < lines((ROOT / "tools").glob("*.py")) <= 900
+
+
+# What a part needs beside it.
+
+
+def defining_file(package: Path, module: str, name: str) -> Path | None:
+    """The file in which a name that is imported from a module is defined; None if the module is not of the package."""
+    path = package.parent.joinpath(*module.split("."))
+    if module.split(".")[0] != package.name:
+        return None
+    if path.with_suffix(".py").is_file():
+        return path.with_suffix(".py")
+    if (path / f"{name}.py").is_file():
+        return path / f"{name}.py"
+    for node in ast.walk(ast.parse((path / "__init__.py").read_text())):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return defining_file(package, node.module or "", alias.name)
+    return path / "__init__.py"
+
+
+def closure(package: Path, start: Path) -> set[Path]:
+    """A file and all files of the package that must be copied with it; imports for type checkers do not count."""
+    known: set[Path] = set()
+    waiting = [start]
+    while waiting:
+        file = waiting.pop()
+        known.add(file)
+        nodes: list[ast.AST] = [ast.parse(file.read_text())]
+        while nodes:
+            node = nodes.pop()
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+                continue
+            nodes += ast.iter_child_nodes(node)
+            imported = []
+            if isinstance(node, ast.ImportFrom):
+                imported = [(node.module or "", alias.name) for alias in node.names]
+            elif isinstance(node, ast.Import):
+                imported = [alias.name.rpartition(".")[::2] for alias in node.names if "." in alias.name]
+            needed = {defining_file(package, module, name) for module, name in imported}
+            waiting += needed - known - set(waiting) - {None}
+    return known
+
+
+PARTS = [
+    ("yamame.trajectory", "TransformerEncoder", 8, 1_000),
+    ("yamame.trajectory", "GRUEncoder", 4, 1_000),
+    ("yamame.timestep", "MLPTimestepEncoder", 3, 1_000),
+    ("yamame.transforms", "ContextTransform", 4, 1_000),
+]
+
+
+@pytest.mark.parametrize(("module", "name", "most_files", "most_lines"), PARTS)
+def test_a_part_can_be_copied_with_few_files(module, name, most_files, most_lines):
+    start = defining_file(PACKAGE, module, name)
+    assert f"class {name}" in start.read_text()
+    files = closure(PACKAGE, start)
+    assert len(files) <= most_files, sorted(str(file.relative_to(PACKAGE)) for file in files)
+    assert lines(files) <= most_lines
+
+
+def test_a_closure_follows_imports_through_packages_and_within_functions(tmp_path):
+    package = tmp_path / "house"
+    (package / "room").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "room" / "__init__.py").write_text("from house.room.deep import f as f, g as g\n")
+    (package / "room" / "deep.py").write_text("import torch\nimport house.last\n")
+    (package / "room" / "unused.py").touch()
+    (package / "last.py").write_text("def f():\n    from house.room import inner\n")
+    (package / "room" / "inner.py").write_text("if TYPE_CHECKING:\n    import house.room.unused\n")
+    start = package / "start.py"
+    start.write_text("from house.room import g\n")
+    found = {str(file.relative_to(package)) for file in closure(package, start)}
+    assert found == {"start.py", "room/deep.py", "last.py", "room/inner.py"}
+
+
+def test_a_collector_loads_few_modules():
+    program = "import sys\nfrom yamame.collectors import SyncCollector\nprint(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    ours = [module for module in loaded.split() if module.split(".")[0] == "yamame"]
+    assert "yamame.collectors" in ours
+    assert len(ours) <= 25, ours
+
+
+# What happens when `python recipes/train.py` runs.
+
+WATCHED = {
+    "losses/functional.py": ("bootstrapped_targets", "training/learner.py"),
+    "trajectory/kv_cache.py": ("attend", "collectors/sync.py"),
+}
+"""File and function whose first call is watched, and the file that must have led there."""
+
+PROGRAM = f"""
+import json, os, runpy, sys
+import hydra, torchrl.envs, torchrl.objectives, yamame_envs  # not watched: it takes twice as long
+root, log = sys.argv[1:3]
+del sys.argv[:3]
+watched, stacks = {WATCHED!r}, {{}}
+
+def own_frames(frame):
+    names = []
+    while frame is not None:
+        file = os.path.realpath(frame.f_code.co_filename)
+        if file.startswith(root + os.sep):
+            names.append((os.path.relpath(file, root), frame.f_code.co_name))
+        frame = frame.f_back
+    return names[::-1]
+
+functions = {{name for name, _ in watched.values()}}
+
+def watch(frame, event, argument):
+    if event != "call" or frame.f_code.co_name not in functions:
+        return
+    for ending, (name, through) in watched.items():
+        if frame.f_code.co_name == name and frame.f_code.co_filename.endswith(ending):
+            frames = own_frames(frame)
+            if ending not in stacks and any(file.endswith(through) for file, _ in frames):
+                stacks[ending] = frames
+                if len(stacks) == len(watched):
+                    sys.setprofile(None)
+
+sys.setprofile(watch)
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    with open(log, "w") as file:
+        json.dump(stacks, file)
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A short run of the recipe: the stacks that led to the watched functions, and whether a compiler was called."""
+    folder = tmp_path_factory.mktemp("run")
+    compiler, called, log = folder / "failing_compiler", folder / "called", folder / "stacks.json"
+    compiler.write_text(f"#!/bin/sh\necho called >> '{called}'\nexit 1\n")
+    compiler.chmod(0o755)
+    recipe = [str(ROOT / "recipes" / "train.py"), "debug=tiny", "logger=none"]
+    environment = {**os.environ, "CC": str(compiler), "CXX": str(compiler)}
+    command = [sys.executable, "-c", PROGRAM, str(ROOT), str(log), *recipe]
+    done = subprocess.run(command, env=environment, cwd=folder, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    compiled = called.exists()
+    assert subprocess.run([compiler], check=False).returncode == 1
+    assert called.exists()  # had it been called, there would be a trace
+    return json.loads(log.read_text()), compiled
+
+
+@pytest.mark.parametrize(
+    ("ending", "most_frames", "most_files"),
+    [("losses/functional.py", 9, 5), ("trajectory/kv_cache.py", 11, 6)],
+)
+def test_the_heart_of_a_run_lies_few_calls_deep(run, ending, most_frames, most_files):
+    frames = run[0][ending]
+    assert frames[0] == ["recipes/train.py", "<module>"]
+    assert frames[-1] == [f"components/yamame/{ending}", WATCHED[ending][0]]
+    assert len(frames) <= most_frames, frames
+    assert len({file for file, _ in frames}) <= most_files, frames
+
+
+def test_a_run_calls_no_compiler(run):
+    assert not run[1]

@@ -1,0 +1,56 @@
+"""Where an image's channels are: decided by its shape, said, or refused."""
+
+import pytest
+import torch
+from yamame.timestep import ImageShape
+
+DECIDED = {
+    (3, 64, 64): (3, 64, 64, "first"),
+    (64, 64, 3): (3, 64, 64, "last"),
+    (48, 64, 3): (3, 48, 64, "last"),
+    (4, 84, 80): (4, 84, 80, "first"),
+    (7, 7, 3): (3, 7, 7, "last"),
+    (7, 9): (1, 7, 9, None),
+}
+
+
+@pytest.mark.parametrize("shape", DECIDED)
+def test_the_smaller_end_holds_the_channels(shape):
+    image = ImageShape.of(shape, owner="Demo")
+    assert (image.num_channels, image.height, image.width, image.channel_axis) == DECIDED[shape]
+    pixels = image.channels_first(torch.zeros(2, 5, *shape))
+    assert pixels.shape == (2, 5, *DECIDED[shape][:3])
+
+
+@pytest.mark.parametrize("shape", [(7, 7, 7), (3, 64, 3), (12, 7, 9), (3, 3, 4)])
+def test_a_shape_that_does_not_tell_is_refused_until_it_is_said(shape):
+    with pytest.raises(
+        ValueError, match=r"Demo: channel_axis must be 'first' or 'last' for shape .*got 'auto'"
+    ):
+        ImageShape.of(shape, owner="Demo")
+    assert ImageShape.of(shape, channel_axis="first", owner="Demo").num_channels == shape[0]
+    assert ImageShape.of(shape, channel_axis="last", owner="Demo").num_channels == shape[2]
+
+
+def test_what_is_said_wins_over_the_shape():
+    assert ImageShape.of((3, 64, 64), channel_axis="last", owner="Demo").num_channels == 64
+
+
+def test_each_cell_keeps_its_row_and_column():
+    pixels = torch.arange(2 * 5 * 3 * 2).reshape(2, 5, 3, 2)
+    first = ImageShape.of((5, 3, 2), channel_axis="last", owner="Demo").channels_first(pixels)
+    for channel in range(2):
+        assert torch.equal(first[:, channel], pixels[..., channel])
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "message"),
+    [
+        ((5,), "auto", r"shape must have 2 or 3 dimensions, got \(5,\)"),
+        ((1, 2, 3, 4), "last", r"shape must have 2 or 3 dimensions, got \(1, 2, 3, 4\)"),
+        ((5, 5, 3), "middle", r"channel_axis must be one of \('auto', 'first', 'last'\), got 'middle'"),
+    ],
+)
+def test_impossible_shapes_are_refused(shape, axis, message):
+    with pytest.raises(ValueError, match=f"Demo: {message}"):
+        ImageShape.of(shape, channel_axis=axis, owner="Demo")

@@ -1,0 +1,53 @@
+"""Costs: CPU of the process and its children, accumulated over resumes."""
+
+import subprocess
+import sys
+import time
+
+from yamame.tracking.costs import CostMeter, SystemMetrics
+
+# The operating system counts in hundredths of a second, so 0.3 seconds of work show as 0.29 or more.
+BURN = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
+
+
+def test_the_cpu_time_of_this_process_and_of_finished_children_counts():
+    meter = CostMeter()
+    start = time.process_time()
+    while time.process_time() - start < 0.1:
+        pass
+    own = meter.cpu_s
+    assert own >= 0.08
+    subprocess.run([sys.executable, "-c", BURN], check=True)
+    assert meter.cpu_s >= own + 0.28
+
+
+def test_sleeping_costs_wall_time_but_no_cpu_time():
+    meter = CostMeter()
+    time.sleep(0.2)
+    assert meter.wall_s >= 0.2
+    assert meter.cpu_s < 0.2
+
+
+def test_a_living_child_counts_already():
+    meter = CostMeter()
+    code = BURN + "\nprint('done', flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], text=True, **pipes) as child:
+        child.stdout.readline()
+        assert child.poll() is None
+        assert meter.cpu_s >= 0.28
+        child.communicate("\n")
+
+
+def test_costs_continue_from_a_checkpoint():
+    meter = CostMeter()
+    meter.load_state_dict({"cpu_s": 100.0, "wall_s": 200.0})
+    assert 100 <= meter.state_dict()["cpu_s"] < 110
+    assert 200 <= meter.state_dict()["wall_s"] < 210
+
+
+def test_system_metrics_are_plausible_numbers():
+    sample = SystemMetrics().sample()
+    assert all(name.startswith("system/") and value >= 0 for name, value in sample.items())
+    assert sample["system/process_memory_mebibytes"] > 10
+    assert 0 < sample["system/system_memory_usage_percentage"] <= 100

@@ -1,0 +1,60 @@
+"""Stores that no run can be kept in are refused in one line, before anything is written."""
+
+import os
+
+import pytest
+from yamame.checks import UsageError
+from yamame.tracking.mlflow_store import MLflowRun, check_store, connect
+
+
+def logger(uri, experiment="mazes", **more):
+    return {"logger": {"tracking_uri": uri, "experiment": experiment}, **more}
+
+
+def test_a_new_database_is_no_mistake_and_is_not_made_by_the_check(tmp_path):
+    check_store(logger(f"sqlite:///{tmp_path}/new/mlflow.db"))
+    check_store({"logger": None})
+    check_store({"logger": {"_target_": "yamame.tracking.NullTracker"}})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_no_database_is_refused_with_its_name_and_the_reason(tmp_path):
+    file = tmp_path / "notes.db"
+    file.write_text("no database, but long enough to be read as the header of one" * 10)
+    for refuse in (lambda: connect(f"sqlite:///{file}"), lambda: check_store(logger(f"sqlite:///{file}"))):
+        with pytest.raises(
+            UsageError, match=r"tracking_uri: must be .* got sqlite:.*notes\.db: .*not a database"
+        ):
+            refuse()
+    with pytest.raises(UsageError, match=r"logger\.tracking_uri: must be a directory.*notes\.db is a file"):
+        check_store(logger(f"sqlite:///{file}/mlflow.db"))
+
+
+def test_a_scheme_that_mlflow_does_not_know_is_refused():
+    with pytest.raises(UsageError, match="tracking_uri: must be a store that MLflow can use, got foo://bar"):
+        check_store(logger("foo://bar"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_must_not_be_written_to_is_refused(tmp_path):
+    (tmp_path / "closed").mkdir(mode=0o500)
+    with pytest.raises(UsageError, match=r"tracking_uri: must be a directory to write to"):
+        check_store(logger(f"sqlite:///{tmp_path}/closed/mlflow.db"))
+
+
+def test_a_deleted_experiment_takes_no_run_until_it_is_restored_but_a_resumed_run_is_elsewhere(tmp_path):
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    MLflowRun.create(uri, "mazes", name="a", tags={}).finish("FINISHED")
+    check_store(logger(uri))
+    client = connect(uri)
+    found = client.get_experiment_by_name("mazes")
+    client.delete_experiment(found.experiment_id)
+    message = rf"logger\.experiment: must not be deleted, but mazes is.*--experiment-id {found.experiment_id}"
+    with pytest.raises(UsageError, match=message):
+        check_store(logger(uri))
+    with pytest.raises(UsageError, match=message):
+        MLflowRun.create(uri, "mazes", name="b", tags={})
+    check_store(logger(uri, resume=True))
+    check_store(logger(uri, "others"))
+    client.restore_experiment(found.experiment_id)
+    check_store(logger(uri))

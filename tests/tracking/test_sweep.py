@@ -1,0 +1,92 @@
+"""A sweep is one MLflow run with its jobs nested inside."""
+
+import os
+import sys
+
+import pytest
+from yamame.cli.app import main
+from yamame.tracking import mlflow_store as store
+from yamame.tracking import sweep
+from yamame.tracking.tracker import PARENT_VARIABLE, MLflowTracker
+
+TRAIN = """
+defaults:
+  - _self_
+  - override hydra/job_logging: none
+  - override hydra/hydra_logging: none
+hydra:
+  run: {dir: .}
+  sweep: {dir: sweeps, subdir: .}
+  output_subdir: null
+  callbacks:
+    sweep: {_target_: yamame.tracking.sweep.SweepParent}
+seed: 1
+logger:
+  _target_: yamame.tracking.tracker.MLflowTracker
+  tracking_uri: URI
+  experiment: EXPERIMENT
+"""
+
+
+@pytest.fixture
+def run_sweep(tmp_path, monkeypatch, tracking_uri, request):
+    """Runs a sweep over seeds and gives its parent run and their children."""
+    experiment = request.node.name
+    text = TRAIN.replace("URI", tracking_uri).replace("EXPERIMENT", experiment)
+    (tmp_path / "train.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+
+    def job(cfg):
+        (tmp_path / str(cfg.seed)).mkdir()
+        tracker = MLflowTracker(tracking_uri=cfg.logger.tracking_uri, experiment=cfg.logger.experiment)
+        with tracker.start(tmp_path / str(cfg.seed), name=f"seed {cfg.seed}", params={}):
+            if cfg.seed == 13:
+                raise ZeroDivisionError("an unlucky seed")
+        return float("nan") if cfg.seed == 0 else cfg.seed / 10
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+        main(job, config_name="train", config_dir=tmp_path)
+
+    def stored():
+        client = store.connect(tracking_uri)
+        found = client.search_runs([client.get_experiment_by_name(experiment).experiment_id])
+        parents = [run for run in found if "sweep" in run.data.tags]
+        return client, parents, [run for run in found if "sweep" not in run.data.tags]
+
+    return run, stored
+
+
+def test_jobs_are_children_of_one_parent_that_records_their_objectives(run_sweep):
+    run, stored = run_sweep
+    run("--multirun", "seed=1,0,3")
+    client, (parent,), children = stored()
+    assert parent.info.status == "FINISHED"
+    assert parent.data.tags["sweep"] == "seed=1,0,3"
+    points = client.get_metric_history(parent.info.run_id, "objective")
+    assert [(point.step, point.value) for point in points] == [(0, 0.1), (2, 0.3)]
+    assert sorted(child.info.run_name for child in children) == ["seed 0", "seed 1", "seed 3"]
+    assert {child.data.tags["mlflow.parentRunId"] for child in children} == {parent.info.run_id}
+    assert PARENT_VARIABLE not in os.environ
+    assert sweep._open_sweeps == []
+
+
+def test_a_failed_sweep_has_a_failed_parent_and_a_failed_child(run_sweep):
+    run, stored = run_sweep
+    with pytest.raises(ZeroDivisionError):
+        run("-m", "seed=1,13")
+    _, (parent,), children = stored()
+    assert parent.info.status == "FAILED"
+    assert {child.info.run_name: child.info.status for child in children} == {
+        "seed 1": "FINISHED",
+        "seed 13": "FAILED",
+    }
+    assert PARENT_VARIABLE not in os.environ
+
+
+def test_a_single_run_has_no_parent(run_sweep):
+    run, stored = run_sweep
+    run("seed=2")
+    _, parents, (child,) = stored()
+    assert parents == []
+    assert "mlflow.parentRunId" not in child.data.tags

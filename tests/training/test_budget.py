@@ -1,0 +1,68 @@
+"""Budgets end at the nearest limit and count time over resumes."""
+
+import pytest
+from yamame.training.budget import Budget
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_whichever_limit_comes_first_ends_the_run():
+    clock = Clock()
+    budget = Budget(env_steps=100, updates=10, minutes=1, clock=clock)
+    assert budget.ended(env_steps=99, updates=9) is None
+    assert budget.ended(env_steps=100, updates=9) == "env_steps"
+    assert budget.ended(env_steps=99, updates=10) == "updates"
+    clock.now += 60
+    assert budget.ended(env_steps=0, updates=0) == "minutes"
+
+
+def test_the_fraction_is_that_of_the_nearest_limit_and_at_most_one():
+    budget = Budget(env_steps=100, updates=10)
+    assert budget.fraction(env_steps=50, updates=1) == 0.5
+    assert budget.fraction(env_steps=50, updates=9) == 0.9
+    assert budget.fraction(env_steps=500, updates=9) == 1.0
+
+
+def test_the_time_left_is_that_of_the_nearest_limit():
+    clock = Clock()
+    budget = Budget(env_steps=100, updates=10, minutes=1, clock=clock)
+    speeds = {"env_steps_per_s": 10.0, "updates_per_s": 1.0}
+    assert budget.remaining_s(env_steps=0, updates=5, **speeds) == 5
+    assert budget.remaining_s(env_steps=90, updates=5, **speeds) == 1
+    clock.now += 59.5
+    assert budget.remaining_s(env_steps=0, updates=0, **speeds) == pytest.approx(0.5)
+    unknown = Budget(updates=10).remaining_s(env_steps=0, updates=0, env_steps_per_s=1.0, updates_per_s=0.0)
+    assert unknown is None
+
+
+def test_time_accumulates_over_a_resume_but_not_in_between():
+    clock = Clock()
+    first = Budget(minutes=1, clock=clock)
+    clock.now += 40
+    state = first.state_dict()
+    clock.now += 1000
+    second = Budget(minutes=1, clock=clock)
+    second.load_state_dict(state)
+    clock.now += 15
+    assert second.elapsed_s == 55
+    assert second.ended(env_steps=0, updates=0) is None
+    clock.now += 5
+    assert second.ended(env_steps=0, updates=0) == "minutes"
+
+
+@pytest.mark.parametrize("value", [0, -1, "ten", True, float("nan")])
+def test_a_limit_must_be_a_positive_number(value):
+    with pytest.raises(
+        ValueError, match=f"Budget: updates must be a number greater than 0 or null, got {value!r}"
+    ):
+        Budget(updates=value)
+
+
+def test_a_budget_needs_a_limit():
+    with pytest.raises(ValueError, match="must be given, got none of them"):
+        Budget()

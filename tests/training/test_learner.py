@@ -1,0 +1,157 @@
+"""One gradient step: in order, clipped, warmed up, and not made at all on a loss or gradient that is not finite."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+from yamame.training.guard import NonFiniteGuard
+from yamame.training.learner import Learner
+
+
+class Quadratic(nn.Module):
+    """Pulls a weight towards zero with slope ``batch["slope"]``, and notes where its targets see it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(1.0))
+        self.seen = []
+
+    def forward(self, batch):
+        return TensorDict({"loss_a": batch["slope"] * self.weight, "metric": torch.tensor(7.0)})
+
+    def update_targets(self):
+        self.seen.append(self.weight.item())
+
+
+def make(tmp_path, loss=None, **options):
+    loss = Quadratic() if loss is None else loss
+    optimizer = torch.optim.SGD(loss.parameters(), lr=0.1)
+    settings = {"max_grad_norm": 2.0, "guard": NonFiniteGuard(tmp_path), **options}
+    return Learner(loss, optimizer, **settings)
+
+
+def batch(slope):
+    return TensorDict({"slope": torch.tensor(slope)})
+
+
+def test_targets_move_after_the_step_and_metrics_are_detached(tmp_path):
+    learner = make(tmp_path)
+    metrics = learner.update(batch(1.0))
+    assert learner.loss.seen == pytest.approx([0.9])
+    assert not any(value.requires_grad for value in metrics.values())
+    assert {key: float(value) for key, value in metrics.items()} == pytest.approx(
+        {"loss_a": 1.0, "metric": 7.0, "loss": 1.0, "grad_norm": 1.0}
+    )
+
+
+def test_gradients_are_clipped_and_do_not_pile_up(tmp_path):
+    learner = make(tmp_path)
+    learner.update(batch(50.0))
+    learner.update(batch(1.0))
+    assert learner.loss.seen == pytest.approx([0.8, 0.7], abs=1e-5)
+
+
+def test_the_learning_rate_rises_linearly_over_the_warm_up(tmp_path):
+    learner = make(tmp_path, warmup_updates=4)
+    for _ in range(6):
+        learner.update(batch(1.0))
+    moves = torch.tensor([1.0, *learner.loss.seen]).diff().neg()
+    assert moves.tolist() == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1, 0.1], abs=1e-5)
+
+
+def test_the_learning_rate_falls_linearly_to_zero_after_the_warm_up(tmp_path):
+    learner = make(tmp_path, warmup_updates=2, total_updates=6)
+    for _ in range(8):
+        learner.update(batch(1.0))
+    moves = torch.tensor([1.0, *learner.loss.seen]).diff().neg()
+    assert moves.tolist() == pytest.approx([0.05, 0.1, 0.1, 0.075, 0.05, 0.025, 0.0, 0.0], abs=1e-5)
+
+
+def test_a_loss_that_is_not_finite_changes_nothing(tmp_path):
+    learner = make(tmp_path)
+    for slope in (1.0, torch.nan, torch.nan, 1.0, torch.nan):
+        assert bool(learner.update(batch(slope))) == (slope == 1.0)
+    assert learner.loss.weight.item() == pytest.approx(0.8)
+    assert learner.loss.seen == pytest.approx([0.9, 0.8])
+    # After one update two refusals in a row, after two updates another.
+    evidence = [path.name for path in sorted((tmp_path / "nonfinite").iterdir())]
+    assert evidence == ["step-000000000001-1", "step-000000000001-2", "step-000000000002-1"]
+
+
+def test_a_loss_without_targets_and_a_learner_without_a_directory_will_do():
+    loss = nn.Module()
+    loss.weight = nn.Parameter(torch.tensor(1.0))
+    loss.forward = lambda data: {"loss_a": data["slope"] * loss.weight}
+    learner = Learner(loss, torch.optim.SGD(loss.parameters(), lr=0.1), max_grad_norm=2.0)
+    assert set(learner.update(batch(1.0))) == {"loss_a", "loss", "grad_norm"}
+    assert loss.weight.item() == pytest.approx(0.9)
+    assert learner.update(batch(torch.nan)) == learner.update(batch(torch.nan)) == {}
+    with pytest.raises(FloatingPointError, match="3 times in a row"):
+        learner.update(batch(torch.nan))
+    assert loss.weight.item() == pytest.approx(0.9)
+
+
+class Root(Quadratic):
+    """A loss that is finite where its gradient is not."""
+
+    def forward(self, batch):
+        return TensorDict({"loss_a": batch["slope"] * (self.weight - 1.0).sqrt()})
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(tmp_path):
+    learner = make(tmp_path, Root())
+    assert learner.update(batch(1.0)) == {}
+    assert learner.loss.weight.item() == 1.0
+    assert learner.loss.seen == []
+    assert len(list((tmp_path / "nonfinite").iterdir())) == 1
+
+
+class Fit(nn.Module):
+    """A small network on data, whose precision it notes."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(8, 32), nn.LeakyReLU(), nn.Linear(32, 1))
+
+    def forward(self, batch):
+        out = self.net(batch["x"])
+        self.dtype = out.dtype
+        return TensorDict({"loss_a": (out.float().squeeze(-1) - batch["y"]).square().mean()})
+
+
+def test_autocast_changes_the_precision_of_products_and_little_else():
+    torch.manual_seed(1)
+    data, losses = TensorDict({"x": torch.randn(64, 8), "y": torch.randn(64)}), {}
+    for autocast, dtype in ((None, torch.float32), ("bfloat16", torch.bfloat16)):
+        loss = Fit()
+        optimizer = torch.optim.Adam(loss.parameters(), lr=0.01)
+        learner = Learner(loss, optimizer, max_grad_norm=1.0, autocast=autocast)
+        made = [learner.update(data)["loss"] for _ in range(40)]
+        losses[autocast] = torch.stack(made)
+        assert loss.dtype == dtype
+        assert all(p.dtype == torch.float32 for p in loss.parameters())
+    assert losses["bfloat16"].isfinite().all()
+    assert losses["bfloat16"][-1] < 0.5 * losses["bfloat16"][0]
+    # bfloat16 keeps 8 bits: a relative error of 2^-9 per rounding, a few of them per value.
+    torch.testing.assert_close(losses["bfloat16"][0], losses[None][0], rtol=0.02, atol=0)
+    assert not torch.equal(losses["bfloat16"], losses[None])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max_grad_norm", 0.0), ("warmup_updates", -1), ("total_updates", 0), ("autocast", "float16")],
+)
+def test_impossible_settings_are_refused(tmp_path, name, value):
+    with pytest.raises(ValueError, match=rf"Learner: {name} .* got {value!r}"):
+        make(tmp_path, **{name: value})
+
+
+@pytest.mark.parametrize("slope", [1.0, float("nan")])
+def test_what_is_done_meanwhile_comes_after_the_loss_and_before_anything_is_read(tmp_path, slope):
+    learner = make(tmp_path)
+    order, forward, check = [], learner.loss.forward, learner.guard.check
+    learner.loss.forward = lambda data: order.append("loss") or forward(data)
+    learner.guard.check = lambda *args, **options: order.append("read") or check(*args, **options)
+    learner.update(batch(slope), meanwhile=lambda: order.append("meanwhile"))
+    assert order == ["loss", "meanwhile", "read"]

@@ -1,0 +1,39 @@
+"""The counters of a run survive a checkpoint whole, also one written before a counter was added."""
+
+from yamame.training.progress import Progress
+
+
+def test_counters_are_restored_and_the_copy_is_independent():
+    progress = Progress()
+    progress.env_steps, progress.updates, progress.aborted = 640, 12, 3
+    progress.add_outcomes(range(150))
+    progress.curve.append({"env_steps": 640, "return_mean": 0.5})
+    state = progress.state_dict()
+    restored = Progress()
+    restored.load_state_dict(state)
+    assert vars(restored) == vars(progress)
+    progress.curve[0]["return_mean"] = 9.0
+    progress.add_outcomes([1e6])
+    assert restored.curve == [{"env_steps": 640, "return_mean": 0.5}]
+    assert restored.outcome == sum(range(50, 150)) / 100
+    restored.add_outcomes([150])
+    assert len(restored.outcomes) == 100
+
+
+def test_a_state_without_a_newer_counter_leaves_it_at_its_beginning():
+    state = Progress().state_dict()
+    del state["aborted"]
+    restored = Progress()
+    restored.load_state_dict({**state, "updates": 5})
+    assert (restored.updates, restored.aborted) == (5, 0)
+
+
+def test_a_run_goes_by_the_counter_that_it_names_and_a_checkpoint_keeps_which():
+    progress = Progress("updates")
+    progress.env_steps, progress.updates = 640, 12
+    assert progress.step == 12
+    restored = Progress()
+    restored.load_state_dict(progress.state_dict())
+    assert restored.step == 12
+    restored.unit = "env_steps"
+    assert restored.step == 640
