@@ -126,7 +126,7 @@ def test_drawing_without_the_package_for_it_says_so():
         assert env.render().dtype == np.uint8
     else:
         with pytest.raises(
-            NotImplementedError, match=r"^Gym\('CartPole-v1'\): row 0 cannot be drawn: .*pygame"
+            NotImplementedError, match=r"^Gym\('CartPole-v1'\): env 0 cannot be drawn: .*pygame"
         ):
             env.render()
 
