@@ -1,10 +1,8 @@
 """Moving timesteps of right-padded trajectories ``[B, L]``: what windows, packing and subsampling share."""
 
-from collections.abc import Sequence
-
 import torch
 from tensordict import TensorDictBase
-from tensordict.utils import NestedKey, expand_as_right
+from tensordict.utils import expand_as_right
 from torch import Tensor
 
 
@@ -25,19 +23,14 @@ def gather_timesteps(batch: TensorDictBase, source: Tensor, real: Tensor) -> Ten
     return batch.apply(move, batch_size=source.shape)
 
 
-def clear_transitions(batch: TensorDictBase, timestep: Tensor, keys: Sequence[NestedKey]) -> TensorDictBase:
-    """Zeroes, in place, the transition that leaves a timestep ``[B]`` of each trajectory.
+def clear_transitions(batch: TensorDictBase, timestep: Tensor) -> TensorDictBase:
+    """Zeroes, in place, the transition that leaves a timestep of each trajectory: ``action`` and all of ``next``.
 
     Args:
         batch: ``[B, L]``.
         timestep: ``[B]`` int64.
-        keys: Entries, or groups of entries, that describe transitions; those that there are.
     """
     trajectory = torch.arange(len(timestep), device=timestep.device)
-    for key in keys:
-        entry = batch.get(key, None)
-        leaves = entry.values(True, True) if isinstance(entry, TensorDictBase) else [entry]
-        for leaf in leaves:
-            if leaf is not None:
-                leaf[trajectory, timestep] = 0
+    for leaf in batch.select("action", "next", strict=False).values(True, True):
+        leaf[trajectory, timestep] = 0
     return batch

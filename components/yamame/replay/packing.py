@@ -10,34 +10,28 @@ from collections.abc import Sequence
 
 import torch
 from tensordict import TensorDict, TensorDictBase, pad
-from tensordict.utils import NestedKey
 from torch import Tensor
 
 from yamame.checks import require
 from yamame.replay.gather import gather_timesteps
 
-TRANSITION_KEYS: tuple[NestedKey, ...] = ("reward", "terminated", "truncated", "success")
+TRANSITION_KEYS = ("reward", "terminated", "truncated", "success")
+"""Entries of ``"next"`` that describe the transition rather than what is seen after it."""
 
 
-def pack(
-    rollout: TensorDictBase | Sequence[TensorDictBase],
-    *,
-    split: bool = True,
-    transition_keys: Sequence[NestedKey] = TRANSITION_KEYS,
-) -> TensorDict:
+def pack(rollout: TensorDictBase | Sequence[TensorDictBase], *, split: bool = True) -> TensorDict:
     """Packs TorchRL rollouts; each episode becomes a trajectory, in order of env and then time.
 
     Root entries stay at the root; their last value comes from ``"next"``, or is zero where ``"next"`` has
     none, as for ``action``. An episode may end anywhere: where ``("next", "done")`` is set, or where the
     rollout stops. Left out are steps at which ``("collector", "mask")`` is False, and entries that are called
-    ``done`` or ``"collector"``.
+    ``done`` or ``"collector"``. `TRANSITION_KEYS` stay under ``"next"``, with all that only ``"next"`` holds, and
+    disappear from the root.
 
     Args:
         rollout: ``[B, T]`` or ``[T]``, or a list of those, with equal entries.
         split: Whether another episode follows where one ends. False for
             ``rollout(break_when_all_done=True)``, where steps after the first end are no steps.
-        transition_keys: Entries of ``"next"`` that describe the transition rather than what is seen after it.
-            They stay under ``"next"``, with all that only ``"next"`` holds, and disappear from the root.
 
     Raises:
         ValueError: A rollout without ``"next"`` or its ``"done"``, or with no step at all.
@@ -55,16 +49,16 @@ def pack(
     (tensor([[0., 1., 2., 3.]]), tensor([[1., 1., 1., 0.]]))
     """
     if not isinstance(rollout, TensorDictBase):
-        return join([pack(one, split=split, transition_keys=transition_keys) for one in rollout])
+        return join([pack(one, split=split) for one in rollout])
     ends = rollout.get(("next", "done"), None) is not None
     require("pack", "a rollout", list(rollout.keys()), ends, "hold ('next', 'done')")
     if rollout.ndim == 1:
         rollout = rollout.unsqueeze(0)
     env, start, end = _episodes(rollout, split)
     require("pack", "a rollout", tuple(rollout.shape), len(env) > 0, "have at least one step")
-    root = rollout.exclude("next", "done", "collector", *transition_keys)
+    root = rollout.exclude("next", "done", "collector", *TRANSITION_KEYS)
     following = rollout.get("next").exclude("done")
-    seen, known = following.exclude(*transition_keys), list(root.keys(True, True))
+    seen, known = following.exclude(*TRANSITION_KEYS), list(root.keys(True, True))
     last = end - start + 1
     step = torch.arange(int(last.max()) + 1, device=env.device)
     acts = step < last.unsqueeze(-1)

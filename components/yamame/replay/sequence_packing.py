@@ -11,7 +11,6 @@ Source: Krell et al., "Efficient sequence packing without cross-contamination", 
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.utils import NestedKey
 from torch.nn.utils.rnn import pad_sequence
 from torchrl.envs.transforms import Transform
 
@@ -25,12 +24,8 @@ class SequencePacking(Transform):
     Put it last, after transforms that need one trajectory per sequence. It pays where lengths differ much: an
     update costs as much for padding as for real timesteps. In a `TransformedEnv` it does nothing.
 
-    Args:
-        mask_key: Which timesteps are real.
-        init_key: Where a memory must start afresh.
-
     Raises:
-        ValueError: In use, when the batch lacks one of these keys.
+        ValueError: In use, when the batch lacks ``mask`` or ``is_init``.
 
     >>> from tensordict import TensorDict
     >>> mask = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 1, 0]]).bool()
@@ -42,17 +37,16 @@ class SequencePacking(Transform):
             [1, 0, 0, 1]], dtype=torch.int32))
     """
 
-    def __init__(self, *, mask_key: NestedKey = "mask", init_key: NestedKey = "is_init") -> None:
-        super().__init__(in_keys=[mask_key, init_key], out_keys=[mask_key, init_key])
-        self.mask_key, self.init_key = mask_key, init_key
+    def __init__(self) -> None:
+        super().__init__(in_keys=["mask", "is_init"], out_keys=["mask", "is_init"])
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Returns the packed batch ``[B', L']``, L' the longest trajectory; the one given is left as it is."""
         held = list(tensordict.keys())
-        for key in (self.mask_key, self.init_key):
+        for key in ("mask", "is_init"):
             holds = tensordict.get(key, None) is not None
             require("SequencePacking", "the batch", held, holds, f"hold {key!r}")
-        lengths = tensordict.get(self.mask_key).reshape(tensordict.shape).sum(-1)
+        lengths = tensordict.get("mask").reshape(tensordict.shape).sum(-1)
         sequences = first_fit(lengths.tolist(), capacity=int(lengths.max()))
         if len(sequences) == len(lengths):
             return tensordict.copy()
@@ -61,7 +55,7 @@ class SequencePacking(Transform):
         moved = [torch.cat([timesteps[i][: lengths[i]] for i in items]) for items in sequences]
         source = pad_sequence(moved, batch_first=True, padding_value=-1).to(lengths.device)
         packed = gather_timesteps(tensordict, source, source >= 0)
-        packed.get(self.init_key)[(source >= 0) & (source % stride == 0)] = True
+        packed.get("is_init")[(source >= 0) & (source % stride == 0)] = True
         return packed
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:

@@ -51,7 +51,7 @@ class TrialSubsampling(Transform):
         later = real & (torch.arange(step.shape[1], device=step.device) > 0)
         out.update(gather_timesteps(tensordict.select(*ARRIVAL, strict=False), before, later))
         self._count_anew(out, real)
-        return clear_transitions(out, real.sum(-1) - 1, ("action", "next"))
+        return clear_transitions(out, real.sum(-1) - 1)
 
     def _choose(self, mask: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
         """The timesteps ``[B, L']`` that are kept, and which of them are real."""

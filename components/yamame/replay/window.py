@@ -2,18 +2,17 @@
 
 Reads and cuts every entry of a right-padded batch ``[B, L]`` with a bool ``mask`` ``[B, L(, 1)]``; the last
 timestep of a trajectory holds no transition, so ``T = mask.sum() - 1``. Entries are moved, not changed:
+``action`` and ``next`` are zero at the last timestep of a window,
 ``is_init`` stays False where a window begins within a rollout, ``step_index`` goes on counting from the start
 of the rollout. Law: all entries of a timestep come from the same timestep of the same trajectory.
 
 Source: AMAGO, arXiv 2310.09971, its sampling of sequences from trajectories.
 """
 
-from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.envs.transforms import Transform
 
@@ -35,13 +34,10 @@ class Window(Transform):
             so timesteps near the ends are seen less often; a shorter trajectory stays as it is. ``left``: in
             [1 - l, T - l]. ``right``: in [0, T - 2]. ``both``: in [1 - l, T - 2]. Whatever lies outside the
             trajectory is left out, which makes shorter sequences (right padded).
-        mask_key: Which timesteps are real.
-        transition_keys: Entries, or groups of entries, that describe the transition out of a timestep. They
-            are zero at the last timestep of a window.
         generator: Source of all draws.
 
     Raises:
-        ValueError: ``length`` is below 1 or ``padding`` unknown; in use, when the batch lacks ``mask_key``.
+        ValueError: ``length`` is below 1 or ``padding`` unknown; in use, when the batch lacks ``mask``.
 
     >>> from tensordict import TensorDict
     >>> mask = torch.ones(1, 5, 1, dtype=torch.bool)
@@ -57,20 +53,17 @@ class Window(Transform):
         length: int,
         *,
         padding: Padding = "none",
-        mask_key: NestedKey = "mask",
-        transition_keys: Sequence[NestedKey] = ("action", "next"),
         generator: torch.Generator | None = None,
     ) -> None:
         require_at_least("Window", 1, length=length)
         require_choice("Window", "padding", padding, get_args(Padding))
-        super().__init__(in_keys=[mask_key], out_keys=[mask_key])
+        super().__init__(in_keys=["mask"], out_keys=["mask"])
         self.length, self.padding, self.generator = length, padding, generator
-        self.mask_key, self.transition_keys = mask_key, list(transition_keys)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Returns the windows ``[B, L']``, L' the longest of them; the batch given is left as it is."""
-        mask, held = tensordict.get(self.mask_key, None), list(tensordict.keys())
-        require("Window", "the batch", held, mask is not None, f"hold {self.mask_key!r}")
+        mask, held = tensordict.get("mask", None), list(tensordict.keys())
+        require("Window", "the batch", held, mask is not None, "hold 'mask'")
         batch, num_steps = tensordict.shape
         begin, end = draw_windows(
             mask.reshape(batch, num_steps).sum(-1) - 1, self.length, self.padding, self.generator
@@ -81,14 +74,14 @@ class Window(Transform):
         step = begin.unsqueeze(-1) + torch.arange(longest, device=begin.device)
         first = num_steps * torch.arange(batch, device=begin.device)
         out = gather_timesteps(tensordict, first.unsqueeze(-1) + step, step < end.unsqueeze(-1))
-        return clear_transitions(out, end - begin - 1, self.transition_keys)
+        return clear_transitions(out, end - begin - 1)
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         return next_tensordict
 
 
 def draw_windows(
-    num_transitions: Tensor, length: int, padding: Padding = "none", generator: torch.Generator | None = None
+    num_transitions: Tensor, length: int, padding: Padding, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor]:
     """Draws one window per trajectory of ``num_transitions`` ``[B]`` int64; other arguments as for `Window`.
 

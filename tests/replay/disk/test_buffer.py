@@ -110,27 +110,6 @@ def test_relabelling_and_windows_work_on_what_is_stored(make):
     assert buffer.storage.get([0])["next", "reward"].sum() == 0
 
 
-@pytest.mark.parametrize("by", ["trajectory", "timestep"])
-def test_a_window_read_from_disk_is_the_window_cut_from_the_whole(make, by):
-    data = trajectories(30, 4, 17)
-    buffer = make(max_length=6, sample_by=by, batch_size=8)
-    buffer.extend(data)
-    starts = set()
-    for _ in range(60):
-        batch = buffer.sample()
-        for row, number in zip(batch, numbers(batch), strict=True):
-            begin, count = int(row["observation"][0, 0]) % 1000, int(row["mask"].sum())
-            expected = data[number, begin : begin + count].clone()
-            expected["action"][-1] = 0
-            expected["next", "reward"][-1] = 0
-            assert (row[:count] == expected).all()
-            assert count == min(7, [30, 4, 17][number])
-            starts.add((number, begin))
-    assert {begin for number, begin in starts if number == 0} == set(range(24))
-    assert {begin for number, begin in starts if number == 1} == {0}
-    assert {begin for number, begin in starts if number == 2} == set(range(11))
-
-
 def test_the_oldest_leave_first_and_the_counters_tell(make):
     buffer = make(capacity=20, batch_size=50)
     assert (len(buffer), buffer.num_timesteps, buffer.write_count) == (0, 0, 0)
@@ -251,5 +230,3 @@ def test_sampling_with_nothing_to_sample_is_an_error(make):
 def test_arguments_out_of_range_are_errors(make):
     with pytest.raises(ValueError, match=r"by must be one of .*'timestep'.*, got 'luck'"):
         make(sample_by="luck")
-    with pytest.raises(ValueError, match="max_length must be at least 1, got 0"):
-        make(max_length=0)

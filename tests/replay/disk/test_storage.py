@@ -150,18 +150,6 @@ def test_entries_of_every_dtype_and_depth_come_back_and_outlive_the_files(tmp_pa
         assert not batch[key][1, 4:].any()
 
 
-def test_parts_of_trajectories_are_the_slices_of_the_whole(tmp_path):
-    storage = TrajectoryStorage(tmp_path, capacity=100)
-    storage.append([trajectory(n, 9 + n) for n in range(3)])
-    begin, end = torch.tensor([0, 4, 10]), torch.tensor([3, 10, 11])
-    batch = storage.get((torch.tensor([0, 1, 2]), begin, end))
-    for b in range(3):
-        expected = trajectory(b, 9 + b)["x"][begin[b] : end[b]]
-        assert torch.equal(batch["x"][b, : len(expected)], expected)
-    with pytest.raises(IndexError, match="parts must lie in their trajectories"):
-        storage.get((torch.tensor([0]), torch.tensor([0]), torch.tensor([10])))
-
-
 # --- atomicity ---
 
 

@@ -15,10 +15,8 @@ from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers import RandomSampler
 from torchrl.data.replay_buffers.writers import ImmutableDatasetWriter
 from torchrl.envs.transforms import Transform
-from yamame.checks import require_at_least, require_choice
+from yamame.checks import require_choice
 from yamame.replay.disk.storage import TrajectoryFollower, TrajectoryStorage
-from yamame.replay.gather import clear_transitions
-from yamame.replay.window import draw_windows
 
 SampleBy = Literal["trajectory", "timestep"]
 
@@ -38,12 +36,10 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         transform: Applied to what was sampled, e.g. ``Compose(Relabel(), Window(128))``.
         sample_by: ``trajectory``: each is as likely as any other. ``timestep``: as likely as it is long (in
             transitions).
-        max_length: Read from disk only a window of at most so many transitions, as `Window` without padding
-            would cut it. For long trajectories, and only if no transform needs them whole.
         generator: Source of all draws of this buffer, not of its transforms.
 
     Raises:
-        ValueError: On an unknown ``sample_by``, a ``max_length`` below 1, and as `TrajectoryStorage`.
+        ValueError: On an unknown ``sample_by``, and as `TrajectoryStorage`.
         RuntimeError: On sampling while there is nothing to sample.
     """
 
@@ -55,18 +51,17 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         batch_size: int,
         transform: Transform | None = None,
         sample_by: SampleBy = "trajectory",
-        max_length: int | None = None,
         owner: str = "",
         keep: int = 2,
         resume: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
-        sampler = TrajectorySampler(sample_by, max_length=max_length)  # refuses before a folder is made
+        sampler = TrajectorySampler(sample_by)  # refuses before a folder is made
         super().__init__(
             storage=TrajectoryStorage(path, capacity=capacity, owner=owner, keep=keep, resume=resume),
             sampler=sampler,
             writer=TrajectoryWriter(),
-            collate_fn=whole if max_length is None else window,
+            collate_fn=whole,
             transform=transform,
             batch_size=batch_size,
             generator=generator,
@@ -96,18 +91,14 @@ class TrajectorySampler(RandomSampler):
     """Draws trajectories, with replacement, for any `ReplayBuffer` over trajectories on disk.
 
     Args:
-        by: As ``sample_by`` of `TrajectoryReplayBuffer`.
-        max_length: As there; then the index is a tuple (see `TrajectoryFollower.get`) and the buffer's
-            ``collate_fn`` should be `window`, else `whole`.
+        by: As ``sample_by`` of `TrajectoryReplayBuffer`, whose ``collate_fn`` should be `whole`.
     """
 
-    def __init__(self, by: SampleBy = "trajectory", *, max_length: int | None = None) -> None:
+    def __init__(self, by: SampleBy = "trajectory") -> None:
         require_choice("TrajectorySampler", "by", by, get_args(SampleBy))
-        require_at_least("TrajectorySampler", 1, max_length=1 if max_length is None else max_length)
         self.by = by
-        self.max_length = max_length
 
-    def sample(self, storage: TrajectoryFollower, batch_size: int) -> tuple[Any, dict[str, Any]]:
+    def sample(self, storage: TrajectoryFollower, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws positions ``[batch_size]`` of trajectories."""
         storage.refresh()
         total = len(storage)
@@ -121,10 +112,7 @@ class TrajectorySampler(RandomSampler):
         index = torch.randint(total, (batch_size,), generator=self._rng)
         if self.by == "timestep":
             index = torch.searchsorted(ends, index, right=True)
-        if self.max_length is None:
-            return index, {}
-        begin, end = draw_windows(storage.lengths[index] - 1, self.max_length, generator=self._rng)
-        return (index, begin, end), {}
+        return index, {}
 
 
 class TrajectoryWriter(ImmutableDatasetWriter):
@@ -149,8 +137,3 @@ class TrajectoryWriter(ImmutableDatasetWriter):
 def whole(batch: TensorDictBase) -> TensorDictBase:
     """Collates nothing: a storage of trajectories gives batches already."""
     return batch
-
-
-def window(batch: TensorDictBase) -> TensorDictBase:
-    """Zeroes the transition that leaves the last timestep of every part of a trajectory."""
-    return clear_transitions(batch, batch.get("mask").sum((1, 2)) - 1, ("action", "next"))

@@ -42,7 +42,7 @@ SEGMENTS = 16
 """Segments of a full store. While the oldest is evicted, it stays on disk, beside the capacity."""
 COPIED_AT_ONCE = 64
 """Trajectories in memory while a store is copied."""
-Index = int | slice | Sequence[int] | Tensor | tuple[Tensor, Tensor, Tensor]
+Index = int | slice | Sequence[int] | Tensor
 
 
 class TrajectoryFollower(Storage):
@@ -127,35 +127,26 @@ class TrajectoryFollower(Storage):
         L is the length of the longest of them.
 
         Args:
-            index: Positions, 0 is the oldest; an int gives ``[L]``. A tuple of three ``[B]`` reads a part of
-                each: positions, first timestep, timestep after the last.
+            index: Positions, 0 is the oldest; an int gives ``[L]``.
 
         Raises:
-            IndexError: Nothing is held at a position, or a part is outside its trajectory.
+            IndexError: Nothing is held at a position.
         """
         if isinstance(index, int):
             return self.get([index])[0]
-        positions, *part = index if isinstance(index, tuple) else (index,)
-        if not isinstance(positions, slice):
-            positions = np.asarray(positions, np.int64)
-        entries = self._entries[positions]
-        begin, end = [bound.numpy() for bound in part] if part else (0 * entries[:, 2], entries[:, 2])
-        if ((begin < 0) | (begin >= end) | (end > entries[:, 2])).any():
-            raise IndexError(f"{STORE}: parts must lie in their trajectories, got {part}")
-        counts = end - begin
-        shape = (len(entries), int(counts.max(initial=0)))
+        entries = self._entries[index if isinstance(index, slice) else np.asarray(index, np.int64)]
+        lengths = entries[:, 2]
+        shape = (len(entries), int(lengths.max(initial=0)))
         fields = [(tuple(key), getattr(torch, dtype), size) for key, dtype, size in self._manifest["fields"]]
         sizes = [dtype.itemsize * math.prod(size) for _, dtype, size in fields]
         values = [torch.zeros(shape[0], shape[1] * math.prod(size), dtype=dtype) for _, dtype, size in fields]
         columns = [value.view(torch.uint8).numpy() for value in values]  # assigning to NumPy is faster
-        places = np.column_stack([entries, begin, counts]).tolist()
-        for b, (number, start, length, first, count) in enumerate(places):
+        for b, (number, start, length) in enumerate(entries.tolist()):
             data, place = self._segments[number].data, start * sum(sizes)
             for column, size in zip(columns, sizes, strict=True):
-                source = place + first * size
-                column[b, : count * size] = data[source : source + count * size]
+                column[b, : length * size] = data[place : place + length * size]
                 place += length * size
-        mask = torch.arange(shape[1]) < torch.from_numpy(counts).unsqueeze(-1)
+        mask = torch.arange(shape[1]) < torch.from_numpy(lengths).unsqueeze(-1)
         out = TensorDict({"mask": mask.unsqueeze(-1)}, batch_size=shape)
         for (key, _, size), value in zip(fields, values, strict=True):
             out.set(key, value.view(*shape, *size))
