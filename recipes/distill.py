@@ -67,14 +67,11 @@ def train(cfg: DictConfig) -> float:
 
         while not run.ended():
             updates: list[dict[str, Tensor]] = []
-            for left in reversed(range(cfg.schedule.updates_per_iteration)):
-                last = left == 0 or run.ended(ahead=1)
-                # A batch that is fetched ahead must be learned from before anything else happens.
-                ahead = {} if last else {"meanwhile": batches.fetch}
-                updates.append(learner.update(batches.take(), **ahead))
+            for batch, meanwhile in batches.up_to(
+                cfg.schedule.updates_per_iteration, ends=lambda: run.ended(ahead=1)
+            ):
+                updates.append(learner.update(batch, meanwhile=meanwhile))
                 run.progress.updates += 1
-                if last:
-                    break
             run.log(run.metrics(updates))
             run.evaluate_and_save()
 

@@ -64,14 +64,9 @@ def train(cfg: DictConfig) -> float:
                 run.count(collector.collect(cfg.schedule.steps_per_iteration))
 
             updates: list[dict[str, Tensor]] = []
-            for left in reversed(range(updates_due(run, replay))):
-                last = left == 0 or run.ended(ahead=1)
-                # A batch that is fetched ahead must be learned from before anything else happens.
-                ahead = {} if last else {"meanwhile": batches.fetch}
-                updates.append(learner.update(batches.take(), **ahead))
+            for batch, meanwhile in batches.up_to(updates_due(run, replay), ends=lambda: run.ended(ahead=1)):
+                updates.append(learner.update(batch, meanwhile=meanwhile))
                 run.progress.updates += 1
-                if last:
-                    break
             collector.update_policy_weights_(TensorDict.from_module(policy).data)
 
             run.log(run.metrics(updates, collector.metrics()))

@@ -1,6 +1,6 @@
 """The next batch on its way to a device while the device works on the present one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from tensordict import TensorDictBase
@@ -69,6 +69,23 @@ class Prefetcher:
         """Samples the next batch and starts to copy it, unless that was done or brings nothing."""
         if self._transfer is not None and self._arriving is None:
             self._arriving = self._transfer(self._sample())
+
+    def up_to(
+        self, most: int, *, ends: Callable[[], bool]
+    ) -> Iterator[tuple[TensorDictBase, Callable[[], None]]]:
+        """Batches, each with what to call while the device works on it.
+
+        One that is fetched ahead must be learned from before anything else happens, so none is beside the last.
+
+        Args:
+            most: Number of batches, unless it ends before.
+            ends: Whether the next batch is the last one anyway.
+        """
+        for left in reversed(range(most)):
+            last = left == 0 or ends()
+            yield self.take(), (lambda: None) if last else self.fetch
+            if last:
+                return
 
     def take(self) -> TensorDictBase:
         """The batch that was fetched, or one that is sampled now."""
