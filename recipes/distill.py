@@ -28,6 +28,7 @@ from yamame.checks import UsageError
 from yamame.cli.app import main, objective
 from yamame.cli.nodes import instantiate, plain
 from yamame.evaluation import evaluate
+from yamame.files.atomic import write_json
 from yamame.replay import TrialSubsampling
 from yamame.report.figures import learning_curve
 from yamame.runs.build import build_agent, build_env, build_learner, build_replay
@@ -151,7 +152,7 @@ def compare(
     returns = {name: result.common_trials().mean(0).tolist() for name, result in results.items()}
     returns["source_subsampled"] = returns["source"][:: run.cfg.source.subsample]
     run.extra["in_context"] = returns
-    run.tracker.log_artifact(run.directory.write_json("in_context.json", returns))
+    run.tracker.log_artifact(write_json(run.path / "in_context.json", returns))
     lines = {name: (range(1, len(line) + 1), line) for name, line in returns.items() if name != "source"}
     picture = learning_curve(run.path / "in_context.png", lines, x_label="trial", y_label="return")
     run.tracker.log_artifact(picture)

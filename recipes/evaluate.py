@@ -13,7 +13,6 @@ its mean over the held-out tasks, and runs with the same environment are runs of
 import yamame.cli.threads  # noqa: F401 (sets what torch reads when it is imported)
 
 # isort: split
-import json
 from contextlib import closing
 from pathlib import Path
 from typing import Any, get_args
@@ -26,16 +25,15 @@ from yamame.cli.arguments import ease_command_line
 from yamame.cli.nodes import plain
 from yamame.evaluation import EvaluationResult, evaluate, play_episode
 from yamame.evaluation.intervals import Resampling
-from yamame.files.atomic import atomic_writer
+from yamame.files.atomic import write_json
 from yamame.files.run_directory import check_folder
 from yamame.report.aggregate import Statistic, aggregate, probability_of_improvement, score_table
 from yamame.report.figures import draw_attention, learning_curve
 from yamame.report.terminal import print_columns
-from yamame.runs.trained import Trained, load_trained
+from yamame.runs.trained import Trained, load_asked
 from yamame.trajectory import TransformerEncoder
 from yamame.trajectory.attention_maps import attention_maps
 
-LOADED_WITH = ("checkpoint", "tracking_uri", "device", "env", "trials", "context_length")
 PLAYED_WITH = ("num_episodes", "greedy", "max_steps", "seed")
 METRICS = ("success", "return")
 
@@ -44,10 +42,8 @@ def evaluate_runs(cfg: DictConfig) -> float:
     """The recipe: the mean score of the runs, success or the return where an environment knows no success."""
     check(cfg)
     asked = plain(cfg)
-    options = {name: asked[name] for name in LOADED_WITH}
     groups = {
-        name: [load_trained(source, **options) for source in listed(asked[name])]
-        for name in ("run", "against")
+        name: [load_asked(source, asked) for source in listed(asked[name])] for name in ("run", "against")
     }
     if not groups["run"]:
         raise UsageError("run must name a run, got none")
@@ -233,8 +229,7 @@ def write(folder: Path, report: dict[str, Any], maps: list[torch.Tensor]) -> Non
     for index, probabilities in enumerate(maps):
         name = f"attention-{index}.png" if len(played) > 1 else "attention.png"
         draw_attention(folder / name, probabilities, title=played[index]["source"])
-    with atomic_writer(folder / "evaluation.json") as file:
-        file.write((json.dumps(report, indent=2, allow_nan=False) + "\n").encode())
+    path = write_json(folder / "evaluation.json", report)
     print_columns("held-out tasks", [line for run in played for line in lines_of(run)])
     if "aggregate" in report:
         groups = report["aggregate"].items()
@@ -243,7 +238,7 @@ def write(folder: Path, report: dict[str, Any], maps: list[torch.Tensor]) -> Non
     if better:
         rows = [{"metric": metric, "probability": text} for metric, text in better.items()]
         print_columns("how likely a run is better than one of against", rows)
-    print(folder / "evaluation.json")
+    print(path)
 
 
 def in_context_curves(played: list[dict[str, Any]]) -> dict[str, list[list[float]]]:

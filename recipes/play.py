@@ -30,17 +30,15 @@ from yamame.evaluation import describe_step, describe_timestep, play_episode
 from yamame.files.run_directory import check_folder
 from yamame.report.figures import write_gif, write_mp4
 from yamame.report.terminal import half_blocks
-from yamame.runs.trained import load_trained
+from yamame.runs.trained import load_asked
 
-LOADED_WITH = ("checkpoint", "tracking_uri", "device", "env", "trials", "context_length")
 WRITERS = {"gif": write_gif, "mp4": write_mp4}
 
 
 def play(cfg: DictConfig) -> float:
     """The recipe: the return of the episode."""
     check(cfg)
-    asked = plain(cfg)
-    trained = load_trained(cfg.run, **{name: asked[name] for name in LOADED_WITH})
+    trained = load_asked(cfg.run, plain(cfg))
     source = Path(trained.source)
     folder = Path(cfg.output or (source / "play" if source.is_dir() else "runs/play"))
     check_folder(folder, "output")

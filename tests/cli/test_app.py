@@ -172,4 +172,4 @@ def test_a_job_is_told_how_many_of_a_sweep_run_at_once_and_a_single_run_is_alone
 
 
 def test_the_objective_is_always_finite():
-    assert [objective(value) for value in (0.5, float("nan"), float("inf"), None)] == [0.5, 0.0, 0.0, 0.0]
+    assert [objective(value) for value in (0.5, float("nan"), float("inf"))] == [0.5, 0.0, 0.0]

@@ -5,17 +5,26 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 from yamame.checks import UsageError
-from yamame.files.atomic import TEMPORARY_SUFFIX, atomic_writer
+from yamame.files.atomic import TEMPORARY_SUFFIX, atomic_writer, write_json
 from yamame.files.run_directory import RunDirectory
 
 
+@contextmanager
+def claimed(root, name="maze", **options):
+    """A run that begins at the end of the block, unless it fails there."""
+    with closing(RunDirectory.open(root, name, **options)) as run:
+        yield run
+        run.begin()
+
+
 def finished_run(root, name="maze"):
-    with RunDirectory.open(root, name) as run:
-        run.write_json("note.json", {"seed": 1})
+    with claimed(root, name) as run:
+        (run.path / "note.json").write_text("old")
     return run.path
 
 
@@ -28,11 +37,11 @@ def test_an_existing_run_is_refused_and_the_message_names_both_options(tmp_path)
 
 def test_resuming_keeps_the_files_and_overwriting_deletes_them(tmp_path):
     finished_run(tmp_path)
-    with RunDirectory.open(tmp_path, "maze", resume=True) as run:
+    with claimed(tmp_path, "maze", resume=True) as run:
         assert run.resumed
-        assert run.read_json("note.json") == {"seed": 1}
+        assert (run.path / "note.json").read_text() == "old"
         (run.path / "folder").mkdir()
-    with RunDirectory.open(tmp_path, "maze", overwrite=True) as run:
+    with claimed(tmp_path, "maze", overwrite=True) as run:
         assert not run.resumed
         assert not (run.path / "note.json").exists()
         run.begin()
@@ -45,10 +54,10 @@ def contents(path):
 
 def start_and_fail(root, *, begins=False, **options):
     """A new run that writes files and fails, before or after it began."""
-    with RunDirectory.open(root, "maze", **options) as run:
+    with claimed(root, "maze", **options) as run:
         if begins:
             run.begin()
-        run.write_text("note.json", "new")
+        (run.path / "note.json").write_text("new")
         (run.path / "replay").mkdir()
         raise ZeroDivisionError
 
@@ -112,7 +121,7 @@ def test_a_run_to_be_replaced_survives_deaths_at_any_moment_before_the_new_one_b
     claim_and_die(tmp_path, monkeypatch, renames=first, overwrite=True)
     assert contents(path) != before or first == 0
     claim_and_die(tmp_path, monkeypatch, renames=second, resume=True)
-    with RunDirectory.open(tmp_path, "maze", resume=True):
+    with claimed(tmp_path, "maze", resume=True):
         assert contents(path) == before
 
 
@@ -147,7 +156,7 @@ def test_names_that_are_no_plain_directory_names_are_refused(tmp_path, name):
 def test_a_second_process_is_told_who_holds_the_run_and_death_releases_it(tmp_path):
     code = (
         "import sys, time; from yamame.files.run_directory import RunDirectory\n"
-        f"run = RunDirectory.open({str(tmp_path)!r}, 'maze'); run.write_text('a', 'a')\n"
+        f"run = RunDirectory.open({str(tmp_path)!r}, 'maze'); (run.path / 'a').write_text('a')\n"
         "print('ready', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as holder:
@@ -157,7 +166,7 @@ def test_a_second_process_is_told_who_holds_the_run_and_death_releases_it(tmp_pa
                 RunDirectory.open(tmp_path, "maze", **options)
         holder.send_signal(signal.SIGKILL)
         holder.wait()
-    with RunDirectory.open(tmp_path, "maze", resume=True) as run:
+    with claimed(tmp_path, "maze", resume=True) as run:
         assert (run.path / "a").read_text() == "a"
 
 
@@ -191,8 +200,8 @@ def test_a_write_that_fails_leaves_the_former_content_and_no_rest(tmp_path):
 
 
 def test_what_is_written_is_strict_json(tmp_path):
-    with RunDirectory.open(tmp_path, "maze") as run:
-        assert json.loads(run.write_json("summary.json", {"success": 0.5}).read_text()) == {"success": 0.5}
-        with pytest.raises(ValueError, match="JSON compliant"):
-            run.write_json("summary.json", {"success": float("nan")})
-        assert json.loads((run.path / "summary.json").read_text()) == {"success": 0.5}
+    path = tmp_path / "summary.json"
+    assert json.loads(write_json(path, {"success": 0.5}).read_text()) == {"success": 0.5}
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_json(path, {"success": float("nan")})
+    assert json.loads(path.read_text()) == {"success": 0.5}

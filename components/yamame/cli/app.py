@@ -20,7 +20,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
 from hydra import compose, initialize_config_dir
@@ -103,8 +103,13 @@ def main(
             os.environ["HYDRA_FULL_ERROR"] = former
 
 
-def _fail(name: str, message: str) -> None:
-    print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
+def tell(text: object, *, aside: bool = False) -> None:
+    """Prints a line of the command's own output; ``aside``: on the standard error, where results do not go."""
+    print(text, file=sys.stderr if aside else sys.stdout)
+
+
+def _fail(name: str, message: str) -> NoReturn:
+    tell(f"{name}: {' '.join(message.split())}", aside=True)
     raise SystemExit(_USAGE_STATUS)
 
 
@@ -163,10 +168,10 @@ def command() -> str:
     return shlex.join(["python", f"recipes/{HydraConfig.get().job.name}.py", *_overrides()])
 
 
-def objective(value: float | None, *, worst: float = 0.0) -> float:
-    """The number a sweep compares: ``worst`` when there is none, so that it is never NaN or infinite.
+def objective(value: float) -> float:
+    """The number a sweep compares: 0 instead of NaN and infinities.
 
-    >>> objective(0.75), objective(float("nan")), objective(None, worst=-1.0)
-    (0.75, 0.0, -1.0)
+    >>> objective(0.75), objective(float("nan"))
+    (0.75, 0.0)
     """
-    return float(value) if value is not None and math.isfinite(value) else worst
+    return value if math.isfinite(value) else 0.0

@@ -1,6 +1,6 @@
 """Nodes of a configuration: those with a ``_target_`` name a class or function, and their other keys its arguments."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pkgutil import resolve_name
 from typing import Any
 
@@ -39,7 +39,7 @@ def targets(node: Any, key: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
         yield from targets(item, f"{key}.{name}" if key else str(name))
 
 
-def check_targets(node: Any, *, key: str = "", allowed: Sequence[str] = ALLOWED) -> None:
+def check_targets(node: Any, *, key: str = "") -> None:
     """Refuses targets that are not on the list, before anything is imported.
 
     Raises:
@@ -49,8 +49,8 @@ def check_targets(node: Any, *, key: str = "", allowed: Sequence[str] = ALLOWED)
     """
     for name, target in targets(node, key):
         value = target["_target_"]
-        if not isinstance(value, str) or not value.startswith(tuple(allowed)):
-            raise UsageError(f"{name}._target_ must begin with {' or '.join(allowed)}, got {value!r}")
+        if not isinstance(value, str) or not value.startswith(ALLOWED):
+            raise UsageError(f"{name}._target_ must begin with {' or '.join(ALLOWED)}, got {value!r}")
 
 
 def check(

@@ -1,10 +1,11 @@
 """Files that are either wholly there or not there: write beside, flush to disk, rename."""
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 TEMPORARY_SUFFIX = ".partial"
 """Suffix of files that were being written; such a file is never read and may be deleted."""
@@ -26,13 +27,15 @@ def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Flushes the entries of a directory to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        os.fsync(folder)
     finally:
-        os.close(descriptor)
+        os.close(folder)
+
+
+def write_json(path: Path, data: Any) -> Path:
+    """Writes plain data as JSON, atomically. NaN and infinities are refused with ``ValueError``."""
+    with atomic_writer(path) as file:
+        file.write((json.dumps(data, indent=2, allow_nan=False) + "\n").encode())
+    return path

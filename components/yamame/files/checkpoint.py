@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from yamame.checks import UsageError, require_at_least
-from yamame.files.atomic import TEMPORARY_SUFFIX, atomic_writer
+from yamame.files.atomic import TEMPORARY_SUFFIX, atomic_writer, write_json
 from yamame.files.codec import decode, encode
 
 _INDEX = "best.json"
@@ -103,7 +103,10 @@ class Checkpointer:
             TypeError: A component holds something that cannot be restored.
         """
         metric = float(metric) if metric is not None and math.isfinite(metric) else None
-        states = {name: encode(_state(value), name) for name, value in components.items()}
+        states = {
+            name: encode(part.state_dict() if _is_stateful(part) else part, name)
+            for name, part in components.items()
+        }
         payload = {"step": step, "metric": metric, "config": self.config, "components": states}
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / f"step-{step:012d}.pt"
@@ -167,11 +170,8 @@ class Checkpointer:
 
     def _update_best(self, path: Path, metric: float | None) -> None:
         best = self._best()
-        if metric is None:
-            return
-        if best is None or best["file"] == path.name or metric >= best["metric"]:
-            with atomic_writer(self.directory / _INDEX) as file:
-                file.write(json.dumps({"file": path.name, "metric": metric}).encode())
+        if metric is not None and (best is None or best["file"] == path.name or metric >= best["metric"]):
+            write_json(self.directory / _INDEX, {"file": path.name, "metric": metric})
 
     def _prune(self) -> None:
         keep = {*self._files()[-self.keep_last :], self.best}
@@ -183,13 +183,7 @@ class Checkpointer:
 
 
 def _is_stateful(component: Any) -> bool:
-    return callable(getattr(component, "state_dict", None)) and callable(
-        getattr(component, "load_state_dict", None)
-    )
-
-
-def _state(component: Any) -> Any:
-    return component.state_dict() if _is_stateful(component) else component
+    return all(callable(getattr(component, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -7,15 +7,13 @@ however it ends. A run that was claimed and never begun leaves everything as it 
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 import shutil
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from yamame.checks import UsageError
-from yamame.files.atomic import atomic_writer
 
 LOCK_FILE = ".lock"
 _FORMER, _MOVING = ".former", ".moving"
@@ -23,19 +21,23 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=,+-]{0,127}")
 
 
 class RunDirectory:
-    """The claimed directory of one run. Made by `RunDirectory.open`; use it as a context manager.
+    """The claimed directory of one run. Made by `RunDirectory.open`, given up by `close`.
 
-    Between `open` and `begin` files may be written, but nothing is decided: an error in the ``with`` block, or the
-    death of the process, leaves the directory as it was before. A block that ends without an error has begun.
+    Between `open` and `begin` files may be written, but nothing is decided: `close`, or the death of the process,
+    leaves the directory as it was before.
 
     Attributes:
         path: The directory.
         resumed: Whether it continues an earlier run.
+        begun: Whether the run is there, whatever happens.
 
     >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as root, RunDirectory.open(root, "maze") as run:
-    ...     run.write_json("note.json", {"seed": 1}).name, run.read_json("note.json")
-    ('note.json', {'seed': 1})
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     run = RunDirectory.open(root, "maze")
+    ...     run.begin()
+    ...     run.close()
+    ...     [entry.name for entry in run.path.iterdir()]
+    ['.lock']
     """
 
     def __init__(self, path: Path, *, resumed: bool, lock: IO[str], created: list[Path]):
@@ -83,21 +85,6 @@ class RunDirectory:
         if former.exists():  # under another name, or half of it would be put back if this process died now
             shutil.rmtree(former.rename(self.path / ".deleted"))
 
-    def write_text(self, name: str, text: str) -> Path:
-        """Writes a file of this directory atomically."""
-        path = self.path / name
-        with atomic_writer(path) as file:
-            file.write(text.encode())
-        return path
-
-    def write_json(self, name: str, data: Any) -> Path:
-        """Writes plain data as JSON, atomically. NaN and infinities are refused with ``ValueError``."""
-        return self.write_text(name, json.dumps(data, indent=2, allow_nan=False) + "\n")
-
-    def read_json(self, name: str) -> Any:
-        """Reads what `write_json` wrote."""
-        return json.loads((self.path / name).read_text())
-
     def close(self) -> None:
         """Gives the directory up; a new run that has not begun leaves it as it was before."""
         if not (self.begun or self.resumed):
@@ -109,14 +96,6 @@ class RunDirectory:
                 with contextlib.suppress(OSError):  # another run began there meanwhile
                     folder.rmdir()
         self._lock.close()
-
-    def __enter__(self) -> "RunDirectory":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if kind is None:
-            self.begin()
-        self.close()
 
 
 def check_folder(path: str | Path, key: str) -> None:

@@ -1,12 +1,11 @@
 """The held-out tasks of a run: their environment, playing them, a video of them, and the score that comes out."""
 
-import sys
-
 from numpy.typing import NDArray
 from omegaconf import DictConfig
 from torchrl.envs import EnvBase
 
 from yamame.agent import InContextPolicy
+from yamame.cli.app import tell
 from yamame.evaluation import EvaluationResult, evaluate, render_video
 from yamame.runs.build import build_env
 
@@ -45,7 +44,7 @@ def render_held_out(cfg: DictConfig, policy: InContextPolicy) -> NDArray | None:
             seed=cfg.evaluation.seed,
         )
     except NotImplementedError as error:
-        print(f"no film: {error}", file=sys.stderr)
+        tell(f"no film: {error}", aside=True)
         return None
     finally:
         env.close()

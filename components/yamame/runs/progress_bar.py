@@ -37,14 +37,14 @@ class ProgressBar:
     ):
         self.budget = budget
         self.interval_s = interval_s
-        self.stream = sys.stdout if stream is None else stream
+        self._console = Console(file=sys.stdout if stream is None else stream)
         self._clock = clock
         self._last: tuple[float, int, int] | None = None  # time, environment steps, updates
         self._speeds = (0.0, 0.0)
         self._bar: Progress | None = None
-        if self.stream.isatty():
+        if self._console.file.isatty():
             columns = (BarColumn(bar_width=20), TextColumn("{task.description}", markup=False))
-            self._bar = Progress(*columns, console=Console(file=self.stream), refresh_per_second=4)
+            self._bar = Progress(*columns, console=self._console, refresh_per_second=4)
             self._bar.add_task("", total=1.0)
 
     def update(
@@ -79,7 +79,7 @@ class ProgressBar:
             f"{'?' if left is None else timedelta(seconds=round(left))} left",
         )
         if self._bar is None:
-            print("  ".join(parts), file=self.stream, flush=True)
+            self._console.out("  ".join(parts), highlight=False)
         else:
             self._bar.update(self._bar.task_ids[0], completed=fraction, description="  ".join(parts))
 

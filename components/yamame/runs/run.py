@@ -13,10 +13,11 @@ from torchrl.envs import EnvBase
 
 from yamame.agent import InContextPolicy
 from yamame.checks import UsageError
-from yamame.cli.app import command, run_name
+from yamame.cli.app import command, run_name, tell
 from yamame.cli.nodes import instantiate, plain
 from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
+from yamame.files.atomic import atomic_writer, write_json
 from yamame.files.checkpoint import Checkpointer
 from yamame.files.config import flatten
 from yamame.files.identity import compare_config
@@ -130,7 +131,8 @@ class Run:
         if self.resumed:
             self.checkpoints.load(self.components)
         else:
-            self.directory.write_text("config.yaml", OmegaConf.to_yaml(self.cfg, resolve=True))
+            with atomic_writer(self.path / "config.yaml") as file:
+                file.write(OmegaConf.to_yaml(self.cfg, resolve=True).encode())
         budget = {key: str(value) for key, value in flatten({"budget": self.config["budget"]}).items()}
         tags = {"command": command(), "axis": self.progress.unit, **budget}
         started = self.tracker.start(self.path, name=self.name, params=flatten(self.config), tags=tags)
@@ -248,7 +250,7 @@ class Run:
             "seed": self.cfg.seed,
         }
         summary = build_summary(counted, status=status, extra=self.extra)
-        path = self.directory.write_json("summary.json", summary)
+        path = write_json(self.path / "summary.json", summary)
         shown = [key for key in summary if key not in ("versions", *self.extra)]
         print_columns(self.name, [{"what": key, "value": summary[key]} for key in shown])
-        print(path)
+        tell(path)

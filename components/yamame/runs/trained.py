@@ -138,6 +138,12 @@ def load_trained(
     return Trained(str(source), loaded.step, composed, loaded.values["agent"])
 
 
+def load_asked(source: str, asked: Mapping[str, Any]) -> Trained:
+    """Reads a trained run as `load_trained` does, with those of its options that a recipe was asked for."""
+    options = ("checkpoint", "tracking_uri", "device", "env", "trials", "context_length")
+    return load_trained(source, **{name: asked[name] for name in options})
+
+
 def _load(source: str, which: Which, tracking_uri: str) -> LoadedCheckpoint:
     """The checkpoint of a source; temporary files are gone afterwards."""
     path = Path(source)
