@@ -26,7 +26,7 @@ from yamame.cli.app import main, objective
 from yamame.cli.nodes import instantiate
 from yamame.collectors import EpisodeCollector
 from yamame.replay import OnPolicyBuffer, minibatches
-from yamame.runs.build import build_agent, build_env, build_learner
+from yamame.runs.build import build_agent, build_env, build_learner, longest_episode
 from yamame.runs.held_out import held_out_env, score
 from yamame.runs.run import Run
 from yamame.training.seeding import seed_everything
@@ -78,10 +78,9 @@ def train(cfg: DictConfig) -> float:
 def check_context(agent: InContextAgent, env: EnvBase) -> None:
     """Refuses episodes that are longer than what the encoder remembers while it acts."""
     limit = agent.trajectory_encoder.context_length
-    bound = getattr(env.observation_spec["step_index"].space, "high", None)
-    if limit is not None and bound is not None and int(bound.max()) >= limit:
-        longest = f"{int(bound.max())} steps"
-        raise UsageError(f"context_length: must exceed the longest episode, {longest}, got {limit}")
+    steps = longest_episode(env)
+    if limit is not None and steps is not None and steps >= limit:
+        raise UsageError(f"context_length: must exceed the longest episode, {steps} steps, got {limit}")
 
 
 def epochs(cfg: DictConfig, batch: TensorDictBase) -> Iterator[TensorDictBase]:

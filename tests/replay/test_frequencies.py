@@ -40,7 +40,7 @@ def as_counter(table: GoalFrequencies, counts: torch.Tensor) -> Counter:
     return Counter(
         {
             tuple(round(x, 3) for x in goal): n
-            for goal, n in zip(table.goals.tolist(), counts.tolist(), strict=True)
+            for goal, n in zip((table.cells * table.resolution).tolist(), counts.tolist(), strict=True)
         }
     )
 
@@ -95,7 +95,7 @@ def test_what_holds_at_the_first_step_or_in_padding_or_in_an_unused_slot_is_not_
     mask = torch.tensor([[True, True, True, False]])
     table = GoalFrequencies()
     table.update(achieved, achieved_mask, mask.unsqueeze(-1))
-    assert table.goals.tolist() == [[1.0]]
+    assert (table.cells * table.resolution).tolist() == [[1.0]]
     assert table.totals.tolist() == [2, 1]
 
 

@@ -6,17 +6,17 @@ from yamame.training.progress import Progress
 def test_counters_are_restored_and_the_copy_is_independent():
     progress = Progress()
     progress.env_steps, progress.updates, progress.aborted = 640, 12, 3
-    progress.add_outcomes(range(150))
+    progress.outcomes.extend(range(150))
     progress.curve.append({"env_steps": 640, "return_mean": 0.5})
     state = progress.state_dict()
     restored = Progress()
     restored.load_state_dict(state)
     assert vars(restored) == vars(progress)
     progress.curve[0]["return_mean"] = 9.0
-    progress.add_outcomes([1e6])
+    progress.outcomes.extend([1e6])
     assert restored.curve == [{"env_steps": 640, "return_mean": 0.5}]
     assert restored.outcome == sum(range(50, 150)) / 100
-    restored.add_outcomes([150])
+    restored.outcomes.extend([150])
     assert len(restored.outcomes) == 100
 
 

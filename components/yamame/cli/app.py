@@ -84,20 +84,15 @@ def main(
     functools.update_wrapper(checked, task)
     former = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting
-    error: BaseException | None = None
     try:
         check_choices(arguments, directory)
         _check_sweep(arguments, directory, config_name, settings)
         with terminate_on_signal():
             hydra.main(version_base=_VERSION_BASE, config_path=directory, config_name=config_name)(checked)()
-    except (UsageError, HydraException, OmegaConfBaseException) as raised:
-        error = raised
-        _fail(config_name, explain(raised, directory, config_name, arguments))
-    except BaseException as raised:
-        error = raised
-        raise
+    except (UsageError, HydraException, OmegaConfBaseException) as error:
+        _fail(config_name, explain(error, directory, config_name, arguments))
     finally:
-        close_sweep(error)
+        close_sweep(sys.exception())
         del os.environ["HYDRA_FULL_ERROR"]
         if former is not None:
             os.environ["HYDRA_FULL_ERROR"] = former

@@ -12,17 +12,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from yamame.checks import UsageError
 from yamame.files.config import flatten
+from yamame.files.identity import key_of
 
 REMOVABLE = ("debug", "experiment", "trials")
 """Groups that a recipe does without, so that ``~`` may take them away."""
 _KEY = re.compile(r"(?:Could not (?:override|append to config\.?|delete from config\.?)) '([^']+)'")
-
-
-def is_choice(directory: str, override: str) -> bool:
-    """Whether an override chooses from a group, or takes one away, rather than giving a value."""
-    key, _, value = override.lstrip("+~").partition("=")
-    group = key.split("@")[0]
-    return bool(group) and not value.startswith("{") and (Path(directory) / group).is_dir()
 
 
 def check_choices(arguments: Sequence[str], directory: str) -> None:
@@ -36,13 +30,12 @@ def check_choices(arguments: Sequence[str], directory: str) -> None:
         UsageError: Names the choice, and says how a group is left out.
     """
     for text in arguments:
-        key, _, value = text.partition("=")
-        names = value.split(",")
-        if text[:1] in "~-" or not value or not is_choice(directory, text):
+        group, value = key_of(text), text.partition("=")[2]
+        folder, names = Path(directory) / group, value.split(",")
+        if text[:1] in "~-" or not group or value[:1] in ("", "{") or not folder.is_dir():
             continue
         if "null" in names or not any(re.search("[A-Za-z]", name) for name in names):
-            group = key.lstrip("+").split("@")[0]
-            options = sorted(path.stem for path in (Path(directory) / group).glob("*.yaml"))
+            options = sorted(path.stem for path in folder.glob("*.yaml"))
             instead = f"~{group} leaves the group out" if group in REMOVABLE else _list(options)
             raise UsageError(f"{text}: no such choice; {instead}")
 

@@ -70,11 +70,6 @@ class GoalFrequencies(nn.Module):
     def __len__(self) -> int:
         return len(self.cells)
 
-    @property
-    def goals(self) -> Tensor:
-        """The centres ``[U, d]`` of the counted cells, in the order of ``timesteps`` and ``trajectories``."""
-        return self.cells * self.resolution
-
     @torch.no_grad()
     def update(self, achieved: Tensor, achieved_mask: Tensor, mask: Tensor) -> None:
         """Counts the goals of new whole trajectories.

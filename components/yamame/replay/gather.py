@@ -1,9 +1,28 @@
-"""Moving timesteps of right-padded trajectories ``[B, L]``: what windows, packing and subsampling share."""
+"""What transforms of right-padded trajectories ``[B, L]`` share: the entries they need, and moving timesteps."""
+
+from collections.abc import Sequence
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.utils import expand_as_right
+from tensordict.utils import NestedKey, expand_as_right
 from torch import Tensor
+from torchrl.envs.transforms import Transform
+
+from yamame.checks import require
+
+
+class BatchTransform(Transform):
+    """A transform of what is sampled from a replay buffer; in a `TransformedEnv` it does nothing."""
+
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        return next_tensordict
+
+    def entries(self, batch: TensorDictBase, keys: Sequence[NestedKey], remedy: str = "") -> list[Tensor]:
+        """The entries of these names; ``ValueError`` names the first that the batch lacks, and the remedy."""
+        for key in keys:
+            holds = batch.get(key, None) is not None
+            require(type(self).__name__, "the batch", list(batch.keys()), holds, f"hold {key!r}{remedy}")
+        return [batch.get(key) for key in keys]
 
 
 def gather_timesteps(batch: TensorDictBase, source: Tensor, real: Tensor) -> TensorDictBase:

@@ -11,20 +11,21 @@ from typing import Literal, get_args
 import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
-from torchrl.envs.transforms import Transform
 
 from yamame.checks import require, require_choice
 from yamame.goals import GOAL_PAD, completion_times, num_goals, view
 from yamame.keys import GOAL_KEYS
 from yamame.replay.frequencies import GoalFrequencies
+from yamame.replay.gather import BatchTransform
 from yamame.replay.hindsight import eligible, merge, rewrite
 
 NEEDED: list[NestedKey] = [*GOAL_KEYS, "mask", ("next", "reward"), ("next", "terminated")]
 """The entries without which a batch cannot be relabelled."""
+REMEDY = " (an env without goals cannot be relabelled; set relabel=none)"
 Strategy = Literal["some", "all", "all_or_nothing", "none"]
 
 
-class Relabel(Transform):
+class Relabel(BatchTransform):
     """Gives trajectories instructions that they have (partly) carried out (AMAGO, arXiv 2310.09971, section 4).
 
     Of an instruction of k goals, n were really completed. Synthetic goals are drawn from what was achieved at
@@ -99,7 +100,7 @@ class Relabel(Transform):
             if changed.any():
                 out = rewrite(tensordict, instruction, changed)
         if self.hide_future_goals:
-            goal, mask = _need(out, ["goal", "mask"])
+            goal, mask = self.entries(out, ["goal", "mask"], REMEDY)
             real = mask.reshape(*goal.shape[:2], 1, 1)
             out.set("goal", torch.where(real, view(goal, hide_future_goals=True), goal))
         return out
@@ -107,15 +108,12 @@ class Relabel(Transform):
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Counts the goals of what enters a replay buffer."""
         if self.rarity is not None:
-            self.rarity.update(*_need(tensordict, ["achieved", "achieved_mask", "mask"]))
+            self.rarity.update(*self.entries(tensordict, ["achieved", "achieved_mask", "mask"], REMEDY))
         return tensordict
-
-    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        return next_tensordict
 
     def _choose(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
         """The new instructions ``[B, K, d]`` and which trajectories ``[B]`` have one."""
-        goal, achieved, achieved_mask, mask, *_ = _need(tensordict, NEEDED)
+        goal, achieved, achieved_mask, mask, *_ = self.entries(tensordict, NEEDED, REMEDY)
         num_steps, mask = goal.shape[1], mask.reshape(goal.shape[:2])
         is_init = tensordict.get("is_init", None)
         whole = is_init is None or not bool((mask[:, 0] & ~is_init[:, 0].flatten()).any())
@@ -181,13 +179,3 @@ class Relabel(Transform):
         device = "cpu" if self.generator is None else self.generator.device
         drawn = torch.rand(like.shape, dtype=torch.float64, generator=self.generator, device=device)
         return drawn.to(like.device)
-
-
-def _need(tensordict: TensorDictBase, keys: list[NestedKey]) -> list[Tensor]:
-    """The entries of these names, all of which the batch must hold."""
-    entries = [tensordict.get(key, None) for key in keys]
-    remedy = "an env without goals cannot be relabelled; set relabel=none"
-    for key, entry in zip(keys, entries, strict=True):
-        held = list(tensordict.keys())
-        require("Relabel", "the batch", held, entry is not None, f"hold {key!r} ({remedy})")
-    return entries

@@ -12,13 +12,11 @@ Source: Krell et al., "Efficient sequence packing without cross-contamination", 
 import torch
 from tensordict import TensorDictBase
 from torch.nn.utils.rnn import pad_sequence
-from torchrl.envs.transforms import Transform
 
-from yamame.checks import require
-from yamame.replay.gather import gather_timesteps
+from yamame.replay.gather import BatchTransform, gather_timesteps
 
 
-class SequencePacking(Transform):
+class SequencePacking(BatchTransform):
     """Puts trajectories one after the other into as few sequences as fit, longest first.
 
     Put it last, after transforms that need one trajectory per sequence. It pays where lengths differ much: an
@@ -42,11 +40,8 @@ class SequencePacking(Transform):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Returns the packed batch ``[B', L']``, L' the longest trajectory; the one given is left as it is."""
-        held = list(tensordict.keys())
-        for key in ("mask", "is_init"):
-            holds = tensordict.get(key, None) is not None
-            require("SequencePacking", "the batch", held, holds, f"hold {key!r}")
-        lengths = tensordict.get("mask").reshape(tensordict.shape).sum(-1)
+        mask, _ = self.entries(tensordict, ["mask", "is_init"])
+        lengths = mask.reshape(tensordict.shape).sum(-1)
         sequences = first_fit(lengths.tolist(), capacity=int(lengths.max()))
         if len(sequences) == len(lengths):
             return tensordict.copy()
@@ -57,9 +52,6 @@ class SequencePacking(Transform):
         packed = gather_timesteps(tensordict, source, source >= 0)
         packed.get("is_init")[(source >= 0) & (source % stride == 0)] = True
         return packed
-
-    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        return next_tensordict
 
 
 def first_fit(lengths: list[int], *, capacity: int) -> list[list[int]]:

@@ -10,14 +10,13 @@ identity.
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.envs.transforms import Transform
 
-from yamame.checks import require, require_at_least
+from yamame.checks import require_at_least
 from yamame.keys import ARRIVAL
-from yamame.replay.gather import clear_transitions, gather_timesteps
+from yamame.replay.gather import BatchTransform, clear_transitions, gather_timesteps
 
 
-class TrialSubsampling(Transform):
+class TrialSubsampling(BatchTransform):
     """Keeps every k-th trial and cuts what is longer than an episode (algorithm distillation, arXiv 2210.14215).
 
     What learns from the result learns to improve k times as fast as the history did. Which of the first k trials
@@ -39,9 +38,9 @@ class TrialSubsampling(Transform):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Returns the kept timesteps ``[B, L']``; the batch given is left as it is."""
-        held = list(tensordict.keys())
-        require("TrialSubsampling", "the batch", held, "trial_start" in held, "hold 'trial_start'")
-        mask, starts = (tensordict.get(key).reshape(tensordict.shape) for key in ("mask", "trial_start"))
+        mask, starts = (
+            entry.reshape(tensordict.shape) for entry in self.entries(tensordict, ["mask", "trial_start"])
+        )
         step, real = self._choose(mask, starts)
         source = tensordict.shape[1] * torch.arange(len(step), device=step.device).unsqueeze(-1) + step
         out = gather_timesteps(tensordict, source, real)
@@ -74,6 +73,3 @@ class TrialSubsampling(Transform):
             out.set("step_index", step)
         if "time" in out.keys():
             out.set("time", (step / self.length).to(out.get("time").dtype))
-
-    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        return next_tensordict

@@ -14,15 +14,14 @@ from typing import Literal, get_args
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.envs.transforms import Transform
 
-from yamame.checks import require, require_at_least, require_choice
-from yamame.replay.gather import clear_transitions, gather_timesteps
+from yamame.checks import require_at_least, require_choice
+from yamame.replay.gather import BatchTransform, clear_transitions, gather_timesteps
 
 Padding = Literal["none", "left", "right", "both"]
 
 
-class Window(Transform):
+class Window(BatchTransform):
     """Cuts each trajectory to at most ``length`` transitions (``length + 1`` timesteps), at a random place.
 
     Put it after transforms that need whole trajectories. In a `TransformedEnv` it does nothing. Draws come
@@ -62,8 +61,7 @@ class Window(Transform):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Returns the windows ``[B, L']``, L' the longest of them; the batch given is left as it is."""
-        mask, held = tensordict.get("mask", None), list(tensordict.keys())
-        require("Window", "the batch", held, mask is not None, "hold 'mask'")
+        (mask,) = self.entries(tensordict, ["mask"])
         batch, num_steps = tensordict.shape
         begin, end = draw_windows(
             mask.reshape(batch, num_steps).sum(-1) - 1, self.length, self.padding, self.generator
@@ -75,9 +73,6 @@ class Window(Transform):
         first = num_steps * torch.arange(batch, device=begin.device)
         out = gather_timesteps(tensordict, first.unsqueeze(-1) + step, step < end.unsqueeze(-1))
         return clear_transitions(out, end - begin - 1)
-
-    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        return next_tensordict
 
 
 def draw_windows(

@@ -119,14 +119,20 @@ def check_device(device: str) -> str:
     return device
 
 
+def longest_episode(env: EnvBase) -> int | None:
+    """Steps of the longest episode; None where the environment does not tell."""
+    bound = getattr(env.observation_spec["step_index"].space, "high", None)
+    return None if bound is None else int(bound.max())
+
+
 def check_lengths(cfg: DictConfig, env: EnvBase) -> None:
     """Refuses episodes that are longer than replay or a learnt table of positions.
 
     Raises:
         UsageError: Names the key, and the length where the environment tells it.
     """
-    bound = getattr(env.observation_spec["step_index"].space, "high", None)
-    if bound is None or (steps := int(bound.max())) >= 2**31:
+    steps = longest_episode(env)
+    if steps is None or steps >= 2**31:
         return
     num_positions = cfg.encoder.get("num_positions")
     if num_positions is not None and num_positions <= steps:

@@ -149,7 +149,7 @@ class Run:
         self.progress.env_steps += episodes.num_steps
         self.progress.aborted += episodes.num_aborted
         outcomes = episodes.returns if episodes.success is None else episodes.success.float()
-        self.progress.add_outcomes(outcomes.tolist())
+        self.progress.outcomes.extend(outcomes.tolist())
 
     def metrics(
         self, updates: Sequence[Mapping[str, Tensor]], collector: Mapping[str, float] | None = None

@@ -1,7 +1,7 @@
 """How far a run is: what its schedule and its report count."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 _RECENT = 100
@@ -26,7 +26,7 @@ class Progress:
     >>> progress.env_steps, progress.updates = 512, 20
     >>> progress.step
     20
-    >>> progress.add_outcomes([0.0, 1.0])
+    >>> progress.outcomes.extend([0.0, 1.0])
     >>> progress.outcome
     0.5
     """
@@ -45,10 +45,6 @@ class Progress:
     def step(self) -> int:
         """How far the run is, in its unit."""
         return self.updates if self.unit == "updates" else self.env_steps
-
-    def add_outcomes(self, outcomes: Iterable[float]) -> None:
-        """Adds the success or return of episodes that ended."""
-        self.outcomes.extend(outcomes)
 
     @property
     def outcome(self) -> float | None:
