@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, pad
 from tensordict.utils import expand_as_right
 from torch import Tensor
 
@@ -76,16 +76,10 @@ class TrajectoryAssembler:
 
 def _with_columns(held: TensorDictBase | None, steps: TensorDictBase, columns: int) -> TensorDictBase:
     """``held`` ``[N, C]`` with at least so many columns: itself, or a larger copy."""
-    if held is not None and held.shape[1] >= columns:
-        return held
-    width = columns if held is None else max(columns, 2 * held.shape[1])
-    larger = TensorDict({}, [steps.shape[1], width], device=steps.device)
-    for key in steps.keys(True, True):
-        value = steps.get(key)
-        larger.set(key, value.new_zeros(steps.shape[1], width, *value.shape[2:]))
-    if held is not None:
-        larger[:, : held.shape[1]] = held
-    return larger
+    if held is None:
+        held = steps[:0].transpose(0, 1)
+    width = held.shape[1]
+    return held if width >= columns else pad(held, [0, 0, 0, max(columns, 2 * width) - width])
 
 
 def _move_to_front(held: TensorDictBase, length: Tensor, first: Tensor) -> None:

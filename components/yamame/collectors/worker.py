@@ -63,22 +63,6 @@ class Failure:
     error: str
 
 
-class Outbox:
-    """The replay of a worker: holds the trajectories of one block until they are sent."""
-
-    def __init__(self) -> None:
-        self._held: TensorDictBase | None = None
-
-    def extend(self, data: TensorDictBase) -> None:
-        """Takes the trajectories that ended in a block."""
-        self._held = data.cpu()
-
-    def take(self) -> TensorDictBase | None:
-        """Hands them out, if any episode ended."""
-        held, self._held = self._held, None
-        return held
-
-
 def encode(value: Any) -> bytes:
     """Bytes that hold their tensors by value: no file handle and no shared memory outlives them."""
     buffer = io.BytesIO()
@@ -102,7 +86,7 @@ def work(job: Job, channel: Channel, tokens: Any) -> None:
         device = env.device or torch.device("cpu")
         policy, exploration = decode(job.parts)
         exploration = None if exploration is None else exploration.to(device)
-        outbox = Outbox()
+        outbox: list[TensorDictBase] = []  # every trajectory of a block, until it is sent
         collector = SyncCollector(env, policy.to(device), outbox, exploration=exploration, **job.acting)
         _play(collector, outbox, job, channel, tokens)
         channel.results.cancel_join_thread()
@@ -113,7 +97,9 @@ def work(job: Job, channel: Channel, tokens: Any) -> None:
             collector.shutdown()
 
 
-def _play(collector: SyncCollector, outbox: Outbox, job: Job, channel: Channel, tokens: Any) -> None:
+def _play(
+    collector: SyncCollector, outbox: list[TensorDictBase], job: Job, channel: Channel, tokens: Any
+) -> None:
     version = counted = 0
     while not channel.stop.is_set():
         if not tokens.acquire(timeout=_PATIENCE):
@@ -135,5 +121,7 @@ def _play(collector: SyncCollector, outbox: Outbox, job: Job, channel: Channel, 
         counted += episodes.num_steps
         with channel.num_steps.get_lock():
             channel.num_steps.value += episodes.num_steps
-        num_open = collector.assembler.num_open
-        channel.results.put(encode(Message(job.index, episodes, outbox.take(), num_open)))
+        trajectories = torch.stack(outbox).cpu() if outbox else None
+        outbox.clear()
+        message = Message(job.index, episodes, trajectories, collector.assembler.num_open)
+        channel.results.put(encode(message))

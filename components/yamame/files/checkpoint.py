@@ -82,8 +82,7 @@ class Checkpointer:
     @property
     def last(self) -> Path | None:
         """The newest checkpoint."""
-        files = self._files()
-        return files[-1] if files else None
+        return max(self.directory.glob("step-*.pt"), default=None)
 
     @property
     def best(self) -> Path | None:
@@ -150,9 +149,6 @@ class Checkpointer:
         """The configuration stored in a checkpoint, to compare before anything is built."""
         return decode(_read(self._find(which))["config"])
 
-    def _files(self) -> list[Path]:
-        return sorted(self.directory.glob("step-*.pt"))
-
     def _find(self, which: str | Path) -> Path:
         path = {"last": self.last, "best": self.best}.get(str(which), Path(which))
         if path is None or not path.is_file():
@@ -174,9 +170,9 @@ class Checkpointer:
             write_json(self.directory / _INDEX, {"file": path.name, "metric": metric})
 
     def _prune(self) -> None:
-        keep = {*self._files()[-self.keep_last :], self.best}
-        for path in self._files():
-            if path not in keep:
+        files = sorted(self.directory.glob("step-*.pt"))
+        for path in files[: -self.keep_last]:
+            if path != self.best:
                 path.unlink()
         for path in self.directory.glob(f"*{TEMPORARY_SUFFIX}"):
             path.unlink()

@@ -35,7 +35,10 @@ def encode(value: Any, name: str) -> Any:
     if type(value) in _PLAIN:
         return value
     if isinstance(value, Tensor):
-        return _encode_tensor(value)
+        tensor = value.detach().as_subclass(Tensor)
+        # A view of a larger storage is copied, for the storage would be saved whole.
+        partial = tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
+        return tensor.clone() if partial else tensor
     if isinstance(value, TensorDictBase):
         entries = {key: encode(item, f"{name}[{key!r}]") for key, item in value.items()}
         return {_KIND: "tensordict", "entries": entries, "batch_size": value.batch_size}
@@ -49,13 +52,6 @@ def encode(value: Any, name: str) -> Any:
     if type(value) is set:
         return {encode(item, f"{name}{{...}}") for item in value}
     raise TypeError(f"Checkpointer: {name} must be tensors or plain data, got {type(value).__qualname__}")
-
-
-def _encode_tensor(value: Tensor) -> Tensor:
-    """A plain tensor; a view of a larger storage is copied, for the storage would be saved whole."""
-    tensor = value.detach().as_subclass(Tensor)
-    partial = tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
-    return tensor.clone() if partial else tensor
 
 
 def _encode_mapping(value: Mapping[Any, Any], name: str) -> dict[Any, Any]:

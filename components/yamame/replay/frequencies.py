@@ -100,8 +100,15 @@ class GoalFrequencies(nn.Module):
         Returns:
             ``[*]`` float32. A goal that was never counted weighs more than any that was.
         """
-        total = self.totals[0 if self.per == "timestep" else 1].clamp(min=1)
-        count = self._lookup(goals, self.timesteps if self.per == "timestep" else self.trajectories)
+        timesteps, trajectories = self.totals.clamp(min=1)
+        by_timestep = self.per == "timestep"
+        total, counts = (timesteps, self.timesteps) if by_timestep else (trajectories, self.trajectories)
+        count = torch.full(goals.shape[:-1], UNSEEN_COUNT, device=goals.device)
+        if len(self):
+            cells = self._cells(goals)
+            entry = torch.searchsorted(self.hashes, _hash(cells)).clamp(max=len(self) - 1)
+            seen = (self.cells[entry] == cells).all(-1)
+            count = torch.where(seen, counts[entry].to(torch.float32), count)
         return (count / total).log10().neg().clamp(min=0.0).pow(4).clamp(*WEIGHT_RANGE)
 
     def probabilities(self, weights: Tensor, options: Tensor) -> Tensor:
@@ -121,14 +128,6 @@ class GoalFrequencies(nn.Module):
 
     def _cells(self, goals: Tensor) -> Tensor:
         return (goals / self.resolution).round().to(torch.int64)
-
-    def _lookup(self, goals: Tensor, counts: Tensor) -> Tensor:
-        if len(self) == 0:
-            return torch.full(goals.shape[:-1], UNSEEN_COUNT, device=goals.device)
-        cells = self._cells(goals)
-        entry = torch.searchsorted(self.hashes, _hash(cells)).clamp(max=len(self) - 1)
-        seen = (self.cells[entry] == cells).all(-1)
-        return torch.where(seen, counts[entry].to(torch.float32), UNSEEN_COUNT)
 
     def _entries(self, cells: Tensor) -> Tensor:
         """Where in the table ``[N]`` the cells ``[N, d]`` are; those that are new enter it, uncounted."""

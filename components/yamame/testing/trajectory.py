@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, pad
 from torch import Tensor, nn
 from torchrl.modules import set_recurrent_mode
 
@@ -60,13 +60,13 @@ def check_trajectory_encoder(
         length = min(length, encoder.context_length)
     require_at_least("check_trajectory_encoder", 2, batch_size=batch_size)
     require_at_least("check_trajectory_encoder", 6, length=length)
-    probe = _Probe(copy.deepcopy(encoder).eval(), atol, torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    probe = _Probe(copy.deepcopy(encoder).eval(), atol, generator, has_memory)
     probe.encoder.reset_memory()
     batch = _sequences(probe, batch_size, length)
-    for law in (_entries, _causality, _reset, _envs, _padding, _copying, _value):
+    for law in (_entries, _causality, _reset, _envs, _padding, _copying, _value, _memory, _parity):
+        probe.law = law.__name__[1:]
         law(probe, batch)
-    _memory(probe, batch, has_memory)
-    _parity(probe, batch)
 
 
 @dataclasses.dataclass
@@ -76,6 +76,9 @@ class _Probe:
     encoder: TrajectoryEncoder
     atol: float
     generator: torch.Generator
+    has_memory: bool
+    law: str = ""
+    """The one that is checked now."""
 
     @property
     def device(self) -> torch.device:
@@ -97,17 +100,17 @@ class _Probe:
         with torch.no_grad(), set_recurrent_mode(False):
             return torch.stack([encoder(one.clone()).get(encoder.keys.context) for one in batch.unbind(1)], 1)
 
-    def demand(self, condition: bool, law: str, sentence: str) -> None:
+    def demand(self, condition: bool, sentence: str) -> None:
         if not condition:
-            raise AssertionError(f"{type(self.encoder).__name__} breaks the {law} law: {sentence}")
+            raise AssertionError(f"{type(self.encoder).__name__} breaks the {self.law} law: {sentence}")
 
-    def demand_equal(self, actual: Tensor, expected: Tensor, law: str, sentence: str) -> None:
+    def demand_equal(self, actual: Tensor, expected: Tensor, sentence: str) -> None:
         """Compares ``[B, L, D]``."""
         off = (actual - expected).abs().amax(-1).nan_to_num(torch.inf)
         env, timestep = divmod(int(off.argmax()), off.shape[1])
         worst = float(off[env, timestep])
         place = f"env {env}, timestep {timestep}: off by {worst:.1e}, allowed {self.atol:.0e}"
-        self.demand(worst <= self.atol, law, f"{sentence} ({place})")
+        self.demand(worst <= self.atol, f"{sentence} ({place})")
 
 
 def _sequences(probe: _Probe, batch_size: int, length: int) -> TensorDict:
@@ -144,15 +147,15 @@ def _entries(probe: _Probe, batch: TensorDict) -> None:
             after = probe.encoder(before)
         name = "parallel pass" if mode else "acting step"
         actual = after.get(context, None)
-        probe.demand(actual is not None, "entries", f"the {name} writes no {context!r}")
+        probe.demand(actual is not None, f"the {name} writes no {context!r}")
         shape, expected = tuple(actual.shape), (*given.batch_size, probe.encoder.out_features)
         sentence = f"the {name} writes {context!r} of shape {shape}, not {expected}"
-        probe.demand(shape == expected, "entries", sentence)
+        probe.demand(shape == expected, sentence)
         rest = after.exclude(context)
         extra = set(rest.keys(True, True)) ^ set(given.keys(True, True))
-        probe.demand(not extra, "entries", f"the {name} adds or removes {sorted(map(str, extra))}")
-        probe.demand(bool((rest == given).all()), "entries", f"the {name} changes its inputs")
-        probe.demand(mode or not actual.requires_grad, "entries", "the acting step records a graph")
+        probe.demand(not extra, f"the {name} adds or removes {sorted(map(str, extra))}")
+        probe.demand(bool((rest == given).all()), f"the {name} changes its inputs")
+        probe.demand(mode or not actual.requires_grad, "the acting step records a graph")
 
 
 def _causality(probe: _Probe, batch: TensorDict) -> None:
@@ -164,8 +167,8 @@ def _causality(probe: _Probe, batch: TensorDict) -> None:
         starts = changed.get(probe.encoder.keys.is_init)
         starts ^= later.unsqueeze(-1) & probe.coins(*starts.shape)
         actual = probe.parallel(changed)
-        sentence = f"outputs before timestep {cut} depend on what follows"
-        probe.demand_equal(actual[:, :cut], expected[:, :cut], "causality", sentence)
+        wrong = f"outputs before timestep {cut} depend on what follows"
+        probe.demand_equal(actual[:, :cut], expected[:, :cut], wrong)
 
 
 def _padding(probe: _Probe, batch: TensorDict) -> None:
@@ -180,16 +183,12 @@ def _padding(probe: _Probe, batch: TensorDict) -> None:
     starts = dirty.get(keys.is_init)
     starts |= ~real.unsqueeze(-1) & probe.coins(*starts.shape)
     actual = torch.where(real.unsqueeze(-1), probe.parallel(dirty), expected)
-    probe.demand_equal(actual, expected, "padding", "outputs depend on what padding holds")
-    for side in ("right", "left"):
-        more = TensorDict({}, [num_envs, _NUM_PADDING], device=probe.device)
-        for key, value in zeroed.items(True, True):
-            more.set(key, value.new_zeros(num_envs, _NUM_PADDING, *value.shape[2:]))
-        parts = [zeroed, more] if side == "right" else [more, zeroed]
-        longer = probe.parallel(torch.cat(parts, 1))
+    probe.demand_equal(actual, expected, "outputs depend on what padding holds")
+    for side, amount in (("right", (0, _NUM_PADDING)), ("left", (_NUM_PADDING, 0))):
+        longer = probe.parallel(pad(zeroed, [0, 0, *amount]))
         actual = longer[:, :length] if side == "right" else longer[:, _NUM_PADDING:]
         actual = torch.where(real.unsqueeze(-1), actual, expected)
-        probe.demand_equal(actual, expected, "padding", f"outputs depend on the amount of {side} padding")
+        probe.demand_equal(actual, expected, f"outputs depend on the amount of {side} padding")
 
 
 def _envs(probe: _Probe, batch: TensorDict) -> None:
@@ -199,7 +198,7 @@ def _envs(probe: _Probe, batch: TensorDict) -> None:
     starts[1:, 1:] = probe.coins(*starts[1:, 1:].shape)
     for name, run in (("the parallel pass", probe.parallel), ("acting", probe.act)):
         expected, actual = run(batch)[:1], run(changed)[:1]
-        probe.demand_equal(actual, expected, "envs", f"in {name}, outputs of an env depend on other envs")
+        probe.demand_equal(actual, expected, f"in {name}, outputs of an env depend on other envs")
 
 
 def _reset(probe: _Probe, batch: TensorDict) -> None:
@@ -210,13 +209,12 @@ def _reset(probe: _Probe, batch: TensorDict) -> None:
     changed = _changed(probe, batch, _columns(batch) < cut)
     for name, run in (("the parallel pass", probe.parallel), ("acting", probe.act)):
         expected, actual = run(batch)[:, cut:], run(changed)[:, cut:]
-        sentence = f"in {name}, outputs after a start depend on what came before"
-        probe.demand_equal(actual, expected, "reset", sentence)
+        probe.demand_equal(actual, expected, f"in {name}, outputs after a start depend on what came before")
     fresh = probe.act(batch[:, :1])
     probe.act(changed)
     probe.encoder.reset_memory()
     actual = probe.act(_without_starts(probe, batch[:, :1]))
-    probe.demand_equal(actual, fresh, "reset", "reset_memory() leaves something behind")
+    probe.demand_equal(actual, fresh, "reset_memory() leaves something behind")
 
 
 def _without_starts(probe: _Probe, batch: TensorDict) -> TensorDict:
@@ -234,7 +232,7 @@ def _copying(probe: _Probe, batch: TensorDict) -> None:
     for name, duplicate in copies.items():
         probe.act(batch)
         actual = probe.act(first, duplicate(probe.encoder))
-        probe.demand_equal(actual, fresh, "copying", f"{name} takes the memory along")
+        probe.demand_equal(actual, fresh, f"{name} takes the memory along")
 
 
 def _value(probe: _Probe, batch: TensorDict) -> None:
@@ -246,19 +244,19 @@ def _value(probe: _Probe, batch: TensorDict) -> None:
     state, snapshot = encoder.memory_state_dict(), encoder.memory.clone()
     expected = probe.act(batch[:, cut:])
     encoder.load_memory_state_dict(state)
-    sentence = "a saved memory does not continue where it was taken"
-    probe.demand_equal(probe.act(batch[:, cut:]), expected, "value", sentence)
+    actual = probe.act(batch[:, cut:])
+    probe.demand_equal(actual, expected, "a saved memory does not continue where it was taken")
     # Every env for itself, the last one first: their memories were cut apart and put together again.
     order = torch.arange(num_envs - 1, -1, -1, device=probe.device)
     encoder.memory = torch.cat([snapshot[i : i + 1].clone() for i in order.tolist()])
     actual = probe.act(batch[order, cut:])[order]
-    probe.demand_equal(actual, expected, "value", "an env does not go on from its own part of a memory")
+    probe.demand_equal(actual, expected, "an env does not go on from its own part of a memory")
     with torch.no_grad():
         encoder.memory = None
         memory = encoder.grow(snapshot.clone())
         x, is_init, step_index = encoder.read_step(batch[:, cut])
         encoder.step(x, memory, is_init, step_index)
-    probe.demand(encoder.memory is None, "value", "step() changes an attribute")
+    probe.demand(encoder.memory is None, "step() changes an attribute")
     if snapshot.is_empty():
         return
     encoder.memory = snapshot
@@ -268,17 +266,17 @@ def _value(probe: _Probe, batch: TensorDict) -> None:
     except ValueError:
         encoder.memory = None
     else:
-        probe.demand(False, "value", "a step with another number of envs forgets without a word")
+        probe.demand(False, "a step with another number of envs forgets without a word")
 
 
-def _memory(probe: _Probe, batch: TensorDict, has_memory: bool) -> None:
+def _memory(probe: _Probe, batch: TensorDict) -> None:
     last = batch.batch_size[1] - 1
     changed = _changed(probe, batch, _columns(batch) == last - 1)
     off = (probe.parallel(changed) - probe.parallel(batch))[0, last].abs().max()
     # Ten times what counts as equal elsewhere, so that rounding is never taken for memory.
-    holds = off > 10 * probe.atol if has_memory else off <= probe.atol
-    depend = "do not depend" if has_memory else "of an encoder without memory depend"
-    probe.demand(bool(holds), "memory", f"outputs {depend} on the timestep before (changed by {off:.1e})")
+    holds = off > 10 * probe.atol if probe.has_memory else off <= probe.atol
+    depend = "do not depend" if probe.has_memory else "of an encoder without memory depend"
+    probe.demand(bool(holds), f"outputs {depend} on the timestep before (changed by {off:.1e})")
 
 
 def _parity(probe: _Probe, batch: TensorDict) -> None:
@@ -293,7 +291,7 @@ def _parity(probe: _Probe, batch: TensorDict) -> None:
         update(probe.encoder)
         expected = probe.parallel(batch)
         actual = probe.act(batch)
-        probe.demand_equal(actual, expected, "parity", f"acting differs from the parallel pass{when}")
+        probe.demand_equal(actual, expected, f"acting differs from the parallel pass{when}")
 
 
 @torch.no_grad()

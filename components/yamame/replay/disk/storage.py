@@ -42,7 +42,6 @@ SEGMENTS = 16
 """Segments of a full store. While the oldest is evicted, it stays on disk, beside the capacity."""
 COPIED_AT_ONCE = 64
 """Trajectories in memory while a store is copied."""
-Index = int | slice | Sequence[int] | Tensor
 
 
 class TrajectoryFollower(Storage):
@@ -121,7 +120,7 @@ class TrajectoryFollower(Storage):
         """Number of timesteps of each trajectory held: ``[len]`` int64, oldest first."""
         return torch.from_numpy(self._entries[:, 2].copy())
 
-    def get(self, index: Index) -> TensorDict:
+    def get(self, index: int | slice | Sequence[int] | Tensor) -> TensorDict:
         """Copies trajectories out: ``[B, L]``, zeros after the end of each, and ``mask`` ``[B, L, 1]``.
 
         L is the length of the longest of them.
