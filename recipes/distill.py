@@ -17,6 +17,8 @@ bit, as one that was never stopped.
 import yamame.cli.threads  # noqa: F401 (sets what torch reads when it is imported)
 
 # isort: split
+from contextlib import closing
+
 from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
@@ -138,12 +140,9 @@ def compare(
 ) -> None:
     """Writes the return per trial on held-out tasks: of the agent, of itself without memory, and of its source."""
     setting = run.cfg.evaluation
-    env = build_env(longer, num_envs=held_out.batch_size[0], seed=setting.seed, held_out=True)
-    try:
-        episodes, limit = setting.num_episodes, setting.max_steps
+    num_envs, episodes, limit = held_out.batch_size[0], setting.num_episodes, setting.max_steps
+    with closing(build_env(longer, num_envs=num_envs, seed=setting.seed, held_out=True)) as env:
         learned = evaluate(source, env, num_episodes=episodes, max_steps=limit, seed=setting.seed)
-    finally:
-        env.close()
     results = {
         "distilled": play_held_out(run.cfg, policy, held_out),
         "memory_wiped": play_held_out(run.cfg, policy, held_out, memory_wiped=True),

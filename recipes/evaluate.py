@@ -216,12 +216,9 @@ def compare(played: dict[str, list[dict[str, Any]]], resampling: Resampling) -> 
 def write(folder: Path, report: dict[str, Any], maps: list[torch.Tensor]) -> None:
     """Writes numbers and pictures, in place of those of an earlier evaluation, and shows the tables."""
     folder.mkdir(parents=True, exist_ok=True)
-    for picture in (
-        folder / "in_context.png",
-        folder / "attention.png",
-        *folder.glob("attention-[0-9]*.png"),
-    ):
-        picture.unlink(missing_ok=True)
+    for name in ("in_context.png", "attention.png", "attention-[0-9]*.png"):
+        for picture in folder.glob(name):
+            picture.unlink()
     played = report["run"] + report["against"]
     curves = in_context_curves(played)
     if curves:

@@ -83,16 +83,13 @@ def check(
             takes = f"{node['_target_']} takes {', '.join(parameters)}"
             foreign |= {f"{key}.{name}": takes for name in node if name not in _SPECIAL | parameters.keys()}
         check_arguments(target, node, key)
-    _refuse_foreign(foreign, typed)
-    return config
-
-
-def _refuse_foreign(foreign: Mapping[str, str], typed: Collection[str] | None) -> None:
-    """Refuses keys that are no parameters; those that the command line did not set can be dropped by it."""
-    for name, takes in foreign.items():
+    if foreign:
+        # Those that the command line did not set can be dropped by it.
         presets = [] if typed is None else [f"~{key}" for key in foreign if key not in typed]
         remedy = f"; a preset sets what this choice does not take, add {' '.join(presets)}" if presets else ""
+        name, takes = next(iter(foreign.items()))
         raise UsageError(f"{name}: {takes}, not {name.rpartition('.')[2]!r}{remedy}")
+    return config
 
 
 def _locate(path: str, key: str) -> Callable[..., Any]:

@@ -31,14 +31,6 @@ def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return parameters
 
 
-def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of a function or constructor; none where they cannot be told."""
-    try:
-        return typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
-    except (NameError, TypeError):  # names that only a type checker imports, and functions written in C
-        return {}
-
-
 def check_settings(settings: Mapping[str, Any], values: Mapping[str, Any], key: str = "") -> None:
     """Refuses values that settings cannot have; keys that are not among them are not looked at.
 
@@ -80,6 +72,8 @@ def _is_ours(hint: Any) -> bool:
 def check_arguments(target: Callable[..., Any], values: Mapping[str, Any], key: str) -> None:
     """Refuses arguments of other types than the annotations'; the default of an argument is always one.
 
+    Where the annotations cannot be told, nothing is refused.
+
     Args:
         target: A function or class.
         values: Some of its arguments by name.
@@ -88,7 +82,11 @@ def check_arguments(target: Callable[..., Any], values: Mapping[str, Any], key: 
     Raises:
         UsageError: Names the key, what it must be, and the value.
     """
-    hints, parameters = hints_of(target), parameters_of(target)
+    try:
+        hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    except (NameError, TypeError):  # names that only a type checker imports, and functions written in C
+        return
+    parameters = parameters_of(target)
     for name in parameters.keys() & values.keys() & hints.keys():
         value, default = values[name], parameters[name].default
         if type(value) is not type(default) or value != default:

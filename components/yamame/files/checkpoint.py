@@ -31,14 +31,12 @@ class LoadedCheckpoint:
     """What a checkpoint says beside the restored components.
 
     Attributes:
-        path: Its file.
         step: The step it was saved at.
         metric: The metric given to ``save``, or None.
         config: The configuration given to `Checkpointer`.
         values: The plain-data components, by name; tensors are on the CPU.
     """
 
-    path: Path
     step: int
     metric: float | None
     config: dict[str, Any]
@@ -111,7 +109,9 @@ class Checkpointer:
         path = self.directory / f"step-{step:012d}.pt"
         with atomic_writer(path) as file:
             torch.save(payload, file)
-        self._update_best(path, metric)
+        best = self._best()
+        if metric is not None and (best is None or best["file"] == path.name or metric >= best["metric"]):
+            write_json(self.directory / _INDEX, {"file": path.name, "metric": metric})
         self._prune()
         return path
 
@@ -143,7 +143,7 @@ class Checkpointer:
             else:
                 values[name] = state
         config = decode(payload["config"])
-        return LoadedCheckpoint(path, payload["step"], payload["metric"], config, values)
+        return LoadedCheckpoint(payload["step"], payload["metric"], config, values)
 
     def read_config(self, which: str | Path = "last") -> dict[str, Any]:
         """The configuration stored in a checkpoint, to compare before anything is built."""
@@ -163,11 +163,6 @@ class Checkpointer:
         except FileNotFoundError:
             return None
         return index if (self.directory / index["file"]).is_file() else None
-
-    def _update_best(self, path: Path, metric: float | None) -> None:
-        best = self._best()
-        if metric is not None and (best is None or best["file"] == path.name or metric >= best["metric"]):
-            write_json(self.directory / _INDEX, {"file": path.name, "metric": metric})
 
     def _prune(self) -> None:
         files = sorted(self.directory.glob("step-*.pt"))

@@ -47,9 +47,16 @@ class TrialSubsampling(BatchTransform):
         # A trial begins with what was received on arrival after the timestep that was kept before.
         before = torch.zeros_like(source)
         before[:, 1:] = source[:, :-1] + 1
-        later = real & (torch.arange(step.shape[1], device=step.device) > 0)
+        column = torch.arange(step.shape[1], device=step.device)
+        later = real & (column > 0)
         out.update(gather_timesteps(tensordict.select(*ARRIVAL, strict=False), before, later))
-        self._count_anew(out, real)
+        shape = out.get("is_init").shape
+        index = torch.where(real, column, 0).reshape(shape)
+        out.set("is_init", (index == 0) & real.reshape(shape))
+        if "step_index" in out.keys():
+            out.set("step_index", index)
+        if "time" in out.keys():
+            out.set("time", (index / self.length).to(out.get("time").dtype))
         return clear_transitions(out, real.sum(-1) - 1)
 
     def _choose(self, mask: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,12 +71,3 @@ class TrialSubsampling(BatchTransform):
         width = int(num.max())
         source = (~kept).to(torch.uint8).argsort(dim=-1, stable=True)[:, :width]
         return source, torch.arange(width, device=mask.device) < num
-
-    def _count_anew(self, out: TensorDictBase, real: Tensor) -> None:
-        shape = out.get("is_init").shape
-        step = torch.where(real, torch.arange(real.shape[1], device=real.device), 0).reshape(shape)
-        out.set("is_init", ((step == 0) & real.reshape(shape)))
-        if "step_index" in out.keys():
-            out.set("step_index", step)
-        if "time" in out.keys():
-            out.set("time", (step / self.length).to(out.get("time").dtype))

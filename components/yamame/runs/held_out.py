@@ -1,5 +1,7 @@
 """The held-out tasks of a run: their environment, playing them, a video of them, and the score that comes out."""
 
+from contextlib import closing
+
 from numpy.typing import NDArray
 from omegaconf import DictConfig
 from torchrl.envs import EnvBase
@@ -33,21 +35,14 @@ def play_held_out(
 
 def render_held_out(cfg: DictConfig, policy: InContextPolicy) -> NDArray | None:
     """Pictures of a few episodes of held-out tasks; None, and a line that says why, where there are no pictures."""
-    env = build_env(cfg, num_envs=1, seed=cfg.evaluation.seed, held_out=True)
-    try:
-        return render_video(
-            policy,
-            env,
-            num_episodes=4,
-            max_frames=cfg.evaluation.film_frames,
-            greedy=cfg.evaluation.greedy,
-            seed=cfg.evaluation.seed,
-        )
-    except NotImplementedError as error:
-        tell(f"no film: {error}", aside=True)
-        return None
-    finally:
-        env.close()
+    evaluation = cfg.evaluation
+    options = {"max_frames": evaluation.film_frames, "greedy": evaluation.greedy, "seed": evaluation.seed}
+    with closing(build_env(cfg, num_envs=1, seed=evaluation.seed, held_out=True)) as env:
+        try:
+            return render_video(policy, env, num_episodes=4, **options)
+        except NotImplementedError as error:
+            tell(f"no film: {error}", aside=True)
+            return None
 
 
 def score(result: EvaluationResult) -> float:

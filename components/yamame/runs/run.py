@@ -178,10 +178,10 @@ class Run:
     def evaluate_and_save(self) -> None:
         """Evaluates and checkpoints when their intervals have passed."""
         progress, result = self.progress, None
-        if self.progress.step >= progress.evaluated_at + self.cfg.evaluation.interval:
+        if progress.step >= progress.evaluated_at + self.cfg.evaluation.interval:
             progress.evaluated_at = progress.step
             result = self.evaluate()
-        if result is not None or self.progress.step >= progress.saved_at + self.cfg.checkpoint.interval:
+        if result is not None or progress.step >= progress.saved_at + self.cfg.checkpoint.interval:
             self.save(result)
 
     def evaluate(self) -> EvaluationResult:

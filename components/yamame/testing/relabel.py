@@ -161,7 +161,7 @@ def _check_untouched(out: TensorDictBase, new: _Trajectories, batch: TensorDictB
     length = out.shape[1]
     was_real = _flat(batch, "mask")[:, :length]
     step = torch.arange(length, device=was_real.device)
-    rewritten = {"goal", "mask", "prev_reward"}
+    rewritten: set[NestedKey] = {"goal", "mask", "prev_reward"}
     rewritten |= {("next", name) for name in ("reward", "terminated", "done", "success")}
     for name in batch.keys(True, True):
         value, old = out.get(name), batch.get(name)[:, :length]
