@@ -3,7 +3,7 @@
 import pytest
 import torch
 from yamame.goals import GOAL_COMPLETED, GOAL_PAD, completion_times
-from yamame.replay import GoalFrequencies, Relabel
+from yamame.replay import GoalFrequencies, Relabel, RelabelKeys
 from yamame.replay.hindsight import merge, rewrite
 from yamame.testing import random_goal_trajectories
 
@@ -118,7 +118,7 @@ def test_merge_and_rewrite_equal_the_plain_version_for_given_draws(slots, held, 
     new = merge(instruction, times, drawn_times, drawn_goals, num_steps)
     changed = (drawn_times < num_steps).any(-1)
     assert 0.2 < changed.float().mean() < 0.95
-    assert_rows_equal(rewrite(batch, new, changed), expected)
+    assert_rows_equal(rewrite(batch, new, changed, RelabelKeys()), expected)
 
 
 @pytest.mark.parametrize("rarity", [False, True])
@@ -162,7 +162,7 @@ def test_nothing_leaves_the_last_step_of_a_trajectory_that_alone_decides_the_len
         goal, t = one["goal"][:, 0].clone(), int(times[b, 0])
         if t + 1 < int(one["mask"].sum()):
             goal[:, 1:] = GOAL_PAD
-            out = rewrite(one, goal, torch.tensor([True]))
+            out = rewrite(one, goal, torch.tensor([True]), RelabelKeys())
             assert out.shape == (1, t + 1)
             assert_rows_equal(out, [naive_rewrite(rows_of(one)[0], naive_instruction({"goal": goal}))])
             checked += bool((one["action"][0, t] != 0).any())

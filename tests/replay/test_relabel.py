@@ -6,7 +6,7 @@ from tensordict import assert_allclose_td
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import PendulumEnv, TransformedEnv, check_env_specs
 from yamame.goals import GOAL_COMPLETED, GOAL_PAD, num_goals, view
-from yamame.replay import GoalFrequencies, Relabel
+from yamame.replay import GoalFrequencies, Relabel, RelabelKeys
 from yamame.testing import goal_trajectories, random_goal_trajectories
 
 STRATEGIES = ["some", "all", "all_or_nothing"]
@@ -154,6 +154,27 @@ def test_the_frequency_table_is_part_of_the_state():
     Relabel(rarity=other).load_state_dict(Relabel(rarity=table).state_dict())
     assert len(other) == len(table) > 0
     assert Relabel().state_dict() == {}
+
+
+def test_entries_may_have_other_names():
+    names = {
+        "goal": ("task", "wanted"),
+        "achieved": ("task", "reached"),
+        "mask": "valid",
+        "action": ("do", "it"),
+    }
+    batch = random_goal_trajectories(400, seed=10)
+    renamed = batch.clone()
+    for old, new in names.items():
+        renamed.rename_key_(old, new)
+    torch.manual_seed(0)
+    expected = Relabel("some")(batch)
+    torch.manual_seed(0)
+    out = Relabel("some", keys=RelabelKeys(**names))(renamed)
+    for old, new in names.items():
+        out.rename_key_(new, old)
+    for key in expected.keys(True, True):
+        assert torch.equal(out[key], expected[key])
 
 
 def test_entries_that_only_some_batches_hold_are_not_needed():

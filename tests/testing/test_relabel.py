@@ -3,7 +3,7 @@
 import pytest
 import torch
 from yamame.goals import GOAL_PAD, num_goals
-from yamame.replay import GoalFrequencies, Relabel
+from yamame.replay import GoalFrequencies, Relabel, RelabelKeys
 from yamame.testing import check_relabeller, goal_trajectories, random_goal_trajectories
 
 BATCH = random_goal_trajectories(300, seed=0)
@@ -36,9 +36,12 @@ def test_dropping_goals_must_be_announced():
         check_relabeller(Relabel("some", single_goal=True), BATCH)
 
 
-def test_batches_with_fewer_entries_are_checked():
+def test_batches_with_other_names_and_fewer_entries_are_checked():
+    keys = RelabelKeys(goal=("task", "goal"), mask="valid")
     batch = BATCH.exclude("prev_reward", ("next", "success"), ("next", "done"), ("next", "truncated"))
-    check_relabeller(Relabel(), batch)
+    batch.rename_key_("goal", ("task", "goal"))
+    batch.rename_key_("mask", "valid")
+    check_relabeller(Relabel(keys=keys), batch, keys=keys)
 
 
 def last_row(out):

@@ -6,6 +6,7 @@ from yamame.replay.disk.buffer import TrajectoryWriter as TrajectoryWriter
 from yamame.replay.disk.storage import TrajectoryFollower as TrajectoryFollower
 from yamame.replay.disk.storage import TrajectoryStorage as TrajectoryStorage
 from yamame.replay.frequencies import GoalFrequencies as GoalFrequencies
+from yamame.replay.hindsight import RelabelKeys as RelabelKeys
 from yamame.replay.on_policy import OnPolicyBuffer as OnPolicyBuffer
 from yamame.replay.on_policy import minibatches as minibatches
 from yamame.replay.packing import pack as pack

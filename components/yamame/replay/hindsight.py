@@ -4,22 +4,46 @@
 batch of whole right-padded trajectories ``[B, L]`` what it would have been under new instructions. Timestep t holds
 what was seen at t and the transition that leaves t.
 
-The entries are those of `yamame.keys`: ``goal``, ``achieved``, ``achieved_mask``, ``mask`` and, under ``next``,
-``reward`` and ``terminated``. ``prev_reward`` and, under ``next``, ``truncated``, ``done`` and ``success`` are
-rewritten where a batch holds them.
-
 Law: what `rewrite` returns is what the environment would have emitted had it been given the new instruction
 (while the agent acted the same), because environments and relabelling share the semantics of `yamame.goals`.
 
 Source: AMAGO, arXiv 2310.09971, hindsight instruction relabelling.
 """
 
+from dataclasses import dataclass
+
 import torch
 from tensordict import NestedKey, TensorDictBase
-from tensordict.utils import expand_as_right
+from tensordict.utils import expand_as_right, unravel_key
 from torch import Tensor
 
 from yamame.goals import completion_times, num_goals, show
+
+
+@dataclass(frozen=True)
+class RelabelKeys:
+    """Where a batch of trajectories keeps what relabelling reads and rewrites.
+
+    The entries from ``action`` on are rewritten where the batch holds them and not needed otherwise;
+    ``is_init`` is only checked: each trajectory must begin with the start of its rollout.
+    """
+
+    goal: NestedKey = "goal"
+    achieved: NestedKey = "achieved"
+    achieved_mask: NestedKey = "achieved_mask"
+    mask: NestedKey = "mask"
+    reward: NestedKey = ("next", "reward")
+    terminated: NestedKey = ("next", "terminated")
+    action: NestedKey = "action"
+    prev_reward: NestedKey = "prev_reward"
+    truncated: NestedKey = ("next", "truncated")
+    done: NestedKey = ("next", "done")
+    success: NestedKey = ("next", "success")
+    is_init: NestedKey = "is_init"
+
+    def needed(self) -> list[NestedKey]:
+        """The entries without which a batch cannot be relabelled."""
+        return [self.goal, self.achieved, self.achieved_mask, self.mask, self.reward, self.terminated]
 
 
 def eligible(times: Tensor, valid: Tensor) -> Tensor:
@@ -56,7 +80,7 @@ def merge(
     return torch.where(known[:, :num_slots], goals[:, :num_slots], instruction)
 
 
-def rewrite(batch: TensorDictBase, instruction: Tensor, changed: Tensor) -> TensorDictBase:
+def rewrite(batch: TensorDictBase, instruction: Tensor, changed: Tensor, keys: RelabelKeys) -> TensorDictBase:
     """What the environment would have emitted for other instructions, in a new batch.
 
     The new batch is trimmed to its longest mask.
@@ -65,11 +89,12 @@ def rewrite(batch: TensorDictBase, instruction: Tensor, changed: Tensor) -> Tens
         batch: ``[B, L]`` whole trajectories.
         instruction: ``[B, K, d]``.
         changed: ``[B]`` bool, the trajectories to rewrite; the others stay as they are.
+        keys: Names of the entries.
     """
     num_steps, changed = batch.shape[1], changed.unsqueeze(-1)
     step = torch.arange(num_steps, device=changed.device)
-    mask = batch.get("mask").reshape(batch.shape)
-    times = completion_times(instruction, batch.get("achieved"), batch.get("achieved_mask"), mask)
+    mask = batch.get(keys.mask).reshape(batch.shape)
+    times = completion_times(instruction, batch.get(keys.achieved), batch.get(keys.achieved_mask), mask)
     last_goal = (num_goals(instruction) - 1).clamp(min=0).unsqueeze(-1)
     end = times.gather(1, last_goal)
     complete = changed & (end < num_steps)
@@ -78,7 +103,7 @@ def rewrite(batch: TensorDictBase, instruction: Tensor, changed: Tensor) -> Tens
     length = int(kept.sum(-1).max())
 
     def clear(name: NestedKey, value: Tensor) -> Tensor:
-        transition = name == "action" or (isinstance(name, tuple) and name[0] == "next")
+        transition = name == unravel_key(keys.action) or (isinstance(name, tuple) and name[0] == "next")
         cut = leaving if transition else beyond
         return value.masked_fill(expand_as_right(cut[:, :length], value), 0)
 
@@ -93,16 +118,16 @@ def rewrite(batch: TensorDictBase, instruction: Tensor, changed: Tensor) -> Tens
     arrived = _at(times, num_steps)
     finish = complete & (step == end - 1)
     active = (times.unsqueeze(1) <= step.unsqueeze(-1)).sum(-1)
-    put("mask", kept)
-    put("goal", show(instruction.unsqueeze(1), active).masked_fill(~kept[..., None, None], 0))
-    put("prev_reward", arrived)
-    put(("next", "reward"), arrived.roll(-1, 1))  # nothing arrives at timestep 0
-    put(("next", "terminated"), finish, complete)
-    put(("next", "success"), finish)
-    ended = out.get(("next", "terminated"))
-    if out.get(("next", "truncated"), None) is not None:
-        ended = ended | out.get(("next", "truncated")).reshape(ended.shape)
-    put(("next", "done"), ended)
+    put(keys.mask, kept)
+    put(keys.goal, show(instruction.unsqueeze(1), active).masked_fill(~kept[..., None, None], 0))
+    put(keys.prev_reward, arrived)
+    put(keys.reward, arrived.roll(-1, 1))  # nothing arrives at timestep 0
+    put(keys.terminated, finish, complete)
+    put(keys.success, finish)
+    ended = out.get(keys.terminated)
+    if out.get(keys.truncated, None) is not None:
+        ended = ended | out.get(keys.truncated).reshape(ended.shape)
+    put(keys.done, ended)
     return out
 
 

@@ -9,18 +9,15 @@ leave bit for bit as they came.
 from typing import Literal, get_args
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from yamame.checks import require, require_choice
 from yamame.goals import GOAL_PAD, completion_times, num_goals, view
-from yamame.keys import GOAL_KEYS
 from yamame.replay.frequencies import GoalFrequencies
 from yamame.replay.gather import BatchTransform
-from yamame.replay.hindsight import eligible, merge, rewrite
+from yamame.replay.hindsight import RelabelKeys, eligible, merge, rewrite
 
-NEEDED: list[NestedKey] = [*GOAL_KEYS, "mask", ("next", "reward"), ("next", "terminated")]
-"""The entries without which a batch cannot be relabelled."""
 REMEDY = " (an env without goals cannot be relabelled; set relabel=none)"
 Strategy = Literal["some", "all", "all_or_nothing", "none"]
 
@@ -50,6 +47,7 @@ class Relabel(BatchTransform):
         rarity: Draws rare goals more often, by these counts. None draws timesteps and goals uniformly. In a
             replay buffer the table counts what is appended; it is part of this transform's state.
         all_probability: In [0, 1], for ``all_or_nothing`` only.
+        keys: Names of the entries.
         generator: Source of all draws.
 
     Raises:
@@ -81,12 +79,14 @@ class Relabel(BatchTransform):
         hide_future_goals: bool = False,
         rarity: GoalFrequencies | None = None,
         all_probability: float = 0.8,
+        keys: RelabelKeys | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         require_choice("Relabel", "strategy", strategy, get_args(Strategy))
         require("Relabel", "all_probability", all_probability, 0.0 <= all_probability <= 1.0, "be in [0, 1]")
-        super().__init__(in_keys=NEEDED, out_keys=["goal", *NEEDED[3:]])
-        self.strategy = strategy
+        keys = RelabelKeys() if keys is None else keys
+        super().__init__(in_keys=keys.needed(), out_keys=[keys.goal, keys.mask, keys.reward, keys.terminated])
+        self.keys, self.strategy = keys, strategy
         self.single_goal, self.hide_future_goals = single_goal, hide_future_goals
         self.rarity = rarity
         self.all_probability = all_probability
@@ -98,27 +98,28 @@ class Relabel(BatchTransform):
         if self.strategy != "none" or self.single_goal:
             instruction, changed = self._choose(tensordict)
             if changed.any():
-                out = rewrite(tensordict, instruction, changed)
+                out = rewrite(tensordict, instruction, changed, self.keys)
         if self.hide_future_goals:
-            goal, mask = self.entries(out, ["goal", "mask"], REMEDY)
+            goal, mask = self.entries(out, [self.keys.goal, self.keys.mask], REMEDY)
             real = mask.reshape(*goal.shape[:2], 1, 1)
-            out.set("goal", torch.where(real, view(goal, hide_future_goals=True), goal))
+            out.set(self.keys.goal, torch.where(real, view(goal, hide_future_goals=True), goal))
         return out
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Counts the goals of what enters a replay buffer."""
         if self.rarity is not None:
-            self.rarity.update(*self.entries(tensordict, ["achieved", "achieved_mask", "mask"], REMEDY))
+            needed = [self.keys.achieved, self.keys.achieved_mask, self.keys.mask]
+            self.rarity.update(*self.entries(tensordict, needed, REMEDY))
         return tensordict
 
     def _choose(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
         """The new instructions ``[B, K, d]`` and which trajectories ``[B]`` have one."""
-        goal, achieved, achieved_mask, mask, *_ = self.entries(tensordict, NEEDED, REMEDY)
+        goal, achieved, achieved_mask, mask, *_ = self.entries(tensordict, self.keys.needed(), REMEDY)
         num_steps, mask = goal.shape[1], mask.reshape(goal.shape[:2])
-        is_init = tensordict.get("is_init", None)
+        is_init = tensordict.get(self.keys.is_init, None)
         whole = is_init is None or not bool((mask[:, 0] & ~is_init[:, 0].flatten()).any())
         remedy = "relabel whole trajectories, before any transform that cuts windows"
-        require("Relabel", "'is_init'", False, whole, f"be True at the first timestep ({remedy})")
+        require("Relabel", repr(self.keys.is_init), False, whole, f"be True at the first timestep ({remedy})")
 
         instruction, changed = goal[:, 0], torch.zeros_like(mask[:, 0])
         if self.single_goal:

@@ -8,6 +8,7 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
 from yamame.goals import GOAL_TOLERANCE, advance, num_goals, show
+from yamame.replay.hindsight import RelabelKeys
 
 
 class _Trajectories(NamedTuple):
@@ -32,6 +33,7 @@ def check_relabeller(
     num_draws: int = 4,
     identity: bool = False,
     shortens: bool = False,
+    keys: RelabelKeys | None = None,
 ) -> None:
     """Checks that a relabeller keeps the laws of hindsight relabelling on a batch of whole trajectories.
 
@@ -46,31 +48,33 @@ def check_relabeller(
         identity: Demand that nothing changes at all.
         shortens: The relabeller may drop goals of an instruction, so even trajectories that succeeded may
             change.
+        keys: Names of the entries.
 
     Raises:
         AssertionError: With a sentence on the law that is broken, and where.
     """
+    keys = RelabelKeys() if keys is None else keys
     before = batch.clone()
-    given = _step_through(batch.get("goal")[:, 0], batch)
+    given = _step_through(batch.get(keys.goal)[:, 0], batch, keys)
     for _ in range(num_draws):
         out = relabel(batch)
         _same_batch(batch, before, "the relabeller must not change its input")
         if identity:
             _same_batch(out, batch, "nothing may change")
             continue
-        _check_structure(out, batch)
-        new = _step_through(out.get("goal")[:, 0], batch)
-        _check_instruction(new, given, batch, shortens)
-        _check_rewritten(out, new, batch)
-        _check_untouched(out, new, batch)
+        _check_structure(out, batch, keys)
+        new = _step_through(out.get(keys.goal)[:, 0], batch, keys)
+        _check_instruction(new, given, batch, shortens, keys)
+        _check_rewritten(out, new, batch, keys)
+        _check_untouched(out, new, batch, keys)
         same = _unchanged(new, given)
         law = "a trajectory that keeps its instruction must stay as it was"
         _same_batch(out[same], batch[same][:, : out.shape[1]], law)
 
 
-def _step_through(instruction: Tensor, batch: TensorDictBase) -> _Trajectories:
-    achieved, achieved_mask = batch.get("achieved"), batch.get("achieved_mask")
-    mask = _flat(batch, "mask")
+def _step_through(instruction: Tensor, batch: TensorDictBase, keys: RelabelKeys) -> _Trajectories:
+    achieved, achieved_mask = batch.get(keys.achieved), batch.get(keys.achieved_mask)
+    mask = _flat(batch, keys.mask)
     num_steps = mask.shape[1]
     active = torch.zeros_like(mask, dtype=torch.int64)
     arrived = torch.zeros_like(mask)
@@ -86,7 +90,7 @@ def _step_through(instruction: Tensor, batch: TensorDictBase) -> _Trajectories:
     return _Trajectories(instruction, active, arrived, end, mask & (step <= end))
 
 
-def _check_structure(out: TensorDictBase, batch: TensorDictBase) -> None:
+def _check_structure(out: TensorDictBase, batch: TensorDictBase, keys: RelabelKeys) -> None:
     names = set(batch.keys(True, True))
     _law(set(out.keys(True, True)) == names, "the output must hold the keys of the input, and no others")
     same_number = out.ndim == 2 and out.shape[0] == batch.shape[0]
@@ -96,15 +100,15 @@ def _check_structure(out: TensorDictBase, batch: TensorDictBase) -> None:
         same = out.get(name).dtype == batch.get(name).dtype
         same &= out.get(name).shape[2:] == batch.get(name).shape[2:]
         _law(same, f"{name!r} must keep its dtype and the shape of an item")
-    mask = _flat(out, "mask")
+    mask = _flat(out, keys.mask)
     _law(bool((mask[:, 1:] <= mask[:, :-1]).all()), "no real step may follow padding")
 
 
 def _check_instruction(
-    new: _Trajectories, given: _Trajectories, batch: TensorDictBase, shortens: bool
+    new: _Trajectories, given: _Trajectories, batch: TensorDictBase, shortens: bool, keys: RelabelKeys
 ) -> None:
-    achieved = batch.get("achieved")[:, 1:]
-    real = batch.get("achieved_mask")[:, 1:] & _flat(batch, "mask")[:, 1:, None]
+    achieved = batch.get(keys.achieved)[:, 1:]
+    real = batch.get(keys.achieved_mask)[:, 1:] & _flat(batch, keys.mask)[:, 1:, None]
     known = (new.instruction == given.instruction).all(-1)
     near = (achieved.flatten(1, 2).unsqueeze(1) - new.instruction.unsqueeze(2)).abs() < GOAL_TOLERANCE
     known |= (near.all(-1) & real.flatten(1, 2).unsqueeze(1)).any(-1)
@@ -124,48 +128,52 @@ def _check_instruction(
     _same(enough, torch.ones_like(enough), "a new instruction must be carried out further than the old one")
 
 
-def _check_rewritten(out: TensorDictBase, new: _Trajectories, batch: TensorDictBase) -> None:
+def _check_rewritten(
+    out: TensorDictBase, new: _Trajectories, batch: TensorDictBase, keys: RelabelKeys
+) -> None:
     length = out.shape[1]
     _law(not bool(new.mask[:, length:].any()), "the output must not be shorter than its longest trajectory")
     real = new.mask[:, :length]
-    _same(_flat(out, "mask"), real, "the mask must end where the last goal is completed, and only there")
+    _same(_flat(out, keys.mask), real, "the mask must end where the last goal is completed, and only there")
     goal = show(new.instruction.unsqueeze(1), new.active)[:, :length]
-    _same(out.get("goal"), goal, "goals must show as completed from the step that completes them", real)
+    _same(out.get(keys.goal), goal, "goals must show as completed from the step that completes them", real)
     arrived = new.arrived[:, :length]
     leaving = torch.cat([arrived[:, 1:] & real[:, 1:], torch.zeros_like(arrived[:, :1])], 1)
-    reward = _flat(out, ("next", "reward"))
+    reward = _flat(out, keys.reward)
     message = "a reward must be 1 where the transition completes a goal, else 0"
     _same(reward, leaving.to(reward.dtype), message)
-    if "prev_reward" in out:
+    prev_reward = out.get(keys.prev_reward, None)
+    if prev_reward is not None:
         shifted = torch.cat([torch.zeros_like(reward[:, :1]), reward[:, :-1]], 1)
         message = "the previous reward must be the reward of the transition before"
-        _same(_flat(out, "prev_reward"), shifted, message, real)
+        _same(prev_reward.reshape(reward.shape), shifted, message, real)
     step = torch.arange(length, device=real.device)
     complete = new.end < new.mask.shape[1]
     finish = complete & (step == new.end - 1)
-    terminated = torch.where(complete, finish, _flat(batch, ("next", "terminated"))[:, :length])
+    terminated = torch.where(complete, finish, _flat(batch, keys.terminated)[:, :length])
     message = "terminated must be True once, where the last goal is completed, else as it was"
-    _same(_flat(out, ("next", "terminated")), terminated, message)
-    following = out["next"]
-    if "success" in following:
-        _same(_flat(following, "success"), finish, "success must be True where the last goal is completed")
-    if "done" in following:
-        ends = _flat(following, "terminated")
-        if "truncated" in following:
-            ends = ends | _flat(following, "truncated")
-        _same(_flat(following, "done"), ends, "done must be terminated or truncated")
+    _same(_flat(out, keys.terminated), terminated, message)
+    if out.get(keys.success, None) is not None:
+        _same(_flat(out, keys.success), finish, "success must be True where the last goal is completed")
+    if out.get(keys.done, None) is not None:
+        ends = _flat(out, keys.terminated)
+        if out.get(keys.truncated, None) is not None:
+            ends = ends | _flat(out, keys.truncated)
+        _same(_flat(out, keys.done), ends, "done must be terminated or truncated")
 
 
-def _check_untouched(out: TensorDictBase, new: _Trajectories, batch: TensorDictBase) -> None:
+def _check_untouched(
+    out: TensorDictBase, new: _Trajectories, batch: TensorDictBase, keys: RelabelKeys
+) -> None:
     """All other entries are as they were, but zero where the trajectory was cut off."""
     length = out.shape[1]
-    was_real = _flat(batch, "mask")[:, :length]
+    was_real = _flat(batch, keys.mask)[:, :length]
     step = torch.arange(length, device=was_real.device)
-    rewritten: set[NestedKey] = {"goal", "mask", "prev_reward"}
-    rewritten |= {("next", name) for name in ("reward", "terminated", "done", "success")}
+    rewritten = {keys.goal, keys.mask, keys.prev_reward}
+    rewritten |= {keys.reward, keys.terminated, keys.done, keys.success}
     for name in batch.keys(True, True):
         value, old = out.get(name), batch.get(name)[:, :length]
-        leaves = name == "action" or (isinstance(name, tuple) and name[0] == "next")
+        leaves = name == keys.action or (isinstance(name, tuple) and name[0] == "next")
         cut = was_real & ((step >= new.end) if leaves else (step > new.end))
         message = f"{name!r} must be zero where the trajectory was cut off"
         _same(value, torch.zeros_like(value), message, cut)
