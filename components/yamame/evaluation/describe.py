@@ -1,7 +1,5 @@
 """A timestep in one line, for people who watch."""
 
-from collections.abc import Iterator
-
 from tensordict import TensorDictBase
 from torch import Tensor
 
@@ -10,6 +8,7 @@ from yamame.keys import ENTRIES
 
 _MOST_NUMBERS = 8
 _NO_OBSERVATIONS = {"next", *(entry.name for entry in ENTRIES)}
+_EVENTS = {"trial_start": "a trial begins", "success": "success", "aborted": "aborted", "done": "the end"}
 
 
 def describe_timestep(timestep: TensorDictBase) -> str:
@@ -39,15 +38,8 @@ def describe_step(step: TensorDictBase) -> str:
     number = following.get("step_index", None)
     parts = [] if number is None else [f"{int(number):5d}"]
     parts += [f"action {_brief(step.get('action')[0])}", f"reward {float(following.get('reward')):g}"]
-    return "  ".join([*parts, describe_timestep(following), *_events(following)])
-
-
-def _events(timestep: TensorDictBase) -> Iterator[str]:
-    events = {"trial_start": "a trial begins", "success": "success", "aborted": "aborted", "done": "the end"}
-    for key, text in events.items():
-        flag = timestep.get(key, None)
-        if flag is not None and bool(flag.any()):
-            yield text
+    events = [text for key, text in _EVENTS.items() if key in following.keys() and following[key].any()]
+    return "  ".join([*parts, describe_timestep(following), *events])
 
 
 def _brief(value: Tensor) -> str:

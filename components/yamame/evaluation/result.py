@@ -83,12 +83,9 @@ class EvaluationResult:
         Returns:
             ``mean``, ``low`` and ``high``, a number per trial each.
         """
-        curve: dict[str, list[float]] = {"mean": [], "low": [], "high": []}
-        for column in self.common_trials().unbind(1):
-            values = (float(column.mean()), *bootstrap_interval(column, confidence=confidence))
-            for name, value in zip(curve, values, strict=True):
-                curve[name].append(value)
-        return curve
+        trials = self.common_trials().unbind(1)
+        low, high = zip(*(bootstrap_interval(trial, confidence=confidence) for trial in trials), strict=True)
+        return {"mean": [float(trial.mean()) for trial in trials], "low": list(low), "high": list(high)}
 
 
 def concatenate(results: list[EvaluationResult]) -> EvaluationResult:

@@ -228,8 +228,8 @@ def download_artifacts(tracking_uri: str, run_id: str, folder: str, target: Path
         names = sorted(item.path for item in client.list_artifacts(run_id, folder) if not item.is_dir)
         return [Path(client.download_artifacts(run_id, name, str(target))) for name in names]
     except MlflowException as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(f"{problem} no run in the MLflow store {absolute_uri(tracking_uri)}: {reason}") from error
+        store, reason = absolute_uri(tracking_uri), str(error).splitlines()[0]
+        raise UsageError(f"{problem} no run in the MLflow store {store}: {reason}") from error
 
 
 def _connect_to_existing(tracking_uri: str, problem: str) -> "MlflowClient":
