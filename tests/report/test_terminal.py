@@ -66,9 +66,9 @@ def test_texts_are_quoted_and_keys_may_be_new_but_only_those_named():
     [
         (
             lambda: half_blocks(np.zeros((2, 2, 3))),
-            r"frame must be uint8 \[H, W, 3\], got float64 \[2, 2, 3\]",
+            r"frame must be uint8 \[H, W, 3\], got \('float64', 2, 2, 3\)",
         ),
-        (lambda: half_blocks(np.zeros((2, 2, 3), np.uint8), width=0), "width must be positive, got 0"),
+        (lambda: half_blocks(np.zeros((2, 2, 3), np.uint8), width=0), "width must be at least 1, got 0"),
     ],
 )
 def test_impossible_pictures_are_refused(call, message):

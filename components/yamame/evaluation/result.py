@@ -47,12 +47,12 @@ class EvaluationResult:
             "length_mean": float(self.lengths.double().mean()),
             "return_mean": float(self.returns.mean()),
         }
-        interval = bootstrap_interval(self.returns, confidence=confidence)
-        metrics["return_low"], metrics["return_high"] = interval
+        metrics["return_low"], metrics["return_high"] = bootstrap_interval(
+            self.returns, confidence=confidence
+        )
         trials = self.common_trials()
         if trials.shape[1] > 1:
-            for trial, value in enumerate(trials.mean(0).tolist()):
-                metrics[f"return_mean_trial_{trial}"] = value
+            metrics |= {f"return_mean_trial_{i}": value for i, value in enumerate(trials.mean(0).tolist())}
         if self.success is None:
             return metrics
         successes, total = int(self.success.sum()), self.success.numel()

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,15 +22,13 @@ class Curve:
     Attributes:
         x: ``[N]``, increasing.
         y: ``[N]``, the mean over runs.
-        low: ``[N]``, lower end of the interval; empty where there is none.
-        high: ``[N]``, upper end.
+        band: ``[N]`` twice, the lower and the upper ends of the interval; None where there is none.
         runs: Every run as ``(x, y)``.
     """
 
     x: Array
     y: Array
-    low: Array = field(default_factory=lambda: np.empty(0))
-    high: Array = field(default_factory=lambda: np.empty(0))
+    band: tuple[Array, Array] | None = None
     runs: tuple[tuple[Array, Array], ...] = ()
 
 
@@ -61,9 +59,8 @@ def mean_curve(
     table = np.stack([np.interp(grid, x, y) for x, y in lines])
     if len(lines) > 1:
         low, high = resampling.interval([table], np.mean)
-    else:
-        low, high = alone if alone is not None else (np.empty(0), np.empty(0))
-    return Curve(grid, table.mean(0), low, high, tuple(lines))
+        alone = low, high
+    return Curve(grid, table.mean(0), alone, tuple(lines))
 
 
 def learning_curve_of(

@@ -43,8 +43,8 @@ def learning_curve(
         lengths = [len(array) for array in arrays]
         require("learning_curve", name, len(arrays), len(arrays) in (2, 4), "be (x, y) or (x, y, low, high)")
         require("learning_curve", name, lengths, len(set(lengths)) == 1, "have arrays of equal length")
-        low, high = arrays[2:] or (np.empty(0), np.empty(0))
-        lines.append(Line(name, Curve(arrays[0], arrays[1], low, high), index))
+        x, y, *band = arrays
+        lines.append(Line(name, Curve(x, y, (band[0], band[1]) if band else None), index))
     path = Path(path)
     path.write_bytes(draw(Plot(path.stem, "", x_label, y_label, lines, whole=True)))
     return path
@@ -63,7 +63,6 @@ def draw_attention(path: str | Path, maps: ArrayLike, *, title: str = "") -> Pat
     Raises:
         ValueError: If ``maps`` has another shape.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     array = np.asarray(maps, dtype=float)
@@ -71,7 +70,6 @@ def draw_attention(path: str | Path, maps: ArrayLike, *, title: str = "") -> Pat
     require("draw_attention", "maps", list(array.shape), is_square, "be [layers, H, L, L]")
     layers, heads = array.shape[:2]
     figure = Figure(figsize=(1.6 * heads + 0.8, 1.6 * layers + 0.8), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
     figure.suptitle(title)
     figure.supxlabel("timestep looked at")
     figure.supylabel("timestep that looks")
@@ -140,21 +138,20 @@ def write_mp4(path: str | Path, frames: ArrayLike, *, fps: float = 10.0) -> Path
 def _checked_frames(caller: str, frames: ArrayLike, fps: float, *, most: float) -> npt.NDArray[np.uint8]:
     array = np.asarray(frames)
     is_video = array.ndim == 4 and array.shape[-1] == 3 and len(array) > 0 and array.dtype == np.uint8
-    if not is_video:
-        got = f"{array.dtype} {list(array.shape)}"
-        raise ValueError(f"{caller}: frames must be uint8 [T, H, W, 3], got {got}")
+    got = (array.dtype.name, *array.shape)
+    require(caller, "frames", got, is_video, "be uint8 [T, H, W, 3]")
     require(caller, "fps", fps, 0 < fps <= most, f"be in (0, {most:g}]")
     return array
 
 
 def first_frame(gif: bytes) -> bytes | None:
     """The first frame of an animation as a PNG, for those who want nothing to move; None where it is no image."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     try:
         with Image.open(io.BytesIO(gif)) as image:
             buffer = io.BytesIO()
             image.convert("RGB").save(buffer, format="PNG")
             return buffer.getvalue()
-    except (UnidentifiedImageError, OSError):
+    except OSError:
         return None

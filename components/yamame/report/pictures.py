@@ -24,7 +24,6 @@ _LONGEST_LABEL = 44
 def draw(plot: Plot, theme: Theme = "light") -> bytes:
     """The picture as a PNG of at most 256 colours, which take a third of the room."""
     import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter, MaxNLocator
     from PIL import Image
@@ -35,7 +34,6 @@ def draw(plot: Plot, theme: Theme = "light") -> bytes:
     with mpl.rc_context(style):
         height = 3.1 + 0.2 * len(plot.lines)
         figure = Figure(figsize=(4.8, height), dpi=150, layout="constrained", facecolor=ground)
-        FigureCanvasAgg(figure)
         axes = figure.add_subplot(facecolor=ground, xlabel=plot.x_label, ylabel=plot.y_label)
         axes.set_title(plot.title, fontsize=10.5, loc="left", fontweight="bold")
         axes.grid(color=grid, linewidth=0.6)
@@ -77,8 +75,8 @@ def _draw_line(axes: Any, line: Line, theme: Theme) -> None:
     if len(curve.runs) > 1:
         for x, y in curve.runs:
             axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.45)
-    if len(curve.low):
-        axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.16, linewidth=0)
+    if curve.band is not None:
+        axes.fill_between(curve.x, *curve.band, color=colour, alpha=0.16, linewidth=0)
     axes.plot(
         curve.x,
         curve.y,
