@@ -47,9 +47,8 @@ class EvaluationResult:
             "length_mean": float(self.lengths.double().mean()),
             "return_mean": float(self.returns.mean()),
         }
-        metrics["return_low"], metrics["return_high"] = bootstrap_interval(
-            self.returns, confidence=confidence
-        )
+        interval = bootstrap_interval(self.returns, confidence=confidence)
+        metrics["return_low"], metrics["return_high"] = interval
         trials = self.common_trials()
         if trials.shape[1] > 1:
             metrics |= {f"return_mean_trial_{i}": value for i, value in enumerate(trials.mean(0).tolist())}

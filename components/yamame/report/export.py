@@ -10,8 +10,8 @@ import numpy as np
 
 from yamame.files.atomic import atomic_writer
 from yamame.report.content import Content
+from yamame.report.figures import Theme, draw
 from yamame.report.page import picture_name, render, video_name
-from yamame.report.pictures import Theme, draw
 from yamame.report.plots import Plot
 
 PAGE = "index.html"

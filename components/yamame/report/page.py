@@ -11,9 +11,8 @@ from datetime import UTC, datetime
 
 from yamame.report.content import UNKNOWN, Content
 from yamame.report.estimates import less_is_better
-from yamame.report.figures import first_frame
+from yamame.report.figures import COLOURS, Theme, first_frame
 from yamame.report.groups import Group
-from yamame.report.pictures import COLOURS, Theme
 from yamame.report.plots import Plot, describe
 
 LARGEST_VIDEO = 3_000_000

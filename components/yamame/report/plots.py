@@ -87,7 +87,7 @@ def learning_plots(section: Section, metric: str, prefix: str, resampling: Resam
     """An evaluation metric against the section's axis and against both kinds of seconds, where these were logged."""
     expected = section.expected
     interval = expected.interval if expected is not None and expected.metric == metric else None
-    axes: tuple[Axis, ...] = (_axis(section), "cpu_s", "wall_s")
+    axes: tuple[Axis, ...] = (section.base.runs[0].axis, "cpu_s", "wall_s")
     plots = []
     for axis in axes:
         lines = _lines(section, (learning_curve_of(g, metric, resampling, axis=axis) for g in section.groups))
@@ -107,7 +107,7 @@ def learning_plots(section: Section, metric: str, prefix: str, resampling: Resam
 
 def training_plots(section: Section, prefix: str, resampling: Resampling) -> list[Plot]:
     """The metrics of `TRAINING` with a line per group, then those that are logged per gamma with a line per gamma."""
-    label = _AXES[_axis(section)]
+    label = _AXES[section.base.runs[0].axis]
     plots = []
     for metric, meaning in TRAINING.items():
         curves = (training_curve_of(group, f"train/{metric}", resampling) for group in section.groups)
@@ -142,10 +142,6 @@ def trial_plots(section: Section, prefix: str, resampling: Resampling) -> list[P
     title = "in-context curve of the last evaluation"
     plot = Plot(f"{prefix}-trials", title, "trial", "return of the trial", lines, whole=True)
     return [plot] if lines else []
-
-
-def _axis(section: Section) -> Axis:
-    return section.base.runs[0].axis
 
 
 def _lines(section: Section, curves: Iterable[Curve | None]) -> list[Line]:

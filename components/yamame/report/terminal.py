@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,19 +15,15 @@ from yamame.checks import require, require_at_least
 _PLAIN_WIDTH = 120
 
 
-def print_columns(title: str, rows: Sequence[Mapping[str, Any]], *, stream: TextIO | None = None) -> None:
+def print_columns(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Prints a table with a line per mapping and a column per key; no control characters in a log.
 
     Args:
         title: Stands above.
         rows: What the columns hold; a key that a line lacks is shown as ``-``, floats with four digits.
-        stream: Where to print; the standard output when None.
     """
-    stream = sys.stdout if stream is None else stream
-    terminal = stream.isatty()
-    console = Console(
-        file=stream, force_terminal=terminal, width=None if terminal else _PLAIN_WIDTH, highlight=False
-    )
+    terminal = sys.stdout.isatty()
+    console = Console(force_terminal=terminal, width=None if terminal else _PLAIN_WIDTH, highlight=False)
     table = Table(title=title, title_justify="left", box=box.ROUNDED if terminal else box.ASCII)
     names = list(dict.fromkeys(name for row in rows for name in row))
     for index, name in enumerate(names):

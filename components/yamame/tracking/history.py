@@ -112,12 +112,12 @@ class RunHistory:
         return float(values[0]) if len(values) else np.nan
 
 
+@dataclass(frozen=True)
 class RunReader:
     """Reads one experiment of an MLflow store; writes nothing. Made by `open`."""
 
-    def __init__(self, client: "MlflowClient", experiment_id: str):
-        self.client = client
-        self.experiment_id = experiment_id
+    client: "MlflowClient"
+    experiment_id: str
 
     @classmethod
     def open(cls, tracking_uri: str, experiment: str) -> "RunReader":
@@ -143,17 +143,16 @@ class RunReader:
         Raises:
             UsageError: There is no run, none is asked for, or an entry matches none.
         """
-        patterns = [wanted] if isinstance(wanted, str) else wanted
-        if patterns is not None and not patterns:
+        patterns = [wanted] if isinstance(wanted, str) else ["*"] if wanted is None else wanted
+        if not patterns:
             raise UsageError("runs: must name at least one run, or be null for all, got []")
         runs = [run for run in self._search() if run.data.params]
         if not runs:
             raise UsageError("runs: the experiment has no run yet")
-        if patterns is not None:
-            for pattern in patterns:
-                if not any(_matches(run, pattern) for run in runs):
-                    raise UsageError(f"runs: an entry must match a run by name or id, got {pattern!r}")
-            runs = [run for run in runs if any(_matches(run, pattern) for pattern in patterns)]
+        for pattern in patterns:
+            if not any(_matches(run, pattern) for run in runs):
+                raise UsageError(f"runs: an entry must match a run by name or id, got {pattern!r}")
+        runs = [run for run in runs if any(_matches(run, pattern) for pattern in patterns)]
         return [self._history(run) for run in sorted(runs, key=lambda run: run.info.start_time)]
 
     def artifact(self, run_id: str, name: str) -> bytes | None:

@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,12 +56,12 @@ def clean_value(value: Any) -> str:
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
 
 
+@dataclass(frozen=True)
 class MLflowRun:
     """A run that is open for writing. Made by `create` or `reopen`."""
 
-    def __init__(self, client: "MlflowClient", run_id: str):
-        self.client = client
-        self.run_id = run_id
+    client: "MlflowClient"
+    run_id: str
 
     @classmethod
     def create(cls, tracking_uri: str, experiment: str, *, name: str, tags: Mapping[str, Any]) -> "MLflowRun":
