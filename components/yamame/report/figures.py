@@ -15,8 +15,7 @@ from numpy.typing import ArrayLike
 
 from yamame.checks import require
 from yamame.files.atomic import atomic_writer
-from yamame.report.curves import Curve
-from yamame.report.plots import Line, Plot
+from yamame.report.plots import Curve, Line, Plot
 
 Theme = Literal["light", "dark"]
 _GROUNDS = {"light": ("#ffffff", "#1c2128", "#d5dae1"), "dark": ("#161b22", "#e6edf3", "#3a424d")}

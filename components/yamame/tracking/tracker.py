@@ -135,7 +135,10 @@ class MLflowTracker(Tracker):
             self._run = MLflowRun.reopen(known["tracking_uri"], known["run_id"], tags=present)
         else:
             uri = absolute_uri(self.tracking_uri)
-            self._run = MLflowRun.create(uri, self.experiment, name=name, tags=_tags() | present)
+            made_by = {f"version.{package}": version for package, version in versions().items()}
+            if (revision := git_revision()) is not None:
+                made_by["mlflow.source.git.commit"] = revision
+            self._run = MLflowRun.create(uri, self.experiment, name=name, tags=made_by | present)
             with atomic_writer(record) as file:
                 file.write(json.dumps({"tracking_uri": uri, "run_id": self._run.run_id}).encode())
             self._run.log_params(params)
@@ -189,9 +192,3 @@ class MLflowTracker(Tracker):
             self.flush()
         finally:
             self.run.finish(run_status(kind))
-
-
-def _tags() -> dict[str, str]:
-    tags = {f"version.{name}": version for name, version in versions().items()}
-    revision = git_revision()
-    return tags if revision is None else tags | {"mlflow.source.git.commit": revision}

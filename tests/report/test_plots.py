@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from yamame.evaluation.intervals import Resampling
 from yamame.report import Group
-from yamame.report.curves import (
+from yamame.report.plots import (
     families,
     learning_curve_of,
     mean_curve,
