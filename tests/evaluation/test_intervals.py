@@ -60,8 +60,9 @@ def test_a_wider_confidence_is_a_wider_interval():
 def test_bootstrap_is_seeded_and_leaves_the_global_generator_alone():
     values = torch.randn(30, generator=torch.Generator().manual_seed(0))
     state = torch.get_rng_state()
-    assert bootstrap_interval(values, seed=1) == bootstrap_interval(values, seed=1)
-    assert bootstrap_interval(values, seed=1) != bootstrap_interval(values, seed=2)
+    assert bootstrap_interval(values) == bootstrap_interval(values)
+    ends = [Resampling(seed=seed).interval([values.numpy()], np.mean).tolist() for seed in (1, 1, 2)]
+    assert ends[0] == ends[1] != ends[2]
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -115,10 +116,7 @@ def test_only_an_interval_needs_scipy_and_says_how_to_get_it(monkeypatch):
         (lambda: bootstrap_interval(torch.zeros(0)), r"values must be a non-empty .* got shape \(0,\)"),
         (lambda: bootstrap_interval(torch.tensor([1.0, torch.nan])), r"got shape \(2,\), 1 not finite"),
         (lambda: bootstrap_interval(torch.zeros(3, 2)), r"must be a non-empty vector .* got shape \(3, 2\)"),
-        (
-            lambda: bootstrap_interval(torch.zeros(3), num_resamples=1),
-            "num_resamples must be at least 2, got 1",
-        ),
+        (lambda: Resampling(num_resamples=1), "num_resamples must be at least 2, got 1"),
     ],
 )
 def test_impossible_arguments_are_refused(call, message):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from yamame.evaluation.intervals import wilson_interval
 from yamame.report import Group, Resampling, make_sections
-from yamame.report.estimates import compare, final, less_is_better, passed, thresholds_for
+from yamame.report.estimates import compare, final, passed, thresholds_for
 from yamame.report.expected import Expected
 
 RESAMPLING = Resampling(num_resamples=400)
@@ -92,8 +92,7 @@ def comparison(make_run, ours, theirs):
     runs = [make_run(seed, evaluated(value), lr=1) for seed, value in enumerate(theirs)]
     runs += [make_run(seed, evaluated(value), lr=2) for seed, value in enumerate(ours)]
     (section,), _ = make_sections(runs)
-    ends = {group.letter: final(group, "success_mean", RESAMPLING) for group in section.groups}
-    return compare(section.base, section.groups[1], ends, RESAMPLING)
+    return compare(section.base, section.groups[1], "success_mean", RESAMPLING)
 
 
 def test_a_comparison_gives_the_difference_and_how_often_a_run_of_the_base_is_better(make_run):
@@ -123,8 +122,7 @@ def test_of_a_length_less_is_better(make_run):
         for seed, value in enumerate(values)
     ]
     (section,), _ = make_sections(runs)
-    ends = {group.letter: final(group, "length_mean", RESAMPLING) for group in section.groups}
-    found = compare(section.base, section.groups[1], ends, RESAMPLING, lower=less_is_better("length_mean"))
+    found = compare(section.base, section.groups[1], "length_mean", RESAMPLING)
     assert found.base_better == (1.0, 1.0, 1.0)
     assert found.difference.value == pytest.approx(37.0)
     assert passed(section.groups[1], "length_mean", 42.0).env_steps == [20.0]

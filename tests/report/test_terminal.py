@@ -1,6 +1,7 @@
 """Tables and pictures of text."""
 
 import io
+import sys
 
 import numpy as np
 import pytest
@@ -17,10 +18,12 @@ class Terminal(io.StringIO):
 def test_a_table_has_a_column_per_name_and_no_control_characters_in_a_log(monkeypatch, force):
     monkeypatch.setenv("TTY_COMPATIBLE", force)
     terminal = Terminal()
-    print_columns("runs", [{"run": "a"}], stream=terminal)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    print_columns("runs", [{"run": "a"}])
     assert "\x1b" in terminal.getvalue()
     stream = io.StringIO()
-    print_columns("runs", [{"run": "a[b]", "score": 0.123456}, {"run": "c", "steps": 7}], stream=stream)
+    monkeypatch.setattr(sys, "stdout", stream)
+    print_columns("runs", [{"run": "a[b]", "score": 0.123456}, {"run": "c", "steps": 7}])
     lines = stream.getvalue().splitlines()
     assert lines[0].strip() == "runs"
     assert [word.strip() for word in lines[2].strip("|").split("|")] == ["run", "score", "steps"]
@@ -66,9 +69,9 @@ def test_texts_are_quoted_and_keys_may_be_new_but_only_those_named():
     [
         (
             lambda: half_blocks(np.zeros((2, 2, 3))),
-            r"frame must be uint8 \[H, W, 3\], got float64 \[2, 2, 3\]",
+            r"frame must be uint8 \[H, W, 3\], got \('float64', 2, 2, 3\)",
         ),
-        (lambda: half_blocks(np.zeros((2, 2, 3), np.uint8), width=0), "width must be positive, got 0"),
+        (lambda: half_blocks(np.zeros((2, 2, 3), np.uint8), width=0), "width must be at least 1, got 0"),
     ],
 )
 def test_impossible_pictures_are_refused(call, message):

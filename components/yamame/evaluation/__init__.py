@@ -1,10 +1,10 @@
 """Complete episodes on held-out tasks, in-context curves, intervals and videos."""
 
-from yamame.evaluation.describe import describe_step as describe_step
-from yamame.evaluation.describe import describe_timestep as describe_timestep
+from yamame.evaluation.episode import describe_step as describe_step
+from yamame.evaluation.episode import describe_timestep as describe_timestep
 from yamame.evaluation.episode import play_episode as play_episode
+from yamame.evaluation.episode import render_video as render_video
 from yamame.evaluation.held_out import evaluate as evaluate
 from yamame.evaluation.intervals import bootstrap_interval as bootstrap_interval
 from yamame.evaluation.intervals import wilson_interval as wilson_interval
 from yamame.evaluation.result import EvaluationResult as EvaluationResult
-from yamame.evaluation.video import render_video as render_video

@@ -1,16 +1,24 @@
-"""One episode, step by step: to look at it while it is played, and to have all of it afterwards."""
+"""Episodes step by step: to watch one or read it as text while it is played, to have all of it, to film some."""
 
 from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 from torchrl.envs import EnvBase
-from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
+from torchrl.envs.utils import step_mdp
 
 from yamame.checks import require, require_at_least
-from yamame.evaluation.held_out import Policy, act, fresh_copy, seeded
+from yamame.evaluation.held_out import Policy, act, acting, fresh_copy
+from yamame.goals import GOAL_COMPLETED, GOAL_PAD
+from yamame.keys import ENTRIES
 
 Watch = Callable[[TensorDictBase], None]
+_MOST_NUMBERS = 8
+_NO_OBSERVATIONS = {"next", *(entry.name for entry in ENTRIES)}
+_EVENTS = {"trial_start": "a trial begins", "success": "success", "aborted": "aborted", "done": "the end"}
 
 
 def play_episode(
@@ -39,16 +47,15 @@ def play_episode(
     """
     require("play_episode", "env", tuple(env.batch_size), env.batch_size.numel() == 1, "have one env")
     require_at_least("play_episode", 1, max_steps=1 if max_steps is None else max_steps)
-    acting = fresh_copy(policy)
-    mode = ExplorationType.DETERMINISTIC if greedy else ExplorationType.RANDOM
+    copied = fresh_copy(policy)
     steps: list[TensorDictBase] = []
-    with seeded(seed), torch.no_grad(), set_exploration_type(mode):
+    with acting(seed, greedy=greedy):
         env.set_seed(seed)
         timestep = env.reset()
         if watch is not None:
             watch(timestep)
         while max_steps is None or len(steps) < max_steps:
-            step = env.step(act(acting, timestep, env.action_key))
+            step = env.step(act(copied, timestep, env.action_key))
             steps.append(step.clone())
             if watch is not None:
                 watch(step)
@@ -56,3 +63,77 @@ def play_episode(
                 break
             timestep = step_mdp(step)
     return torch.stack(steps, -1).reshape(1, len(steps))
+
+
+def render_video(
+    policy: Policy,
+    env: EnvBase,
+    *,
+    num_episodes: int = 1,
+    max_frames: int = 1000,
+    greedy: bool = False,
+    seed: int = 0,
+) -> npt.NDArray[np.uint8]:
+    """Plays the first env of an environment and draws every timestep.
+
+    Args:
+        policy, greedy, seed: As for `evaluate`.
+        env: Environment with ``render()``, which gives ``[H, W, 3]`` uint8.
+        num_episodes: Episodes to play, complete unless ``max_frames`` cuts the last one.
+        max_frames: Timesteps to draw at most.
+
+    Returns:
+        ``[T, H, W, 3]`` uint8.
+
+    Raises:
+        NotImplementedError: If the environment has no picture.
+    """
+    copied = fresh_copy(policy)
+    frames: list[npt.NDArray[np.uint8]] = []
+    with acting(seed, greedy=greedy):
+        env.set_seed(seed)
+        timestep = env.reset()
+        while num_episodes > 0 and len(frames) < max_frames:
+            frames.append(env.render())
+            step, timestep = env.step_and_maybe_reset(act(copied, timestep, env.action_key))
+            num_episodes -= int(step["next", "done"].reshape(-1)[0])
+    return np.stack(frames)
+
+
+def describe_timestep(timestep: TensorDictBase) -> str:
+    """What is seen: short vectors as numbers, anything else by its shape; and how many goals are reached.
+
+    Args:
+        timestep: ``[1]``.
+    """
+    parts = []
+    for key in sorted(timestep.keys(True, True), key=str):
+        if (key if isinstance(key, str) else key[0]) not in _NO_OBSERVATIONS:
+            name = key if isinstance(key, str) else ".".join(key)
+            parts.append(f"{name} {_brief(timestep.get(key)[0])}")
+    goal = timestep.get("goal", None)
+    if goal is not None and int(total := (goal != GOAL_PAD).any(-1).sum()) > 0:
+        parts.append(f"goals reached {int((goal == GOAL_COMPLETED).all(-1).sum())} of {int(total)}")
+    return "  ".join(parts)
+
+
+def describe_step(step: TensorDictBase) -> str:
+    """What was done, what it brought and where it led.
+
+    Args:
+        step: ``[1]``, with ``action`` and ``next``.
+    """
+    following = step.get("next")
+    number = following.get("step_index", None)
+    parts = [] if number is None else [f"{int(number):5d}"]
+    parts += [f"action {_brief(step.get('action')[0])}", f"reward {float(following.get('reward')):g}"]
+    events = [text for key, text in _EVENTS.items() if key in following.keys() and following[key].any()]
+    return "  ".join([*parts, describe_timestep(following), *events])
+
+
+def _brief(value: Tensor) -> str:
+    if value.numel() > _MOST_NUMBERS:
+        return f"[{' x '.join(map(str, value.shape))}]"
+    whole = not value.is_floating_point()
+    numbers = [str(int(number)) if whole else f"{float(number):.2f}" for number in value.reshape(-1)]
+    return numbers[0] if value.numel() == 1 else f"[{' '.join(numbers)}]"

@@ -61,8 +61,7 @@ def evaluate(
     num_envs = env.batch_size.numel()
     wanted = num_envs if num_episodes is None else num_episodes
     require_at_least("evaluate", 1, num_episodes=wanted, max_steps=1 if max_steps is None else max_steps)
-    mode = ExplorationType.DETERMINISTIC if greedy else ExplorationType.RANDOM
-    with seeded(seed), torch.no_grad(), set_exploration_type(mode):
+    with acting(seed, greedy=greedy):
         rounds = []
         for number, start in enumerate(range(0, wanted, num_envs)):
             following = int(np.random.SeedSequence([seed, number]).generate_state(1)[0]) >> 1
@@ -87,10 +86,14 @@ def fresh_copy(policy: Policy) -> Policy:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seeds PyTorch's generators and puts them back; CUDA is left alone while nobody uses it."""
+def acting(seed: int, *, greedy: bool) -> Iterator[None]:
+    """Policies act without gradients, by their mode or by samples.
+
+    PyTorch's generators are seeded and put back afterwards; CUDA is left alone while nobody uses it.
+    """
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
+    mode = ExplorationType.DETERMINISTIC if greedy else ExplorationType.RANDOM
+    with torch.random.fork_rng(devices=devices), torch.no_grad(), set_exploration_type(mode):
         torch.default_generator.manual_seed(seed)
         if devices:
             torch.cuda.manual_seed_all(seed)

@@ -97,17 +97,15 @@ class Resampling:
         return np.stack(found.confidence_interval)
 
 
-def bootstrap_interval(
-    values: Tensor, *, confidence: float = 0.95, num_resamples: int = 2000, seed: int = 0
-) -> tuple[float, float]:
+def bootstrap_interval(values: Tensor, *, confidence: float = 0.95) -> tuple[float, float]:
     """Percentile bootstrap interval of a mean; a single value is both of its ends.
 
     Args:
         values: ``[n]``.
-        confidence, num_resamples, seed: As for `Resampling`.
+        confidence: Coverage, in (0, 1).
 
     Raises:
-        ValueError: ``values`` is no such vector, or a setting is out of its range.
+        ValueError: ``values`` is no such vector, or the coverage is out of its range.
         ImportError: SciPy is not installed.
 
     >>> import torch
@@ -119,7 +117,7 @@ def bootstrap_interval(
             "bootstrap_interval: values must be a non-empty vector of finite numbers, got shape "
             f"{tuple(values.shape)}, {int((~values.isfinite()).sum())} not finite"
         )
-    resampling = Resampling(confidence, num_resamples, seed)
+    resampling = Resampling(confidence)
     if len(values) == 1:
         return float(values), float(values)
     low, high = resampling.interval([values.detach().double().cpu().numpy()], np.mean)

@@ -51,8 +51,7 @@ class EvaluationResult:
         metrics["return_low"], metrics["return_high"] = interval
         trials = self.common_trials()
         if trials.shape[1] > 1:
-            for trial, value in enumerate(trials.mean(0).tolist()):
-                metrics[f"return_mean_trial_{trial}"] = value
+            metrics |= {f"return_mean_trial_{i}": value for i, value in enumerate(trials.mean(0).tolist())}
         if self.success is None:
             return metrics
         successes, total = int(self.success.sum()), self.success.numel()
@@ -83,12 +82,9 @@ class EvaluationResult:
         Returns:
             ``mean``, ``low`` and ``high``, a number per trial each.
         """
-        curve: dict[str, list[float]] = {"mean": [], "low": [], "high": []}
-        for column in self.common_trials().unbind(1):
-            values = (float(column.mean()), *bootstrap_interval(column, confidence=confidence))
-            for name, value in zip(curve, values, strict=True):
-                curve[name].append(value)
-        return curve
+        trials = self.common_trials().unbind(1)
+        low, high = zip(*(bootstrap_interval(trial, confidence=confidence) for trial in trials), strict=True)
+        return {"mean": [float(trial.mean()) for trial in trials], "low": list(low), "high": list(high)}
 
 
 def concatenate(results: list[EvaluationResult]) -> EvaluationResult:

@@ -5,17 +5,10 @@ pictures and tables.
 """
 
 from yamame.evaluation.intervals import Resampling as Resampling
-from yamame.report.content import Content as Content
 from yamame.report.content import Verdict as Verdict
 from yamame.report.content import build_content as build_content
 from yamame.report.content import falls_short as falls_short
 from yamame.report.export import write_report as write_report
 from yamame.report.groups import Group as Group
-from yamame.report.groups import LeftOut as LeftOut
-from yamame.report.groups import Section as Section
 from yamame.report.groups import make_sections as make_sections
-from yamame.tracking.history import AXIS_TAG as AXIS_TAG
-from yamame.tracking.history import COMMAND_TAG as COMMAND_TAG
-from yamame.tracking.history import RunHistory as RunHistory
 from yamame.tracking.history import RunReader as RunReader
-from yamame.tracking.history import Series as Series

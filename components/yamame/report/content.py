@@ -42,9 +42,9 @@ class Verdict(NamedTuple):
 
     section: str
     expected: Expected
-    outcome: str
-    mean: float | None
-    num_seeds: int
+    outcome: str = UNKNOWN
+    mean: float | None = None
+    num_seeds: int = 0
 
     def __str__(self) -> str:
         low, high = self.expected.interval
@@ -98,11 +98,6 @@ class SectionResult:
         """The metrics of evaluations of which some group has an end."""
         return [name for name in self.results[0].finals if any(entry.finals[name] for entry in self.results)]
 
-    @property
-    def plots(self) -> list[Plot]:
-        """Every picture."""
-        return [*self.learning, *self.trials, *self.training]
-
 
 @dataclass(frozen=True)
 class Content:
@@ -146,7 +141,7 @@ def build_content(
     if metric is not None and logged and metric not in logged:
         names = ", ".join(sorted(name for name in logged if "_trial_" not in name))
         raise UsageError(f"metric: must be one of {names}, got {metric!r}")
-    resampling = Resampling() if resampling is None else resampling
+    resampling = resampling or Resampling()
     results = [
         _section_result(number, section, metric or _metric_of(section), thresholds, resampling, artifact)
         for number, section in enumerate(sections, start=1)
@@ -177,20 +172,15 @@ def _section_result(
 ) -> SectionResult:
     names = dict.fromkeys([metric, "success_mean", "return_mean"])
     levels = thresholds_for(metric, thresholds, section.expected)
-    finals = {
-        group.letter: {name: final(group, name, resampling) for name in names} for group in section.groups
-    }
-    ends = {letter: by_metric[metric] for letter, by_metric in finals.items()}
-    lower = less_is_better(metric)
     results = [
         GroupResult(
             group=group,
-            finals=finals[group.letter],
+            finals={name: final(group, name, resampling) for name in names},
             costs=_costs(group),
             passed=[passed(group, metric, level) for level in levels],
-            comparison=None
-            if group is section.base
-            else compare(section.base, group, ends, resampling, lower=lower),
+            comparison=compare(section.base, group, metric, resampling)
+            if group is not section.base
+            else None,
             video=_video(group, metric, artifact),
         )
         for group in section.groups
@@ -239,9 +229,8 @@ def _verdict(section: Section, resampling: Resampling) -> Verdict | None:
         return None
     reached = final(section.base, expected.metric, resampling)
     if reached is None:
-        return Verdict(section.title, expected, UNKNOWN, None, 0)
-    outcome = expected.judge(reached.mean)
-    return Verdict(section.title, expected, outcome, reached.mean, len(reached.values))
+        return Verdict(section.title, expected)
+    return Verdict(section.title, expected, expected.judge(reached.mean), reached.mean, len(reached.values))
 
 
 def unmeasured(sections: Sequence[Section], left_out: Sequence[LeftOut]) -> list[Verdict]:
@@ -251,7 +240,7 @@ def unmeasured(sections: Sequence[Section], left_out: Sequence[LeftOut]) -> list
     for entry in left_out:
         group = Group("", "", (entry.run,))
         if group.place not in measured and group.expected is not None:
-            verdicts[group.place] = Verdict(group.title, group.expected, UNKNOWN, None, 0)
+            verdicts[group.place] = Verdict(group.title, group.expected)
     return list(verdicts.values())
 
 

@@ -4,7 +4,7 @@ An interval over seeds resamples whole runs (percentile bootstrap of the mean); 
 interval over episodes says how well the held-out tasks of these very runs were measured, nothing of other seeds.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -44,19 +44,19 @@ class Final(NamedTuple):
     over_episodes: Interval | None
 
 
+def last_values(group: Group, metric: str) -> dict[str, float]:
+    """Seed to value in the last evaluation, for the runs that have a finite one."""
+    return {run.seed: value for run in group.runs if (value := run.last(f"eval/{metric}")) is not None}
+
+
 def final(group: Group, metric: str, resampling: Resampling) -> Final | None:
     """The end of a group's runs; None where no run has a finite value."""
-    runs = [run for run in group.runs if run.last(f"eval/{metric}") is not None]
-    if not runs:
+    values = last_values(group, metric)
+    if not values:
         return None
-    values = np.array([run.last(f"eval/{metric}") for run in runs], float)
-    mean = aggregate(values[:, None], statistic="mean", resampling=resampling)
-    return Final(
-        dict(zip([run.seed for run in runs], values.tolist(), strict=True)),
-        mean.value,
-        mean.ends,
-        _over_episodes(runs, metric, resampling.confidence),
-    )
+    mean = aggregate([[value] for value in values.values()], statistic="mean", resampling=resampling)
+    runs = [run for run in group.runs if run.seed in values]
+    return Final(values, mean.value, mean.ends, _over_episodes(runs, metric, resampling.confidence))
 
 
 def _over_episodes(runs: Sequence[RunHistory], metric: str, confidence: float) -> Interval | None:
@@ -100,10 +100,8 @@ def passed(group: Group, metric: str, threshold: float) -> Passed:
     sign = -1 if less_is_better(metric) else 1
     steps, cpu = [], []
     for run in group.runs:
-        series = run.metrics.get(f"eval/{metric}")
-        if series is None:
-            continue
-        reached = series.steps[sign * series.values >= sign * threshold]
+        places, values = run.along(f"eval/{metric}", run.axis)
+        reached = places[sign * values >= sign * threshold]
         if len(reached):
             step = float(reached[0])
             steps.append(step if run.axis == "env_steps" else run.at("cost/env_steps", step))
@@ -140,28 +138,12 @@ class Comparison(NamedTuple):
     base_better: Estimate
 
 
-def compare(
-    base: Group,
-    group: Group,
-    finals: Mapping[str, Final | None],
-    resampling: Resampling,
-    *,
-    lower: bool = False,
-) -> Comparison | None:
-    """Compares by the last value; None where one of them has none.
-
-    Args:
-        base: What is compared with.
-        group: What is compared.
-        finals: By the letter of the group.
-        resampling: How intervals are made.
-        lower: The lower value is the better one.
-    """
-    ours, theirs = finals[group.letter], finals[base.letter]
-    if ours is None or theirs is None:
+def compare(base: Group, group: Group, metric: str, resampling: Resampling) -> Comparison | None:
+    """Compares a group with the base by the last values of a metric; None where one of them has none."""
+    a, b = (np.array(list(last_values(each, metric).values())) for each in (group, base))
+    if not len(a) or not len(b):
         return None
-    a, b = (np.array(list(final.values.values())) for final in (ours, theirs))
-    sign = -1.0 if lower else 1.0
+    sign = -1.0 if less_is_better(metric) else 1.0
     better = probability_of_improvement(sign * b[:, None], sign * a[:, None], resampling=resampling)
     return Comparison(
         differences(base.settings, group.settings),

@@ -57,14 +57,11 @@ class Expected:
     @classmethod
     def from_params(cls, params: Mapping[str, str]) -> Self | None:
         """Reads the node back from the flat parameters of a run; None where it is absent or malformed."""
-        node: dict[str, Any] = {
-            name: params[f"expected.{name}"] for name in _FIELDS if f"expected.{name}" in params
-        }
-        if not node:
-            return None
+        texts = {name: params.get(f"expected.{name}", "None") for name in _FIELDS}
+        node: dict[str, Any] = {name: text for name, text in texts.items() if text != "None"}
         try:
-            node["interval"] = _ends(node.get("interval", ""))
-            node |= {name: "" for name in ("source", "cost") if node.get(name) == "None"}
+            ends = [end.strip() for end in texts["interval"].strip("[]()").split(",")]
+            node["interval"] = [None if end == "None" else float(end) for end in ends]
             return cls.from_config(node)
         except (UsageError, ValueError):
             return None
@@ -81,21 +78,14 @@ class Expected:
         return "below" if value < low - slack else "above" if value > high + slack else "reached"
 
 
-def _ends(text: str) -> list[float | None]:
-    """Reads the text of a list of numbers, infinities and None."""
-    ends = [end.strip() for end in text.strip("[]()").split(",")]
-    return [None if end == "None" else float(end) for end in ends]
-
-
 def _interval(ends: Any) -> tuple[float, float]:
     problem = f"expected.interval: must be two ends in order, null for an open one, got {ends!r}"
     if not isinstance(ends, list | tuple) or len(ends) != 2 or all(end is None for end in ends):
         raise UsageError(problem)
-    for end in ends:
-        if end is not None and (isinstance(end, bool) or not isinstance(end, int | float) or math.isnan(end)):
-            raise UsageError(problem)
+    if any(isinstance(end, bool) or not isinstance(end, int | float | None) for end in ends):
+        raise UsageError(problem)
     low = -math.inf if ends[0] is None else float(ends[0])
     high = math.inf if ends[1] is None else float(ends[1])
-    if low > high:
+    if not low <= high:  # NaN neither
         raise UsageError(problem)
     return low, high

@@ -4,11 +4,14 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import get_args
+
+import numpy as np
 
 from yamame.files.atomic import atomic_writer
 from yamame.report.content import Content
-from yamame.report.page import render, video_name
-from yamame.report.pictures import draw
+from yamame.report.figures import Theme, draw
+from yamame.report.page import picture_name, render, video_name
 from yamame.report.plots import Plot
 
 PAGE = "index.html"
@@ -35,19 +38,17 @@ def write_report(content: Content, directory: Path) -> Path:
         Path of the page.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    images = {
-        plot.name: {"light": draw(plot, "light"), "dark": draw(plot, "dark")}
-        for result in content.sections
-        for plot in result.plots
-    }
-    files = {f"{name}.png": themes["light"] for name, themes in images.items()}
-    files |= {f"{name}-dark.png": themes["dark"] for name, themes in images.items()}
+    files = {}
     for index, result in enumerate(content.sections, start=1):
+        for plot in [*result.learning, *result.trials, *result.training]:
+            for theme in get_args(Theme):
+                files[picture_name(plot, theme)] = draw(plot, theme)
         for entry in result.results:
             if entry.video is not None:
-                files[video_name(index, entry.group)] = entry.video[0]
+                files[video_name(index, entry.group)] = entry.video.content
+    page = render(content, files)
     files |= {f"{name}.csv": _csv(_COLUMNS[name].split(), rows) for name, rows in _tables(content).items()}
-    files[PAGE] = render(content, images).encode()
+    files[PAGE] = page.encode()
     former = _former(directory) - files.keys()
     # Until the old ones are gone they are listed too: whoever is stopped in between leaves nothing unknown.
     _write(directory / FILES, _csv(["file"], [[name] for name in sorted(files.keys() | former)]))
@@ -63,10 +64,8 @@ def _former(directory: Path) -> set[str]:
     """Names of the files that an earlier report wrote into a directory and none has deleted since."""
     if not (directory / FILES).is_file():
         return set()
-    with (directory / FILES).open(newline="") as table:
-        header, *rows = [row for row in csv.reader(table) if row] or [[]]
-    names = {row[0] for row in rows}
-    if header != ["file"] or PAGE not in names:  # somebody else's table
+    header, *names = (directory / FILES).read_text().splitlines() or [""]
+    if header != "file" or PAGE not in names:  # somebody else's table
         return set()
     return {name for name in names if Path(name).name == name and (directory / name).is_file()}
 
@@ -127,6 +126,5 @@ def _points(title: str, plots: Sequence[Plot]) -> Iterator[list[object]]:
     for plot in plots:
         for line in plot.lines:
             curve = line.curve
-            for index, (x, y) in enumerate(zip(curve.x, curve.y, strict=True)):
-                ends = [curve.low[index], curve.high[index]] if len(curve.low) else [None, None]
-                yield [title, plot.name, line.name, float(x), float(y), *ends]
+            columns = np.stack([curve.x, curve.y, *(curve.band or np.full((2, len(curve.x)), np.nan))])
+            yield from ([title, plot.name, line.name, *numbers] for numbers in columns.T.tolist())

@@ -1,16 +1,15 @@
 """Which runs belong together: groups that differ in their seed alone, sections that share an environment."""
 
-import fnmatch
 import string
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from yamame.checks import UsageError
+from yamame.files.identity import is_one_of, makes_another_experiment
 from yamame.report.expected import Expected
 from yamame.report.settings import Command, differences, environment, settings
-from yamame.tracking.history import RunHistory
+from yamame.tracking.history import RunHistory, is_named
 
 
 class LeftOut(NamedTuple):
@@ -75,8 +74,8 @@ class Group:
 
     @property
     def num_changes(self) -> int:
-        """How far it is from the experiment as written; 0 where no command is known."""
-        return min((command.num_changes for command in self.commands), default=0)
+        """How many overrides make another experiment of it; 0 where no command is known."""
+        return min((sum(map(makes_another_experiment, each.overrides)) for each in self.commands), default=0)
 
     @property
     def expected(self) -> Expected | None:
@@ -84,9 +83,8 @@ class Group:
         newest = max(self.runs, key=lambda run: run.started_ms)
         command = Command.of(newest)
         as_written = self.num_changes == 0 and self.recipe == "train"
-        if as_written or (command is not None and command.says_what_to_expect):
-            return Expected.from_params(newest.params)
-        return None
+        itself_says = command is not None and any(is_one_of(key, ["expected"]) for key in command.overrides)
+        return Expected.from_params(newest.params) if as_written or itself_says else None
 
     @property
     def revisions(self) -> list[str]:
@@ -155,7 +153,7 @@ def make_sections(
             left_out.append(LeftOut(by_seed[run.seed], reason))
         by_seed[run.seed] = run
     counted = [run for by_seed in grouped.values() for run in by_seed.values()]
-    if base is not None and not any(_is_named(run, base) for run in counted):
+    if base is not None and not any(is_named(run.name, base) for run in counted):
         raise UsageError(f"base: must match the name of a run that counts, got {base!r}")
     places: dict[tuple[object, ...], list[Group]] = {}
     for by_seed in grouped.values():
@@ -172,43 +170,33 @@ def _why_not(run: RunHistory) -> str | None:
     return None
 
 
-def _is_named(run: RunHistory, pattern: str) -> bool:
-    return run.name == pattern or fnmatch.fnmatchcase(run.name, pattern)
-
-
 def _section(groups: list[Group], base: str | None) -> Section:
     def rank(group: Group) -> tuple[bool, int, int, int]:
         distance = sum(len(differences(group.settings, other.settings)) for other in groups)
-        chosen = base is not None and any(_is_named(run, base) for run in group.runs)
+        chosen = base is not None and any(is_named(run.name, base) for run in group.runs)
         return (not chosen, group.num_changes, distance, group.started_ms)
 
     first = min(groups, key=rank)
     others = sorted((group for group in groups if group is not first), key=lambda group: group.started_ms)
     labels = _labels(first, others)
-    return Section(
-        tuple(
-            replace(group, letter=_letter(index), label=labels[index])
-            for index, group in enumerate([first, *others])
-        )
-    )
+    named = []
+    for index, (group, label) in enumerate(zip([first, *others], labels, strict=True)):
+        letter = _letter(index)
+        unique = label if labels.count(label) == 1 else f"{label} ({letter})"
+        named.append(replace(group, letter=letter, label=unique))
+    return Section(tuple(named))
 
 
 def _labels(base: Group, others: list[Group]) -> list[str]:
-    """What sets every group apart, the base first."""
+    """What sets every group apart, the base first; two groups may have the same."""
     if not others:
         encoder = base.settings.get("encoder._target_", "")
         return [f"encoder={encoder.rpartition('.')[2]}" if encoder else "all runs"]
     apart = [differences(base.settings, other.settings) for other in others]
     varying = {difference.parameter: difference.before for each in apart for difference in each}
     own = [f"{parameter}={value}" for parameter, value in varying.items()]
-    labels = [own[0] if len(own) == 1 else "base"]
-    labels += [
-        ", ".join(f"{difference.parameter}={difference.after}" for difference in each) for each in apart
-    ]
-    repeated = {label for label, count in Counter(labels).items() if count > 1}
-    return [
-        f"{label} ({_letter(index)})" if label in repeated else label for index, label in enumerate(labels)
-    ]
+    theirs = [[f"{difference.parameter}={difference.after}" for difference in each] for each in apart]
+    return [own[0] if len(own) == 1 else "base", *map(", ".join, theirs)]
 
 
 def _letter(index: int) -> str:

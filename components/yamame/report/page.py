@@ -11,24 +11,22 @@ from datetime import UTC, datetime
 
 from yamame.report.content import UNKNOWN, Content
 from yamame.report.estimates import less_is_better
-from yamame.report.figures import first_frame
+from yamame.report.figures import COLOURS, Theme, first_frame
 from yamame.report.groups import Group
-from yamame.report.pictures import COLOURS
-from yamame.report.plots import describe
+from yamame.report.plots import Plot, describe
 
 LARGEST_VIDEO = 3_000_000
 """Bytes up to which a video is inside the page; a larger one lies beside it."""
-Images = Mapping[str, Mapping[str, bytes]]
 _MINUS, _DASH = "\u2212", "\u2013"
 _SIGNS = {"reached": "✓", "below": "▼", "above": "▲", UNKNOWN: "?"}
 
 
-def render(content: Content, images: Images) -> str:
+def render(content: Content, images: Mapping[str, bytes]) -> str:
     """The page.
 
     Args:
         content: What it says.
-        images: Name of a plot to theme (``light``, ``dark``) to PNG.
+        images: Name of a file, as `picture_name` has it, to PNG.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -39,36 +37,31 @@ def render(content: Content, images: Images) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
-        "number": number,
-        "interval": interval,
-        "seconds": seconds,
-        "signed": signed,
-        "count": count,
-        "day": day,
-        "data_uri": data_uri,
-        "describe": describe,
-        "first_frame": first_frame,
-    }
+    filters = (number, interval, seconds, signed, count, day, data_uri, describe, first_frame)
+    environment.filters |= {function.__name__: function for function in filters}
     environment.tests |= {
         "less_is_better": less_is_better,
         "small_video": lambda video: len(video) <= LARGEST_VIDEO,
     }
-    started = [
-        run.started_ms for result in content.sections for entry in result.results for run in entry.group.runs
-    ]
+    groups = [entry.group for result in content.sections for entry in result.results]
     page = environment.get_template("page.html.jinja").render(
         content=content,
         images=images,
-        started=started,
-        num_groups=sum(len(result.results) for result in content.sections),
+        started=[run.started_ms for group in groups for run in group.runs],
+        num_groups=len(groups),
         infinity=math.inf,
         colours=COLOURS,
         signs=_SIGNS,
         confidence=f"{content.resampling.confidence:.0%}",
+        picture_name=picture_name,
         video_name=video_name,
     )
     return page.strip() + "\n"
+
+
+def picture_name(plot: Plot, theme: Theme) -> str:
+    """Name of the file of a picture."""
+    return f"{plot.name}{'' if theme == 'light' else '-dark'}.png"
 
 
 def video_name(section: int, group: Group) -> str:

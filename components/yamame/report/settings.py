@@ -6,13 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import NamedTuple, Self
 
-from yamame.files.identity import (
-    is_a_setting,
-    is_of_one_run,
-    is_one_of,
-    key_of,
-    makes_another_experiment,
-)
+from yamame.files.identity import is_a_setting, is_of_one_run, is_one_of, key_of
 from yamame.tracking.history import COMMAND_TAG, RunHistory
 
 _ABSENT = "(absent)"
@@ -85,16 +79,6 @@ class Command:
     def recipe(self) -> str | None:
         """The recipe that it runs, as ``train``."""
         return next((path.stem for word in self.words if (path := PurePath(word)).suffix == ".py"), None)
-
-    @property
-    def num_changes(self) -> int:
-        """How many overrides make another experiment of it: all but names, places and how a machine computes."""
-        return sum(makes_another_experiment(key) for key in self.overrides)
-
-    @property
-    def says_what_to_expect(self) -> bool:
-        """Whether it sets what should come out."""
-        return any(is_one_of(key, ["expected"]) for key in self.overrides)
 
     def with_seeds(self, seeds: Sequence[str]) -> str:
         """The command line that repeats it once per seed."""

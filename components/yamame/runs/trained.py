@@ -19,7 +19,7 @@ from yamame.checks import UsageError
 from yamame.cli.nodes import check, plain
 from yamame.files.checkpoint import Checkpointer, LoadedCheckpoint
 from yamame.runs.build import build_agent, build_env, check_device, learned_gammas
-from yamame.tracking.artifacts import download_artifacts
+from yamame.tracking.history import download_artifacts
 from yamame.tracking.tracker import TRACKING_URI
 
 Which = Literal["best", "last"]

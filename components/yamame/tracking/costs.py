@@ -25,8 +25,7 @@ class CostMeter:
     """Counts CPU and wall-clock seconds from its creation on, earlier parts of a resumed run included."""
 
     def __init__(self) -> None:
-        self._earlier = {"cpu_s": 0.0, "wall_s": 0.0}
-        self._cpu_start, self._wall_start = _cpu_seconds(), time.monotonic()
+        self.load_state_dict({"cpu_s": 0.0, "wall_s": 0.0})
 
     @property
     def cpu_s(self) -> float:

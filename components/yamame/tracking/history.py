@@ -1,4 +1,4 @@
-"""Runs of an MLflow experiment as plain data: parameters, tags and the history of every metric."""
+"""Reading what runs left in an MLflow store, as plain data and files; nothing is written there."""
 
 import fnmatch
 import tempfile
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yamame.checks import UsageError
-from yamame.tracking.mlflow_store import SQLITE, absolute_uri, connect
+from yamame.tracking.mlflow_store import absolute_uri, connect, database_of
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -47,6 +47,9 @@ class Series:
         """The points that are numbers."""
         good = np.isfinite(self.values)
         return Series(self.steps[good], self.values[good])
+
+
+_NEVER_LOGGED = Series(np.empty(0), np.empty(0))
 
 
 @dataclass(frozen=True)
@@ -88,14 +91,10 @@ class RunHistory:
         logged. A run that was continued may have logged a cost that is lower than an earlier one: positions are
         sorted. Both are empty where the metric or the axis was never logged.
         """
-        if metric not in self.metrics:
-            return np.empty(0), np.empty(0)
-        series = self.metrics[metric].finite()
+        series = self.metrics.get(metric, _NEVER_LOGGED).finite()
         if axis == self.axis:
             return series.steps, series.values
-        if f"cost/{axis}" not in self.metrics:
-            return np.empty(0), np.empty(0)
-        cost = self.metrics[f"cost/{axis}"].finite()
+        cost = self.metrics.get(f"cost/{axis}", _NEVER_LOGGED).finite()
         _, ours, theirs = np.intersect1d(series.steps, cost.steps, return_indices=True)
         x, y = cost.values[theirs], series.values[ours]
         order = np.argsort(x, kind="stable")
@@ -103,24 +102,22 @@ class RunHistory:
 
     def last(self, metric: str) -> float | None:
         """The value at the last step; None where it was never logged or is no finite number."""
-        series = self.metrics.get(metric)
-        if series is None or not len(series.values) or not np.isfinite(series.values[-1]):
-            return None
-        return float(series.values[-1])
+        values = self.metrics.get(metric, _NEVER_LOGGED).values
+        return float(values[-1]) if len(values) and np.isfinite(values[-1]) else None
 
     def at(self, metric: str, step: float) -> float:
         """The value at a step; NaN where it was not logged there."""
-        series = self.metrics.get(metric)
-        values = np.empty(0) if series is None else series.values[series.steps == step]
+        series = self.metrics.get(metric, _NEVER_LOGGED)
+        values = series.values[series.steps == step]
         return float(values[0]) if len(values) else np.nan
 
 
+@dataclass(frozen=True)
 class RunReader:
     """Reads one experiment of an MLflow store; writes nothing. Made by `open`."""
 
-    def __init__(self, client: "MlflowClient", experiment_id: str):
-        self.client = client
-        self.experiment_id = experiment_id
+    client: "MlflowClient"
+    experiment_id: str
 
     @classmethod
     def open(cls, tracking_uri: str, experiment: str) -> "RunReader":
@@ -129,9 +126,8 @@ class RunReader:
         Raises:
             UsageError: There is no such database, or no such experiment in it.
         """
-        if tracking_uri.startswith(SQLITE) and not Path(tracking_uri.removeprefix(SQLITE)).is_file():
-            raise UsageError(f"store.tracking_uri: must be a database that exists, got {tracking_uri}")
-        client = connect(absolute_uri(tracking_uri))
+        missing = f"store.tracking_uri: must be a database that exists, got {tracking_uri}"
+        client = _connect_to_existing(tracking_uri, missing)
         entry = client.get_experiment_by_name(experiment)
         if entry is None:
             known = ", ".join(sorted(entry.name for entry in client.search_experiments()))
@@ -147,17 +143,16 @@ class RunReader:
         Raises:
             UsageError: There is no run, none is asked for, or an entry matches none.
         """
-        patterns = [wanted] if isinstance(wanted, str) else wanted
-        if patterns is not None and not patterns:
+        patterns = [wanted] if isinstance(wanted, str) else ["*"] if wanted is None else wanted
+        if not patterns:
             raise UsageError("runs: must name at least one run, or be null for all, got []")
         runs = [run for run in self._search() if run.data.params]
         if not runs:
             raise UsageError("runs: the experiment has no run yet")
-        if patterns is not None:
-            for pattern in patterns:
-                if not any(_matches(run, pattern) for run in runs):
-                    raise UsageError(f"runs: an entry must match a run by name or id, got {pattern!r}")
-            runs = [run for run in runs if any(_matches(run, pattern) for pattern in patterns)]
+        for pattern in patterns:
+            if not any(_matches(run, pattern) for run in runs):
+                raise UsageError(f"runs: an entry must match a run by name or id, got {pattern!r}")
+        runs = [run for run in runs if any(_matches(run, pattern) for pattern in patterns)]
         return [self._history(run) for run in sorted(runs, key=lambda run: run.info.start_time)]
 
     def artifact(self, run_id: str, name: str) -> bytes | None:
@@ -201,6 +196,44 @@ class RunReader:
         )
 
 
+def is_named(name: str, pattern: str) -> bool:
+    """Whether a name is, or fits, a pattern (``*``, ``?``)."""
+    return name == pattern or fnmatch.fnmatchcase(name, pattern)
+
+
 def _matches(run: "Run", pattern: str) -> bool:
-    name = run.info.run_name
-    return pattern in (run.info.run_id, name) or fnmatch.fnmatchcase(name, pattern)
+    return run.info.run_id == pattern or is_named(run.info.run_name, pattern)
+
+
+def download_artifacts(tracking_uri: str, run_id: str, folder: str, target: Path) -> list[Path]:
+    """Copies the files of an artifact folder of a run, sorted by name.
+
+    Args:
+        tracking_uri: The store.
+        run_id: The run.
+        folder: The artifact folder; one that is not there has no files.
+        target: Local directory for the copies.
+
+    Raises:
+        UsageError: There is no such store, or no such run in it.
+    """
+    problem = f"{run_id} is no run directory, and"
+    missing = f"{problem} there is no MLflow store {tracking_uri} to look in"
+    client = _connect_to_existing(tracking_uri, missing)
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.get_run(run_id)
+        names = sorted(item.path for item in client.list_artifacts(run_id, folder) if not item.is_dir)
+        return [Path(client.download_artifacts(run_id, name, str(target))) for name in names]
+    except MlflowException as error:
+        store, reason = absolute_uri(tracking_uri), str(error).splitlines()[0]
+        raise UsageError(f"{problem} no run in the MLflow store {store}: {reason}") from error
+
+
+def _connect_to_existing(tracking_uri: str, problem: str) -> "MlflowClient":
+    """A client of a store; MLflow would make a database that is missing, which is refused with the problem instead."""
+    database = database_of(tracking_uri)
+    if database is not None and not database.is_file():
+        raise UsageError(problem)
+    return connect(absolute_uri(tracking_uri))

@@ -5,7 +5,6 @@ opened.
 """
 
 import fcntl
-import json
 import logging
 import os
 import re
@@ -13,28 +12,33 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from yamame.checks import UsageError
 from yamame.files.run_directory import check_folder
-from yamame.tracking.summary import Status, json_safe
+from yamame.tracking.summary import Status
 
 if TYPE_CHECKING:
+    from mlflow.entities import Metric
     from mlflow.tracking import MlflowClient
 
-SQLITE = "sqlite:///"
+_SQLITE = "sqlite:///"
 _METRICS_PER_BATCH, _PARAMS_PER_BATCH = 1000, 100
 _LONGEST_KEY, _LONGEST_VALUE = 250, 6000
-_TABLES_TAG = "mlflow.loggedArtifacts"
 _FORBIDDEN = re.compile(r"[^\w\-. :/]", re.ASCII)
+
+
+def database_of(tracking_uri: str) -> Path | None:
+    """The file of a SQLite store; None for a store of another kind."""
+    return Path(tracking_uri.removeprefix(_SQLITE)) if tracking_uri.startswith(_SQLITE) else None
 
 
 def absolute_uri(tracking_uri: str) -> str:
     """A relative SQLite path made absolute, so that a run is found again from another directory."""
-    if not tracking_uri.startswith(SQLITE):
-        return tracking_uri
-    return SQLITE + str(Path(tracking_uri.removeprefix(SQLITE)).resolve())
+    database = database_of(tracking_uri)
+    return tracking_uri if database is None else f"{_SQLITE}{database.resolve()}"
 
 
 def clean_key(key: str) -> str:
@@ -52,27 +56,18 @@ def clean_value(value: Any) -> str:
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
 
 
-class Point(NamedTuple):
-    """A metric at a step, and when it was measured (milliseconds since 1970)."""
-
-    key: str
-    value: float
-    step: int
-    time_ms: int
-
-
+@dataclass(frozen=True)
 class MLflowRun:
     """A run that is open for writing. Made by `create` or `reopen`."""
 
-    def __init__(self, client: "MlflowClient", run_id: str):
-        self.client = client
-        self.run_id = run_id
+    client: "MlflowClient"
+    run_id: str
 
     @classmethod
     def create(cls, tracking_uri: str, experiment: str, *, name: str, tags: Mapping[str, Any]) -> "MLflowRun":
         """Starts a run, making the experiment when it is not there."""
         client = connect(tracking_uri)
-        values = {"mlflow.source.name": sys.argv[0]} | dict(tags)
+        values = {"mlflow.source.name": sys.argv[0], **tags}
         run = client.create_run(
             _experiment_id(client, tracking_uri, experiment),
             run_name=name,
@@ -81,8 +76,8 @@ class MLflowRun:
         return cls(client, run.info.run_id)
 
     @classmethod
-    def reopen(cls, tracking_uri: str, run_id: str) -> "MLflowRun":
-        """Continues a run.
+    def reopen(cls, tracking_uri: str, run_id: str, *, tags: Mapping[str, Any]) -> "MLflowRun":
+        """Continues a run; the tags replace those of the same names.
 
         Raises:
             UsageError: The store does not hold it, or it was deleted there.
@@ -99,6 +94,8 @@ class MLflowRun:
                 f"MLflowTracker: the MLflow run {run_id} must be in {tracking_uri}, it is not there"
             )
         client.update_run(run_id, status="RUNNING")
+        for key, value in tags.items():
+            client.set_tag(run_id, clean_key(key), clean_value(value))
         return cls(client, run_id)
 
     def last_steps(self) -> dict[str, int]:
@@ -106,11 +103,8 @@ class MLflowRun:
         # Public ``data.metrics`` drops the steps, and reading whole histories takes seconds on long runs.
         return {metric.key: metric.step for metric in self.client.get_run(self.run_id).data._metric_objs}
 
-    def log_points(self, points: Sequence[Point]) -> None:
-        """Stores points of any keys and steps in one transaction (one per thousand)."""
-        from mlflow.entities import Metric
-
-        metrics = [Metric(key, float(value), time_ms, step) for key, value, step, time_ms in points]
+    def log_metrics(self, metrics: Sequence["Metric"]) -> None:
+        """Stores metrics of any keys and steps in one transaction (one per thousand)."""
         for start in range(0, len(metrics), _METRICS_PER_BATCH):
             self.client.log_batch(self.run_id, metrics=metrics[start : start + _METRICS_PER_BATCH])
 
@@ -122,37 +116,19 @@ class MLflowRun:
         for start in range(0, len(items), _PARAMS_PER_BATCH):
             self.client.log_batch(self.run_id, params=items[start : start + _PARAMS_PER_BATCH])
 
-    def set_tag(self, key: str, value: Any) -> None:
-        """Stores or changes a tag."""
-        self.client.set_tag(self.run_id, clean_key(key), clean_value(value))
-
-    def log_artifact(self, path: Path, folder: str | None) -> None:
-        """Copies a file or a directory into the artifacts."""
-        log = self.client.log_artifacts if path.is_dir() else self.client.log_artifact
-        log(self.run_id, str(path), folder)
-
-    def log_table(self, name: str, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Stores a table where MLflow's pages look for it, in place of one of the same name."""
-        file = f"{name.removesuffix('.json')}.json"
-        rows = json_safe([list(row) for row in zip(*columns.values(), strict=True)])
-        self.client.log_dict(self.run_id, {"columns": list(columns), "data": rows}, file)
-        known = json.loads(self.client.get_run(self.run_id).data.tags.get(_TABLES_TAG, "[]"))
-        entry = {"path": file, "type": "table"}
-        if entry not in known:
-            self.client.set_tag(self.run_id, _TABLES_TAG, json.dumps([*known, entry]))
-
     def finish(self, status: Status) -> None:
         """Closes the run."""
         self.client.set_terminated(self.run_id, status=status)
 
 
 def connect(tracking_uri: str) -> "MlflowClient":
-    """A client, after keeping MLflow from talking: no log lines, no usage statistics, no foreign warnings.
+    """A client, after keeping MLflow from talking: no log lines, progress bars, usage statistics, foreign warnings.
 
     Raises:
         UsageError: MLflow can use no such store.
     """
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     try:
         with warnings.catch_warnings(), _alone_with(tracking_uri):
             warnings.simplefilter("ignore")
@@ -170,37 +146,36 @@ def connect(tracking_uri: str) -> "MlflowClient":
     return client
 
 
-def check_store(cfg: Mapping[str, Any], *, tracker: str = "logger") -> None:
+def check_store(cfg: Mapping[str, Any]) -> None:
     """Refuses a store that cannot take a new run, before anything is written; a new database is not yet made.
 
     Args:
-        cfg: The composed configuration; without a tracker that has a store there is nothing to refuse, and a run
+        cfg: The composed configuration; without a ``logger`` that has a store there is nothing to refuse, and a run
             that is resumed knows its own.
-        tracker: Key of the tracker.
 
     Raises:
         UsageError: Names the store and what is wrong with it.
     """
-    node = cfg.get(tracker) or {}
+    node = cfg.get("logger") or {}
     if "tracking_uri" not in node or cfg.get("resume"):
         return
     uri = absolute_uri(node["tracking_uri"])
-    database = Path(uri.removeprefix(SQLITE))
-    if uri.startswith(SQLITE) and not database.exists():
-        check_folder(database.parent, f"{tracker}.tracking_uri")
-        return
-    _find_experiment(connect(uri), uri, node["experiment"])
+    database = database_of(uri)
+    if database is not None and not database.exists():
+        check_folder(database.parent, "logger.tracking_uri")
+    else:
+        _find_experiment(connect(uri), uri, node["experiment"])
 
 
 @contextmanager
 def _alone_with(tracking_uri: str) -> Iterator[None]:
     """Keeps other processes waiting: MLflow fails where two of them set up one SQLite database at once."""
-    if not tracking_uri.startswith(SQLITE):
+    database = database_of(tracking_uri)
+    if database is None:
         yield
         return
-    folder = Path(tracking_uri.removeprefix(SQLITE)).parent
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
+    database.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(database.parent, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -225,10 +200,8 @@ def _experiment_id(client: "MlflowClient", tracking_uri: str, name: str) -> str:
     found = _find_experiment(client, tracking_uri, name)
     if found is not None:
         return found
-    location = None
-    if tracking_uri.startswith(SQLITE):
-        database = Path(tracking_uri.removeprefix(SQLITE))
-        location = (database.parent / "mlruns" / clean_key(name)).as_uri()
+    database = database_of(tracking_uri)
+    location = None if database is None else (database.parent / "mlruns" / clean_key(name)).as_uri()
     try:
         return str(client.create_experiment(name, artifact_location=location))
     except MlflowException:

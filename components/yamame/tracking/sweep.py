@@ -8,35 +8,28 @@ of a multirun that failed, so `yamame.cli.app.main` closes the parent then.
 
 import math
 import os
-import time
 from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from yamame.tracking.mlflow_store import MLflowRun, Point, absolute_uri
-from yamame.tracking.summary import Status, run_status
+from yamame.tracking.mlflow_store import MLflowRun, absolute_uri
+from yamame.tracking.summary import run_status
 from yamame.tracking.tracker import EXPERIMENT, PARENT_VARIABLE, TRACKING_URI
 
 _open_sweeps: list[MLflowRun] = []
 
 
 class SweepParent(Callback):
-    """Opens a parent run for a multirun whose tracker is MLflow.
+    """Opens a parent run for a multirun whose ``logger`` is MLflow.
 
-    Args:
-        tracker: Key of the tracker in the configuration.
-        metric: Name of the jobs' objective in the parent run; its step is the number of the job.
+    The parent's metric ``objective`` holds those of the jobs; its step is the number of the job.
     """
-
-    def __init__(self, *, tracker: str = "logger", metric: str = "objective"):
-        self.tracker = tracker
-        self.metric = metric
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Opens the parent run."""
-        node = OmegaConf.select(config, self.tracker)
+        node = OmegaConf.select(config, "logger")
         if node is None or not str(node.get("_target_", "")).endswith(".MLflowTracker"):
             return
         overrides = " ".join(config.hydra.overrides.task)
@@ -55,20 +48,17 @@ class SweepParent(Callback):
             return
         value = job_return.return_value
         if isinstance(value, int | float) and math.isfinite(value):
-            point = Point(self.metric, value, int(config.hydra.job.num), int(time.time() * 1000))
-            _open_sweeps[-1].log_points([point])
+            run = _open_sweeps[-1]
+            run.client.log_metric(run.run_id, "objective", value, step=int(config.hydra.job.num))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Closes the parent run."""
-        _close("FINISHED")
+        close_sweep(None)
 
 
 def close_sweep(error: BaseException | None) -> None:
-    """Closes a parent run that is still open, for the sweep did not end by itself."""
-    _close(run_status(error))
-
-
-def _close(status: Status) -> None:
-    os.environ.pop(PARENT_VARIABLE, None) if _open_sweeps else None
+    """Closes the parent run if it is still open; an error is what the sweep ended by."""
+    if _open_sweeps:
+        os.environ.pop(PARENT_VARIABLE, None)
     while _open_sweeps:
-        _open_sweeps.pop().finish(status)
+        _open_sweeps.pop().finish(run_status(error))

@@ -10,12 +10,15 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from yamame.files.atomic import atomic_writer
 from yamame.tracking.costs import SystemMetrics
-from yamame.tracking.mlflow_store import MLflowRun, Point, absolute_uri, clean_key
-from yamame.tracking.summary import git_revision, run_status, versions
+from yamame.tracking.mlflow_store import MLflowRun, absolute_uri, clean_key
+from yamame.tracking.summary import git_revision, json_safe, run_status, versions
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric
 
 TRACKING_URI = "sqlite:///mlflow.db"
 """Where ``mlflow ui`` looks by itself when it is started in the same directory."""
@@ -23,6 +26,7 @@ EXPERIMENT = "yamame"
 PARENT_VARIABLE = "YAMAME_MLFLOW_PARENT"
 """Environment variable with the id of the run that new runs become children of."""
 RUN_FILE = "mlflow.json"
+_TABLES_TAG = "mlflow.loggedArtifacts"
 
 
 class Tracker(Protocol):
@@ -98,7 +102,7 @@ class MLflowTracker(Tracker):
         self.experiment = experiment
         self.system_metrics = system_metrics
         self.flush_s = flush_s
-        self._points: list[Point] = []
+        self._metrics: list[Metric] = []
         self._flushed = time.monotonic()
         self._run: MLflowRun | None = None
         self._system: SystemMetrics | None = None
@@ -128,16 +132,17 @@ class MLflowTracker(Tracker):
         present = ({"mlflow.parentRunId": parent} if parent else {}) | dict(tags or {})
         if record.exists():
             known = json.loads(record.read_text())
-            self._run = MLflowRun.reopen(known["tracking_uri"], known["run_id"])
-            for key, value in present.items():
-                self._run.set_tag(key, value)
+            self._run = MLflowRun.reopen(known["tracking_uri"], known["run_id"], tags=present)
         else:
             uri = absolute_uri(self.tracking_uri)
-            self._run = MLflowRun.create(uri, self.experiment, name=name, tags=_tags() | present)
+            made_by = {f"version.{package}": version for package, version in versions().items()}
+            if (revision := git_revision()) is not None:
+                made_by["mlflow.source.git.commit"] = revision
+            self._run = MLflowRun.create(uri, self.experiment, name=name, tags=made_by | present)
             with atomic_writer(record) as file:
                 file.write(json.dumps({"tracking_uri": uri, "run_id": self._run.run_id}).encode())
             self._run.log_params(params)
-        self._points = []
+        self._metrics = []
         self._last_steps = self._run.last_steps()
         self._system = SystemMetrics() if self.system_metrics else None
         return self
@@ -146,30 +151,39 @@ class MLflowTracker(Tracker):
         """See `Tracker.log`."""
         if self._run is None:
             raise RuntimeError("MLflowTracker: start must be called before log")
+        from mlflow.entities import Metric
+
         due = time.monotonic() - self._flushed >= self.flush_s
         sampled = self._system.sample() if self._system and due else {}
         now = int(time.time() * 1000)
         for name, value in {**metrics, **sampled}.items():
             key = clean_key(name)
             if step > self._last_steps.get(key, -1):
-                self._points.append(Point(key, float(value), step, now))
+                self._metrics.append(Metric(key, float(value), now, step))
                 self._last_steps[key] = step
         if due:
             self.flush()
 
     def flush(self) -> None:
         """See `Tracker.flush`."""
-        run, points, self._points = self.run, self._points, []
+        run, metrics, self._metrics = self.run, self._metrics, []
         self._flushed = time.monotonic()
-        run.log_points(points)
+        run.log_metrics(metrics)
 
     def log_artifact(self, path: Path, *, folder: str | None = None) -> None:
         """See `Tracker.log_artifact`."""
-        self.run.log_artifact(Path(path), folder)
+        log = self.run.client.log_artifacts if Path(path).is_dir() else self.run.client.log_artifact
+        log(self.run.run_id, str(path), folder)
 
     def log_table(self, name: str, columns: Mapping[str, Sequence[Any]]) -> None:
-        """See `Tracker.log_table`."""
-        self.run.log_table(name, columns)
+        """See `Tracker.log_table`. MLflow's pages find a table by a tag; its own ``log_table`` appends to one."""
+        run, file = self.run, f"{name.removesuffix('.json')}.json"
+        rows = json_safe([list(row) for row in zip(*columns.values(), strict=True)])
+        run.client.log_dict(run.run_id, {"columns": list(columns), "data": rows}, file)
+        known = json.loads(run.client.get_run(run.run_id).data.tags.get(_TABLES_TAG, "[]"))
+        entry = {"path": file, "type": "table"}
+        if entry not in known:
+            run.client.set_tag(run.run_id, _TABLES_TAG, json.dumps([*known, entry]))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -178,9 +192,3 @@ class MLflowTracker(Tracker):
             self.flush()
         finally:
             self.run.finish(run_status(kind))
-
-
-def _tags() -> dict[str, str]:
-    tags = {f"version.{name}": version for name, version in versions().items()}
-    revision = git_revision()
-    return tags if revision is None else tags | {"mlflow.source.git.commit": revision}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from yamame.evaluation.intervals import Resampling
 from yamame.report import Group
-from yamame.report.curves import (
+from yamame.report.plots import (
     families,
     learning_curve_of,
     mean_curve,
@@ -23,8 +23,7 @@ def test_the_mean_is_taken_on_all_steps_that_every_run_knows(make_run):
     curve = learning_curve_of(Group("A", "", tuple(runs)), "success_mean", RESAMPLING)
     assert curve.x.tolist() == [20, 30]
     assert curve.y.tolist() == [0.5, 0.5]  # the first run is at 0.5 half-way between its points
-    assert curve.low.tolist() == [0.5, 0.0]
-    assert curve.high.tolist() == [0.5, 1.0]
+    assert [end.tolist() for end in curve.band] == [[0.5, 0.0], [0.5, 1.0]]
     assert [x.tolist() for x, _ in curve.runs] == [[10, 30], [20, 30, 90]]
 
 
@@ -41,9 +40,10 @@ def test_the_band_of_a_single_run_is_the_interval_over_its_episodes(make_run):
         f"eval/success_{name}": {10: value} for name, value in [("mean", 0.5), ("low", 0.3), ("high", 0.6)]
     }
     curve = learning_curve_of(Group("A", "", (make_run(0, metrics),)), "success_mean", RESAMPLING)
-    assert (curve.low.tolist(), curve.high.tolist()) == ([0.3], [0.6])
+    assert [end.tolist() for end in curve.band] == [[0.3], [0.6]]
     del metrics["eval/success_low"]
-    assert not len(learning_curve_of(Group("A", "", (make_run(0, metrics),)), "success_mean", RESAMPLING).low)
+    group = Group("A", "", (make_run(0, metrics),))
+    assert learning_curve_of(group, "success_mean", RESAMPLING).band is None
 
 
 def test_costs_become_the_axis_at_the_steps_of_evaluations(make_run):
