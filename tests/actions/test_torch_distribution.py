@@ -2,20 +2,15 @@
 
 import pytest
 import torch
+from torchrl.data import Binary, Bounded, Categorical, MultiCategorical
 from torchrl.modules.distributions.utils import has_analytic_entropy
-from yamame.actions import (
-    BoxActions,
-    DiscreteActions,
-    MultiBinaryActions,
-    MultiDiscreteActions,
-    TorchDistribution,
-)
+from yamame.actions import ActionSpace, TorchDistribution
 
 SPACES = {
-    "discrete": DiscreteActions(4),
-    "multi_discrete": MultiDiscreteActions([2, 3]),
-    "multi_binary": MultiBinaryActions(3),
-    "box": BoxActions(torch.tensor([-1.0, 0.0]), torch.tensor([1.0, 10.0])),
+    "discrete": ActionSpace(Categorical(4)),
+    "multi_discrete": ActionSpace(MultiCategorical([2, 3])),
+    "multi_binary": ActionSpace(Binary(3)),
+    "box": ActionSpace(Bounded(torch.tensor([-1.0, 0.0]), torch.tensor([1.0, 10.0]))),
 }
 
 

@@ -1,6 +1,7 @@
 import pytest
 import torch
-from yamame.actions import DiscreteActions
+from torchrl.data import Categorical
+from yamame.actions import ActionSpace
 from yamame.heads import ValueHead, make_value_head
 
 
@@ -16,7 +17,7 @@ def test_every_context_and_discount_has_a_value_of_its_own():
 
 
 def test_an_agent_may_have_it_for_its_critic():
-    head = make_value_head(8, action_space=DiscreteActions(3), gammas=[0.9, 0.99], num_outputs=1)
+    head = make_value_head(8, action_space=ActionSpace(Categorical(3)), gammas=[0.9, 0.99], num_outputs=1)
     assert head(torch.zeros(2, 8)).shape == (2, 2)
 
 
@@ -30,4 +31,4 @@ def test_sizes_out_of_range_are_refused(settings, message):
 
 def test_values_of_several_outputs_are_refused():
     with pytest.raises(ValueError, match="make_value_head: num_outputs must be 1, got 33"):
-        make_value_head(8, action_space=DiscreteActions(3), gammas=[0.9], num_outputs=33)
+        make_value_head(8, action_space=ActionSpace(Categorical(3)), gammas=[0.9], num_outputs=33)

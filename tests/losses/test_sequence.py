@@ -7,8 +7,9 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
+from torchrl.data import Bounded
 from torchrl.modules import recurrent_mode
-from yamame.actions import ActionSpace, BoxActions
+from yamame.actions import ActionSpace
 from yamame.heads import ActorHead
 from yamame.losses import MultiGammaREDQLoss
 
@@ -305,7 +306,7 @@ def test_heads_must_agree_with_the_number_of_discounts(
 def test_a_box_may_have_one_dimension_with_bounds_that_exclude_zero(
     make_loss: Make, make_batch: MakeBatch
 ) -> None:
-    space = BoxActions(torch.tensor([2.0]), torch.tensor([3.0]))
+    space = ActionSpace(Bounded(torch.tensor([2.0]), torch.tensor([3.0])))
     terms, grads = _run(make_loss(space), make_batch(space))
     assert all(bool(value.isfinite()) for value in terms.values())
     assert all(bool(grad.isfinite().all()) for grad in grads)

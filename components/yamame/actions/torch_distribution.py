@@ -21,8 +21,8 @@ class TorchDistribution(torch.distributions.Distribution):
         action_mask: As `ActionSpace.distribution` takes it.
         action_space: What an action is.
 
-    >>> from yamame.actions import DiscreteActions
-    >>> distribution = TorchDistribution(torch.zeros(2, 3), action_space=DiscreteActions(3))
+    >>> from torchrl.data import Categorical
+    >>> distribution = TorchDistribution(torch.zeros(2, 3), action_space=ActionSpace(Categorical(3)))
     >>> distribution.batch_shape, distribution.event_shape, distribution.sample((5,)).shape
     (torch.Size([2]), torch.Size([3]), torch.Size([5, 2, 3]))
     """

@@ -7,7 +7,7 @@ from tensordict.utils import NestedKey
 from torch import nn
 from torchrl.data import Composite, TensorSpec
 
-from yamame.actions import BoxDistribution, action_space_from_spec
+from yamame.actions import ActionSpace, BoxDistribution
 from yamame.agent.encoders import SeparateEncoders
 from yamame.agent.policy import InContextPolicy
 from yamame.heads import ActorHead
@@ -34,7 +34,7 @@ class InContextAgent(nn.Module):
         returns: ``(num_gammas) -> value representation``.
         gammas: Discount factors in (0, 1), each with its own policy and values. The last one acts.
         probability_floor: Share of the uniform distribution mixed into discrete policies.
-        box_distribution: Family of continuous policies; see `yamame.actions.BoxActions`.
+        box_distribution: Family of continuous policies; see `yamame.actions.ActionSpace`.
         share_encoders: Whether the critics read the actor's context. If not, `yamame.losses.SeparateREDQLoss` is
             the loss that trains the agent.
         goal_key: Where the instruction is found in the observation spec.
@@ -60,7 +60,7 @@ class InContextAgent(nn.Module):
         super().__init__()
         batch_dims = len(observation_spec.shape)
         self.gammas = tuple(float(gamma) for gamma in gammas)
-        self.action_space = action_space_from_spec(
+        self.action_space = ActionSpace(
             action_spec,
             batch_dims=batch_dims,
             probability_floor=probability_floor,

@@ -6,11 +6,11 @@ from torch import Tensor
 from torchrl.data import TensorSpec
 
 from yamame.actions import ActionSpace
-from yamame.checks import require, require_at_least
-from yamame.exploration.base import Exploration
+from yamame.checks import require_at_least
+from yamame.exploration.epsilon import LinearNoise
 
 
-class EdgeEpsilon(Exploration):
+class EdgeEpsilon(LinearNoise):
     """Epsilon that is large in the first and last steps of a rollout only, and falls over training.
 
     For tasks of pure memory: what is seen at first must be recalled at last, and any random action on the way ends
@@ -57,11 +57,8 @@ class EdgeEpsilon(Exploration):
         action_mask_key: NestedKey = "action_mask",
     ) -> None:
         keys = {"action_key": action_key, "action_mask_key": action_mask_key}
-        super().__init__(action_space, anneal_steps=anneal_steps, **keys)
-        for name, share in (("start", start), ("end", end)):
-            require("EdgeEpsilon", name, share, 0.0 <= share <= 1.0, "be in [0, 1]")
+        super().__init__(action_space, anneal_steps=anneal_steps, start=start, end=end, **keys)
         require_at_least("EdgeEpsilon", 0, random_steps=random_steps, first=first, last=last)
-        self.start, self.end = start, end
         self.random_steps, self.first, self.last = random_steps, first, last
         self.time_key, self.step_index_key = time_key, step_index_key
         self.in_keys = [*self.in_keys, time_key, step_index_key]

@@ -1,33 +1,37 @@
 """Random actions and noise: annealed over training, or also within each rollout."""
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.data import TensorSpec
 
-from yamame.actions import ActionSpace, BoxActions
-from yamame.checks import require, require_at_least
+from yamame.actions import ActionSpace
+from yamame.checks import require
 from yamame.exploration.base import Exploration
 
 
-class EpsilonGreedy(Exploration):
-    """With probability epsilon a uniform action among the allowed ones; epsilon falls linearly over training.
-
-    Bits are replaced one by one, everything else whole, see `yamame.exploration.base.perturb`.
+class LinearNoise(Exploration):
+    """Noise whose strength falls linearly over training, and stays the same within a rollout.
 
     Args:
-        action_space: See `Exploration`; not a box.
-        anneal_steps: Environment steps, over all envs, after which epsilon stays at ``end``.
-        start: Epsilon when training begins.
-        end: Epsilon once annealed.
+        action_space: See `Exploration`.
+        anneal_steps: Environment steps, over all envs, after which the strength stays at ``end``.
+        start: Strength when training begins.
+        end: Strength once annealed.
         action_key, action_mask_key: See `Exploration`.
 
+    Attributes:
+        largest: Greatest strength there is.
+
     Raises:
-        ValueError: If an epsilon is not in [0, 1] or the action is continuous (use `GaussianNoise`).
+        ValueError: If a strength is negative or greater than ``largest``.
     """
+
+    largest: ClassVar[float] = 1.0
 
     def __init__(
         self,
@@ -42,49 +46,40 @@ class EpsilonGreedy(Exploration):
         keys = {"action_key": action_key, "action_mask_key": action_mask_key}
         super().__init__(action_space, anneal_steps=anneal_steps, **keys)
         for name, value in (("start", start), ("end", end)):
-            require("EpsilonGreedy", name, value, 0.0 <= value <= 1.0, "be in [0, 1]")
-        kind, is_box = type(self.action_space).__name__, isinstance(self.action_space, BoxActions)
-        require("EpsilonGreedy", "action_space", kind, not is_box, "be discrete (GaussianNoise is for boxes)")
+            in_range, condition = 0.0 <= value <= self.largest, f"be in [0, {self.largest:g}]"
+            require(type(self).__name__, name, value, in_range, condition)
         self.start, self.end = start, end
 
     def epsilon(self, tensordict: TensorDictBase) -> Tensor:
-        """Epsilon, a scalar."""
+        """The strength, a scalar."""
         return self.anneal(self.start, self.end)
 
 
-class GaussianNoise(Exploration):
-    """Adds normal noise to box actions and clips to the bounds; its size falls linearly over training.
+class EpsilonGreedy(LinearNoise):
+    """With probability epsilon a uniform action among the allowed ones; epsilon falls linearly over training.
 
-    Args:
-        action_space: See `Exploration`; a box.
-        anneal_steps: Environment steps, over all envs, after which the noise stays at ``end``.
-        start: Standard deviation when training begins, in half ranges of the action (1 is from centre to
-            bound).
-        end: Standard deviation once annealed, in half ranges.
-        action_key: Key of the action, read and written.
+    Bits are replaced one by one, everything else whole, see `yamame.exploration.base.perturb`. Arguments are those of
+    `LinearNoise`; a strength is epsilon, in [0, 1].
 
     Raises:
-        ValueError: If a standard deviation is negative or the action is not continuous.
+        ValueError: As `LinearNoise`, and if the action is continuous (use `GaussianNoise`).
     """
 
-    def __init__(
-        self,
-        action_space: ActionSpace | TensorSpec,
-        *,
-        anneal_steps: int,
-        start: float = 1.0,
-        end: float = 0.05,
-        action_key: NestedKey = "action",
-    ) -> None:
-        super().__init__(action_space, anneal_steps=anneal_steps, action_key=action_key, action_mask_key=None)
-        require_at_least("GaussianNoise", 0, start=start, end=end)
-        kind, is_box = type(self.action_space).__name__, isinstance(self.action_space, BoxActions)
-        require("GaussianNoise", "action_space", kind, is_box, "be a box")
-        self.start, self.end = start, end
+    kinds = ("index", "indices", "bits")
 
-    def epsilon(self, tensordict: TensorDictBase) -> Tensor:
-        """The standard deviation in half ranges, a scalar."""
-        return self.anneal(self.start, self.end)
+
+class GaussianNoise(LinearNoise):
+    """Adds normal noise to box actions and clips to the bounds; its size falls linearly over training.
+
+    Arguments are those of `LinearNoise`; a strength is a standard deviation in half ranges of the action (1 is from
+    centre to bound), and may be of any size.
+
+    Raises:
+        ValueError: As `LinearNoise`, and if the action is not continuous.
+    """
+
+    kinds = ("box",)
+    largest = math.inf
 
 
 class BilevelEpsilon(Exploration):

@@ -16,7 +16,7 @@ from tensordict.nn import TensorDictModuleBase, dispatch
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
 
-from yamame.actions import ActionDistribution, ActionSpace, BoxActions
+from yamame.actions import ActionDistribution, ActionSpace
 from yamame.checks import require, require_at_least, require_choice
 from yamame.heads import ValueRepresentation
 from yamame.losses.functional import advantage_filter, bootstrapped_targets, critic_subset_value, masked_mean
@@ -84,9 +84,9 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
             no valid transition.
 
     >>> from tensordict.nn import TensorDictModule
-    >>> from yamame.actions import DiscreteActions
+    >>> from torchrl.data import Categorical
     >>> from yamame.heads import ActorHead, PopArt, make_critic
-    >>> space, gammas = DiscreteActions(3), (0.9, 0.99)
+    >>> space, gammas = ActionSpace(Categorical(3)), (0.9, 0.99)
     >>> encoder = TensorDictModule(nn.Linear(4, 8), in_keys=["observation"], out_keys=["context"])
     >>> actor = ActorHead(8, action_space=space, num_gammas=2)
     >>> critic = make_critic(8, action_space=space, gammas=gammas)
@@ -153,7 +153,7 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         require_choice(owner, "cloning_filter", self.cloning_filter, ("binary", "exponential", "none"))
         gradient, exact = self.discrete_gradient, "expectation"
         require_choice(owner, "discrete_gradient", gradient, (exact, "straight_through"))
-        follows = gradient == exact or not isinstance(self.action_space, BoxActions)
+        follows = gradient == exact or self.action_space.kind != "box"
         require(owner, "discrete_gradient", gradient, follows, f"be {exact!r} where actions are continuous")
         enough, users = self.critic_network is not None or not self._uses_critics, self._uses_critics
         require(owner, "critic", self.critic_network, enough, f"not be None with {' and '.join(users)}")
