@@ -220,7 +220,7 @@ def test_a_copy_values_alike_until_one_of_the_two_moves():
         ),
         (
             lambda: ActionInputCritic(2, action_size=2, gammas=[0.9], num_critics=-1),
-            "EnsembleMLP: num_members must be at least 1, got -1",
+            "ActionInputCritic: num_critics must be at least 1, got -1",
         ),
         (
             lambda: ActionInputCritic(2, action_size=0, gammas=[0.9]),
@@ -231,6 +231,14 @@ def test_a_copy_values_alike_until_one_of_the_two_moves():
             r"ActionInputCritic: gammas must be in \[0, 1\), at least one, got \[0\.9, 1\.0\]",
         ),
         (lambda: ActionInputCritic(2, action_size=2, gammas=[]), r"gammas must be .* got \[\]"),
+        (
+            lambda: StateActionCritic(2, num_actions=2, num_gammas=1, num_critics=0),
+            "StateActionCritic: num_critics must be at least 1, got 0",
+        ),
+        (
+            lambda: make_critic(2, action_space=ActionSpace(Categorical(2)), gammas=[0.9], num_critics=-1),
+            "make_critic: num_critics must be at least 0, got -1",
+        ),
     ],
 )
 def test_impossible_sizes_are_refused(build, message):

@@ -7,7 +7,7 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torchrl.data import Categorical
 from yamame.actions import ActionSpace
-from yamame.heads import ActorHead, PopArt, ValueHead
+from yamame.heads import ActorHead, PopArt, make_value_head
 from yamame.losses import SequencePPOLoss
 from yamame.trajectory import GRUEncoder, TransformerEncoder
 
@@ -28,7 +28,7 @@ def make_ppo(space, *, encoder="memoryless", seed=0, **settings):
     return SequencePPOLoss(
         TensorDictSequential(features, kinds[encoder]()),
         ActorHead(CONTEXT_SIZE, action_space=space, num_gammas=1, **heads),
-        ValueHead(CONTEXT_SIZE, **heads),
+        make_value_head(CONTEXT_SIZE, action_space=space, gammas=[0.99], **heads),
         PopArt(1),
         action_space=space,
         **settings,

@@ -118,5 +118,7 @@ def test_unfiltered_cloning_needs_no_critic(
 def test_a_term_that_needs_critics_is_named_where_there_are_none(
     settings: dict[str, Any], terms: str, discrete: ActionSpace, make_loss: Make
 ) -> None:
-    with pytest.raises(ValueError, match=rf"critic must not be None with {terms}, got None"):
+    with pytest.raises(
+        ValueError, match=rf"critic must not be None \(num_critics 0\) with {terms}, got None"
+    ):
         _without_critic(make_loss(discrete), discrete, **settings)

@@ -277,12 +277,22 @@ def test_the_mode_reaches_encoder_and_heads_and_no_target(discrete: ActionSpace,
         assert not any(module.training for module in loss._targets.modules())
 
 
-@pytest.mark.parametrize("gammas", [(), (0.9, 1.0), (0.0,)])
-def test_discounts_must_lie_inside_the_unit_interval(
-    gammas: tuple[float, ...], discrete: ActionSpace, make_loss: Make
+@pytest.mark.parametrize(
+    ("gammas", "condition"),
+    [
+        ((), r"lie in \(0, 1\)"),
+        ((0.9, 1.0), r"lie in \(0, 1\)"),
+        ((0.0,), r"lie in \(0, 1\)"),
+        ((0.9, 0.99, 0.9), "differ from each other"),
+    ],
+)
+def test_discounts_must_be_different_numbers_inside_the_unit_interval(
+    gammas: tuple[float, ...], condition: str, discrete: ActionSpace, make_loss: Make
 ) -> None:
     loss = make_loss(discrete)
-    with pytest.raises(ValueError, match=rf"gammas must lie in \(0, 1\).*got \{list(gammas)}"):
+    with pytest.raises(
+        ValueError, match=rf"MultiGammaREDQLoss: gammas must {condition}.*got \{list(gammas)}"
+    ):
         MultiGammaREDQLoss(
             loss.encoder,
             loss.actor_network,

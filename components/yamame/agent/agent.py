@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
-from tensordict.utils import NestedKey
 from torch import nn
 from torchrl.data import Composite, TensorSpec
 
@@ -37,7 +36,6 @@ class InContextAgent(nn.Module):
         box_distribution: Family of continuous policies; see `yamame.actions.ActionSpace`.
         share_encoders: Whether the critics read the actor's context. If not, `yamame.losses.SeparateREDQLoss` is
             the loss that trains the agent.
-        goal_key: Where the instruction is found in the observation spec.
     """
 
     def __init__(
@@ -55,7 +53,6 @@ class InContextAgent(nn.Module):
         probability_floor: float = 0.01,
         box_distribution: BoxDistribution = "tanh_normal",
         share_encoders: bool = True,
-        goal_key: NestedKey = "goal",
     ) -> None:
         super().__init__()
         batch_dims = len(observation_spec.shape)
@@ -69,8 +66,8 @@ class InContextAgent(nn.Module):
 
         def build() -> tuple[TensorDictModuleBase, TrajectoryEncoder]:
             goals = None
-            if goal_key in observation_spec.keys(True, True):
-                goals = goal_encoder(*observation_spec[goal_key].shape[batch_dims:])
+            if "goal" in observation_spec.keys(True, True):
+                goals = goal_encoder(*observation_spec["goal"].shape[batch_dims:])
             inputs = inputs_from_spec(observation_spec, batch_dims=batch_dims)
             timesteps = timestep_encoder(inputs, goal_encoder=goals)
             return timesteps, trajectory_encoder(timesteps.out_features)

@@ -62,7 +62,7 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
             than the context: several samples. None where no term uses one: behaviour cloning without a filter.
         returns: what the O outputs of a value mean: `yamame.heads.PopArt` or `yamame.heads.BinnedReturns`.
         action_space: encodes actions and turns policy parameters into distributions.
-        gammas: discounts in (0, 1), in the order of the heads.
+        gammas: different discounts in (0, 1), in the order of the heads.
         num_target_critics: critics drawn for each target; their minimum counts with the actor loss, their mean without.
         reward_multiplier: factor on rewards before learning.
         online_coeff: weight of the actor loss.
@@ -156,7 +156,16 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         follows = gradient == exact or self.action_space.kind != "box"
         require(owner, "discrete_gradient", gradient, follows, f"be {exact!r} where actions are continuous")
         enough, users = self.critic_network is not None or not self._uses_critics, self._uses_critics
-        require(owner, "critic", self.critic_network, enough, f"not be None with {' and '.join(users)}")
+        require(
+            owner,
+            "critic",
+            self.critic_network,
+            enough,
+            f"not be None (num_critics 0) with {' and '.join(users)}",
+        )
+        most = getattr(self.critic_network, "num_critics", self.num_target_critics)
+        fits = self.num_target_critics <= most
+        require(owner, "num_target_critics", self.num_target_critics, fits, f"be at most num_critics {most}")
 
     @property
     def _filters(self) -> bool:
