@@ -64,7 +64,7 @@ def test_decoding_keeps_leading_dimensions_apart(spec, batch_dims):
 def test_what_a_policy_samples_is_an_action_of_the_spec(spec, batch_dims):
     space = action_space_from_spec(spec, batch_dims=batch_dims)
     dist = space.distribution(torch.randn(*spec.shape[:batch_dims], space.num_params))
-    for encoded in (dist.sample(), dist.rsample(), dist.mode()):
+    for encoded in (dist.sample(), dist.rsample(), dist.mode):
         assert spec.is_in(space.decode(encoded))
     assert dist.log_prob(dist.sample()).shape == spec.shape[:batch_dims]
 

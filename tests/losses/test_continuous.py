@@ -55,7 +55,7 @@ def test_the_policy_finds_the_best_continuous_action(coefficients, distribution)
     def actions() -> torch.Tensor:
         with torch.no_grad():
             params = actor(encoder(torch.tensor([[1.0], [-1.0]])))
-        return space.decode(space.distribution(params).mode()).squeeze(-1)
+        return space.decode(space.distribution(params).mode).squeeze(-1)
 
     best = torch.tensor([[1.0, 1.0], [-1.0, -1.0]])
     before = (actions() - best).abs().max()

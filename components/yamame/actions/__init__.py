@@ -10,4 +10,3 @@ from yamame.actions.encoding import ActionEncoding as ActionEncoding
 from yamame.actions.spaces import ActionSpace as ActionSpace
 from yamame.actions.spaces import BoxDistribution as BoxDistribution
 from yamame.actions.spaces import action_space_from_spec as action_space_from_spec
-from yamame.actions.torch_distribution import TorchDistribution as TorchDistribution

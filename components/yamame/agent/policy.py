@@ -81,7 +81,7 @@ class InContextPolicy(TensorDictModuleBase):
         params, encoder.memory = decide(tensordict.select(*self.in_keys, strict=False), memory)
         distribution = self.action_space.distribution(params, tensordict.get(self.action_mask_key, None))
         deterministic = exploration_type() in (ExplorationType.DETERMINISTIC, ExplorationType.MODE)
-        encoded = distribution.mode() if deterministic else distribution.sample()
+        encoded = distribution.mode if deterministic else distribution.sample()
         return tensordict.set(self.action_key, self.action_space.decode(encoded))
 
     def _decide(self, observations: TensorDictBase, memory: TensorDict) -> tuple[Tensor, TensorDict]:

@@ -34,7 +34,6 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value.functional import vec_generalized_advantage_estimate
 
 from yamame.actions import ActionSpace
-from yamame.actions.torch_distribution import TorchDistribution
 from yamame.checks import require, require_at_least
 from yamame.heads import PopArt
 from yamame.losses.sequence import DEPARTURE, SequenceLoss, encode
@@ -239,8 +238,7 @@ def _policy(actor: nn.Module, action_space: ActionSpace) -> ProbabilisticTensorD
         ProbabilisticTensorDictModule(
             in_keys=["params", "action_mask"],
             out_keys=["action"],
-            distribution_class=TorchDistribution,
-            distribution_kwargs={"action_space": action_space},
+            distribution_class=action_space.distribution,
             return_log_prob=True,
             log_prob_key="action_log_prob",
         ),
