@@ -289,16 +289,14 @@ def test_an_action_space_serves_as_well_as_a_spec():
     assert torch.equal(run(fixed(ActionSpace(Categorical(4)), 0.5), td), run(fixed(Categorical(4), 0.5), td))
 
 
-def test_keyword_names_of_the_entries_are_free():
-    module = BilevelEpsilon(
-        Categorical(4), anneal_steps=1, action_key=("agent", "action"), is_init_key="starts", time_key="clock"
-    )
+def test_the_key_of_the_action_is_free():
+    module = BilevelEpsilon(Categorical(4), anneal_steps=1, action_key=("agent", "action"))
     td = TensorDict(
-        {"agent": {"action": torch.zeros(9, dtype=torch.int64)}, "starts": torch.ones(9, 1).bool()},
+        {"agent": {"action": torch.zeros(9, dtype=torch.int64)}, "is_init": torch.ones(9, 1).bool()},
         batch_size=9,
     )
     assert module(td)["agent", "action"].shape == (9,)
-    assert module.in_keys == [("agent", "action"), "starts"]
+    assert module.in_keys == [("agent", "action"), "is_init"]
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.nn import functional as F
 
-from yamame.recorder import capturing
+from yamame.capturing import capturing
 
-Shape = Size | tuple[int, ...]
+Shape = Size | list[int] | tuple[int, ...]
 _TINY = torch.finfo(torch.float32).tiny
 _LOG_TINY = math.log(_TINY)
 _INVERSE_LIMIT = 0.99

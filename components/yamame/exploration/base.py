@@ -1,9 +1,9 @@
 """What all exploration modules share: a schedule counted in environment steps, and when they act at all.
 
-An exploration module stands behind the policy: it reads ``action`` from a tensordict ``[N]`` and writes the
-action to execute (and to store) under the same key. It changes something only where TorchRL's
-`exploration_type` is RANDOM or unset; under DETERMINISTIC, MODE and MEAN it is the identity. All noise comes
-from PyTorch's global generator.
+An exploration module stands behind the policy: it reads ``action`` and, when present, ``action_mask`` ``[N, A]`` bool
+from a tensordict ``[N]`` and writes the action to execute (and to store) under the same key. It changes something only
+where TorchRL's `exploration_type` is RANDOM or unset; under DETERMINISTIC, MODE and MEAN it is the identity. All noise
+comes from PyTorch's global generator.
 
 TorchRL's `EGreedyModule` and `AdditiveGaussianModule` are no substitutes: they anneal by one float32 subtraction per
 environment step (over 32 million steps epsilon never falls, for each decrement is rounded away), replace all bits of
@@ -35,7 +35,6 @@ class Exploration(TensorDictModuleBase):
             batch dimensions.
         anneal_steps: Environment steps after which a schedule has reached its end.
         action_key: Key of the action, read and written.
-        action_mask_key: Key of the allowed actions ``[N, A]`` bool, read when present; None: all are allowed.
 
     Attributes:
         kinds: Of actions that the noise suits, see `yamame.actions.ActionEncoding`.
@@ -55,7 +54,6 @@ class Exploration(TensorDictModuleBase):
         *,
         anneal_steps: int,
         action_key: NestedKey = "action",
-        action_mask_key: NestedKey | None = "action_mask",
     ) -> None:
         super().__init__()
         require(type(self).__name__, "anneal_steps", anneal_steps, anneal_steps >= 1, "be positive")
@@ -67,7 +65,7 @@ class Exploration(TensorDictModuleBase):
         require(type(self).__name__, "action_space", kind, kind in self.kinds, condition)
         self.action_space = action_space
         self.anneal_steps = anneal_steps
-        self.action_key, self.action_mask_key = action_key, action_mask_key
+        self.action_key = action_key
         self.enabled = True
         self.in_keys = [action_key]
         self.out_keys = [action_key]
@@ -92,7 +90,7 @@ class Exploration(TensorDictModuleBase):
         if not self.enabled or exploration_type() not in (ExplorationType.RANDOM, None):
             return tensordict
         action = self._get(tensordict, self.action_key)
-        mask = None if self.action_mask_key is None else tensordict.get(self.action_mask_key, None)
+        mask = tensordict.get("action_mask", None)
         with torch.no_grad():
             epsilon = self.epsilon(tensordict).expand(tensordict.batch_size)
             return tensordict.set(self.action_key, perturb(self.action_space, action, epsilon, mask))
