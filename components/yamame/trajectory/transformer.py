@@ -149,18 +149,17 @@ class TransformerEncoder(TrajectoryEncoder):
     ) -> None:
         owner, needed = "TransformerEncoder", sinks + (window or 1)
         sizes = {"d_model": d_model, "num_heads": num_heads, "num_layers": num_layers, "ff_factor": ff_factor}
-        limits = {"window": window, "context_length": context_length}
-        require_at_least(owner, 1, **sizes, **{name: n for name, n in limits.items() if n is not None})
+        require_at_least(owner, 1, **sizes, window=1 if window is None else window)
         require_at_least(owner, 0, sinks=sinks)
         require(
             owner, "d_model", d_model, d_model % num_heads == 0, f"be a multiple of num_heads {num_heads}"
         )
         require(owner, "dropout", dropout, 0 <= dropout < 1, "lie in [0, 1)")
-        fits = context_length is None or context_length >= needed
-        require(owner, "context_length", context_length, fits, f"hold sinks {sinks} and window {window}")
         super().__init__(
             in_features, d_model, context_length=context_length if window is None else None, keys=keys
         )
+        fits = context_length is None or context_length >= needed
+        require(owner, "context_length", context_length, fits, f"hold sinks {sinks} and window {window}")
         self.num_heads, self.checkpoint_layers = num_heads, checkpoint_layers
         if checkpoint_layers:  # a layer is computed again from the state of a generator that is read back
             self.capture_obstacle = "checkpoint_layers"
