@@ -10,9 +10,6 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from yamame.capturing import capturing as capturing
-from yamame.capturing import recording as recording
-
 T = TypeVar("T")
 
 

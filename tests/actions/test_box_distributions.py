@@ -94,7 +94,7 @@ def test_the_scale_stays_in_its_range():
 
 def test_the_mode_of_a_tanh_normal_is_its_squashed_location():
     params = torch.randn(5, 6, requires_grad=True)
-    mode = TanhNormalDistribution(params).mode()
+    mode = TanhNormalDistribution(params).mode
     torch.testing.assert_close(mode, params[:, :3].tanh().detach())
     assert not mode.requires_grad
 
@@ -104,7 +104,7 @@ def test_the_mode_of_a_beta_is_the_peak_of_its_density():
     for raw in ([1.0, 2.0], [3.0, 0.5], [1.0, 1.0]):
         dist = BetaDistribution(torch.tensor(raw))
         peak = grid[dist.log_prob(grid).argmax()]
-        torch.testing.assert_close(dist.mode(), peak, rtol=0, atol=0.001)
+        torch.testing.assert_close(dist.mode, peak, rtol=0, atol=0.001)
 
 
 @pytest.mark.parametrize("loc", [0.0, 2.0, -5.0])

@@ -95,7 +95,7 @@ def test_straight_through_samples_are_samples_with_the_gradient_of_the_probabili
 def test_the_mode_is_the_most_probable_action(make, actions):
     dist = make(torch.randn(20, 1, actions.shape[-1]), 0.1)
     best = actions[dist.log_prob(actions).argmax(-1)]
-    assert torch.equal(dist.mode()[:, 0], best)
+    assert torch.equal(dist.mode[:, 0], best)
 
 
 @families
@@ -157,7 +157,7 @@ def test_disallowed_actions_have_probability_zero_and_are_never_taken(floor):
     dist = discrete(logits, floor, MASK)
     assert (dist.probs[:, 1] == 0).all()
     assert dist.sample()[:, 1].sum() == 0
-    assert dist.mode()[:, 1].sum() == 0
+    assert dist.mode[:, 1].sum() == 0
     assert discrete(logits, floor).sample()[:, 1].sum() > 10_000
 
 
@@ -197,7 +197,7 @@ def test_disallowed_bits_stay_zero_and_leave_the_others_alone():
     assert masked.sample()[:, 1].sum() == 0
     assert free.sample()[:, 1].sum() > 0
     assert torch.equal(masked.probs[:, [0, 2]], free.probs[:, [0, 2]])
-    assert masked.mode()[0].tolist() == [1.0, 0.0, 1.0]
+    assert masked.mode[0].tolist() == [1.0, 0.0, 1.0]
 
 
 def test_a_mask_that_allows_nothing_names_its_first_row():

@@ -13,15 +13,7 @@ from torchrl.data import (
     OneHot,
     Unbounded,
 )
-from yamame.actions import (
-    BetaDistribution,
-    BoxActions,
-    DiscreteActions,
-    MultiBinaryActions,
-    MultiDiscreteActions,
-    TanhNormalDistribution,
-    action_space_from_spec,
-)
+from yamame.actions import ActionSpace, BetaDistribution, TanhNormalDistribution, action_space_from_spec
 
 LOW, HIGH = torch.tensor([-1.0, 0.0, -3.0]), torch.tensor([1.0, 10.0, -2.5])
 SPECS = {
@@ -72,7 +64,7 @@ def test_decoding_keeps_leading_dimensions_apart(spec, batch_dims):
 def test_what_a_policy_samples_is_an_action_of_the_spec(spec, batch_dims):
     space = action_space_from_spec(spec, batch_dims=batch_dims)
     dist = space.distribution(torch.randn(*spec.shape[:batch_dims], space.num_params))
-    for encoded in (dist.sample(), dist.rsample(), dist.mode()):
+    for encoded in (dist.sample(), dist.rsample(), dist.mode):
         assert spec.is_in(space.decode(encoded))
     assert dist.log_prob(dist.sample()).shape == spec.shape[:batch_dims]
 
@@ -94,15 +86,15 @@ def test_only_discrete_actions_are_enumerable():
 
 
 def test_encodings_are_one_hots_bits_and_rescaled_numbers():
-    assert DiscreteActions(3).encode(torch.tensor(1)).tolist() == [0, 1, 0]
-    assert MultiDiscreteActions([3, 2]).encode(torch.tensor([2, 1])).tolist() == [0, 0, 1, 0, 1]
-    assert MultiBinaryActions(2).encode(torch.tensor([1, 0])).tolist() == [1, 0]
-    box = BoxActions(LOW, HIGH)
+    assert ActionSpace(Categorical(3)).encode(torch.tensor(1)).tolist() == [0, 1, 0]
+    assert ActionSpace(MultiCategorical([3, 2])).encode(torch.tensor([2, 1])).tolist() == [0, 0, 1, 0, 1]
+    assert ActionSpace(Binary(2)).encode(torch.tensor([1, 0])).tolist() == [1, 0]
+    box = ActionSpace(Bounded(LOW, HIGH))
     torch.testing.assert_close(box.encode(torch.tensor([0.5, 2.5, -2.5])), torch.tensor([0.5, -0.5, 1.0]))
 
 
 def test_box_actions_never_leave_the_bounds():
-    box = BoxActions(LOW, HIGH)
+    box = ActionSpace(Bounded(LOW, HIGH))
     assert torch.equal(box.decode(torch.full((3,), -1.5)), LOW)
     assert torch.equal(box.decode(torch.full((3,), 1.5)), HIGH)
     assert torch.equal(box.encode(HIGH + 1), torch.ones(3))
@@ -120,7 +112,7 @@ def test_the_floor_reaches_every_discrete_family():
 
 def test_masks_reach_the_distribution():
     mask = torch.tensor([False, True, True])
-    for space in (DiscreteActions(3), MultiDiscreteActions([3]), MultiBinaryActions(3)):
+    for space in (ActionSpace(Categorical(3)), ActionSpace(MultiCategorical([3])), ActionSpace(Binary(3))):
         probs = space.distribution(torch.zeros(2, 3), mask).probs
         assert (probs[:, 0] == 0).all()
         assert (probs[:, 1:] > 0).all()
@@ -157,19 +149,33 @@ def test_specs_without_a_space_are_refused_with_advice(spec, batch_dims, message
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: DiscreteActions(0), "DiscreteActions: num_actions must be positive, got 0"),
-        (lambda: MultiDiscreteActions([2, 0]), r"MultiDiscreteActions: nvec must .* got \[2, 0\]"),
-        (lambda: MultiBinaryActions(-1), "MultiBinaryActions: num_bits must be positive, got -1"),
-        (lambda: DiscreteActions(2, probability_floor=1.0), r"^DiscreteActions: probability_floor .*1\.0"),
-        (lambda: MultiDiscreteActions([2], probability_floor=-0.1), r"probability_floor must .* got -0\.1"),
         (
-            lambda: MultiBinaryActions(2, probability_floor=2.0),
-            r"MultiBinaryActions: probability_floor .*2\.0",
+            lambda: ActionSpace(Categorical(0)),
+            r"ActionEncoding: numbers of actions must be positive, got \[0\]",
         ),
-        (lambda: BoxActions(LOW, HIGH[:2]), r"BoxActions: low and high .* got \(\(3,\), \(2,\)\)"),
-        (lambda: BoxActions(HIGH, LOW), r"bounds must be finite, the lower below the upper, got \(\[1\.0"),
-        (lambda: BoxActions(LOW, torch.full((3,), torch.inf)), r"must be finite, .*inf"),
-        (lambda: BoxActions(LOW, HIGH, distribution="cauchy"), "BoxActions: distribution .* got 'cauchy'"),
+        (lambda: ActionSpace(MultiCategorical([2, 0])), r"numbers of actions must be positive, got \[2, 0\]"),
+        (lambda: ActionSpace(Binary(0)), r"numbers of actions must be positive, got \[0\]"),
+        (
+            lambda: ActionSpace(Categorical(2), probability_floor=1.0),
+            r"^ActionSpace: probability_floor .*1\.0",
+        ),
+        (
+            lambda: ActionSpace(MultiCategorical([2]), probability_floor=-0.1),
+            r"probability_floor must .* got -0\.1",
+        ),
+        (
+            lambda: ActionSpace(Binary(2), probability_floor=2.0),
+            r"ActionSpace: probability_floor .*2\.0",
+        ),
+        (
+            lambda: ActionSpace(Bounded(HIGH, LOW)),
+            r"bounds must be finite, the lower below the upper, got \(\[1\.0",
+        ),
+        (lambda: ActionSpace(Bounded(LOW, torch.full((3,), torch.inf))), r"must be finite, .*inf"),
+        (
+            lambda: ActionSpace(Bounded(LOW, HIGH), box_distribution="cauchy"),
+            "ActionSpace: box_distribution .* got 'cauchy'",
+        ),
     ],
 )
 def test_impossible_spaces_are_refused(build, message):
@@ -178,13 +184,13 @@ def test_impossible_spaces_are_refused(build, message):
 
 
 def test_parameters_of_another_size_are_refused():
-    message = r"DiscreteActions: shape of params must have 3 entries in the last dimension, got \(2, 4\)"
+    message = r"ActionSpace: shape of params must have 3 entries in the last dimension, got \(2, 4\)"
     with pytest.raises(ValueError, match=message):
-        DiscreteActions(3).distribution(torch.zeros(2, 4))
+        ActionSpace(Categorical(3)).distribution(torch.zeros(2, 4))
 
 
 def test_boxes_take_no_action_mask():
     with pytest.raises(
-        ValueError, match=r"BoxActions: shape of action_mask must be None for a box, got \(3,\)"
+        ValueError, match=r"ActionSpace: shape of action_mask must be None for a box, got \(3,\)"
     ):
-        BoxActions(LOW, HIGH).distribution(torch.zeros(6), torch.ones(3, dtype=torch.bool))
+        ActionSpace(Bounded(LOW, HIGH)).distribution(torch.zeros(6), torch.ones(3, dtype=torch.bool))

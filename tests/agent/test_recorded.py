@@ -10,7 +10,8 @@ import torch
 from tensordict import TensorDict
 from torch.fx.experimental.proxy_tensor import make_fx
 from torchrl.envs.utils import ExplorationType, set_exploration_type
-from yamame.recorder import CudaRecorder, capturing
+from yamame.capturing import capturing
+from yamame.recorder import CudaRecorder
 from yamame.trajectory import (
     GRUEncoder,
     LinearRecurrentEncoder,

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from yamame.actions import BoxActions, DiscreteActions
+from torchrl.data import Bounded, Categorical
+from yamame.actions import ActionSpace
 from yamame.baselines import TabularQLearning, learning_histories
 from yamame_envs import DarkKeyDoor
 
@@ -12,7 +13,7 @@ STEPS, TRIAL = 300, 8
 def play(num_envs=4, steps=STEPS, seed=0, **settings):
     torch.manual_seed(seed)
     env = DarkKeyDoor(num_envs=num_envs, size=3, trial_limit=TRIAL, time_limit=steps, seed=seed)
-    learner = TabularQLearning(DiscreteActions(5), **settings)
+    learner = TabularQLearning(ActionSpace(Categorical(5)), **settings)
     return learner, learning_histories(env, learner, max_steps=steps)
 
 
@@ -86,11 +87,11 @@ def test_the_same_seed_gives_the_same_history_and_another_seed_another():
 )
 def test_numbers_out_of_range_are_refused(settings, message):
     with pytest.raises(ValueError, match=f"TabularQLearning: {message}"):
-        TabularQLearning(DiscreteActions(2), **settings)
+        TabularQLearning(ActionSpace(Categorical(2)), **settings)
 
 
 def test_what_it_cannot_tabulate_is_refused():
-    with pytest.raises(ValueError, match="TabularQLearning: action_space must be discrete, got 'BoxActions'"):
-        TabularQLearning(BoxActions(torch.zeros(1), torch.ones(1)))
+    with pytest.raises(ValueError, match="TabularQLearning: action_space must be discrete, got 'box'"):
+        TabularQLearning(ActionSpace(Bounded(torch.zeros(1), torch.ones(1))))
     with pytest.raises(ValueError, match=r"TabularQLearning: dims must be below 4, got \[0, 7\]"):
         play(dims=[0, 7])

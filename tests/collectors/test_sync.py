@@ -9,10 +9,10 @@ from tensordict import TensorDict
 from torchrl.data import Binary
 from torchrl.envs import Compose, ExcludeTransform, GymEnv, ObservationNorm, SerialEnv, TransformedEnv
 from yamame.agent import InContextAgent
+from yamame.capturing import recording
 from yamame.collectors import AsyncCollector, SyncCollector
 from yamame.exploration import BilevelEpsilon
 from yamame.heads import ActorHead, PopArt, make_critic
-from yamame.recorder import recording
 from yamame.timestep import MLPGoalEncoder, MLPTimestepEncoder
 from yamame.trajectory import GRUEncoder, TransformerEncoder
 from yamame.transforms import ContextTransform

@@ -1,12 +1,13 @@
 import pytest
 import torch
-from yamame.actions import BoxActions, DiscreteActions
+from torchrl.data import Bounded, Categorical
+from yamame.actions import ActionSpace
 from yamame.heads import ActorHead
 
-BOX = BoxActions(-torch.ones(2), torch.ones(2))
+BOX = ActionSpace(Bounded(-torch.ones(2), torch.ones(2)))
 
 
-@pytest.mark.parametrize("space", [DiscreteActions(5), BOX])
+@pytest.mark.parametrize("space", [ActionSpace(Categorical(5)), BOX])
 @pytest.mark.parametrize("batch", [(), (4,), (3, 4)])
 def test_every_gamma_has_its_own_parameters(space, batch):
     actor = ActorHead(8, action_space=space, num_gammas=3, hidden_size=16)
@@ -16,7 +17,7 @@ def test_every_gamma_has_its_own_parameters(space, batch):
 
 
 def test_the_head_is_a_plain_perceptron():
-    actor = ActorHead(8, action_space=DiscreteActions(5), num_gammas=2, hidden_size=16, num_layers=3)
+    actor = ActorHead(8, action_space=ActionSpace(Categorical(5)), num_gammas=2, hidden_size=16, num_layers=3)
     context = torch.randn(4, 8)
     hidden = context
     *inner, last = (layer for layer in actor.modules() if isinstance(layer, torch.nn.Linear))
@@ -27,7 +28,7 @@ def test_the_head_is_a_plain_perceptron():
 
 
 def test_a_policy_does_not_depend_on_the_other_gammas():
-    actor = ActorHead(8, action_space=DiscreteActions(5), num_gammas=4, hidden_size=16)
+    actor = ActorHead(8, action_space=ActionSpace(Categorical(5)), num_gammas=4, hidden_size=16)
     context = torch.randn(6, 8)
     before = actor(context)
     last = actor.mlp[-1]
@@ -43,7 +44,7 @@ def test_a_policy_does_not_depend_on_the_other_gammas():
 
 
 def test_dropout_acts_in_training_mode_only():
-    actor = ActorHead(8, action_space=DiscreteActions(5), num_gammas=1, dropout=0.5)
+    actor = ActorHead(8, action_space=ActionSpace(Categorical(5)), num_gammas=1, dropout=0.5)
     context = torch.randn(4, 8)
     assert not torch.equal(actor(context), actor(context))
     actor.eval()
@@ -61,6 +62,6 @@ def test_dropout_acts_in_training_mode_only():
     ],
 )
 def test_impossible_sizes_are_refused(change, message):
-    arguments = {"in_features": 8, "action_space": DiscreteActions(2), "num_gammas": 1} | change
+    arguments = {"in_features": 8, "action_space": ActionSpace(Categorical(2)), "num_gammas": 1} | change
     with pytest.raises(ValueError, match=message):
         ActorHead(**arguments)

@@ -4,7 +4,8 @@ import math
 import pytest
 import torch
 from torch import nn
-from yamame.actions import BoxActions, DiscreteActions, MultiDiscreteActions
+from torchrl.data import Bounded, Categorical, MultiCategorical
+from yamame.actions import ActionSpace
 from yamame.heads import ActionInputCritic, StateActionCritic, make_critic
 
 GAMMAS = [0.1, 0.9, 0.999]
@@ -179,10 +180,10 @@ def test_autocast_changes_precision_only():
 def test_the_critic_is_chosen_by_whether_actions_can_be_enumerated():
     sizes = {"gammas": GAMMAS, "num_critics": C, "num_outputs": O, "hidden_size": H, "num_layers": 1}
     context = torch.randn(5, D)
-    discrete = make_critic(D, action_space=DiscreteActions(7), **sizes)
+    discrete = make_critic(D, action_space=ActionSpace(Categorical(7)), **sizes)
     assert isinstance(discrete, StateActionCritic)
     assert discrete(context).shape == (5, C, 7, G, O)
-    for space in (MultiDiscreteActions([2, 3]), BoxActions(-torch.ones(2), torch.ones(2))):
+    for space in (ActionSpace(MultiCategorical([2, 3])), ActionSpace(Bounded(-torch.ones(2), torch.ones(2)))):
         critic = make_critic(D, action_space=space, **sizes)
         assert isinstance(critic, ActionInputCritic)
         assert critic(context, torch.zeros(5, G, space.encoded_size)).shape == (5, C, G, O)
@@ -219,7 +220,7 @@ def test_a_copy_values_alike_until_one_of_the_two_moves():
         ),
         (
             lambda: ActionInputCritic(2, action_size=2, gammas=[0.9], num_critics=-1),
-            "EnsembleMLP: num_members must be at least 1, got -1",
+            "ActionInputCritic: num_critics must be at least 1, got -1",
         ),
         (
             lambda: ActionInputCritic(2, action_size=0, gammas=[0.9]),
@@ -230,6 +231,14 @@ def test_a_copy_values_alike_until_one_of_the_two_moves():
             r"ActionInputCritic: gammas must be in \[0, 1\), at least one, got \[0\.9, 1\.0\]",
         ),
         (lambda: ActionInputCritic(2, action_size=2, gammas=[]), r"gammas must be .* got \[\]"),
+        (
+            lambda: StateActionCritic(2, num_actions=2, num_gammas=1, num_critics=0),
+            "StateActionCritic: num_critics must be at least 1, got 0",
+        ),
+        (
+            lambda: make_critic(2, action_space=ActionSpace(Categorical(2)), gammas=[0.9], num_critics=-1),
+            "make_critic: num_critics must be at least 0, got -1",
+        ),
     ],
 )
 def test_impossible_sizes_are_refused(build, message):

@@ -6,23 +6,18 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
-from yamame.actions import (
-    ActionSpace,
-    BoxActions,
-    DiscreteActions,
-    MultiBinaryActions,
-    MultiDiscreteActions,
-)
+from torchrl.data import Binary, Bounded, Categorical, MultiCategorical
+from yamame.actions import ActionSpace
 from yamame.heads import ActorHead, BinnedReturns, PopArt, make_critic
 from yamame.losses import MultiGammaREDQLoss
 
 GAMMAS = (0.5, 0.9, 0.97)
 NUM_FEATURES, CONTEXT_SIZE = 5, 8
 SPACES: dict[str, ActionSpace] = {
-    "discrete": DiscreteActions(4),
-    "multi_discrete": MultiDiscreteActions([2, 3]),
-    "multi_binary": MultiBinaryActions(3),
-    "box": BoxActions(torch.tensor([-1.0, 0.0]), torch.tensor([1.0, 10.0])),
+    "discrete": ActionSpace(Categorical(4)),
+    "multi_discrete": ActionSpace(MultiCategorical([2, 3])),
+    "multi_binary": ActionSpace(Binary(3)),
+    "box": ActionSpace(Bounded(torch.tensor([-1.0, 0.0]), torch.tensor([1.0, 10.0]))),
 }
 
 

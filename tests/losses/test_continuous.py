@@ -5,7 +5,8 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
-from yamame.actions import BoxActions
+from torchrl.data import Bounded
+from yamame.actions import ActionSpace
 from yamame.heads import ActorHead, PopArt, make_critic
 from yamame.losses import MultiGammaREDQLoss
 
@@ -33,7 +34,7 @@ def bandit(batch: int) -> TensorDict:
 def test_the_policy_finds_the_best_continuous_action(coefficients, distribution):
     torch.manual_seed(0)
     space, gammas = (
-        BoxActions(torch.tensor([-2.0]), torch.tensor([2.0]), distribution=distribution),
+        ActionSpace(Bounded(torch.tensor([-2.0]), torch.tensor([2.0])), box_distribution=distribution),
         (0.5, 0.9),
     )
     encoder = nn.Sequential(nn.Linear(1, 32), nn.LeakyReLU(), nn.Linear(32, 32), nn.LayerNorm(32))
@@ -54,7 +55,7 @@ def test_the_policy_finds_the_best_continuous_action(coefficients, distribution)
     def actions() -> torch.Tensor:
         with torch.no_grad():
             params = actor(encoder(torch.tensor([[1.0], [-1.0]])))
-        return space.decode(space.distribution(params).mode()).squeeze(-1)
+        return space.decode(space.distribution(params).mode).squeeze(-1)
 
     best = torch.tensor([[1.0, 1.0], [-1.0, -1.0]])
     before = (actions() - best).abs().max()

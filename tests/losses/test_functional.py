@@ -113,8 +113,8 @@ def test_masked_mean_lets_no_value_or_gradient_out_of_the_mask() -> None:
 def test_every_pair_of_distinct_critics_is_drawn_equally_often(reduce: str) -> None:
     critics, num_draws = torch.tensor([1.0, 2.0, 4.0, 8.0]), 60_000
     values = critics.reshape(4, 1).expand(num_draws, 4, 1)
-    generator = torch.Generator().manual_seed(0)
-    drawn = critic_subset_value(values, 2, reduce=reduce, generator=generator).flatten()
+    torch.manual_seed(0)
+    drawn = critic_subset_value(values, 2, reduce=reduce).flatten()
     outcomes: dict[float, float] = {}
     for pair in itertools.combinations(critics.tolist(), 2):
         outcome = min(pair) if reduce == "min" else sum(pair) / 2
@@ -128,7 +128,8 @@ def test_every_pair_of_distinct_critics_is_drawn_equally_often(reduce: str) -> N
 
 def test_subsets_are_drawn_for_every_entry_on_its_own() -> None:
     values = torch.tensor([0.0, 1.0]).reshape(2, 1).expand(4000, 2, 2)
-    drawn = critic_subset_value(values, 1, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    drawn = critic_subset_value(values, 1)
     agreement = (drawn[:, 0] == drawn[:, 1]).float().mean().item()
     assert agreement == pytest.approx(0.5, abs=5 * 0.5 / 4000**0.5)
 

@@ -1,12 +1,13 @@
 import pytest
 import torch
-from yamame.actions import BoxActions, DiscreteActions
+from torchrl.data import Bounded, Categorical
+from yamame.actions import ActionSpace
 from yamame.losses.policy_values import enumerate_policy, pick_action, sample_policy, straight_through
 
 
 def test_enumeration_gives_the_exact_expectation_per_discount() -> None:
     params, raw = torch.randn(7, 2, 3), torch.randn(7, 4, 3, 2, 1)  # 2 discounts, 3 actions, 4 critics
-    policy = DiscreteActions(3, probability_floor=0.0).distribution(params)
+    policy = ActionSpace(Categorical(3), probability_floor=0.0).distribution(params)
     expected = enumerate_policy(raw, policy).expect(raw.squeeze(-1))
     for n in range(7):
         for c in range(4):
@@ -17,7 +18,7 @@ def test_enumeration_gives_the_exact_expectation_per_discount() -> None:
 
 def test_samples_average_to_the_expectation() -> None:
     torch.manual_seed(0)
-    policy = BoxActions(-torch.ones(1), torch.ones(1)).distribution(
+    policy = ActionSpace(Bounded(-torch.ones(1), torch.ones(1))).distribution(
         torch.tensor([[[0.3, -9.0], [-2.0, -9.0]]])
     )
     context = torch.tensor([[5.0]])
@@ -46,7 +47,7 @@ def test_straight_through_is_unbiased_and_its_gradient_that_of_every_critics_exp
     torch.manual_seed(0)
     params = torch.randn(5, 2, 3, requires_grad=True)  # 2 discounts, 3 actions
     raw = torch.randn(5, 4, 3, 2, 1)  # 4 critics
-    policy = DiscreteActions(3).distribution(params)
+    policy = ActionSpace(Categorical(3)).distribution(params)
     exact = enumerate_policy(raw, policy).expect(raw.squeeze(-1))
     weight = torch.randn_like(exact)
     (expected,) = torch.autograd.grad((weight * exact).sum(), params, retain_graph=True)
@@ -64,7 +65,7 @@ def test_straight_through_is_unbiased_and_its_gradient_that_of_every_critics_exp
 def test_straight_through_takes_the_minimum_over_critics_at_the_drawn_action() -> None:
     params = torch.randn(1, 3, requires_grad=True)
     raw = torch.tensor([[0.0, 5.0, 1.0], [4.0, 2.0, 3.0]]).view(2, 3, 1, 1)  # 2 critics, which cross
-    policy = DiscreteActions(3, probability_floor=0.0).distribution(params)
+    policy = ActionSpace(Categorical(3), probability_floor=0.0).distribution(params)
     smallest = {0: 0, 1: 1, 2: 0}  # which critic is the smaller one at each action
     gradients = torch.stack(
         [

@@ -5,8 +5,9 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
-from yamame.actions import DiscreteActions
-from yamame.heads import ActorHead, PopArt, ValueHead
+from torchrl.data import Categorical
+from yamame.actions import ActionSpace
+from yamame.heads import ActorHead, PopArt, make_value_head
 from yamame.losses import SequencePPOLoss
 from yamame.trajectory import GRUEncoder, TransformerEncoder
 
@@ -27,7 +28,7 @@ def make_ppo(space, *, encoder="memoryless", seed=0, **settings):
     return SequencePPOLoss(
         TensorDictSequential(features, kinds[encoder]()),
         ActorHead(CONTEXT_SIZE, action_space=space, num_gammas=1, **heads),
-        ValueHead(CONTEXT_SIZE, **heads),
+        make_value_head(CONTEXT_SIZE, action_space=space, gammas=[0.99], **heads),
         PopArt(1),
         action_space=space,
         **settings,
@@ -197,7 +198,7 @@ def test_ratios_begin_at_one_under_autocast_too(make_batch, discrete):
 def test_repeated_updates_prefer_what_pays(discrete):
     """Action 2 pays 1, the others nothing, in one step: the policy finds it."""
     torch.manual_seed(0)
-    space = DiscreteActions(4, probability_floor=0.0)
+    space = ActionSpace(Categorical(4), probability_floor=0.0)
     loss = make_ppo(space, encoder="memoryless")
     optimizer = torch.optim.Adam(loss.parameters(), lr=1e-2)
     size = (64, 2)

@@ -5,7 +5,8 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
-from yamame.actions import DiscreteActions
+from torchrl.data import Categorical
+from yamame.actions import ActionSpace
 from yamame.heads import ActorHead, BinnedReturns, PopArt, Returns, make_critic
 from yamame.losses import MultiGammaREDQLoss
 
@@ -54,7 +55,7 @@ def test_repeated_updates_find_the_optimal_values_and_policy_of_every_discount(
     returns: Returns, settings: dict[str, float]
 ) -> None:
     torch.manual_seed(0)
-    gammas, space = (0.5, 0.7, 0.9), DiscreteActions(2, probability_floor=0.0)
+    gammas, space = (0.5, 0.7, 0.9), ActionSpace(Categorical(2), probability_floor=0.0)
     loss = MultiGammaREDQLoss(
         TensorDictModule(nn.Embedding(2, 8), in_keys=["state"], out_keys=["context"]),
         ActorHead(8, action_space=space, num_gammas=3, hidden_size=32, num_layers=1),

@@ -7,7 +7,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torch import Tensor
-from yamame.actions import ActionSpace, BoxActions, MultiDiscreteActions
+from torchrl.data import Bounded, MultiCategorical
+from yamame.actions import ActionSpace
 from yamame.losses import MultiGammaREDQLoss
 
 Make = Callable[..., MultiGammaREDQLoss]
@@ -64,7 +65,7 @@ def test_only_the_online_term_draws(
 def test_several_choices_are_straight_through_anyway_and_a_box_refuses_it(
     make_loss: Make, make_batch: MakeBatch
 ) -> None:
-    space = MultiDiscreteActions([2, 3])
+    space = ActionSpace(MultiCategorical([2, 3]))
     batch = make_batch(space)
     terms = [
         _online(make_loss(space, discrete_gradient=gradient), batch)
@@ -72,7 +73,7 @@ def test_several_choices_are_straight_through_anyway_and_a_box_refuses_it(
     ]
     assert torch.equal(terms[0][0], terms[1][0])
     assert torch.equal(terms[0][1], terms[1][1])
-    box = BoxActions(torch.tensor([0.0]), torch.tensor([1.0]))
+    box = ActionSpace(Bounded(torch.tensor([0.0]), torch.tensor([1.0])))
     with pytest.raises(
         ValueError, match=r"discrete_gradient must be 'expectation' .* got 'straight_through'"
     ):
@@ -117,5 +118,7 @@ def test_unfiltered_cloning_needs_no_critic(
 def test_a_term_that_needs_critics_is_named_where_there_are_none(
     settings: dict[str, Any], terms: str, discrete: ActionSpace, make_loss: Make
 ) -> None:
-    with pytest.raises(ValueError, match=rf"critic must not be None with {terms}, got None"):
+    with pytest.raises(
+        ValueError, match=rf"critic must not be None \(num_critics 0\) with {terms}, got None"
+    ):
         _without_critic(make_loss(discrete), discrete, **settings)

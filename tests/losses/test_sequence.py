@@ -7,8 +7,9 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
+from torchrl.data import Bounded
 from torchrl.modules import recurrent_mode
-from yamame.actions import ActionSpace, BoxActions
+from yamame.actions import ActionSpace
 from yamame.heads import ActorHead
 from yamame.losses import MultiGammaREDQLoss
 
@@ -276,12 +277,22 @@ def test_the_mode_reaches_encoder_and_heads_and_no_target(discrete: ActionSpace,
         assert not any(module.training for module in loss._targets.modules())
 
 
-@pytest.mark.parametrize("gammas", [(), (0.9, 1.0), (0.0,)])
-def test_discounts_must_lie_inside_the_unit_interval(
-    gammas: tuple[float, ...], discrete: ActionSpace, make_loss: Make
+@pytest.mark.parametrize(
+    ("gammas", "condition"),
+    [
+        ((), r"lie in \(0, 1\)"),
+        ((0.9, 1.0), r"lie in \(0, 1\)"),
+        ((0.0,), r"lie in \(0, 1\)"),
+        ((0.9, 0.99, 0.9), "differ from each other"),
+    ],
+)
+def test_discounts_must_be_different_numbers_inside_the_unit_interval(
+    gammas: tuple[float, ...], condition: str, discrete: ActionSpace, make_loss: Make
 ) -> None:
     loss = make_loss(discrete)
-    with pytest.raises(ValueError, match=rf"gammas must lie in \(0, 1\).*got \{list(gammas)}"):
+    with pytest.raises(
+        ValueError, match=rf"MultiGammaREDQLoss: gammas must {condition}.*got \{list(gammas)}"
+    ):
         MultiGammaREDQLoss(
             loss.encoder,
             loss.actor_network,
@@ -305,7 +316,7 @@ def test_heads_must_agree_with_the_number_of_discounts(
 def test_a_box_may_have_one_dimension_with_bounds_that_exclude_zero(
     make_loss: Make, make_batch: MakeBatch
 ) -> None:
-    space = BoxActions(torch.tensor([2.0]), torch.tensor([3.0]))
+    space = ActionSpace(Bounded(torch.tensor([2.0]), torch.tensor([3.0])))
     terms, grads = _run(make_loss(space), make_batch(space))
     assert all(bool(value.isfinite()) for value in terms.values())
     assert all(bool(grad.isfinite().all()) for grad in grads)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from tensordict import TensorDict
-from yamame.actions import DiscreteActions
+from torchrl.data import Categorical
+from yamame.actions import ActionSpace
 from yamame.baselines import TabularQLearning, learning_histories
 from yamame.replay import TrialSubsampling
 from yamame_envs import DarkKeyDoor
@@ -15,7 +16,7 @@ STEPS = 120
 def histories():
     torch.manual_seed(0)
     env = DarkKeyDoor(num_envs=5, size=3, trial_limit=7, time_limit=STEPS)
-    return learning_histories(env, TabularQLearning(DiscreteActions(5)), max_steps=STEPS)
+    return learning_histories(env, TabularQLearning(ActionSpace(Categorical(5))), max_steps=STEPS)
 
 
 def by_loop(history: TensorDict, every: int, offset: int, length: int) -> list[dict]:

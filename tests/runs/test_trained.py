@@ -94,7 +94,7 @@ def test_the_memory_may_be_longer_than_in_training(run):
         ),
         ({"trials": {"num_trials": 4}}, r"must have trials to change them, got {'num_trials': 4}"),
         ({"device": "nowhere"}, r"device: must be available, got 'nowhere'"),
-        ({"context_length": 0}, r"context_length must hold sinks 0 and window None, got 0"),
+        ({"context_length": 0}, r"context_length must be at least 1, got 0"),
     ],
 )
 def test_what_does_not_fit_is_one_line_that_names_it(run, settings, message):

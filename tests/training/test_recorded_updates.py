@@ -12,8 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from yamame import conf_dir
+from yamame.capturing import capturing, recording
 from yamame.files.checkpoint import Checkpointer
-from yamame.recorder import capturing, recording
 from yamame.replay import Relabel, SequencePacking, pack
 from yamame.runs.build import build_agent, build_env, build_learner
 from yamame.training.guard import NonFiniteGuard

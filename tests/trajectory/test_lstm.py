@@ -1,4 +1,4 @@
-"""The LSTM encoder: its size, starts inside sequences against a plain loop, and its prepared step."""
+"""The LSTM encoder: its size, and starts inside sequences against a plain loop."""
 
 import itertools
 
@@ -45,15 +45,6 @@ def test_nan_left_behind_by_an_episode_never_reaches_the_next() -> None:
     found = step(encoder, torch.full((2, 3), torch.nan), ~everything)
     assert found.isnan().all()
     assert torch.equal(step(encoder, clean, everything), expected)
-
-
-def acted(encoder: LSTMEncoder) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1)
-    encoder.memory = None
-    draws = [
-        (torch.randn(4, 3, generator=generator), torch.rand(4, generator=generator) < 0.1) for _ in range(30)
-    ]
-    return torch.stack([step(encoder, x, starts) for x, starts in draws], 1)
 
 
 def test_memory_has_the_same_size_at_any_length() -> None:

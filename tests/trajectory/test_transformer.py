@@ -239,7 +239,7 @@ def test_a_training_pass_moves_every_parameter() -> None:
         ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
         ({"window": 0}, "window must be at least 1, got 0"),
         ({"sinks": -1}, "sinks must be at least 0, got -1"),
-        ({"context_length": 0}, "context_length must hold sinks 0 and window None, got 0"),
+        ({"context_length": 0}, "context_length must be at least 1, got 0"),
         ({"context_length": 4, "sinks": 4}, "context_length must hold sinks 4 and window None, got 4"),
         (
             {"context_length": 4, "window": 4, "sinks": 1},

@@ -8,10 +8,5 @@ from yamame.actions.distributions import MultiDiscreteDistribution as MultiDiscr
 from yamame.actions.distributions import TanhNormalDistribution as TanhNormalDistribution
 from yamame.actions.encoding import ActionEncoding as ActionEncoding
 from yamame.actions.spaces import ActionSpace as ActionSpace
-from yamame.actions.spaces import BoxActions as BoxActions
 from yamame.actions.spaces import BoxDistribution as BoxDistribution
-from yamame.actions.spaces import DiscreteActions as DiscreteActions
-from yamame.actions.spaces import MultiBinaryActions as MultiBinaryActions
-from yamame.actions.spaces import MultiDiscreteActions as MultiDiscreteActions
 from yamame.actions.spaces import action_space_from_spec as action_space_from_spec
-from yamame.actions.torch_distribution import TorchDistribution as TorchDistribution

@@ -7,15 +7,16 @@ state goes on exactly. Arguments are not validated on the way, except for action
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
+from torch.distributions import constraints
 from torch.nn import functional as F
 
-from yamame.recorder import capturing
+from yamame.capturing import capturing
 
+Shape = Size | list[int] | tuple[int, ...]
 _TINY = torch.finfo(torch.float32).tiny
 _LOG_TINY = math.log(_TINY)
 _INVERSE_LIMIT = 0.99
@@ -26,46 +27,40 @@ _NORMALIZER = sum(math.exp(-0.5 * node**2) for node in _NODES)
 _QUADRATURE = tuple((node, math.exp(-0.5 * node**2) / _NORMALIZER) for node in _NODES)
 
 
-class ActionDistribution(ABC):
-    """A batch of distributions over encoded actions."""
+class ActionDistribution(torch.distributions.Distribution):
+    """A batch of distributions over encoded actions, as PyTorch and TorchRL have them.
 
-    @abstractmethod
-    def rsample(self) -> Tensor:
-        """Draws encoded actions `[*, A]` with a gradient to the parameters.
+    The batch shape is `[*]`, the event shape `[A]`, and ``mode`` the greedy action, without a gradient. Continuous
+    actions are reparametrised. ``rsample`` of discrete ones is straight-through (arXiv 1308.3432): the value is the
+    sample, the gradient is that of the probabilities. Leading dimensions of what ``log_prob`` is given broadcast;
+    ``entropy`` is in nats.
+    """
 
-        Continuous actions are reparametrised. Discrete ones are straight-through (arXiv 1308.3432): the
-        value is the sample, the gradient is that of the probabilities.
-        """
+    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 (the base class declares it so)
+    has_rsample = True
 
-    @abstractmethod
-    def mode(self) -> Tensor:
-        """The greedy encoded action `[*, A]`, without a gradient."""
+    def __init__(self, batch_shape: Size, encoded_size: int) -> None:
+        super().__init__(batch_shape, Size([encoded_size]), validate_args=False)
 
-    @abstractmethod
-    def log_prob(self, encoded: Tensor) -> Tensor:
-        """Log-probability (density) `[*]` of `encoded [*, A]`, whose leading dimensions broadcast."""
-
-    @abstractmethod
-    def entropy(self) -> Tensor:
-        """Entropy `[*]` in nats."""
-
-    def sample(self) -> Tensor:
-        """Draws encoded actions `[*, A]` without a gradient."""
-        with torch.no_grad():
-            return self.rsample()
+    @property
+    def deterministic_sample(self) -> Tensor:
+        """The mode, as TorchRL calls it."""
+        return self.mode
 
 
 class _StraightThrough(ActionDistribution):
     """Base of the distributions over finitely many actions.
 
-    Attributes:
+    Args:
         probs: `[*, A]`, the probability of every entry of an encoded action to be 1.
     """
 
-    probs: Tensor
+    def __init__(self, probs: Tensor) -> None:
+        super().__init__(probs.shape[:-1], probs.shape[-1])
+        self.probs = probs
 
-    def rsample(self) -> Tensor:
-        return self.sample() + (self.probs - self.probs.detach())
+    def rsample(self, sample_shape: Shape = ()) -> Tensor:
+        return self.sample(sample_shape) + (self.probs - self.probs.detach())
 
 
 class _Categorical(_StraightThrough):
@@ -83,15 +78,16 @@ class _Categorical(_StraightThrough):
                 probs = probs + probability_floor / logits.shape[-1]
             else:
                 probs = probs + allowed * (probability_floor / allowed.sum(-1, keepdim=True))
-        self.probs = probs
+        super().__init__(probs)
 
-    def sample(self) -> Tensor:
-        probs = self.probs.detach()
+    def sample(self, sample_shape: Shape = ()) -> Tensor:
+        probs = self.probs.detach().expand(self._extended_shape(sample_shape))
         # The first of independent exponential clocks with rates p rings at i with probability p_i; a rate
         # of exactly zero never rings, because exponential_ is strictly positive.
         clock = torch.empty_like(probs).exponential_()
         return self._one_hot(probs / clock)
 
+    @property
     def mode(self) -> Tensor:
         return self._one_hot(self.probs.detach())
 
@@ -174,15 +170,16 @@ class MultiDiscreteDistribution(_StraightThrough):
             _check_mask("MultiDiscreteDistribution", torch.stack([mask.any(-1) for mask in allowed], -1))
         parts = zip(logits.split(self._nvec, -1), masks, strict=True)
         self._choices = [_Categorical(part, probability_floor, mask) for part, mask in parts]
-        self.probs = torch.cat([choice.probs for choice in self._choices], -1)
+        super().__init__(torch.cat([choice.probs for choice in self._choices], -1))
 
-    def sample(self) -> Tensor:
+    def sample(self, sample_shape: Shape = ()) -> Tensor:
         """Draws concatenated one-hots without a gradient."""
-        return torch.cat([choice.sample() for choice in self._choices], -1)
+        return torch.cat([choice.sample(sample_shape) for choice in self._choices], -1)
 
+    @property
     def mode(self) -> Tensor:
         """The most probable action of each choice, as concatenated one-hots."""
-        return torch.cat([choice.mode() for choice in self._choices], -1)
+        return torch.cat([choice.mode for choice in self._choices], -1)
 
     def log_prob(self, encoded: Tensor) -> Tensor:
         """Sum of the choices' log-probabilities."""
@@ -212,13 +209,15 @@ class MultiBinaryDistribution(_StraightThrough):
         if action_mask is not None:
             logits = logits.masked_fill(~action_mask.bool(), -torch.inf)
             probs = probs * action_mask
-        self._logits, self.probs = logits, probs
+        super().__init__(probs)
+        self._logits = logits
 
-    def sample(self) -> Tensor:
+    def sample(self, sample_shape: Shape = ()) -> Tensor:
         """Draws bits without a gradient."""
-        probs = self.probs.detach()
+        probs = self.probs.detach().expand(self._extended_shape(sample_shape))
         return (torch.rand_like(probs) < probs).float()
 
+    @property
     def mode(self) -> Tensor:
         """The bits that are more probable than not."""
         return (self.probs.detach() > 0.5).float()
@@ -251,11 +250,14 @@ class TanhNormalDistribution(ActionDistribution):
     def __init__(self, params: Tensor) -> None:
         self._loc, raw_scale = params.float().chunk(2, -1)
         self._log_std = -5.0 + 3.5 * (raw_scale.tanh() + 1.0)
+        super().__init__(params.shape[:-1], self._loc.shape[-1])
 
-    def rsample(self) -> Tensor:
+    def rsample(self, sample_shape: Shape = ()) -> Tensor:
         """Draw reparametrised actions."""
-        return (self._loc + self._log_std.exp() * torch.randn_like(self._loc)).tanh()
+        noise = torch.randn_like(self._loc.expand(self._extended_shape(sample_shape)))
+        return (self._loc + self._log_std.exp() * noise).tanh()
 
+    @property
     def mode(self) -> Tensor:
         """The squashed location."""
         return self._loc.detach().tanh()
@@ -294,11 +296,13 @@ class BetaDistribution(ActionDistribution):
     def __init__(self, params: Tensor) -> None:
         alpha, beta = (F.softplus(params.float()) + 1.0001).chunk(2, -1)
         self._beta = torch.distributions.Beta(alpha, beta, validate_args=False)
+        super().__init__(alpha.shape[:-1], alpha.shape[-1])
 
-    def rsample(self) -> Tensor:
+    def rsample(self, sample_shape: Shape = ()) -> Tensor:
         """Draw reparametrised actions (implicit gradients, arXiv 1805.08498)."""
-        return 2.0 * self._beta.rsample() - 1.0
+        return 2.0 * self._beta.rsample(Size(sample_shape)) - 1.0
 
+    @property
     def mode(self) -> Tensor:
         """The peak of the density."""
         alpha, beta = self._beta.concentration1.detach(), self._beta.concentration0.detach()

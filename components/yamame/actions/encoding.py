@@ -67,7 +67,7 @@ class ActionEncoding:
         high: Their greatest value, inclusive.
 
     Raises:
-        ValueError: If there is no encoding for this spec.
+        ValueError: If there is no encoding for this spec, or no action in it.
 
     >>> encoding = ActionEncoding(Categorical(3, shape=(2,)), batch_dims=1)
     >>> encoding.encode(torch.tensor([2, 0]))
@@ -93,7 +93,9 @@ class ActionEncoding:
             self.nvec = list(spec.nvec)
         elif not isinstance(spec, Binary):
             self.nvec = [int(spec.space.n)]
-        self.encoded_size = sum(self.nvec) or spec.shape[-1]
+        self.encoded_size = sum(self.nvec) if self.nvec else spec.shape[-1]
+        counts = self.nvec or [self.encoded_size]
+        require("ActionEncoding", "numbers of actions", counts, min(counts) >= 1, "be positive")
         self.low = torch.tensor(0)
         self.high = torch.tensor(1) if self.kind == "bits" else torch.tensor(self.nvec).squeeze() - 1
 

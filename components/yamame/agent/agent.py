@@ -3,11 +3,10 @@
 from collections.abc import Callable, Sequence
 
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
-from tensordict.utils import NestedKey
 from torch import nn
 from torchrl.data import Composite, TensorSpec
 
-from yamame.actions import BoxDistribution, action_space_from_spec
+from yamame.actions import ActionSpace, BoxDistribution
 from yamame.agent.encoders import SeparateEncoders
 from yamame.agent.policy import InContextPolicy
 from yamame.heads import ActorHead
@@ -34,10 +33,9 @@ class InContextAgent(nn.Module):
         returns: ``(num_gammas) -> value representation``.
         gammas: Discount factors in (0, 1), each with its own policy and values. The last one acts.
         probability_floor: Share of the uniform distribution mixed into discrete policies.
-        box_distribution: Family of continuous policies; see `yamame.actions.BoxActions`.
+        box_distribution: Family of continuous policies; see `yamame.actions.ActionSpace`.
         share_encoders: Whether the critics read the actor's context. If not, `yamame.losses.SeparateREDQLoss` is
             the loss that trains the agent.
-        goal_key: Where the instruction is found in the observation spec.
     """
 
     def __init__(
@@ -55,12 +53,11 @@ class InContextAgent(nn.Module):
         probability_floor: float = 0.01,
         box_distribution: BoxDistribution = "tanh_normal",
         share_encoders: bool = True,
-        goal_key: NestedKey = "goal",
     ) -> None:
         super().__init__()
         batch_dims = len(observation_spec.shape)
         self.gammas = tuple(float(gamma) for gamma in gammas)
-        self.action_space = action_space_from_spec(
+        self.action_space = ActionSpace(
             action_spec,
             batch_dims=batch_dims,
             probability_floor=probability_floor,
@@ -69,8 +66,8 @@ class InContextAgent(nn.Module):
 
         def build() -> tuple[TensorDictModuleBase, TrajectoryEncoder]:
             goals = None
-            if goal_key in observation_spec.keys(True, True):
-                goals = goal_encoder(*observation_spec[goal_key].shape[batch_dims:])
+            if "goal" in observation_spec.keys(True, True):
+                goals = goal_encoder(*observation_spec["goal"].shape[batch_dims:])
             inputs = inputs_from_spec(observation_spec, batch_dims=batch_dims)
             timesteps = timestep_encoder(inputs, goal_encoder=goals)
             return timesteps, trajectory_encoder(timesteps.out_features)

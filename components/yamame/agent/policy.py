@@ -35,7 +35,6 @@ class InContextPolicy(TensorDictModuleBase):
         action_space: Turns parameters into distributions and samples into actions; None for ``actor.action_space``.
         gamma_index: Which of the actor's G policies acts.
         action_key: Where the action is written.
-        action_mask_key: Where the mask of allowed actions is read, when the input has one.
 
     Raises:
         ValueError: If ``gamma_index`` is not an index into the actor's gammas, or ``trajectory_encoder`` keeps its
@@ -51,7 +50,6 @@ class InContextPolicy(TensorDictModuleBase):
         action_space: ActionSpace | None = None,
         gamma_index: int = -1,
         action_key: NestedKey = "action",
-        action_mask_key: NestedKey = "action_mask",
     ) -> None:
         super().__init__()
         owner, num_gammas = "InContextPolicy", getattr(actor, "num_gammas", None)
@@ -65,7 +63,6 @@ class InContextPolicy(TensorDictModuleBase):
         self.action_space: Any = actor.action_space if action_space is None else action_space
         self.gamma_index = gamma_index
         self.action_key = action_key
-        self.action_mask_key = action_mask_key
         written = set(timestep_encoder.out_keys)
         needed = [*timestep_encoder.in_keys, *trajectory_encoder.in_keys]
         self.in_keys = [key for key in dict.fromkeys(needed) if key not in written]
@@ -79,9 +76,9 @@ class InContextPolicy(TensorDictModuleBase):
         memory = encoder.ready_memory(encoder.read_is_init(tensordict))
         decide = self._decide if self._recorded is None else self._recorded
         params, encoder.memory = decide(tensordict.select(*self.in_keys, strict=False), memory)
-        distribution = self.action_space.distribution(params, tensordict.get(self.action_mask_key, None))
+        distribution = self.action_space.distribution(params, tensordict.get("action_mask", None))
         deterministic = exploration_type() in (ExplorationType.DETERMINISTIC, ExplorationType.MODE)
-        encoded = distribution.mode() if deterministic else distribution.sample()
+        encoded = distribution.mode if deterministic else distribution.sample()
         return tensordict.set(self.action_key, self.action_space.decode(encoded))
 
     def _decide(self, observations: TensorDictBase, memory: TensorDict) -> tuple[Tensor, TensorDict]:

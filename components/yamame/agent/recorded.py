@@ -12,7 +12,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from yamame.recorder import Recorder, recording, structure
+from yamame.capturing import recording
+from yamame.recorder import Recorder, structure
 
 Decide = Callable[[TensorDictBase, TensorDict], tuple[Tensor, TensorDict]]
 """Observations and memory ``[N]`` -> parameters of the distributions ``[N, P]`` and the next memory."""

@@ -38,8 +38,8 @@ class TabularQLearning(TensorDictModuleBase):
             not so many entries.
 
     >>> from tensordict import TensorDict
-    >>> from yamame.actions import DiscreteActions
-    >>> learner = TabularQLearning(DiscreteActions(2), dims=[], epsilon=0.0, initial_value=0.0)
+    >>> from torchrl.data import Categorical
+    >>> learner = TabularQLearning(ActionSpace(Categorical(2)), dims=[], epsilon=0.0, initial_value=0.0)
     >>> seen = TensorDict({"observation": torch.zeros(4, 1), "prev_reward": torch.ones(4, 1)}, [4])
     >>> seen["is_init"] = seen["trial_start"] = torch.ones(4, 1, dtype=torch.bool)
     >>> first = learner(seen)["action"].clone()
@@ -60,8 +60,8 @@ class TabularQLearning(TensorDictModuleBase):
         observation_key: NestedKey = "observation",
     ) -> None:
         super().__init__()
-        owner, kind = type(self).__name__, type(action_space).__name__
-        require(owner, "action_space", kind, action_space.enumerable, "be discrete")
+        owner = type(self).__name__
+        require(owner, "action_space", action_space.kind, action_space.enumerable, "be discrete")
         require(owner, "dims", list(dims), all(dim >= 0 for dim in dims), "not be negative")
         require_at_least(owner, 1, num_bins=num_bins)
         require(owner, "learning_rate", learning_rate, 0.0 < learning_rate <= 1.0, "be in (0, 1]")

@@ -1,9 +1,9 @@
 """What all exploration modules share: a schedule counted in environment steps, and when they act at all.
 
-An exploration module stands behind the policy: it reads ``action`` from a tensordict ``[N]`` and writes the
-action to execute (and to store) under the same key. It changes something only where TorchRL's
-`exploration_type` is RANDOM or unset; under DETERMINISTIC, MODE and MEAN it is the identity. All noise comes
-from PyTorch's global generator.
+An exploration module stands behind the policy: it reads ``action`` and, when present, ``action_mask`` ``[N, A]`` bool
+from a tensordict ``[N]`` and writes the action to execute (and to store) under the same key. It changes something only
+where TorchRL's `exploration_type` is RANDOM or unset; under DETERMINISTIC, MODE and MEAN it is the identity. All noise
+comes from PyTorch's global generator.
 
 TorchRL's `EGreedyModule` and `AdditiveGaussianModule` are no substitutes: they anneal by one float32 subtraction per
 environment step (over 32 million steps epsilon never falls, for each decrement is rounded away), replace all bits of
@@ -11,6 +11,7 @@ an action together, and measure noise in the units of the action rather than in 
 """
 
 from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torchrl.data import Categorical, TensorSpec
 from torchrl.envs.utils import ExplorationType, exploration_type
 
-from yamame.actions import ActionSpace, BoxActions, MultiBinaryActions, action_space_from_spec
+from yamame.actions import ActionSpace
 from yamame.checks import require, require_at_least
 
 
@@ -34,15 +35,17 @@ class Exploration(TensorDictModuleBase):
             batch dimensions.
         anneal_steps: Environment steps after which a schedule has reached its end.
         action_key: Key of the action, read and written.
-        action_mask_key: Key of the allowed actions ``[N, A]`` bool, read when present; None: all are allowed.
 
     Attributes:
+        kinds: Of actions that the noise suits, see `yamame.actions.ActionEncoding`.
         enabled: Whether the module may act; see `disable_exploration`.
 
     Raises:
-        ValueError: If ``anneal_steps`` is not positive; at run time if there is no action.
+        ValueError: If ``anneal_steps`` is not positive or actions are of another kind; at run time if there is no
+            action.
     """
 
+    kinds: ClassVar[tuple[str, ...]] = ("index", "indices", "bits", "box")
     num_env_steps: Tensor
 
     def __init__(
@@ -51,16 +54,18 @@ class Exploration(TensorDictModuleBase):
         *,
         anneal_steps: int,
         action_key: NestedKey = "action",
-        action_mask_key: NestedKey | None = "action_mask",
     ) -> None:
         super().__init__()
         require(type(self).__name__, "anneal_steps", anneal_steps, anneal_steps >= 1, "be positive")
         if isinstance(action_space, TensorSpec):
             own_dims = 0 if type(action_space) is Categorical else 1
-            action_space = action_space_from_spec(action_space, batch_dims=len(action_space.shape) - own_dims)
+            action_space = ActionSpace(action_space, batch_dims=len(action_space.shape) - own_dims)
+        kind, kinds = action_space.kind, " or ".join(self.kinds)
+        condition = f"be of kind {kinds} (EpsilonGreedy is for choices and bits, GaussianNoise for boxes)"
+        require(type(self).__name__, "action_space", kind, kind in self.kinds, condition)
         self.action_space = action_space
         self.anneal_steps = anneal_steps
-        self.action_key, self.action_mask_key = action_key, action_mask_key
+        self.action_key = action_key
         self.enabled = True
         self.in_keys = [action_key]
         self.out_keys = [action_key]
@@ -85,7 +90,7 @@ class Exploration(TensorDictModuleBase):
         if not self.enabled or exploration_type() not in (ExplorationType.RANDOM, None):
             return tensordict
         action = self._get(tensordict, self.action_key)
-        mask = None if self.action_mask_key is None else tensordict.get(self.action_mask_key, None)
+        mask = tensordict.get("action_mask", None)
         with torch.no_grad():
             epsilon = self.epsilon(tensordict).expand(tensordict.batch_size)
             return tensordict.set(self.action_key, perturb(self.action_space, action, epsilon, mask))
@@ -115,15 +120,15 @@ def perturb(space: ActionSpace, action: Tensor, epsilon: Tensor, action_mask: Te
         A new tensor of the shape and dtype of ``action``.
     """
     epsilon = epsilon.to(action.device)
-    if isinstance(space, BoxActions):
+    if space.kind == "box":
         low, high = space.low.to(action.device), space.high.to(action.device)
         scale = epsilon.to(action.dtype).unsqueeze(-1) * (high - low) / 2
         return (action + scale * torch.randn_like(action)).clamp(low, high)
     even = torch.zeros(*epsilon.shape, space.num_params, device=action.device)
     uniform = space.decode(space.distribution(even, action_mask).sample()).to(action.dtype)
     epsilon = epsilon.reshape(*epsilon.shape, *[1] * (action.ndim - epsilon.ndim))
-    per_bit = isinstance(space, MultiBinaryActions)
-    draw = torch.rand(action.shape if per_bit else epsilon.shape, device=action.device)
+    are_bits = not space.nvec
+    draw = torch.rand(action.shape if are_bits else epsilon.shape, device=action.device)
     return torch.where(draw < epsilon, uniform, action)
 
 

@@ -6,16 +6,16 @@ from torch import Tensor
 from torchrl.data import TensorSpec
 
 from yamame.actions import ActionSpace
-from yamame.checks import require, require_at_least
-from yamame.exploration.base import Exploration
+from yamame.checks import require_at_least
+from yamame.exploration.epsilon import LinearNoise
 
 
-class EdgeEpsilon(Exploration):
+class EdgeEpsilon(LinearNoise):
     """Epsilon that is large in the first and last steps of a rollout only, and falls over training.
 
     For tasks of pure memory: what is seen at first must be recalled at last, and any random action on the way ends
-    the attempt. The horizon is taken from ``time`` (t / horizon) and ``step_index`` (t). Meant for policies that act
-    by their most probable action. After the T-Maze exploration of AMAGO (arXiv 2310.09971).
+    the attempt. The horizon is taken from ``time`` (t / horizon) and ``step_index`` (t), ``[N, 1]`` each. Meant for
+    policies that act by their most probable action. After the T-Maze exploration of AMAGO (arXiv 2310.09971).
 
     Args:
         action_space: See `Exploration`.
@@ -25,9 +25,7 @@ class EdgeEpsilon(Exploration):
         random_steps: Expected number of random actions in a whole rollout away from its edges.
         first: Steps at the beginning of a rollout that are an edge.
         last: Steps at its end that are an edge.
-        action_key, action_mask_key: See `Exploration`.
-        time_key: Key of ``time`` ``[N, 1]``.
-        step_index_key: Key of ``step_index`` ``[N, 1]``.
+        action_key: See `Exploration`.
 
     Raises:
         ValueError: If a setting is out of its range; at run time if ``time`` or ``step_index`` is missing.
@@ -52,24 +50,17 @@ class EdgeEpsilon(Exploration):
         first: int = 0,
         last: int = 1,
         action_key: NestedKey = "action",
-        time_key: NestedKey = "time",
-        step_index_key: NestedKey = "step_index",
-        action_mask_key: NestedKey = "action_mask",
     ) -> None:
-        keys = {"action_key": action_key, "action_mask_key": action_mask_key}
-        super().__init__(action_space, anneal_steps=anneal_steps, **keys)
-        for name, share in (("start", start), ("end", end)):
-            require("EdgeEpsilon", name, share, 0.0 <= share <= 1.0, "be in [0, 1]")
+        super().__init__(action_space, anneal_steps=anneal_steps, start=start, end=end, action_key=action_key)
         require_at_least("EdgeEpsilon", 0, random_steps=random_steps, first=first, last=last)
-        self.start, self.end = start, end
         self.random_steps, self.first, self.last = random_steps, first, last
-        self.time_key, self.step_index_key = time_key, step_index_key
-        self.in_keys = [*self.in_keys, time_key, step_index_key]
+        self.in_keys = [*self.in_keys, "time", "step_index"]
 
     def epsilon(self, tensordict: TensorDictBase) -> Tensor:
         """Epsilon of every env ``[N]``."""
-        keys = (self.time_key, self.step_index_key)
-        time, step = (self._get(tensordict, key).reshape(tensordict.batch_size) for key in keys)
+        time, step = (
+            self._get(tensordict, key).reshape(tensordict.batch_size) for key in ("time", "step_index")
+        )
         # The first step does not tell how long the rollout is: it is far from the end, and random only as an edge.
         horizon = torch.where(step == 0, torch.inf, (step / time).round())
         is_edge = (step < self.first) | (step >= horizon - self.last)

@@ -1,99 +1,92 @@
 """Random actions and noise: annealed over training, or also within each rollout."""
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.data import TensorSpec
 
-from yamame.actions import ActionSpace, BoxActions
-from yamame.checks import require, require_at_least
+from yamame.actions import ActionSpace
+from yamame.checks import require
 from yamame.exploration.base import Exploration
 
 
-class EpsilonGreedy(Exploration):
+class LinearNoise(Exploration):
+    """Noise whose strength falls linearly over training, and stays the same within a rollout.
+
+    Args:
+        action_space: See `Exploration`.
+        anneal_steps: Environment steps, over all envs, after which the strength stays at ``end``.
+        start: Strength when training begins.
+        end: Strength once annealed.
+        action_key: See `Exploration`.
+
+    Attributes:
+        largest: Greatest strength there is.
+
+    Raises:
+        ValueError: If a strength is negative or greater than ``largest``.
+    """
+
+    largest: ClassVar[float] = 1.0
+
+    def __init__(
+        self,
+        action_space: ActionSpace | TensorSpec,
+        *,
+        anneal_steps: int,
+        start: float = 1.0,
+        end: float = 0.05,
+        action_key: NestedKey = "action",
+    ) -> None:
+        super().__init__(action_space, anneal_steps=anneal_steps, action_key=action_key)
+        for name, value in (("start", start), ("end", end)):
+            in_range, condition = 0.0 <= value <= self.largest, f"be in [0, {self.largest:g}]"
+            require(type(self).__name__, name, value, in_range, condition)
+        self.start, self.end = start, end
+
+    def epsilon(self, tensordict: TensorDictBase) -> Tensor:
+        """The strength, a scalar."""
+        return self.anneal(self.start, self.end)
+
+
+class EpsilonGreedy(LinearNoise):
     """With probability epsilon a uniform action among the allowed ones; epsilon falls linearly over training.
 
-    Bits are replaced one by one, everything else whole, see `yamame.exploration.base.perturb`.
-
-    Args:
-        action_space: See `Exploration`; not a box.
-        anneal_steps: Environment steps, over all envs, after which epsilon stays at ``end``.
-        start: Epsilon when training begins.
-        end: Epsilon once annealed.
-        action_key, action_mask_key: See `Exploration`.
+    Bits are replaced one by one, everything else whole, see `yamame.exploration.base.perturb`. Arguments are those of
+    `LinearNoise`; a strength is epsilon, in [0, 1].
 
     Raises:
-        ValueError: If an epsilon is not in [0, 1] or the action is continuous (use `GaussianNoise`).
+        ValueError: As `LinearNoise`, and if the action is continuous (use `GaussianNoise`).
     """
 
-    def __init__(
-        self,
-        action_space: ActionSpace | TensorSpec,
-        *,
-        anneal_steps: int,
-        start: float = 1.0,
-        end: float = 0.05,
-        action_key: NestedKey = "action",
-        action_mask_key: NestedKey = "action_mask",
-    ) -> None:
-        keys = {"action_key": action_key, "action_mask_key": action_mask_key}
-        super().__init__(action_space, anneal_steps=anneal_steps, **keys)
-        for name, value in (("start", start), ("end", end)):
-            require("EpsilonGreedy", name, value, 0.0 <= value <= 1.0, "be in [0, 1]")
-        kind, is_box = type(self.action_space).__name__, isinstance(self.action_space, BoxActions)
-        require("EpsilonGreedy", "action_space", kind, not is_box, "be discrete (GaussianNoise is for boxes)")
-        self.start, self.end = start, end
-
-    def epsilon(self, tensordict: TensorDictBase) -> Tensor:
-        """Epsilon, a scalar."""
-        return self.anneal(self.start, self.end)
+    kinds = ("index", "indices", "bits")
 
 
-class GaussianNoise(Exploration):
+class GaussianNoise(LinearNoise):
     """Adds normal noise to box actions and clips to the bounds; its size falls linearly over training.
 
-    Args:
-        action_space: See `Exploration`; a box.
-        anneal_steps: Environment steps, over all envs, after which the noise stays at ``end``.
-        start: Standard deviation when training begins, in half ranges of the action (1 is from centre to
-            bound).
-        end: Standard deviation once annealed, in half ranges.
-        action_key: Key of the action, read and written.
+    Arguments are those of `LinearNoise`; a strength is a standard deviation in half ranges of the action (1 is from
+    centre to bound), and may be of any size.
 
     Raises:
-        ValueError: If a standard deviation is negative or the action is not continuous.
+        ValueError: As `LinearNoise`, and if the action is not continuous.
     """
 
-    def __init__(
-        self,
-        action_space: ActionSpace | TensorSpec,
-        *,
-        anneal_steps: int,
-        start: float = 1.0,
-        end: float = 0.05,
-        action_key: NestedKey = "action",
-    ) -> None:
-        super().__init__(action_space, anneal_steps=anneal_steps, action_key=action_key, action_mask_key=None)
-        require_at_least("GaussianNoise", 0, start=start, end=end)
-        kind, is_box = type(self.action_space).__name__, isinstance(self.action_space, BoxActions)
-        require("GaussianNoise", "action_space", kind, is_box, "be a box")
-        self.start, self.end = start, end
-
-    def epsilon(self, tensordict: TensorDictBase) -> Tensor:
-        """The standard deviation in half ranges, a scalar."""
-        return self.anneal(self.start, self.end)
+    kinds = ("box",)
+    largest = math.inf
 
 
 class BilevelEpsilon(Exploration):
     """Epsilon that falls within every rollout and over training, scaled at random per rollout.
 
     An agent that adapts within a rollout should explore at its start and exploit at its end. With the
-    rollout's ``time`` (t / horizon, zero without the key) epsilon is ``u (begin + (finish - begin) time)``;
+    rollout's ``time`` ``[N, 1]`` (t / horizon, zero without the key) epsilon is ``u (begin + (finish - begin) time)``;
     begin and finish are annealed linearly over training and u ~ U[0, 1) is drawn anew for each env where
-    ``is_init`` is set. Box actions get normal noise of that size instead, see
+    ``is_init`` ``[N, 1]`` bool is set. Box actions get normal noise of that size instead, see
     `yamame.exploration.base.perturb`. AMAGO (arXiv 2310.09971).
 
     The u of the current rollouts are part of `state_dict`, so that a restored run goes on exactly; they are
@@ -106,9 +99,7 @@ class BilevelEpsilon(Exploration):
         start: Epsilon at the start of a rollout: when training begins, and once annealed.
         end: Epsilon at the end of a rollout: when training begins, and once annealed.
         randomize: Whether u is drawn; it is 1 otherwise.
-        action_key, action_mask_key: See `Exploration`.
-        time_key: Key of ``time`` ``[N, 1]``.
-        is_init_key: Key of ``is_init`` ``[N, 1]`` bool; read if ``randomize``.
+        action_key: See `Exploration`.
 
     Raises:
         ValueError: If an epsilon is not in [0, 1]; at run time if ``is_init`` is missing though
@@ -130,21 +121,16 @@ class BilevelEpsilon(Exploration):
         end: Sequence[float] = (0.8, 0.01),
         randomize: bool = True,
         action_key: NestedKey = "action",
-        time_key: NestedKey = "time",
-        is_init_key: NestedKey = "is_init",
-        action_mask_key: NestedKey = "action_mask",
     ) -> None:
-        keys = {"action_key": action_key, "action_mask_key": action_mask_key}
-        super().__init__(action_space, anneal_steps=anneal_steps, **keys)
+        super().__init__(action_space, anneal_steps=anneal_steps, action_key=action_key)
         for name, pair in (("start", start), ("end", end)):
             holds = len(pair) == 2 and all(0.0 <= value <= 1.0 for value in pair)
             require("BilevelEpsilon", name, tuple(pair), holds, "be two numbers in [0, 1]")
         self.start, self.end = tuple(map(float, start)), tuple(map(float, end))
         self.randomize = randomize
-        self.time_key, self.is_init_key = time_key, is_init_key
         self._multiplier: Tensor | None = None
         if randomize:
-            self.in_keys = [*self.in_keys, is_init_key]
+            self.in_keys = [*self.in_keys, "is_init"]
 
     def bounds(self) -> tuple[Tensor, Tensor]:
         """Epsilon at the start and at the end of a rollout, now, before the random factor."""
@@ -154,11 +140,11 @@ class BilevelEpsilon(Exploration):
         """Epsilon of every env ``[N]``; draws the random factor of envs that start a rollout."""
         device = self._get(tensordict, self.action_key).device
         begin, finish = (bound.to(device) for bound in self.bounds())
-        time = tensordict.get(self.time_key, begin.new_zeros(tensordict.batch_size))
+        time = tensordict.get("time", begin.new_zeros(tensordict.batch_size))
         epsilon = begin + (finish - begin) * time.reshape(tensordict.batch_size).clamp(0.0, 1.0)
         if not self.randomize:
             return epsilon
-        is_init = self._get(tensordict, self.is_init_key).reshape(tensordict.batch_size)
+        is_init = self._get(tensordict, "is_init").reshape(tensordict.batch_size)
         drawn = torch.rand(is_init.shape, device=device)
         if self._multiplier is not None and self._multiplier.shape == is_init.shape:
             drawn = torch.where(is_init, drawn, self._multiplier.to(device))

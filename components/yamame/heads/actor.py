@@ -21,9 +21,9 @@ class ActorHead(nn.Module):
     Raises:
         ValueError: if a size is not positive or `dropout` is out of range.
 
-    >>> from yamame.actions import DiscreteActions
     >>> import torch
-    >>> actor = ActorHead(8, action_space=DiscreteActions(5), num_gammas=7)
+    >>> from torchrl.data import Categorical
+    >>> actor = ActorHead(8, action_space=ActionSpace(Categorical(5)), num_gammas=7)
     >>> params = actor(torch.zeros(16, 8))
     >>> params.shape
     torch.Size([16, 7, 5])

@@ -50,7 +50,8 @@ class StateActionCritic(nn.Module):
     ) -> None:
         super().__init__()
         sizes = {"num_actions": num_actions, "num_gammas": num_gammas, "num_outputs": num_outputs}
-        require_at_least("StateActionCritic", 1, **sizes)
+        require_at_least("StateActionCritic", 1, **sizes, num_critics=num_critics)
+        self.num_critics = num_critics
         self.out_shape = (num_actions, num_gammas, num_outputs)
         self.ensemble = EnsembleMLP(
             in_features,
@@ -101,7 +102,9 @@ class ActionInputCritic(nn.Module):
         num_layers: int = 2,
     ) -> None:
         super().__init__()
-        require_at_least("ActionInputCritic", 1, in_features=in_features, action_size=action_size)
+        sizes = {"in_features": in_features, "action_size": action_size, "num_critics": num_critics}
+        require_at_least("ActionInputCritic", 1, **sizes)
+        self.num_critics = num_critics
         in_range = len(gammas) > 0 and all(0.0 <= gamma < 1.0 for gamma in gammas)
         require("ActionInputCritic", "gammas", list(gammas), in_range, "be in [0, 1), at least one")
         feature = [math.log1p(1.0 / (1.0 - gamma)) for gamma in gammas]
@@ -139,7 +142,11 @@ def make_critic(
     """The critic of an action space: `StateActionCritic` if it is enumerable, else `ActionInputCritic`.
 
     None if ``num_critics`` is 0: an agent that only clones behaviour has no critic.
+
+    Raises:
+        ValueError: If ``num_critics`` is negative, or as the critics do.
     """
+    require_at_least("make_critic", 0, num_critics=num_critics)
     if num_critics == 0:
         return None
     sizes = {"num_outputs": num_outputs, "hidden_size": hidden_size, "num_layers": num_layers}

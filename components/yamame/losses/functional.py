@@ -102,7 +102,6 @@ def critic_subset_value(
     num_subset: int,
     *,
     reduce: Literal["min", "mean"] = "min",
-    generator: torch.Generator | None = None,
 ) -> Tensor:
     """Reduce an ensemble of values over a random subset of its critics (REDQ, arXiv 2101.05982).
 
@@ -114,7 +113,6 @@ def critic_subset_value(
         values: [*, C, G].
         num_subset: how many of the C critics to draw, in 1..C.
         reduce: the reduction over the drawn critics.
-        generator: source of randomness; torch's own if None.
 
     Returns:
         [*, G].
@@ -128,7 +126,7 @@ def critic_subset_value(
     require("critic_subset_value", "num_subset", num_subset, in_range, condition)
     if num_subset < num_critics:
         # The largest of random numbers, one for each critic, draw a subset without replacement.
-        scores = torch.rand(values.shape, generator=generator, device=values.device)
+        scores = torch.rand(values.shape, device=values.device)
         values = values.gather(-2, scores.topk(num_subset, dim=-2).indices)
     return values.amin(-2) if reduce == "min" else values.mean(-2)
 

@@ -34,7 +34,6 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value.functional import vec_generalized_advantage_estimate
 
 from yamame.actions import ActionSpace
-from yamame.actions.torch_distribution import TorchDistribution
 from yamame.checks import require, require_at_least
 from yamame.heads import PopArt
 from yamame.losses.sequence import DEPARTURE, SequenceLoss, encode
@@ -235,12 +234,12 @@ class SequencePPOLoss(SequenceLoss):
 def _policy(actor: nn.Module, action_space: ActionSpace) -> ProbabilisticTensorDictSequential:
     """The actor's only policy, as TorchRL's losses want one: ``context``, ``action_mask`` to a distribution."""
     return ProbabilisticTensorDictSequential(
-        TensorDictModule(_OnePolicy(actor), in_keys=["context"], out_keys=["params"]),
+        TensorDictModule(actor, in_keys=["context"], out_keys=["params"]),  # [*, 1, P]
+        TensorDictModule(lambda params: params.squeeze(-2).float(), in_keys=["params"], out_keys=["params"]),
         ProbabilisticTensorDictModule(
             in_keys=["params", "action_mask"],
             out_keys=["action"],
-            distribution_class=TorchDistribution,
-            distribution_kwargs={"action_space": action_space},
+            distribution_class=action_space.distribution,
             return_log_prob=True,
             log_prob_key="action_log_prob",
         ),
@@ -260,14 +259,3 @@ class _Value(nn.Module):
 
     def forward(self, context: Tensor) -> Tensor:
         return self.to_returns(context) / self.returns.std
-
-
-class _OnePolicy(nn.Module):
-    """Policy parameters ``[*, P]`` of an actor with one discount factor."""
-
-    def __init__(self, actor: nn.Module) -> None:
-        super().__init__()
-        self.actor = actor
-
-    def forward(self, context: Tensor) -> Tensor:
-        return self.actor(context).squeeze(-2).float()

@@ -16,7 +16,7 @@ from tensordict.nn import TensorDictModuleBase, dispatch
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
 
-from yamame.actions import ActionDistribution, ActionSpace, BoxActions
+from yamame.actions import ActionDistribution, ActionSpace
 from yamame.checks import require, require_at_least, require_choice
 from yamame.heads import ValueRepresentation
 from yamame.losses.functional import advantage_filter, bootstrapped_targets, critic_subset_value, masked_mean
@@ -62,7 +62,7 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
             than the context: several samples. None where no term uses one: behaviour cloning without a filter.
         returns: what the O outputs of a value mean: `yamame.heads.PopArt` or `yamame.heads.BinnedReturns`.
         action_space: encodes actions and turns policy parameters into distributions.
-        gammas: discounts in (0, 1), in the order of the heads.
+        gammas: different discounts in (0, 1), in the order of the heads.
         num_target_critics: critics drawn for each target; their minimum counts with the actor loss, their mean without.
         reward_multiplier: factor on rewards before learning.
         online_coeff: weight of the actor loss.
@@ -84,9 +84,9 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
             no valid transition.
 
     >>> from tensordict.nn import TensorDictModule
-    >>> from yamame.actions import DiscreteActions
+    >>> from torchrl.data import Categorical
     >>> from yamame.heads import ActorHead, PopArt, make_critic
-    >>> space, gammas = DiscreteActions(3), (0.9, 0.99)
+    >>> space, gammas = ActionSpace(Categorical(3)), (0.9, 0.99)
     >>> encoder = TensorDictModule(nn.Linear(4, 8), in_keys=["observation"], out_keys=["context"])
     >>> actor = ActorHead(8, action_space=space, num_gammas=2)
     >>> critic = make_critic(8, action_space=space, gammas=gammas)
@@ -153,10 +153,19 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         require_choice(owner, "cloning_filter", self.cloning_filter, ("binary", "exponential", "none"))
         gradient, exact = self.discrete_gradient, "expectation"
         require_choice(owner, "discrete_gradient", gradient, (exact, "straight_through"))
-        follows = gradient == exact or not isinstance(self.action_space, BoxActions)
+        follows = gradient == exact or self.action_space.kind != "box"
         require(owner, "discrete_gradient", gradient, follows, f"be {exact!r} where actions are continuous")
         enough, users = self.critic_network is not None or not self._uses_critics, self._uses_critics
-        require(owner, "critic", self.critic_network, enough, f"not be None with {' and '.join(users)}")
+        require(
+            owner,
+            "critic",
+            self.critic_network,
+            enough,
+            f"not be None (num_critics 0) with {' and '.join(users)}",
+        )
+        most = getattr(self.critic_network, "num_critics", self.num_target_critics)
+        fits = self.num_target_critics <= most
+        require(owner, "num_target_critics", self.num_target_critics, fits, f"be at most num_critics {most}")
 
     @property
     def _filters(self) -> bool:

@@ -136,6 +136,7 @@ class SequenceActorCriticLoss(SequenceLoss):
         super().__init__(encoder, action_space=action_space)
         owner, in_range = type(self).__name__, all(0.0 < gamma < 1.0 for gamma in gammas)
         require(owner, "gammas", list(gammas), len(gammas) > 0 and in_range, "lie in (0, 1), at least one")
+        require(owner, "gammas", list(gammas), len(set(gammas)) == len(gammas), "differ from each other")
         require(owner, "target_tau", target_tau, 0.0 < target_tau <= 1.0, "be in (0, 1]")
         self.discounts = tuple(float(gamma) for gamma in gammas)  # read without asking a device
         self.register_buffer("gammas", torch.tensor(self.discounts, dtype=torch.float32), persistent=False)

@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torchrl.modules import ConvNet
 
 from yamame.checks import require, require_at_least
 from yamame.timestep.image_shape import ChannelAxis, ImageShape
@@ -103,16 +104,8 @@ class NatureCNN(ImageEncoder):
         channel_axis: ChannelAxis = "auto",
         max_images: int | None = None,
     ) -> None:
-        def convolutions(num_channels: int) -> nn.Module:
-            return nn.Sequential(
-                nn.Conv2d(num_channels, 32, kernel_size=8, stride=4),
-                nn.ReLU(),
-                nn.Conv2d(32, 64, kernel_size=4, stride=2),
-                nn.ReLU(),
-                nn.Conv2d(64, 64, kernel_size=3),
-                nn.ReLU(),
-            )
-
+        layers = {"num_cells": [32, 64, 64], "kernel_sizes": [8, 4, 3], "strides": [4, 2, 1]}
+        convolutions = partial(ConvNet, **layers, activation_class=nn.ReLU)
         super().__init__(shape, convolutions, out_features, channel_axis, max_images)
 
 
@@ -211,11 +204,7 @@ class GridCNN(ImageEncoder):
     ) -> None:
         require("GridCNN", "depths", tuple(depths), min(depths, default=0) >= 1, "be positive")
 
-        def convolutions(num_channels: int) -> nn.Module:
-            layers: list[nn.Module] = []
-            for depth in depths:
-                layers += [nn.Conv2d(num_channels, depth, kernel_size=3, padding=1), nn.ReLU()]
-                num_channels = depth
-            return nn.Sequential(*layers)
-
+        convolutions = partial(
+            ConvNet, num_cells=depths, kernel_sizes=3, paddings=1, activation_class=nn.ReLU
+        )
         super().__init__(shape, convolutions, out_features, channel_axis, max_images)

@@ -18,7 +18,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from yamame.recorder import Recorder, recording, structure
+from yamame.capturing import recording
+from yamame.recorder import Recorder, structure
 
 Metrics = dict[str, Tensor]
 Gradients = Callable[[TensorDictBase], Metrics]

@@ -64,7 +64,7 @@ class MambaEncoder(RecurrentEncoder):
         mixer = _kernels().Mamba
         self.embed = nn.Linear(in_features, d_model)
         self.norms = nn.ModuleList(nn.LayerNorm(d_model) for _ in range(num_layers))
-        self.mixers = nn.ModuleList(
+        self.mixers: Any = nn.ModuleList(  # blocks of the package, which mypy does not know
             mixer(d_model, d_state=d_state, d_conv=d_conv, expand=expand) for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(d_model)
@@ -75,7 +75,7 @@ class MambaEncoder(RecurrentEncoder):
 
     def init_memory(self, num_envs: int, *, capacity: int | None = None, device: Device = None) -> TensorDict:
         """What each layer's convolution (``conv``) and recurrence (``ssm``) remember, ``[N, layers, channels, *]``."""
-        states = [mixer.allocate_inference_cache(num_envs, 1) for mixer in self._mixers()]
+        states = [mixer.allocate_inference_cache(num_envs, 1) for mixer in self.mixers]
         conv, ssm = (torch.stack(parts, 1) for parts in zip(*states, strict=True))
         memory = TensorDict({"conv": conv, "ssm": ssm}, [num_envs])
         return memory.to(conv.device if device is None else device)
@@ -92,7 +92,7 @@ class MambaEncoder(RecurrentEncoder):
         # The kernels of a step want their input in the dtype of the state.
         with torch.autocast(x.device.type, enabled=False):
             x = self.embed(x.to(self.embed.weight.dtype)).unsqueeze(1)
-            for norm, mixer, *state in zip(self.norms, self._mixers(), conv, ssm, strict=True):
+            for norm, mixer, *state in zip(self.norms, self.mixers, conv, ssm, strict=True):
                 output, *new = mixer.step(norm(x), *state)
                 for old, value in zip(state, new, strict=True):
                     old.copy_(value)  # nothing where the kernel has already written it there
@@ -105,10 +105,6 @@ class MambaEncoder(RecurrentEncoder):
         for norm, mixer in zip(self.norms, self.mixers, strict=True):
             x = x + mixer(norm(x))
         return x
-
-    def _mixers(self) -> list[Any]:
-        """The blocks of the package, which mypy does not know."""
-        return list(self.mixers)
 
 
 def _kernels() -> ModuleType:

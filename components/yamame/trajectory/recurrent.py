@@ -9,7 +9,7 @@ Source: GRU, Cho et al., arXiv 1406.1078; LSTM, Hochreiter & Schmidhuber, Neural
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -67,23 +67,40 @@ class RecurrentEncoder(TrajectoryEncoder):
 class _StackedCells(RecurrentEncoder):
     """Recurrent layers, a linear map and a LayerNorm. A memory has one state ``[N, layers, H]`` per name.
 
-    Args:
-        layers: The recurrent layers, ``batch_first``. They are held as `nn.RNNBase`, which is what `nn.GRU` and
-            `nn.LSTM` are but for their forward: these two classes may not stand in a compiled function.
-        out_features: Size D of the context.
-        keys: Where to read and write.
+    Its arguments are those that `GRUEncoder` and `LSTMEncoder` share. The layers are held as `nn.RNNBase`, which is
+    what `nn.GRU` and `nn.LSTM` are but for their forward: these two classes may not stand in a compiled function.
     """
 
-    states: tuple[str, ...]
+    mode: ClassVar[str]
+    """What `nn.RNNBase` calls the layers."""
+    states: ClassVar[tuple[str, ...]]
     """Names of what a layer remembers; the first is its output."""
+    gates: ClassVar[tuple[tuple[int, int], ...]]
+    """Which gates of a layer keep memory (1) or add to it (-1): their places, and the signs of `keep_bias` in them."""
     function: Callable[..., Any]
     """All layers over whole sequences."""
 
-    def __init__(self, layers: nn.RNNBase, out_features: int, *, keys: TrajectoryKeys | None) -> None:
-        super().__init__(layers.input_size, out_features, keys=keys)
-        self.layers = layers
-        self.out = nn.Linear(layers.hidden_size, out_features)
+    def __init__(
+        self,
+        in_features: int,
+        *,
+        hidden_size: int = 128,
+        num_layers: int = 2,
+        out_features: int = 128,
+        max_time_constant: float = 128.0,
+        keys: TrajectoryKeys | None = None,
+    ) -> None:
+        sizes = {"in_features": in_features, "hidden_size": hidden_size, "num_layers": num_layers}
+        require_at_least(type(self).__name__, 1, **sizes, max_time_constant=max_time_constant)
+        super().__init__(in_features, out_features, keys=keys)
+        self.layers = nn.RNNBase(self.mode, in_features, hidden_size, num_layers, batch_first=True)
+        self.out = nn.Linear(hidden_size, out_features)
         self.norm = nn.LayerNorm(out_features)
+        for _, _, input_bias, state_bias in self.layers.all_weights:
+            keep = keep_bias(hidden_size, longest=max_time_constant)
+            for gate, sign in self.gates:
+                rows = slice(gate * hidden_size, (gate + 1) * hidden_size)
+                input_bias.data[rows], state_bias.data[rows] = sign * keep, 0.0
 
     @abstractmethod
     def _cell(self, x: Tensor, states: tuple[Tensor, ...], weights: list[Tensor]) -> tuple[Tensor, ...]:
@@ -159,6 +176,8 @@ class GRUEncoder(_StackedCells):
 
     function = staticmethod(torch.gru)
     states = ("hidden",)
+    mode = "GRU"
+    gates = ((1, 1),)
 
     def __init__(
         self,
@@ -171,16 +190,17 @@ class GRUEncoder(_StackedCells):
         gate_gain: float = 1.0,
         keys: TrajectoryKeys | None = None,
     ) -> None:
-        sizes = {"in_features": in_features, "hidden_size": hidden_size, "num_layers": num_layers}
-        require_at_least("GRUEncoder", 1, **sizes, max_time_constant=max_time_constant)
         require("GRUEncoder", "gate_gain", gate_gain, 0 <= gate_gain < math.inf, "be finite and not negative")
-        layers = nn.RNNBase("GRU", in_features, hidden_size, num_layers, batch_first=True)
-        super().__init__(layers, out_features, keys=keys)
-        update = slice(hidden_size, 2 * hidden_size)
-        for from_input, _, input_bias, state_bias in layers.all_weights:
-            from_input.data[update] *= gate_gain
-            input_bias.data[update] = keep_bias(hidden_size, longest=max_time_constant)
-            state_bias.data[update] = 0.0
+        super().__init__(
+            in_features,
+            hidden_size=hidden_size,
+            num_layers=num_layers,
+            out_features=out_features,
+            max_time_constant=max_time_constant,
+            keys=keys,
+        )
+        for from_input, *_ in self.layers.all_weights:
+            from_input.data[hidden_size : 2 * hidden_size] *= gate_gain
 
     def _cell(self, x: Tensor, states: tuple[Tensor, ...], weights: list[Tensor]) -> tuple[Tensor, ...]:
         return (torch.gru_cell(x, *states, *weights),)
@@ -189,14 +209,7 @@ class GRUEncoder(_StackedCells):
 class LSTMEncoder(_StackedCells):
     """A stack of LSTM layers, a linear map and a LayerNorm. ``step_index`` is not used.
 
-    Args:
-        in_features: Size E of the features.
-        hidden_size: Size H of each layer's output, and of its cell.
-        num_layers: Number of LSTM layers.
-        out_features: Size D of the context.
-        max_time_constant: Longest time constant, in timesteps, that a channel begins with; they are drawn between 1 and
-            this, evenly on a logarithmic scale, and learnt.
-        keys: Where to read and write, if not under the usual names.
+    Its arguments are those of `GRUEncoder` without ``gate_gain``; each layer has a cell of size H beside its output.
 
     Raises:
         ValueError: If a size is not positive, or a time constant below 1.
@@ -209,25 +222,8 @@ class LSTMEncoder(_StackedCells):
 
     function = staticmethod(torch.lstm)
     states = ("hidden", "cell")
-
-    def __init__(
-        self,
-        in_features: int,
-        *,
-        hidden_size: int = 128,
-        num_layers: int = 2,
-        out_features: int = 128,
-        max_time_constant: float = 128.0,
-        keys: TrajectoryKeys | None = None,
-    ) -> None:
-        sizes = {"in_features": in_features, "hidden_size": hidden_size, "num_layers": num_layers}
-        require_at_least("LSTMEncoder", 1, **sizes, max_time_constant=max_time_constant)
-        layers = nn.RNNBase("LSTM", in_features, hidden_size, num_layers, batch_first=True)
-        super().__init__(layers, out_features, keys=keys)
-        for _, _, input_bias, state_bias in layers.all_weights:
-            keep = keep_bias(hidden_size, longest=max_time_constant)
-            input_bias.data[: 2 * hidden_size] = torch.cat((-keep, keep))  # what is kept is hardly added to
-            state_bias.data[: 2 * hidden_size] = 0.0
+    mode = "LSTM"
+    gates = ((0, -1), (1, 1))  # what is kept is hardly added to
 
     def _cell(self, x: Tensor, states: tuple[Tensor, ...], weights: list[Tensor]) -> tuple[Tensor, ...]:
         return torch.lstm_cell(x, states, *weights)

@@ -14,7 +14,7 @@ sigma-reparametrised linear maps (arXiv 2303.06296). Sliding window with sinks: 
 
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Literal, get_args
 
 import torch
@@ -155,16 +155,15 @@ class TransformerEncoder(TrajectoryEncoder):
             owner, "d_model", d_model, d_model % num_heads == 0, f"be a multiple of num_heads {num_heads}"
         )
         require(owner, "dropout", dropout, 0 <= dropout < 1, "lie in [0, 1)")
-        fits = context_length is None or context_length >= needed
-        require(owner, "context_length", context_length, fits, f"hold sinks {sinks} and window {window}")
         super().__init__(
             in_features, d_model, context_length=context_length if window is None else None, keys=keys
         )
+        fits = context_length is None or context_length >= needed
+        require(owner, "context_length", context_length, fits, f"hold sinks {sinks} and window {window}")
         self.num_heads, self.checkpoint_layers = num_heads, checkpoint_layers
         if checkpoint_layers:  # a layer is computed again from the state of a generator that is read back
             self.capture_obstacle = "checkpoint_layers"
-        self.window = window
-        self.sinks = sinks
+        self.window, self.sinks = window, sinks
         self.capacity = context_length if window is None else window + sinks
         self.embed = nn.Linear(in_features, d_model)
         self.rotary = positions == "rotary"
@@ -234,7 +233,13 @@ class TransformerEncoder(TrajectoryEncoder):
         for index, layer in enumerate(self.layers):
             inputs = x, attention(index), rotation
             if self.checkpoint_layers and torch.is_grad_enabled():
-                x = checkpoint(layer, *inputs, use_reentrant=False, context_fn=_computed_twice)
+                # Of the two computations of a layer only the first moves its power iteration.
+                x = checkpoint(
+                    layer,
+                    *inputs,
+                    use_reentrant=False,
+                    context_fn=lambda: (nullcontext(), frozen_power_iteration()),
+                )
             else:
                 x = layer(*inputs)
         return self.norm(x)
@@ -248,11 +253,6 @@ class TransformerEncoder(TrajectoryEncoder):
             raise ValueError(
                 f"TransformerEncoder: step_index must be below num_positions {size}, got {largest}"
             ) from error
-
-
-def _computed_twice() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Contexts of the two computations of a layer: only the first moves its power iteration."""
-    return nullcontext(), frozen_power_iteration()
 
 
 def _position_module(
