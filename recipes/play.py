@@ -6,7 +6,7 @@
 
 A run is a directory, a checkpoint file or the id of an MLflow run. Where the environment knows instructions and none
 is given, one is asked for in a terminal; an empty answer, and anything else than a terminal, leaves the goals to the
-seed. The video goes to <output>/episode.gif, with film=mp4 to <output>/episode.mp4 (pip install 'yamame[video]').
+seed. The video goes to <output>/episode.gif, with video=mp4 to <output>/episode.mp4 (pip install 'yamame[video]').
 """
 
 import yamame.cli.threads  # noqa: F401 (sets what torch reads when it is imported)
@@ -71,7 +71,7 @@ def play(cfg: DictConfig) -> float:
         print(f"no video: {reason}", file=sys.stderr)
     if frames:
         folder.mkdir(parents=True, exist_ok=True)
-        print(WRITERS[cfg.film](folder / f"episode.{cfg.film}", np.stack(frames), fps=cfg.fps))
+        print(WRITERS[cfg.video](folder / f"episode.{cfg.video}", np.stack(frames), fps=cfg.fps))
     return total
 
 
@@ -79,10 +79,10 @@ def check(cfg: DictConfig) -> None:
     """Refuses settings before anything is read."""
     if not 0.0 < cfg.fps <= 50.0:
         raise UsageError(f"fps must be in (0, 50], got {cfg.fps}")
-    if cfg.film not in WRITERS:
-        raise UsageError(f"film must be one of {tuple(WRITERS)}, got {cfg.film!r}")
-    if cfg.film == "mp4" and importlib.util.find_spec("av") is None:
-        raise UsageError("film=mp4: the package av must be installed, run: pip install 'yamame[video]'")
+    if cfg.video not in WRITERS:
+        raise UsageError(f"video must be one of {tuple(WRITERS)}, got {cfg.video!r}")
+    if cfg.video == "mp4" and importlib.util.find_spec("av") is None:
+        raise UsageError("video=mp4: the package av must be installed, run: pip install 'yamame[video]'")
     if cfg.width < 1:
         raise UsageError(f"width must be positive, got {cfg.width}")
 

@@ -1,4 +1,4 @@
-"""Episodes as the evaluation plays them, how one is described, and films of some, frame by frame."""
+"""Episodes as the evaluation plays them, how one is described, and videos of some."""
 
 import numpy as np
 import pytest

@@ -33,7 +33,7 @@ QUESTIONS = (
         ("budget budget.minutes", (True, False, True, True, False)),
         ("seed", (False, False, False, False, True)),
         ("evaluation.interval evaluation.seed", (False, False, True, True, False)),
-        ("evaluation.film_frames evaluation.num_envs", (False, False, False, False, False)),
+        ("evaluation.video_frames evaluation.num_envs", (False, False, False, False, False)),
         ("workers.num_processes", (False, True, False, False, False)),
         (
             "device schedule.autocast collector.autocast schedule.cuda_graph",

@@ -77,15 +77,15 @@ def test_every_step_has_a_line_and_the_video_is_the_last_line(run, tmp_path):
 
 def test_a_video_can_be_an_mp4(run, tmp_path, monkeypatch):
     pytest.importorskip("av")
-    status, lines, _ = run("run=runs/maze", "seed=3", "max_steps=5", "film=mp4")
+    status, lines, _ = run("run=runs/maze", "seed=3", "max_steps=5", "video=mp4")
     assert status == 0
     assert lines[-1] == str(tmp_path / "out/episode.mp4")
     assert (tmp_path / "out/episode.mp4").read_bytes()[4:8] == b"ftyp"
-    status, _, err = run("run=runs/maze", "film=avi")
+    status, _, err = run("run=runs/maze", "video=avi")
     assert status == 2
-    assert "film must be one of ('gif', 'mp4'), got 'avi'" in err
+    assert "video must be one of ('gif', 'mp4'), got 'avi'" in err
     monkeypatch.setitem(sys.modules, "av", None)
-    status, _, err = run("run=runs/maze", "film=mp4")
+    status, _, err = run("run=runs/maze", "video=mp4")
     assert status == 2
     assert "pip install 'yamame[video]'" in err
 

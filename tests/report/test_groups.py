@@ -181,7 +181,7 @@ def test_the_experiment_as_written_is_the_base_although_a_changed_one_ran_first(
         "schedule.cuda_graph=true collector.cuda_graph=true",
         "encoder.compiled=false collector.compile_policy=true",
         "encoder.checkpoint_layers=true packing=null",
-        "evaluation.num_envs=4 evaluation.film_frames=9 run.root=elsewhere checkpoint.keep=1",
+        "evaluation.num_envs=4 evaluation.video_frames=9 run.root=elsewhere checkpoint.keep=1",
         "+ablation=no_memory 'expected.interval=[0,0.6]'",
     ],
 )

@@ -245,7 +245,7 @@ def test_a_verdict_is_that_of_the_mean_of_the_seeds_of_the_base(make_run, tell, 
     assert f"{outcome.capitalize()}." in page.text
 
 
-def test_a_large_film_lies_beside_the_page(make_run, write, video):
+def test_a_large_video_lies_beside_the_page(make_run, write, video):
     large = video + b"\0" * LARGEST_VIDEO
     page, folder, _ = write([make_run(0, metrics(0.1, 0.7))], artifact=lambda run_id, name: large)
     assert "section-1-video-A.gif" in page.addresses
@@ -253,7 +253,7 @@ def test_a_large_film_lies_beside_the_page(make_run, write, video):
     assert (folder / "index.html").stat().st_size < LARGEST_VIDEO
 
 
-def test_the_film_is_that_of_the_best_seed(make_run, tell, video):
+def test_the_video_is_that_of_the_best_seed(make_run, tell, video):
     runs = [make_run(seed, metrics(0.1, value)) for seed, value in [(0, 0.3), (1, 0.9), (2, 0.5)]]
     asked = []
 
@@ -275,7 +275,7 @@ def test_an_experiment_that_was_not_measured_stands_on_the_page_and_in_the_table
     assert falls_short(content.verdicts)
 
 
-def test_the_film_of_the_shortest_episodes_is_shown_where_length_is_asked_for(make_run, video):
+def test_the_video_of_the_shortest_episodes_is_shown_where_length_is_asked_for(make_run, video):
     runs = [
         make_run(seed, {"eval/length_mean": {100: value}}) for seed, value in enumerate((30.0, 10.0, 50.0))
     ]

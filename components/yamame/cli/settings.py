@@ -34,7 +34,7 @@ _TRAINING = {
         "greedy": bool,
         "num_envs": Count | None,
         "max_steps": Count | None,
-        "film_frames": Count,
+        "video_frames": Count,
         "env": Node,
     },
     "checkpoint": {"interval": Count, "keep": Count},
@@ -101,7 +101,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "greedy": bool,
         "picture": bool,
         "width": int,
-        "film": str,
+        "video": str,
         "fps": float,
     },
     "report": {

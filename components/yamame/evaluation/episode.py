@@ -1,4 +1,4 @@
-"""Episodes step by step: to watch one or read it as text while it is played, to have all of it, to film some."""
+"""Episodes step by step: to watch one or read it as text while it is played, to have all of it, to draw some as a video."""
 
 from collections.abc import Callable
 

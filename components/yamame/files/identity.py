@@ -15,8 +15,8 @@ LENGTH = ("budget",)
 """When a run ends."""
 REPETITION = ("seed",)
 """Which of several equal runs it is."""
-UNSEEN = ("workers", "evaluation.film_frames", "evaluation.num_envs")
-"""Who does the work and what is filmed: neither what is learned nor how it is measured."""
+UNSEEN = ("workers", "evaluation.video_frames", "evaluation.num_envs")
+"""Who does the work and what is drawn as a video: neither what is learned nor how it is measured."""
 MACHINE = (
     *("device", "packing", "encoder.checkpoint_layers", "encoder.compiled", "collector.compile_policy"),
     *(f"{part}.{key}" for part in ("schedule", "collector") for key in ("autocast", "cuda_graph")),

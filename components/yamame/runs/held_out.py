@@ -36,12 +36,12 @@ def play_held_out(
 def render_held_out(cfg: DictConfig, policy: InContextPolicy) -> NDArray | None:
     """Pictures of a few episodes of held-out tasks; None, and a line that says why, where there are no pictures."""
     evaluation = cfg.evaluation
-    options = {"max_frames": evaluation.film_frames, "greedy": evaluation.greedy, "seed": evaluation.seed}
+    options = {"max_frames": evaluation.video_frames, "greedy": evaluation.greedy, "seed": evaluation.seed}
     with closing(build_env(cfg, num_envs=1, seed=evaluation.seed, held_out=True)) as env:
         try:
             return render_video(policy, env, num_episodes=4, **options)
         except NotImplementedError as error:
-            tell(f"no film: {error}", aside=True)
+            tell(f"no video: {error}", aside=True)
             return None
 
 
