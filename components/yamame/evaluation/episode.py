@@ -1,4 +1,4 @@
-"""Episodes step by step: to watch one or read it as text while it is played, to have all of it, to draw some as a video."""
+"""Episodes step by step: to watch one or read it as text while it is played, to have all of it, or a video of some."""
 
 from collections.abc import Callable
 
