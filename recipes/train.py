@@ -60,7 +60,7 @@ def train(cfg: DictConfig) -> float:
         run.begin(components, policy=policy, held_out=held_out, on_save=replay.protect)
 
         while not run.ended():
-            if not updates_due(run, replay):
+            if not updates_due(run, replay):  # a run that stopped between two updates makes the rest first
                 run.count(collector.collect(cfg.schedule.steps_per_iteration))
 
             updates: list[dict[str, Tensor]] = []

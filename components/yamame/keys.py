@@ -5,7 +5,7 @@ knows which benchmark it is on. Shapes are those of one env: ``A`` size of the e
 in an instruction, ``M`` goals that may hold at once. In a trajectory ``[B, L]`` timestep t has what is seen at t and
 the action taken there; ``("next", ...)`` has what that action led to.
 
-This module imports nothing: worker processes of environments read it without torch.
+This module imports the standard library alone: worker processes of environments read it without torch.
 """
 
 from dataclasses import dataclass

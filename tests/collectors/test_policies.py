@@ -317,6 +317,11 @@ def test_an_evaluation_in_mid_episode_changes_nothing_of_what_follows(make):
     assert len(undisturbed.replay.trajectories) >= 3
 
 
+def test_a_plain_function_is_no_policy():
+    with pytest.raises(ValueError, match=r"SyncCollector: policy must be a TensorDict module, got <function"):
+        SyncCollector(maze(), lambda td: td, Shelf())
+
+
 def test_a_policy_that_cannot_record_is_refused(monkeypatch):
     monkeypatch.setattr("yamame.collectors.sync.cuda_recorder", lambda device, owner: None)
     with pytest.raises(ValueError, match=r"SyncCollector: policy must have record\(\), got 'Counting'"):

@@ -86,6 +86,10 @@ def test_a_tiny_run_writes_its_summary_and_prints_the_path_last(tiny):
         (["env=gym", "env.id=NoSuch-v0"], r"env: .*NoSuch-v0"),
         (["env=gym", "+evaluation.env.split=test"], r"env: .*split"),
         (["~env"], r"env: must be given, got ~env"),
+        (
+            ["budget.env_steps=2000", "schedule.learning_starts=4096"],
+            r"budget.env_steps must be .* 4116, .* got 2000",
+        ),
         (["checkpoint.keep=0"], r"checkpoint.keep: must be an integer of at least 1, got 0"),
         (["checkpoint.interval=abc"], r"checkpoint.interval: must be an integer of at least 1, got 'abc'"),
         (["schedule.steps_per_iteration=0"], r"schedule.steps_per_iteration: must be .* at least 1, got 0"),

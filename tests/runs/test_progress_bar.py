@@ -28,7 +28,7 @@ def test_a_log_gets_one_plain_line_per_interval_with_the_speed_of_that_interval(
         progress.update(env_steps=5000, updates=10)
         for second in range(1, 21):
             clock.now = float(second)
-            progress.update(env_steps=5000 + 100 * second, updates=10 + second, success=0.25, loss=1.5)
+            progress.update(env_steps=5000 + 100 * second, updates=10 + second, outcome=0.25, loss=1.5)
     lines = stream.getvalue().splitlines()
     assert len(lines) == 2
     for part in (
@@ -58,6 +58,6 @@ def test_unknown_and_non_finite_numbers_are_shown_as_a_dash():
 def test_a_terminal_gets_a_bar():
     stream = Terminal()
     with ProgressBar(Budget(updates=4), stream=stream) as progress:
-        progress.update(env_steps=7, updates=1, success=0.5)
+        progress.update(env_steps=7, updates=1, outcome=0.5, outcome_is="return")
     assert "7 steps" in stream.getvalue()
     assert "\x1b[" in stream.getvalue()

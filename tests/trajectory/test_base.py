@@ -10,6 +10,7 @@ from torchrl.data import Composite, Unbounded
 from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.modules import set_recurrent_mode
 from torchrl.objectives import LossModule
+from yamame.testing import check_trajectory_encoder
 from yamame.trajectory import (
     GRUEncoder,
     LinearRecurrentEncoder,
@@ -207,6 +208,55 @@ def test_another_number_of_envs_is_refused_unless_all_of_them_start(name: str) -
 
 
 @every
+@pytest.mark.parametrize(("num_x", "num_envs", "num_starts"), [(1, 5, 1), (3, 5, 5), (5, 1, 5), (5, 5, 1)])
+def test_a_step_is_of_as_many_envs_as_its_memory(
+    name: str, num_x: int, num_envs: int, num_starts: int
+) -> None:
+    encoder = MAKE[name]().eval()
+    memory = encoder.grow(encoder.init_memory(num_envs))
+    with pytest.raises(
+        ValueError, match=rf"be of equally many envs.*got \({num_x}, {num_envs}, {num_starts}\)"
+    ):
+        encoder.step(torch.zeros(num_x, 3), memory, torch.ones(num_starts, dtype=torch.bool))
+
+
+def test_a_cache_without_room_is_refused() -> None:
+    encoder = MAKE["transformer"]()
+    with pytest.raises(ValueError, match=r"slots of memory must be positive: grow\(memory\)"):
+        encoder.step(torch.zeros(2, 3), encoder.init_memory(2), torch.ones(2, dtype=torch.bool))
+
+
+class MeanOfAll(TrajectoryEncoder):
+    """A stranger's encoder whose memory has a length: the mean of all features, kept one by one."""
+
+    def init_memory(self, num_envs, *, capacity=None, device=None):
+        memory = {
+            "seen": torch.zeros(num_envs, 0, 3, device=device),
+            "count": torch.zeros(num_envs, dtype=torch.int64, device=device),
+        }
+        return TensorDict(memory, [num_envs])
+
+    def grow(self, memory):
+        if memory["seen"].shape[1] > memory["count"].max():
+            return memory
+        larger = torch.nn.functional.pad(memory["seen"], (0, 0, 0, 1))
+        return TensorDict({"seen": larger, "count": memory["count"]}, memory.batch_size)
+
+    def step(self, x, memory, is_init, step_index=None):
+        self.check_step(x, memory, is_init)
+        count = memory["count"].masked_fill(is_init, 0)
+        place = torch.arange(memory["seen"].shape[1])
+        seen = torch.where((place == count.unsqueeze(1)).unsqueeze(-1), x.unsqueeze(1), memory["seen"])
+        real = place <= count.unsqueeze(1)
+        mean = (seen * real.unsqueeze(-1)).sum(1) / (count + 1).unsqueeze(1)
+        return mean, TensorDict({"seen": seen, "count": count + 1}, memory.batch_size)
+
+
+def test_a_strangers_encoder_of_two_methods_and_a_growing_memory_keeps_the_laws() -> None:
+    check_trajectory_encoder(MeanOfAll(3, 3))
+
+
+@every
 def test_a_nested_stream_cannot_touch_a_memory(name: str) -> None:
     encoder, undisturbed = MAKE[name]().eval(), MAKE[name]().eval()
     undisturbed.load_state_dict(encoder.state_dict())
@@ -267,6 +317,10 @@ def test_a_fixed_memory_may_live_in_the_tensordict_of_a_rollout(name: str) -> No
         assert torch.equal(carried(td)["context"], context(kept, seen))
         td["state"] = td["next", "state"]
     assert carried.memory is None
+    with pytest.raises(
+        ValueError, match=r"'state' must be in the tensordict of a step \(make_tensordict_primer"
+    ):
+        carried(rows(4, start=False))
 
 
 def test_a_memory_that_grows_stays_out_of_the_tensordict_and_a_primer_needs_a_key() -> None:

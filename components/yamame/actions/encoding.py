@@ -60,7 +60,7 @@ class ActionEncoding:
 
     Attributes:
         encoded_size: A, the size of an encoded action.
-        kind: What the environment's actions are: one index, several indices, zeros and ones, or a box.
+        kind: What the environment's actions are: one index, several indices, one or several one-hots, bits, or a box.
         nvec: Number of actions of every choice; empty for bits and boxes.
         dtype: Their dtype.
         low: Their least value, a tensor that broadcasts against them.
@@ -97,14 +97,15 @@ class ActionEncoding:
         counts = self.nvec or [self.encoded_size]
         require("ActionEncoding", "numbers of actions", counts, min(counts) >= 1, "be positive")
         self.low = torch.tensor(0)
-        self.high = torch.tensor(1) if self.kind == "bits" else torch.tensor(self.nvec).squeeze() - 1
+        is_binary = self.kind in ("one_hot", "bits")
+        self.high = torch.tensor(1) if is_binary else torch.tensor(self.nvec).squeeze() - 1
 
     def encode(self, action: Tensor) -> Tensor:
         """The environment's action to its encoding, float32 `[*, A]`; beyond the bounds of a box, the bound's."""
         if self.kind == "box":
             _, _, middle, half = (constant.on(action.device) for constant in self._box)
             return ((action - middle) / half).clamp(-1.0, 1.0).float()
-        if self.kind == "bits":
+        if self.kind in ("one_hot", "bits"):
             return action.float()
         if self.kind == "index":
             return F.one_hot(action.long(), self.encoded_size).float()
@@ -116,14 +117,14 @@ class ActionEncoding:
         if self.kind == "box":
             low, high, middle, half = (constant.on(encoded.device) for constant in self._box)
             return torch.addcmul(middle, encoded.to(low.dtype), half).clamp(low, high)
-        if self.kind == "bits":
+        if self.kind in ("one_hot", "bits"):
             return (encoded > 0.5).to(self.dtype)
         if self.kind == "index":
             return encoded.argmax(-1).to(self.dtype)
         return torch.stack([part.argmax(-1) for part in encoded.split(self.nvec, -1)], -1).to(self.dtype)
 
 
-def _kind(spec: TensorSpec, batch_dims: int) -> Literal["index", "indices", "bits", "box"]:
+def _kind(spec: TensorSpec, batch_dims: int) -> Literal["index", "indices", "one_hot", "bits", "box"]:
     name = type(spec).__name__
     leaves = "be a leaf of kind Categorical, OneHot, MultiCategorical, MultiOneHot, Binary or Bounded"
     require("ActionEncoding", "spec", name, isinstance(spec, Categorical | OneHot | Bounded), leaves)
@@ -138,7 +139,9 @@ def _kind(spec: TensorSpec, batch_dims: int) -> Literal["index", "indices", "bit
         return "box"
     if is_index:
         return "index"
-    return "indices" if isinstance(spec, MultiCategorical) else "bits"
+    if isinstance(spec, Binary):
+        return "bits"
+    return "indices" if isinstance(spec, MultiCategorical) else "one_hot"
 
 
 def _bounds(spec: Bounded) -> tuple[Tensor, Tensor]:

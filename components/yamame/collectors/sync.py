@@ -56,6 +56,7 @@ class SyncCollector:
     ) -> None:
         owner = type(self).__name__
         require_choice(owner, "autocast", autocast, (None, "bfloat16"))
+        require(owner, "policy", policy, isinstance(policy, torch.nn.Module), "be a TensorDict module")
         require(owner, "env", tuple(env.batch_size), env.batch_dims == 1, "have one batch dimension")
         observed = list(env.observation_spec.keys(True, True))
         condition = "emit is_init (yamame.transforms.ContextTransform does)"

@@ -45,7 +45,7 @@ class Exploration(TensorDictModuleBase):
             action.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("index", "indices", "bits", "box")
+    kinds: ClassVar[tuple[str, ...]] = ("index", "indices", "one_hot", "bits", "box")
     num_env_steps: Tensor
 
     def __init__(
@@ -127,8 +127,7 @@ def perturb(space: ActionSpace, action: Tensor, epsilon: Tensor, action_mask: Te
     even = torch.zeros(*epsilon.shape, space.num_params, device=action.device)
     uniform = space.decode(space.distribution(even, action_mask).sample()).to(action.dtype)
     epsilon = epsilon.reshape(*epsilon.shape, *[1] * (action.ndim - epsilon.ndim))
-    are_bits = not space.nvec
-    draw = torch.rand(action.shape if are_bits else epsilon.shape, device=action.device)
+    draw = torch.rand(action.shape if space.kind == "bits" else epsilon.shape, device=action.device)
     return torch.where(draw < epsilon, uniform, action)
 
 

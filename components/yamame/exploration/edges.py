@@ -1,4 +1,4 @@
-"""Random actions at the edges of a rollout, where long corridors leave no room for any in between."""
+"""Random actions at the edges of an episode, where long corridors leave no room for any in between."""
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -11,7 +11,7 @@ from yamame.exploration.epsilon import LinearNoise
 
 
 class EdgeEpsilon(LinearNoise):
-    """Epsilon that is large in the first and last steps of a rollout only, and falls over training.
+    """Epsilon that is large in the first and last steps of an episode only, and falls over training.
 
     For tasks of pure memory: what is seen at first must be recalled at last, and any random action on the way ends
     the attempt. The horizon is taken from ``time`` (t / horizon) and ``step_index`` (t), ``[N, 1]`` each. Meant for
@@ -22,8 +22,8 @@ class EdgeEpsilon(LinearNoise):
         anneal_steps: Environment steps, over all envs, after which the edges stay at ``end``.
         start: Epsilon at the edges when training begins.
         end: Epsilon at the edges once annealed.
-        random_steps: Expected number of random actions in a whole rollout away from its edges.
-        first: Steps at the beginning of a rollout that are an edge.
+        random_steps: Expected number of random actions in a whole episode away from its edges.
+        first: Steps at the beginning of an episode that are an edge.
         last: Steps at its end that are an edge.
         action_key: See `Exploration`.
 
@@ -61,7 +61,7 @@ class EdgeEpsilon(LinearNoise):
         time, step = (
             self._get(tensordict, key).reshape(tensordict.batch_size) for key in ("time", "step_index")
         )
-        # The first step does not tell how long the rollout is: it is far from the end, and random only as an edge.
+        # The first step does not tell how long the episode is: it is far from the end, and random only as an edge.
         horizon = torch.where(step == 0, torch.inf, (step / time).round())
         is_edge = (step < self.first) | (step >= horizon - self.last)
         middle = (self.random_steps / horizon).clamp(max=1.0)

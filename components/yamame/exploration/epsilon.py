@@ -1,4 +1,4 @@
-"""Random actions and noise: annealed over training, or also within each rollout."""
+"""Random actions and noise: annealed over training, or also within each episode."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from yamame.exploration.base import Exploration
 
 
 class LinearNoise(Exploration):
-    """Noise whose strength falls linearly over training, and stays the same within a rollout.
+    """Noise whose strength falls linearly over training, and stays the same within an episode.
 
     Args:
         action_space: See `Exploration`.
@@ -63,7 +63,7 @@ class EpsilonGreedy(LinearNoise):
         ValueError: As `LinearNoise`, and if the action is continuous (use `GaussianNoise`).
     """
 
-    kinds = ("index", "indices", "bits")
+    kinds = ("index", "indices", "one_hot", "bits")
 
 
 class GaussianNoise(LinearNoise):
@@ -81,23 +81,23 @@ class GaussianNoise(LinearNoise):
 
 
 class BilevelEpsilon(Exploration):
-    """Epsilon that falls within every rollout and over training, scaled at random per rollout.
+    """Epsilon that falls within every episode and over training, scaled at random per episode.
 
-    An agent that adapts within a rollout should explore at its start and exploit at its end. With the
-    rollout's ``time`` ``[N, 1]`` (t / horizon, zero without the key) epsilon is ``u (begin + (finish - begin) time)``;
+    An agent that adapts within an episode should explore at its start and exploit at its end. With the
+    episode's ``time`` ``[N, 1]`` (t / horizon, zero without the key) epsilon is ``u (begin + (finish - begin) time)``;
     begin and finish are annealed linearly over training and u ~ U[0, 1) is drawn anew for each env where
     ``is_init`` ``[N, 1]`` bool is set. Box actions get normal noise of that size instead, see
     `yamame.exploration.base.perturb`. AMAGO (arXiv 2310.09971).
 
-    The u of the current rollouts are part of `state_dict`, so that a restored run goes on exactly; they are
+    The u of the current episodes are part of `state_dict`, so that a restored run goes on exactly; they are
     dropped by copies and pickles (every process draws its own) and drawn anew when the number of envs
     changes.
 
     Args:
         action_space: See `Exploration`.
         anneal_steps: Environment steps, over all envs, after which both schedules have reached their end.
-        start: Epsilon at the start of a rollout: when training begins, and once annealed.
-        end: Epsilon at the end of a rollout: when training begins, and once annealed.
+        start: Epsilon at the start of an episode: when training begins, and once annealed.
+        end: Epsilon at the end of an episode: when training begins, and once annealed.
         randomize: Whether u is drawn; it is 1 otherwise.
         action_key: See `Exploration`.
 
@@ -133,11 +133,11 @@ class BilevelEpsilon(Exploration):
             self.in_keys = [*self.in_keys, "is_init"]
 
     def bounds(self) -> tuple[Tensor, Tensor]:
-        """Epsilon at the start and at the end of a rollout, now, before the random factor."""
+        """Epsilon at the start and at the end of an episode, now, before the random factor."""
         return self.anneal(*self.start), self.anneal(*self.end)
 
     def epsilon(self, tensordict: TensorDictBase) -> Tensor:
-        """Epsilon of every env ``[N]``; draws the random factor of envs that start a rollout."""
+        """Epsilon of every env ``[N]``; draws the random factor of envs that start an episode."""
         device = self._get(tensordict, self.action_key).device
         begin, finish = (bound.to(device) for bound in self.bounds())
         time = tensordict.get("time", begin.new_zeros(tensordict.batch_size))
@@ -152,7 +152,7 @@ class BilevelEpsilon(Exploration):
         return epsilon * drawn
 
     def get_extra_state(self) -> dict[str, Tensor]:
-        """The random factors of the current rollouts, empty before the first step."""
+        """The random factors of the current episodes, empty before the first step."""
         return {} if self._multiplier is None else {"multiplier": self._multiplier.clone()}
 
     def set_extra_state(self, state: Any) -> None:

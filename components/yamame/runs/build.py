@@ -1,5 +1,6 @@
 """The parts that every recipe builds from a configuration: environment, agent, learner, replay, collector."""
 
+import math
 import shutil
 from functools import partial
 from pathlib import Path
@@ -126,11 +127,18 @@ def longest_episode(env: EnvBase) -> int | None:
 
 
 def check_lengths(cfg: DictConfig, env: EnvBase) -> None:
-    """Refuses episodes that are longer than replay or a learnt table of positions.
+    """Refuses budgets that end before the first update, and episodes longer than replay or a learnt table of positions.
 
     Raises:
         UsageError: Names the key, and the length where the environment tells it.
     """
+    schedule, allowed = cfg.schedule, cfg.budget.env_steps
+    if allowed is not None and "learning_starts" in schedule and schedule.updates_per_step > 0:
+        least = schedule.learning_starts + math.ceil(1 / schedule.updates_per_step)
+        if allowed < least:
+            raise UsageError(
+                f"budget.env_steps must be at least {least}, where the first update is made, got {allowed}"
+            )
     steps = longest_episode(env)
     if steps is None or steps >= 2**31:
         return

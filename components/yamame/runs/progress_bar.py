@@ -48,9 +48,15 @@ class ProgressBar:
             self._bar.add_task("", total=1.0)
 
     def update(
-        self, *, env_steps: int, updates: int, success: float | None = None, loss: float | None = None
+        self,
+        *,
+        env_steps: int,
+        updates: int,
+        outcome: float | None = None,
+        outcome_is: str = "success",
+        loss: float | None = None,
     ) -> None:
-        """Tells where the run is. ``None`` means not known yet."""
+        """Tells where the run is, and how its episodes end. ``None`` means not known yet."""
         now = self._clock()
         if self._last is None:
             self._last = (now, env_steps, updates)
@@ -72,7 +78,7 @@ class ProgressBar:
             f"{fraction:4.0%}",
             f"{env_steps:,} steps",
             f"{updates:,} updates",
-            f"success {_number(success, '.3f')}",
+            f"{outcome_is} {_number(outcome, '.3f')}",
             f"loss {_number(loss, '.4g')}",
             f"{self._speeds[0]:,.0f} steps/s",
             f"{self._speeds[1]:.1f} updates/s",

@@ -149,6 +149,7 @@ class Run:
         self.progress.env_steps += episodes.num_steps
         self.progress.aborted += episodes.num_aborted
         outcomes = episodes.returns if episodes.success is None else episodes.success.float()
+        self.progress.outcome_is = "return" if episodes.success is None else "success"
         self.progress.outcomes.extend(outcomes.tolist())
 
     def metrics(
@@ -171,7 +172,8 @@ class Run:
         self.bar.update(
             env_steps=self.progress.env_steps,
             updates=self.progress.updates,
-            success=self.progress.outcome,
+            outcome=self.progress.outcome,
+            outcome_is=self.progress.outcome_is,
             loss=metrics.get("train/loss"),
         )
 

@@ -20,6 +20,7 @@ class Progress:
         saved_at: `step` of the last checkpoint.
         aborted: Episodes that were dropped because the environment failed.
         outcomes: Success or return of the latest training episodes.
+        outcome_is: Which of the two they are.
         curve: One mapping per evaluation, of `step` under the name of its unit and of the summary.
 
     >>> progress = Progress("updates")
@@ -39,6 +40,7 @@ class Progress:
         self.saved_at = 0
         self.aborted = 0
         self.outcomes: deque[float] = deque(maxlen=_RECENT)
+        self.outcome_is = "success"
         self.curve: list[dict[str, float]] = []
 
     @property

@@ -5,14 +5,15 @@ Two passes compute the same function of the history:
 * the *parallel* pass reads a batch of sequences ``[*, L]`` (training; under ``set_recurrent_mode(True)``);
 * a *step* reads one timestep of N envs and a memory, and returns the context and the next memory.
 
-A memory is a value: a TensorDict of batch size ``[N]`` that the caller may keep, index, concatenate, move, send or
-save. For TorchRL loops, ``encoder(tensordict)`` keeps one between calls in its attribute ``memory``.
+A memory is a value: a TensorDict of batch size ``[N]`` that the caller may index, concatenate, move, send or save. A
+step may write into the one it is given: clone a memory to go on from it twice. For TorchRL loops,
+``encoder(tensordict)`` keeps one between calls in its attribute ``memory``.
 
 ====================  ==============  ========  ==========================================================
 key                   shape           dtype     meaning
 ====================  ==============  ========  ==========================================================
 ``features`` (in)     ``[*, L, E]``   float     what the timestep encoder made of each timestep
-``step_index`` (in)   ``[*, L, 1]``   int64     timestep inside the rollout; missing: counted from the start
+``step_index`` (in)   ``[*, L, 1]``   int64     timestep inside the episode; missing: counted from the start
 ``is_init`` (in)      ``[*, L, 1]``   bool      a fresh memory begins here; in a sequence it may be missing
 ``mask`` (in)         ``[*, L, 1]``   bool      real timestep; sequences only, missing: all are real
 ``context`` (out)     ``[*, L, D]``   float     summary of the history up to and including this timestep
@@ -37,7 +38,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchrl.modules import recurrent_mode
 
-from yamame.checks import require_at_least, require_choice
+from yamame.checks import require, require_at_least, require_choice
 
 Device = torch.device | str | None
 
@@ -114,7 +115,10 @@ class TrajectoryEncoder(TensorDictModuleBase):
 
     @abstractmethod
     def init_memory(self, num_envs: int, *, capacity: int | None = None, device: Device = None) -> TensorDict:
-        """A fresh memory ``[N]``, on the weights' device unless one is given; with a length: for ``capacity`` steps."""
+        """A fresh memory ``[N]``, on the weights' device unless one is given; with a length: for ``capacity`` steps.
+
+        Without a capacity it has no room yet, which `grow` gives it. Memories of one capacity can be concatenated.
+        """
 
     @abstractmethod
     def step(
@@ -130,7 +134,16 @@ class TrajectoryEncoder(TensorDictModuleBase):
 
         Returns:
             The context ``[N, D]`` and the next memory.
+
+        Raises:
+            ValueError: ``x``, ``memory`` and ``is_init`` are not of equally many envs; see `check_step`.
         """
+
+    def check_step(self, x: Tensor, memory: TensorDict, is_init: Tensor) -> None:
+        """Refuses what is not one timestep of every env of a memory; `step` begins with it."""
+        got = (len(x), len(memory), len(is_init))
+        condition = "be of equally many envs, for one of them would be taken for another's"
+        require(type(self).__name__, "x, memory and is_init", got, len(set(got)) == 1, condition)
 
     def parallel(self, x: Tensor, step_index: Tensor, is_init: Tensor) -> Tensor:
         """Encodes whole sequences ``[B, L, E] -> [B, L, D]``; here, one step after the other.
@@ -138,10 +151,10 @@ class TrajectoryEncoder(TensorDictModuleBase):
         ``step_index`` is ``[B, L]`` int64; ``is_init`` ``[B, L]`` bool says where a fresh memory begins, True in the
         first column.
         """
-        memory = self.init_memory(len(x), device=x.device)
+        memory = self.init_memory(len(x), capacity=x.shape[1], device=x.device)
         contexts = []
         for t in range(x.shape[1]):
-            context, memory = self.step(x[:, t], memory, is_init[:, t], step_index[:, t])
+            context, memory = self.step(x[:, t], self.grow(memory), is_init[:, t], step_index[:, t])
             contexts.append(context)
         return torch.stack(contexts, 1)
 

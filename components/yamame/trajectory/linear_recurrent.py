@@ -141,6 +141,7 @@ class LinearRecurrentEncoder(RecurrentEncoder):
         self, x: Tensor, memory: TensorDict, is_init: Tensor, step_index: Tensor | None = None
     ) -> tuple[Tensor, TensorDict]:
         """``[N, E]``, ``[N]``, ``[N]`` -> ``[N, D]``, ``[N]``; see `TrajectoryEncoder.step`."""
+        self.check_step(x, memory, is_init)
         old = memory["state"].masked_fill(is_init.view(-1, 1, 1), 0)
         states = []
         x = self.embed(x)

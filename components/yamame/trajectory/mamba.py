@@ -84,6 +84,7 @@ class MambaEncoder(RecurrentEncoder):
         self, x: Tensor, memory: TensorDict, is_init: Tensor, step_index: Tensor | None = None
     ) -> tuple[Tensor, TensorDict]:
         """``[N, E]``, ``[N]``, ``[N]`` -> ``[N, D]``, ``[N]``; see `TrajectoryEncoder.step`."""
+        self.check_step(x, memory, is_init)
         # The kernels write into contiguous states of one layer.
         conv, ssm = (
             memory[name].masked_fill(is_init.view(-1, 1, 1, 1), 0).transpose(0, 1).contiguous()

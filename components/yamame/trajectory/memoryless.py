@@ -76,6 +76,7 @@ class MemorylessEncoder(TrajectoryEncoder):
         self, x: Tensor, memory: TensorDict, is_init: Tensor, step_index: Tensor | None = None
     ) -> tuple[Tensor, TensorDict]:
         """``[N, E]``, ``[N]``, ``[N]`` -> ``[N, D]``, ``[N]``; see `TrajectoryEncoder.step`."""
+        self.check_step(x, memory, is_init)
         return self.encode(x), memory
 
     def encode(self, x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Where a timestep lies in its rollout, as numbers a network can use.
+"""Where a timestep lies in its episode, as numbers a network can use.
 
 `Sinusoids` are added to the features or rotate queries and keys (`rotate`). They are functions of ``step_index``, never
-of the place in a sequence, so a window cut anywhere out of a rollout is read as acting read it.
+of the place in a sequence, so a window cut anywhere out of an episode is read as acting read it.
 """
 
 import torch

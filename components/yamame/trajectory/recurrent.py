@@ -24,10 +24,11 @@ from yamame.trajectory.base import Device, TrajectoryEncoder, TrajectoryKeys, se
 
 
 class RecurrentEncoder(TrajectoryEncoder):
-    """Base of encoders whose memory is small and of one size: it may live in the TensorDict of a rollout.
+    """Base of encoders whose memory is small and of one size: it may live in the TensorDict of a TorchRL rollout.
 
-    With ``keys.memory``, a step reads its memory there (missing: a fresh one) and writes the next one under ``("next",
-    keys.memory)``, as `torchrl.modules.GRUModule` does; `make_tensordict_primer` puts it into an environment.
+    With ``keys.memory``, a step reads its memory there (missing at a start: a fresh one) and writes the next one under
+    ``("next", keys.memory)``, as `torchrl.modules.GRUModule` does; `make_tensordict_primer` puts it into an
+    environment.
     """
 
     is_recurrent = True
@@ -45,6 +46,9 @@ class RecurrentEncoder(TrajectoryEncoder):
             return super()._step(tensordict)
         x, is_init, step_index = self.read_step(tensordict)
         batch_size, given = tensordict.get(keys.features).shape[:-1], tensordict.get(keys.memory, None)
+        if given is None:
+            condition = "be in the tensordict of a step (make_tensordict_primer puts it there)"
+            require(type(self).__name__, repr(keys.memory), None, bool(is_init.all()), condition)
         memory = self.init_memory(len(x), device=x.device) if given is None else given.reshape(-1)
         context, memory = self.step(x, memory, is_init, step_index)
         tensordict.set(("next", keys.memory), memory.reshape(batch_size))
@@ -136,6 +140,7 @@ class _StackedCells(RecurrentEncoder):
         self, x: Tensor, memory: TensorDict, is_init: Tensor, step_index: Tensor | None = None
     ) -> tuple[Tensor, TensorDict]:
         """``[N, E]``, ``[N]``, ``[N]`` -> ``[N, D]``, ``[N]``; see `TrajectoryEncoder.step`."""
+        self.check_step(x, memory, is_init)
         old = [memory[name].masked_fill(is_init.view(-1, 1, 1), 0).unbind(1) for name in self.states]
         new = []
         # In the precision of the states: in a lower one, small changes of them would be lost at every timestep.

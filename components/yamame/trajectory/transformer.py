@@ -216,6 +216,9 @@ class TransformerEncoder(TrajectoryEncoder):
         self, x: Tensor, memory: TensorDict, is_init: Tensor, step_index: Tensor | None = None
     ) -> tuple[Tensor, TensorDict]:
         """``[N, E]``, ``[N]``, ``[N]``, ``[N]`` -> ``[N, D]``, ``[N]``; see `TrajectoryEncoder.step`."""
+        self.check_step(x, memory, is_init)
+        slots, condition = memory["keys"].shape[3], "be positive: grow(memory) adds some"
+        require("TransformerEncoder", "slots of memory", slots, slots > 0, condition)
         cache = CacheStep(memory, is_init, capacity=self.capacity, sinks=self.sinks)
         position = cache.position if step_index is None else step_index
         context = self._encode(x.unsqueeze(1), position.unsqueeze(1), cache.attention)

@@ -92,6 +92,7 @@ class WindowEncoder(TrajectoryEncoder):
         self, x: Tensor, memory: TensorDict, is_init: Tensor, step_index: Tensor | None = None
     ) -> tuple[Tensor, TensorDict]:
         """``[N, E]``, ``[N]``, ``[N]`` -> ``[N, D]``, ``[N]``; see `TrajectoryEncoder.step`."""
+        self.check_step(x, memory, is_init)
         before = memory["features"][:, 1:].masked_fill(is_init.view(-1, 1, 1), 0)
         present = F.pad(x, (0, 1), value=1.0).to(before.dtype).unsqueeze(1)
         latest = torch.cat((before, present), 1)
