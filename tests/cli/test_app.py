@@ -21,7 +21,7 @@ hydra:
   sweep: {dir: "${run.root}", subdir: .}
   output_subdir: null
 seed: 1
-run: {root: runs, name: a, overwrite: false}
+run: {root: runs, name: null, overwrite: false}
 budget: {minutes: 5}
 net:
   _target_: torch.nn.Linear
@@ -30,7 +30,7 @@ net:
 """
 SETTINGS = {
     "seed": int,
-    "run": {"root": str, "name": str, "overwrite": bool},
+    "run": {"root": str, "name": str | None, "overwrite": bool},
     "budget": {"minutes": float},
     "env": dict,
     "net": dict,

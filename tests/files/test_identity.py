@@ -4,9 +4,11 @@ import pytest
 from yamame.checks import UsageError
 from yamame.files.identity import (
     compare_config,
+    differing,
     is_a_setting,
     is_of_one_run,
     key_of,
+    leaves_what_was_done,
     makes_another_experiment,
     makes_another_name,
     may_change_on_resume,
@@ -32,9 +34,9 @@ QUESTIONS = (
         ),
         ("budget budget.minutes", (True, False, True, True, False)),
         ("seed", (False, False, False, False, True)),
-        ("evaluation.interval evaluation.seed", (False, False, True, True, False)),
-        ("evaluation.video_frames evaluation.num_envs", (False, False, False, False, False)),
-        ("workers.num_processes", (False, True, False, False, False)),
+        ("evaluation.interval evaluation.seed", (True, False, True, True, False)),
+        ("evaluation.video_frames evaluation.num_envs", (True, False, False, False, False)),
+        ("workers.num_processes", (True, True, False, False, False)),
         (
             "device schedule.autocast collector.autocast schedule.cuda_graph",
             (False, True, True, False, False),
@@ -68,6 +70,19 @@ def test_every_differing_key_is_named_with_both_values():
     for part in ("seed: 1 -> 2", "agent.none: {} -> '(absent)'", "agent.new: '(absent)' -> 'x'"):
         assert part in message
     assert "gammas" not in message
+
+
+def test_what_was_done_stays_done_whoever_does_it_and_is_evaluated_again_by_other_tasks():
+    others = {
+        "workers": {"num_processes": 2},
+        "evaluation": {"num_envs": 3, "seed": 7},
+        "budget": {"minutes": 9},
+    }
+    assert differing(CONFIG, CONFIG | others, but_for=may_change_on_resume) == []
+    changed = differing(CONFIG, CONFIG | others, but_for=leaves_what_was_done)
+    assert changed == ["evaluation.seed: '(absent)' -> 7"]
+    assert may_change_on_resume("env.parts.0.workers.timeout")
+    assert not may_change_on_resume("env.parts.0.size")
 
 
 def test_what_a_run_is_kept_by_may_change_but_no_other_key_that_begins_alike():

@@ -131,6 +131,48 @@ def test_there_must_be_something_to_resume(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("there", ["nothing", "a claim of a process that died", "a run"])
+def test_auto_continues_what_is_there_and_begins_what_is_not(tmp_path, there):
+    if there == "a run":
+        finished_run(tmp_path)
+    if there == "a claim of a process that died":
+        RunDirectory.open(tmp_path, "maze")._lock.close()
+    before = contents(tmp_path)
+    RunDirectory.open(tmp_path, "maze", resume="auto").close()  # refused before it began
+    assert contents(tmp_path).items() >= {k: v for k, v in before.items() if there == "a run"}.items()
+    with claimed(tmp_path, "maze", resume="auto") as run:
+        assert run.resumed == (there == "a run")
+        assert (run.path / "note.json").exists() == run.resumed
+
+
+def test_auto_is_refused_what_resuming_is(tmp_path):
+    with pytest.raises(UsageError, match=r"resume=auto and run\.overwrite=true"):
+        RunDirectory.open(tmp_path, "maze", resume="auto", overwrite=True)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "one.png").touch()
+    with pytest.raises(UsageError, match="photos must be a run's directory"):
+        RunDirectory.open(tmp_path, "photos", resume="auto")
+
+
+def test_what_killed_processes_left_is_swept_and_what_others_are_writing_is_not(tmp_path):
+    path = finished_run(tmp_path)
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    (path / "evaluation").mkdir()
+    (path / ".deleted").mkdir()
+    (path / ".deleted" / "note.json").touch()
+    left = {pid: path / "evaluation" / f"a.json.{pid}{TEMPORARY_SUFFIX}" for pid in (dead.pid, os.getpid())}
+    kept = [
+        *(path / f"b.{owner}{TEMPORARY_SUFFIX}" for owner in (os.getppid(), "mine")),
+        path / f"c.{dead.pid}",
+    ]
+    for file in [*left.values(), *kept]:
+        file.touch()
+    with claimed(tmp_path, resume=True):
+        assert not any(file.exists() for file in [*left.values(), path / ".deleted"])
+        assert all(file.exists() for file in [*kept, path / "note.json"])
+
+
 def test_resuming_and_overwriting_exclude_each_other(tmp_path):
     with pytest.raises(UsageError, match=r"resume=true and run\.overwrite=true"):
         RunDirectory.open(tmp_path, "maze", resume=True, overwrite=True)

@@ -1,7 +1,9 @@
 """A sweep is one MLflow run with its jobs nested inside."""
 
 import os
+import shutil
 import sys
+from contextlib import suppress
 
 import pytest
 from yamame.cli.app import main
@@ -73,7 +75,7 @@ def test_jobs_are_children_of_one_parent_that_records_their_objectives(run_sweep
 
 def test_a_failed_sweep_has_a_failed_parent_and_a_failed_child(run_sweep):
     run, stored = run_sweep
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(SystemExit, match="1"):
         run("-m", "seed=1,13")
     _, (parent,), children = stored()
     assert parent.info.status == "FAILED"
@@ -82,6 +84,24 @@ def test_a_failed_sweep_has_a_failed_parent_and_a_failed_child(run_sweep):
         "seed 13": "FAILED",
     }
     assert PARENT_VARIABLE not in os.environ
+
+
+def test_the_same_command_goes_on_with_the_same_parent_and_records_no_objective_twice(run_sweep, tmp_path):
+    run, stored = run_sweep
+    for arguments, objectives in (
+        ("seed=1,13", [(0, 0.1)]),
+        ("seed=1,13", [(0, 0.1)]),
+        ("seed=3,1", [(0, 0.3), (1, 0.1)]),
+    ):
+        with suppress(SystemExit):
+            run("-m", arguments)
+        client, parents, _ = stored()
+        (parent,) = (run for run in parents if run.data.tags["sweep"] == arguments)
+        points = client.get_metric_history(parent.info.run_id, "objective")
+        assert [(point.step, point.value) for point in points] == objectives
+        for folder in tmp_path.glob("[0-9]*"):
+            shutil.rmtree(folder)
+    assert len(parents) == 2
 
 
 def test_a_single_run_has_no_parent(run_sweep):

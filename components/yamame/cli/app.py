@@ -12,39 +12,46 @@ Hydra from writing anything itself, as conf/quiet.yaml does.
 """
 
 import functools
-import itertools
 import math
 import os
-import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
-from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from yamame import conf_dir
 from yamame.checks import UsageError
 from yamame.cli.explain import check_choices, explain
+from yamame.cli.jobs import (
+    SWEEP_VARIABLE,
+    VERSION_BASE,
+    AlreadyDone,
+    check_sweep,
+    is_job,
+    is_sweep,
+    overrides,
+    run_job,
+    say,
+    table_of_jobs,
+    tell,
+)
 from yamame.cli.nodes import check
 from yamame.cli.settings import SETTINGS
 from yamame.cli.threads import share_threads
-from yamame.files.identity import key_of, makes_another_name
+from yamame.files.identity import key_of
 from yamame.tracking.mlflow_store import check_store
 from yamame.tracking.sweep import close_sweep
 from yamame.training.signals import terminate_on_signal
 
-_VERSION_BASE = "1.3"
 _USAGE_STATUS = 2
-_LONGEST_NAME = 120
 
 
 def main(
@@ -60,6 +67,9 @@ def main(
     exit status 2, before anything is written; the jobs of a sweep are all checked before the first one
     starts. SIGTERM raises `Terminated` inside the recipe. Other errors keep their traceback.
 
+    A job of a sweep that fails leaves the others alone: a table at the end says what became of each, and the exit
+    status is 1.
+
     Args:
         task: The recipe.
         config_name: Name of the main YAML file, also shown before the message.
@@ -71,24 +81,36 @@ def main(
         settings = SETTINGS.get(config_name)
     arguments = sys.argv[1:]
 
-    def checked(cfg: DictConfig) -> Any:
+    def work(cfg: DictConfig) -> Any:
+        check(cfg, settings, typed=[key_of(text) for text in overrides()])
+        check_store(cfg)
+        share_threads(num_jobs=_jobs_at_once())
         try:
-            check(cfg, settings, typed=[key_of(text) for text in _overrides()])
-            check_store(cfg)
-            share_threads(num_jobs=_jobs_at_once())
             return task(cfg)
+        except AlreadyDone as done:
+            say("done")
+            tell(done, aside=True)
+            tell(done.path / "summary.json")
+            return done.objective
+
+    def checked(cfg: DictConfig) -> Any:
+        if is_job() and SWEEP_VARIABLE in os.environ:
+            return run_job(lambda: work(cfg), config_name)
+        try:
+            return work(cfg)
         except UsageError as error:
-            # Inside Hydra: an Exception would get a second line, and would not end a sweep.
-            _fail(config_name, str(error))
+            _fail(config_name, str(error))  # inside Hydra, where an Exception would get a second line
 
     functools.update_wrapper(checked, task)
     former = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting
     try:
         check_choices(arguments, directory)
-        _check_sweep(arguments, directory, config_name, settings)
-        with terminate_on_signal():
-            hydra.main(version_base=_VERSION_BASE, config_path=directory, config_name=config_name)(checked)()
+        jobs: AbstractContextManager[None] = nullcontext()
+        if is_sweep(arguments):
+            jobs = table_of_jobs(check_sweep(arguments, directory, config_name, settings))
+        with terminate_on_signal(), jobs:
+            hydra.main(version_base=VERSION_BASE, config_path=directory, config_name=config_name)(checked)()
     except (UsageError, HydraException, OmegaConfBaseException) as error:
         _fail(config_name, explain(error, directory, config_name, arguments))
     finally:
@@ -98,69 +120,19 @@ def main(
             os.environ["HYDRA_FULL_ERROR"] = former
 
 
-def tell(text: object, *, aside: bool = False) -> None:
-    """Prints a line of the command's own output; ``aside``: on the standard error, where results do not go."""
-    print(text, file=sys.stderr if aside else sys.stdout)
-
-
 def _fail(name: str, message: str) -> NoReturn:
     tell(f"{name}: {' '.join(message.split())}", aside=True)
     raise SystemExit(_USAGE_STATUS)
 
 
-def _check_sweep(
-    arguments: Sequence[str], directory: str, config_name: str, settings: Mapping[str, Any] | None
-) -> None:
-    """Composes and checks every job of a sweep given on the command line."""
-    if not {"-m", "--multirun"} & set(arguments):
-        return
-    overrides = OverridesParser.create().parse_overrides([text for text in arguments if text[:1] != "-"])
-    choices = []
-    for override in overrides:
-        key = override.get_key_element()
-        if override.is_sweep_override() and override.is_discrete_sweep():
-            choices.append([f"{key}={value}" for value in override.sweep_string_iterator()])
-        elif not override.is_sweep_override():
-            choices.append([f"{key}={override.get_value_element_as_str()}"])
-    with initialize_config_dir(directory, version_base=_VERSION_BASE):
-        for job in itertools.product(*choices):
-            check(compose(config_name, overrides=list(job)), settings, typed=[key_of(text) for text in job])
-
-
-def _overrides() -> list[str]:
-    """The command line of the job that Hydra is running, as it was typed."""
-    return OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)  # type: ignore[return-value]
-
-
 def _jobs_at_once() -> int:
     """How many jobs of a sweep run at the same time: as many as a launcher with ``n_jobs`` is told, as joblib's."""
-    hydra_config = HydraConfig.get()
-    sweeps = hydra_config.mode is RunMode.MULTIRUN
-    return int(hydra_config.launcher.get("n_jobs", 1)) if sweeps else 1
-
-
-def run_name(*groups: str, seed: int) -> str:
-    """A name for the run that Hydra is running: equal command lines get equal names, different runs different ones.
-
-    Args:
-        groups: Configuration groups whose choices begin the name.
-        seed: Ends the name.
-
-    Overrides of anything else stand in between, but for those that leave the run what it is (its budget, say).
-    """
-    hydra_config = HydraConfig.get()
-    overrides = [text for text in _overrides() if makes_another_name(key_of(text))]
-    others = sorted(text for text in overrides if not text.startswith(tuple(f"{group}=" for group in groups)))
-    choices = [hydra_config.runtime.choices[group] for group in groups]
-    name, end = (
-        re.sub(r"[^A-Za-z0-9._=,+-]", "-", text) for text in ("-".join([*choices, *others]), f"-seed={seed}")
-    )
-    return name[: _LONGEST_NAME - len(end)] + end
+    return int(HydraConfig.get().launcher.get("n_jobs", 1)) if is_job() else 1
 
 
 def command() -> str:
     """The command line of the run that Hydra is running; in a sweep, of that job alone."""
-    return shlex.join(["python", f"recipes/{HydraConfig.get().job.name}.py", *_overrides()])
+    return shlex.join(["python", f"recipes/{HydraConfig.get().job.name}.py", *overrides()])
 
 
 def objective(value: float) -> float:

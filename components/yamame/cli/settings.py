@@ -23,7 +23,7 @@ _FROM_REPLAY = {"learning_starts": Annotated[int, 0], "anneal_lr": bool, "cuda_g
 _TRAINING = {
     "seed": int,
     "device": str,
-    "resume": bool,
+    "resume": Literal["auto"] | bool | None,
     "context_length": int,
     "run": {"name": str | None, "root": str, "overwrite": bool},
     "budget": Budget,

@@ -34,6 +34,29 @@ def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
         os.close(folder)
 
 
+def is_left_behind(process: str) -> bool:
+    """Whether what was named after a process, by its number, is the litter of one that has died.
+
+    This process is asked before it writes anything, so its own number is that of an earlier one.
+    """
+    if not process.isdecimal():
+        return False
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        return False
+    return int(process) == os.getpid()
+
+
+def sweep_partial_files(folder: Path) -> None:
+    """Deletes what killed processes were writing with `atomic_writer` in a folder or below it."""
+    for file in folder.rglob(f"*{TEMPORARY_SUFFIX}"):
+        if is_left_behind(file.name.removesuffix(TEMPORARY_SUFFIX).rpartition(".")[2]):
+            file.unlink(missing_ok=True)
+
+
 def write_json(path: Path, data: Any) -> Path:
     """Writes plain data as JSON, atomically. NaN and infinities are refused with ``ValueError``."""
     with atomic_writer(path) as file:

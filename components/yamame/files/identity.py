@@ -3,7 +3,7 @@
 Settings are told by their dotted keys; a name here stands for the key and for all below it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from yamame.checks import UsageError
@@ -42,9 +42,14 @@ def key_of(override: str) -> str:
     return override.lstrip("+~").partition("=")[0].partition("@")[0]
 
 
+def leaves_what_was_done(key: str) -> bool:
+    """Whether what a run has reached so far does not depend on the setting."""
+    return is_one_of(key, BOOKKEEPING + LENGTH + UNSEEN) or "workers" in key.split(".")
+
+
 def may_change_on_resume(key: str) -> bool:
     """Whether a run may be continued with another value."""
-    return is_one_of(key, BOOKKEEPING + LENGTH)
+    return leaves_what_was_done(key) or is_one_of(key, ("evaluation",))
 
 
 def makes_another_name(key: str) -> bool:
@@ -67,6 +72,23 @@ def is_of_one_run(key: str) -> bool:
     return is_one_of(key, ("resume", "run", *REPETITION))
 
 
+def differing(
+    saved: Mapping[str, Any], current: Mapping[str, Any], *, but_for: Callable[[str], bool]
+) -> list[str]:
+    """Every key whose value is another one, with both values.
+
+    >>> differing({"seed": 1, "run": {"name": "a"}}, {"seed": 2, "run": {}}, but_for=may_change_on_resume)
+    ['seed: 1 -> 2']
+    """
+    before, after = flatten(saved), flatten(current)
+    absent = "(absent)"
+    return [
+        f"{key}: {before.get(key, absent)!r} -> {after.get(key, absent)!r}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key, absent) != after.get(key, absent) and not but_for(key)
+    ]
+
+
 def compare_config(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Refuses to continue a run under another configuration.
 
@@ -79,14 +101,8 @@ def compare_config(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
 
     >>> compare_config({"seed": 1, "budget": {"minutes": 5}}, {"seed": 1, "budget": {"minutes": 9}})
     """
-    before, after = flatten(saved), flatten(current)
-    absent = "(absent)"
-    differing = [
-        f"{key}: {before.get(key, absent)!r} -> {after.get(key, absent)!r}"
-        for key in sorted(before.keys() | after.keys())
-        if before.get(key, absent) != after.get(key, absent) and not may_change_on_resume(key)
-    ]
-    if differing:
+    others = differing(saved, current, but_for=may_change_on_resume)
+    if others:
         raise UsageError(
-            f"compare_config: a resumed run must keep its configuration, got {'; '.join(differing)}"
+            f"compare_config: a resumed run must keep its configuration, got {'; '.join(others)}"
         )

@@ -11,12 +11,13 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from yamame.checks import UsageError
+from yamame.files.atomic import sweep_partial_files
 
 LOCK_FILE = ".lock"
-_FORMER, _MOVING = ".former", ".moving"
+_FORMER, _MOVING, _DELETED = ".former", ".moving", ".deleted"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=,+-]{0,127}")
 
 
@@ -49,14 +50,19 @@ class RunDirectory:
 
     @classmethod
     def open(
-        cls, root: str | Path, name: str, *, resume: bool = False, overwrite: bool = False
+        cls,
+        root: str | Path,
+        name: str,
+        *,
+        resume: bool | Literal["auto"] = False,
+        overwrite: bool = False,
     ) -> "RunDirectory":
         """Claims ``<root>/<name>`` for this process.
 
         Args:
             root: Directory of all runs; made when missing.
             name: Name of the run: letters, digits and ``. _ = , + -``.
-            resume: Continue the run that is there.
+            resume: Continue the run that is there; ``auto``: if there is one.
             overwrite: Replace the run that is there.
 
         Raises:
@@ -69,6 +75,8 @@ class RunDirectory:
         lock = _claim(path)
         try:
             _put_back(path)  # a process may have died before its run began
+            _sweep(path)
+            resumed = _is_used(path) if resume == "auto" else resume
             if overwrite:
                 _set_aside(path)
             elif not resume and _is_used(path):
@@ -76,14 +84,14 @@ class RunDirectory:
         except BaseException:
             lock.close()
             raise
-        return cls(path, resumed=resume, lock=lock, created=created)
+        return cls(path, resumed=resumed, lock=lock, created=created)
 
     def begin(self) -> None:
         """From now on the run is there, whatever happens; the one that it replaces is deleted."""
         self.begun = True
         former = self.path / _FORMER
         if former.exists():  # under another name, or half of it would be put back if this process died now
-            shutil.rmtree(former.rename(self.path / ".deleted"))
+            shutil.rmtree(former.rename(self.path / _DELETED))
 
     def close(self) -> None:
         """Gives the directory up; a new run that has not begun leaves it as it was before."""
@@ -116,7 +124,7 @@ def check_folder(path: str | Path, key: str) -> None:
         raise UsageError(f"{key}: must be a directory to write to, got {path}: {there} is not")
 
 
-def _checked_path(root: str | Path, name: str, *, resume: bool, overwrite: bool) -> Path:
+def _checked_path(root: str | Path, name: str, *, resume: bool | Literal["auto"], overwrite: bool) -> Path:
     """The path of a run after every refusal that can be decided without writing anything."""
     if not _NAME.fullmatch(name):
         raise UsageError(
@@ -124,11 +132,12 @@ def _checked_path(root: str | Path, name: str, *, resume: bool, overwrite: bool)
             f"or digit, got {name!r}"
         )
     if resume and overwrite:
-        raise UsageError("RunDirectory: resume=true and run.overwrite=true must not be given together")
+        given = "auto" if resume == "auto" else "true"
+        raise UsageError(f"RunDirectory: resume={given} and run.overwrite=true must not be given together")
     path = Path(root) / name
     check_folder(path, "RunDirectory: run.root or run.name")
     used = _is_used(path)
-    if resume and not used:
+    if resume is True and not used:
         raise UsageError(f"RunDirectory: there must be a run to resume, {path} does not exist or is empty")
     if used and not (resume or overwrite):
         raise UsageError(_refusal(path))
@@ -162,6 +171,13 @@ def _claim(path: Path) -> IO[str]:
     lock.write(f"{os.getpid()}\n")
     lock.flush()
     return lock
+
+
+def _sweep(path: Path) -> None:
+    """Deletes what killed processes left: files they were writing, and a run that was being deleted."""
+    sweep_partial_files(path)
+    if (path / _DELETED).exists():
+        shutil.rmtree(path / _DELETED)
 
 
 def _entries(path: Path) -> list[Path]:

@@ -153,13 +153,21 @@ def check_lengths(cfg: DictConfig, env: EnvBase) -> None:
 
 
 def build_replay(cfg: DictConfig, path: Path, *, transform: Transform, owner: str, resume: bool) -> Any:
-    """The replay buffer of the configuration, with its files in a folder of the run."""
+    """The replay buffer of the configuration, with its files in a folder of the run.
+
+    Raises:
+        UsageError: The run is resumed, and the folder is gone.
+    """
     if not resume:  # a run that was stopped before its first checkpoint begins again
         shutil.rmtree(path, ignore_errors=True)
-    batch_size = cfg.schedule.batch_size
-    return instantiate(
-        cfg.replay, path=path, batch_size=batch_size, transform=transform, owner=owner, resume=resume
-    )
+    elif not path.is_dir():
+        raise UsageError(
+            f"resume: {path} must hold the trajectories of the run, it is missing; bring it back, or begin anew with "
+            "run.overwrite=true"
+        )
+    given = {"path": path, "batch_size": cfg.schedule.batch_size, "transform": transform}
+    # A run may have got another name since it began; its checkpoint says whose trajectories they must be.
+    return instantiate(cfg.replay, owner=None if resume else owner, resume=resume, **given)
 
 
 def total_updates(cfg: DictConfig) -> int:

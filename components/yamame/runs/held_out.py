@@ -7,7 +7,7 @@ from omegaconf import DictConfig
 from torchrl.envs import EnvBase
 
 from yamame.agent import InContextPolicy
-from yamame.cli.app import tell
+from yamame.cli.jobs import tell
 from yamame.evaluation import EvaluationResult, evaluate, render_video
 from yamame.runs.build import build_env
 

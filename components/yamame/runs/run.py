@@ -1,5 +1,6 @@
 """One run from its first to its last step: what recipes share beside the loop that each of them has on its page."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,14 +14,15 @@ from torchrl.envs import EnvBase
 
 from yamame.agent import InContextPolicy
 from yamame.checks import UsageError
-from yamame.cli.app import command, run_name, tell
+from yamame.cli.app import command
+from yamame.cli.jobs import AlreadyDone, resume_mode, run_name, say, tell
 from yamame.cli.nodes import instantiate, plain
 from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
 from yamame.files.atomic import atomic_writer, write_json
 from yamame.files.checkpoint import Checkpointer
 from yamame.files.config import flatten
-from yamame.files.identity import compare_config
+from yamame.files.identity import compare_config, differing, leaves_what_was_done
 from yamame.files.run_directory import RunDirectory
 from yamame.report.expected import Expected
 from yamame.report.figures import learning_curve, write_gif
@@ -29,7 +31,7 @@ from yamame.runs.build import check_device
 from yamame.runs.held_out import play_held_out, render_held_out, score
 from yamame.runs.progress_bar import ProgressBar
 from yamame.tracking.costs import CostMeter
-from yamame.tracking.summary import Status, build_summary, run_status
+from yamame.tracking.summary import Status, build_summary, run_status, versions
 from yamame.tracking.tracker import Tracker
 from yamame.training import GlobalRNGState
 from yamame.training.budget import Budget
@@ -51,8 +53,9 @@ class Run:
             run.save(result)
             run.log_artifacts()
 
-    Until `begin` nothing is decided: a ``ValueError`` of what is built is raised as a `UsageError`, and the directory
-    is as it was before. From then on ``summary.json`` and the tracker say how the run ended, however it ends.
+    Until `begin` has succeeded nothing is decided: a ``ValueError`` of what is built is raised as a `UsageError`, and
+    the directory is as it was before. From then on ``summary.json`` and the tracker say how the run ended, however it
+    ends.
 
     Args:
         cfg: The composed configuration of a recipe.
@@ -71,7 +74,8 @@ class Run:
 
     Raises:
         UsageError: The budget or what is expected cannot be, or the tracker refuses its settings. On entering, what
-            `RunDirectory.open` and `compare_config` refuse.
+            `RunDirectory.open` and `compare_config` refuse, or a run is finished and its checkpoints are gone.
+        AlreadyDone: On entering, ``resume`` is auto and nothing is left to do.
     """
 
     def __init__(
@@ -79,7 +83,7 @@ class Run:
     ) -> None:
         self.cfg, self.config = cfg, plain(cfg)
         check_device(cfg.device)
-        self.name: str = cfg.run.name or prefix + run_name("env", "encoder", seed=cfg.seed)
+        self.name: str = cfg.run.name or prefix + run_name(cfg)
         self.path = Path(cfg.run.root) / self.name
         self.extra: dict[str, Any] = {}
         self.exits = ExitStack()
@@ -91,16 +95,40 @@ class Run:
         self.checkpoints = Checkpointer(
             self.path / "checkpoints", keep_last=cfg.checkpoint.keep, config=self.config
         )
-        self.resumed = cfg.resume and self.checkpoints.last is not None
+        self.resumed = False
 
     def __enter__(self) -> Self:
-        if self.resumed:
-            compare_config(self.checkpoints.read_config(), self.config)
-        run = self.cfg.run
-        self.directory = RunDirectory.open(
-            run.root, self.name, resume=self.cfg.resume, overwrite=run.overwrite
-        )
+        run, mode = self.cfg.run, resume_mode(self.cfg)
+        self.directory = RunDirectory.open(run.root, self.name, resume=mode, overwrite=run.overwrite)
+        try:
+            if self.directory.resumed:
+                self._go_on(unless_done=mode == "auto")
+        except BaseException:
+            self.directory.close()
+            raise
         return self
+
+    def _go_on(self, *, unless_done: bool) -> None:
+        """Goes on from the last checkpoint, if there is one and something is left to do."""
+        path = self.path / "summary.json"
+        summary = json.loads(path.read_text()) if path.exists() else {}
+        is_finished = summary.get("status") == "FINISHED"
+        if self.checkpoints.last is None:
+            if is_finished:
+                raise UsageError(
+                    f"resume: {self.checkpoints.directory} must hold the checkpoints of a finished run, it holds none; "
+                    "bring them back, or begin anew with run.overwrite=true"
+                )
+            return
+        saved = self.checkpoints.read_config()
+        compare_config(saved, self.config)
+        if unless_done and is_finished and not differing(saved, self.config, but_for=leaves_what_was_done):
+            loaded = self.checkpoints.load({"progress": self.progress, "budget": self.budget})
+            counted = {"env_steps": self.progress.env_steps, "updates": self.progress.updates}
+            if self.ended() and counted.items() <= summary.items():
+                raise AlreadyDone(self.path, loaded.metric or 0.0)
+        self.resumed = True
+        say("resumed")
 
     def closing(self, env: EnvBase) -> EnvBase:
         """The environment, which is closed when the run ends."""
@@ -117,6 +145,8 @@ class Run:
     ) -> None:
         """Restores the last checkpoint, or writes the configuration of a new run, and opens the tracker.
 
+        A run that goes on stays as it was if any of this fails.
+
         Args:
             components: What a checkpoint holds beside what the run has itself: all that the next step depends on.
             policy: What is evaluated; it shares the parameters that are learned.
@@ -126,17 +156,22 @@ class Run:
         self.policy, self.held_out, self.on_save = policy, held_out, on_save
         self.costs = CostMeter()
         own = {"progress": self.progress, "budget": self.budget, "costs": self.costs, "rng": GlobalRNGState()}
-        self.components = {**components, **own}
-        self.directory.begin()
+        machine = {"threads": torch.get_num_threads(), "versions": versions()}
+        self.components = {**components, **own, "machine": machine}
         if self.resumed:
-            self.checkpoints.load(self.components)
+            before = self.checkpoints.load(self.components).values["machine"]
+            if others := differing(before, machine, but_for=lambda key: False):
+                told = "; ".join(others)
+                tell(f"{self.name}: goes on under other conditions, last bits may differ: {told}", aside=True)
         else:
+            self.directory.begin()
             with atomic_writer(self.path / "config.yaml") as file:
                 file.write(OmegaConf.to_yaml(self.cfg, resolve=True).encode())
         budget = {key: str(value) for key, value in flatten({"budget": self.config["budget"]}).items()}
         tags = {"command": command(), "axis": self.progress.unit, **budget}
         started = self.tracker.start(self.path, name=self.name, params=flatten(self.config), tags=tags)
         self.exits.enter_context(started)
+        self.directory.begin()
         self.bar = self.exits.enter_context(ProgressBar(self.budget))
 
     def ended(self, *, ahead: int = 0) -> bool:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric
     from mlflow.tracking import MlflowClient
 
-_SQLITE = "sqlite:///"
+SQLITE = "sqlite:///"
 _METRICS_PER_BATCH, _PARAMS_PER_BATCH = 1000, 100
 _LONGEST_KEY, _LONGEST_VALUE = 250, 6000
 _FORBIDDEN = re.compile(r"[^\w\-. :/]", re.ASCII)
@@ -32,13 +32,13 @@ _FORBIDDEN = re.compile(r"[^\w\-. :/]", re.ASCII)
 
 def database_of(tracking_uri: str) -> Path | None:
     """The file of a SQLite store; None for a store of another kind."""
-    return Path(tracking_uri.removeprefix(_SQLITE)) if tracking_uri.startswith(_SQLITE) else None
+    return Path(tracking_uri.removeprefix(SQLITE)) if tracking_uri.startswith(SQLITE) else None
 
 
 def absolute_uri(tracking_uri: str) -> str:
     """A relative SQLite path made absolute, so that a run is found again from another directory."""
     database = database_of(tracking_uri)
-    return tracking_uri if database is None else f"{_SQLITE}{database.resolve()}"
+    return tracking_uri if database is None else f"{SQLITE}{database.resolve()}"
 
 
 def clean_key(key: str) -> str:
@@ -157,7 +157,7 @@ def check_store(cfg: Mapping[str, Any]) -> None:
         UsageError: Names the store and what is wrong with it.
     """
     node = cfg.get("logger") or {}
-    if "tracking_uri" not in node or cfg.get("resume"):
+    if "tracking_uri" not in node or cfg.get("resume") is True:
         return
     uri = absolute_uri(node["tracking_uri"])
     database = database_of(uri)

@@ -2,22 +2,26 @@
 
 `SweepParent` is a Hydra callback; the main YAML file names it under ``hydra.callbacks``. It opens the parent
 run when a multirun starts, tells the jobs by an environment variable (so jobs in other processes are told
-too), records each job's objective and closes the parent when the multirun ends. Hydra does not tell callbacks
-of a multirun that failed, so `yamame.cli.app.main` closes the parent then.
+too) and records each job's objective. `yamame.cli.app.main` closes the parent, for it knows whether a job failed.
+
+The same command in the same directory goes on with the same parent, unless it replaces its runs.
 """
 
+import hashlib
 import math
 import os
+from pathlib import Path
 from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from yamame.tracking.mlflow_store import MLflowRun, absolute_uri
+from yamame.tracking.mlflow_store import MLflowRun, absolute_uri, connect
 from yamame.tracking.summary import run_status
 from yamame.tracking.tracker import EXPERIMENT, PARENT_VARIABLE, TRACKING_URI
 
+_IDENTITY = "sweep.identity"
 _open_sweeps: list[MLflowRun] = []
 
 
@@ -33,12 +37,19 @@ class SweepParent(Callback):
         if node is None or not str(node.get("_target_", "")).endswith(".MLflowTracker"):
             return
         overrides = " ".join(config.hydra.overrides.task)
-        run = MLflowRun.create(
+        uri, experiment = (
             absolute_uri(node.get("tracking_uri", TRACKING_URI)),
             node.get("experiment", EXPERIMENT),
-            name=f"sweep {overrides}"[:100],
-            tags={"sweep": overrides},
         )
+        told = f"{Path(config.hydra.sweep.dir).resolve()} {config.hydra.job.name} {overrides}"
+        identity = hashlib.sha256(told.encode()).hexdigest()[:16]
+        replaces = OmegaConf.select(config, "run.overwrite")
+        former = None if replaces else _find(uri, experiment, identity)
+        if former is None:
+            tags = {"sweep": overrides, _IDENTITY: identity}
+            run = MLflowRun.create(uri, experiment, name=f"sweep {overrides}"[:100], tags=tags)
+        else:
+            run = MLflowRun.reopen(uri, former, tags={})
         _open_sweeps.append(run)
         os.environ[PARENT_VARIABLE] = run.run_id
 
@@ -48,12 +59,20 @@ class SweepParent(Callback):
             return
         value = job_return.return_value
         if isinstance(value, int | float) and math.isfinite(value):
-            run = _open_sweeps[-1]
-            run.client.log_metric(run.run_id, "objective", value, step=int(config.hydra.job.num))
+            run, number = _open_sweeps[-1], int(config.hydra.job.num)
+            if number not in {point.step for point in run.client.get_metric_history(run.run_id, "objective")}:
+                run.client.log_metric(run.run_id, "objective", value, step=number)
 
-    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Closes the parent run."""
-        close_sweep(None)
+
+def _find(tracking_uri: str, experiment: str, identity: str) -> str | None:
+    """The id of the parent run that a sweep had when it was started before."""
+    client = connect(tracking_uri)
+    found = client.get_experiment_by_name(experiment)
+    if found is None:
+        return None
+    wanted = f"tags.`{_IDENTITY}` = '{identity}'"
+    runs = client.search_runs([found.experiment_id], wanted, max_results=1)
+    return str(runs[0].info.run_id) if runs else None
 
 
 def close_sweep(error: BaseException | None) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from yamame.files.atomic import atomic_writer
 from yamame.tracking.costs import SystemMetrics
 from yamame.tracking.mlflow_store import MLflowRun, absolute_uri, clean_key
+from yamame.tracking.record import reopen_recorded, write_record
 from yamame.tracking.summary import git_revision, json_safe, run_status, versions
 
 if TYPE_CHECKING:
@@ -131,16 +131,14 @@ class MLflowTracker(Tracker):
         parent = os.environ.get(PARENT_VARIABLE)
         present = ({"mlflow.parentRunId": parent} if parent else {}) | dict(tags or {})
         if record.exists():
-            known = json.loads(record.read_text())
-            self._run = MLflowRun.reopen(known["tracking_uri"], known["run_id"], tags=present)
+            self._run = reopen_recorded(record, tags=present)
         else:
             uri = absolute_uri(self.tracking_uri)
             made_by = {f"version.{package}": version for package, version in versions().items()}
             if (revision := git_revision()) is not None:
                 made_by["mlflow.source.git.commit"] = revision
             self._run = MLflowRun.create(uri, self.experiment, name=name, tags=made_by | present)
-            with atomic_writer(record) as file:
-                file.write(json.dumps({"tracking_uri": uri, "run_id": self._run.run_id}).encode())
+            write_record(record, uri, self._run.run_id)
             self._run.log_params(params)
         self._metrics = []
         self._last_steps = self._run.last_steps()

@@ -51,7 +51,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         batch_size: int,
         transform: Transform | None = None,
         sample_by: SampleBy = "trajectory",
-        owner: str = "",
+        owner: str | None = "",
         keep: int = 2,
         resume: bool = False,
         generator: torch.Generator | None = None,

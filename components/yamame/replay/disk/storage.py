@@ -181,7 +181,7 @@ class TrajectoryStorage(TrajectoryFollower):
     Args:
         path: The folder; created with its parents.
         capacity: Largest number of timesteps held.
-        owner: Whose trajectories these are, e.g. the name of a run.
+        owner: Whose trajectories these are, e.g. the name of a run; None: whoever's ``path`` holds.
         keep: How many protected states can be rolled back to.
         resume: Continue the store that ``path`` holds, if it does.
 
@@ -209,14 +209,16 @@ class TrajectoryStorage(TrajectoryFollower):
         path: str | os.PathLike[str],
         *,
         capacity: int,
-        owner: str = "",
+        owner: str | None = "",
         keep: int = 2,
         resume: bool = False,
     ) -> None:
         require_at_least(STORE, 1, capacity=capacity, keep=keep)
         path = Path(path).absolute()
-        wanted = {"format": FORMAT, "owner": owner, "capacity": capacity}
         manifest = read_manifest(path)
+        if owner is None:
+            owner = "" if manifest is None else manifest["owner"]
+        wanted = {"format": FORMAT, "owner": owner, "capacity": capacity}
         if manifest is not None:
             for name, value in wanted.items():
                 require(STORE, name, value, value == manifest[name], f"be {manifest[name]!r} as in {path}")

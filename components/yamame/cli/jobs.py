@@ -1,0 +1,221 @@
+"""The jobs of a sweep: each has a name and a directory of its own, one that fails leaves the others alone, and a table
+at the end says what became of each.
+
+Jobs may run in other processes. They are told of a folder in the sweep's directory by an environment variable, and
+leave a file there, which the process that started the sweep reads.
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import re
+import shutil
+import socket
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from yamame.checks import UsageError
+from yamame.cli.nodes import check
+from yamame.files.atomic import is_left_behind, write_json
+from yamame.files.identity import key_of, makes_another_name
+
+VERSION_BASE = "1.3"
+SWEEP_VARIABLE = "YAMAME_SWEEP"
+"""Environment variable with the folder in which jobs say what became of them."""
+_NAMED_AFTER = ("env", "encoder")
+_LONGEST_NAME = 120
+
+Outcome = Literal["ran", "resumed", "done", "failed"]
+_outcome: Outcome = "ran"
+
+
+def tell(text: object, *, aside: bool = False) -> None:
+    """Prints a line of the command's own output; ``aside``: on the standard error, where results do not go."""
+    print(text, file=sys.stderr if aside else sys.stdout)
+
+
+class AlreadyDone(Exception):  # noqa: N818 (it is none)
+    """A run that is to be begun or continued has nothing left to do.
+
+    Args:
+        path: Its directory.
+        objective: What it returned.
+    """
+
+    def __init__(self, path: Path, objective: float) -> None:
+        super().__init__(
+            f"{path} is done; a larger budget continues it, run.overwrite=true replaces it, resume=true repeats its end"
+        )
+        self.path, self.objective = path, objective
+
+
+def is_sweep(arguments: Sequence[str]) -> bool:
+    """Whether a command line asks for several jobs."""
+    return bool({"-m", "--multirun"} & set(arguments))
+
+
+def is_job() -> bool:
+    """Whether Hydra is running a job of a sweep."""
+    return HydraConfig.get().mode is RunMode.MULTIRUN
+
+
+def resume_mode(cfg: DictConfig) -> bool | Literal["auto"]:
+    """What ``resume`` says; null is false for a single run, and in a sweep auto, unless runs are to be replaced."""
+    if cfg.resume is None:
+        return "auto" if is_job() and not cfg.run.overwrite else False
+    return cfg.resume
+
+
+def overrides() -> list[str]:
+    """The command line of the run or job that Hydra is running, as it was typed."""
+    return OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)  # type: ignore[return-value]
+
+
+def run_name(cfg: DictConfig, hydra_config: Any = None) -> str:
+    """The name a run is given, or one made of its environment, its encoder, its other overrides and its seed.
+
+    Equal command lines get equal names, different runs different ones: what is too long is cut, and then ends in a hash
+    of all that was to stand there. Overrides that leave the run what it is (its budget, say) do not count.
+
+    Args:
+        cfg: The composed configuration.
+        hydra_config: Hydra's own part of it; that of the run that Hydra is running when None.
+    """
+    if cfg.run.name:
+        return str(cfg.run.name)
+    hydra_config = HydraConfig.get() if hydra_config is None else hydra_config
+    known = hydra_config.runtime.choices
+    groups = [group for group in _NAMED_AFTER if group in known]
+    told = [text for text in hydra_config.overrides.task if makes_another_name(key_of(text))]
+    others = sorted(text for text in told if not text.startswith(tuple(f"{group}=" for group in groups)))
+    whole = "-".join([*(str(known[group]) for group in groups), *others])
+    name, end = (re.sub(r"[^A-Za-z0-9._=,+-]", "-", text) for text in (whole, f"-seed={cfg.seed}"))
+    if len(name + end) > _LONGEST_NAME:
+        end = f"-{hashlib.sha256(whole.encode()).hexdigest()[:8]}{end}"
+    return name[: _LONGEST_NAME - len(end)] + end
+
+
+def check_sweep(
+    arguments: Sequence[str], directory: str, config_name: str, settings: Mapping[str, Any] | None
+) -> Path:
+    """Composes and checks every job of a sweep given on the command line.
+
+    Returns:
+        The directory of the sweep.
+
+    Raises:
+        UsageError: A job is not what `check` wants, or two of them share a directory.
+    """
+    parsed = OverridesParser.create().parse_overrides([text for text in arguments if text[:1] != "-"])
+    choices = []
+    for override in parsed:
+        key = override.get_key_element()
+        if override.is_sweep_override() and override.is_discrete_sweep():
+            choices.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+        elif not override.is_sweep_override():
+            choices.append([f"{key}={override.get_value_element_as_str()}"])
+    owners: dict[Path, str] = {}
+    sweep_dir = Path()
+    with initialize_config_dir(directory, version_base=VERSION_BASE):
+        for number, job in enumerate(itertools.product(*choices)):
+            cfg = compose(config_name, overrides=list(job), return_hydra_config=True)
+            hydra_config, sweep_dir = cfg.hydra, Path(cfg.hydra.sweep.dir)
+            with open_dict(cfg):
+                del cfg["hydra"]
+            check(cfg, settings, typed=[key_of(text) for text in job])
+            if OmegaConf.is_dict(cfg.get("run")):
+                path = (Path(cfg.run.root) / run_name(cfg, hydra_config)).resolve()
+                changed = [text for text, several in zip(job, choices, strict=True) if len(several) > 1]
+                label = f"job {number} ({' '.join(changed)})"
+                other = owners.setdefault(path, label)
+                if other != label:
+                    raise UsageError(
+                        f"run.name: the jobs of a sweep must have directories of their own, {other} and {label} share "
+                        f"{path}; leave run.name out, or let it name what differs, as run.name='mine-${{seed}}'"
+                    )
+    return sweep_dir
+
+
+def say(outcome: Outcome) -> None:
+    """Says of the run that begins in this process what becomes of it."""
+    global _outcome
+    _outcome = outcome
+
+
+def run_job(work: Callable[[], Any], command: str) -> Any:
+    """Does the work of a job and notes what became of it; an error is told, and the other jobs go on.
+
+    Args:
+        work: Returns the objective of the job.
+        command: Stands before the message of a mistake, which has no traceback.
+    """
+    number, folder = HydraConfig.get().job.num, Path(os.environ[SWEEP_VARIABLE])
+    say("ran")
+    value, result = None, ""
+    try:
+        value = work()
+        result = f"{value:.4g}" if isinstance(value, int | float) else ""
+    except Exception as error:
+        say("failed")
+        if isinstance(error, UsageError):
+            result = " ".join(str(error).split())
+            tell(f"{command}: job {number}: {result}", aside=True)
+        else:
+            result = f"{type(error).__name__}: {error}".partition("\n")[0]
+            tell(traceback.format_exc(), aside=True)
+    write_json(folder / f"{number}.json", {"overrides": overrides(), "outcome": _outcome, "result": result})
+    return value
+
+
+@contextmanager
+def table_of_jobs(sweep_dir: Path) -> Iterator[None]:
+    """Within the block jobs note what becomes of them; at its end a table shows it, however it ends.
+
+    Args:
+        sweep_dir: The directory of the sweep, made when missing.
+
+    Raises:
+        SystemExit: A job failed; the status is 1.
+    """
+    mark = f".sweep-{socket.gethostname()}-"
+    sweep_dir.mkdir(parents=True, exist_ok=True)
+    for folder in sweep_dir.glob(f"{mark}*"):  # of sweeps that were killed
+        if is_left_behind(folder.name.removeprefix(mark).partition("-")[0]):
+            shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{mark}{os.getpid()}-", dir=sweep_dir) as folder_name:
+        os.environ[SWEEP_VARIABLE] = str(Path(folder_name).resolve())
+        try:
+            yield
+        finally:
+            del os.environ[SWEEP_VARIABLE]
+            files = {int(file.stem): file for file in Path(folder_name).glob("*.json")}
+            jobs = {number: json.loads(files[number].read_text()) for number in sorted(files)}
+            if jobs:
+                _print_table(jobs)
+    if any(job["outcome"] == "failed" for job in jobs.values()):
+        raise SystemExit(1)
+
+
+def _print_table(jobs: Mapping[int, Mapping[str, Any]]) -> None:
+    """A line per job: its number, outcome, objective or error, and the overrides that not all jobs have."""
+    common = set.intersection(*(set(job["overrides"]) for job in jobs.values()))
+    rows = [("job", "became", "overrides", "objective or error")]
+    for number, job in jobs.items():
+        own = " ".join(text for text in job["overrides"] if text not in common)
+        rows.append((str(number), job["outcome"], own, job["result"]))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for row in rows:
+        fixed = (text.ljust(width) for text, width in zip(row, widths, strict=False))
+        tell("  ".join([*fixed, row[3]]).rstrip())

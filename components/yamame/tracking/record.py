@@ -1,0 +1,50 @@
+"""Where the MLflow run of a run directory is: written down in ``mlflow.json``, and found again after a move.
+
+A SQLite store is noted twice: absolute, and relative to the run directory where this lies beside or below the store, as
+``../../mlflow.db``. A project that is moved or copied as a whole thus goes on in its own store, and a run that is moved
+out of it in the store where it began. No store is made where one is missing.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from yamame.checks import UsageError
+from yamame.files.atomic import write_json
+from yamame.tracking.mlflow_store import SQLITE, MLflowRun, database_of
+
+
+def write_record(record: Path, tracking_uri: str, run_id: str) -> None:
+    """Notes a run and its store, which is absolute."""
+    known = {"tracking_uri": tracking_uri, "run_id": run_id}
+    database, folder = database_of(tracking_uri), record.parent.resolve()
+    if database is not None and folder.is_relative_to(database.parent):
+        known["relative_path"] = os.path.relpath(database, folder)
+    write_json(record, known)
+
+
+def reopen_recorded(record: Path, *, tags: Mapping[str, Any]) -> MLflowRun:
+    """Continues the run that is noted.
+
+    Raises:
+        UsageError: Its store is gone, or does not hold it any more.
+    """
+    known = json.loads(record.read_text())
+    uris, database = [known["tracking_uri"]], database_of(known["tracking_uri"])
+    if database is not None:
+        relative = [(record.parent / known["relative_path"]).resolve()] if "relative_path" in known else []
+        stores = dict.fromkeys([*relative, database])
+        uris = [f"{SQLITE}{store}" for store in stores if store.is_file()]
+        if not uris:
+            raise UsageError(
+                f"MLflowTracker: the store of the run must be there, found none at {' or '.join(map(str, stores))}; "
+                f"bring it back, or delete {record} to go on in a new MLflow run"
+            )
+    for uri in uris[:-1]:  # another project's store may lie where the run was moved to
+        try:
+            return MLflowRun.reopen(uri, known["run_id"], tags=tags)
+        except UsageError:
+            continue
+    return MLflowRun.reopen(uris[-1], known["run_id"], tags=tags)
