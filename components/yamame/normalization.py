@@ -1,7 +1,7 @@
 """Running statistics: mean and variance of what passes, and the normaliser of inputs made of them.
 
 Statistics are buffers, so they are checkpointed and reach whoever acts together with the weights. They take in finite
-timesteps that a mask marks as real, and nothing else.
+timesteps that a mask marks as real, and nothing else, and a feature whose moments would not be finite stands still.
 """
 
 import torch
@@ -79,8 +79,11 @@ class RunningMoments(nn.Module):
         shift = torch.where(moves, batch_mean - self.mean, 0.0)
         growth = torch.where(moves, batch_variance - self.variance, 0.0)
         # Of the mixture of two distributions whose means are apart by the shift.
-        self.variance.add_(weight * (growth + (1.0 - weight) * shift.square()))
-        self.mean.add_(weight * shift)
+        variance = self.variance + weight * (growth + (1.0 - weight) * shift.square())
+        mean = self.mean + weight * shift
+        finite = variance.isfinite() & mean.float().isfinite()
+        self.variance.copy_(torch.where(finite, variance, self.variance))
+        self.mean.copy_(torch.where(finite, mean, self.mean))
 
 
 class RunningNormalizer(RunningMoments):

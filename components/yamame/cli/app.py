@@ -19,6 +19,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,12 +39,13 @@ from yamame.cli.nodes import check
 from yamame.cli.settings import SETTINGS
 from yamame.cli.threads import share_threads
 from yamame.files.identity import key_of, makes_another_name
+from yamame.signals import stopping
 from yamame.tracking.mlflow_store import check_store
 from yamame.tracking.sweep import close_sweep
-from yamame.training.signals import terminate_on_signal
 
 _VERSION_BASE = "1.3"
 _USAGE_STATUS = 2
+_INTERRUPTED = 130  # as shells report SIGINT
 _LONGEST_NAME = 120
 
 
@@ -53,18 +55,20 @@ def main(
     config_name: str,
     config_dir: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
+    resumable: bool = False,
 ) -> None:
     """Runs a recipe from the command line.
 
     A mistake of the user (`UsageError`, or anything Hydra refuses) becomes one line on the standard error and
     exit status 2, before anything is written; the jobs of a sweep are all checked before the first one
-    starts. SIGTERM raises `Terminated` inside the recipe. Other errors keep their traceback.
+    starts. Ctrl-C ends it without a traceback. Other errors keep theirs.
 
     Args:
         task: The recipe.
         config_name: Name of the main YAML file, also shown before the message.
         config_dir: Directory of the YAML files; that of the package when None.
         settings: What settings may be, see `yamame.cli.settings`; those of the package's YAML files are known.
+        resumable: Signals end the recipe with `yamame.signals.STATUS`, for what was begun can go on later.
     """
     directory = str(Path(conf_dir() if config_dir is None else config_dir).resolve())
     if settings is None and config_dir is None:
@@ -87,10 +91,12 @@ def main(
     try:
         check_choices(arguments, directory)
         _check_sweep(arguments, directory, config_name, settings)
-        with terminate_on_signal():
+        with stopping(at_once=True) if resumable else nullcontext():
             hydra.main(version_base=_VERSION_BASE, config_path=directory, config_name=config_name)(checked)()
     except (UsageError, HydraException, OmegaConfBaseException) as error:
         _fail(config_name, explain(error, directory, config_name, arguments))
+    except KeyboardInterrupt:
+        _fail(config_name, "interrupted", status=_INTERRUPTED)
     finally:
         close_sweep(sys.exception())
         del os.environ["HYDRA_FULL_ERROR"]
@@ -103,9 +109,9 @@ def tell(text: object, *, aside: bool = False) -> None:
     print(text, file=sys.stderr if aside else sys.stdout)
 
 
-def _fail(name: str, message: str) -> NoReturn:
+def _fail(name: str, message: str, *, status: int = _USAGE_STATUS) -> NoReturn:
     tell(f"{name}: {' '.join(message.split())}", aside=True)
-    raise SystemExit(_USAGE_STATUS)
+    raise SystemExit(status)
 
 
 def _check_sweep(

@@ -17,6 +17,7 @@ _SCHEDULE = {
     "batch_size": Count,
     "max_grad_norm": float,
     "warmup_updates": int,
+    "max_refused": float,
     "autocast": Literal["bfloat16"] | None,
 }
 _FROM_REPLAY = {"learning_starts": Annotated[int, 0], "anneal_lr": bool, "cuda_graph": bool}

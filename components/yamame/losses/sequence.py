@@ -30,6 +30,8 @@ from yamame.losses.functional import transition_mask
 
 DEPARTURE, ARRIVAL = slice(None, -1), slice(1, None)
 """Of L timesteps: those that the transitions leave, and those that they arrive in."""
+LARGEST_REWARD = 1e10
+"""Beyond it, squared errors in float32 tell nothing and overflow before long."""
 
 
 class SequenceLoss(LossModule):
@@ -69,13 +71,20 @@ class SequenceLoss(LossModule):
         return list(dict.fromkeys([*self.encoder.in_keys, *own]))
 
     def _valid_transitions(self, tensordict: TensorDictBase) -> Tensor:
-        """Transitions [B, T] that join two real timesteps of one trajectory."""
+        """Transitions [B, T] that join two real timesteps of one trajectory.
+
+        Those whose finite reward is beyond `LARGEST_REWARD` are left out, unless no others are in the batch.
+        """
         mask, is_init = (_flat(tensordict, key) for key in (self.tensor_keys.mask, self.tensor_keys.is_init))
         valid = transition_mask(mask, is_init)
         if not capturing():
             condition = f"leave a valid transition in the batch of {tuple(mask.shape)}"
             require(type(self).__name__, "mask", "none", bool(valid.any()), condition)
-        return valid
+        if unravel_key(("next", self.tensor_keys.reward)) not in tensordict.keys(True):
+            return valid
+        reward = self._outcome(tensordict, "reward")
+        usable = valid & ~(reward.isfinite() & (reward.abs() > LARGEST_REWARD))
+        return torch.where(usable.any(), usable, valid)
 
     def _outcome(self, tensordict: TensorDictBase, name: str) -> Tensor:
         """What every transition led to [B, T], as ``reward`` or ``terminated``."""

@@ -1,7 +1,8 @@
 """One run from its first to its last step: what recipes share beside the loop that each of them has on its page."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -11,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torchrl.envs import EnvBase
 
+from yamame import signals
 from yamame.agent import InContextPolicy
 from yamame.checks import UsageError
 from yamame.cli.app import command, run_name, tell
@@ -22,6 +24,7 @@ from yamame.files.checkpoint import Checkpointer
 from yamame.files.config import flatten
 from yamame.files.identity import compare_config
 from yamame.files.run_directory import RunDirectory
+from yamame.losses.sequence import LARGEST_REWARD
 from yamame.report.expected import Expected
 from yamame.report.figures import learning_curve, write_gif
 from yamame.report.terminal import print_columns
@@ -33,7 +36,7 @@ from yamame.tracking.summary import Status, build_summary, run_status
 from yamame.tracking.tracker import Tracker
 from yamame.training import GlobalRNGState
 from yamame.training.budget import Budget
-from yamame.training.guard import NonFiniteGuard
+from yamame.training.guard import NonFiniteGuard, require_finite
 from yamame.training.progress import Progress
 
 
@@ -44,8 +47,9 @@ class Run:
             ...                      # build the parts
             run.begin(components, policy=policy, held_out=env)
             while not run.ended():
-                ...                  # collect, learn
-                run.log(run.metrics(updates))
+                ...                  # collect
+                run.learned(learner.update(batch))
+                run.log(run.metrics())
                 run.evaluate_and_save()
             result = run.evaluate()
             run.save(result)
@@ -53,6 +57,9 @@ class Run:
 
     Until `begin` nothing is decided: a ``ValueError`` of what is built is raised as a `UsageError`, and the directory
     is as it was before. From then on ``summary.json`` and the tracker say how the run ended, however it ends.
+
+    A signal that asks the run to end (`yamame.signals`) is noted, and acted upon by `begin`, `ended`, `end_if_asked`
+    and evaluations.
 
     Args:
         cfg: The composed configuration of a recipe.
@@ -86,20 +93,29 @@ class Run:
         Expected.from_config(self.config["expected"])
         self.budget = Budget(**self.config["budget"])
         self.progress = Progress(unit)
-        self.guard = NonFiniteGuard(self.path)
+        self.guard = NonFiniteGuard(
+            self.path,
+            max_refused=cfg.schedule.max_refused,
+            config=self.config,
+            tell=partial(tell, aside=True),
+        )
         self.tracker: Tracker = instantiate(cfg.logger)
         self.checkpoints = Checkpointer(
             self.path / "checkpoints", keep_last=cfg.checkpoint.keep, config=self.config
         )
         self.resumed = cfg.resume and self.checkpoints.last is not None
+        self._saved: tuple[int, int] | None = None
 
     def __enter__(self) -> Self:
         if self.resumed:
             compare_config(self.checkpoints.read_config(), self.config)
         run = self.cfg.run
-        self.directory = RunDirectory.open(
-            run.root, self.name, resume=self.cfg.resume, overwrite=run.overwrite
-        )
+        with ExitStack() as entered:
+            entered.enter_context(signals.stopping(at_once=False))
+            self.directory = RunDirectory.open(
+                run.root, self.name, resume=self.cfg.resume, overwrite=run.overwrite
+            )
+            self._signals = entered.pop_all()
         return self
 
     def closing(self, env: EnvBase) -> EnvBase:
@@ -123,13 +139,16 @@ class Run:
             held_out: Environment of the held-out tasks.
             on_save: Called when a checkpoint is on disk.
         """
+        self.end_if_asked()
         self.policy, self.held_out, self.on_save = policy, held_out, on_save
         self.costs = CostMeter()
         own = {"progress": self.progress, "budget": self.budget, "costs": self.costs, "rng": GlobalRNGState()}
-        self.components = {**components, **own}
+        self.components = {**components, **own, "guard": self.guard}
+        self.guard.kept = {"agent": components["agent"]}
         self.directory.begin()
         if self.resumed:
             self.checkpoints.load(self.components)
+            self._saved = (self.progress.env_steps, self.progress.updates)
         else:
             with atomic_writer(self.path / "config.yaml") as file:
                 file.write(OmegaConf.to_yaml(self.cfg, resolve=True).encode())
@@ -138,11 +157,47 @@ class Run:
         started = self.tracker.start(self.path, name=self.name, params=flatten(self.config), tags=tags)
         self.exits.enter_context(started)
         self.bar = self.exits.enter_context(ProgressBar(self.budget))
+        if self.progress.evaluating:
+            self.evaluate_and_save()
 
-    def ended(self, *, ahead: int = 0) -> bool:
-        """Whether the budget is spent, or will be so many updates later."""
+    def ended(self) -> bool:
+        """Whether the budget is spent; to be asked where a checkpoint may be made.
+
+        Raises:
+            Terminated: A signal has asked the run to end.
+        """
+        self.end_if_asked()
+        return self._spent()
+
+    def is_last(self) -> bool:
+        """Whether nothing is to be learned from beyond the next update."""
+        return self._spent(ahead=1) or signals.noted() is not None
+
+    def _spent(self, *, ahead: int = 0) -> bool:
         updates = self.progress.updates + ahead
         return self.budget.ended(env_steps=self.progress.env_steps, updates=updates) is not None
+
+    def end_if_asked(self) -> None:
+        """Ends the run if a signal has asked it to: saves a checkpoint, unless the last one holds this state.
+
+        Raises:
+            Terminated: It was asked to.
+        """
+        asked = signals.noted()
+        if asked is None:
+            return
+        if not self.directory.begun:
+            tell(f"{asked.name}: ended before the run began", aside=True)
+            raise signals.Terminated
+        if self._saved != (self.progress.env_steps, self.progress.updates):
+            self.save()
+        tell(f"{asked.name}: {self.checkpoints.last} is saved; resume=true goes on from there", aside=True)
+        raise signals.Terminated
+
+    def end_within_iteration(self) -> None:
+        """As `end_if_asked`, where updates of an iteration are left that a resumed run would make."""
+        if not self._spent():
+            self.end_if_asked()
 
     def count(self, episodes: Episodes) -> None:
         """Adds what was collected to the counters."""
@@ -150,19 +205,30 @@ class Run:
         self.progress.aborted += episodes.num_aborted
         outcomes = episodes.returns if episodes.success is None else episodes.success.float()
         self.progress.outcomes.extend(outcomes.tolist())
+        if (episodes.returns.abs() > LARGEST_REWARD).any():
+            tell(
+                f"rewards beyond {LARGEST_REWARD:g} are not learned from, episodes have such returns",
+                aside=True,
+            )
 
-    def metrics(
-        self, updates: Sequence[Mapping[str, Tensor]], collector: Mapping[str, float] | None = None
-    ) -> dict[str, float]:
-        """The means of what updates wrote (one that was refused wrote nothing), how training episodes end, and what
-        a collector says of itself."""
-        made = [metrics for metrics in updates if metrics]
-        means = {key: torch.stack([m[key].float() for m in made]).mean() for key in (made[0] if made else ())}
+    def learned(self, metrics: Mapping[str, Tensor]) -> None:
+        """Counts an update that was made, and keeps what it wrote; one that was refused wrote nothing."""
+        if metrics:
+            self.progress.updates += 1
+            self.progress.unlogged.append({key: value.float() for key, value in metrics.items()})
+
+    def metrics(self, collector: Mapping[str, float] | None = None) -> dict[str, float]:
+        """The means of what updates wrote since this was asked last, how training episodes end, and what a collector
+        says of itself."""
+        made, self.progress.unlogged = self.progress.unlogged, []
+        means = {key: torch.stack([m[key].cpu() for m in made]).mean() for key in (made[0] if made else ())}
         metrics = {f"train/{key}": float(value) for key, value in means.items()}
         if self.progress.outcome is not None:
             metrics["train/outcome"] = self.progress.outcome
         if self.progress.aborted:
             metrics["train/aborted_episodes"] = float(self.progress.aborted)
+        if self.guard.num_refused:
+            metrics["train/refused_updates"] = float(self.guard.num_refused)
         return metrics | {f"collector/{key}": value for key, value in (collector or {}).items()}
 
     def log(self, metrics: Mapping[str, float], *, step: int | None = None) -> None:
@@ -179,15 +245,20 @@ class Run:
         """Evaluates and checkpoints when their intervals have passed."""
         progress, result = self.progress, None
         if progress.step >= progress.evaluated_at + self.cfg.evaluation.interval:
-            progress.evaluated_at = progress.step
+            progress.evaluating = True
             result = self.evaluate()
+            progress.evaluated_at, progress.evaluating = progress.step, False
         if result is not None or progress.step >= progress.saved_at + self.cfg.checkpoint.interval:
             self.save(result)
 
     def evaluate(self) -> EvaluationResult:
         """Plays the held-out tasks and keeps the summary as a point of the curve."""
         curve, step = self.progress.curve, self.progress.step
-        result = play_held_out(self.cfg, self.policy, self.held_out)
+        try:
+            result = play_held_out(self.cfg, self.policy, self.held_out)
+        except signals.Terminated:
+            self.end_if_asked()
+            raise
         summary = result.summary()
         if not curve or curve[-1][self.progress.unit] < step:
             curve.append({self.progress.unit: step, **summary})
@@ -197,11 +268,17 @@ class Run:
         return result
 
     def save(self, result: EvaluationResult | None = None) -> None:
-        """Makes a checkpoint; the result of an evaluation decides whether it is the best."""
+        """Makes a checkpoint; the result of an evaluation decides whether it is the best.
+
+        Raises:
+            FloatingPointError: A parameter, a statistic or the optimizer's state is not finite.
+        """
+        require_finite(self.components)
         self.tracker.flush()
         self.progress.saved_at = step = self.progress.step
         metric = None if result is None else score(result)
         self.checkpoints.save(self.components, step=step, metric=metric)
+        self._saved = (self.progress.env_steps, self.progress.updates)
         self.on_save()
 
     def log_artifacts(self) -> None:
@@ -235,6 +312,7 @@ class Run:
             if self.directory.begun:
                 self._report(status)
             self.directory.close()
+            self._signals.close()
         if isinstance(error, ValueError) and not (self.directory.begun or isinstance(error, UsageError)):
             raise UsageError(str(error)) from error
 
@@ -246,6 +324,7 @@ class Run:
             "return_mean": last.get("return_mean"),
             "env_steps": self.progress.env_steps,
             "updates": self.progress.updates,
+            "refused_updates": self.guard.num_refused,
             **self.costs.state_dict(),
             "seed": self.cfg.seed,
         }
