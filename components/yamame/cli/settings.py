@@ -105,6 +105,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "film": str,
         "fps": float,
     },
+    "replay_batch": {"bundle": str, "device": str},
     "report": {
         "runs": str | list[str] | None,
         "directory": str,

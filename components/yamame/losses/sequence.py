@@ -27,11 +27,10 @@ from yamame.actions import ActionDistribution, ActionSpace
 from yamame.capturing import capturing
 from yamame.checks import require
 from yamame.losses.functional import transition_mask
+from yamame.normalization import LARGEST
 
 DEPARTURE, ARRIVAL = slice(None, -1), slice(1, None)
 """Of L timesteps: those that the transitions leave, and those that they arrive in."""
-LARGEST_REWARD = 1e10
-"""Beyond it, squared errors in float32 tell nothing and overflow before long."""
 
 
 class SequenceLoss(LossModule):
@@ -73,7 +72,7 @@ class SequenceLoss(LossModule):
     def _valid_transitions(self, tensordict: TensorDictBase) -> Tensor:
         """Transitions [B, T] that join two real timesteps of one trajectory.
 
-        Those whose finite reward is beyond `LARGEST_REWARD` are left out, unless no others are in the batch.
+        Those whose finite reward is beyond `yamame.normalization.LARGEST` are left out, unless there are no others.
         """
         mask, is_init = (_flat(tensordict, key) for key in (self.tensor_keys.mask, self.tensor_keys.is_init))
         valid = transition_mask(mask, is_init)
@@ -83,7 +82,7 @@ class SequenceLoss(LossModule):
         if unravel_key(("next", self.tensor_keys.reward)) not in tensordict.keys(True):
             return valid
         reward = self._outcome(tensordict, "reward")
-        usable = valid & ~(reward.isfinite() & (reward.abs() > LARGEST_REWARD))
+        usable = valid & ~(reward.isfinite() & (reward.abs() > LARGEST))
         return torch.where(usable.any(), usable, valid)
 
     def _outcome(self, tensordict: TensorDictBase, name: str) -> Tensor:

@@ -24,7 +24,7 @@ from yamame.files.checkpoint import Checkpointer
 from yamame.files.config import flatten
 from yamame.files.identity import compare_config
 from yamame.files.run_directory import RunDirectory
-from yamame.losses.sequence import LARGEST_REWARD
+from yamame.normalization import LARGEST
 from yamame.report.expected import Expected
 from yamame.report.figures import learning_curve, write_gif
 from yamame.report.terminal import print_columns
@@ -205,9 +205,9 @@ class Run:
         self.progress.aborted += episodes.num_aborted
         outcomes = episodes.returns if episodes.success is None else episodes.success.float()
         self.progress.outcomes.extend(outcomes.tolist())
-        if (episodes.returns.abs() > LARGEST_REWARD).any():
+        if (episodes.returns.abs() > LARGEST).any():
             tell(
-                f"rewards beyond {LARGEST_REWARD:g} are not learned from, episodes have such returns",
+                f"rewards beyond {LARGEST:g} are not learned from, episodes have such returns",
                 aside=True,
             )
 

@@ -3,7 +3,6 @@
 import shutil
 from collections import deque
 from collections.abc import Callable, Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +90,7 @@ class NonFiniteGuard:
         self.num_refused += 1
         self._in_row += 1
         self._recent.append(True)
-        numbers = {name: float(value) for name, value in metrics.items()}
+        numbers = {name: value.item() for name, value in metrics.items()}
         path = None if self.directory is None else self._save({**(evidence or {}), "numbers": numbers}, step)
         shown = " and ".join(f"{name} {value:g}" for name, value in numbers.items())
         kept = "" if path is None else f", kept in {path}"
@@ -146,14 +145,12 @@ def require_finite(components: Mapping[str, Any]) -> None:
     """
     for name, part in components.items():
         if isinstance(part, nn.Module):
-            entries = chain(part.named_parameters(), part.named_buffers())
+            entries = [*part.named_parameters(), *part.named_buffers()]
         elif isinstance(part, torch.optim.Optimizer):
-            entries = chain(
-                *(
-                    ((f"{key} of parameter {index}", value) for key, value in state.items())
-                    for index, state in part.state_dict()["state"].items()
-                )
-            )
+            states = part.state_dict()["state"].items()
+            entries = [
+                (f"{key} of parameter {n}", value) for n, state in states for key, value in state.items()
+            ]
         else:
             continue
         for entry, value in entries:
