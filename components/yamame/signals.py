@@ -94,9 +94,14 @@ def _note(number: int, frame: FrameType | None) -> None:
 
 def _raise(number: int, frame: FrameType | None) -> None:
     _note(number, frame)
+    _say(number)
     raise Terminated
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    os.write(2, f"{signal.Signals(number).name}: ended before the run began\n".encode())
+    _say(number)
     os._exit(STATUS)
+
+
+def _say(number: int) -> None:
+    os.write(2, f"{signal.Signals(number).name}: ended before the run began\n".encode())
