@@ -14,7 +14,11 @@ The run lives in <run.root>/<run.name>; on a CPU a killed and resumed run ends w
 bit, as one that was never stopped.
 """
 
-import yamame.cli.threads  # noqa: F401 (sets what torch reads when it is imported)
+import yamame.cli.threads  # sets what torch reads when it is imported
+import yamame.signals
+
+if __name__ == "__main__":
+    yamame.signals.end_while_loading()
 
 # isort: split
 from contextlib import closing
@@ -22,7 +26,6 @@ from contextlib import closing
 from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torch import Tensor
 from torchrl.envs import Compose, EnvBase
 from yamame.agent import InContextAgent, InContextPolicy
 from yamame.baselines import learning_histories
@@ -61,6 +64,7 @@ def train(cfg: DictConfig) -> float:
         run.begin(components, policy=policy, held_out=held_out, on_save=histories.protect)
 
         while run.progress.env_steps < cfg.schedule.learning_starts or not len(histories):
+            run.end_if_asked()
             source.reset_memory()
             batch = learning_histories(env, source, max_steps=cfg.source.horizon)
             histories.extend(batch.cpu())
@@ -69,13 +73,11 @@ def train(cfg: DictConfig) -> float:
             run.save()
 
         while not run.ended():
-            updates: list[dict[str, Tensor]] = []
-            for batch, meanwhile in batches.up_to(
-                cfg.schedule.updates_per_iteration, ends=lambda: run.ended(ahead=1)
-            ):
-                updates.append(learner.update(batch, meanwhile=meanwhile))
-                run.progress.updates += 1
-            run.log(run.metrics(updates))
+            for batch, meanwhile in batches.up_to(updates_left(run), ends=run.is_last):
+                run.learned(learner.update(batch, meanwhile=meanwhile))
+            if updates_left(run):
+                run.end_within_iteration()
+            run.log(run.metrics())
             run.evaluate_and_save()
 
         result = run.evaluate()
@@ -83,6 +85,11 @@ def train(cfg: DictConfig) -> float:
         compare(run, policy, held_out, source, longer)
         run.log_artifacts()
     return objective(score(result))
+
+
+def updates_left(run: Run) -> int:
+    """Updates that the present iteration has left: all, unless the run was resumed in the middle of one."""
+    return int(run.cfg.schedule.updates_per_iteration) - len(run.progress.unlogged)
 
 
 def check(cfg: DictConfig) -> None:
@@ -168,4 +175,4 @@ def improvement(histories: TensorDictBase) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main(train, config_name="distill")
+    main(train, config_name="distill", resumable=True)

@@ -11,14 +11,17 @@ episodes with the present policy, which is then changed by some epochs over thos
 later. On a CPU a killed and resumed run ends with the same parameters, bit for bit, as one that was never stopped.
 """
 
-import yamame.cli.threads  # noqa: F401 (sets what torch reads when it is imported)
+import yamame.cli.threads  # sets what torch reads when it is imported
+import yamame.signals
+
+if __name__ == "__main__":
+    yamame.signals.end_while_loading()
 
 # isort: split
 from collections.abc import Iterator
 
 from omegaconf import DictConfig
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor
 from torchrl.envs import EnvBase
 from yamame.agent import InContextAgent
 from yamame.checks import UsageError
@@ -53,20 +56,22 @@ def train(cfg: DictConfig) -> float:
         while not run.ended():
             run.count(collector.collect(cfg.schedule.steps_per_iteration))
 
-            updates: list[dict[str, Tensor]] = []
             if len(episodes):  # not every episode failed
+                former, made_before = learner.statistics(), run.progress.updates
                 with learner.precision():
                     batch = learner.loss.annotate(episodes.take().to(cfg.device))
                 for part in epochs(cfg, batch):
                     part = part if packing is None else packing(part)
-                    updates.append(learner.update(part))
-                    run.progress.updates += 1
+                    run.learned(learner.update(part))
                     if run.budget.updates is not None and run.progress.updates >= run.budget.updates:
                         break
-                learner.loss.refresh(batch)
+                if run.progress.updates > made_before:
+                    learner.loss.refresh(batch)
+                else:  # every update was refused: nothing is learned from the batch, not by looking either
+                    learner.restore(former)
                 collector.update_policy_weights_(TensorDict.from_module(policy).data)
 
-            run.log(run.metrics(updates, collector.metrics()))
+            run.log(run.metrics(collector.metrics()))
             run.evaluate_and_save()
 
         result = run.evaluate()
@@ -90,4 +95,4 @@ def epochs(cfg: DictConfig, batch: TensorDictBase) -> Iterator[TensorDictBase]:
 
 
 if __name__ == "__main__":
-    main(train, config_name="ppo")
+    main(train, config_name="ppo", resumable=True)

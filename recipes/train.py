@@ -12,14 +12,17 @@ CPU a killed and resumed run ends with the same parameters, bit for bit, as one 
 `collector=sync`; `collector=async` acts beside the learner and never plays the same run twice).
 """
 
-import yamame.cli.threads  # noqa: F401 (sets what torch reads when it is imported)
+import yamame.cli.threads  # sets what torch reads when it is imported
+import yamame.signals
+
+if __name__ == "__main__":
+    yamame.signals.end_while_loading()
 
 # isort: split
 from typing import Any
 
 from omegaconf import DictConfig
 from tensordict import TensorDict
-from torch import Tensor
 from torchrl.envs import Compose, EnvBase
 from yamame.checks import UsageError
 from yamame.cli.app import main, objective
@@ -63,13 +66,13 @@ def train(cfg: DictConfig) -> float:
             if not updates_due(run, replay):  # a run that stopped between two updates makes the rest first
                 run.count(collector.collect(cfg.schedule.steps_per_iteration))
 
-            updates: list[dict[str, Tensor]] = []
-            for batch, meanwhile in batches.up_to(updates_due(run, replay), ends=lambda: run.ended(ahead=1)):
-                updates.append(learner.update(batch, meanwhile=meanwhile))
-                run.progress.updates += 1
+            for batch, meanwhile in batches.up_to(updates_due(run, replay), ends=run.is_last):
+                run.learned(learner.update(batch, meanwhile=meanwhile))
+            if updates_due(run, replay):
+                run.end_within_iteration()
             collector.update_policy_weights_(TensorDict.from_module(policy).data)
 
-            run.log(run.metrics(updates, collector.metrics()))
+            run.log(run.metrics(collector.metrics()))
             run.evaluate_and_save()
 
         result = run.evaluate()
@@ -104,4 +107,4 @@ def updates_due(run: Run, replay: Any) -> int:
 
 
 if __name__ == "__main__":
-    main(train, config_name="train")
+    main(train, config_name="train", resumable=True)

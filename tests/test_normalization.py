@@ -186,3 +186,12 @@ def test_statistics_move_inside_a_loss_module_too():
     Loss(encoder)(TensorDict(x=torch.tensor([[4.0], [8.0], [99.0]]), mask=mask, batch_size=3))
     assert encoder.module.mean.tolist() == [6.0]
     assert int(encoder.module.num_updates) == 1
+
+
+def test_one_huge_number_is_left_out_and_its_feature_learns_from_the_others():
+    x = torch.tensor([[1.0, 5.0], [3.0, 5.0], [1e18, 6.0], [torch.nan, 9.0]])
+    moments, others = RunningMoments(2, decay=0.5), RunningMoments(2, decay=0.5)
+    moments.update(x)
+    others.update(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
+    assert (moments.mean[0], moments.variance[0]) == (others.mean[0], others.variance[0])
+    assert moments.mean[1].item() == pytest.approx(16 / 3)

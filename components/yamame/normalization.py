@@ -1,13 +1,17 @@
 """Running statistics: mean and variance of what passes, and the normaliser of inputs made of them.
 
 Statistics are buffers, so they are checkpointed and reach whoever acts together with the weights. They take in finite
-timesteps that a mask marks as real, and nothing else.
+timesteps that a mask marks as real, and nothing else; a number beyond `LARGEST` is left out, and a feature whose
+moments would not be finite stands still.
 """
 
 import torch
 from torch import Tensor, nn
 
 from yamame.checks import require, require_at_least
+
+LARGEST = 1e10
+"""Beyond it a number is taken for a fault: in float32 its square drowns all others, and overflows before long."""
 
 
 class RunningMoments(nn.Module):
@@ -66,21 +70,25 @@ class RunningMoments(nn.Module):
         valid = x.isfinite().all(-1, keepdim=True)
         if mask is not None:
             valid = valid & mask.unsqueeze(-1)
-        x, valid = x.reshape(-1, self.num_features), valid.reshape(-1, 1)
-        total = valid.sum()
+        some = valid.any()
+        x, valid = (t.reshape(-1, self.num_features) for t in (x, valid & (x.abs() <= LARGEST)))
+        total = valid.sum(0)
         count = total.clamp(min=1)
         batch_mean = torch.where(valid, x, 0.0).sum(0) / count
         batch_variance = torch.where(valid, x - batch_mean, 0.0).square().sum(0) / count
 
-        self.num_updates.add_(total > 0)
+        self.num_updates.add_(some)
         updates = (self.num_updates + self.initial_updates).clamp(min=1).double()
         weight = (self.decay / (1.0 - (1.0 - self.decay) ** updates)).clamp(max=1.0)
         moves = (total > 0) & batch_variance.isfinite()  # squares of large numbers overflow
         shift = torch.where(moves, batch_mean - self.mean, 0.0)
         growth = torch.where(moves, batch_variance - self.variance, 0.0)
         # Of the mixture of two distributions whose means are apart by the shift.
-        self.variance.add_(weight * (growth + (1.0 - weight) * shift.square()))
-        self.mean.add_(weight * shift)
+        variance = self.variance + weight * (growth + (1.0 - weight) * shift.square())
+        mean = self.mean + weight * shift
+        finite = variance.isfinite() & mean.float().isfinite()
+        self.variance.copy_(torch.where(finite, variance, self.variance))
+        self.mean.copy_(torch.where(finite, mean, self.mean))
 
 
 class RunningNormalizer(RunningMoments):

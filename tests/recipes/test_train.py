@@ -318,5 +318,5 @@ def test_a_sweep_is_one_parent_run_with_its_jobs_as_children_and_points_are_logg
 def test_a_loss_that_is_not_finite_keeps_the_evidence_and_stops_the_run(run, tmp_path):
     with pytest.raises(FloatingPointError, match="nonfinite/step-"):
         run(*SHORT, "run.name=bad", "optimizer.lr=1e30")
-    assert list((tmp_path / "runs/bad/nonfinite").glob("step-*/batch"))
+    assert list((tmp_path / "runs/bad/nonfinite").glob("step-*/step-*.pt"))
     assert json.loads((tmp_path / "runs/bad/summary.json").read_text())["status"] == "FAILED"

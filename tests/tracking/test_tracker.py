@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from yamame.checks import UsageError
+from yamame.signals import Terminated
 from yamame.tracking import mlflow_store as store
 from yamame.tracking import tracker as tracking
 from yamame.tracking.tracker import PARENT_VARIABLE, MLflowTracker, NullTracker
-from yamame.training.signals import Terminated
 
 
 def history(tracker, key):
@@ -114,7 +114,7 @@ def test_a_table_replaces_the_one_of_the_same_name(start):
         (None, "FINISHED"),
         (ValueError("x"), "FAILED"),
         (KeyboardInterrupt(), "KILLED"),
-        (Terminated(143), "KILLED"),
+        (Terminated(), "KILLED"),
     ],
 )
 def test_the_status_is_the_truth(start, error, status):

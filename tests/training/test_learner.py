@@ -4,6 +4,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torch import nn
+from yamame.files.checkpoint import Checkpointer
 from yamame.training.guard import NonFiniteGuard
 from yamame.training.learner import Learner
 
@@ -150,8 +151,44 @@ def test_impossible_settings_are_refused(tmp_path, name, value):
 @pytest.mark.parametrize("slope", [1.0, float("nan")])
 def test_what_is_done_meanwhile_comes_after_the_loss_and_before_anything_is_read(tmp_path, slope):
     learner = make(tmp_path)
-    order, forward, check = [], learner.loss.forward, learner.guard.check
+    order, forward, accepts = [], learner.loss.forward, learner.guard.accepts
     learner.loss.forward = lambda data: order.append("loss") or forward(data)
-    learner.guard.check = lambda *args, **options: order.append("read") or check(*args, **options)
+    learner.guard.accepts = lambda metrics: order.append("read") or accepts(metrics)
     learner.update(batch(slope), meanwhile=lambda: order.append("meanwhile"))
     assert order == ["loss", "meanwhile", "read"]
+
+
+class Looking(Quadratic):
+    """A loss that learns by looking."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(1)
+
+    def forward(self, batch):
+        self.norm(torch.tensor([[1.0], [3.0]]))
+        return super().forward(batch)
+
+
+def test_statistics_move_with_accepted_updates_only(tmp_path):
+    learner, means = make(tmp_path, Looking()), []
+    for slope in (torch.nan, 1.0, torch.nan, torch.inf, 1.0):
+        learner.update(batch(slope))
+        means.append((learner.loss.norm.running_mean.item(), learner.loss.norm.num_batches_tracked.item()))
+    assert [count for _, count in means] == [0, 1, 1, 1, 2]
+    assert means[2] == means[1] == means[3] != means[4]
+
+
+def test_a_bundle_holds_the_weights_and_the_random_state_from_before_the_update(tmp_path):
+    learner = make(tmp_path, Looking())
+    learner.update(batch(1.0))
+    before = {name: value.clone() for name, value in learner.loss.state_dict().items()}
+    rng = torch.get_rng_state()
+    learner.loss.norm.register_forward_pre_hook(lambda norm, args: (args[0] + torch.rand(1),))
+    learner.update(batch(torch.nan))
+    bundle = next((tmp_path / "nonfinite").iterdir())
+    kept = Checkpointer(bundle).load({"loss": None, "update": None}).values
+    assert all(torch.equal(value, before[name]) for name, value in kept["loss"].items())
+    assert torch.equal(kept["update"]["rng"]["cpu"], rng)
+    assert not torch.equal(torch.get_rng_state(), rng)
+    assert kept["update"]["batch"]["slope"].isnan()

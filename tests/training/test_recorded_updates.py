@@ -255,9 +255,12 @@ class SixOfSeven:
     def __init__(self):
         self.count = 0
 
-    def check(self, metrics, batch, *, step):
+    def accepts(self, metrics):
         self.count += 1
         return self.count % 7 != 0
+
+    def refuse(self, metrics, *, step, evidence):
+        pass
 
 
 @pytest.mark.parametrize("actions", ACTIONS)

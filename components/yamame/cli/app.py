@@ -17,7 +17,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -47,11 +47,12 @@ from yamame.cli.nodes import check
 from yamame.cli.settings import SETTINGS
 from yamame.cli.threads import share_threads
 from yamame.files.identity import key_of
+from yamame.signals import stopping
 from yamame.tracking.mlflow_store import check_store
 from yamame.tracking.sweep import close_sweep
-from yamame.training.signals import terminate_on_signal
 
 _USAGE_STATUS = 2
+_INTERRUPTED = 130  # as shells report SIGINT
 
 
 def main(
@@ -60,12 +61,13 @@ def main(
     config_name: str,
     config_dir: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
+    resumable: bool = False,
 ) -> None:
     """Runs a recipe from the command line.
 
     A mistake of the user (`UsageError`, or anything Hydra refuses) becomes one line on the standard error and
     exit status 2, before anything is written; the jobs of a sweep are all checked before the first one
-    starts. SIGTERM raises `Terminated` inside the recipe. Other errors keep their traceback.
+    starts. Ctrl-C ends it without a traceback. Other errors keep theirs.
 
     A job of a sweep that fails leaves the others alone: a table at the end says what became of each, and the exit
     status is 1.
@@ -75,6 +77,7 @@ def main(
         config_name: Name of the main YAML file, also shown before the message.
         config_dir: Directory of the YAML files; that of the package when None.
         settings: What settings may be, see `yamame.cli.settings`; those of the package's YAML files are known.
+        resumable: Signals end the recipe with `yamame.signals.STATUS`, for what was begun can go on later.
     """
     directory = str(Path(conf_dir() if config_dir is None else config_dir).resolve())
     if settings is None and config_dir is None:
@@ -106,13 +109,17 @@ def main(
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting
     try:
         check_choices(arguments, directory)
-        jobs: AbstractContextManager[None] = nullcontext()
-        if is_sweep(arguments):
-            jobs = table_of_jobs(check_sweep(arguments, directory, config_name, settings))
-        with terminate_on_signal(), jobs:
+        with ExitStack() as stack:
+            if resumable:
+                stack.enter_context(stopping(at_once=True))
+            if is_sweep(arguments):
+                jobs = check_sweep(arguments, directory, config_name, settings)
+                stack.enter_context(table_of_jobs(jobs))
             hydra.main(version_base=VERSION_BASE, config_path=directory, config_name=config_name)(checked)()
     except (UsageError, HydraException, OmegaConfBaseException) as error:
         _fail(config_name, explain(error, directory, config_name, arguments))
+    except KeyboardInterrupt:
+        _fail(config_name, "interrupted", status=_INTERRUPTED)
     finally:
         close_sweep(sys.exception())
         del os.environ["HYDRA_FULL_ERROR"]
@@ -120,9 +127,9 @@ def main(
             os.environ["HYDRA_FULL_ERROR"] = former
 
 
-def _fail(name: str, message: str) -> NoReturn:
+def _fail(name: str, message: str, *, status: int = _USAGE_STATUS) -> NoReturn:
     tell(f"{name}: {' '.join(message.split())}", aside=True)
-    raise SystemExit(_USAGE_STATUS)
+    raise SystemExit(status)
 
 
 def _jobs_at_once() -> int:

@@ -17,6 +17,7 @@ _SCHEDULE = {
     "batch_size": Count,
     "max_grad_norm": float,
     "warmup_updates": int,
+    "max_refused": float,
     "autocast": Literal["bfloat16"] | None,
 }
 _FROM_REPLAY = {"learning_starts": Annotated[int, 0], "anneal_lr": bool, "cuda_graph": bool}
@@ -104,6 +105,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "video": str,
         "fps": float,
     },
+    "replay_batch": {"bundle": str, "device": str},
     "report": {
         "runs": str | list[str] | None,
         "directory": str,

@@ -20,6 +20,7 @@ from torchrl.envs import EnvBase
 from yamame.checks import require, require_at_least, require_choice
 from yamame.collectors.base import Episodes, Replay
 from yamame.collectors.worker import Channel, Failure, Job, Message, decode, encode, work
+from yamame.signals import unheard
 
 _PATIENCE = 0.5
 """Seconds after which the learner's process, waiting for a message, checks whether all workers are alive."""
@@ -178,8 +179,9 @@ class _Workers:
             for job, tokens in zip(jobs, self.tokens, strict=True)
         ]
         self.end = Finalize(self, _end, args=(self.channel, self.tokens, self.processes), exitpriority=10)
-        for process in self.processes:
-            process.start()
+        with unheard():  # the learner's process is asked to end, and ends these
+            for process in self.processes:
+                process.start()
 
     def receive(self, timeout: float) -> Message:
         """The next message; its sender may begin another block."""
@@ -229,7 +231,7 @@ def _end(channel: Channel, tokens: list[Any], processes: list[Any]) -> None:
             continue
         process.join(timeout=10.0)
         if process.is_alive():
-            process.terminate()
+            process.kill()
             process.join()
     channel.results.close()
     channel.results.cancel_join_thread()

@@ -1,7 +1,6 @@
 """One process that plays for an `AsyncCollector`: its own envs, its own policy, whole trajectories out."""
 
 import io
-import signal
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -77,7 +76,6 @@ def decode(data: bytes) -> Any:
 
 def work(job: Job, channel: Channel, tokens: Any) -> None:
     """Plays one block for every token until `Channel.stop` is set, or until the process that started it is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     torch.set_num_threads(1)
     torch.manual_seed(job.torch_seed)
     collector = None

@@ -22,6 +22,7 @@ from yamame.checks import require, require_at_least
 from yamame.evaluation.result import EvaluationResult, concatenate
 from yamame.exploration import disable_exploration
 from yamame.goals import num_goals
+from yamame.signals import end_if_noted
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
 
@@ -156,7 +157,8 @@ def _outcome(history: dict[str, Tensor], goals: Tensor | None) -> EvaluationResu
 def act(
     policy: Policy, timestep: TensorDictBase, action_key: NestedKey, memory_wiped: bool = False
 ) -> TensorDictBase:
-    """The timestep with the policy's action; the policy always sees ``[N]``."""
+    """The timestep with the policy's action; the policy always sees ``[N]``. A process that is asked to end does so."""
+    end_if_noted()
     seen = timestep if timestep.batch_dims else timestep.unsqueeze(0)
     if memory_wiped:
         seen = seen.copy().set("is_init", torch.ones_like(seen.get("is_init")))

@@ -186,12 +186,13 @@ class SequencePPOLoss(SequenceLoss):
         # A trajectory ends where it says so, and where the next transition is not its own.
         last = torch.ones_like(valid)
         last[:, :-1] = ~valid[:, 1:]
+        reward = torch.where(valid, self.reward_multiplier * reward, 0.0)
         advantage, target = vec_generalized_advantage_estimate(
             self.gamma,
             self.gae_lambda,
             value[:, :-1],
             value[:, 1:],
-            self.reward_multiplier * reward.unsqueeze(-1),
+            reward.unsqueeze(-1),
             (terminated | truncated | last | ~valid).unsqueeze(-1),
             (terminated | ~valid).unsqueeze(-1),
         )

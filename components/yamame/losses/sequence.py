@@ -27,6 +27,7 @@ from yamame.actions import ActionDistribution, ActionSpace
 from yamame.capturing import capturing
 from yamame.checks import require
 from yamame.losses.functional import transition_mask
+from yamame.normalization import LARGEST
 
 DEPARTURE, ARRIVAL = slice(None, -1), slice(1, None)
 """Of L timesteps: those that the transitions leave, and those that they arrive in."""
@@ -69,13 +70,20 @@ class SequenceLoss(LossModule):
         return list(dict.fromkeys([*self.encoder.in_keys, *own]))
 
     def _valid_transitions(self, tensordict: TensorDictBase) -> Tensor:
-        """Transitions [B, T] that join two real timesteps of one trajectory."""
+        """Transitions [B, T] that join two real timesteps of one trajectory.
+
+        Those whose finite reward is beyond `yamame.normalization.LARGEST` are left out, unless there are no others.
+        """
         mask, is_init = (_flat(tensordict, key) for key in (self.tensor_keys.mask, self.tensor_keys.is_init))
         valid = transition_mask(mask, is_init)
         if not capturing():
             condition = f"leave a valid transition in the batch of {tuple(mask.shape)}"
             require(type(self).__name__, "mask", "none", bool(valid.any()), condition)
-        return valid
+        if unravel_key(("next", self.tensor_keys.reward)) not in tensordict.keys(True):
+            return valid
+        reward = self._outcome(tensordict, "reward")
+        usable = valid & ~(reward.isfinite() & (reward.abs() > LARGEST))
+        return torch.where(usable.any(), usable, valid)
 
     def _outcome(self, tensordict: TensorDictBase, name: str) -> Tensor:
         """What every transition led to [B, T], as ``reward`` or ``terminated``."""

@@ -1,8 +1,9 @@
 """One run from its first to its last step: what recipes share beside the loop that each of them has on its page."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -12,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torchrl.envs import EnvBase
 
+from yamame import signals
 from yamame.agent import InContextPolicy
 from yamame.checks import UsageError
 from yamame.cli.app import command
@@ -24,6 +26,7 @@ from yamame.files.checkpoint import Checkpointer
 from yamame.files.config import flatten
 from yamame.files.identity import compare_config, differing, leaves_what_was_done
 from yamame.files.run_directory import RunDirectory
+from yamame.normalization import LARGEST
 from yamame.report.expected import Expected
 from yamame.report.figures import learning_curve, write_gif
 from yamame.report.terminal import print_columns
@@ -35,7 +38,7 @@ from yamame.tracking.summary import Status, build_summary, run_status, versions
 from yamame.tracking.tracker import Tracker
 from yamame.training import GlobalRNGState
 from yamame.training.budget import Budget
-from yamame.training.guard import NonFiniteGuard
+from yamame.training.guard import NonFiniteGuard, require_finite
 from yamame.training.progress import Progress
 
 
@@ -46,8 +49,9 @@ class Run:
             ...                      # build the parts
             run.begin(components, policy=policy, held_out=env)
             while not run.ended():
-                ...                  # collect, learn
-                run.log(run.metrics(updates))
+                ...                  # collect
+                run.learned(learner.update(batch))
+                run.log(run.metrics())
                 run.evaluate_and_save()
             result = run.evaluate()
             run.save(result)
@@ -56,6 +60,9 @@ class Run:
     Until `begin` has succeeded nothing is decided: a ``ValueError`` of what is built is raised as a `UsageError`, and
     the directory is as it was before. From then on ``summary.json`` and the tracker say how the run ended, however it
     ends.
+
+    A signal that asks the run to end (`yamame.signals`) is noted, and acted upon by `begin`, `ended`, `end_if_asked`
+    and evaluations.
 
     Args:
         cfg: The composed configuration of a recipe.
@@ -90,22 +97,28 @@ class Run:
         Expected.from_config(self.config["expected"])
         self.budget = Budget(**self.config["budget"])
         self.progress = Progress(unit)
-        self.guard = NonFiniteGuard(self.path)
+        self.guard = NonFiniteGuard(
+            self.path,
+            max_refused=cfg.schedule.max_refused,
+            config=self.config,
+            tell=partial(tell, aside=True),
+        )
         self.tracker: Tracker = instantiate(cfg.logger)
         self.checkpoints = Checkpointer(
             self.path / "checkpoints", keep_last=cfg.checkpoint.keep, config=self.config
         )
         self.resumed = False
+        self._saved: tuple[int, int] | None = None
 
     def __enter__(self) -> Self:
         run, mode = self.cfg.run, resume_mode(self.cfg)
-        self.directory = RunDirectory.open(run.root, self.name, resume=mode, overwrite=run.overwrite)
-        try:
+        with ExitStack() as entered:
+            entered.enter_context(signals.stopping(at_once=False))
+            self.directory = RunDirectory.open(run.root, self.name, resume=mode, overwrite=run.overwrite)
+            entered.callback(self.directory.close)
             if self.directory.resumed:
                 self._go_on(unless_done=mode == "auto")
-        except BaseException:
-            self.directory.close()
-            raise
+            self._entered = entered.pop_all()  # closes the directory, then hears no signals
         return self
 
     def _go_on(self, *, unless_done: bool) -> None:
@@ -153,13 +166,16 @@ class Run:
             held_out: Environment of the held-out tasks.
             on_save: Called when a checkpoint is on disk.
         """
+        self.end_if_asked()
         self.policy, self.held_out, self.on_save = policy, held_out, on_save
         self.costs = CostMeter()
         own = {"progress": self.progress, "budget": self.budget, "costs": self.costs, "rng": GlobalRNGState()}
         machine = {"threads": torch.get_num_threads(), "versions": versions()}
-        self.components = {**components, **own, "machine": machine}
+        self.components = {**components, **own, "guard": self.guard, "machine": machine}
+        self.guard.kept = {"agent": components["agent"]}
         if self.resumed:
             before = self.checkpoints.load(self.components).values["machine"]
+            self._saved = (self.progress.env_steps, self.progress.updates)
             if others := differing(before, machine, but_for=lambda key: False):
                 told = "; ".join(others)
                 tell(f"{self.name}: goes on under other conditions, last bits may differ: {told}", aside=True)
@@ -173,11 +189,47 @@ class Run:
         self.exits.enter_context(started)
         self.directory.begin()
         self.bar = self.exits.enter_context(ProgressBar(self.budget))
+        if self.progress.evaluating:
+            self.evaluate_and_save()
 
-    def ended(self, *, ahead: int = 0) -> bool:
-        """Whether the budget is spent, or will be so many updates later."""
+    def ended(self) -> bool:
+        """Whether the budget is spent; to be asked where a checkpoint may be made.
+
+        Raises:
+            Terminated: A signal has asked the run to end.
+        """
+        self.end_if_asked()
+        return self._spent()
+
+    def is_last(self) -> bool:
+        """Whether nothing is to be learned from beyond the next update."""
+        return self._spent(ahead=1) or signals.noted() is not None
+
+    def _spent(self, *, ahead: int = 0) -> bool:
         updates = self.progress.updates + ahead
         return self.budget.ended(env_steps=self.progress.env_steps, updates=updates) is not None
+
+    def end_if_asked(self) -> None:
+        """Ends the run if a signal has asked it to: saves a checkpoint, unless the last one holds this state.
+
+        Raises:
+            Terminated: It was asked to.
+        """
+        asked = signals.noted()
+        if asked is None:
+            return
+        if not self.directory.begun:
+            tell(f"{asked.name}: ended before the run began", aside=True)
+            raise signals.Terminated
+        if self._saved != (self.progress.env_steps, self.progress.updates):
+            self.save()
+        tell(f"{asked.name}: {self.checkpoints.last} is saved; resume=true goes on from there", aside=True)
+        raise signals.Terminated
+
+    def end_within_iteration(self) -> None:
+        """As `end_if_asked`, where updates of an iteration are left that a resumed run would make."""
+        if not self._spent():
+            self.end_if_asked()
 
     def count(self, episodes: Episodes) -> None:
         """Adds what was collected to the counters."""
@@ -186,19 +238,30 @@ class Run:
         outcomes = episodes.returns if episodes.success is None else episodes.success.float()
         self.progress.outcome_is = "return" if episodes.success is None else "success"
         self.progress.outcomes.extend(outcomes.tolist())
+        if (episodes.returns.abs() > LARGEST).any():
+            tell(
+                f"rewards beyond {LARGEST:g} are not learned from, episodes have such returns",
+                aside=True,
+            )
 
-    def metrics(
-        self, updates: Sequence[Mapping[str, Tensor]], collector: Mapping[str, float] | None = None
-    ) -> dict[str, float]:
-        """The means of what updates wrote (one that was refused wrote nothing), how training episodes end, and what
-        a collector says of itself."""
-        made = [metrics for metrics in updates if metrics]
-        means = {key: torch.stack([m[key].float() for m in made]).mean() for key in (made[0] if made else ())}
+    def learned(self, metrics: Mapping[str, Tensor]) -> None:
+        """Counts an update that was made, and keeps what it wrote; one that was refused wrote nothing."""
+        if metrics:
+            self.progress.updates += 1
+            self.progress.unlogged.append({key: value.float() for key, value in metrics.items()})
+
+    def metrics(self, collector: Mapping[str, float] | None = None) -> dict[str, float]:
+        """The means of what updates wrote since this was asked last, how training episodes end, and what a collector
+        says of itself."""
+        made, self.progress.unlogged = self.progress.unlogged, []
+        means = {key: torch.stack([m[key].cpu() for m in made]).mean() for key in (made[0] if made else ())}
         metrics = {f"train/{key}": float(value) for key, value in means.items()}
         if self.progress.outcome is not None:
             metrics["train/outcome"] = self.progress.outcome
         if self.progress.aborted:
             metrics["train/aborted_episodes"] = float(self.progress.aborted)
+        if self.guard.num_refused:
+            metrics["train/refused_updates"] = float(self.guard.num_refused)
         return metrics | {f"collector/{key}": value for key, value in (collector or {}).items()}
 
     def log(self, metrics: Mapping[str, float], *, step: int | None = None) -> None:
@@ -216,15 +279,20 @@ class Run:
         """Evaluates and checkpoints when their intervals have passed."""
         progress, result = self.progress, None
         if progress.step >= progress.evaluated_at + self.cfg.evaluation.interval:
-            progress.evaluated_at = progress.step
+            progress.evaluating = True
             result = self.evaluate()
+            progress.evaluated_at, progress.evaluating = progress.step, False
         if result is not None or progress.step >= progress.saved_at + self.cfg.checkpoint.interval:
             self.save(result)
 
     def evaluate(self) -> EvaluationResult:
         """Plays the held-out tasks and keeps the summary as a point of the curve."""
         curve, step = self.progress.curve, self.progress.step
-        result = play_held_out(self.cfg, self.policy, self.held_out)
+        try:
+            result = play_held_out(self.cfg, self.policy, self.held_out)
+        except signals.Terminated:
+            self.end_if_asked()
+            raise
         summary = result.summary()
         if not curve or curve[-1][self.progress.unit] < step:
             curve.append({self.progress.unit: step, **summary})
@@ -234,11 +302,17 @@ class Run:
         return result
 
     def save(self, result: EvaluationResult | None = None) -> None:
-        """Makes a checkpoint; the result of an evaluation decides whether it is the best."""
+        """Makes a checkpoint; the result of an evaluation decides whether it is the best.
+
+        Raises:
+            FloatingPointError: A parameter, a statistic or the optimizer's state is not finite.
+        """
+        require_finite(self.components)
         self.tracker.flush()
         self.progress.saved_at = step = self.progress.step
         metric = None if result is None else score(result)
         self.checkpoints.save(self.components, step=step, metric=metric)
+        self._saved = (self.progress.env_steps, self.progress.updates)
         self.on_save()
 
     def log_artifacts(self) -> None:
@@ -271,7 +345,7 @@ class Run:
         finally:
             if self.directory.begun:
                 self._report(status)
-            self.directory.close()
+            self._entered.close()
         if isinstance(error, ValueError) and not (self.directory.begun or isinstance(error, UsageError)):
             raise UsageError(str(error)) from error
 
@@ -283,6 +357,7 @@ class Run:
             "return_mean": last.get("return_mean"),
             "env_steps": self.progress.env_steps,
             "updates": self.progress.updates,
+            "refused_updates": self.guard.num_refused,
             **self.costs.state_dict(),
             "seed": self.cfg.seed,
         }

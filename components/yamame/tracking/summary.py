@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from yamame.checks import require
-from yamame.training.signals import Terminated
+from yamame.signals import Terminated
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 _PACKAGES = ("torch", "torchrl", "tensordict", "numpy", "yamame")
 
 
 def run_status(error: BaseException | type[BaseException] | None) -> Status:
-    """How a run ended: by itself, by an error, or by Ctrl-C or SIGTERM.
+    """How a run ended: by itself, by an error, or by a signal.
 
     >>> run_status(None), run_status(ValueError()), run_status(KeyboardInterrupt)
     ('FINISHED', 'FAILED', 'KILLED')

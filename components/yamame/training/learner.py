@@ -84,21 +84,35 @@ class Learner:
 
         Returns:
             Detached metrics: what the loss wrote, ``loss`` and ``grad_norm``. Empty if the guard refused the update,
-            which then changed nothing but running statistics.
+            which then changed nothing: running statistics are as they were before.
 
         Raises:
-            FloatingPointError: If the guard has refused too many updates in a row.
+            FloatingPointError: If the guard has refused too many updates.
         """
         own = (self._gradients, self._step)
         gradients, step = own if self._recorded is None else self._recorded.halves(batch)
+        former, rng = self.statistics(), _random_state(batch)
         metrics = gradients(batch)
         meanwhile()
         finite = {name: metrics[name] for name in ("loss", "grad_norm")}
-        if not self.guard.check(finite, batch, step=self.schedule.last_epoch):
+        if not self.guard.accepts(finite):
+            self.restore(former)
+            evidence = {"loss": self.loss, "update": {"batch": batch, "rng": rng}}
+            self.guard.refuse(finite, step=self.schedule.last_epoch, evidence=evidence)
             return {}
         step(metrics["grad_norm"])
         self.schedule.step()
         return metrics
+
+    def statistics(self) -> list[tuple[Tensor, Tensor]]:
+        """Every buffer of the loss, what networks learn by looking, with a copy of its present content."""
+        return [(buffer, buffer.clone()) for buffer in self.loss.buffers()]
+
+    @torch.no_grad()
+    def restore(self, statistics: list[tuple[Tensor, Tensor]]) -> None:
+        """Undoes what happened to buffers since `statistics` returned this."""
+        for buffer, former in statistics:
+            buffer.copy_(former)
 
     def precision(self) -> torch.autocast:
         """The context in which networks compute as they do in an update."""
@@ -129,6 +143,14 @@ class Learner:
     def components(self) -> dict[str, Any]:
         """What a checkpoint needs to go on learning."""
         return {"loss": self.loss, "optimizer": self.optimizer, "schedule": self.schedule}
+
+
+def _random_state(batch: TensorDictBase) -> dict[str, Tensor]:
+    """Of the generators that an update may draw from."""
+    state = {"cpu": torch.get_rng_state()}
+    if batch.device is not None and batch.device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(batch.device)
+    return state
 
 
 def learning_rate_share(updates: int, *, warmup: int, total: int | None) -> float:

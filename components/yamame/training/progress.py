@@ -4,6 +4,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from torch import Tensor
+
 _RECENT = 100
 
 
@@ -15,7 +17,9 @@ class Progress:
 
     Attributes:
         env_steps: Environment steps, over all environments.
-        updates: Gradient updates, those that were refused included.
+        updates: Gradient updates that were made; one that was refused is none.
+        unlogged: What the updates wrote since metrics were logged last.
+        evaluating: Whether an evaluation was due that has not ended.
         evaluated_at: `step` of the last evaluation.
         saved_at: `step` of the last checkpoint.
         aborted: Episodes that were dropped because the environment failed.
@@ -36,6 +40,8 @@ class Progress:
         self.unit = unit
         self.env_steps = 0
         self.updates = 0
+        self.unlogged: list[dict[str, Tensor]] = []
+        self.evaluating = False
         self.evaluated_at = 0
         self.saved_at = 0
         self.aborted = 0
@@ -55,7 +61,8 @@ class Progress:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {**vars(self), "outcomes": list(self.outcomes), "curve": [dict(p) for p in self.curve]}
+        copies = {name: [dict(p) for p in getattr(self, name)] for name in ("curve", "unlogged")}
+        return {**vars(self), "outcomes": list(self.outcomes), **copies}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores `state_dict`."""

@@ -1,0 +1,107 @@
+"""Signals that ask a run to end: noted when they come, acted upon where all state is whole.
+
+SIGTERM, SIGINT (Ctrl-C), SIGUSR1, SIGUSR2 and SIGHUP mean the same. An exception that is raised wherever a signal
+happens to arrive is swallowed or changed by the library that is interrupted. So a run notes the first signal and asks
+at its own places whether there was one (`end_if_noted`); a second signal has its default effect, at once. A signal
+that is ignored when this process begins, as SIGHUP is below ``nohup``, stays ignored.
+
+Recipes import this before torch: it needs the standard library alone.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from types import FrameType
+
+STATUS = 75
+"""Exit status of what was asked to end and can go on later: EX_TEMPFAIL of ``sysexits.h``."""
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+
+_Handler = Callable[[int, FrameType | None], None]
+_noted: signal.Signals | None = None
+
+
+class Terminated(SystemExit):
+    """The process was asked to end. A ``SystemExit``: it passes ``except Exception`` and has no traceback."""
+
+    def __init__(self) -> None:
+        super().__init__(STATUS)
+
+
+def noted() -> signal.Signals | None:
+    """The signal that asked this process to end."""
+    return _noted
+
+
+def end_if_noted() -> None:
+    """Raises `Terminated` if a signal was noted; to be called where all state is whole."""
+    if _noted is not None:
+        raise Terminated
+
+
+def end_while_loading() -> None:
+    """Until `stopping` begins, a signal ends this process with `STATUS` and a line: nothing was written."""
+    _install(_leave)
+
+
+@contextmanager
+def stopping(*, at_once: bool) -> Iterator[None]:
+    """Within the block signals end the process in order. Outside the main thread this does nothing.
+
+    Args:
+        at_once: The first signal raises `Terminated`; else it is noted, and the block calls `end_if_noted`.
+    """
+    global _noted
+    former = _install(_raise if at_once else _note)
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            # The recipe is over, and its result stands: what comes now changes the status no more.
+            signal.signal(number, _note if handler is _leave else handler)
+        if former and _raise not in former.values():
+            _noted = None
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Processes that are spawned within the block never hear signals: a terminal sends them to all at once."""
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        resource_tracker.ensure_running()  # its start lets some of them through again
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+def _install(handler: _Handler) -> dict[signal.Signals, _Handler]:
+    """Sets the handler of every signal that is not ignored; returns the former ones."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    heard = [number for number in SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+    return {number: signal.signal(number, handler) for number in heard}  # type: ignore[misc]
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    global _noted
+    _noted = signal.Signals(number)
+    _install(signal.SIG_DFL)  # type: ignore[arg-type]
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    _note(number, frame)
+    _say(number)
+    raise Terminated
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    _say(number)
+    os._exit(STATUS)
+
+
+def _say(number: int) -> None:
+    os.write(2, f"{signal.Signals(number).name}: ended before the run began\n".encode())
