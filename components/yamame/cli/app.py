@@ -32,8 +32,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from yamame import conf_dir
-from yamame.checks import UsageError
-from yamame.cli.explain import check_choices, explain
+from yamame.checks import OutsideError, UsageError
+from yamame.cli.explain import check_choices, explain, explain_outside
 from yamame.cli.nodes import check
 from yamame.cli.settings import SETTINGS
 from yamame.cli.threads import share_threads
@@ -43,7 +43,7 @@ from yamame.tracking.sweep import close_sweep
 from yamame.training.signals import terminate_on_signal
 
 _VERSION_BASE = "1.3"
-_USAGE_STATUS = 2
+_USAGE_STATUS, _OUTSIDE_STATUS = 2, 1
 _LONGEST_NAME = 120
 
 
@@ -58,7 +58,8 @@ def main(
 
     A mistake of the user (`UsageError`, or anything Hydra refuses) becomes one line on the standard error and
     exit status 2, before anything is written; the jobs of a sweep are all checked before the first one
-    starts. SIGTERM raises `Terminated` inside the recipe. Other errors keep their traceback.
+    starts. SIGTERM raises `Terminated` inside the recipe. A failure of the outside world (``OSError``, `OutsideError`)
+    becomes one line and exit status 1. Other errors keep their traceback.
 
     Args:
         task: The recipe.
@@ -80,6 +81,10 @@ def main(
         except UsageError as error:
             # Inside Hydra: an Exception would get a second line, and would not end a sweep.
             _fail(config_name, str(error))
+        except (OSError, OutsideError) as error:
+            if HydraConfig.get().mode is RunMode.MULTIRUN:  # the other jobs go on
+                raise
+            _fail(config_name, explain_outside(error), status=_OUTSIDE_STATUS)
 
     functools.update_wrapper(checked, task)
     former = os.environ.get("HYDRA_FULL_ERROR")
@@ -91,6 +96,8 @@ def main(
             hydra.main(version_base=_VERSION_BASE, config_path=directory, config_name=config_name)(checked)()
     except (UsageError, HydraException, OmegaConfBaseException) as error:
         _fail(config_name, explain(error, directory, config_name, arguments))
+    except (OSError, OutsideError) as error:
+        _fail(config_name, explain_outside(error), status=_OUTSIDE_STATUS)
     finally:
         close_sweep(sys.exception())
         del os.environ["HYDRA_FULL_ERROR"]
@@ -103,9 +110,9 @@ def tell(text: object, *, aside: bool = False) -> None:
     print(text, file=sys.stderr if aside else sys.stdout)
 
 
-def _fail(name: str, message: str) -> NoReturn:
+def _fail(name: str, message: str, *, status: int = _USAGE_STATUS) -> NoReturn:
     tell(f"{name}: {' '.join(message.split())}", aside=True)
-    raise SystemExit(_USAGE_STATUS)
+    raise SystemExit(status)
 
 
 def _check_sweep(

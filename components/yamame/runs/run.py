@@ -1,5 +1,7 @@
 """One run from its first to its last step: what recipes share beside the loop that each of them has on its page."""
 
+import contextlib
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +14,7 @@ from torch import Tensor
 from torchrl.envs import EnvBase
 
 from yamame.agent import InContextPolicy
-from yamame.checks import UsageError
+from yamame.checks import OutsideError, UsageError
 from yamame.cli.app import command, run_name, tell
 from yamame.cli.nodes import instantiate, plain
 from yamame.collectors import Episodes
@@ -128,6 +130,7 @@ class Run:
         own = {"progress": self.progress, "budget": self.budget, "costs": self.costs, "rng": GlobalRNGState()}
         self.components = {**components, **own}
         self.directory.begin()
+        (self.path / "error.txt").unlink(missing_ok=True)
         if self.resumed:
             self.checkpoints.load(self.components)
         else:
@@ -230,13 +233,25 @@ class Run:
             self.exits.__exit__(kind, error, trace)  # the tracker first, then environments
         except BaseException as raised:
             status = run_status(raised)
-            raise
+            if not (isinstance(error, OSError | OutsideError) and isinstance(raised, Exception)):
+                raise  # what fails after the disk did is not the cause
         finally:
             if self.directory.begun:
-                self._report(status)
+                with contextlib.suppress(*([] if error is None else [OSError])):
+                    self._explain(error)
+                    self._report(status)
             self.directory.close()
         if isinstance(error, ValueError) and not (self.directory.begun or isinstance(error, UsageError)):
             raise UsageError(str(error)) from error
+
+    def _explain(self, error: BaseException | None) -> None:
+        """Keeps the traceback of a failure of the outside world, of which the command line shows one line."""
+        if isinstance(error, OSError | OutsideError):
+            error.add_note("then resume=true goes on")
+            path = self.path / "error.txt"
+            with contextlib.suppress(OSError):
+                path.write_text("".join(traceback.format_exception(error)))
+                error.add_note(f"the traceback is in {path}")
 
     def _report(self, status: Status) -> None:
         """Writes summary.json and shows it; the path is the last line."""

@@ -157,7 +157,9 @@ class TrajectoryStorage(TrajectoryFollower):
         columns = [to_bytes(timesteps.get(tuple(key))) for key, _, _ in fields]
         ends = lengths.cumsum()
         steps = [[column[end - n : end] for column in columns] for n, end in zip(lengths, ends, strict=True)]
-        checksums = [functools.reduce(lambda crc, part: zlib.crc32(part.data, crc), parts, 0) for parts in steps]
+        checksums = [
+            functools.reduce(lambda crc, part: zlib.crc32(part.data, crc), parts, 0) for parts in steps
+        ]
         self._unflushed.add(number)
         mode = "ab" if count else "wb"  # an append that failed may have left something
         write(self.path / f"{number}.steps", mode, itertools.chain.from_iterable(steps))
