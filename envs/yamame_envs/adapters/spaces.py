@@ -194,5 +194,7 @@ def _rounded_bounds(space: spaces.Box) -> tuple[Array, Array] | None:
 def _range(bound: Array) -> str:
     """A bound for a message: one number, if it is the same everywhere."""
     return (
-        f"{bound.min():g}" if bound.min() == bound.max() else np.array2string(bound, threshold=8, edgeitems=3)
+        f"{bound.min():.4g}"
+        if bound.min() == bound.max()
+        else np.array2string(bound, threshold=8, edgeitems=3)
     )
