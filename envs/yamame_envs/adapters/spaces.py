@@ -107,9 +107,13 @@ class Leaf:
         if self.bounds is None:
             return {}
         low, high = self.bounds
-        wrong = (raw < low) | (raw > high)
-        if not wrong.any():
+        if (raw >= low).all() and (raw <= high).all():
             return {}
+        # A little more is allowed, for environments compute with rounded numbers; not to bytes.
+        slack = _SLACK if self.kind == "number" else 0
+        wrong = (raw < low - slack * np.maximum(1, abs(low))) | (
+            raw > high + slack * np.maximum(1, abs(high))
+        )
         return self._wrong(raw, wrong, f"be in {_range(low)}..{_range(high)}, the bounds of its space")
 
     def _wrong(self, raw: Array, wrong: Array, condition: str) -> dict[int, str]:
@@ -180,21 +184,14 @@ def _box(space: spaces.Box, name: tuple[str, ...], path: tuple[str | int, ...], 
         high = int(space.high.flat[0])
         if not space.low.any() and (space.high == high).all():
             return Leaf(name, path, "token", shape, (high + 1,))
-    return Leaf(name, path, "number", shape, bounds=_rounded_bounds(space))
-
-
-def _rounded_bounds(space: spaces.Box) -> tuple[Array, Array] | None:
-    """The bounds as float32, a little wider, for environments compute with rounded numbers; None: there are none."""
-    low, high = space.low.astype(np.float32), space.high.astype(np.float32)
-    if np.isinf(low).all() and np.isinf(high).all():
-        return None
-    return low - _SLACK * np.maximum(1.0, np.abs(low)), high + _SLACK * np.maximum(1.0, np.abs(high))
+    if space.low.size and np.isinf([space.low.max(), space.high.min()]).all():  # the tightest ones
+        return Leaf(name, path, "number", shape)
+    bounds = (space.low.astype(np.float32), space.high.astype(np.float32))
+    return Leaf(name, path, "number", shape, bounds=bounds)
 
 
 def _range(bound: Array) -> str:
     """A bound for a message: one number, if it is the same everywhere."""
     return (
-        f"{bound.min():.4g}"
-        if bound.min() == bound.max()
-        else np.array2string(bound, threshold=8, edgeitems=3)
+        f"{bound.min():g}" if bound.min() == bound.max() else np.array2string(bound, threshold=8, edgeitems=3)
     )
