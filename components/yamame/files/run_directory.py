@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from yamame.checks import UsageError
+from yamame.files.atomic import make_folder
 
 LOCK_FILE = ".lock"
 _FORMER, _MOVING = ".former", ".moving"
@@ -65,7 +66,7 @@ class RunDirectory:
         """
         path = _checked_path(root, name, resume=resume, overwrite=overwrite)
         created = [folder for folder in (path, *path.parents) if not folder.exists()]
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         lock = _claim(path)
         try:
             _put_back(path)  # a process may have died before its run began

@@ -109,6 +109,7 @@ class TrajectoryStorage(TrajectoryFollower):
             held = {"num_appended": 0, "parts": []}
             manifest = wanted | {"number": 0, "fields": [], "num_segments": 0, "held": held, "protected": []}
             write_manifest(path, manifest)
+            flush(path.parent)
         super().__init__(path)
         self.keep = keep
         self._on_disk = {int(file.stem) for file in path.glob("*.manifest")} if manifests else set()
