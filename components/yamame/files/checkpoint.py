@@ -218,7 +218,7 @@ class Checkpointer:
             try:
                 self._metric(path)
             except UsageError as error:
-                tell(str(error))
+                tell(f"{error}; it is set aside")
                 path.rename(path.with_name(f"damaged-{path.name}"))
         best = self.best
         for path in self._files()[: -self.keep_last]:
