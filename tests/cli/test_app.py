@@ -1,12 +1,13 @@
 """The door to Hydra: checked configurations, one line per mistake, sweeps, threads of jobs that run at once."""
 
+import errno
 import sys
 from types import SimpleNamespace
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
-from yamame.checks import UsageError
+from yamame.checks import OutsideError, UsageError
 from yamame.cli import app
 from yamame.cli.app import main, objective
 
@@ -150,6 +151,42 @@ def test_a_usage_error_of_the_recipe_is_one_line_but_other_errors_keep_their_tra
     assert (len(calls), status, errors) == (1, 2, "train: the run exists\n")
     with pytest.raises(ZeroDivisionError, match="a defect"):
         command(task=fail)
+
+
+OUTSIDE = [
+    (
+        OSError(errno.ENOSPC, "No space left on device", "a.pt"),
+        "a.pt: No space left on device; make room on its disk",
+    ),
+    (
+        OSError(errno.EFBIG, "File too large", "a.pt"),
+        "a.pt: File too large; allow larger files, with ulimit -f",
+    ),
+    (
+        OSError(errno.EIO, "Input/output error", "a.pt"),
+        "a.pt: Input/output error; have the disk looked after",
+    ),
+    (OSError(errno.EROFS, "Read-only", "a", None, "b"), "a -> b: Read-only; make the file system writable"),
+    (PermissionError(errno.EACCES, "Denied", "a.pt"), "a.pt: Denied; ask for the permission"),
+    (
+        NotADirectoryError(errno.ENOTDIR, "No", "a/b"),
+        "a/b: No; move the file that is in the way of a directory",
+    ),
+    (OSError("something\nelse"), "something else"),
+    (ConnectionError(), "ConnectionError"),
+    (OutsideError("the environment\nfailed"), "the environment failed"),
+]
+
+
+@pytest.mark.parametrize(("error", "line"), OUTSIDE)
+def test_a_failure_of_the_outside_world_is_one_line_with_a_remedy_and_status_one(command, error, line):
+    def fail(cfg):
+        raise error
+
+    assert command(task=fail)[1:3] == (1, f"train: {line}\n")
+    calls, status, errors, _ = command("-m", "seed=1,2", task=fail)
+    assert (len(calls), status) == (2, 1)
+    assert errors.splitlines()[-1] == f"train: {line}"
 
 
 def test_every_job_of_a_sweep_runs(command):

@@ -1,6 +1,7 @@
 """A run on an environment that fails: it stops or goes on, as configured, and what is stored is whole."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -9,6 +10,8 @@ from yamame.replay import TrajectoryReplayBuffer
 
 LENGTH, STEP, CAPACITY = 9, 4, 5000
 FAULTY = f'''
+import sys
+
 import gymnasium
 import numpy as np
 from gymnasium import spaces
@@ -34,12 +37,26 @@ class Faulty(gymnasium.Env):
         if self.bad and self.t == {STEP}:
             if self.fault == "raise":
                 raise OSError("the cable is out")
-            observation[1] = np.nan
+            if self.fault == "exit":
+                sys.exit(3)
+            observation[1] = np.nan if self.fault == "not_finite" else 1e6
         return observation, 1.0, self.t == {LENGTH}, False, {{}}
 
 
 gymnasium.register("Faulty-v0", Faulty)
 '''
+
+BROKEN = """
+import gymnasium
+
+
+class Broken(gymnasium.Env):
+    def __init__(self):
+        raise KeyError("map")
+
+
+gymnasium.register("Broken-v0", Broken)
+"""
 
 
 @pytest.fixture
@@ -51,11 +68,8 @@ def train(monkeypatch, tmp_path, runner):
 
     def call(*arguments: str) -> dict:
         fixed = ["env=gym", "env.id=faulty_envs:Faulty-v0", "debug=tiny", "logger=none", "run.name=tiny"]
-        try:
-            runner("train")(*fixed, *arguments)
-        finally:
-            call.summary = json.loads((tmp_path / "runs/tiny/summary.json").read_text())
-        return call.summary
+        call.status, _, call.errors = runner("train")(*fixed, *arguments)
+        return json.loads((tmp_path / "runs/tiny/summary.json").read_text())
 
     yield call
     import gymnasium
@@ -63,14 +77,27 @@ def train(monkeypatch, tmp_path, runner):
     gymnasium.registry.pop("Faulty-v0", None)
 
 
-@pytest.mark.parametrize(("fault", "cause"), [("raise", "the cable is out"), ("nan", "nan")])
-def test_a_failure_ends_the_run_and_names_the_environment_and_the_step(train, fault, cause):
-    with pytest.raises(Exception, match=rf"(?is)Faulty-v0.*env \d.*step {STEP - 1}.*{cause}"):
-        train(f"+env.settings.fault={fault}")
-    assert train.summary["status"] == "FAILED"
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("raise", "the cable is out"),
+        ("not_finite", "nan"),
+        ("exit", "SystemExit: 3"),
+        ("far", r"must be in -1\.\.1"),
+    ],
+)
+def test_a_failure_ends_the_run_and_names_the_environment_and_the_step_in_one_line(
+    train, tmp_path, fault, cause
+):
+    summary = train(f"+env.settings.fault={fault}")
+    assert (train.status, summary["status"]) == (1, "FAILED")
+    assert re.fullmatch(rf"train: .*Faulty-v0.* env \d at step {STEP - 1} of .*{cause}.*\n", train.errors)
+    traceback = (tmp_path / "runs/tiny/error.txt").read_text()
+    assert "the environment failed in env" in traceback
+    assert (fault == "raise") == ("the cable is out" in traceback and "in step" in traceback)
 
 
-@pytest.mark.parametrize("fault", ["raise", "nan"])
+@pytest.mark.parametrize("fault", ["raise", "not_finite", "exit"])
 def test_a_run_that_goes_on_drops_the_episodes_and_stores_whole_ones(train, tmp_path, fault):
     settings = ["workers.on_error=continue", "workers.max_errors=100000", "schedule.learning_starts=512"]
     summary = train(f"+env.settings.fault={fault}", f"replay.capacity={CAPACITY}", *settings)
@@ -88,8 +115,17 @@ def test_a_run_that_goes_on_drops_the_episodes_and_stores_whole_ones(train, tmp_
 
 
 def test_too_many_failures_end_a_run_that_goes_on(train):
-    with pytest.raises(
-        RuntimeError, match=r"Faulty-v0.* failed more often than max_errors=3.*env \d at step 3"
-    ):
-        train("+env.settings.fault=raise", "workers.on_error=continue", "workers.max_errors=3")
-    assert train.summary["status"] == "FAILED"
+    summary = train("+env.settings.fault=raise", "workers.on_error=continue", "workers.max_errors=3")
+    assert (train.status, summary["status"]) == (1, "FAILED")
+    assert re.search(r"Faulty-v0.* failed more often than max_errors=3.*env \d at step 3", train.errors)
+
+
+def test_an_environment_that_cannot_be_made_is_one_line_and_leaves_nothing(runner, tmp_path, monkeypatch):
+    (tmp_path / "broken_envs.py").write_text(BROKEN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    status, _, errors = runner("train")(
+        "env=gym", "env.id=broken_envs:Broken-v0", "debug=tiny", "logger=none"
+    )
+    line = "train: Gym('broken_envs:Broken-v0'): the environment failed in env 0 while it was made: KeyError: 'map'\n"
+    assert (status, errors) == (1, line)
+    assert not (tmp_path / "runs").exists()

@@ -28,8 +28,8 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from yamame import conf_dir
-from yamame.checks import UsageError
-from yamame.cli.explain import check_choices, explain
+from yamame.checks import OutsideError, UsageError
+from yamame.cli.explain import check_choices, explain, explain_outside
 from yamame.cli.jobs import (
     SWEEP_VARIABLE,
     VERSION_BASE,
@@ -51,7 +51,7 @@ from yamame.signals import stopping
 from yamame.tracking.mlflow_store import check_store
 from yamame.tracking.sweep import close_sweep
 
-_USAGE_STATUS = 2
+_USAGE_STATUS, _OUTSIDE_STATUS = 2, 1
 _INTERRUPTED = 130  # as shells report SIGINT
 
 
@@ -67,7 +67,8 @@ def main(
 
     A mistake of the user (`UsageError`, or anything Hydra refuses) becomes one line on the standard error and
     exit status 2, before anything is written; the jobs of a sweep are all checked before the first one
-    starts. Ctrl-C ends it without a traceback. Other errors keep theirs.
+    starts. A failure of the outside world (``OSError``, `OutsideError`) becomes one line and exit status 1. Ctrl-C ends
+    it without a traceback. Other errors keep theirs.
 
     A job of a sweep that fails leaves the others alone: a table at the end says what became of each, and the exit
     status is 1.
@@ -103,6 +104,8 @@ def main(
             return work(cfg)
         except UsageError as error:
             _fail(config_name, str(error))  # inside Hydra, where an Exception would get a second line
+        except (OSError, OutsideError) as error:
+            _fail(config_name, explain_outside(error), status=_OUTSIDE_STATUS)
 
     functools.update_wrapper(checked, task)
     former = os.environ.get("HYDRA_FULL_ERROR")
@@ -118,6 +121,8 @@ def main(
             hydra.main(version_base=VERSION_BASE, config_path=directory, config_name=config_name)(checked)()
     except (UsageError, HydraException, OmegaConfBaseException) as error:
         _fail(config_name, explain(error, directory, config_name, arguments))
+    except (OSError, OutsideError) as error:
+        _fail(config_name, explain_outside(error), status=_OUTSIDE_STATUS)
     except KeyboardInterrupt:
         _fail(config_name, "interrupted", status=_INTERRUPTED)
     finally:

@@ -1,6 +1,7 @@
 """Hydra's errors in one line, with the closest existing names."""
 
 import difflib
+import errno
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +11,26 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from yamame.checks import UsageError
+from yamame.checks import OutsideError, UsageError, one_line
 from yamame.files.config import flatten
 from yamame.files.identity import key_of
 
 REMOVABLE = ("debug", "experiment", "trials")
 """Groups that a recipe does without, so that ``~`` may take them away."""
+REMEDIES = {
+    errno.ENOSPC: "make room on its disk",
+    errno.EDQUOT: "make room in your quota",
+    errno.EFBIG: "allow larger files, with ulimit -f",
+    errno.EIO: "have the disk looked after",
+    errno.EROFS: "make the file system writable",
+    errno.EACCES: "ask for the permission",
+    errno.EPERM: "ask for the permission",
+    errno.ENOTDIR: "move the file that is in the way of a directory",
+    errno.EISDIR: "move the directory that is in the way of a file",
+    errno.ENOENT: "put it back",
+    errno.EMFILE: "allow more open files, with ulimit -n",
+}
+"""What helps against a failure of the system."""
 _KEY = re.compile(r"(?:Could not (?:override|append to config\.?|delete from config\.?)) '([^']+)'")
 
 
@@ -38,6 +53,20 @@ def check_choices(arguments: Sequence[str], directory: str) -> None:
             options = sorted(path.stem for path in folder.glob("*.yaml"))
             instead = f"~{group} leaves the group out" if group in REMOVABLE else _list(options)
             raise UsageError(f"{text}: no such choice; {instead}")
+
+
+def explain_outside(error: OSError | OutsideError) -> str:
+    """What failed outside of the program, where, and what helps; with the notes that were added to the error.
+
+    >>> explain_outside(OSError(errno.ENOSPC, "No space left on device", "runs/a/checkpoints/step-1.pt"))
+    'runs/a/checkpoints/step-1.pt: No space left on device; make room on its disk'
+    """
+    text, remedies = one_line(error), []
+    if isinstance(error, OSError) and error.strerror:
+        place = error.filename if error.filename2 is None else f"{error.filename} -> {error.filename2}"
+        text = f"{place}: {error.strerror}" if error.filename else error.strerror
+        remedies = [REMEDIES[number] for number in (error.errno,) if number in REMEDIES]
+    return "; ".join([text, *remedies, *getattr(error, "__notes__", ())])
 
 
 def explain(error: Exception, directory: str, config_name: str, arguments: Sequence[str]) -> str:

@@ -26,7 +26,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from yamame.checks import UsageError
+from yamame.checks import OutsideError, UsageError
+from yamame.cli.explain import explain_outside
 from yamame.cli.nodes import check
 from yamame.files.atomic import is_left_behind, write_json
 from yamame.files.identity import key_of, makes_another_name
@@ -169,8 +170,9 @@ def run_job(work: Callable[[], Any], command: str) -> Any:
         result = f"{value:.4g}" if isinstance(value, int | float) else ""
     except Exception as error:
         say("failed")
-        if isinstance(error, UsageError):
-            result = " ".join(str(error).split())
+        if isinstance(error, UsageError | OSError | OutsideError):
+            told = str(error) if isinstance(error, UsageError) else explain_outside(error)
+            result = " ".join(told.split())
             tell(f"{command}: job {number}: {result}", aside=True)
         else:
             result = f"{type(error).__name__}: {error}".partition("\n")[0]

@@ -16,7 +16,7 @@ def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
     """Opens a binary file that replaces ``path`` when the block ends without an error.
 
     The data and the directory entry are flushed to disk before this returns. If the block raises, or the
-    process is killed at any moment, ``path`` keeps its former content.
+    process is killed at any moment, ``path`` keeps its former content. An ``OSError`` names the file.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
     try:
@@ -25,9 +25,17 @@ def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        flush_folder(path.parent)
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
+
+
+def flush_folder(path: Path) -> None:
+    """Flushes the entries of a directory to disk: names that were made, replaced and deleted in it."""
+    folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
@@ -55,6 +63,14 @@ def sweep_partial_files(folder: Path) -> None:
     for file in folder.rglob(f"*{TEMPORARY_SUFFIX}"):
         if is_left_behind(file.name.removesuffix(TEMPORARY_SUFFIX).rpartition(".")[2]):
             file.unlink(missing_ok=True)
+
+
+def make_folder(path: Path) -> None:
+    """Makes a directory and its parents, where they are missing, and flushes their names to disk."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        flush_folder(path.parent)
 
 
 def write_json(path: Path, data: Any) -> Path:

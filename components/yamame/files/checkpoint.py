@@ -1,17 +1,20 @@
-"""Checkpoints that survive the process: atomic, rotating, with the best one kept.
+"""Checkpoints that survive the process and the machine: atomic, checked, rotating, with the best one kept.
 
 Each checkpoint is one file ``step-<step>.pt`` which appears under that name only when it is complete and on
-disk, so killing the process at any moment leaves the previous ones loadable.
-``torch.load(weights_only=True)`` reads it: a checkpoint from a stranger executes no code.
+disk, so killing the process, or cutting the power, at any moment leaves the previous ones loadable.
+``torch.load(weights_only=True)`` reads it: a checkpoint from a stranger executes no code. The file is a zip archive in
+which every tensor, and the structure around them, has a CRC-32; PyTorch writes these sums and does not look at them,
+so they are compared here, before anything is restored. A checkpoint that is damaged is passed over for the one before.
 
 TorchRL's ``torchrl.checkpoint`` was considered: it does not flush to disk, moves an existing checkpoint away
 before the new one is in place, demands the metric at every save when the best is kept and refuses TensorDicts
 inside state dictionaries. Its ``GlobalRNGState`` is what we use for the random number generators.
 """
 
-import json
+import errno
 import math
-import pickle
+import sys
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +22,13 @@ from typing import Any
 
 import torch
 
-from yamame.checks import UsageError, require_at_least
-from yamame.files.atomic import TEMPORARY_SUFFIX, atomic_writer, write_json
+from yamame.checks import OutsideError, UsageError, one_line, require_at_least
+from yamame.files.atomic import TEMPORARY_SUFFIX, atomic_writer, make_folder
 from yamame.files.codec import decode, encode
 
-_INDEX = "best.json"
+_KINDS = {"step": int, "metric": float | None, "config": dict, "components": dict}
+"""What the file of a checkpoint holds."""
+_REMEDY = "bring a checkpoint back from a copy, or begin the run anew"
 
 
 @dataclass(frozen=True)
@@ -76,17 +81,22 @@ class Checkpointer:
         self.directory = Path(directory)
         self.keep_last = keep_last
         self.config = encode(config or {}, "config")
+        self._metrics: dict[Path, float | None] = {}
 
     @property
     def last(self) -> Path | None:
-        """The newest checkpoint."""
+        """The newest checkpoint, whole or not."""
         return max(self.directory.glob("step-*.pt"), default=None)
 
     @property
     def best(self) -> Path | None:
-        """The checkpoint with the best metric; None when no kept checkpoint had one."""
-        index = self._best()
-        return self.directory / index["file"] if index else None
+        """The checkpoint with the best metric; None when no kept checkpoint had one.
+
+        Raises:
+            UsageError: One of them is damaged, so that it is not known which is the best.
+        """
+        metrics = [(self._metric(path), path) for path in self._files()]
+        return max([pair for pair in metrics if pair[0] is not None], default=(None, None))[1]
 
     def save(self, components: Mapping[str, Any], *, step: int, metric: float | None = None) -> Path:
         """Writes one checkpoint and removes those that are no longer kept.
@@ -98,6 +108,7 @@ class Checkpointer:
 
         Raises:
             TypeError: A component holds something that cannot be restored.
+            OSError: It could not be written; the former checkpoints are as they were.
         """
         metric = float(metric) if metric is not None and math.isfinite(metric) else None
         states = {
@@ -105,13 +116,14 @@ class Checkpointer:
             for name, part in components.items()
         }
         payload = {"step": step, "metric": metric, "config": self.config, "components": states}
-        self.directory.mkdir(parents=True, exist_ok=True)
+        make_folder(self.directory)
         path = self.directory / f"step-{step:012d}.pt"
         with atomic_writer(path) as file:
-            torch.save(payload, file)
-        best = self._best()
-        if metric is not None and (best is None or best["file"] == path.name or metric >= best["metric"]):
-            write_json(self.directory / _INDEX, {"file": path.name, "metric": metric})
+            try:
+                torch.save(payload, file)
+            except RuntimeError as error:  # "enforce fail": torch hides that the disk is full
+                raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+        self._metrics[path] = metric
         self._prune()
         return path
 
@@ -121,13 +133,63 @@ class Checkpointer:
         Args:
             components: Name to object: restored in place when it has ``load_state_dict``, else only its name
                 counts. Components of the checkpoint that are not asked for are left alone.
-            which: ``"last"``, ``"best"`` or a file.
+            which: ``"best"``, a file, or ``"last"``, to go on from the newest that can be restored: each newer one is
+                told in a line on the standard error and renamed to ``damaged-step-<step>.pt``.
 
         Raises:
-            UsageError: There is no such checkpoint, the file is no checkpoint or a component is missing in
-                it.
+            UsageError: There is no such checkpoint, the file is none or is damaged, a component is missing in it or
+                cannot be restored from it.
         """
-        path = self._find(which)
+        if which != "last":
+            return self._restore(self._find(which), components)
+        files = [self._find("last"), *self._files()[-2::-1]]
+        for path, before in zip(files, [*files[1:], None], strict=True):
+            try:
+                loaded = self._restore(path, components)
+            except UsageError as error:
+                if before is None:
+                    raise UsageError(f"{error}; none before it is left: {_REMEDY}") from error
+                tell(f"{error}; going on from {before.name}")
+            else:
+                break
+        for damaged in files[: files.index(path)]:
+            damaged.rename(damaged.with_name(f"damaged-{damaged.name}"))
+        return loaded
+
+    def read_config(self, which: str | Path = "last") -> dict[str, Any]:
+        """The configuration in a checkpoint, to compare before anything is built; of the newest that can be read.
+
+        Raises:
+            UsageError: None can be read.
+        """
+        newest = self._find(which)
+        if which != "last":
+            return decode(_read(newest)["config"])
+        for path in reversed(self._files()):
+            try:
+                return decode(_read(path)["config"])
+            except UsageError as error:
+                if path == newest:
+                    first = error
+        raise UsageError(f"{first}; none before it is left: {_REMEDY}") from first
+
+    def _files(self) -> list[Path]:
+        return sorted(self.directory.glob("step-*.pt"))
+
+    def _find(self, which: str | Path) -> Path:
+        path = self.last if which == "last" else self.best if which == "best" else Path(which)
+        if path is None or not path.exists():
+            raise UsageError(
+                f"Checkpointer: there must be a checkpoint, found no {which} in {self.directory}"
+            )
+        return path
+
+    def _metric(self, path: Path) -> float | None:
+        if path not in self._metrics:
+            self._metrics[path] = _read(path)["metric"]
+        return self._metrics[path]
+
+    def _restore(self, path: Path, components: Mapping[str, Any]) -> LoadedCheckpoint:
         payload = _read(path)
         saved = payload["components"]
         missing = sorted(components.keys() - saved.keys())
@@ -137,37 +199,30 @@ class Checkpointer:
             )
         values = {}
         for name, component in components.items():
-            state = decode(saved[name])
-            if _is_stateful(component):
-                component.load_state_dict(state)
-            else:
-                values[name] = state
-        config = decode(payload["config"])
-        return LoadedCheckpoint(payload["step"], payload["metric"], config, values)
-
-    def read_config(self, which: str | Path = "last") -> dict[str, Any]:
-        """The configuration stored in a checkpoint, to compare before anything is built."""
-        return decode(_read(self._find(which))["config"])
-
-    def _find(self, which: str | Path) -> Path:
-        path = {"last": self.last, "best": self.best}.get(str(which), Path(which))
-        if path is None or not path.is_file():
-            raise UsageError(
-                f"Checkpointer: there must be a checkpoint, found no {which} in {self.directory}"
-            )
-        return path
-
-    def _best(self) -> dict[str, Any] | None:
-        try:
-            index = json.loads((self.directory / _INDEX).read_text())
-        except FileNotFoundError:
-            return None
-        return index if (self.directory / index["file"]).is_file() else None
+            try:
+                state = decode(saved[name])
+                if _is_stateful(component):
+                    component.load_state_dict(state)
+                else:
+                    values[name] = state
+            except (OSError, MemoryError, torch.OutOfMemoryError, OutsideError):
+                raise
+            except Exception as error:  # a class of anybody's may raise anything
+                reason = f"{name} must be restored from {path}, it cannot be: {one_line(error)}"
+                raise UsageError(f"Checkpointer: {reason}") from error
+        self._metrics[path] = payload["metric"]
+        return LoadedCheckpoint(payload["step"], payload["metric"], decode(payload["config"]), values)
 
     def _prune(self) -> None:
-        files = sorted(self.directory.glob("step-*.pt"))
-        for path in files[: -self.keep_last]:
-            if path != self.best:
+        for path in self._files():
+            try:
+                self._metric(path)
+            except UsageError as error:
+                tell(f"{error}; it is set aside")
+                path.rename(path.with_name(f"damaged-{path.name}"))
+        best = self.best
+        for path in self._files()[: -self.keep_last]:
+            if path != best:
                 path.unlink()
         for path in self.directory.glob(f"*{TEMPORARY_SUFFIX}"):
             path.unlink()
@@ -177,12 +232,30 @@ def _is_stateful(component: Any) -> bool:
     return all(callable(getattr(component, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
+def tell(line: str) -> None:
+    """Says something on the standard error, where results do not go."""
+    print(line, file=sys.stderr)
+
+
 def _read(path: Path) -> dict[str, Any]:
     """Reads to the CPU, where random number generators must be; modules and optimizers move by themselves."""
     try:
-        payload = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        raise UsageError(f"Checkpointer: {path} must be a checkpoint, it cannot be read") from error
-    if not isinstance(payload, dict) or "components" not in payload:
+        with path.open("rb") as file:
+            with zipfile.ZipFile(file) as archive:
+                damaged = archive.testzip()
+            if damaged is not None:
+                raise ValueError(f"{damaged} in it does not match its checksum")
+            file.seek(0)
+            payload = torch.load(file, map_location="cpu", weights_only=True)
+    except MemoryError:
+        raise
+    except Exception as error:  # damaged files make zipfile and torch raise almost anything
+        if isinstance(error, OSError) and error.errno not in (errno.EIO, errno.EISDIR, errno.EINVAL, None):
+            raise
+        reason = f"{path} must be a checkpoint, it cannot be read: {one_line(error)}"
+        raise UsageError(f"Checkpointer: {reason}") from error
+    if not isinstance(payload, dict) or not all(
+        isinstance(payload.get(name, ...), kind) for name, kind in _KINDS.items()
+    ):
         raise UsageError(f"Checkpointer: {path} must be a checkpoint, it holds something else")
     return payload

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from yamame.checks import UsageError
-from yamame.files.atomic import sweep_partial_files
+from yamame.files.atomic import make_folder, sweep_partial_files
 
 LOCK_FILE = ".lock"
 _FORMER, _MOVING, _DELETED = ".former", ".moving", ".deleted"
@@ -71,7 +71,7 @@ class RunDirectory:
         """
         path = _checked_path(root, name, resume=resume, overwrite=overwrite)
         created = [folder for folder in (path, *path.parents) if not folder.exists()]
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         lock = _claim(path)
         try:
             _put_back(path)  # a process may have died before its run began

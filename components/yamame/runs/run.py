@@ -1,6 +1,8 @@
 """One run from its first to its last step: what recipes share beside the loop that each of them has on its page."""
 
+import contextlib
 import json
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -15,7 +17,7 @@ from torchrl.envs import EnvBase
 
 from yamame import signals
 from yamame.agent import InContextPolicy
-from yamame.checks import UsageError
+from yamame.checks import OutsideError, UsageError
 from yamame.cli.app import command
 from yamame.cli.jobs import AlreadyDone, resume_mode, run_name, say, tell
 from yamame.cli.nodes import instantiate, plain
@@ -188,6 +190,7 @@ class Run:
         started = self.tracker.start(self.path, name=self.name, params=flatten(self.config), tags=tags)
         self.exits.enter_context(started)
         self.directory.begin()
+        (self.path / "error.txt").unlink(missing_ok=True)
         self.bar = self.exits.enter_context(ProgressBar(self.budget))
         if self.progress.evaluating:
             self.evaluate_and_save()
@@ -341,13 +344,25 @@ class Run:
             self.exits.__exit__(kind, error, trace)  # the tracker first, then environments
         except BaseException as raised:
             status = run_status(raised)
-            raise
+            if not (isinstance(error, OSError | OutsideError) and isinstance(raised, Exception)):
+                raise  # what fails after the disk did is not the cause
         finally:
             if self.directory.begun:
-                self._report(status)
+                with contextlib.suppress(*([] if error is None else [OSError])):
+                    self._explain(error)
+                    self._report(status)
             self._entered.close()
         if isinstance(error, ValueError) and not (self.directory.begun or isinstance(error, UsageError)):
             raise UsageError(str(error)) from error
+
+    def _explain(self, error: BaseException | None) -> None:
+        """Keeps the traceback of a failure of the outside world, of which the command line shows one line."""
+        if isinstance(error, OSError | OutsideError):
+            error.add_note("then resume=true goes on")
+            path = self.path / "error.txt"
+            with contextlib.suppress(OSError):
+                path.write_text("".join(traceback.format_exception(error)))
+                error.add_note(f"the traceback is in {path}")
 
     def _report(self, status: Status) -> None:
         """Writes summary.json and shows it; the path is the last line."""

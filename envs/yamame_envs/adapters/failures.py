@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
+from yamame.checks import OutsideError
+
 from yamame_envs.adapters.in_process import Failure
 from yamame_envs.adapters.workers import Workers
 
@@ -35,7 +37,7 @@ class FailureCount:
             place: Tells where and when an env failed.
 
         Raises:
-            RuntimeError: If they are too many.
+            OutsideError: If they are too many.
         """
         first: dict[int, tuple[int, Failure]] = {}
         for env_id, failure in sorted(failures.items(), key=lambda item: item[0]):
@@ -44,8 +46,8 @@ class FailureCount:
             self.count += 1
             what = f"{place(env_id)}: {failure.summary}"
             if self._raises:
-                raise RuntimeError(f"{label}: the environment failed {what}") from failure.error()
+                raise OutsideError(f"{label}: the environment failed {what}") from failure.error()
             if self.count > self._most:
-                raise RuntimeError(
+                raise OutsideError(
                     f"{label}: the environment failed more often than max_errors={self._most} allows, at last {what}"
                 ) from failure.error()

@@ -19,7 +19,14 @@ from yamame_envs.adapters.spaces import Array, Leaf
 
 Make = Callable[[], "gymnasium.Env[Any, Any]"]
 
+ENV_ERRORS = (Exception, SystemExit)
+"""What an environment may raise that costs it its episode, if `is_own`."""
 _LARGEST = float(np.finfo(np.float32).max)
+
+
+def is_own(error: BaseException) -> bool:
+    """Whether an environment raised an error: exits of other kinds come from a signal, and end the process."""
+    return isinstance(error, Exception) or type(error) is SystemExit
 
 
 class RemoteError(Exception):
@@ -45,7 +52,9 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
-        """The failure that an error is."""
+        """The failure that an error is; what no environment raised goes on."""
+        if not is_own(error):
+            raise error
         text = " ".join(str(error).split())
         return cls(f"{type(error).__name__}: {text}" if text else type(error).__name__, error)
 
@@ -155,7 +164,7 @@ class InProcessEnvs:
                     self._envs[env_id] = self._make()
                 observation, _ = self._envs[env_id].reset(seed=seed)
                 self._write(observation, position, raws)
-            except Exception as error:
+            except ENV_ERRORS as error:
                 failures[position] = Failure.of(error)
         outcome = Outcome.nothing(self._spaces, len(env_ids), failures)
         self._finish(env_ids, raws, outcome)
@@ -176,7 +185,7 @@ class InProcessEnvs:
                 rewards[position], ends[position], cuts[position] = float(reward), bool(end), bool(cut)
                 if tells_success:
                     wins[position] = bool(info.get("success", False))
-            except Exception as error:
+            except ENV_ERRORS as error:
                 failures[position] = Failure.of(error)
         reward = np.array(rewards)
         wild = ~(np.abs(reward) <= _LARGEST)
@@ -196,7 +205,7 @@ class InProcessEnvs:
             if picture.dtype != np.uint8 or picture.ndim != 3:
                 mode = getattr(self._envs[env_id], "render_mode", None)
                 return Failure(f"render_mode {mode!r} gives no picture")
-        except Exception as error:
+        except ENV_ERRORS as error:
             return Failure.of(error)
         return picture
 
@@ -231,5 +240,5 @@ class InProcessEnvs:
     def _drop(self, env_id: int) -> None:
         env, self._envs[env_id] = self._envs[env_id], None
         if env is not None:
-            with contextlib.suppress(Exception):  # it is of no further use, and may be broken
+            with contextlib.suppress(*ENV_ERRORS):  # it is of no further use, and may be broken
                 env.close()

@@ -2,10 +2,12 @@
 
 import pickle
 
+import gymnasium
+from yamame.checks import OutsideError
 from yamame.keys import RESERVED
 
 from yamame_envs.adapters.actions import read_actions
-from yamame_envs.adapters.in_process import EnvSpaces, Make
+from yamame_envs.adapters.in_process import ENV_ERRORS, EnvSpaces, Failure, Make, is_own
 from yamame_envs.adapters.spaces import Leaf, read_observation
 
 
@@ -20,8 +22,18 @@ def read_spaces(make: Make, *, owner: str, generic: bool, tells_success: bool) -
 
     Raises:
         ValueError: If a space cannot be turned into tensors.
+        OutsideError: If it cannot be made, for a reason that is not a wrong argument or a package that is missing.
     """
-    env = make()
+    try:
+        env = make()
+    except (TypeError, ValueError, ImportError, gymnasium.error.Error):
+        raise
+    except ENV_ERRORS as error:
+        if not is_own(error):
+            raise
+        raise OutsideError(
+            f"{owner}: the environment failed in env 0 while it was made: {Failure.of(error).summary}"
+        ) from error
     try:
         leaves = read_observation(env.observation_space, owner=owner, generic=generic)
         actions = read_actions(env.action_space, owner=owner)

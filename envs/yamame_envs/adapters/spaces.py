@@ -25,6 +25,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 Array = npt.NDArray[Any]
+_SLACK = np.float32(1e-5)
 Kind = Literal["number", "byte", "token", "one_hot", "bit"]
 
 _STORED: dict[Kind, Any] = {"number": np.float32, "byte": np.uint8, "token": np.int64, "bit": np.bool_}
@@ -41,6 +42,7 @@ class Leaf:
         shape: Shape of the environment's value.
         sizes: Number of values of each one-hot or token; empty for other kinds.
         low: Smallest value of each one-hot, ``[len(sizes)]``.
+        bounds: Least and largest value of a number or byte, ``[*shape]`` each; None where any is allowed.
         form: Shape of one env of the array.
     """
 
@@ -50,6 +52,7 @@ class Leaf:
     shape: tuple[int, ...]
     sizes: tuple[int, ...] = ()
     low: tuple[int, ...] = ()
+    bounds: tuple[Array, Array] | None = field(default=None, compare=False)
     form: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,13 +88,13 @@ class Leaf:
         """Turns gathered values ``[R, *shape]`` into the array, and says which are wrong, and why."""
         if self.kind == "number":
             bad = {} if np.isfinite(raw).all() else self._wrong(raw, ~np.isfinite(raw), "be finite")
-            return raw.reshape(-1, *self.form), bad
+            return raw.reshape(-1, *self.form), self._outside(raw) | bad
         if self.kind == "token":
             wrong = (raw < 0) | (raw >= self.sizes[0])
             bad = self._wrong(raw, wrong, f"be in 0..{self.sizes[0] - 1}") if wrong.any() else {}
             return raw.reshape(-1, *self.form), bad
         if self.kind != "one_hot":
-            return raw.reshape(-1, *self.form), {}
+            return raw.reshape(-1, *self.form), self._outside(raw)
         sizes = np.array(self.sizes)
         index = raw.reshape(-1, len(sizes)) - np.array(self.low)
         wrong = (index < 0) | (index >= sizes)
@@ -99,6 +102,19 @@ class Leaf:
         hot = np.zeros((len(index), self.form[0]), np.float32)
         np.put_along_axis(hot, index.clip(0, sizes - 1) + (sizes.cumsum() - sizes), 1.0, 1)
         return hot, bad
+
+    def _outside(self, raw: Array) -> dict[int, str]:
+        if self.bounds is None:
+            return {}
+        low, high = self.bounds
+        if (raw >= low).all() and (raw <= high).all():
+            return {}
+        # A little more is allowed, for environments compute with rounded numbers; not to bytes.
+        slack = _SLACK if self.kind == "number" else 0
+        wrong = (raw < low - slack * np.maximum(1, abs(low))) | (
+            raw > high + slack * np.maximum(1, abs(high))
+        )
+        return self._wrong(raw, wrong, f"be in {_range(low)}..{_range(high)}, the bounds of its space")
 
     def _wrong(self, raw: Array, wrong: Array, condition: str) -> dict[int, str]:
         wrong_ones = np.flatnonzero(wrong.reshape(len(wrong), -1).any(1)).tolist()
@@ -160,11 +176,22 @@ def _leaves(
 def _box(space: spaces.Box, name: tuple[str, ...], path: tuple[str | int, ...], *, tokens: bool) -> Leaf:
     shape, kind = tuple(space.shape), np.dtype(space.dtype).kind
     if space.dtype == np.uint8:
-        return Leaf(name, path, "byte", shape)
+        full = bool((space.low == 0).all() and (space.high == 255).all())
+        return Leaf(name, path, "byte", shape, bounds=None if full else (space.low, space.high))
     if kind == "b":
         return Leaf(name, path, "bit", shape)
     if tokens and kind in "iu" and space.low.size and space.bounded_above.all():
         high = int(space.high.flat[0])
         if not space.low.any() and (space.high == high).all():
             return Leaf(name, path, "token", shape, (high + 1,))
-    return Leaf(name, path, "number", shape)
+    if space.low.size and np.isinf([space.low.max(), space.high.min()]).all():  # the tightest ones
+        return Leaf(name, path, "number", shape)
+    bounds = (space.low.astype(np.float32), space.high.astype(np.float32))
+    return Leaf(name, path, "number", shape, bounds=bounds)
+
+
+def _range(bound: Array) -> str:
+    """A bound for a message: one number, if it is the same everywhere."""
+    return (
+        f"{bound.min():g}" if bound.min() == bound.max() else np.array2string(bound, threshold=8, edgeitems=3)
+    )

@@ -1,9 +1,12 @@
+import sys
+
 import numpy as np
 import pytest
 import torch
 from faulty_envs import END, ENDLESS, FINE, NAN, RAISE, SHAPE, Echo, Walk, is_even, make_unimportable, never
 from gymnasium import spaces
 from tensordict import TensorDict
+from yamame.checks import OutsideError
 from yamame_envs import HostedEnv, Workers
 from yamame_envs.streams import fold
 
@@ -199,6 +202,82 @@ def test_an_interrupted_step_leaves_nothing_to_go_on_from(walks, steps, monkeypa
         env.step(td.set("action", torch.tensor([END, END])))
 
 
+@pytest.mark.parametrize(("code", "text"), [(3, "SystemExit: 3"), (None, "SystemExit")])
+def test_an_exit_of_an_environment_is_a_failure_of_its_env(code, text):
+    class Leaving(Walk):
+        def step(self, action):
+            if action == RAISE:
+                sys.exit(code)
+            return super().step(action)
+
+    actions = torch.tensor([FINE, RAISE])
+    strict, patient = HostedEnv(Leaving, num_envs=2), HostedEnv(Leaving, num_envs=2, workers=GO_ON)
+    with pytest.raises(OutsideError, match=rf"in env 1 at step 0 of task -?\d+: {text}$"):
+        strict.step(strict.reset().set("action", actions))
+    end = patient.step(patient.reset().set("action", actions))["next"]
+    assert end["aborted"].flatten().tolist() == [False, True]
+
+
+def test_an_exit_that_is_a_signal_ends_the_process():
+    class Asked(SystemExit):
+        pass
+
+    class Stopped(Walk):
+        def step(self, action):
+            raise Asked(143)
+
+    env = HostedEnv(Stopped, num_envs=1, workers=GO_ON)
+    with pytest.raises(Asked):
+        env.step(env.reset().set("action", torch.tensor([FINE])))
+
+
+BOUNDED = {
+    "number": (
+        spaces.Box(-10.0, 10.0, (2,)),
+        [0, 10.00001],
+        [0, 1e6],
+        r"must be in -10\.\.10, the bounds .* got",
+    ),
+    "number of 64 bits": (
+        spaces.Box(0.1, 0.3, (2,), np.float64),
+        [0.1, 0.3],
+        [0.1, 0.31],
+        r"must be in 0\.1\.\.0\.3",
+    ),
+    "one side": (
+        spaces.Box(np.array([0, -np.inf], np.float32), np.inf),
+        [0, -1e9],
+        [-1, 0],
+        r"must be in \[.*inf\]\.\.inf",
+    ),
+    "byte": (spaces.Box(0, 9, (2,), np.uint8), [0, 9], [0, 10], r"must be in 0\.\.9, the bounds"),
+    "whole number": (spaces.Box(-3, 3, (2,), np.int32), [-3, 3], [-4, 0], r"must be in -3\.\.3"),
+}
+
+
+@pytest.mark.parametrize(("space", "good", "bad", "text"), BOUNDED.values(), ids=BOUNDED)
+def test_an_observation_out_of_the_bounds_of_its_space_is_a_failure(space, good, bad, text):
+    def env_that_shows(last, workers):
+        class Shown(Echo):
+            def _look(self):
+                return np.array(last if self.done else good, space.dtype)
+
+        return HostedEnv(lambda: Shown(space), num_envs=1, workers=workers)
+
+    for last, fails in ((good, False), (bad, True)):
+        env = env_that_shows(last, GO_ON)
+        assert bool(env.step(env.reset().set("action", torch.tensor([0])))["next", "aborted"]) == fails
+    env = env_that_shows(bad, Workers())
+    with pytest.raises(OutsideError, match=rf"in env 0 at step 0 of task -?\d+: observation {text}"):
+        env.step(env.reset().set("action", torch.tensor([0])))
+
+
 def test_an_environment_that_cannot_be_made_is_an_error_at_once():
+    class Broken(Walk):
+        def __init__(self):
+            raise KeyError("map")
+
+    with pytest.raises(OutsideError, match=r"^HostedEnv: .* in env 0 while it was made: KeyError: 'map'$"):
+        HostedEnv(Broken, num_envs=1)
     with pytest.raises(ModuleNotFoundError, match="No module named 'nothing'"):
         HostedEnv(make_unimportable, num_envs=1)

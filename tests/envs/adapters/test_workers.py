@@ -11,11 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from faulty_envs import CUT, END, EXIT, FINE, HANG, KILL, NAN, RAISE, Walk
+from faulty_envs import CUT, END, EXIT, FINE, HANG, KILL, NAN, RAISE, Walk, is_even
+from tensordict import TensorDict
+from yamame.checks import OutsideError
 from yamame_envs import HostedEnv, Workers
 from yamame_envs.adapters.in_process import Failure, InProcessEnvs
 from yamame_envs.adapters.reading import read_spaces
 from yamame_envs.adapters.workers import Pool
+from yamame_envs.streams import fold
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs signals and /proc")
 
@@ -100,6 +103,27 @@ def test_a_process_that_dies_or_hangs_costs_its_rows_their_episodes_alone(walks,
     assert pool._player.pids[0] == pids[0]
     assert pool._player.pids[1] != pids[1]
     assert not _is_running(pids[1])
+
+
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [(KILL, "was killed by signal 9"), (EXIT, "exited with 3"), (HANG, "did not answer within 0.5 seconds")],
+)
+def test_a_process_that_ends_or_hangs_at_a_start_is_reported_and_the_next_episode_begins(walks, how, what):
+    chosen = {seed: TensorDict({"task_seed": torch.tensor([[seed]])}, [1]) for seed in (2, 3)}
+    settings = {"good_resets": is_even, "bad_reset": how}
+    strict = walks(1, **settings, workers=Workers(num_processes=1, timeout=0.5))
+    strict.reset(chosen[2])  # it has imported everything
+    with pytest.raises(OutsideError, match=rf"^HostedEnv: .* in env 0 at the start of task 3: .* {what}$"):
+        strict.reset(chosen[3])
+    strict.close()
+    patient = walks(1, **settings, workers=Workers(num_processes=1, timeout=0.5, on_error="continue"))
+    patient.reset(chosen[2])
+    tasks = [fold(fold(torch.arange(99), 0), episode) % 2 for episode in range(2)]
+    patient.set_seed(int((tasks[0] > tasks[1]).nonzero()[0]))  # the first one is odd, the second is not
+    assert patient.reset()["is_init"].all()
+    assert patient._failures.count == 1
+    patient.close()
 
 
 def test_rows_of_a_process_that_dies_while_others_of_its_rows_begin_are_aborted_at_their_next_step(

@@ -2,25 +2,27 @@
 
 ``<n>.steps``
     Segment n: trajectories one after the other; of each, all values of its first entry, then of its second.
-``<n>.lengths``
-    The number of timesteps of each trajectory in segment n (int64).
+``<n>.index``
+    Of each trajectory in segment n its number of timesteps, and the CRC-32 of its bytes (int64).
 ``<k>.manifest``
-    JSON. ``format``, ``owner`` and ``capacity``; ``fields``: key, dtype and shape of every entry of a timestep;
-    ``num_segments`` begun so far, so that no number is used twice; ``held``: the number of trajectories appended
-    so far, and those that are held, oldest first, as ``[segment, first, end]``; ``protected``: the same as it was
-    when checkpoints were made. Written after everything that it names; the newest, of ``number`` k, counts.
+    JSON. ``crc``: the CRC-32 of all the rest; ``format``, ``owner`` and ``capacity``; ``fields``: key, dtype and
+    shape of every entry of a timestep; ``num_segments`` begun so far, so that no number is used twice; ``held``: the
+    number of trajectories appended so far, and those that are held, oldest first, as ``[segment, first, end]``;
+    ``protected``: the same as it was when checkpoints were made. Written after everything that it names; the newest,
+    of ``number`` k, counts. One that is known to be on the disk stays beside it: a power cut may leave no newer one.
 ``lock``
     Locked by the one process that may write.
 
 A segment is appended to in one session, never changed, and deleted as a whole. What was written survives the
-death of the process, not of the machine.
+death of the process; what a state dict names, that of the machine.
 """
 
 import fcntl
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,10 +30,12 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from yamame.checks import require
+from yamame.checks import one_line, require
 
 STORE = "TrajectoryStorage"
-FORMAT = "yamame trajectories 2"
+FORMAT = "yamame trajectories 3"
+DTYPES = {str(dtype).split(".")[1]: dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+REMEDY = "bring the folder back from a copy, or begin anew"
 Manifest = dict[str, Any]
 
 
@@ -40,41 +44,99 @@ class Segment(NamedTuple):
 
     lengths: np.ndarray
     """Timesteps of each trajectory ``[n]`` int64."""
+    checksums: np.ndarray
+    """CRC-32 of the bytes of each trajectory ``[n]`` int64."""
     data: np.ndarray
     """Bytes, memory-mapped: they can be read even after the file was deleted."""
 
     @classmethod
     def open(cls, path: Path, number: int) -> "Segment":
         """Maps a segment of a folder; ``FileNotFoundError`` if there is none."""
-        lengths = np.fromfile(path / f"{number}.lengths", np.int64)
-        return cls(lengths, np.asarray(np.memmap(path / f"{number}.steps", np.uint8, "r")))
+        index = np.fromfile(path / f"{number}.index", np.int64)
+        lengths, checksums = index[: len(index) // 2 * 2].reshape(-1, 2).T
+        data = path / f"{number}.steps"
+        if not data.stat().st_size:  # which cannot be mapped
+            return cls(lengths, checksums, np.zeros(0, np.uint8))
+        return cls(lengths, checksums, np.asarray(np.memmap(data, np.uint8, "r")))
 
 
-def read_manifest(path: Path) -> Manifest | None:
-    """Reads the newest manifest of a folder; None where a store could be created.
+def read_manifests(path: Path) -> list[Manifest]:
+    """Reads the manifests of a folder that are whole, newest first; none where a store could be created.
+
+    The ``number`` of each is the highest that is taken.
 
     Raises:
-        ValueError: The folder holds something else, or a store of another format.
+        ValueError: The folder holds something else, a store of another format, or no manifest that is whole.
     """
     files = sorted(path.iterdir()) if path.exists() else []
-    numbers = [int(file.stem) for file in files if file.suffix == ".manifest"]
+    numbers = {int(file.stem): file for file in files if file.suffix == ".manifest" and file.stem.isdigit()}
     if not numbers:
         foreign = [str(file) for file in files if file.name not in ("lock", "draft")]
         require(STORE, "path", foreign, not foreign, "be empty or hold trajectories")
-        return None
+    whole: list[Manifest] = []
+    wrong: list[ValueError] = []
+    for number in sorted(numbers, reverse=True):
+        try:
+            whole.append({**_parse(numbers[number]), "number": max(numbers)})
+        except FileNotFoundError:  # the writer has replaced it
+            return read_manifests(path)
+        except ValueError as error:
+            wrong.append(error)
+    if wrong and not whole:
+        raise wrong[0]
+    return whole
+
+
+def _parse(file: Path) -> Manifest:
+    """A manifest, after everything in it was looked at; ``ValueError`` if it is not whole."""
     try:
-        manifest: Manifest = json.loads((path / f"{max(numbers)}.manifest").read_text())
-    except FileNotFoundError:  # the writer has replaced it
-        return read_manifest(path)
-    require(STORE, f"format of {path}", manifest["format"], manifest["format"] == FORMAT, f"be {FORMAT!r}")
+        manifest: Manifest = json.loads(file.read_bytes())
+        form, crc = manifest["format"], manifest.pop("crc", None)
+        unknown = {dtype for _, dtype, _ in manifest["fields"]} - DTYPES.keys()
+        for state in (manifest["held"], *manifest["protected"]):
+            checked_state(state)
+    except OSError:
+        raise
+    except Exception as error:  # whatever is missing, or something else
+        reason = f"{file} must be a manifest, it cannot be read ({one_line(error)}): {REMEDY}"
+        raise ValueError(f"{STORE}: {reason}") from error
+    require(STORE, f"format of {file.parent}", form, form == FORMAT, f"be {FORMAT!r}")
+    require(STORE, f"checksum of {file}", crc, crc == _checksum(manifest), f"be that of its text: {REMEDY}")
+    require(STORE, f"dtypes in {file}", sorted(unknown), not unknown, "be those of torch")
     return manifest
 
 
-def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Writes a manifest, whole or not at all."""
-    write(path / "draft", "wb", [json.dumps(manifest).encode()])
+def checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Which trajectories are held, as a manifest says it; raises an error unless it is made of numbers."""
+    parts = [[int(number), int(first), int(end)] for number, first, end in state["parts"]]
+    return {"num_appended": int(state["num_appended"]), "parts": parts}
+
+
+def write_manifest(path: Path, manifest: Manifest, *, to_disk: bool = False) -> None:
+    """Writes a manifest, whole or not at all; ``to_disk``: it survives the death of the machine."""
+    text = json.dumps({"crc": _checksum(manifest), **manifest})
+    write(path / "draft", "wb", [text.encode()])
+    if to_disk:
+        flush(path / "draft")
     # A new name, as some file systems write to the disk when a file is replaced, which takes milliseconds.
     (path / "draft").rename(path / f"{manifest['number']}.manifest")
+    if to_disk:
+        flush(path)
+
+
+def _checksum(manifest: Manifest) -> int:
+    return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())
+
+
+def flush(path: Path) -> None:
+    """Returns when a file, or the names in a folder, are on the disk; an ``OSError`` names it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        os.close(descriptor)
 
 
 def write(path: Path, mode: str, data: Iterable[Any]) -> None:
@@ -127,6 +189,11 @@ def fields_of(timesteps: TensorDictBase) -> list[list[Any]]:
         [[key] if isinstance(key, str) else list(key), str(value.dtype).split(".")[1], list(value.shape[1:])]
         for key, value in timesteps.items(True, True)
     ]
+
+
+def width_of(fields: list[list[Any]]) -> int:
+    """Bytes of a timestep with these fields."""
+    return sum(DTYPES[dtype].itemsize * math.prod(size) for _, dtype, size in fields)
 
 
 def check_fields(fields: list[list[Any]], timesteps: TensorDictBase) -> None:

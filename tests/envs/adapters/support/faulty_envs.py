@@ -21,15 +21,26 @@ class Walk(gymnasium.Env):
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
 
-    def __init__(self, *, good_resets=None, noise=False, render_mode="rgb_array", slow=0.0, num_actions=10):
+    def __init__(
+        self,
+        *,
+        good_resets=None,
+        bad_reset=FINE,
+        noise=False,
+        render_mode="rgb_array",
+        slow=0.0,
+        num_actions=10,
+    ):
         self.observation_space = spaces.Box(-np.inf, np.inf, (4,), np.float32)
         self.action_space = spaces.Discrete(num_actions)
         self.render_mode = render_mode
         self._good_resets, self._noise, self._slow = good_resets, noise, slow
+        self._bad_reset = bad_reset
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         if self._good_resets is not None and not self._good_resets(seed):
+            _end_process(self._bad_reset)
             raise ValueError(f"no reset with seed {seed}")
         self.state = np.array([0.0, 0.0, -1.0, self.np_random.random()], np.float32)
         return self.state.copy(), {}
@@ -49,16 +60,20 @@ class Walk(gymnasium.Env):
             reward = np.inf
         if action == SHAPE:
             seen = seen[:3]
-        if action == KILL:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if action == EXIT:
-            os._exit(3)
-        if action == HANG:
-            time.sleep(1000)
+        _end_process(action)
         return seen, reward, bool(action == END), bool(action == CUT), {"success": action == END}
 
     def render(self):
         return np.full((2, 3, 3), int(self.state[1]), np.uint8)
+
+
+def _end_process(how):
+    if how == KILL:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == EXIT:
+        os._exit(3)
+    if how == HANG:
+        time.sleep(1000)
 
 
 def is_even(seed):
