@@ -29,7 +29,7 @@ QUESTIONS = (
     [
         ("resume run.name run.root run.overwrite", (True, False, False, False, True)),
         (
-            "logger logger.experiment checkpoint.keep expected hydra.verbose",
+            "logger logger.experiment checkpoint.keep replay.keep expected hydra.verbose",
             (True, False, False, False, False),
         ),
         ("budget budget.minutes", (True, False, True, True, False)),

@@ -85,23 +85,11 @@ def main(
         settings = SETTINGS.get(config_name)
     arguments = sys.argv[1:]
 
-    def work(cfg: DictConfig) -> Any:
-        check(cfg, settings, typed=[key_of(text) for text in overrides()])
-        check_store(cfg)
-        share_threads(num_jobs=_jobs_at_once())
-        try:
-            return task(cfg)
-        except AlreadyDone as done:
-            say("done")
-            tell(done, aside=True)
-            tell(done.path / "summary.json")
-            return done.objective
-
     def checked(cfg: DictConfig) -> Any:
         if is_job() and SWEEP_VARIABLE in os.environ:
-            return run_job(lambda: work(cfg), config_name)
+            return run_job(lambda: _do(task, cfg, settings), config_name)
         try:
-            return work(cfg)
+            return _do(task, cfg, settings)
         except UsageError as error:
             _fail(config_name, str(error))  # inside Hydra, where an Exception would get a second line
         except (OSError, OutsideError) as error:
@@ -130,6 +118,20 @@ def main(
         del os.environ["HYDRA_FULL_ERROR"]
         if former is not None:
             os.environ["HYDRA_FULL_ERROR"] = former
+
+
+def _do(task: Callable[[DictConfig], Any], cfg: DictConfig, settings: Mapping[str, Any] | None) -> Any:
+    """Runs a recipe with a configuration that is checked first; a run that is done gives what it gave."""
+    check(cfg, settings, typed=[key_of(text) for text in overrides()])
+    check_store(cfg)
+    share_threads(num_jobs=_jobs_at_once())
+    try:
+        return task(cfg)
+    except AlreadyDone as done:
+        say("done")
+        tell(done, aside=True)
+        tell(done.path / "summary.json")
+        return done.objective
 
 
 def _fail(name: str, message: str, *, status: int = _USAGE_STATUS) -> NoReturn:

@@ -9,7 +9,7 @@ from typing import Any
 from yamame.checks import UsageError
 from yamame.files.config import flatten
 
-BOOKKEEPING = ("resume", "run", "logger", "hydra", "checkpoint", "expected")
+BOOKKEEPING = ("resume", "run", "logger", "hydra", "checkpoint", "replay.keep", "expected")
 """Where a run is kept, how often, and what is said of it: nothing that it computes depends on these."""
 LENGTH = ("budget",)
 """When a run ends."""

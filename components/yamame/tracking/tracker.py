@@ -131,7 +131,7 @@ class MLflowTracker(Tracker):
         parent = os.environ.get(PARENT_VARIABLE)
         present = ({"mlflow.parentRunId": parent} if parent else {}) | dict(tags or {})
         if record.exists():
-            self._run = reopen_recorded(record, tags=present)
+            self._run = reopen_recorded(record, absolute_uri(self.tracking_uri), tags=present)
         else:
             uri = absolute_uri(self.tracking_uri)
             made_by = {f"version.{package}": version for package, version in versions().items()}
