@@ -6,19 +6,24 @@ too), records each job's objective and closes the parent when the multirun ends.
 of a multirun that failed, so `yamame.cli.app.main` closes the parent then.
 """
 
+import contextlib
 import math
 import os
+import sys
+import time
 from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from yamame.tracking.mlflow_store import MLflowRun, absolute_uri
+from yamame.tracking.mlflow_store import MLflowRun, absolute_uri, one_line
 from yamame.tracking.summary import run_status
 from yamame.tracking.tracker import EXPERIMENT, PARENT_VARIABLE, TRACKING_URI
 
 _open_sweeps: list[MLflowRun] = []
+_objectives: list[tuple[str, float, int, int]] = []
+"""Those that wait for a store that does not answer; the jobs' own summaries have them too."""
 
 
 class SweepParent(Callback):
@@ -48,8 +53,10 @@ class SweepParent(Callback):
             return
         value = job_return.return_value
         if isinstance(value, int | float) and math.isfinite(value):
-            run = _open_sweeps[-1]
-            run.client.log_metric(run.run_id, "objective", value, step=int(config.hydra.job.num))
+            _objectives.append(("objective", value, int(time.time() * 1000), int(config.hydra.job.num)))
+            with contextlib.suppress(Exception):  # a store that does not answer stops no sweep
+                _open_sweeps[-1].log_metrics(_objectives)
+                _objectives.clear()
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Closes the parent run."""
@@ -61,4 +68,13 @@ def close_sweep(error: BaseException | None) -> None:
     if _open_sweeps:
         os.environ.pop(PARENT_VARIABLE, None)
     while _open_sweeps:
-        _open_sweeps.pop().finish(run_status(error))
+        run = _open_sweeps.pop()
+        try:
+            run.log_metrics(_objectives)
+            run.set_status(run_status(error))
+        except Exception as failure:  # databases, drivers and servers make MLflow raise almost anything
+            print(
+                f"MLflow does not answer, the sweep's run {run.run_id} is not closed: {one_line(failure)}",
+                file=sys.stderr,
+            )
+        _objectives.clear()
