@@ -30,7 +30,13 @@ _ITEMS_PER_BATCH = 100
 RUN_TAG = "yamame.run_uuid"
 """Tag with the number that a run directory gave its run before that was there."""
 _TABLES_TAG = "mlflow.loggedArtifacts"
-_LIMITS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+_ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # it repeats what creates a run, too
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+}
 _LONGEST_KEY, _LONGEST_VALUE = 250, 6000
 _FORBIDDEN = re.compile(r"[^\w\-. :/]", re.ASCII)
 
@@ -62,8 +68,9 @@ def clean_value(value: Any) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says first, shortened."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+    """The first line of what an error says; of a long one its beginning and its end, where causes stand."""
+    text = (str(error).splitlines() or [type(error).__name__])[0]
+    return text if len(text) <= 200 else f"{text[:100]} ... {text[-100:]}"
 
 
 class NoAnswerError(UsageError):
@@ -199,9 +206,7 @@ def connect(tracking_uri: str) -> "MlflowClient":
     Raises:
         NoAnswerError: MLflow can use no such store.
     """
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    for variable, value in _LIMITS.items():
+    for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     with _answering(tracking_uri), warnings.catch_warnings(), _alone_with(tracking_uri):
         warnings.simplefilter("ignore")

@@ -4,6 +4,7 @@ The thread is the only one that waits for MLflow. It sends entries in their orde
 one that the store already holds changes nothing, so that a spool may be sent again from anywhere.
 """
 
+import errno
 import json
 import os
 import shlex
@@ -68,25 +69,26 @@ class Spool:
 
     Attributes:
         waiting: How many points, and other entries, wait.
+        closed: Whether it was left to others.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.waiting = 0
+        self.closed = False
         self._lock = threading.Lock()
         self._sent = 0  # bytes
         if path in _open:
             _open[path].close()
         _open[path] = self
-        self._file = path.open("a+b", buffering=0)
-        self._file.seek(0)
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         size = 0
-        for line in self._file.readlines():
+        for line in path.read_bytes().splitlines(keepends=True):
             if (entry := _read(line)) is None:
                 break
             size += len(line)
             self.waiting += _num_points(entry)
-        self._file.truncate(size)
+        os.truncate(self._file, size)
 
     def append(self, **entry: Any) -> None:
         """Adds an entry; it outlives the process, and after `sync` the machine.
@@ -96,19 +98,19 @@ class Spool:
         """
         line = json.dumps(entry).encode() + b"\n"
         with self._lock:
-            size = os.fstat(self._file.fileno()).st_size
+            size = os.fstat(self._file).st_size
             try:
-                written = self._file.write(line)
+                written = os.write(self._file, line)
                 if written != len(line):
-                    raise OSError(f"{self.path}: {written} of {len(line)} bytes could be written")
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
             except OSError:
-                self._file.truncate(size)
+                os.truncate(self._file, size)
                 raise
             self.waiting += _num_points(entry)
 
     def sync(self) -> None:
         """Makes what was added outlive the machine."""
-        os.fsync(self._file.fileno())
+        os.fsync(self._file)
 
     def peek(self) -> tuple[list[dict[str, Any]], int]:
         """The oldest entries that wait, metrics for one request or a single other one, and their size in bytes."""
@@ -132,23 +134,20 @@ class Spool:
     def drop(self, entries: list[dict[str, Any]], size: int) -> None:
         """Forgets the oldest entries, which the store has; the file is emptied when nothing waits any more."""
         with self._lock:
-            if self._file.closed:
+            if self.closed:
                 return
             self._sent += size
             self.waiting -= sum(map(_num_points, entries))
-            if self._sent == os.fstat(self._file.fileno()).st_size:
-                self._file.truncate(0)
+            if self._sent == os.fstat(self._file).st_size:
+                os.truncate(self._file, 0)
                 self._sent = 0
 
     def close(self) -> None:
         """Leaves the file to others; a request that is still under way changes nothing in it."""
         with self._lock:
-            self._file.close()
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was left to others."""
-        return self._file.closed
+            if not self.closed:
+                self.closed = True
+                os.close(self._file)
 
 
 class Sender:
