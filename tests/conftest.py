@@ -61,3 +61,17 @@ def start(tracking_uri, tmp_path):
         return tracker.start(directory, name="a run", params={"seed": 1, "agent.gammas": [0.9, 0.99]})
 
     return start
+
+
+@pytest.fixture(scope="session")
+def settle():
+    """Waits until a tracker's store has all that was logged."""
+    import time
+
+    def settle(tracker, seconds=30.0):
+        end = time.monotonic() + seconds
+        while tracker.sender.spool.waiting and time.monotonic() < end:
+            time.sleep(0.01)
+        assert tracker.sender.spool.waiting == 0
+
+    return settle

@@ -184,10 +184,31 @@ def undeclared(values: dict, settings: dict, key: str = "") -> list[str]:
 
 @pytest.mark.parametrize("main", MAIN)
 def test_the_settings_of_a_main_file_are_those_that_are_declared_and_its_defaults_are_allowed(main):
-    given = {"evaluate": ["run=a"], "play": ["run=a"]}.get(main, [])
+    given = ["run=a"] if main in ("evaluate", "play", "sync") else []
     config = check(composed(main, *given), SETTINGS[main])
     assert undeclared(config, SETTINGS[main]) == []
     assert undeclared(SETTINGS[main], config) == []
+
+
+def test_the_variables_of_mlflow_choose_the_store_unless_the_command_line_does(monkeypatch):
+    def stores(*typed):
+        return [
+            composed.__wrapped__("train", *(f"logger.{key}" for key in typed)).logger,
+            composed.__wrapped__("report", *(f"store.{key}" for key in typed)).store,
+        ]
+
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    expected = ("sqlite:///mlflow.db", "yamame")
+    assert [(node.tracking_uri, node.experiment) for node in stores()] == [expected] * 2
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://user:word@host:5000/a?b=c,d")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "my mazes")
+    expected = ("https://user:word@host:5000/a?b=c,d", "my mazes")
+    assert [(node.tracking_uri, node.experiment) for node in stores()] == [expected] * 2
+    for name in ("evaluate", "play"):
+        assert composed.__wrapped__(name, "run=a").tracking_uri == expected[0]
+    typed = stores("tracking_uri=sqlite:///other.db", "experiment=other")
+    assert [(node.tracking_uri, node.experiment) for node in typed] == [("sqlite:///other.db", "other")] * 2
 
 
 def test_a_setting_that_is_not_declared_is_noticed():

@@ -32,7 +32,7 @@ def database(tmp_path_factory):
             for step in (1000, 2000):
                 tracker.log({"eval/success_mean": value * step / 2000, "cost/cpu_s": step / 100}, step=step)
         if name == "broken":
-            tracker.run.finish("FAILED")
+            tracker.run.set_status("FAILED")
     return folder
 
 

@@ -57,8 +57,8 @@ def test_a_run_id_gives_the_checkpoints_among_the_artifacts(run, start, tracking
     with start(tmp_path) as tracker:
         for file in (run / "checkpoints").glob("*.pt"):
             tracker.log_artifact(file, folder="checkpoints")
-        which = {10: "best", 20: "last"}[step]
-        trained = load_trained(tracker.run.run_id, checkpoint=which, tracking_uri=tracking_uri)
+    which = {10: "best", 20: "last"}[step]
+    trained = load_trained(tracker.run.run_id, checkpoint=which, tracking_uri=tracking_uri)
     assert trained.step == step
     expected = weights_of(run / f"checkpoints/step-{step:012d}.pt")["actor.mlp.0.weight"]
     assert torch.equal(agents_weight(trained), expected)

@@ -44,7 +44,7 @@ def test_a_folder_that_must_not_be_written_to_is_refused(tmp_path):
 
 def test_a_deleted_experiment_takes_no_run_until_it_is_restored_but_a_resumed_run_is_elsewhere(tmp_path):
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    MLflowRun.create(uri, "mazes", name="a", tags={}).finish("FINISHED")
+    MLflowRun.create(uri, "mazes", name="a", tags={}).set_status("FINISHED")
     check_store(logger(uri))
     client = connect(uri)
     found = client.get_experiment_by_name("mazes")

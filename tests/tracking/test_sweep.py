@@ -104,6 +104,33 @@ def test_the_same_command_goes_on_with_the_same_parent_and_records_no_objective_
     assert len(parents) == 2
 
 
+def test_a_store_that_does_not_answer_for_a_while_stops_no_sweep_and_costs_no_objective(
+    run_sweep, monkeypatch, capfd
+):
+    run, stored = run_sweep
+    log, asked = store.MLflowRun.log_metrics, []
+
+    def fail_at_first(self, points):
+        asked.extend(points)
+        if len(asked) == 1:
+            raise ConnectionError("nobody there")
+        log(self, points)
+
+    monkeypatch.setattr(store.MLflowRun, "log_metrics", fail_at_first)
+    run("--multirun", "seed=1,3")
+    client, (parent,), _ = stored()
+    points = client.get_metric_history(parent.info.run_id, "objective")
+    assert [(point.step, point.value) for point in points] == [(0, 0.1), (1, 0.3)]
+    assert capfd.readouterr().err == ""
+    asked.clear()
+    monkeypatch.setattr(store.MLflowRun, "log_metrics", log)
+    monkeypatch.setattr(store.MLflowRun, "set_status", lambda *arguments: [][0])
+    sweep._open_sweeps.append(store.MLflowRun(client, parent.info.run_id))
+    sweep.close_sweep(None)
+    assert capfd.readouterr().err.startswith("MLflow does not answer, the sweep's run ")
+    assert sweep._open_sweeps == []
+
+
 def test_a_single_run_has_no_parent(run_sweep):
     run, stored = run_sweep
     run("seed=2")

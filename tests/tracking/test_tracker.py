@@ -15,16 +15,36 @@ from yamame.tracking import tracker as tracking
 from yamame.tracking.tracker import PARENT_VARIABLE, MLflowTracker, NullTracker
 
 
-def history(tracker, key):
+@pytest.fixture
+def history(settle):
+    """The points that a tracker's store has of a metric, once it has all."""
+
+    def history(tracker, key):
+        settle(tracker)
+        return stored(tracker, key)
+
+    return history
+
+
+def stored(tracker, key):
     points = tracker.run.client.get_metric_history(tracker.run.run_id, key)
     return [(point.step, point.value) for point in points]
 
 
-def info(tracker):
-    return tracker.run.client.get_run(tracker.run.run_id)
+@pytest.fixture
+def info(settle):
+    """A tracker's run as its store has it, once it has all."""
+
+    def info(tracker):
+        settle(tracker)
+        return tracker.run.client.get_run(tracker.run.run_id)
+
+    return info
 
 
-def test_a_continued_run_goes_on_in_the_same_mlflow_run_and_repeats_no_point(start, tmp_path, monkeypatch):
+def test_a_continued_run_goes_on_in_the_same_mlflow_run_and_repeats_no_point(
+    start, tmp_path, monkeypatch, history, info
+):
     first = start()
     for step in (0, 100, 200):
         first.log({"loss": step / 100}, step=step)
@@ -42,7 +62,7 @@ def test_a_continued_run_goes_on_in_the_same_mlflow_run_and_repeats_no_point(sta
     assert not (tmp_path / "elsewhere.db").exists()
 
 
-def test_a_continued_run_tells_how_it_was_last_started(tracking_uri, tmp_path):
+def test_a_continued_run_tells_how_it_was_last_started(tracking_uri, tmp_path, info):
     for tags in (
         {"command": "short", "budget.env_steps": "256", "kept": "a"},
         {"command": "long", "budget.env_steps": "1024"},
@@ -53,7 +73,7 @@ def test_a_continued_run_tells_how_it_was_last_started(tracking_uri, tmp_path):
     assert (found["command"], found["budget.env_steps"], found["kept"]) == ("long", "1024", "a")
 
 
-def test_another_run_directory_is_another_run_and_records_every_point(start, tmp_path):
+def test_another_run_directory_is_another_run_and_records_every_point(start, tmp_path, history):
     trackers = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -63,7 +83,7 @@ def test_another_run_directory_is_another_run_and_records_every_point(start, tmp
     assert history(trackers[1], "loss") == [(100, 1.0)]
 
 
-def test_the_same_step_twice_in_one_process_is_recorded_once_per_key(start):
+def test_the_same_step_twice_in_one_process_is_recorded_once_per_key(start, history):
     tracker = start()
     tracker.log({"loss": 1.0}, step=5)
     tracker.log({"loss": 2.0, "success": 1.0}, step=5)
@@ -71,17 +91,18 @@ def test_the_same_step_twice_in_one_process_is_recorded_once_per_key(start):
     assert history(tracker, "success") == [(5, 1.0)]
 
 
-def test_metrics_are_gathered_until_flushed_or_finished(start):
+def test_metrics_are_gathered_and_the_rest_is_sent_at_the_end(start, tmp_path):
     tracker = start(flush_s=1e6)
     for step in range(3):
         tracker.log({"loss": float(step)}, step=step)
-    assert history(tracker, "loss") == []
     tracker.flush()
-    assert history(tracker, "loss") == [(0, 0.0), (1, 1.0), (2, 2.0)]
+    assert stored(tracker, "loss") == []
     with tracker:
         tracker.log({"loss": 3.0}, step=3)
         tracker.log({"loss": 9.0}, step=3)
-    assert history(tracker, "loss")[3:] == [(3, 3.0)]
+        assert len((tmp_path / "mlflow.jsonl").read_text().splitlines()) >= 4
+    assert stored(tracker, "loss") == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0)]
+    assert (tmp_path / "mlflow.jsonl").read_bytes() == b""
 
 
 def test_the_clock_of_a_metric_is_that_of_its_measurement(start, monkeypatch):
@@ -89,12 +110,13 @@ def test_the_clock_of_a_metric_is_that_of_its_measurement(start, monkeypatch):
     for second in (1000, 2000):
         monkeypatch.setattr(tracking.time, "time", lambda second=second: float(second))
         tracker.log({"loss": 1.0}, step=second)
-    tracker.flush()
+    with tracker:
+        pass
     points = tracker.run.client.get_metric_history(tracker.run.run_id, "loss")
     assert [point.timestamp for point in points] == [1_000_000, 2_000_000]
 
 
-def test_a_table_replaces_the_one_of_the_same_name(start):
+def test_a_table_replaces_the_one_of_the_same_name(start, info):
     tracker = start()
     for success in ([0.5, 1.0], [0.75, float("nan")]):
         tracker.log_table("evaluation", {"task": [1, 2], "success": success})
@@ -117,7 +139,7 @@ def test_a_table_replaces_the_one_of_the_same_name(start):
         (Terminated(), "KILLED"),
     ],
 )
-def test_the_status_is_the_truth(start, error, status):
+def test_the_status_is_the_truth(start, error, status, info):
     tracker = start()
     assert info(tracker).info.status == "RUNNING"
 
@@ -134,14 +156,14 @@ def test_the_status_is_the_truth(start, error, status):
     assert info(tracker).info.status == status
 
 
-def test_a_continued_run_is_running_again(start):
+def test_a_continued_run_is_running_again(start, info):
     with start():
         pass
     again = start()
     assert info(again).info.status == "RUNNING"
 
 
-def test_long_and_odd_names_and_values_are_made_to_fit(start):
+def test_long_and_odd_names_and_values_are_made_to_fit(start, info):
     tracker = start()
     tracker.log({"success@64 steps": 1.0}, step=1)
     tracker.run.log_params({"k" * 300: "v" * 7000, **{f"p{index}": index for index in range(150)}})
@@ -153,7 +175,7 @@ def test_long_and_odd_names_and_values_are_made_to_fit(start):
     assert data.params["p149"] == "149"
 
 
-def test_files_folders_and_tables_are_kept_beside_the_database(start, tmp_path, tracking_uri):
+def test_files_folders_and_tables_are_kept_beside_the_database(start, tmp_path, tracking_uri, info):
     tracker = start()
     (tmp_path / "config.yaml").write_text("seed: 1\n")
     (tmp_path / "figures").mkdir()
@@ -169,7 +191,7 @@ def test_files_folders_and_tables_are_kept_beside_the_database(start, tmp_path, 
     assert json.loads((kept / "evaluation.json").read_text())["data"] == [[1, 0.5], [2, 1.0]]
 
 
-def test_revision_versions_and_the_parent_become_tags(start, monkeypatch):
+def test_revision_versions_and_the_parent_become_tags(start, monkeypatch, info):
     monkeypatch.setenv(PARENT_VARIABLE, "0123")
     tags = info(start()).data.tags
     assert tags["mlflow.parentRunId"] == "0123"
@@ -177,7 +199,7 @@ def test_revision_versions_and_the_parent_become_tags(start, monkeypatch):
     assert {"version.torch", "version.torchrl", "version.python"} <= tags.keys()
 
 
-def test_system_metrics_follow_the_environment_step_and_can_be_left_out(start, tmp_path):
+def test_system_metrics_follow_the_environment_step_and_can_be_left_out(start, tmp_path, history, info):
     on = start(system_metrics=True)
     on.log({"loss": 1.0}, step=50)
     assert [step for step, _ in history(on, "system/process_memory_mebibytes")] == [50]
@@ -206,7 +228,7 @@ def test_mlflow_stays_silent(start, caplog, capfd):
 
 
 def test_logging_before_the_start_is_an_error():
-    with pytest.raises(RuntimeError, match="start must be called before log"):
+    with pytest.raises(RuntimeError, match="start must be called first"):
         MLflowTracker().log({"loss": 1.0}, step=1)
 
 

@@ -116,5 +116,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "store": {"tracking_uri": str, "experiment": str},
         "resampling": Node,
     },
+    "sync": {"run": str | list[str]},
 }
 """By the name of the main YAML file."""

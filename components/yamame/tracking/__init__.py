@@ -3,3 +3,4 @@
 from yamame.tracking.tracker import MLflowTracker as MLflowTracker
 from yamame.tracking.tracker import NullTracker as NullTracker
 from yamame.tracking.tracker import Tracker as Tracker
+from yamame.tracking.tracker import send_rest as send_rest

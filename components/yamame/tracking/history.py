@@ -1,6 +1,7 @@
 """Reading what runs left in an MLflow store, as plain data and files; nothing is written there."""
 
 import fnmatch
+import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -236,4 +237,7 @@ def _connect_to_existing(tracking_uri: str, problem: str) -> "MlflowClient":
     database = database_of(tracking_uri)
     if database is not None and not database.is_file():
         raise UsageError(problem)
+    os.environ.setdefault(
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"
+    )  # thousands of requests, and no spool behind them
     return connect(absolute_uri(tracking_uri))

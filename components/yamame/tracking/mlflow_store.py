@@ -5,6 +5,7 @@ opened.
 """
 
 import fcntl
+import json
 import logging
 import os
 import re
@@ -14,18 +15,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from yamame.checks import UsageError
 from yamame.files.run_directory import check_folder
 from yamame.tracking.summary import Status
 
 if TYPE_CHECKING:
-    from mlflow.entities import Metric
     from mlflow.tracking import MlflowClient
 
 SQLITE = "sqlite:///"
-_METRICS_PER_BATCH, _PARAMS_PER_BATCH = 1000, 100
+METRICS_PER_BATCH = 1000
+_ITEMS_PER_BATCH = 100
+RUN_TAG = "yamame.run_uuid"
+"""Tag with the number that a run directory gave its run before that was there."""
+_TABLES_TAG = "mlflow.loggedArtifacts"
+_ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # it repeats what creates a run, too
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+}
 _LONGEST_KEY, _LONGEST_VALUE = 250, 6000
 _FORBIDDEN = re.compile(r"[^\w\-. :/]", re.ASCII)
 
@@ -56,94 +67,170 @@ def clean_value(value: Any) -> str:
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
 
 
+def one_line(error: BaseException) -> str:
+    """The first line of what an error says; of a long one its beginning and its end, where causes stand."""
+    text = (str(error).splitlines() or [type(error).__name__])[0]
+    return text if len(text) <= 200 else f"{text[:100]} ... {text[-100:]}"
+
+
+class NoAnswerError(UsageError):
+    """The store cannot be reached or cannot be used."""
+
+
 @dataclass(frozen=True)
 class MLflowRun:
-    """A run that is open for writing. Made by `create` or `reopen`."""
+    """A run that is open for writing. Made by `create`, `reopen` or `adopt`.
+
+    What is stored twice is stored once, but for metrics in a store that is no database.
+    """
 
     client: "MlflowClient"
     run_id: str
 
     @classmethod
     def create(cls, tracking_uri: str, experiment: str, *, name: str, tags: Mapping[str, Any]) -> "MLflowRun":
-        """Starts a run, making the experiment when it is not there."""
+        """Starts a run, making the experiment when it is not there.
+
+        Raises:
+            UsageError: The store takes no run.
+        """
         client = connect(tracking_uri)
         values = {"mlflow.source.name": sys.argv[0], **tags}
-        run = client.create_run(
-            _experiment_id(client, tracking_uri, experiment),
-            run_name=name,
-            tags={clean_key(key): clean_value(value) for key, value in values.items()},
-        )
+        with _answering(tracking_uri):
+            run = client.create_run(
+                _experiment_id(client, tracking_uri, experiment),
+                run_name=name,
+                tags={clean_key(key): clean_value(value) for key, value in values.items()},
+            )
         return cls(client, run.info.run_id)
 
     @classmethod
-    def reopen(cls, tracking_uri: str, run_id: str, *, tags: Mapping[str, Any]) -> "MLflowRun":
-        """Continues a run; the tags replace those of the same names.
+    def reopen(cls, tracking_uri: str, run_id: str) -> "MLflowRun":
+        """Continues a run.
 
         Raises:
-            UsageError: The store does not hold it, or it was deleted there.
+            UsageError: The store does not hold it, or it was deleted there; a `NoAnswerError`, if the store cannot be
+                asked.
         """
         from mlflow.exceptions import MlflowException
 
-        client = connect(tracking_uri)
-        try:
-            deleted = client.get_run(run_id).info.lifecycle_stage == "deleted"
-        except MlflowException:
-            deleted = True
-        if deleted:
+        database = database_of(tracking_uri)
+        gone = database is not None and not database.is_file()
+        if not gone:
+            client = connect(tracking_uri)
+            with _answering(tracking_uri):
+                try:
+                    gone = client.get_run(run_id).info.lifecycle_stage == "deleted"
+                except MlflowException as error:
+                    if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                        raise
+                    gone = True
+        if gone:
             raise UsageError(
                 f"MLflowTracker: the MLflow run {run_id} must be in {tracking_uri}, it is not there"
             )
-        client.update_run(run_id, status="RUNNING")
-        for key, value in tags.items():
-            client.set_tag(run_id, clean_key(key), clean_value(value))
         return cls(client, run_id)
+
+    @classmethod
+    def adopt(cls, tracking_uri: str, experiment: str, uuid: str) -> "MLflowRun | None":
+        """The run with this `RUN_TAG`, made by a process that died before it could say so; None where there is none.
+
+        Raises:
+            UsageError: The store cannot be asked.
+        """
+        database = database_of(tracking_uri)
+        if database is not None and not database.is_file():
+            return None
+        client = connect(tracking_uri)
+        with _answering(tracking_uri):
+            found = _find_experiment(client, tracking_uri, experiment)
+            runs = [] if found is None else client.search_runs([found], f"tags.`{RUN_TAG}` = '{uuid}'")
+        return cls(client, runs[0].info.run_id) if runs else None
 
     def last_steps(self) -> dict[str, int]:
         """The largest step stored for each metric."""
         # Public ``data.metrics`` drops the steps, and reading whole histories takes seconds on long runs.
         return {metric.key: metric.step for metric in self.client.get_run(self.run_id).data._metric_objs}
 
-    def log_metrics(self, metrics: Sequence["Metric"]) -> None:
-        """Stores metrics of any keys and steps in one transaction (one per thousand)."""
-        for start in range(0, len(metrics), _METRICS_PER_BATCH):
-            self.client.log_batch(self.run_id, metrics=metrics[start : start + _METRICS_PER_BATCH])
+    def log_metrics(self, points: Sequence[tuple[str, float, int, int]]) -> None:
+        """Stores metrics (key, value, milliseconds since 1970, step), in one transaction (one per thousand)."""
+        from mlflow.entities import Metric
+
+        metrics = [Metric(*point) for point in points]
+        for start in range(0, len(metrics), METRICS_PER_BATCH):
+            self.client.log_batch(self.run_id, metrics=metrics[start : start + METRICS_PER_BATCH])
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """Stores parameters, which MLflow never lets change."""
+        """Stores the parameters that the run does not have yet; MLflow never lets one change."""
         from mlflow.entities import Param
 
-        items = [Param(clean_key(key), clean_value(value)) for key, value in params.items()]
-        for start in range(0, len(items), _PARAMS_PER_BATCH):
-            self.client.log_batch(self.run_id, params=items[start : start + _PARAMS_PER_BATCH])
+        known = self.client.get_run(self.run_id).data.params
+        items = {clean_key(key): clean_value(value) for key, value in params.items()}
+        missing = [Param(key, value) for key, value in items.items() if key not in known]
+        for start in range(0, len(missing), _ITEMS_PER_BATCH):
+            self.client.log_batch(self.run_id, params=missing[start : start + _ITEMS_PER_BATCH])
 
-    def finish(self, status: Status) -> None:
-        """Closes the run."""
-        self.client.set_terminated(self.run_id, status=status)
+    def log_tags(self, tags: Mapping[str, Any]) -> None:
+        """Stores tags in place of those of the same names."""
+        for key, value in tags.items():
+            self.client.set_tag(self.run_id, clean_key(key), clean_value(value))
+
+    def log_artifact(self, path: Path, folder: str | None) -> None:
+        """Stores a copy of a file or directory; what is not there any more is left out."""
+        if path.exists():
+            log = self.client.log_artifacts if path.is_dir() else self.client.log_artifact
+            log(self.run_id, str(path), folder)
+
+    def log_table(self, file: str, content: Mapping[str, Any]) -> None:
+        """Stores a table. MLflow's pages find it by a tag; its own ``log_table`` appends to one of the same name."""
+        self.client.log_dict(self.run_id, dict(content), file)
+        known = json.loads(self.client.get_run(self.run_id).data.tags.get(_TABLES_TAG, "[]"))
+        entry = {"path": file, "type": "table"}
+        if entry not in known:
+            self.client.set_tag(self.run_id, _TABLES_TAG, json.dumps([*known, entry]))
+
+    def set_status(self, status: Status | Literal["RUNNING"], ms: int | None = None) -> None:
+        """Says how the run ended, and when in milliseconds since 1970 (None: now), or that it goes on."""
+        if status == "RUNNING":
+            self.client.update_run(self.run_id, status=status)
+        else:
+            self.client.set_terminated(self.run_id, status=status, end_time=ms)
 
 
 def connect(tracking_uri: str) -> "MlflowClient":
-    """A client, after keeping MLflow from talking: no log lines, progress bars, usage statistics, foreign warnings.
+    """A client, after keeping MLflow from talking and from waiting for long.
+
+    It writes no log lines, progress bars, usage statistics or foreign warnings. A request to a server is made once
+    and waits ten seconds, unless the environment variables of MLflow say otherwise.
 
     Raises:
-        UsageError: MLflow can use no such store.
+        NoAnswerError: MLflow can use no such store.
     """
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    try:
-        with warnings.catch_warnings(), _alone_with(tracking_uri):
-            warnings.simplefilter("ignore")
-            from mlflow.tracking import MlflowClient
+    for variable, value in _ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
+    with _answering(tracking_uri), warnings.catch_warnings(), _alone_with(tracking_uri):
+        warnings.simplefilter("ignore")
+        from mlflow.tracking import MlflowClient
 
-            for name in ("mlflow", "alembic"):
-                logging.getLogger(name).setLevel(logging.WARNING)
-            client = MlflowClient(tracking_uri)
-            client.search_experiments(max_results=1)
-    except Exception as error:  # databases, drivers and servers make MLflow raise almost anything
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise UsageError(
-            f"tracking_uri: must be a store that MLflow can use, got {tracking_uri}: {reason}"
-        ) from error
+        # MLflow logs what it then raises, with its traceback.
+        for name in ("mlflow", "alembic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        client = MlflowClient(tracking_uri)
+        client.search_experiments(max_results=1)
     return client
+
+
+@contextmanager
+def _answering(tracking_uri: str) -> Iterator[None]:
+    """Makes one line of whatever MLflow raises."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:  # databases, drivers and servers make MLflow raise almost anything
+        raise NoAnswerError(
+            f"tracking_uri: must be a store that MLflow can use, got {tracking_uri}: {one_line(error)}"
+        ) from error
 
 
 def check_store(cfg: Mapping[str, Any]) -> None:

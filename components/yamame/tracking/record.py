@@ -1,5 +1,8 @@
 """Where the MLflow run of a run directory is: written down in ``mlflow.json``, and found again after a move.
 
+The record is there before the run: store, experiment and a number of its own, by which the run is found if the process
+dies before it notes the run's id.
+
 A SQLite store is noted twice: absolute, and relative to the run directory where this lies beside or below the store, as
 ``../../mlflow.db``. A project that is moved or copied as a whole thus goes on in its own store, and a run that is moved
 alone in the store where it began. No store is made where one is missing.
@@ -9,52 +12,72 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from yamame.checks import UsageError
 from yamame.files.atomic import write_json
-from yamame.tracking.mlflow_store import SQLITE, MLflowRun, database_of
+from yamame.tracking.mlflow_store import SQLITE, MLflowRun, NoAnswerError, database_of
+
+RUN_FILE = "mlflow.json"
 
 
-def write_record(record: Path, tracking_uri: str, run_id: str) -> None:
-    """Notes a run and its store, which is absolute."""
-    known = {"tracking_uri": tracking_uri, "run_id": run_id}
-    database, folder = database_of(tracking_uri), record.parent.resolve()
+def read_record(directory: Path) -> dict[str, str]:
+    """What is noted: ``tracking_uri``, ``experiment``, ``run_uuid`` and, once the run is there, ``run_id``."""
+    return json.loads((directory / RUN_FILE).read_text())
+
+
+def write_record(directory: Path, record: Mapping[str, str]) -> None:
+    """Notes it; the store is absolute."""
+    known = {key: value for key, value in record.items() if key != "relative_path"}
+    database, folder = database_of(known["tracking_uri"]), directory.resolve()
     if database is not None and folder.is_relative_to(database.parent):
         known["relative_path"] = os.path.relpath(database, folder)
-    write_json(record, known)
+    write_json(directory / RUN_FILE, known)
 
 
-def reopen_recorded(record: Path, tracking_uri: str, *, tags: Mapping[str, Any]) -> MLflowRun:
-    """Continues the run that is noted, in the first of its possible SQLite stores that holds it, or in its server.
+def open_run(directory: Path, *, tracking_uri: str | None = None) -> MLflowRun | None:
+    """The MLflow run of a run directory, in the first of its possible SQLite stores that holds it, or in its server.
 
     Args:
-        record: The file with the note.
+        directory: The run directory.
         tracking_uri: The store that new runs go to, where this one may have been moved as well.
-        tags: As for `MLflowRun.reopen`.
+
+    Returns:
+        None if the run was never made.
 
     Raises:
-        UsageError: Its store is gone, or does not hold it any more.
+        UsageError: Its store is gone, or does not hold it any more; a `NoAnswerError`, if the store cannot be asked.
     """
-    known = json.loads(record.read_text())
-    uris = [known["tracking_uri"]]
-    if database_of(uris[0]) is not None:
-        beside = [(record.parent / path).resolve() for path in [known.get("relative_path")] if path]
-        noted = [database_of(uri) for uri in (uris[0], tracking_uri)]
-        stores = dict.fromkeys([*beside, *(store for store in noted if store is not None)])
-        uris = [f"{SQLITE}{store}" for store in stores if store.is_file()]
-        if not uris:
-            raise UsageError(
-                f"MLflowTracker: the store of the run must be there, found none at {' or '.join(map(str, stores))}; "
-                f"bring it back, or delete {record} to go on in a new MLflow run"
-            )
-    for uri in uris:
+    record = read_record(directory)
+    if "run_id" not in record:
+        run = MLflowRun.adopt(record["tracking_uri"], record["experiment"], record["run_uuid"])
+        if run is not None:
+            write_record(directory, {**record, "run_id": run.run_id})
+        return run
+    for uri in (uris := _stores(directory, record, tracking_uri)):
         try:
-            run = MLflowRun.reopen(uri, known["run_id"], tags=tags)
-        except UsageError:
-            if uri == uris[-1]:
+            run = MLflowRun.reopen(uri, record["run_id"])
+        except UsageError as error:
+            if isinstance(error, NoAnswerError) or uri == uris[-1]:
                 raise
             continue  # another project's store may lie where the run was moved to
         break
-    write_record(record, uri, run.run_id)
+    if uri != record["tracking_uri"]:
+        write_record(directory, {**record, "tracking_uri": uri})
     return run
+
+
+def _stores(directory: Path, record: Mapping[str, str], tracking_uri: str | None) -> list[str]:
+    """The stores that may hold the run: its server, or those of its SQLite databases that are there."""
+    noted = database_of(record["tracking_uri"])
+    if noted is None:
+        return [record["tracking_uri"]]
+    others = [directory.resolve() / record["relative_path"]] if "relative_path" in record else []
+    own = None if tracking_uri is None else database_of(tracking_uri)
+    databases = dict.fromkeys([*(path.resolve() for path in others), noted, *([own] if own else [])])
+    there = [f"{SQLITE}{database}" for database in databases if database.is_file()]
+    if not there:
+        raise UsageError(
+            f"MLflowTracker: the store of the run must be there, found none at {' or '.join(map(str, databases))}; "
+            f"bring it back, or delete {directory / RUN_FILE} to go on in a new MLflow run"
+        )
+    return there

@@ -7,9 +7,12 @@ too) and records each job's objective. `yamame.cli.app.main` closes the parent, 
 The same command in the same directory goes on with the same parent, unless it replaces its runs.
 """
 
+import contextlib
 import hashlib
 import math
 import os
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +20,14 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from yamame.tracking.mlflow_store import MLflowRun, absolute_uri, connect
+from yamame.tracking.mlflow_store import MLflowRun, absolute_uri, connect, one_line
 from yamame.tracking.summary import run_status
 from yamame.tracking.tracker import EXPERIMENT, PARENT_VARIABLE, TRACKING_URI
 
 _IDENTITY = "sweep.identity"
 _open_sweeps: list[MLflowRun] = []
+_objectives: list[tuple[str, float, int, int]] = []
+"""Those that wait for a store that does not answer; the jobs' own summaries have them too."""
 
 
 class SweepParent(Callback):
@@ -49,7 +54,8 @@ class SweepParent(Callback):
             tags = {"sweep": overrides, _IDENTITY: identity}
             run = MLflowRun.create(uri, experiment, name=f"sweep {overrides}"[:100], tags=tags)
         else:
-            run = MLflowRun.reopen(uri, former, tags={})
+            run = MLflowRun.reopen(uri, former)
+            run.set_status("RUNNING")
         _open_sweeps.append(run)
         os.environ[PARENT_VARIABLE] = run.run_id
 
@@ -59,9 +65,16 @@ class SweepParent(Callback):
             return
         value = job_return.return_value
         if isinstance(value, int | float) and math.isfinite(value):
-            run, number = _open_sweeps[-1], int(config.hydra.job.num)
-            if number not in {point.step for point in run.client.get_metric_history(run.run_id, "objective")}:
-                run.client.log_metric(run.run_id, "objective", value, step=number)
+            _objectives.append(("objective", value, int(time.time() * 1000), int(config.hydra.job.num)))
+            with contextlib.suppress(Exception):  # a store that does not answer stops no sweep
+                _send_objectives(_open_sweeps[-1])
+
+
+def _send_objectives(run: MLflowRun) -> None:
+    """Stores those that wait; what a job of the same command gave before is there already."""
+    stored = {point.step for point in run.client.get_metric_history(run.run_id, "objective")}
+    run.log_metrics([point for point in _objectives if point[3] not in stored])
+    _objectives.clear()
 
 
 def _find(tracking_uri: str, experiment: str, identity: str) -> str | None:
@@ -80,4 +93,13 @@ def close_sweep(error: BaseException | None) -> None:
     if _open_sweeps:
         os.environ.pop(PARENT_VARIABLE, None)
     while _open_sweeps:
-        _open_sweeps.pop().finish(run_status(error))
+        run = _open_sweeps.pop()
+        try:
+            _send_objectives(run)
+            run.set_status(run_status(error))
+        except Exception as failure:  # databases, drivers and servers make MLflow raise almost anything
+            print(
+                f"MLflow does not answer, the sweep's run {run.run_id} is not closed: {one_line(failure)}",
+                file=sys.stderr,
+            )
+        _objectives.clear()

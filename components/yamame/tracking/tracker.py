@@ -4,29 +4,28 @@ A tracker is built from configuration alone and writes nothing until `start`. It
 that closes the run with the truth: FINISHED, FAILED on an error, KILLED on Ctrl-C or a signal.
 """
 
-import json
+import contextlib
 import os
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
+from yamame.checks import UsageError
+from yamame.files.run_directory import RunDirectory
 from yamame.tracking.costs import SystemMetrics
-from yamame.tracking.mlflow_store import MLflowRun, absolute_uri, clean_key
-from yamame.tracking.record import reopen_recorded, write_record
+from yamame.tracking.mlflow_store import RUN_TAG, MLflowRun, NoAnswerError, absolute_uri, clean_key, one_line
+from yamame.tracking.record import RUN_FILE, open_run, read_record, write_record
+from yamame.tracking.spool import SPOOL_FILE, Sender, Spool, Thinning
 from yamame.tracking.summary import git_revision, json_safe, run_status, versions
 
-if TYPE_CHECKING:
-    from mlflow.entities import Metric
-
-TRACKING_URI = "sqlite:///mlflow.db"
-"""Where ``mlflow ui`` looks by itself when it is started in the same directory."""
-EXPERIMENT = "yamame"
+TRACKING_URI = os.environ.get("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
+"""MLflow's own setting, else where ``mlflow ui`` looks by itself when it is started in the same directory."""
+EXPERIMENT = os.environ.get("MLFLOW_EXPERIMENT_NAME", "yamame")
 PARENT_VARIABLE = "YAMAME_MLFLOW_PARENT"
 """Environment variable with the id of the run that new runs become children of."""
-RUN_FILE = "mlflow.json"
-_TABLES_TAG = "mlflow.loggedArtifacts"
 
 
 class Tracker(Protocol):
@@ -49,10 +48,10 @@ class Tracker(Protocol):
         """Records metrics at a step of the run. A step not beyond the last one of a key is dropped."""
 
     def flush(self) -> None:
-        """Makes everything logged so far last. Call it before each checkpoint."""
+        """Makes everything logged so far outlive the machine. Call it before each checkpoint."""
 
     def log_artifact(self, path: Path, *, folder: str | None = None) -> None:
-        """Records a copy of a file or directory."""
+        """Records a copy of a file or directory, which is made later: it must stay where it is."""
 
     def log_table(self, name: str, columns: Mapping[str, Sequence[Any]]) -> None:
         """Records a table, given by columns of equal length, in place of one of the same name."""
@@ -74,12 +73,15 @@ class NullTracker(Tracker):
 
 
 class MLflowTracker(Tracker):
-    """Tracks a run with MLflow.
+    """Tracks a run with MLflow, which is waited for when a new run starts and, for a while, at the end, never between.
 
-    The run's id and store are kept in ``mlflow.json`` of the run directory, so a continued run goes on in the
+    Everything goes to a `Spool` in the run directory and from there to the store, by a thread. While MLflow does not
+    answer it waits in the spool; what is left at the end is sent when the run is continued or by ``recipes/sync.py``.
+
+    The run's store and id are kept in ``mlflow.json`` of the run directory, so a continued run goes on in the
     same MLflow run whatever the configuration or the working directory say. Metrics that the store already
     holds are never stored again: a run that goes back to a checkpoint repeats its steps silently until it
-    passes the last recorded one.
+    passes the last recorded one. On long runs not every point is stored, see `Thinning`.
 
     Args:
         tracking_uri: A store as MLflow knows them; a relative SQLite path is relative to the working
@@ -88,6 +90,7 @@ class MLflowTracker(Tracker):
             SQLite database.
         system_metrics: Add the load of the machine and the process whenever metrics go to the store.
         flush_s: Seconds for which metrics are gathered before they go to the store in one transaction.
+        wait_s: Seconds without an answer after which the end of a run waits for MLflow no more.
     """
 
     def __init__(
@@ -97,27 +100,32 @@ class MLflowTracker(Tracker):
         experiment: str = EXPERIMENT,
         system_metrics: bool = True,
         flush_s: float = 5.0,
+        wait_s: float = 10.0,
     ):
         self.tracking_uri = tracking_uri
         self.experiment = experiment
         self.system_metrics = system_metrics
         self.flush_s = flush_s
-        self._metrics: list[Metric] = []
-        self._flushed = time.monotonic()
-        self._run: MLflowRun | None = None
+        self.wait_s = wait_s
+        self._sampled = time.monotonic()
+        self._sender: Sender | None = None
         self._system: SystemMetrics | None = None
-        self._last_steps: dict[str, int] = {}
 
     @property
-    def run(self) -> MLflowRun:
-        """The open run.
+    def sender(self) -> Sender:
+        """What sends to the open run.
 
         Raises:
             RuntimeError: `start` was not called.
         """
-        if self._run is None:
+        if self._sender is None:
             raise RuntimeError("MLflowTracker: start must be called first")
-        return self._run
+        return self._sender
+
+    @property
+    def run(self) -> MLflowRun | None:
+        """The open run; None as long as the store of a run that goes on has not answered."""
+        return self.sender.run
 
     def start(
         self, directory: Path, *, name: str, params: Mapping[str, Any], tags: Mapping[str, str] | None = None
@@ -125,68 +133,125 @@ class MLflowTracker(Tracker):
         """See `Tracker.start`.
 
         Raises:
-            UsageError: The recorded run is not in its store.
+            UsageError: The recorded run is not in its store, or the store takes no new one.
         """
-        record = Path(directory) / RUN_FILE
+        directory = Path(directory).absolute()
         parent = os.environ.get(PARENT_VARIABLE)
         present = ({"mlflow.parentRunId": parent} if parent else {}) | dict(tags or {})
-        if record.exists():
-            self._run = reopen_recorded(record, absolute_uri(self.tracking_uri), tags=present)
-        else:
+        if not (directory / RUN_FILE).exists():
             uri = absolute_uri(self.tracking_uri)
-            made_by = {f"version.{package}": version for package, version in versions().items()}
-            if (revision := git_revision()) is not None:
-                made_by["mlflow.source.git.commit"] = revision
-            self._run = MLflowRun.create(uri, self.experiment, name=name, tags=made_by | present)
-            write_record(record, uri, self._run.run_id)
-            self._run.log_params(params)
-        self._metrics = []
-        self._last_steps = self._run.last_steps()
+            intent = {"tracking_uri": uri, "experiment": self.experiment, "run_uuid": uuid.uuid4().hex}
+            write_record(directory, intent)
+        spool = Spool(directory / SPOOL_FILE)
+        # Before the run is made: whoever sends the spool sends the parameters before anything else.
+        spool.append(params={key: str(value) for key, value in params.items()})
+        run, made = None, False
+        try:
+            run = open_run(directory, tracking_uri=absolute_uri(self.tracking_uri))
+            if made := run is None:
+                run = _create_run(directory, name=name, tags=present)
+        except UsageError as error:
+            if not (isinstance(error, NoAnswerError) and "run_id" in read_record(directory)):
+                spool.close()
+                raise
+        spool.append(tags=present)
+        spool.append(status="RUNNING", ms=_now())
+        self._sender = Sender(
+            spool, lambda: _there(open_run(directory), directory), run=run, pause_s=self.flush_s
+        )
+        if made:
+            with contextlib.suppress(Exception):  # the thread tries again, and tells
+                self._sender.send()
+        self._thinning = Thinning()
         self._system = SystemMetrics() if self.system_metrics else None
+        self._sender.start()
         return self
 
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
         """See `Tracker.log`."""
-        if self._run is None:
-            raise RuntimeError("MLflowTracker: start must be called before log")
-        from mlflow.entities import Metric
-
-        due = time.monotonic() - self._flushed >= self.flush_s
+        spool = self.sender.spool
+        due = time.monotonic() - self._sampled >= self.flush_s
         sampled = self._system.sample() if self._system and due else {}
-        now = int(time.time() * 1000)
-        for name, value in {**metrics, **sampled}.items():
-            key = clean_key(name)
-            if step > self._last_steps.get(key, -1):
-                self._metrics.append(Metric(key, float(value), now, step))
-                self._last_steps[key] = step
-        if due:
-            self.flush()
+        self._sampled = time.monotonic() if due else self._sampled
+        values = {clean_key(name): float(value) for name, value in {**metrics, **sampled}.items()}
+        kept = {key: value for key, value in values.items() if self._thinning.keeps(key, step)}
+        if kept:
+            spool.append(metrics=kept, step=step, ms=_now())
 
     def flush(self) -> None:
         """See `Tracker.flush`."""
-        run, metrics, self._metrics = self.run, self._metrics, []
-        self._flushed = time.monotonic()
-        run.log_metrics(metrics)
+        self.sender.spool.sync()
 
     def log_artifact(self, path: Path, *, folder: str | None = None) -> None:
         """See `Tracker.log_artifact`."""
-        log = self.run.client.log_artifacts if Path(path).is_dir() else self.run.client.log_artifact
-        log(self.run.run_id, str(path), folder)
+        spool = self.sender.spool
+        path, home = Path(path).resolve(), spool.path.parent
+        inside = path.is_relative_to(home)  # run directories may be moved
+        spool.append(artifact=str(path.relative_to(home) if inside else path), folder=folder)
 
     def log_table(self, name: str, columns: Mapping[str, Sequence[Any]]) -> None:
-        """See `Tracker.log_table`. MLflow's pages find a table by a tag; its own ``log_table`` appends to one."""
-        run, file = self.run, f"{name.removesuffix('.json')}.json"
+        """See `Tracker.log_table`."""
         rows = json_safe([list(row) for row in zip(*columns.values(), strict=True)])
-        run.client.log_dict(run.run_id, {"columns": list(columns), "data": rows}, file)
-        known = json.loads(run.client.get_run(run.run_id).data.tags.get(_TABLES_TAG, "[]"))
-        entry = {"path": file, "type": "table"}
-        if entry not in known:
-            run.client.set_tag(run.run_id, _TABLES_TAG, json.dumps([*known, entry]))
+        file = f"{name.removesuffix('.json')}.json"
+        self.sender.spool.append(table=file, content={"columns": list(columns), "data": rows})
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
+            self.sender.spool.append(status=run_status(kind), ms=_now())
             self.flush()
         finally:
-            self.run.finish(run_status(kind))
+            self.sender.close(wait_s=self.wait_s)
+
+
+def send_rest(directory: Path) -> int:
+    """Sends what the spool of a run directory still holds, while no run is writing there.
+
+    Returns:
+        How many points and other entries were sent.
+
+    Raises:
+        UsageError: It is no run's directory, a run is writing there, or MLflow does not take everything.
+    """
+    directory = directory.resolve()
+    claimed = RunDirectory.open(directory.parent, directory.name, resume=True)
+    try:
+        if not (directory / SPOOL_FILE).exists():
+            return 0
+        spool = Spool(directory / SPOOL_FILE)
+        sender = Sender(spool, lambda: _there(open_run(directory), directory), run=None, pause_s=0.0)
+        try:
+            sender.send()
+        except Exception as error:
+            raise UsageError(
+                f"{directory}: {sender.sent} points are sent, {spool.waiting} wait: {one_line(error)}"
+            ) from error
+        finally:
+            spool.close()
+        return sender.sent
+    finally:
+        claimed.close()
+
+
+def _there(run: MLflowRun | None, directory: Path) -> MLflowRun:
+    if run is None:
+        raise UsageError(f"{directory}: there must be a run in MLflow, it died before; resume it")
+    return run
+
+
+def _create_run(directory: Path, *, name: str, tags: Mapping[str, str]) -> MLflowRun:
+    """Makes the MLflow run that a run directory intends to have."""
+    record = read_record(directory)
+    made_by = {f"version.{package}": version for package, version in versions().items()}
+    if (revision := git_revision()) is not None:
+        made_by["mlflow.source.git.commit"] = revision
+    tags = {**made_by, **tags, RUN_TAG: record["run_uuid"]}
+    run = MLflowRun.create(record["tracking_uri"], record["experiment"], name=name, tags=tags)
+    write_record(directory, {**record, "run_id": run.run_id})
+    return run
+
+
+def _now() -> int:
+    """Milliseconds since 1970."""
+    return int(time.time() * 1000)

@@ -1,0 +1,36 @@
+"""Sends to MLflow what waits in the spools of runs, because it did not answer while they went on.
+
+    python recipes/sync.py run=runs/mine
+    python recipes/sync.py run=[runs/a,runs/b]
+
+What MLflow already has is not stored again, so that nothing happens the second time. A run that is resumed does the
+same by itself.
+"""
+
+import yamame.cli.threads  # noqa: F401 (sets what torch reads when it is imported)
+
+# isort: split
+from pathlib import Path
+
+from omegaconf import DictConfig
+from yamame.checks import UsageError
+from yamame.cli.app import main
+from yamame.cli.arguments import ease_command_line
+from yamame.tracking import send_rest
+
+
+def sync(cfg: DictConfig) -> None:
+    """The recipe: one run after the other; those that cannot be sent are told at the end."""
+    problems = []
+    for run in [cfg.run] if isinstance(cfg.run, str) else cfg.run:
+        try:
+            print(f"{run}: {send_rest(Path(run))} points sent")
+        except UsageError as error:
+            problems.append(str(error))
+    if problems:
+        raise UsageError("; ".join(problems))
+
+
+if __name__ == "__main__":
+    ease_command_line(texts=("run",))
+    main(sync, config_name="sync")

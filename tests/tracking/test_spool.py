@@ -1,0 +1,483 @@
+"""MLflow never stops training: what it does not take waits on disk, and comes to it once, later."""
+
+import json
+import os
+import random
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from yamame.checks import UsageError
+from yamame.tracking import MLflowTracker, send_rest
+from yamame.tracking import tracker as tracking
+from yamame.tracking.mlflow_store import MLflowRun, check_store, connect
+from yamame.tracking.spool import Spool, Thinning, bucket
+
+DOWN_S = 2.0
+"""Seconds for which stores do not answer in the quick tests."""
+
+
+def tracker_of(uri, **options):
+    return MLflowTracker(
+        tracking_uri=uri, **{"system_metrics": False, "flush_s": 0.0, "wait_s": 0.3, **options}
+    )
+
+
+def open_directory(path):
+    """A directory as a run leaves it, which `send_rest` may claim."""
+    path.mkdir(exist_ok=True)
+    (path / ".lock").touch()
+    return path
+
+
+# The file.
+
+
+def test_a_spool_outlives_the_process_but_not_a_line_that_was_cut_off(tmp_path):
+    spool = Spool(tmp_path / "a")
+    for step in range(3):
+        spool.append(metrics={"loss": float(step), "nan": float("nan")}, step=step, ms=0)
+    spool.append(status="FAILED", ms=1)
+    whole = (tmp_path / "a").read_bytes()
+    for size in range(len(whole) - 20, len(whole)):
+        (tmp_path / "a").write_bytes(whole[:size])
+        again = Spool(tmp_path / "a")
+        assert again.waiting == 6
+        again.append(tags={})
+        entries, size = again.peek()
+        assert [entry["step"] for entry in entries] == [0, 1, 2]
+        again.drop(entries, size)
+        assert again.peek()[0] == [{"tags": {}}]
+    (tmp_path / "a").write_bytes(b"\0" * 50 + whole)
+    assert Spool(tmp_path / "a").waiting == 0
+
+
+def test_a_spool_is_empty_once_the_store_has_everything_and_a_closed_one_changes_nothing(tmp_path):
+    spool = Spool(tmp_path / "a")
+    spool.append(tags={"a": "b"})
+    peeked = spool.peek()
+    spool.append(tags={"c": "d"})
+    spool.drop(*peeked)
+    last = spool.peek()
+    assert last[0] == [{"tags": {"c": "d"}}]
+    kept = (tmp_path / "a").read_bytes()
+    again = Spool(tmp_path / "a")
+    spool.drop(*last)
+    assert (tmp_path / "a").read_bytes() == kept
+    while again.waiting:
+        again.drop(*again.peek())
+    assert (tmp_path / "a").read_bytes() == b""
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path, monkeypatch):
+    spool = Spool(tmp_path / "a")
+    spool.append(tags={"a": "b"})
+    write = os.write
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda file, line: write(file, line[:5]))
+        with pytest.raises(OSError, match=r"No space left on device: .*a'"):
+            spool.append(tags={"c": "d"})
+    assert Spool(tmp_path / "a").peek()[0] == [{"tags": {"a": "b"}}]
+
+
+def test_metrics_go_in_batches_and_other_entries_alone(tmp_path):
+    spool = Spool(tmp_path / "a")
+    for step in range(30):
+        spool.append(metrics=dict.fromkeys(map(str, range(100)), 0.0), step=step, ms=0)
+    spool.append(tags={})
+    sizes = []
+    while spool.waiting:
+        entries, size = spool.peek()
+        sizes.append(len(entries))
+        spool.drop(entries, size)
+    assert sizes == [10, 10, 10, 1]
+
+
+# Which points are kept.
+
+
+def test_buckets_get_longer_and_none_is_left_out():
+    steps = sorted({*range(5000), *(random.Random(0).randrange(10**8) for _ in range(5000))})
+    numbers = [bucket(step) for step in steps]
+    assert numbers == sorted(numbers)
+    assert numbers[:512] == list(range(512))
+    assert numbers[4999] - numbers[4998] in (0, 1)
+    assert bucket(10**8) < 5100
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_run_that_goes_back_keeps_the_same_points_as_one_that_was_never_stopped(seed):
+    draw = random.Random(seed)
+    steps = list(range(0, 40_000, draw.choice([1, 7, 64])))
+    never_stopped = Thinning()
+    expected = [step for step in steps if never_stopped.keeps("train/loss", step)]
+    assert len(expected) < len(steps) or steps[1] == 64
+    sent, position = [], 0
+    while position < len(steps):
+        # A process: its own thinning knows nothing, that of the sender what the store has.
+        own, senders = Thinning(), Thinning({"train/loss": sent[-1]} if sent else {})
+        end = min(len(steps), position + draw.randrange(1, len(steps) // 2))
+        spooled = [step for step in steps[position:end] if own.keeps("train/loss", step)]
+        sent += [step for step in spooled if senders.keeps("train/loss", step)]
+        position = end if end == len(steps) else draw.randrange(position, end)
+    assert sent == expected
+
+
+def test_evaluations_and_costs_are_never_thinned():
+    thinning = Thinning()
+    for key in ("eval/success_mean", "cost/cpu_s"):
+        assert all(thinning.keeps(key, step) for step in range(10**6, 10**6 + 100))
+        assert not thinning.keeps(key, 10**6)
+    assert sum(thinning.keeps("train/loss", step) for step in range(10**6, 10**6 + 100)) == 1
+
+
+KEYS, EVALUATED = 32, 16
+"""A default run has 31 metrics of training, collector and machine, and 14 of evaluations and costs."""
+
+
+def test_a_hundred_million_steps_take_less_than_a_hundred_megabytes(tracking_uri):
+    run = MLflowRun.create(tracking_uri, "size", name="a", tags={})
+    database = sqlite3.connect(tracking_uri.removeprefix("sqlite:///"))
+
+    def size():
+        pages = (
+            "select (page_count - freelist_count) * page_size from pragma_page_count, pragma_freelist_count"
+        )
+        return database.execute(f"{pages}, pragma_page_size").fetchone()[0]
+
+    before, points = size(), 10_000
+    names = [f"train/q_value_gamma_0.{key}" for key in range(KEYS)]
+    run.log_metrics(
+        [(names[i % KEYS], random.random(), 1_700_000_000_000 + i, 10**7 + i // KEYS) for i in range(points)]
+    )
+    per_point = (size() - before) / points
+    database.close()
+    assert 100 < per_point < 400
+    # However short the iterations are.
+    kept, interval = bucket(10**8) + 1, 20_000
+    total = per_point * (KEYS * kept + EVALUATED * 10**8 // interval)
+    print(f"{per_point:.0f} bytes per point, {kept} points per key, {total / 1e6:.0f} MB in all")
+    assert total < 100e6
+
+
+# Stores that do not answer.
+
+
+@pytest.mark.parametrize("down_s", [DOWN_S, pytest.param(300.0, marks=pytest.mark.slow)])
+def test_a_server_that_dies_and_comes_back_has_every_point_once_and_training_never_waits(
+    server, tmp_path, settle, capfd, down_s
+):
+    tracker = tracker_of(server.uri).start(tmp_path, name="a", params={"seed": 1})
+    (run,) = server.runs.values()
+    assert run["params"] == {"seed": "1"}
+    longest, step = 0.0, 0
+    for up, seconds in ((True, 0.5), (False, down_s), (True, 0.5)):
+        if not up:
+            server.kill()
+        elif step:
+            server.start()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            before = time.monotonic()
+            tracker.log({"loss": step / 7, "eval/success_mean": 1.0}, step=step)
+            tracker.flush()
+            longest = max(longest, time.monotonic() - before)
+            step += 1
+            time.sleep(0.005)
+    settle(tracker, seconds=60.0)
+    with tracker:
+        pass
+    assert longest < 1.0  # a request may take two seconds
+    assert sorted(point for point in run["metrics"] if point[0] == "eval/success_mean") == [
+        ("eval/success_mean", s, 1.0) for s in range(step)
+    ]
+    thinning = Thinning()
+    assert [s for key, s, _ in run["metrics"] if key == "loss"] == [
+        s for s in range(step) if thinning.keeps("loss", s)
+    ]
+    assert run["status"] == "FINISHED"
+    out, err = capfd.readouterr()
+    first, second = err.splitlines()
+    assert first.startswith("MLflow does not answer, ")
+    assert (out, second) == ("", "MLflow answers again, all points are sent")
+
+
+def test_a_request_that_was_done_but_not_answered_stores_no_point_twice(server, tmp_path, settle):
+    tracker = tracker_of(server.uri).start(tmp_path, name="a", params={})
+    settle(tracker)
+    server.mood = "late"
+    for step in range(300):
+        tracker.log({"loss": 1.0}, step=step)
+        time.sleep(0.002)
+    (run,) = server.runs.values()
+    assert run["metrics"]
+    server.mood = "well"
+    settle(tracker)
+    assert [step for _, step, _ in run["metrics"]] == list(range(300))
+
+
+def test_what_is_left_at_the_end_is_told_and_sent_later_once(server, tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    directory = open_directory(tmp_path / "mine")
+    (directory / "config.yaml").write_text("seed: 1\n")
+    before = time.monotonic()
+    with tracker_of(server.uri).start(directory, name="a", params={"seed": 1}) as tracker:
+        server.kill()
+        for step in range(10):
+            tracker.log({"loss": 1.0}, step=step)
+        tracker.log_artifact(directory / "config.yaml", folder="files")
+        tracker.log_artifact(directory / "gone")
+        tracker.log_table("t", {"a": [1]})
+        ended = time.time() * 1000
+    assert time.monotonic() - before < 10.0
+    assert (
+        capfd.readouterr()
+        .err.splitlines()[-1]
+        .endswith("points wait; send them with: python recipes/sync.py run=mine")
+    )
+    (run_id,) = server.runs
+    run = server.runs[run_id]
+    assert (run["status"], run["metrics"]) == ("RUNNING", [])
+    with pytest.raises(UsageError, match=r"mine: 0 points are sent, 1\d wait: .*Connection refused"):
+        send_rest(directory)
+    server.start()
+    assert send_rest(directory) >= 14
+    assert send_rest(directory) == 0
+    assert [step for _, step, _ in run["metrics"]] == list(range(10))
+    assert run["status"] == "FINISHED"
+    assert json.loads(run["tags"]["mlflow.loggedArtifacts"]) == [{"path": "t.json", "type": "table"}]
+    assert sorted(path.name for path in server.folder.rglob("*.*")) == ["config.yaml", "t.json"]
+    assert abs(run["end_time"] - ended) < 5000
+
+
+def test_a_run_goes_on_while_its_store_is_silent_and_the_rest_comes_when_it_is_back(
+    server, tmp_path, settle, capfd
+):
+    with tracker_of(server.uri).start(tmp_path, name="a", params={"seed": 1}) as tracker:
+        tracker.log({"loss": 0.0}, step=0)
+        settle(tracker)
+        server.mood = 503
+        tracker.log({"loss": 1.0}, step=1)
+        tracker.log({"loss": 2.0}, step=2)
+    # It goes back to a checkpoint of step 0.
+    again = tracker_of(server.uri).start(tmp_path, name="a", params={"seed": 2, "new": 3})
+    assert again.run is None
+    for step in (1, 2, 3):
+        again.log({"loss": float(step)}, step=step)
+    server.mood = "well"
+    with again:
+        settle(again)
+    (run,) = server.runs.values()
+    assert run["metrics"] == [("loss", step, float(step)) for step in range(4)]
+    assert (run["params"], run["status"]) == ({"seed": "1", "new": "3"}, "FINISHED")
+
+
+@pytest.mark.parametrize("mood", [500, 503, 403, 404, "html", "silent", "refused"])
+def test_a_new_run_is_refused_in_one_line_and_soon(server, tmp_path, mood):
+    if mood == "refused":
+        server.kill()
+    server.mood = mood
+    before = time.monotonic()
+    with pytest.raises(UsageError, match=r"tracking_uri: must be a store that MLflow can use, got http://"):
+        check_store({"logger": {"tracking_uri": server.uri, "experiment": "a"}})
+    with pytest.raises(UsageError, match=r"tracking_uri: must be a store that MLflow can use, got http://"):
+        tracker_of(server.uri).start(tmp_path, name="a", params={})
+    assert time.monotonic() - before < 10.0
+    if mood == "refused":
+        server.start()
+
+
+def test_requests_are_limited_unless_the_user_did_so(monkeypatch, tracking_uri):
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT", raising=False)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+    connect(tracking_uri)
+    assert float(os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"]) <= 10
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "3"
+
+
+LOOP = """
+import sys
+import time
+from pathlib import Path
+
+import torch
+from yamame.tracking import MLflowTracker, NullTracker
+
+folder, uri, seconds = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+tracker = NullTracker() if uri == "none" else MLflowTracker(tracking_uri=uri, flush_s=0.5, wait_s=60.0)
+folder.mkdir()
+with tracker.start(folder, name="a", params={}):
+    print("ready", flush=True)
+    sys.stdin.readline()
+    weights = torch.rand(256, 256)
+    steps, end = 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        for _ in range(20):
+            torch.mm(weights, weights)
+        tracker.log({f"eval/{key}": 1.0 for key in range(40)}, step=steps)
+        steps += 1
+        if steps % 100 == 0:
+            tracker.flush()
+    print(steps, flush=True)
+"""
+
+
+def loop(folder, uri, seconds):
+    """Starts the loop in a process, up to where it waits for a line."""
+    command = [sys.executable, "-c", LOOP, str(folder), uri, str(seconds)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.slow
+def test_a_database_that_is_locked_for_a_minute_slows_nothing_and_loses_nothing(tmp_path):
+    """Beside a loop without tracking, at the same time, for the machine may have other things to do."""
+    uri, seconds = f"sqlite:///{tmp_path}/mlflow.db", float(os.environ.get("YAMAME_LOCKED_S", "60"))
+    with loop(tmp_path / "none", "none", seconds) as none, loop(tmp_path / "locked", uri, seconds) as locked:
+        database = sqlite3.connect(tmp_path / "mlflow.db", timeout=60.0, isolation_level=None)
+        database.execute("begin exclusive")
+        for process in (none, locked):
+            process.stdin.write("\n")
+            process.stdin.flush()
+        steps_without, steps = (int(process.stdout.readline()) for process in (none, locked))
+        database.execute("rollback")
+    assert (none.returncode, locked.returncode) == (0, 0)
+    found = database.execute(
+        "select key, count(*), count(distinct step) from metrics group by key"
+    ).fetchall()
+    assert [row for row in found if row[0].startswith("eval/")] == [
+        (key, steps, steps) for key in sorted(f"eval/{key}" for key in range(40))
+    ]
+    assert database.execute("select status from runs").fetchall() == [("FINISHED",)]
+    database.close()
+    print(f"{steps} steps beside a locked database, {steps_without} untracked: {steps / steps_without:.3f}")
+    assert steps >= 0.9 * steps_without
+
+
+def test_a_locked_database_holds_nobody_up_and_loses_nothing(start, tracking_uri, settle):
+    tracker = start()
+    settle(tracker)
+    database = sqlite3.connect(tracking_uri.removeprefix("sqlite:///"), timeout=60.0, isolation_level=None)
+    database.execute("begin exclusive")
+    longest, step, end = 0.0, 0, time.monotonic() + DOWN_S
+    while time.monotonic() < end:
+        before = time.monotonic()
+        tracker.log({"eval/success_mean": 1.0}, step=step)
+        tracker.flush()
+        longest = max(longest, time.monotonic() - before)
+        step += 1
+        time.sleep(0.005)
+    assert tracker.sender.spool.waiting == step
+    database.execute("rollback")
+    database.close()
+    settle(tracker, seconds=60.0)
+    assert longest < DOWN_S / 2
+    points = tracker.run.client.get_metric_history(tracker.run.run_id, "eval/success_mean")
+    assert [point.step for point in points] == list(range(step))
+
+
+# A run and its parameters are one thing, whenever the process dies.
+
+
+class Killed(BaseException):
+    pass
+
+
+def die(*arguments, **options):
+    raise Killed
+
+
+def dying_after(call, *, calls=1):
+    """The call, after which the process dies, at the so-and-so-many-th time."""
+    left = [calls]
+
+    def wrapped(*arguments, **options):
+        result = call(*arguments, **options)
+        left[0] -= 1
+        if left[0] == 0:
+            raise Killed
+        return result
+
+    return wrapped
+
+
+INSTANTS = {
+    "before the intent": lambda: (tracking, "write_record", die),
+    "after the intent": lambda: (tracking, "write_record", dying_after(tracking.write_record)),
+    "before the run is made": lambda: (MLflowRun, "create", die),
+    "after the run is made": lambda: (MLflowRun, "create", dying_after(MLflowRun.create)),
+    "after the record": lambda: (tracking, "write_record", dying_after(tracking.write_record, calls=2)),
+    "before the parameters": lambda: (MLflowRun, "log_params", die),
+    "after the parameters": lambda: (MLflowRun, "log_params", dying_after(MLflowRun.log_params)),
+    "before they are dropped": lambda: (Spool, "drop", die),
+    "before the first batch": lambda: (mlflow_client(), "log_batch", die),
+    "after the first batch": lambda: (mlflow_client(), "log_batch", dying_after(mlflow_client().log_batch)),
+    "before the status": lambda: (MLflowRun, "set_status", die),
+}
+
+
+def mlflow_client():
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient
+
+
+@pytest.mark.parametrize("instant", INSTANTS)
+def test_a_run_that_dies_while_it_starts_has_one_record_and_all_parameters_later(
+    tracking_uri, tmp_path, monkeypatch, settle, instant, request
+):
+    params = {f"p{index}": index for index in range(250)}
+    experiment = request.node.name.replace("/", " ")
+    with monkeypatch.context() as patched:
+        patched.setattr(*INSTANTS[instant]())
+        with pytest.raises(Killed):
+            tracker_of(tracking_uri, experiment=experiment).start(tmp_path, name="a", params=params)
+    again = tracker_of(tracking_uri, experiment=experiment)
+    with again.start(tmp_path, name="a", params={**params, "p7": "changed"}):
+        again.log({"loss": 1.0}, step=1)
+    client = connect(tracking_uri)
+    (run,) = client.search_runs([client.get_experiment_by_name(experiment).experiment_id])
+    assert len(run.data.params) == 250
+    assert run.data.params["p7"] == (
+        "changed" if instant in ("before the intent", "after the intent") else "7"
+    )
+    assert (run.info.status, run.data.metrics) == ("FINISHED", {"loss": 1.0})
+    assert run.info.run_id == json.loads((tmp_path / "mlflow.json").read_text())["run_id"]
+
+
+def test_what_was_stored_but_not_dropped_from_the_spool_is_not_stored_again(start, tmp_path, monkeypatch):
+    tracker = start(flush_s=1e6)
+    for step in range(5):
+        tracker.log({"loss": 1.0}, step=step)
+    monkeypatch.setattr(tracker.sender.spool, "drop", die)
+    with pytest.raises(Killed):
+        tracker.sender.send()
+    with start():
+        pass
+    points = tracker.run.client.get_metric_history(tracker.run.run_id, "loss")
+    assert [point.step for point in points] == list(range(5))
+
+
+def test_a_directory_that_is_written_to_or_has_no_run_is_not_sent(tmp_path):
+    with pytest.raises(UsageError, match="does not exist"):
+        send_rest(tmp_path / "nowhere")
+    directory = open_directory(tmp_path / "mine")
+    (directory / "config.yaml").touch()
+    assert send_rest(directory) == 0
+    (directory / "mlflow.json").write_text(
+        json.dumps({"tracking_uri": f"sqlite:///{tmp_path}/m.db", "experiment": "a", "run_uuid": "b"})
+    )
+    Spool(directory / "mlflow.jsonl").append(params={})
+    with pytest.raises(UsageError, match="there must be a run in MLflow"):
+        send_rest(directory)
+    assert not (tmp_path / "m.db").exists()
+
+
+def test_the_thread_does_not_outlive_its_run(start):
+    with start() as tracker:
+        assert tracker.sender._thread in threading.enumerate()
+    assert tracker.sender._thread not in threading.enumerate()
