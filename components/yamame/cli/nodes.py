@@ -52,11 +52,10 @@ def check_targets(node: Any, *, key: str = "", trust: Collection[str] = ()) -> N
     prefixes = prefixes_of(trust)
     for name, target in targets(node, key):
         check_name(target["_target_"], name, prefixes)
-    for name, text in flatten({"": node}).items():
+    for name, text in flatten({key or "configuration": node}).items():
         if "${" in str(text):  # it would be resolved once more when it is built
-            raise UsageError(
-                f"{f'{key}{name}'.strip('.')}: must be a value and no interpolation, got {text!r}"
-            )
+            name = name.removeprefix("configuration.")
+            raise UsageError(f"{name}: must be a value and no interpolation, got {text!r}")
 
 
 def located(
