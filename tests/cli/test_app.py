@@ -117,6 +117,7 @@ def test_a_correct_command_line_reaches_the_recipe_and_writes_nothing_by_itself(
             ["budget=long"],
             "train: budget: there are no choices here, only settings below it, as budget.name=",
         ),
+        (["+hydra.callbacks.x={_target_:os.system}"], "train: hydra.callbacks.x: must name no target"),
         (["-m", "seed=1,abc"], "train: seed: must be an integer, got 'abc'"),
         (["-m", "env=maze,null"], "train: env=maze,null: no such choice; there are maze, tmaze"),
         (["-m", "env=maze,maz"], "train: env=maz: no such choice"),

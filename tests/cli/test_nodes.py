@@ -13,10 +13,12 @@ def test_targets_outside_the_list_are_refused_by_key_before_any_import():
         check_targets(nodes)
     # Inside the list the same module is looked for, so the refusal above came first.
     with pytest.raises(UsageError, match="must name a class or function"):
-        check(OmegaConf.create({"a": {"_target_": "torch.a_module_that_is_nowhere.f"}}))
+        check(OmegaConf.create({"a": {"_target_": "torch.nn.a_module_that_is_nowhere.f"}}))
 
 
-@pytest.mark.parametrize("target", ["torchvision.models", "yamamex.a", "os.system", 3, "Torch.nn"])
+@pytest.mark.parametrize(
+    "target", ["torchvision.models", "yamamex.a", "os.system", 3, "Torch.nn.ReLU", "torch.hub.load"]
+)
 def test_a_prefix_is_a_whole_package_name(target):
     with pytest.raises(UsageError, match=r"x\._target_ must begin with"):
         check_targets({"x": {"_target_": target}})
@@ -63,3 +65,46 @@ def test_plain_resolves_and_refuses_missing_values():
     assert plain(OmegaConf.create({"a": 1, "b": ["${a}"]})) == {"a": 1, "b": [1]}
     with pytest.raises(UsageError, match="b: Missing mandatory value: b"):
         plain(OmegaConf.create({"b": "???"}))
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("torch.nn.init.constant_", r"must name a layer or an optimizer of torch"),
+        ("torch.nn.modules.module.torch.hub.load", r"must name a layer or an optimizer of torch"),
+        ("torch.nn.modules.module.OrderedDict", r"must name a class or function of torch"),
+        ("torch.optim.lr_scheduler.Counter", r"must name a class or function of torch"),
+        ("torchrl.modules.llm.vLLMWrapper", r"must name"),
+        ("yamame.files.run_directory.shutil.rmtree", r"must name a class or function of yamame"),
+        ("yamame.cli.app.os.system", r"must name a class or function of yamame"),
+        ("yamame.cli.app.main.__globals__", r"must begin with"),
+        ("yamame_envs.adapters.registered.import_module", r"must name a class or function of yamame_envs"),
+    ],
+)
+def test_what_a_module_has_only_imported_and_what_is_no_layer_is_refused(target, message):
+    with pytest.raises(UsageError, match=rf"x\._target_ {message}.*got '{target}'"):
+        instantiate(OmegaConf.create({"x": {"_target_": target}}).x)
+
+
+def test_a_package_of_the_users_own_is_named_in_trust(tmp_path, monkeypatch):
+    (tmp_path / "mylab.py").write_text("from os import getcwd\nclass Part:\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = {"part": {"_target_": "mylab.Part"}}
+    with pytest.raises(
+        UsageError, match=r"part\._target_ must begin with .* package of trust.*'mylab\.Part'"
+    ):
+        instantiate(OmegaConf.create(config).part)
+    trusting = OmegaConf.create(config | {"trust": ["mylab."]})
+    assert type(instantiate(trusting.part)).__name__ == "Part"
+    trusting.part._target_ = "mylab.getcwd"
+    with pytest.raises(UsageError, match=r"must name a class or function of mylab, got 'mylab\.getcwd'"):
+        instantiate(trusting.part)
+
+
+def test_free_data_holds_no_targets_and_nothing_is_resolved_twice():
+    env = {"_target_": "yamame_envs.Gym", "settings": {"deep": [{"_target_": "torch.nn.ReLU"}]}}
+    with pytest.raises(UsageError, match=r"env\.settings\.deep\.0\._target_: must be plain data there"):
+        check(OmegaConf.create({"env": env}))
+    sequence = {"_target_": "torch.nn.ReLU", "inplace": "\\${oc.env:HOME}"}
+    with pytest.raises(UsageError, match=r"x\.inplace: must be a value and no interpolation"):
+        instantiate(OmegaConf.create({"x": sequence}).x)

@@ -35,7 +35,7 @@ _KEY = re.compile(r"(?:Could not (?:override|append to config\.?|delete from con
 
 
 def check_choices(arguments: Sequence[str], directory: str) -> None:
-    """Refuses choices that are no names, on which Hydra stumbles.
+    """Refuses choices that are no names, on which Hydra stumbles, and what Hydra itself would build.
 
     Args:
         arguments: The command line.
@@ -46,6 +46,8 @@ def check_choices(arguments: Sequence[str], directory: str) -> None:
     """
     for text in arguments:
         group, value = key_of(text), text.partition("=")[2]
+        if group.partition(".")[0] == "hydra" and "_target_" in text:  # which nothing checks
+            raise UsageError(f"{group}: must name no target of Hydra's own, got {text}")
         folder, names = Path(directory) / group, value.split(",")
         if text[:1] in "~-" or not group or value[:1] in ("", "{") or not folder.is_dir():
             continue

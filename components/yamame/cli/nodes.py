@@ -1,7 +1,6 @@
 """Nodes of a configuration: those with a ``_target_`` name a class or function, and their other keys its arguments."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from pkgutil import resolve_name
 from typing import Any
 
 import hydra
@@ -10,11 +9,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from yamame.checks import UsageError
-from yamame.cli.validation import check_arguments, check_settings, parameters_of
-
-ALLOWED = ("yamame.", "yamame_envs.", "torchrl.", "torch.")
-"""Prefixes of what a configuration may name as ``_target_``."""
-_SPECIAL = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
+from yamame.cli.trusted import SPECIAL, check_name, locate, prefixes_of
+from yamame.cli.validation import check_arguments, check_settings, free_data_of, parameters_of
+from yamame.files.config import flatten
 
 
 def plain(cfg: Any) -> Any:
@@ -39,18 +36,55 @@ def targets(node: Any, key: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
         yield from targets(item, f"{key}.{name}" if key else str(name))
 
 
-def check_targets(node: Any, *, key: str = "") -> None:
-    """Refuses targets that are not on the list, before anything is imported.
+def check_targets(node: Any, *, key: str = "", trust: Collection[str] = ()) -> None:
+    """Refuses targets that a person may not name, before anything is imported.
+
+    Args:
+        node: Plain configuration.
+        key: Where it stands.
+        trust: Packages whose classes may be named beside ours, as the setting ``trust``.
 
     Raises:
-        UsageError: Names the key, the value and the allowed prefixes.
+        UsageError: Names the key, the value and what may be named.
 
     >>> check_targets({"env": {"_target_": "yamame_envs.MazeRunner"}})
     """
+    prefixes = prefixes_of(trust)
     for name, target in targets(node, key):
-        value = target["_target_"]
-        if not isinstance(value, str) or not value.startswith(ALLOWED):
-            raise UsageError(f"{name}._target_ must begin with {' or '.join(ALLOWED)}, got {value!r}")
+        check_name(target["_target_"], name, prefixes)
+    for name, text in flatten({key or "configuration": node}).items():
+        if "${" in str(text):  # it would be resolved once more when it is built
+            name = name.removeprefix("configuration.")
+            raise UsageError(f"{name}: must be a value and no interpolation, got {text!r}")
+
+
+def located(
+    node: Any, *, key: str = "", trust: Collection[str] = ()
+) -> list[tuple[str, dict[str, Any], Callable[..., Any]]]:
+    """Key, node and class of every target of a plain configuration, once all of their names are checked.
+
+    Raises:
+        UsageError: As `check_targets`; or there is no such class, or it may not be named.
+    """
+    check_targets(node, key=key, trust=trust)
+    prefixes = prefixes_of(trust)
+    found = [(name, n, locate(n["_target_"], name, prefixes)) for name, n in targets(node, key)]
+    for name, n, target in found:
+        for argument in free_data_of(target) & n.keys():
+            for place, inner in targets(n[argument], f"{name}.{argument}"):
+                raise UsageError(f"{place}._target_: must be plain data there, got {inner['_target_']!r}")
+    return found
+
+
+def target_of(node: Any) -> Callable[..., Any]:
+    """The class or function of a node of a configuration, which is not built."""
+    return located(plain(node), key=node._get_full_key(""), trust=_trust_of(node))[0][2]
+
+
+def _trust_of(node: Any) -> Collection[str]:
+    """What the command line said of the whole configuration that a node is part of."""
+    root = node._get_root()
+    return tuple(root.get("trust") or ()) if isinstance(root, DictConfig) else ()
 
 
 def check(
@@ -73,15 +107,14 @@ def check(
         UsageError: Names the key and the value.
     """
     config = plain(cfg)
-    check_targets(config)
+    nodes = located(config, trust=config.get("trust", ()))
     check_settings(settings or {}, config)
     foreign: dict[str, str] = {}
-    for key, node in targets(config):
-        target = _locate(node["_target_"], key)
+    for key, node, target in nodes:
         parameters = parameters_of(target)
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             takes = f"{node['_target_']} takes {', '.join(parameters)}"
-            foreign |= {f"{key}.{name}": takes for name in node if name not in _SPECIAL | parameters.keys()}
+            foreign |= {f"{key}.{name}": takes for name in node if name not in SPECIAL | parameters.keys()}
         check_arguments(target, node, key)
     if foreign:
         # Those that the command line did not set can be dropped by it.
@@ -90,17 +123,6 @@ def check(
         name, takes = next(iter(foreign.items()))
         raise UsageError(f"{name}: {takes}, not {name.rpartition('.')[2]!r}{remedy}")
     return config
-
-
-def _locate(path: str, key: str) -> Callable[..., Any]:
-    """The object that a dotted path names."""
-    try:
-        found = resolve_name(path)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(f"{key}._target_ must name a class or function, got {path!r}: {error}") from error
-    if not callable(found):
-        raise UsageError(f"{key}._target_ must name a class or function, got {path!r}")
-    return found
 
 
 def instantiate(node: Any, **runtime: Any) -> Any:
@@ -115,13 +137,16 @@ def instantiate(node: Any, **runtime: Any) -> Any:
         runtime: Further keyword arguments.
 
     Raises:
-        UsageError: A target is not allowed, or a constructor refused its arguments (with its message).
+        UsageError: A target may not be named, or a constructor refused its arguments (with its message).
     """
     if node is None:
         return None
-    key = node._get_full_key("") if OmegaConf.is_config(node) else ""
-    config = plain(node) if OmegaConf.is_config(node) else node
-    check_targets(config, key=key)
+    is_config = OmegaConf.is_config(node)
+    key, trust = (node._get_full_key(""), _trust_of(node)) if is_config else ("", ())
+    config = plain(node) if is_config else node
+    located(config, key=key, trust=trust)
+    if "_target_" not in config:
+        raise UsageError(f"{key}._target_ must be given, got {config}")
     key = key or config["_target_"]
     try:
         built = hydra.utils.instantiate(config, _partial_=True, _convert_="all")

@@ -83,7 +83,7 @@ def check_arguments(target: Callable[..., Any], values: Mapping[str, Any], key: 
         UsageError: Names the key, what it must be, and the value.
     """
     try:
-        hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
+        hints = _hints_of(target)
     except (NameError, TypeError):  # names that only a type checker imports, and functions written in C
         return
     parameters = parameters_of(target)
@@ -91,6 +91,27 @@ def check_arguments(target: Callable[..., Any], values: Mapping[str, Any], key: 
         value, default = values[name], parameters[name].default
         if type(value) is not type(default) or value != default:
             _check(f"{key}.{name}", value, hints[name])
+
+
+def free_data_of(target: Callable[..., Any]) -> set[str]:
+    """Parameters that take any mapping as it is, which therefore holds no nodes."""
+    try:
+        hints = _hints_of(target)
+    except (NameError, TypeError):
+        return set()
+    return {name for name, hint in hints.items() if _is_free(hint)}
+
+
+def _is_free(hint: Any) -> bool:
+    parts = _alternatives(hint)
+    if len(parts) > 1:
+        return any(_is_free(part) for part in parts)
+    return typing.get_origin(hint) in _MAPPINGS and typing.get_args(hint)[1] is Any
+
+
+def _hints_of(target: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations of a function or constructor."""
+    return typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
 
 
 def fits(value: Any, hint: Any) -> bool:

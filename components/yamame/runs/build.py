@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import hydra
 import torch
 from omegaconf import DictConfig, OmegaConf
 from tensordict.nn import TensorDictModuleBase
@@ -14,7 +13,7 @@ from torchrl.envs import EnvBase, Transform
 
 from yamame.agent import InContextAgent, InContextPolicy
 from yamame.checks import UsageError
-from yamame.cli.nodes import instantiate, plain
+from yamame.cli.nodes import instantiate, plain, target_of
 from yamame.cli.threads import share_threads
 from yamame.cli.validation import parameters_of
 from yamame.collectors import Collector
@@ -44,7 +43,7 @@ def build_agent(cfg: DictConfig, env: EnvBase) -> InContextAgent:
         gammas=learned_gammas(cfg),
         probability_floor=cfg.agent.probability_floor,
         box_distribution=cfg.agent.box_distribution,
-        share_encoders=getattr(hydra.utils.get_object(cfg.agent.loss._target_), "shares_encoder", True),
+        share_encoders=getattr(target_of(cfg.agent.loss), "shares_encoder", True),
     ).to(cfg.device)
 
 
@@ -64,7 +63,7 @@ def build_collector(
 ) -> Collector:
     """The collector of the configuration: it acts in ``env``, or in environments of its own in other processes."""
     given: dict[str, Any] = {"policy": policy, "replay": replay, "exploration": exploration}
-    if "make_env" in parameters_of(hydra.utils.get_object(cfg.collector._target_)):
+    if "make_env" in parameters_of(target_of(cfg.collector)):
         make_env = partial(build_env, OmegaConf.create({**cfg, "device": "cpu"}))
         given |= {"make_env": make_env, "num_envs": cfg.schedule.num_envs, "seed": cfg.seed}
         share_threads(num_workers=cfg.collector.num_workers)
@@ -81,7 +80,7 @@ def build_learner(cfg: DictConfig, agent: InContextAgent, *, guard: NonFiniteGua
         UsageError: The loss takes one discount factor, and the agent has several.
     """
     given: dict[str, Any] = {"gammas": agent.gammas}
-    if "gamma" in parameters_of(hydra.utils.get_object(cfg.agent.loss._target_)):
+    if "gamma" in parameters_of(target_of(cfg.agent.loss)):
         if len(agent.gammas) != 1:
             raise UsageError(f"agent.gammas: must hold one discount factor, got {list(agent.gammas)}")
         given = {"gamma": agent.gammas[0]}

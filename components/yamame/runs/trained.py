@@ -17,12 +17,18 @@ from torchrl.envs import EnvBase
 from yamame.agent import InContextAgent
 from yamame.checks import UsageError
 from yamame.cli.nodes import check, plain
+from yamame.cli.settings import SETTINGS
+from yamame.cli.trusted import check_file, prefixes_of
+from yamame.cli.validation import check_settings
 from yamame.files.checkpoint import Checkpointer, LoadedCheckpoint
 from yamame.runs.build import build_agent, build_env, check_device, learned_gammas
 from yamame.tracking.history import download_artifacts
 from yamame.tracking.tracker import TRACKING_URI
 
 Which = Literal["best", "last"]
+_PLAYED = ("seed", "evaluation", "agent", "env", "encoder", "timestep_encoder", "goal_encoder")
+_BUILT = {key: SETTINGS["train"][key] for key in _PLAYED}
+"""What the configuration of a run must have, to be played."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +106,7 @@ def load_trained(
     env: Mapping[str, Any] | None = None,
     trials: Mapping[str, Any] | None = None,
     context_length: int | None = None,
+    trust: Sequence[str] = (),
 ) -> Trained:
     """Reads a trained run.
 
@@ -111,18 +118,16 @@ def load_trained(
         env: Settings of the environment to change, nested as in the configuration.
         trials: Settings of repeated trials to change.
         context_length: Timesteps that acting remembers, if not as many as in training.
+        trust: Packages whose classes and environments the run may name, beside ours, as ``["mylab."]``.
 
     Raises:
-        UsageError: One line that names what is missing or does not fit.
+        UsageError: One line that names what is missing, does not fit, or is named without trust.
     """
     if checkpoint not in get_args(Which):
         raise UsageError(f"load_trained: checkpoint must be best or last, got {checkpoint!r}")
     loaded = _load(str(source), checkpoint, tracking_uri)
-    if not {"env", "agent", "encoder", "evaluation"} <= loaded.config.keys():
-        raise UsageError(
-            f"load_trained: {source} must be a checkpoint of a training run, it has no configuration"
-        )
-    config = {**loaded.config, "device": check_device(device)}
+    _check_config(source, loaded.config, prefixes_of(trust))
+    config = {**loaded.config, "device": check_device(device), "trust": list(trust)}
     # Settings of held-out tasks become those of the environment, for what is asked here to come last.
     held_out = config["evaluation"]["env"]
     config["evaluation"] = {**config["evaluation"], "env": {}}
@@ -138,9 +143,22 @@ def load_trained(
     return Trained(str(source), loaded.step, composed, loaded.values["agent"])
 
 
+def _check_config(source: str | Path, config: Any, trust: Sequence[str]) -> None:
+    """Refuses a configuration that is not whole, or names what a file may not name; nothing of it is used before."""
+    if not isinstance(config, dict) or not _BUILT.keys() <= config.keys():
+        raise UsageError(
+            f"load_trained: {source} must be a checkpoint of a training run, it has no configuration"
+        )
+    try:
+        check_file(config, trust)
+        check_settings(_BUILT, config)
+    except UsageError as error:
+        raise UsageError(f"load_trained: {source}: {error}") from error
+
+
 def load_asked(source: str, asked: Mapping[str, Any]) -> Trained:
     """Reads a trained run as `load_trained` does, with those of its options that a recipe was asked for."""
-    options = ("checkpoint", "tracking_uri", "device", "env", "trials", "context_length")
+    options = ("checkpoint", "tracking_uri", "device", "env", "trials", "context_length", "trust")
     return load_trained(source, **{name: asked[name] for name in options})
 
 

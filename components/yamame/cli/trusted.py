@@ -1,0 +1,176 @@
+"""Which classes and functions a configuration may name: the one place that says whom Yamame trusts.
+
+A person types a configuration, and may name what is ours, layers and optimizers of torch and torchrl, and what lies in
+a package of ``trust``. A file (a checkpoint, a run directory, an artifact of MLflow) may be a stranger's: it may name
+only what the YAML files name, in the places where they name it, and what lies in a package of ``trust``. That setting
+comes from the command line alone. Everything is checked before anything is imported or built.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pkgutil import resolve_name
+from typing import Any
+
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from yamame.checks import UsageError
+
+OURS = ("yamame.", "yamame_envs.")
+LAYERS = ("torch.nn.", "torch.optim.", "torchrl.modules.", "torchrl.objectives.")
+"""Beside what is ours, a person may name classes in here that are layers, losses, optimizers or their schedules."""
+SPECIAL = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
+"""Keys of a node that tell Hydra how to build it."""
+
+_OPTIMIZERS = "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop SGD"
+_ENVS = (
+    "ActiveTMaze Atari Bandits Crafter DarkKeyDoor Gym HalfCheetahVel MazeRunner MetaFrozenLake MetaWorld MiniGrid "
+    "MultiDomain POPGym PackageDelivery PassiveTMaze Wind Workers"
+)
+_IN_FILES = {
+    "env": {"yamame_envs": _ENVS},
+    "evaluation": {"yamame_envs": "Workers"},
+    "trials": {"yamame_envs": "RepeatedTrials"},
+    "workers": {"yamame_envs": "Workers"},
+    "timestep_encoder": {"yamame.timestep": "MLPTimestepEncoder make_timestep_encoder"},
+    "goal_encoder": {"yamame.timestep": "MLPGoalEncoder TokenGoalEncoder"},
+    "encoder": {
+        "yamame.trajectory": "GRUEncoder LSTMEncoder LinearRecurrentEncoder MambaEncoder MemorylessEncoder "
+        "TransformerEncoder WindowEncoder"
+    },
+    "agent": {
+        "yamame.heads": "ActorHead BinnedReturns PopArt make_critic make_value_head",
+        "yamame.losses": "MultiGammaREDQLoss SeparateREDQLoss SequencePPOLoss",
+    },
+    "relabel": {"yamame.replay": "GoalFrequencies Relabel"},
+    "exploration": {"yamame.exploration": "BilevelEpsilon EdgeEpsilon EpsilonGreedy GaussianNoise"},
+    "optimizer": {"torch.optim": _OPTIMIZERS},
+    "replay": {"yamame.replay": "TrajectoryReplayBuffer"},
+    "collector": {"yamame.collectors": "AsyncCollector SyncCollector"},
+    "packing": {"yamame.replay": "SequencePacking"},
+    "window": {"yamame.replay": "Window"},
+    "source": {"yamame.baselines": "TabularQLearning"},
+    "logger": {
+        "yamame.tracking": "MLflowTracker NullTracker",
+        "yamame.runs": "MLflowTracker NullTracker",
+    },
+}
+IN_FILES = {
+    place: frozenset(f"{room}.{name}" for room, names in rooms.items() for name in names.split())
+    for place, rooms in _IN_FILES.items()
+}
+"""What a file may name, by the first part of the key; a name elsewhere is refused: a buffer is no encoder."""
+_REGISTERING = ("popgym", "yamame_envs")
+"""Modules that a file may have imported before an environment is looked for (``"popgym:popgym-..."``)."""
+_TEXTS = ("device", "expected", "logger", "run")
+"""Settings whose texts may hold a colon and name no module."""
+_DEEPEST, _LONGEST = 32, 120
+_DOTTED = re.compile(r"[A-Za-z]\w*(\.(?!__)[A-Za-z_]\w*)+", re.ASCII)
+_PACKAGE = re.compile(r"[A-Za-z]\w*(\.[A-Za-z_]\w*)*\.?", re.ASCII)
+
+
+def prefixes_of(trust: Any) -> tuple[str, ...]:
+    """The prefixes of what lies in some packages.
+
+    Raises:
+        UsageError: Something is no name of a package.
+
+    >>> prefixes_of(["mylab.", "others"])
+    ('mylab.', 'others.')
+    """
+    for package in trust if isinstance(trust, list | tuple) else [trust]:
+        if not isinstance(package, str) or not _PACKAGE.fullmatch(package):
+            raise UsageError(f"trust: must be a list of packages, as [mylab.], got {package!r}")
+    return tuple(f"{package.rstrip('.')}." for package in trust)
+
+
+def check_name(path: Any, key: str, trust: Iterable[str] = ()) -> None:
+    """Refuses a target that a person may not name, by its text alone.
+
+    Args:
+        path: What stands at ``_target_``.
+        key: Where the node stands.
+        trust: Prefixes, see `prefixes_of`.
+    """
+    allowed = (*OURS, *LAYERS)
+    if not isinstance(path, str) or not _DOTTED.fullmatch(path) or not path.startswith((*allowed, *trust)):
+        raise UsageError(
+            f"{key}._target_ must begin with {' or '.join(allowed)} or a package of trust=[...], got {_shown(path)}"
+        )
+
+
+def locate(path: str, key: str, trust: Iterable[str] = ()) -> Callable[..., Any]:
+    """The class or function that a checked name stands for.
+
+    What a module has only imported from another package is not in it: ``yamame.files.run_directory.shutil.rmtree``.
+
+    Raises:
+        UsageError: There is none, it belongs to another package, or it is of torch and no layer or optimizer.
+    """
+    try:
+        found = resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"{key}._target_ must name a class or function, got {path!r}: {error}") from error
+    package, home = path.partition(".")[0], str(getattr(found, "__module__", ""))
+    if not callable(found) or home.partition(".")[0] != package:
+        raise UsageError(f"{key}._target_ must name a class or function of {package}, got {path!r}")
+    if path.startswith(LAYERS) and not path.startswith(tuple(trust)):
+        is_layer = inspect.isclass(found) and issubclass(found, Module | Optimizer | LRScheduler)
+        if not is_layer or {"llm", "rlhf"} & set(home.split(".")):  # those fetch models from elsewhere
+            raise UsageError(f"{key}._target_ must name a layer or an optimizer of {package}, got {path!r}")
+    return found
+
+
+def check_file(config: Any, trust: Iterable[str] = ()) -> None:
+    """Refuses a configuration from a file that names what a stranger may not name; nothing is imported.
+
+    Args:
+        config: As the file has it, before anything of it is resolved.
+        trust: Prefixes of what may be named beside our own classes, see `prefixes_of`.
+
+    Raises:
+        UsageError: Names the key and the value.
+
+    >>> check_file({"encoder": {"_target_": "os.system"}})
+    Traceback (most recent call last):
+    yamame.checks.UsageError: encoder._target_ must be a class of Yamame that belongs there, in a file; a package of \
+your own must be in trust=[...]; got 'os.system'
+    """
+    own = "a package of your own must be in trust=[...]"
+    for path, value in _entries(config, ()):
+        key, name, text = ".".join(path), path[-1] if path else "", isinstance(value, str)
+        problem = None
+        if name == "_target_":
+            known = IN_FILES.get(path[0], frozenset())
+            mine = text and _DOTTED.fullmatch(value) and value.startswith(tuple(trust))
+            if not text or not (value in known or mine):
+                problem = f"a class of Yamame that belongs there, in a file; {own}"
+        elif name == "_partial_":
+            problem = None if isinstance(value, bool) else "true or false"
+        elif name in SPECIAL:
+            problem = "absent in a file"
+        elif type(value) not in (dict, list, str, int, float, bool, type(None)) or len(path) > _DEEPEST:
+            problem = f"plain data, no more than {_DEEPEST} levels deep"
+        elif "${" in key or (text and "${" in value):
+            problem = "a value and no interpolation, in a file"
+        elif text and ":" in value and path[0] not in _TEXTS:
+            module = value.rpartition(":")[0]
+            if module not in _REGISTERING and not f"{module}.".startswith(tuple(trust)):
+                problem = f"a text that imports no module, in a file; {own}"
+        if problem is not None:
+            raise UsageError(f"{key or 'configuration'} must be {problem}; got {_shown(value)}")
+
+
+def _entries(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every value, containers before what is in them."""
+    yield path, value
+    if isinstance(value, dict | list):
+        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _entries(item, (*path, str(name)))
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
