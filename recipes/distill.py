@@ -30,7 +30,7 @@ from torchrl.envs import Compose, EnvBase
 from yamame.agent import InContextAgent, InContextPolicy
 from yamame.baselines import learning_histories
 from yamame.checks import UsageError
-from yamame.cli.app import main, objective
+from yamame.cli.app import main
 from yamame.cli.nodes import instantiate, plain
 from yamame.evaluation import evaluate
 from yamame.files.atomic import write_json
@@ -84,7 +84,7 @@ def train(cfg: DictConfig) -> float:
         run.save(result)
         compare(run, policy, held_out, source, longer)
         run.log_artifacts()
-    return objective(score(result))
+    return score(result)
 
 
 def updates_left(run: Run) -> int:

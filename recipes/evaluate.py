@@ -4,9 +4,9 @@
     python recipes/evaluate.py run=runs/mine env.size=13 context_length=2048 control=true
     python recipes/evaluate.py run=[runs/a,runs/b] against=[runs/c,runs/d]
 
-A run is a directory, a checkpoint file or the id of an MLflow run. All runs play the same held-out tasks, those of
-their training's evaluations unless settings say otherwise. Results go to <output>/evaluation.json, once everything
-was played; the same command writes the same file. Several runs are summed up over seeds and tasks: a run's score is
+A run is a directory, a checkpoint file or the id of an MLflow run. All runs play the same held-out tasks: not those by
+which training chose its best checkpoint, unless seed= says so. Results go to <output>/evaluation.json, once everything
+was played; the same command writes the same file, other settings another. Several runs are summed up over seeds and tasks: a run's score is
 its mean over the held-out tasks, and runs with the same environment are runs of one task.
 """
 
@@ -20,12 +20,14 @@ from typing import Any, get_args
 import torch
 from omegaconf import DictConfig
 from yamame.checks import UsageError
-from yamame.cli.app import main, objective
+from yamame.cli.app import main
 from yamame.cli.arguments import ease_command_line
+from yamame.cli.jobs import file_name, overrides
 from yamame.cli.nodes import plain
 from yamame.evaluation import EvaluationResult, evaluate, play_episode
 from yamame.evaluation.intervals import Resampling
 from yamame.files.atomic import write_json
+from yamame.files.identity import key_of
 from yamame.files.run_directory import check_folder
 from yamame.report.aggregate import Statistic, aggregate, probability_of_improvement, score_table
 from yamame.report.figures import draw_attention, learning_curve
@@ -63,7 +65,7 @@ def evaluate_runs(cfg: DictConfig) -> float:
         raise UsageError(str(error)) from error
     write(output, report, maps)
     scores = [acting(run).get("success_mean", acting(run)["return_mean"]) for run in report["run"]]
-    return objective(sum(scores) / len(scores))
+    return sum(scores) / len(scores)
 
 
 def check(cfg: DictConfig) -> None:
@@ -84,11 +86,15 @@ def listed(value: Any) -> list[str]:
 
 
 def output_of(cfg: DictConfig, runs: list[Trained]) -> Path:
-    """The directory of the results."""
+    """The directory of the results: of a run's own, or in it one that is named after what was asked."""
     if cfg.output is not None:
         return Path(cfg.output)
     source = Path(runs[0].source)
-    return source / "evaluation" if len(runs) == 1 and source.is_dir() else Path("runs/evaluation")
+    alone = len(runs) == 1 and cfg.against is None and source.is_dir()
+    folder = source / "evaluation" if alone else Path("runs/evaluation")
+    kept = ("device", "tracking_uri", "trust", *(["run"] if alone else []))
+    asked = sorted(text for text in overrides() if key_of(text) not in kept)
+    return folder / file_name(asked) if asked else folder
 
 
 def check_tasks(groups: dict[str, list[Trained]]) -> None:

@@ -25,7 +25,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.envs import EnvBase
 from yamame.agent import InContextAgent
 from yamame.checks import UsageError
-from yamame.cli.app import main, objective
+from yamame.cli.app import main
 from yamame.cli.nodes import instantiate
 from yamame.collectors import EpisodeCollector
 from yamame.replay import OnPolicyBuffer, minibatches
@@ -77,7 +77,7 @@ def train(cfg: DictConfig) -> float:
         result = run.evaluate()
         run.save(result)
         run.log_artifacts()
-    return objective(score(result))
+    return score(result)
 
 
 def check_context(agent: InContextAgent, env: EnvBase) -> None:

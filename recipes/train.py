@@ -25,7 +25,7 @@ from omegaconf import DictConfig
 from tensordict import TensorDict
 from torchrl.envs import Compose, EnvBase
 from yamame.checks import UsageError
-from yamame.cli.app import main, objective
+from yamame.cli.app import main
 from yamame.cli.nodes import instantiate
 from yamame.keys import GOAL_KEYS
 from yamame.runs.build import (
@@ -78,7 +78,7 @@ def train(cfg: DictConfig) -> float:
         result = run.evaluate()
         run.save(result)
         run.log_artifacts()
-    return objective(score(result))
+    return score(result)
 
 
 def build_transform(cfg: DictConfig, env: EnvBase) -> Compose:

@@ -9,7 +9,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from yamame.checks import OutsideError, UsageError
 from yamame.cli import app
-from yamame.cli.app import main, objective
+from yamame.cli.app import main
 
 TRAIN = """
 defaults:
@@ -207,7 +207,3 @@ def test_a_job_is_told_how_many_of_a_sweep_run_at_once_and_a_single_run_is_alone
         hydra_config = SimpleNamespace(**parallel | changed)
         monkeypatch.setattr(app.HydraConfig, "get", lambda hydra_config=hydra_config: hydra_config)
         assert app._jobs_at_once() == jobs
-
-
-def test_the_objective_is_always_finite():
-    assert [objective(value) for value in (0.5, float("nan"), float("inf"))] == [0.5, 0.0, 0.0]

@@ -77,9 +77,9 @@ def test_a_run_is_played_on_the_roster_of_its_training_and_the_path_is_the_last_
     (outcome,) = report["run"][0]["gammas"]
     assert outcome["gamma"] == 0.999
     source = load_trained(trained / "runs/trials")
-    env = source.build_env(num_envs=4, seed=1000000007)
+    env = source.build_env(num_envs=4, seed=2000000011)
     agent = source.build_agent(env)
-    setting = {"num_episodes": 4, "max_steps": 50, "seed": 1000000007}
+    setting = {"num_episodes": 4, "max_steps": 50, "seed": 2000000011}
     result = evaluate(agent.policy(), env, **setting)
     assert outcome["episodes"]["return"] == result.returns.tolist()
     assert {key: outcome[key] for key in result.summary()} == result.summary()

@@ -12,7 +12,6 @@ Hydra from writing anything itself, as conf/quiet.yaml does.
 """
 
 import functools
-import math
 import os
 import shlex
 import sys
@@ -83,7 +82,8 @@ def main(
     directory = str(Path(conf_dir() if config_dir is None else config_dir).resolve())
     if settings is None and config_dir is None:
         settings = SETTINGS.get(config_name)
-    arguments = sys.argv[1:]
+    # Hydra wants the flag of a sweep before everything else.
+    sys.argv[1:] = arguments = sorted(sys.argv[1:], key=lambda text: text not in ("-m", "--multirun"))
 
     def checked(cfg: DictConfig) -> Any:
         if is_job() and SWEEP_VARIABLE in os.environ:
@@ -147,12 +147,3 @@ def _jobs_at_once() -> int:
 def command() -> str:
     """The command line of the run that Hydra is running; in a sweep, of that job alone."""
     return shlex.join(["python", f"recipes/{HydraConfig.get().job.name}.py", *overrides()])
-
-
-def objective(value: float) -> float:
-    """The number a sweep compares: 0 instead of NaN and infinities.
-
-    >>> objective(0.75), objective(float("nan"))
-    (0.75, 0.0)
-    """
-    return value if math.isfinite(value) else 0.0

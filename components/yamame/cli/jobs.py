@@ -101,8 +101,17 @@ def run_name(cfg: DictConfig, hydra_config: Any = None) -> str:
     groups = [group for group in _NAMED_AFTER if group in known]
     told = [text for text in hydra_config.overrides.task if makes_another_name(key_of(text))]
     others = sorted(text for text in told if not text.startswith(tuple(f"{group}=" for group in groups)))
-    whole = "-".join([*(str(known[group]) for group in groups), *others])
-    name, end = (re.sub(r"[^A-Za-z0-9._=,+-]", "-", text) for text in (whole, f"-seed={cfg.seed}"))
+    return file_name([*(str(known[group]) for group in groups), *others], end=f"-seed={cfg.seed}")
+
+
+def file_name(parts: Sequence[str], *, end: str = "") -> str:
+    """Parts as one name of a file; what is too long is cut, and then ends in a hash of all of them.
+
+    >>> file_name(["env=maze", "size=[9, 9]"], end="-seed=0")
+    'env=maze-size=-9--9--seed=0'
+    """
+    whole = "-".join(parts)
+    name, end = (re.sub(r"[^A-Za-z0-9._=,+-]", "-", text) for text in (whole, end))
     if len(name + end) > _LONGEST_NAME:
         end = f"-{hashlib.sha256(whole.encode()).hexdigest()[:8]}{end}"
     return name[: _LONGEST_NAME - len(end)] + end
