@@ -6,8 +6,8 @@
 
 A run is a directory, a checkpoint file or the id of an MLflow run. All runs play the same held-out tasks: not those by
 which training chose its best checkpoint, unless seed= says so. Results go to <output>/evaluation.json, once everything
-was played; the same command writes the same file, other settings another. Several runs are summed up over seeds and tasks: a run's score is
-its mean over the held-out tasks, and runs with the same environment are runs of one task.
+was played; the same command writes the same file, other settings another. Several runs are summed up over seeds and
+tasks: a run's score is its mean over the held-out tasks, and runs with the same environment are runs of one task.
 """
 
 import yamame.cli.threads  # noqa: F401 (sets what torch reads when it is imported)
