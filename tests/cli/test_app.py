@@ -173,3 +173,10 @@ def test_a_job_is_told_how_many_of_a_sweep_run_at_once_and_a_single_run_is_alone
 
 def test_the_objective_is_always_finite():
     assert [objective(value) for value in (0.5, float("nan"), float("inf"))] == [0.5, 0.0, 0.0]
+
+
+def test_an_interrupt_ends_with_one_line_and_the_status_of_shells(command):
+    def interrupt(cfg):
+        raise KeyboardInterrupt
+
+    assert command(task=interrupt)[1:3] == (130, "train: interrupted\n")
