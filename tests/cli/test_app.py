@@ -207,3 +207,10 @@ def test_a_job_is_told_how_many_of_a_sweep_run_at_once_and_a_single_run_is_alone
         hydra_config = SimpleNamespace(**parallel | changed)
         monkeypatch.setattr(app.HydraConfig, "get", lambda hydra_config=hydra_config: hydra_config)
         assert app._jobs_at_once() == jobs
+
+
+def test_an_interrupt_ends_with_one_line_and_the_status_of_shells(command):
+    def interrupt(cfg):
+        raise KeyboardInterrupt
+
+    assert command(task=interrupt)[1:3] == (130, "train: interrupted\n")

@@ -31,7 +31,8 @@ def play_recipe(which: str | ModuleType, folder: Path, *arguments: str) -> tuple
     argv, sys.argv = sys.argv, [module.__file__, *arguments]
     try:
         with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            main(module.train, config_name=Path(module.__file__).stem)
+            task = getattr(module, "train", None) or module.replay
+            main(task, config_name=Path(module.__file__).stem)
     except SystemExit as exit_:
         status = exit_.code
     finally:

@@ -46,7 +46,7 @@ def start(directory):
     process = os.fork()
     if process:
         return process
-    with open("err", "w") as err, open("out", "w") as out:
+    with open(f"err{len(outcomes)}", "w") as err, open("out", "w") as out:
         os.dup2(err.fileno(), 2), os.dup2(out.fileno(), 1)
     end_while_loading()
     resume = str((directory / "config.yaml").exists()).lower()
@@ -95,7 +95,7 @@ while sent < int(number):
         sent += 1
     asked = time.monotonic()
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-    outcome = {"signal": None if over else name.name, "code": code, "err": Path("err").read_text()}
+    outcome = {"signal": None if over else name.name, "code": code, "err": Path(f"err{len(outcomes)}").read_text()}
     outcome |= {"seconds": time.monotonic() - asked, "run": runs, "truth": truth(directory)}
     outcomes.append(outcome)
     if code not in (0, 75):
@@ -103,7 +103,7 @@ while sent < int(number):
     runs += code == 0
 for last in (f"runs/r{runs}", "runs/whole"):
     code = os.waitstatus_to_exitcode(os.waitpid(start(Path(last)), 0)[1])
-    assert code == 0, Path("err").read_text()
+    assert code == 0, Path(f"err{len(outcomes)}").read_text()
 Path("outcomes.json").write_text(json.dumps(outcomes))
 """
 

@@ -218,16 +218,10 @@ class Run:
         Raises:
             Terminated: It was asked to.
         """
-        asked = signals.noted()
-        if asked is None:
-            return
-        if not self.directory.begun:
-            tell(f"{asked.name}: ended before the run began", aside=True)
-            raise signals.Terminated
-        if self._saved != (self.progress.env_steps, self.progress.updates):
+        spent = (self.progress.env_steps, self.progress.updates)
+        if signals.noted() is not None and self.directory.begun and self._saved != spent:
             self.save()
-        tell(f"{asked.name}: {self.checkpoints.last} is saved; resume=true goes on from there", aside=True)
-        raise signals.Terminated
+        signals.end_if_noted()
 
     def end_within_iteration(self) -> None:
         """As `end_if_asked`, where updates of an iteration are left that a resumed run would make."""
@@ -339,7 +333,12 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        status = run_status(error)
+        status, asked = run_status(error), signals.noted()
+        if isinstance(error, signals.Terminated) and asked is not None:
+            saved = f"{self.checkpoints.last} is saved; resume=true goes on from there"
+            tell(
+                f"{asked.name}: {saved if self.directory.begun else 'ended before the run began'}", aside=True
+            )
         try:
             self.exits.__exit__(kind, error, trace)  # the tracker first, then environments
         except BaseException as raised:

@@ -12,7 +12,6 @@ import pickle
 import signal
 import sys
 import time
-import weakref
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from itertools import pairwise
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
 from types import ModuleType
 from typing import Any, Literal
 
@@ -30,6 +30,8 @@ from yamame_envs.adapters.spaces import Array
 
 _LONGEST_START = 120.0  # seconds that a process may take to import everything, where `timeout` is less
 _LONGEST_FAREWELL = 2.0  # seconds that all processes together have to close their environments
+_OF_THE_OWNER = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+"""Signals that ask all processes of a terminal or job to end: the main process hears them, and closes the others."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,6 @@ class Workers:
 
 def serve(connection: Connection, payload: bytes) -> None:
     """What a worker process does: plays the envs described by ``payload`` until the connection ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process is interrupted, and closes this one
     with contextlib.suppress(EOFError, OSError):
         try:
             envs = InProcessEnvs(*pickle.loads(payload))
@@ -86,13 +87,13 @@ def serve(connection: Connection, payload: bytes) -> None:
 
 @contextlib.contextmanager
 def _spawning(payload: bytes) -> Iterator[None]:
-    """Keeps a spawned process from importing the main script without need, and from being interrupted."""
+    """Keeps a spawned process from importing the main script without need, and from hearing signals."""
     hides = b"__main__" not in payload
     main = sys.modules["__main__"]
     blocks = hasattr(signal, "pthread_sigmask")
     if blocks:
-        resource_tracker.ensure_running()  # its own start would allow interrupts again
-        former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        resource_tracker.ensure_running()  # its own start would let some signals through again
+        former = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_OWNER)
     if hides:
         sys.modules["__main__"] = ModuleType("__main__")
     shares = (
@@ -205,7 +206,8 @@ class Pool:
         count = min(workers.num_processes, num_envs)
         bounds = [num_envs * index // count for index in range(count + 1)]
         self._workers: list[_Worker] = []
-        self.close = weakref.finalize(self, _end, self._workers, os.getpid())
+        # At exit before multiprocessing waits for its children, which do not hear that it asks them to end.
+        self.close = Finalize(self, _end, args=(self._workers, os.getpid()), exitpriority=10)
         for start, stop in pairwise(bounds):
             self._workers.append(_Worker(pickle.dumps((make, stop - start, env_spaces), 5), start, stop))
 

@@ -300,7 +300,8 @@ def test_an_interrupt_is_that_of_the_main_process_alone(start):
     for pid in pids:  # from their first moment on, before they could say so themselves
         status = Path(f"/proc/{pid}/status").read_text()
         blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
-        assert blocked & (1 << (signal.SIGINT - 1))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+            assert blocked & (1 << (number - 1))
     os.killpg(script.pid, signal.SIGINT)
     _, err = script.communicate(timeout=60)
     assert err.count("Traceback") == 1
