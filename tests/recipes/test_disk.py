@@ -106,7 +106,7 @@ def small_disk(place, size: int):
     try:
         yield
     finally:
-        subprocess.run(["umount", str(place)], check=True)
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 @pytest.mark.parametrize("room", [20_000, 1_000_000])
