@@ -184,7 +184,7 @@ def undeclared(values: dict, settings: dict, key: str = "") -> list[str]:
 
 @pytest.mark.parametrize("main", MAIN)
 def test_the_settings_of_a_main_file_are_those_that_are_declared_and_its_defaults_are_allowed(main):
-    needed = {"replay_batch": ["bundle=a"]} | dict.fromkeys(("evaluate", "play", "sync"), ["run=a"])
+    needed = {"replay_batch": ["bundle=a"]} | {key: ["run=a"] for key in ("evaluate", "play", "sync")}
     given = needed.get(main, [])
     config = check(composed(main, *given), SETTINGS[main])
     assert undeclared(config, SETTINGS[main]) == []

@@ -2,6 +2,7 @@
 
 import os
 import random
+import resource
 import subprocess
 import sys
 
@@ -142,6 +143,112 @@ def test_a_checkpoint_that_holds_code_is_not_read(tmp_path):
     torch.save({"components": {"a": os.system}}, tmp_path / "step-000000000001.pt")
     with pytest.raises(UsageError, match="must be a checkpoint, it cannot be read"):
         Checkpointer(tmp_path).load({"a": None})
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def what_is_read(path) -> str:
+    """All that a checkpoint says, as text; nothing if it is refused in one line."""
+    message = ""
+    try:
+        loaded = Checkpointer(path.parent).load({"net": None, "note": None}, which=path)
+    except UsageError as error:
+        message = str(error)
+    assert "\n" not in message
+    return "" if message else f"{loaded!r} {loaded.values}"
+
+
+def test_a_checkpoint_of_which_any_bit_is_flipped_is_refused_or_the_same(tmp_path):
+    path = Checkpointer(tmp_path, config={"seed": 1}).save(
+        {"net": torch.arange(40.0), "note": {"level": 3}}, step=1
+    )
+    data, whole = path.read_bytes(), what_is_read(path)
+    seen = set()
+    every = int(os.environ.get("YAMAME_EVERY_BIT", 97))  # 1: all of them
+    for bit in range(0, 8 * len(data), every):
+        path.write_bytes(flipped(data, bit))
+        seen.add(what_is_read(path))
+    assert seen == {"", whole}
+    for length in range(0, len(data), 101):
+        path.write_bytes(data[:length])
+        assert what_is_read(path) == ""
+    torch.save(torch.load(path.write_bytes(data) and path, weights_only=True), path)
+    assert what_is_read(path) == whole  # it may be written by torch alone
+
+
+def test_without_comparing_checksums_a_flipped_bit_would_be_another_parameter(tmp_path, monkeypatch):
+    path = Checkpointer(tmp_path).save({"net": torch.arange(40.0), "note": 1}, step=1)
+    data, whole = path.read_bytes(), what_is_read(path)
+    path.write_bytes(flipped(data, 8 * (data.index(torch.arange(40.0).numpy().tobytes()) + 50)))
+    assert what_is_read(path) == ""
+    monkeypatch.setattr("yamame.files.checkpoint._check_sums", lambda file: None)
+    assert what_is_read(path) not in ("", whole)
+
+
+def test_the_last_one_that_can_be_restored_is_loaded_and_those_after_it_are_told_and_set_aside(
+    tmp_path, capsys
+):
+    checkpointer = Checkpointer(tmp_path, keep_last=3, config={"seed": 1})
+    files = [checkpointer.save({"net": torch.full((3,), step)}, step=step, metric=step) for step in range(3)]
+    files[1].write_bytes(files[1].read_bytes()[:-100])
+    files[2].write_bytes(flipped(files[2].read_bytes(), 4000))
+    again = Checkpointer(tmp_path, keep_last=3)
+    assert again.read_config() == {"seed": 1}
+    with pytest.raises(UsageError, match=r"step-000000000001\.pt must be a checkpoint, it cannot be read"):
+        _ = again.best
+    assert again.load({"net": None}).step == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.rpartition("; ")[2] for line in lines] == [
+        "going on from step-000000000001.pt",
+        "going on from step-000000000000.pt",
+    ]
+    assert again.last == again.best == files[0]
+    assert sorted(path.name for path in tmp_path.glob("damaged-*")) == [
+        f"damaged-{file.name}" for file in files[1:]
+    ]
+
+
+def test_a_damaged_checkpoint_is_set_aside_when_others_are_pruned(tmp_path, capsys):
+    Checkpointer(tmp_path).save({"net": 1}, step=1, metric=9)
+    (tmp_path / "step-000000000001.pt").write_bytes(b"")
+    best = Checkpointer(tmp_path).save({"net": 2}, step=2, metric=3)
+    assert Checkpointer(tmp_path).best == best
+    assert capsys.readouterr().err.endswith("File is not a zip file; it is set aside\n")
+
+
+def test_when_no_checkpoint_can_be_restored_none_is_touched(tmp_path):
+    checkpointer = Checkpointer(tmp_path)
+    files = [checkpointer.save({"net": 1}, step=step) for step in (1, 2)]
+    for missing, text in (
+        ({"net": 1, "critic": None}, "must hold critic"),
+        ({"net": torch.nn.ReLU()}, "net must be"),
+    ):
+        with pytest.raises(UsageError, match=f"{text}.*none before it is left: bring a checkpoint back"):
+            Checkpointer(tmp_path).load(missing)
+    for file in files:
+        file.write_bytes(b"PK")
+    for read in (Checkpointer(tmp_path).read_config, lambda: Checkpointer(tmp_path).load({"net": None})):
+        with pytest.raises(UsageError, match="none before it is left: bring a checkpoint back"):
+            read()
+    assert sorted(tmp_path.iterdir()) == files
+
+
+def test_a_full_disk_is_an_error_that_names_the_file_and_leaves_the_checkpoint_before(tmp_path):
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save({"net": torch.zeros(10)}, step=1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+        with pytest.raises(OSError, match=r"File too large: '.*step-000000000002\.pt'"):
+            checkpointer.save({"net": torch.zeros(100_000)}, step=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000000001.pt"]
+    assert Checkpointer(tmp_path).load({"net": None}).step == 1
 
 
 def test_keep_last_must_be_positive(tmp_path):

@@ -3,10 +3,11 @@
 import contextlib
 import importlib.util
 import io
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,3 +98,33 @@ def differing() -> Callable[..., list[str]]:
         return [key for key, equal in same.items() if not equal]
 
     return compare
+
+
+SMALL = [
+    "debug=tiny",
+    "logger=none",
+    "run.name=a",
+    "encoder.d_model=16",
+    "encoder.num_layers=1",
+    "encoder.num_heads=2",
+    "env.size=7",
+    "env.time_limit=20",
+    "schedule.learning_starts=64",
+    "evaluation.num_episodes=2",
+    "evaluation.interval=128",
+    "evaluation.film_frames=1",
+    "checkpoint.interval=64",
+    "replay.capacity=300",
+    "budget.updates=null",
+]
+
+
+@pytest.fixture(scope="session")
+def finished(play, tmp_path_factory, components) -> SimpleNamespace:
+    """A small finished run: its ``folder``, the arguments with which it ``goes_on``, and what is ``expected`` then."""
+    folder, goes_on = tmp_path_factory.mktemp("finished"), [*SMALL, "budget.env_steps=640", "resume=true"]
+    assert play("train", folder, *SMALL, "budget.env_steps=512")[0] == 0
+    later = tmp_path_factory.mktemp("later") / "copy"
+    shutil.copytree(folder, later)
+    assert play("train", later, *goes_on)[0] == 0
+    return SimpleNamespace(folder=folder, goes_on=goes_on, expected=components(later / "runs/a"))

@@ -14,36 +14,7 @@ import torch
 from yamame.checks import UsageError
 from yamame.runs.trained import load_trained
 
-TINY = [
-    "debug=tiny",
-    "logger=none",
-    "run.name=a",
-    "encoder.d_model=16",
-    "encoder.num_layers=1",
-    "encoder.num_heads=2",
-    "env.size=7",
-    "env.time_limit=20",
-    "schedule.learning_starts=64",
-    "evaluation.num_episodes=2",
-    "evaluation.interval=128",
-    "evaluation.film_frames=1",
-    "checkpoint.interval=64",
-    "replay.capacity=300",
-    "budget.updates=null",
-]
-GOES_ON = [*TINY, "budget.env_steps=640", "resume=true"]
 KINDS = ("checkpoints/*.pt", "replay/*.steps", "replay/*.index", "replay/*.manifest", "*.json", "config.yaml")
-
-
-@pytest.fixture(scope="module")
-def finished(play, tmp_path_factory, components):
-    """A folder with a finished run, and what it comes to when it goes on."""
-    folder = tmp_path_factory.mktemp("finished")
-    assert play("train", folder, *TINY, "budget.env_steps=512")[0] == 0
-    later = tmp_path_factory.mktemp("later") / "copy"
-    shutil.copytree(folder, later)
-    assert play("train", later, *GOES_ON)[0] == 0
-    return folder, components(later / "runs/a")
 
 
 def damage(folder: Path, draw: random.Random, kinds: tuple[str, ...] = KINDS) -> str:
@@ -59,18 +30,18 @@ def damage(folder: Path, draw: random.Random, kinds: tuple[str, ...] = KINDS) ->
     return f"{file.name} flipped in byte {place} of {len(data)}"
 
 
-def resume_damaged(play, folder: Path, work: Path, expected: dict, components, differing, draw) -> str:
+def resume_damaged(play, finished, work: Path, components, differing, draw) -> str:
     """Goes on with a damaged copy; gives what became of it, after checking that it is one of what may."""
-    shutil.copytree(folder, work)
+    shutil.copytree(finished.folder, work)
     what = damage(work / "runs/a", draw)
-    status, _, errors = play("train", work, *GOES_ON)
+    status, _, errors = play("train", work, *finished.goes_on)
     told = errors.splitlines()
     if status:
         assert (status, len(told)) == (2, 1) or "going on from" in told[0], (what, errors)
         assert told[-1].startswith("train: "), (what, errors)
         result = "refused"
     else:
-        assert differing(expected, components(work / "runs/a")) == [], what
+        assert differing(finished.expected, components(work / "runs/a")) == [], what
         assert all("going on from" in line or "it is set aside" in line for line in told), (what, errors)
         result = "fell back" if told else "harmless"
     shutil.rmtree(work)
@@ -105,10 +76,9 @@ def weights_of(folder: Path) -> dict:
 def test_a_run_with_a_damaged_file_goes_on_to_the_same_parameters_or_refuses(
     finished, play, tmp_path, components, differing
 ):
-    folder, expected = finished
     for seed in range(3):
         draw = random.Random(seed)
-        resume_damaged(play, folder, tmp_path / "work", expected, components, differing, draw)
+        resume_damaged(play, finished, tmp_path / "work", components, differing, draw)
 
 
 @pytest.mark.slow
@@ -116,17 +86,16 @@ def test_a_run_with_a_damaged_file_goes_on_to_the_same_parameters_or_refuses(
 def test_of_many_damaged_files_none_leads_to_other_parameters(
     finished, play, tmp_path, components, differing
 ):
-    folder, expected = finished
     results = []
     for seed in range(int(os.environ.get("YAMAME_CORRUPTED", 200))):
         draw = random.Random(1000 + seed)
-        results.append(resume_damaged(play, folder, tmp_path / "work", expected, components, differing, draw))
+        results.append(resume_damaged(play, finished, tmp_path / "work", components, differing, draw))
     print({result: results.count(result) for result in sorted(set(results))})
     assert set(results) == {"refused", "fell back", "harmless"}
 
 
 def test_a_damaged_checkpoint_is_refused_by_an_evaluation_or_has_the_same_weights(finished, tmp_path):
-    folder, _ = finished
+    folder = finished.folder
     expected, results = weights_of(folder), set()
     for seed in range(20):
         results.add(load_damaged(folder, tmp_path / "work", expected, random.Random(seed)))
@@ -136,7 +105,7 @@ def test_a_damaged_checkpoint_is_refused_by_an_evaluation_or_has_the_same_weight
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_of_many_damaged_checkpoints_none_is_evaluated_with_other_weights(finished, tmp_path):
-    folder, _ = finished
+    folder = finished.folder
     expected, results = weights_of(folder), []
     for seed in range(int(os.environ.get("YAMAME_CORRUPTED", 200))):
         results.append(load_damaged(folder, tmp_path / "work", expected, random.Random(1000 + seed)))
@@ -180,25 +149,24 @@ CHECKPOINTS = {
 def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(
     finished, play, tmp_path, components, differing, kind
 ):
-    folder, expected = finished
-    shutil.copytree(folder, tmp_path / "work")
+    shutil.copytree(finished.folder, tmp_path / "work")
     *_, before, newest = sorted((tmp_path / "work/runs/a/checkpoints").glob("*.pt"))
     CHECKPOINTS[kind](newest)
-    status, _, errors = play("train", tmp_path / "work", *GOES_ON)
+    status, _, errors = play("train", tmp_path / "work", *finished.goes_on)
     (line,) = errors.splitlines()
     assert status == 0
     assert str(newest.relative_to(tmp_path / "work")) in line
     assert line.endswith(f"; going on from {before.name}")
-    assert differing(expected, components(tmp_path / "work/runs/a")) == []
+    assert differing(finished.expected, components(tmp_path / "work/runs/a")) == []
     assert newest.with_name(f"damaged-{newest.name}").exists()
 
 
 def test_a_run_of_which_no_checkpoint_is_whole_is_refused_in_one_line_with_a_remedy(finished, play, tmp_path):
-    shutil.copytree(finished[0], tmp_path / "work")
+    shutil.copytree(finished.folder, tmp_path / "work")
     files = sorted((tmp_path / "work/runs/a/checkpoints").glob("*.pt"))
     for file in files:
         file.write_bytes(file.read_bytes()[:-100])
-    status, _, errors = play("train", tmp_path / "work", *GOES_ON)
+    status, _, errors = play("train", tmp_path / "work", *finished.goes_on)
     assert (status, errors.count("\n")) == (2, 1)
     assert "none before it is left: bring a checkpoint back from a copy, or begin the run anew" in errors
     assert sorted((tmp_path / "work/runs/a/checkpoints").glob("*.pt")) == files
@@ -249,9 +217,9 @@ REPLAYS = {
 def test_a_run_whose_trajectories_are_damaged_is_refused_in_one_line_and_stays_as_it_was(
     finished, play, tmp_path, kind
 ):
-    shutil.copytree(finished[0], tmp_path / "work")
+    shutil.copytree(finished.folder, tmp_path / "work")
     REPLAYS[kind](tmp_path / "work/runs/a/replay")
-    status, _, errors = play("train", tmp_path / "work", *GOES_ON)
+    status, _, errors = play("train", tmp_path / "work", *finished.goes_on)
     *fallen, line = errors.splitlines()
     assert status == 2
     assert all("going on from" in one for one in fallen)
@@ -259,5 +227,5 @@ def test_a_run_whose_trajectories_are_damaged_is_refused_in_one_line_and_stays_a
     assert "replay" in line
     assert "back from a copy, or begin" in line or "be those of torch" in line or "empty or hold" in line
     shutil.rmtree(tmp_path / "work/runs/a/replay")
-    shutil.copytree(finished[0] / "runs/a/replay", tmp_path / "work/runs/a/replay")
-    assert play("train", tmp_path / "work", *GOES_ON)[0] == 0
+    shutil.copytree(finished.folder / "runs/a/replay", tmp_path / "work/runs/a/replay")
+    assert play("train", tmp_path / "work", *finished.goes_on)[0] == 0

@@ -3,8 +3,9 @@
 Each checkpoint is one file ``step-<step>.pt`` which appears under that name only when it is complete and on
 disk, so killing the process, or cutting the power, at any moment leaves the previous ones loadable.
 ``torch.load(weights_only=True)`` reads it: a checkpoint from a stranger executes no code. The file is a zip archive in
-which every tensor, and the structure around them, has a CRC-32; PyTorch writes these sums and does not look at them,
-so they are compared here, before anything is restored. A checkpoint that is damaged is passed over for the one before.
+which every tensor, and the structure around them, has a CRC-32, which PyTorch does not look at. After it stands the
+CRC-32 of the whole file. These sums are compared before anything is restored; one that `torch.save` wrote alone has no
+sum of the whole. A checkpoint that is damaged is passed over for the one before.
 
 TorchRL's ``torchrl.checkpoint`` was considered: it does not flush to disk, moves an existing checkpoint away
 before the new one is in place, demands the metric at every save when the best is kept and refuses TensorDicts
@@ -15,10 +16,11 @@ import errno
 import math
 import sys
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -28,6 +30,8 @@ from yamame.files.codec import decode, encode
 
 _KINDS = {"step": int, "metric": float | None, "config": dict, "components": dict}
 """What the file of a checkpoint holds."""
+_SUM = b"yamame crc32 %08x"
+_CHUNK = 2**20
 _REMEDY = "bring a checkpoint back from a copy, or begin the run anew"
 
 
@@ -119,10 +123,12 @@ class Checkpointer:
         make_folder(self.directory)
         path = self.directory / f"step-{step:012d}.pt"
         with atomic_writer(path) as file:
+            summed = _Summed(file)
             try:
-                torch.save(payload, file)
+                torch.save(payload, summed)  # type: ignore[arg-type]  # nothing else is called
             except RuntimeError as error:  # "enforce fail": torch hides that the disk is full
                 raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+            file.write(_SUM % summed.crc)
         self._metrics[path] = metric
         self._prune()
         return path
@@ -228,6 +234,33 @@ class Checkpointer:
             path.unlink()
 
 
+class _Summed:
+    """A file that adds up the CRC-32 of what is written to it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.crc, self._file, self.flush = 0, file, file.flush
+
+    def write(self, data: bytes) -> int:
+        self.crc = zlib.crc32(data, self.crc)
+        return self._file.write(data)
+
+
+def _check_sums(file: IO[bytes]) -> None:
+    """Raises ``ValueError`` or `zipfile.BadZipFile` unless a file is as it was written."""
+    crc, left = 0, max(0, file.seek(0, 2) - len(_SUM % 0))
+    file.seek(left)
+    end = file.read()
+    file.seek(0)
+    while left and (chunk := file.read(min(left, _CHUNK))):
+        crc, left = zlib.crc32(chunk, crc), left - len(chunk)
+    if end == _SUM % crc:
+        return
+    with zipfile.ZipFile(file) as archive:
+        damaged = archive.testzip()
+    if damaged is not None or end.startswith(_SUM[:-4]):
+        raise ValueError(f"{damaged or 'what stands'} in it does not match its checksum")
+
+
 def _is_stateful(component: Any) -> bool:
     return all(callable(getattr(component, name, None)) for name in ("state_dict", "load_state_dict"))
 
@@ -241,16 +274,13 @@ def _read(path: Path) -> dict[str, Any]:
     """Reads to the CPU, where random number generators must be; modules and optimizers move by themselves."""
     try:
         with path.open("rb") as file:
-            with zipfile.ZipFile(file) as archive:
-                damaged = archive.testzip()
-            if damaged is not None:
-                raise ValueError(f"{damaged} in it does not match its checksum")
+            _check_sums(file)
             file.seek(0)
             payload = torch.load(file, map_location="cpu", weights_only=True)
     except MemoryError:
         raise
     except Exception as error:  # damaged files make zipfile and torch raise almost anything
-        if isinstance(error, OSError) and error.errno not in (errno.EIO, errno.EISDIR, errno.EINVAL, None):
+        if isinstance(error, OSError) and error.errno not in (errno.EIO, errno.EISDIR, None):
             raise
         reason = f"{path} must be a checkpoint, it cannot be read: {one_line(error)}"
         raise UsageError(f"Checkpointer: {reason}") from error

@@ -1,0 +1,124 @@
+"""Disks that fail: a run ends with one line, and goes on to the same parameters once the disk is back."""
+
+import contextlib
+import errno
+import json
+import os
+import resource
+import shutil
+import subprocess
+
+import pytest
+
+FAILURES = {
+    errno.ENOSPC: "No space left on device; make room on its disk",
+    errno.EIO: "Input/output error; have the disk looked after",
+    errno.EROFS: "Read-only file system; make the file system writable",
+    errno.EACCES: "Permission denied; ask for the permission",
+    errno.ENOTDIR: "Not a directory; move the file that is in the way of a directory",
+}
+
+
+def check_failed(folder, status: int, errors: str, *texts: str, keeps_traceback: bool = True) -> None:
+    """A run that ended with one line, which holds some texts, and says so."""
+    assert status == 1
+    assert errors.count("\n") == 1
+    assert errors.startswith("train: ")
+    for text in texts:
+        assert text in errors
+    assert "; then resume=true goes on" in errors
+    assert errors.endswith("; the traceback is in runs/a/error.txt\n") == keeps_traceback
+    assert "Traceback" in (folder / "runs/a/error.txt").read_text()
+    assert json.loads((folder / "runs/a/summary.json").read_text())["status"] == "FAILED"
+
+
+def check_goes_on(finished, play, folder, components, differing) -> None:
+    status, _, errors = play("train", folder, *finished.goes_on)
+    assert (status, errors) == (0, "")
+    assert differing(finished.expected, components(folder / "runs/a")) == []
+    assert json.loads((folder / "runs/a/summary.json").read_text())["status"] == "FINISHED"
+    assert not (folder / "runs/a/error.txt").exists()
+    assert not list((folder / "runs/a").rglob("*.partial"))
+
+
+@pytest.mark.parametrize(
+    ("function", "call", "number"),
+    [
+        *(("fsync", 3, number) for number in FAILURES),
+        *(
+            pytest.param("fsync", call, errno.ENOSPC, marks=pytest.mark.slow)
+            for call in (1, 2, 4, 5, 6, 7, 8, 9, 12)
+        ),
+        ("replace", 1, errno.EROFS),
+    ],
+)
+def test_a_disk_that_fails_while_a_run_saves_is_one_line_and_the_run_goes_on_afterwards(
+    finished, play, tmp_path, monkeypatch, components, differing, function, call, number
+):
+    folder, calls, real = tmp_path / "work", [], getattr(os, function)
+    shutil.copytree(finished.folder, folder)
+
+    def failing(*arguments):
+        if len(calls) >= call:  # once is enough: the summary can be written
+            return real(*arguments)
+        calls.append(arguments)
+        if len(calls) == call:
+            raise OSError(number, os.strerror(number))
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, function, failing)
+        status, _, errors = play("train", folder, *finished.goes_on)
+    check_failed(folder, status, errors, "runs/a/", FAILURES[number])
+    if (function, call, number) in (("fsync", 3, errno.ENOSPC), ("replace", 1, errno.EROFS)) or call != 3:
+        check_goes_on(finished, play, folder, components, differing)
+
+
+@pytest.mark.parametrize(("limit", "file"), [(100_000, "checkpoints/step-"), (2000, "replay/")])
+def test_a_file_that_may_not_grow_is_one_line_and_the_run_goes_on_afterwards(
+    finished, play, tmp_path, components, differing, limit, file
+):
+    folder = tmp_path / "work"
+    shutil.copytree(finished.folder, folder)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        status, _, errors = play("train", folder, *finished.goes_on)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    check_failed(
+        folder,
+        status,
+        errors,
+        f"runs/a/{file}",
+        "File too large; allow larger files, with ulimit -f",
+        keeps_traceback=limit > 10_000,
+    )
+    check_goes_on(finished, play, folder, components, differing)
+
+
+@contextlib.contextmanager
+def small_disk(place, size: int):
+    """A file system of a size in bytes, with all but that much taken."""
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
+    if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a file system")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+@pytest.mark.parametrize("room", [20_000, 1_000_000])
+def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
+    finished, play, tmp_path, components, differing, room
+):
+    with small_disk(tmp_path, 200_000_000):
+        folder, filler = tmp_path / "work", tmp_path / "filler"
+        shutil.copytree(finished.folder, folder)
+        filler.write_bytes(bytes(shutil.disk_usage(tmp_path).free - room))
+        status, _, errors = play("train", folder, *finished.goes_on)
+        assert (status, errors.count("\n")) == (1, 1)
+        assert "No space left on device; make room on its disk; then resume=true goes on" in errors
+        filler.unlink()
+        check_goes_on(finished, play, folder, components, differing)
