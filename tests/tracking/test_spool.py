@@ -14,7 +14,7 @@ from yamame.checks import UsageError
 from yamame.tracking import MLflowTracker, send_rest
 from yamame.tracking import tracker as tracking
 from yamame.tracking.mlflow_store import MLflowRun, check_store, connect
-from yamame.tracking.spool import Spool, Thinning, bucket
+from yamame.tracking.spool import Sender, Spool, Thinning, bucket
 
 DOWN_S = 2.0
 """Seconds for which stores do not answer in the quick tests."""
@@ -450,12 +450,17 @@ def test_a_run_that_dies_while_it_starts_has_one_record_and_all_parameters_later
 
 
 def test_what_was_stored_but_not_dropped_from_the_spool_is_not_stored_again(start, tmp_path, monkeypatch):
-    tracker = start(flush_s=1e6)
-    for step in range(5):
-        tracker.log({"loss": 1.0}, step=step)
-    monkeypatch.setattr(tracker.sender.spool, "drop", die)
-    with pytest.raises(Killed):
-        tracker.sender.send()
+    with monkeypatch.context() as patched:
+        patched.setattr(Sender, "start", lambda self: None)  # sent by hand
+        tracker = start()
+        for step in range(5):
+            tracker.log({"loss": 1.0}, step=step)
+        while "metrics" not in tracker.sender.spool.peek()[0][0]:
+            tracker.sender.spool.drop(*tracker.sender.spool.peek())
+        patched.setattr(tracker.sender.spool, "drop", die)
+        with pytest.raises(Killed):
+            tracker.sender.send()
+    assert tracker.run.last_steps() == {"loss": 4}
     with start():
         pass
     points = tracker.run.client.get_metric_history(tracker.run.run_id, "loss")

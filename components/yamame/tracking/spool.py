@@ -32,7 +32,7 @@ def bucket(step: int) -> int:
     Up to 512 each step is one of its own, from then on 256 share every doubling: 5,000 up to 10^8.
 
     >>> [bucket(step) for step in (-1, 0, 511, 512, 513, 514, 1024, 10**8)]
-    [-1, 0, 511, 512, 512, 513, 768, 5004]
+    [-1, 0, 511, 512, 512, 513, 768, 4989]
     """
     shift = max(0, step.bit_length() - _BUCKETS_PER_OCTAVE.bit_length())
     return shift * _BUCKETS_PER_OCTAVE + (step >> shift)
