@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from yamame.files.atomic import TEMPORARY_SUFFIX
+from yamame.files.run_directory import RunDirectory
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 KILLS = int(os.environ.get("YAMAME_KILLS", "60"))
@@ -165,6 +166,14 @@ def test_a_run_that_is_not_done_goes_on_whatever_its_summary_says(runner, tmp_pa
         assert summary("runs/a")["status"] == "FINISHED"
     assert "is done" not in play(*arguments, "evaluation.num_episodes=3")[2]  # evaluated by other tasks
     assert "is done" in play(*arguments, "evaluation.num_episodes=3")[2]
+
+
+def test_a_run_whose_replacement_was_killed_before_it_began_is_still_there(project, play):
+    killed = RunDirectory.open(project / "runs", "a", overwrite=True)
+    killed._lock.close()  # as the system does for the dead
+    assert not (project / "runs/a/summary.json").exists()
+    assert "runs/a is done" in play("train", project, *SMALL, "run.name=a", "resume=auto")[2]
+    assert summary(project / "runs/a")["status"] == "FINISHED"
 
 
 # Where a run may go on.
