@@ -233,6 +233,32 @@ def test_lines_that_were_answered_badly_are_answered_well(line, place, recipe, a
     assert [path.name for path in place.iterdir()] == ["trained"]
 
 
+FORGED = {
+    "timestep_encoder": {"_target_": "torch.utils.collect_env.run", "command": "touch MARK"},
+    "env": {
+        "_target_": "yamame_envs.Gym",
+        "settings": {"x": [{"_target_": "os.system", "command": "touch MARK"}]},
+    },
+    "encoder": {"_target_": "yamame.cli.app.os.system", "command": "touch MARK"},
+    "logger": {"_target_": "subprocess.run", "args": "touch MARK", "shell": True},
+}
+
+
+@pytest.mark.parametrize("recipe", ["evaluate", "play"])
+@pytest.mark.parametrize("key", FORGED)
+def test_a_strangers_file_is_one_line_and_runs_nothing(line, place, tmp_path, recipe, key):
+    (honest,) = (place / "trained/checkpoints").glob("*.pt")
+    payload = torch.load(honest, weights_only=True)
+    assert line(recipe, [f"run={honest}"])[0] is None
+    payload["config"][key] = FORGED[key]
+    torch.save(payload, tmp_path / "forged.pt")
+    status, errors = line(recipe, [f"run={tmp_path / 'forged.pt'}"])
+    assert (status, errors.count("\n")) == (2, 1)
+    for text in (f"{recipe}: run=", "forged.pt: ", f"{key}.", "_target_ must be", "got '"):
+        assert text in errors
+    assert [path.name for path in place.iterdir()] == ["trained"]
+
+
 def test_targets_of_many_steps_take_no_longer_than_the_batch_is_long():
     zeros = torch.zeros(1, 3)
     given = {"gammas": torch.tensor([0.9]), "valid": torch.ones(1, 3, dtype=torch.bool)}
