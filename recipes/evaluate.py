@@ -45,7 +45,8 @@ def evaluate_runs(cfg: DictConfig) -> float:
     check(cfg)
     asked = plain(cfg)
     groups = {
-        name: [load_asked(source, asked) for source in listed(asked[name])] for name in ("run", "against")
+        name: [load_asked(source, asked, name) for source in listed(asked[name])]
+        for name in ("run", "against")
     }
     if not groups["run"]:
         raise UsageError("run must name a run, got none")

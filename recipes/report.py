@@ -18,6 +18,7 @@ from yamame.checks import UsageError
 from yamame.cli.app import main
 from yamame.cli.arguments import ease_command_line
 from yamame.cli.nodes import instantiate
+from yamame.files.run_directory import check_folder
 from yamame.report import RunReader, build_content, falls_short, make_sections, write_report
 
 
@@ -25,6 +26,7 @@ def report(cfg: DictConfig) -> None:
     """The recipe: reads, sorts, computes, writes; then tells the verdicts and the path of the page."""
     resampling = instantiate(cfg.resampling)
     check_thresholds(list(cfg.thresholds))
+    check_folder(cfg.directory, "directory")
     reader = RunReader.open(cfg.store.tracking_uri, cfg.store.experiment)
     sections, left_out = make_sections(reader.read(cfg.runs), base=cfg.base)
     content = build_content(

@@ -136,7 +136,10 @@ def test_keys_of_a_preset_that_a_choice_does_not_take_are_named_all_at_once_with
     _, status, errors, _ = command("+preset=wide", "+net.depth=2")
     assert status == 2
     assert "~net.depth" not in errors
-    assert "not 'width'; a preset sets what this choice does not take, add ~net.width ~net.height\n" in errors
+    assert (
+        "not 'width', got 1; a preset sets what this choice does not take, add ~net.width ~net.height\n"
+        in errors
+    )
     calls, status, errors, _ = command("+preset=wide", "~net.width", "~net.height")
     assert (len(calls), status, errors) == (1, 0, "")
 

@@ -1,11 +1,11 @@
 """What a setting may be: types from annotations, smallest values."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NotRequired
 
 import pytest
 from yamame.checks import UsageError
-from yamame.cli.validation import check_arguments, check_settings, fits
+from yamame.cli.validation import check_arguments, check_settings, fits, undeclared
 from yamame.training.budget import Budget
 
 SETTINGS = {
@@ -22,6 +22,7 @@ SETTINGS = {
     "changed": dict,
     "node": dict | None,
     "checkpoint": {"keep": Annotated[int, 1], "limit": Annotated[int, 1] | None},
+    "maybe": NotRequired[int],
 }
 VALUES = {
     "seed": 0,
@@ -55,6 +56,12 @@ def without(name):
         ({"resume": 0}, "resume: must be true or false, got 0"),
         ({"device": 3}, "device: must be a text, got 3"),
         ({"rate": "fast"}, "rate: must be a number, got 'fast'"),
+        ({"maybe": "abc"}, "maybe: must be an integer, got 'abc'"),
+        ({"seed": 10**20}, "seed: must be an integer of 64 bits, got 100000000000000000000"),
+        ({"rate": float("inf")}, "rate: must be a number, got inf"),
+        ({"gammas": [float("nan")]}, "gammas: must be a list of numbers, got [nan]"),
+        ({"device": ""}, "device: must be a text of printable signs, got ''"),
+        ({"device": "a\nb"}, "device: must be a text of printable signs, got 'a\\nb'"),
         ({"share": -1}, "share: must be a number of at least 0, got -1"),
         ({"share": float("nan")}, "share: must be a number of at least 0, got nan"),
         ({"gammas": 0.9}, "gammas: must be a list of numbers, got 0.9"),
@@ -105,6 +112,7 @@ def test_a_setting_that_was_taken_away_is_refused_by_name():
         {"node": None},
         {"node": {"_target_": "torch.nn.ReLU"}},
         {"checkpoint": {"keep": 1, "limit": 1}},
+        {"maybe": 3},
         {"more": 3},
     ],
 )
@@ -151,3 +159,8 @@ def test_one_is_not_true_and_true_is_not_one():
         False,
         True,
     ]
+
+
+def test_keys_that_nothing_declares_are_found_in_groups_and_beside_them_but_not_in_free_data():
+    more = {"run": VALUES["run"] | {"more": 1}, "budget": {"more": 1}, "changed": {"free": 1}, "rest": {}}
+    assert sorted(undeclared(VALUES | more, SETTINGS)) == ["budget.more", "rest", "run.more"]

@@ -253,6 +253,23 @@ def test_a_large_video_lies_beside_the_page(make_run, write, video):
     assert (folder / "index.html").stat().st_size < LARGEST_VIDEO
 
 
+def test_no_text_of_a_table_is_a_formula_and_numbers_stay(make_run, write):
+    name = '=HYPERLINK("http://evil","x")'
+    _, folder, _ = write([make_run(0, everything(-0.2, 0.7), name=name)])
+    rows = [row for file in folder.glob("*.csv") for row in csv.reader(file.read_text().splitlines())]
+    cells = [cell for row in rows for cell in row]
+    assert f"'{name}" in cells
+    numbers = [cell for cell in cells if cell.startswith(("=", "+", "-", "@"))]
+    assert [float(cell) for cell in numbers] == [float(cell) for cell in numbers if float(cell) < 0]
+
+
+def test_an_artifact_that_is_no_gif_is_no_video(make_run, write):
+    svg = b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>"
+    _, folder, _ = write([make_run(0, everything(0.2, 0.7))], artifact=lambda run_id, name: svg)
+    assert not [path for path in folder.iterdir() if b"<script>alert" in path.read_bytes()]
+    assert not list(folder.glob("*.gif"))
+
+
 def test_the_video_is_that_of_the_best_seed(make_run, tell, video):
     runs = [make_run(seed, metrics(0.1, value)) for seed, value in [(0, 0.3), (1, 0.9), (2, 0.5)]]
     asked = []

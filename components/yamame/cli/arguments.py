@@ -7,7 +7,7 @@ instructions have such signs in them, and the settings of an environment are kno
 import sys
 from collections.abc import Collection, Sequence
 
-_OPEN = ("'", '"', "null", "???")
+_OPEN = ("'", '"', "{", "null", "???")
 
 
 def ease(arguments: Sequence[str], *, texts: Collection[str] = (), below: Collection[str] = ()) -> list[str]:

@@ -31,6 +31,8 @@ REMEDIES = {
     errno.EMFILE: "allow more open files, with ulimit -n",
 }
 """What helps against a failure of the system."""
+_NAME = re.compile(r"[A-Za-z_][\w./@-]*")
+_NO_NAMES = ("null", "true", "false", "nan", "inf")
 _KEY = re.compile(r"(?:Could not (?:override|append to config\.?|delete from config\.?)) '([^']+)'")
 
 
@@ -51,7 +53,7 @@ def check_choices(arguments: Sequence[str], directory: str) -> None:
         folder, names = Path(directory) / group, value.split(",")
         if text[:1] in "~-" or not group or value[:1] in ("", "{") or not folder.is_dir():
             continue
-        if "null" in names or not any(re.search("[A-Za-z]", name) for name in names):
+        if any(name.lower() in _NO_NAMES or not _NAME.fullmatch(name.strip("[] ")) for name in names):
             options = sorted(path.stem for path in folder.glob("*.yaml"))
             instead = f"~{group} leaves the group out" if group in REMOVABLE else _list(options)
             raise UsageError(f"{text}: no such choice; {instead}")
@@ -90,9 +92,10 @@ def explain(error: Exception, directory: str, config_name: str, arguments: Seque
     if match is not None:
         key = match.group(1).split("@")[0]
         known = _known_keys(directory, config_name, arguments, key)
+        got = "".join(f"; got {argument}" for argument in arguments if key_of(argument) == key)
         if key in known:
-            return f"{key}: there are no choices here, only settings below it, as {key}.name=value"
-        return f"{key}: no such key{_hint(key, known)}{_siblings(key, known)}"
+            return f"{key}: there are no choices here, only settings below it, as {key}.name=value{got}"
+        return f"{key}: no such key{_hint(key, known)}{_siblings(key, known)}{got}"
     if isinstance(error, HydraException) and isinstance(error.__cause__, OmegaConfBaseException):
         text = f"{text.splitlines()[0]}: {str(error.__cause__).splitlines()[0]}"
     return text

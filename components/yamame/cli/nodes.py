@@ -1,5 +1,6 @@
 """Nodes of a configuration: those with a ``_target_`` name a class or function, and their other keys its arguments."""
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -10,8 +11,20 @@ from omegaconf.errors import OmegaConfBaseException
 
 from yamame.checks import UsageError
 from yamame.cli.trusted import SPECIAL, check_name, locate, prefixes_of
-from yamame.cli.validation import check_arguments, check_settings, free_data_of, parameters_of
+from yamame.cli.validation import (
+    check_arguments,
+    check_groups,
+    check_settings,
+    free_data_of,
+    parameters_of,
+    shown,
+    undeclared,
+)
 from yamame.files.config import flatten
+from yamame.files.identity import is_one_of
+
+_REFUSALS = (TypeError, ValueError, OverflowError, MemoryError)
+_TOO_MUCH = re.compile("alloc|overflow|out of memory|negative dimension|too large", re.IGNORECASE)
 
 
 def plain(cfg: Any) -> Any:
@@ -52,6 +65,7 @@ def check_targets(node: Any, *, key: str = "", trust: Collection[str] = ()) -> N
     prefixes = prefixes_of(trust)
     for name, target in targets(node, key):
         check_name(target["_target_"], name, prefixes)
+        check_settings(SPECIAL, target, name)
     for name, text in flatten({key or "configuration": node}).items():
         if "${" in str(text):  # it would be resolved once more when it is built
             name = name.removeprefix("configuration.")
@@ -106,22 +120,31 @@ def check(
     Raises:
         UsageError: Names the key and the value.
     """
+    settings = settings or {}
+    check_groups(settings, OmegaConf.to_container(cfg, resolve=False))  # type: ignore[arg-type]
     config = plain(cfg)
     nodes = located(config, trust=config.get("trust", ()))
-    check_settings(settings or {}, config)
+    for name in undeclared(config, settings) if settings else ():
+        if is_one_of(name, tuple(typed or ())):  # a preset may set what another recipe takes
+            raise UsageError(f"{name}: there is no such key, got {shown(OmegaConf.select(cfg, name))}")
+    check_settings(settings, config)
+    # What changes an environment has no target of its own.
+    changes = {f"{name}.env": config.get(name, {}).get("env", {}) for name in ("evaluation", "source")}
+    nodes += [(name, node, env) for name, node in changes.items() for key, _, env in nodes if key == "env"]
     foreign: dict[str, str] = {}
     for key, node, target in nodes:
         parameters = parameters_of(target)
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-            takes = f"{node['_target_']} takes {', '.join(parameters)}"
-            foreign |= {f"{key}.{name}": takes for name in node if name not in SPECIAL | parameters.keys()}
+            takes = f"{node.get('_target_', target.__name__)} takes {', '.join(parameters)}"
+            for name in [name for name in node if name not in SPECIAL and name not in parameters]:
+                foreign[f"{key}.{name}"] = f"{takes}, not {name!r}, got {shown(node[name])}"
         check_arguments(target, node, key)
     if foreign:
         # Those that the command line did not set can be dropped by it.
         presets = [] if typed is None else [f"~{key}" for key in foreign if key not in typed]
         remedy = f"; a preset sets what this choice does not take, add {' '.join(presets)}" if presets else ""
-        name, takes = next(iter(foreign.items()))
-        raise UsageError(f"{name}: {takes}, not {name.rpartition('.')[2]!r}{remedy}")
+        name, problem = next(iter(foreign.items()))
+        raise UsageError(f"{name}: {problem}{remedy}")
     return config
 
 
@@ -146,20 +169,35 @@ def instantiate(node: Any, **runtime: Any) -> Any:
     config = plain(node) if is_config else node
     located(config, key=key, trust=trust)
     if "_target_" not in config:
-        raise UsageError(f"{key}._target_ must be given, got {config}")
+        raise UsageError(f"{key}._target_ must be given, got {shown(config)}")
     key = key or config["_target_"]
     try:
         built = hydra.utils.instantiate(config, _partial_=True, _convert_="all")
     except HydraException as error:
-        cause = error.__cause__ if isinstance(error.__cause__, TypeError | ValueError) else None
-        if cause is None:
+        if not isinstance(error.__cause__, _REFUSALS):
             raise
-        raise UsageError(f"{key}: {cause}") from error
+        raise UsageError(_blame(key, error.__cause__, config)) from error
 
     def build(*args: Any, **rest: Any) -> Any:
         try:
             return built.func(*built.args, *args, **{**built.keywords, **runtime, **rest})
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"{key}: {error}") from error
+        except RuntimeError as error:  # of torch, which is asked for more than there is
+            if not _TOO_MUCH.search(str(error)):
+                raise
+            raise UsageError(_blame(key, error, config)) from error
+        except _REFUSALS as error:
+            raise UsageError(_blame(key, error, config)) from error
 
     return build if config.get("_partial_", False) else build()
+
+
+def _blame(key: str, error: BaseException, node: Mapping[str, Any]) -> str:
+    """What a constructor refused, with its numbers where the message names no setting."""
+    message = str(error).splitlines()[0] if isinstance(error, RuntimeError) else str(error)
+    numbers = {
+        name: value for name, value in node.items() if isinstance(value, int | float) and name not in SPECIAL
+    }
+    if numbers and not any(re.search(rf"\b{re.escape(name)}\b", message) for name in node):
+        largest = sorted(numbers, key=lambda name: -abs(numbers[name]))
+        message += f"; got {', '.join(f'{name}={shown(numbers[name])}' for name in largest)}"
+    return f"{key}: {message}"

@@ -4,29 +4,30 @@ Nested as the YAML files are, which give the defaults and say what each key mean
 arguments the keys below it are; a `Node` has a ``_target_``, whose own annotations say the rest.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
+from yamame.cli.validation import Node
 from yamame.training.budget import Budget
 
 Count = Annotated[int, 1]
 """An integer of at least 1."""
-Node = dict[str, Any]
+Free = dict[str, Any]
 
 _SCHEDULE = {
     "num_envs": Count,
     "batch_size": Count,
     "max_grad_norm": float,
-    "warmup_updates": int,
+    "warmup_updates": Annotated[int, 0],
     "max_refused": float,
     "autocast": Literal["bfloat16"] | None,
 }
 _FROM_REPLAY = {"learning_starts": Annotated[int, 0], "anneal_lr": bool, "cuda_graph": bool}
 _TRAINING = {
-    "seed": int,
+    "seed": Annotated[int, 0],
     "device": str,
     "resume": Literal["auto"] | bool | None,
     "trust": list[str],
-    "context_length": int,
+    "context_length": Count,
     "run": {"name": str | None, "root": str, "overwrite": bool},
     "budget": Budget,
     "evaluation": {
@@ -37,7 +38,7 @@ _TRAINING = {
         "num_envs": Count | None,
         "max_steps": Count | None,
         "video_frames": Count,
-        "env": Node,
+        "env": Free,
     },
     "checkpoint": {"interval": Count, "keep": Count},
     "agent": {
@@ -47,7 +48,8 @@ _TRAINING = {
         "box_distribution": Literal["tanh_normal", "beta"],
         **dict.fromkeys(("actor", "critic", "returns", "loss"), Node),
     },
-    "expected": Node | None,
+    "expected": Free | None,
+    "trials": NotRequired[Node],
     **dict.fromkeys(("timestep_encoder", "goal_encoder", "encoder", "relabel", "exploration"), Node),
     **dict.fromkeys(("optimizer", "logger", "env"), Node),
     **dict.fromkeys(("packing", "workers"), Node | None),
@@ -58,10 +60,10 @@ _TRAINED = {
     "output": str | None,
     "device": str,
     "trust": list[str],
-    "max_steps": int | None,
-    "context_length": int | None,
-    "env": Node,
-    "trials": Node,
+    "max_steps": Count | None,
+    "context_length": Count | None,
+    "env": Free,
+    "trials": Free,
     "gamma": float | None,
 }
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -79,15 +81,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     | {
         "schedule": _SCHEDULE | _FROM_REPLAY | {"updates_per_iteration": Count},
         "replay": Node,
-        "source": {"horizon": int, "subsample": int, "env": Node, "learner": Node},
+        "source": {"horizon": Count, "subsample": Count, "env": Free, "learner": Node},
     },
     "evaluate": _TRAINED
     | {
         "run": str | list[str],
         "against": str | list[str] | None,
-        "num_episodes": int | None,
-        "num_envs": int | None,
-        "seed": int | None,
+        "num_episodes": Count | None,
+        "num_envs": Count | None,
+        "seed": Annotated[int, 0] | None,
         "greedy": bool | None,
         "gamma_index": int | None,
         "gammas": str | None,
@@ -100,7 +102,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     | {
         "run": str,
         "instruction": str | None,
-        "seed": int,
+        "seed": Annotated[int, 0],
         "greedy": bool,
         "picture": bool,
         "width": int,

@@ -10,19 +10,26 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, Literal, NotRequired
 
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from yamame.checks import UsageError
+from yamame.cli.validation import shown
 
 OURS = ("yamame.", "yamame_envs.")
 LAYERS = ("torch.nn.", "torch.optim.", "torchrl.modules.", "torchrl.objectives.")
 """Beside what is ours, a person may name classes in here that are layers, losses, optimizers or their schedules."""
-SPECIAL = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
-"""Keys of a node that tell Hydra how to build it."""
+SPECIAL = {
+    "_target_": NotRequired[Any],
+    "_partial_": NotRequired[bool],
+    "_recursive_": NotRequired[bool],
+    "_convert_": NotRequired[Literal["none", "partial", "object", "all"]],
+    "_args_": NotRequired[list[Any]],
+}
+"""Keys of a node that tell Hydra how to build it, and what they may be."""
 
 _OPTIMIZERS = "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop SGD"
 _ENVS = (
@@ -66,7 +73,7 @@ _REGISTERING = ("popgym", "yamame_envs")
 """Modules that a file may have imported before an environment is looked for (``"popgym:popgym-..."``)."""
 _TEXTS = ("device", "expected", "logger", "run")
 """Settings whose texts may hold a colon and name no module."""
-_DEEPEST, _LONGEST = 32, 120
+_DEEPEST = 32
 _DOTTED = re.compile(r"[A-Za-z]\w*(\.(?!__)[A-Za-z_]\w*)+", re.ASCII)
 _PACKAGE = re.compile(r"[A-Za-z]\w*(\.[A-Za-z_]\w*)*\.?", re.ASCII)
 
@@ -82,7 +89,7 @@ def prefixes_of(trust: Any) -> tuple[str, ...]:
     """
     for package in trust if isinstance(trust, list | tuple) else [trust]:
         if not isinstance(package, str) or not _PACKAGE.fullmatch(package):
-            raise UsageError(f"trust: must be a list of packages, as [mylab.], got {package!r}")
+            raise UsageError(f"trust: must be a list of packages, as [mylab.], got {shown(package)}")
     return tuple(f"{package.rstrip('.')}." for package in trust)
 
 
@@ -97,7 +104,7 @@ def check_name(path: Any, key: str, trust: Iterable[str] = ()) -> None:
     allowed = (*OURS, *LAYERS)
     if not isinstance(path, str) or not _DOTTED.fullmatch(path) or not path.startswith((*allowed, *trust)):
         raise UsageError(
-            f"{key}._target_ must begin with {' or '.join(allowed)} or a package of trust=[...], got {_shown(path)}"
+            f"{key}._target_ must begin with {' or '.join(allowed)} or a package of trust=[...], got {shown(path)}"
         )
 
 
@@ -160,7 +167,7 @@ your own must be in trust=[...]; got 'os.system'
             if module not in _REGISTERING and not f"{module}.".startswith(tuple(trust)):
                 problem = f"a text that imports no module, in a file; {own}"
         if problem is not None:
-            raise UsageError(f"{key or 'configuration'} must be {problem}; got {_shown(value)}")
+            raise UsageError(f"{key or 'configuration'} must be {problem}; got {shown(value)}")
 
 
 def _entries(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -169,8 +176,3 @@ def _entries(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...
     if isinstance(value, dict | list):
         for name, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _entries(item, (*path, str(name)))
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

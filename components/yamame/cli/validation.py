@@ -6,15 +6,18 @@ names, or what `yamame.cli.settings` says. ``Annotated[int, 1]`` stands for an i
 
 import inspect
 import json
+import sys
 import types
 import typing
 from collections import abc
 from collections.abc import Callable, Collection, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 from yamame.checks import UsageError
 
 _TEXTS = {bool: "true or false", int: "an integer", float: "a number", str: "a text", types.NoneType: "null"}
+_LONGEST = 200
+_LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
 _LISTS = (list, tuple, abc.Sequence, abc.Collection, abc.Iterable)
 _MAPPINGS = (dict, abc.Mapping, abc.MutableMapping)
 
@@ -31,11 +34,16 @@ def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return parameters
 
 
+class Node:
+    """The type of a setting that has a ``_target_``."""
+
+
 def check_settings(settings: Mapping[str, Any], values: Mapping[str, Any], key: str = "") -> None:
     """Refuses values that settings cannot have; keys that are not among them are not looked at.
 
     Args:
-        settings: Types by key; of a group, such a mapping again, or a class whose arguments are the keys.
+        settings: Types by key (``NotRequired`` if it may be absent); of a group, such a mapping again, or a class
+            whose arguments are the keys.
         values: Plain configuration.
         key: Where it stands in the whole configuration.
 
@@ -44,18 +52,19 @@ def check_settings(settings: Mapping[str, Any], values: Mapping[str, Any], key: 
 
     >>> check_settings({"seed": int, "run": {"name": str | None}}, {"seed": 0, "run": {"name": None}})
     """
+    check_groups(settings, values, key)
     for name, hint in settings.items():
         full = f"{key}.{name}" if key else name
+        if typing.get_origin(hint) is NotRequired:
+            if name not in values:
+                continue
+            (hint,) = typing.get_args(hint)
         if name not in values:
             raise UsageError(f"{full}: must be given, got ~{full}")
         value = values[name]
-        if isinstance(hint, Mapping) or _is_ours(hint):
-            if not isinstance(value, Mapping):
-                below = ", ".join(hint if isinstance(hint, Mapping) else parameters_of(hint))
-                raise UsageError(f"{full}: must be a mapping with {below}, got {_shown(value)}")
-            if isinstance(hint, Mapping):
-                check_settings(hint, value, full)
-                continue
+        if isinstance(hint, Mapping):
+            check_settings(hint, value, full)
+        elif _is_ours(hint):
             check_arguments(hint, value, full)
             try:
                 hint(**value)
@@ -65,8 +74,32 @@ def check_settings(settings: Mapping[str, Any], values: Mapping[str, Any], key: 
             _check(full, value, hint)
 
 
+def check_groups(settings: Mapping[str, Any], values: Mapping[str, Any], key: str = "") -> None:
+    """Refuses a value in the place of a group, into which interpolations may lead."""
+    for name, hint in settings.items():
+        below = _below(hint)
+        if below and name in values and not isinstance(values[name], Mapping):
+            full = f"{key}.{name}" if key else name
+            raise UsageError(f"{full}: must be a mapping with {', '.join(below)}, got {shown(values[name])}")
+
+
+def undeclared(values: Mapping[str, Any], settings: Mapping[str, Any], key: str = "") -> list[str]:
+    """Keys of a configuration, but for those below a target or in free data, of which nothing says what they may be."""
+    missing = [f"{key}{name}" for name in values if name not in settings]
+    for name in values.keys() & settings.keys():
+        below = _below(settings[name])
+        if below and isinstance(values[name], Mapping):
+            missing += undeclared(values[name], below, f"{key}{name}.")
+    return missing
+
+
+def _below(hint: Any) -> Mapping[str, Any]:
+    """The keys of a group; none where a setting is no group."""
+    return hint if isinstance(hint, Mapping) else parameters_of(hint) if _is_ours(hint) else {}
+
+
 def _is_ours(hint: Any) -> bool:
-    return inspect.isclass(hint) and hint.__module__.startswith("yamame.")
+    return inspect.isclass(hint) and hint.__module__.startswith("yamame.") and hint is not Node
 
 
 def check_arguments(target: Callable[..., Any], values: Mapping[str, Any], key: str) -> None:
@@ -129,7 +162,9 @@ def fits(value: Any, hint: Any) -> bool:
     if kind is Literal:
         return value in typing.get_args(hint)
     if kind in (int, float):
-        return isinstance(value, int | kind) and not isinstance(value, bool)
+        return isinstance(value, int | kind) and not isinstance(value, bool) and abs(value) <= _LARGEST[kind]
+    if kind is str:
+        return isinstance(value, str) and value.isprintable() and value != ""
     if kind in _TEXTS:
         return isinstance(value, kind)
     if kind in _LISTS:
@@ -137,7 +172,9 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, list) and all(fits(item, part) for part in inside for item in value)
     if kind in _MAPPINGS:
         return isinstance(value, Mapping)
-    plain = isinstance(value, bool | int | float | str | None)
+    plain = isinstance(value, bool | int | float | str | list | None)
+    if isinstance(value, Mapping) and inspect.isclass(kind):
+        return "_target_" in value
     return kind is Any or not (inspect.isclass(kind) and plain) or isinstance(value, kind)
 
 
@@ -150,7 +187,12 @@ def _alternatives(hint: Any) -> Collection[Any]:
 def _check(key: str, value: Any, hint: Any) -> None:
     if not fits(value, hint):
         texts = dict.fromkeys(_text(part) for part in _alternatives(hint))
-        raise UsageError(f"{key}: must be {' or '.join(texts)}, got {_shown(value)}")
+        if isinstance(value, str) and _TEXTS[str] in texts:
+            texts[_TEXTS[str]] = " of printable signs"
+        elif isinstance(value, int) and abs(value) > _LARGEST[int]:
+            texts[_TEXTS[int]] = " of 64 bits"
+        words = [text + (more or "") for text, more in texts.items()]
+        raise UsageError(f"{key}: must be {' or '.join(words)}, got {shown(value)}")
 
 
 def _text(hint: Any) -> str:
@@ -159,12 +201,15 @@ def _text(hint: Any) -> str:
     if kind is Annotated:
         return f"{_text(parts[0])} of at least {parts[1]}"
     if kind is Literal:
-        return f"one of {', '.join(map(_shown, parts))}"
+        return f"one of {', '.join(map(shown, parts))}"
     if kind in _LISTS:
         return "a list of numbers" if parts[:1] == (float,) else "a list"
+    if kind is Node:
+        return "a mapping with a _target_"
     return _TEXTS.get(kind, "a mapping" if kind in _MAPPINGS else str(getattr(hint, "__name__", hint)))
 
 
-def _shown(value: Any) -> str:
-    """A value as YAML has it."""
-    return json.dumps(value) if isinstance(value, bool | None) else repr(value)
+def shown(value: Any) -> str:
+    """A value as YAML has it; a long one ends in dots."""
+    text = json.dumps(value) if isinstance(value, bool | None) else repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

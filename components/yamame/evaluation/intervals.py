@@ -15,6 +15,7 @@ from torch import Tensor
 from yamame.checks import require, require_at_least
 
 Array = npt.NDArray[np.float64]
+_MOST_RESAMPLES = 10_000_000
 
 
 def wilson_interval(successes: int, n: int, *, confidence: float = 0.95) -> tuple[float, float]:
@@ -48,7 +49,7 @@ class Resampling:
 
     Args:
         confidence: Coverage, in (0, 1).
-        num_resamples: Number of bootstrap resamples, at least 2.
+        num_resamples: Number of bootstrap resamples, from 2 to ten million.
         seed: Of a generator of its own; the global one is not used.
 
     Raises:
@@ -61,7 +62,8 @@ class Resampling:
 
     def __post_init__(self) -> None:
         require("Resampling", "confidence", self.confidence, 0.0 < self.confidence < 1.0, "be in (0, 1)")
-        require_at_least("Resampling", 2, num_resamples=self.num_resamples)
+        holds = 2 <= self.num_resamples <= _MOST_RESAMPLES
+        require("Resampling", "num_resamples", self.num_resamples, holds, f"be in [2, {_MOST_RESAMPLES}]")
 
     def interval(self, samples: Sequence[Array], statistic: Callable[..., Array]) -> Array:
         """Both ends of the interval of a statistic of independent samples, each of which is resampled on its own.

@@ -116,6 +116,8 @@ def check_folder(path: str | Path, key: str) -> None:
     Raises:
         UsageError: There is a file in the way, or the place must not be written to.
     """
+    if str(path).startswith("-"):
+        raise UsageError(f"{key}: must be a directory and not begin with a dash, got {path}")
     path = Path(path).absolute()
     there = next(folder for folder in (path, *path.parents) if folder.exists())
     if not there.is_dir():

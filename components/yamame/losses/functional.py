@@ -90,7 +90,7 @@ def bootstrapped_targets(
     follows = torch.zeros_like(valid)
     follows[:, :-1] = valid[:, 1:]
     targets = scaled + discount * next_value
-    for _ in range(n_step - 1):
+    for _ in range(min(n_step, valid.shape[1]) - 1):  # more rewards than that there are not
         # One reward more: the target of the following transition replaces its value, where there is one.
         following = targets.roll(-1, dims=1)
         targets = scaled + discount * torch.where(follows.unsqueeze(-1), following, next_value)

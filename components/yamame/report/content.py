@@ -27,6 +27,7 @@ Artifact = Callable[[str, str], bytes | None]
 """Gives the content of an artifact by the id of a run and a name; None where there is none."""
 UNKNOWN = "unknown"
 _VIDEO = "episodes.gif"
+_GIF = (b"GIF87a", b"GIF89a")
 
 
 class Verdict(NamedTuple):
@@ -217,7 +218,7 @@ def _video(group: Group, metric: str, artifact: Artifact) -> Video | None:
 
     for run in sorted(group.runs, key=worth, reverse=True):
         content = artifact(run.run_id, _VIDEO)
-        if content is not None:
+        if content is not None and content.startswith(_GIF):  # not every file of this name is one
             return Video(content, run.seed)
     return None
 

@@ -17,6 +17,8 @@ from yamame.report.plots import Plot
 PAGE = "index.html"
 FILES = "files.csv"
 """Table of what a report wrote, so that the next one in its place can delete what it does not write itself."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What a text begins with that a spreadsheet would compute."""
 _COLUMNS = {
     "groups": "section group label metric mean low high episodes_low episodes_high num_seeds env_steps cpu_s wall_s",
     "runs": "section group seed run run_id metric value",
@@ -74,8 +76,15 @@ def _csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows(["" if value is None or value != value else value for value in row] for row in rows)
+    writer.writerows([_cell(value) for value in row] for row in rows)
     return text.getvalue().encode()
+
+
+def _cell(value: object) -> object:
+    """A value as a spreadsheet may read it: no text is a formula, and what is no number is empty."""
+    if isinstance(value, str) and value.startswith(_FORMULA):
+        return f"'{value}"
+    return "" if value is None or value != value else value
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -156,10 +156,19 @@ def _check_config(source: str | Path, config: Any, trust: Sequence[str]) -> None
         raise UsageError(f"load_trained: {source}: {error}") from error
 
 
-def load_asked(source: str, asked: Mapping[str, Any]) -> Trained:
-    """Reads a trained run as `load_trained` does, with those of its options that a recipe was asked for."""
+def load_asked(source: str, asked: Mapping[str, Any], key: str = "run") -> Trained:
+    """Reads a trained run as `load_trained` does, with those of its options that a recipe was asked for.
+
+    Args:
+        source: The run.
+        asked: The configuration of the recipe.
+        key: What names the run there.
+    """
     options = ("checkpoint", "tracking_uri", "device", "env", "trials", "context_length", "trust")
-    return load_trained(source, **{name: asked[name] for name in options})
+    try:
+        return load_trained(source, **{name: asked[name] for name in options})
+    except UsageError as error:
+        raise UsageError(f"{key}={source}: {error}") from error
 
 
 def _load(source: str, which: Which, tracking_uri: str) -> LoadedCheckpoint:

@@ -29,6 +29,7 @@ from yamame_envs.adapters.in_process import EnvSpaces, Failure, InProcessEnvs, M
 from yamame_envs.adapters.spaces import Array
 
 _LONGEST_START = 120.0  # seconds that a process may take to import everything, where `timeout` is less
+_LONGEST_TIMEOUT = 1e6  # seconds: the system counts milliseconds, in 32 bits
 _LONGEST_FAREWELL = 2.0  # seconds that all processes together have to close their environments
 _OF_THE_OWNER = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 """Signals that ask all processes of a terminal or job to end: the main process hears them, and closes the others."""
@@ -59,7 +60,8 @@ class Workers:
     def __post_init__(self) -> None:
         require_at_least("Workers", 0, num_processes=self.num_processes, max_errors=self.max_errors)
         require_choice("Workers", "on_error", self.on_error, ("raise", "continue"))
-        require("Workers", "timeout", self.timeout, self.timeout > 0, "be above 0")
+        holds = 0 < self.timeout <= _LONGEST_TIMEOUT
+        require("Workers", "timeout", self.timeout, holds, f"be above 0 and at most {_LONGEST_TIMEOUT:g}")
 
 
 def serve(connection: Connection, payload: bytes) -> None:

@@ -1,0 +1,270 @@
+"""Malformed command lines, drawn from the configurations of all recipes: each is one line, and writes nothing.
+
+``MALFORMED_LINES`` in the environment says how many the slow test draws.
+"""
+
+import importlib.util
+import io
+import os
+import random
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from yamame import conf_dir
+from yamame.cli.app import main
+from yamame.cli.nodes import plain
+from yamame.files.checkpoint import Checkpointer
+from yamame.files.config import flatten
+from yamame.losses.functional import bootstrapped_targets
+from yamame.runs.build import build_agent, build_env
+from yamame.runs.run import Run
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+NUM_LINES = int(os.environ.get("MALFORMED_LINES", "500"))
+SMALL = ["encoder.d_model=16", "encoder.num_heads=2", "encoder.num_layers=1", "env.size=7"]
+BASES = [
+    ("train", ["debug=tiny"]),
+    ("train", ["debug=tiny", "env=gym", "trials=repeated", "encoder=gru"]),
+    ("train", ["debug=tiny", "agent=amago2", "env=tmaze", "exploration=epsilon_greedy"]),
+    ("train", ["debug=tiny", "agent=separate", "encoder=linear_recurrent", "relabel=all"]),
+    ("train", ["debug=tiny", "env=wind", "encoder=window", "exploration=gaussian"]),
+    ("train", ["debug=tiny", "env=multi_domain", "encoder=lstm", "collector=async"]),
+    ("ppo", ["debug=tiny"]),
+    ("ppo", ["debug=tiny", "env=frozenlake", "encoder=memoryless"]),
+    ("distill", ["debug=tiny"]),
+    ("evaluate", ["run=trained"]),
+    ("evaluate", ["run=trained", "against=trained"]),
+    ("play", ["run=trained"]),
+    ("report", []),
+]
+GROUPS = ("env", "encoder", "agent", "relabel", "optimizer", "logger", "timestep_encoder")
+STRAY = "\x1b[2J\n"
+CONTAINERS = ("{a:1}", "[{a:1}]", "[[1]]")
+WRONG = {
+    bool: ("no", "2", "0.5", "''", "[true]", "1e30", *CONTAINERS),
+    int: ("abc", "1.5", "nan", "-inf", "inf", "1e30", str(10**20), str(-(10**20)), "true", "''", *CONTAINERS),
+    float: ("abc", "nan", "[1.0]", "true", "''", "inf", *CONTAINERS),
+    str: ("''", f'"a{STRAY}b"', "1.5", *CONTAINERS),
+    list: ("{a:1}", "1.5", "''", f'["a{STRAY}"]', "[[{a:1}]]", "true", "null", "[nan]"),
+    type(None): (f'"a{STRAY}b"', "[{a:1}]", "nan", "''"),
+    dict: ("3", "abc", "null", "[1]", "''", "true"),
+}
+"""By the type of a default: what is none of its values, whatever the setting means."""
+EDGE = ("-1", "0", "1", "-0.5", "1e30", "null", "[]", str(2**62), "abc", "cpu")
+"""What some settings can be and others cannot."""
+TARGETS = ("os.system", "3", "null", "''", "yamame.nowhere.Thing", "torch.hub.load", "[a]", "{a:1}")
+
+
+class Accepted(BaseException):
+    """The recipe would begin to work."""
+
+
+def begin_no_run(*_: Any, **__: Any) -> None:
+    raise Accepted
+
+
+@cache
+def defaults(recipe: str, base: tuple[str, ...]) -> dict[str, Any]:
+    """The keys of a recipe with their defaults, groups included."""
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        config = OmegaConf.to_container(compose(recipe, overrides=list(base)), resolve=False)
+    below = [key.split(".") for key in flatten(config)]
+    groups = {".".join(parts[:end]): {} for parts in below for end in range(1, len(parts))}
+    return groups | flatten(config)
+
+
+def draw(rng: random.Random, kind: str) -> tuple[str, list[str], str, str]:
+    """A recipe, its arguments, the key among them that is wrong, and its value."""
+    recipe, base = rng.choice(BASES)
+    known = defaults(recipe, tuple(base))
+    key = rng.choice([name for name in known if not name.endswith(("_recursive_", "_convert_"))])
+    value = known[key]
+    parent = rng.choice([name for name in known if isinstance(known[name], dict)] or [""])
+    if kind == "edge":
+        value = rng.choice(EDGE)
+    elif kind == "unknown":
+        plus = rng.choice(["", "+", "++"])
+        key, value = f"{parent}.surprise".strip("."), rng.choice(["1", "abc", "{a:1}"])
+        if recipe in ("evaluate", "play") and parent in ("env", "trials"):
+            plus = ""
+        return recipe, [*base, f"{plus}{key}={value}"], key, value
+    elif kind == "choice":
+        recipe, base = rng.choice([entry for entry in BASES if entry[0] in ("train", "ppo", "distill")])
+        key, value = rng.choice(GROUPS[:5]), rng.choice(["nothing", "3", "null", "-1"])
+        base = [text for text in base if not text.startswith(f"{key}=")]
+        return recipe, [*base, f"{key}={value}"], key, value
+    elif key.endswith("_target_"):
+        value = rng.choice(TARGETS)
+    elif key.endswith("_partial_"):
+        value = rng.choice(["yes", "3", "null", "[1]"])
+    else:
+        kind = float if key.startswith("budget.") and isinstance(value, int) else type(value)
+        value = rng.choice(WRONG[kind])
+    base = [text for text in base if not text.startswith(f"{key}=")]
+    return recipe, [*base, f"{key}={value}"], key, value
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder with a trained run, which command lines may name."""
+    folder = tmp_path_factory.mktemp("place")
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        cfg = compose("train", overrides=SMALL)
+    agent = build_agent(cfg, build_env(cfg, num_envs=1, seed=0))
+    Checkpointer(folder / "trained/checkpoints", config=plain(cfg)).save({"agent": agent}, step=1, metric=1.0)
+    return folder
+
+
+@pytest.fixture
+def line(place, monkeypatch) -> Callable[..., tuple[Any, str]]:
+    """Runs a recipe until its work would begin: exit status (None: accepted), error output."""
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(Run, "begin", begin_no_run)
+    for name in ("play_episode", "evaluate"):
+        monkeypatch.setattr(f"yamame.evaluation.{name}", begin_no_run)
+    monkeypatch.setattr("yamame.report.RunReader.open", begin_no_run)
+
+    def run(recipe: str, arguments: list[str]) -> tuple[Any, str]:
+        spec = importlib.util.spec_from_file_location(f"{recipe}_recipe", RECIPES / f"{recipe}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        monkeypatch.setattr(sys, "argv", [str(RECIPES / f"{recipe}.py"), *arguments])
+        errors, status = io.StringIO(), 0
+        begin = {"report": lambda: main(module.report, config_name="report")}
+        begin |= {
+            name: lambda: main(module.train, config_name=recipe) for name in ("train", "ppo", "distill")
+        }
+        try:
+            with redirect_stderr(errors), redirect_stdout(io.StringIO()):
+                begin.get(recipe, getattr(module, "command_line", None))()
+        except Accepted:
+            status = None
+        except SystemExit as exit_:
+            status = exit_.code
+        return status, errors.getvalue()
+
+    return run
+
+
+def told(value: str) -> Iterator[str]:
+    """How a message may have a value."""
+    bare = value.strip("'\"")
+    yield from (bare, re.sub(r"[^\w.]+", "", bare), bare.replace("{a:1}", "{'a': 1}"), repr(bare)[1:-1])
+    yield bare.replace("{a:1}", "'{a:1}'")
+    if re.fullmatch(r"-?[\d.]+(e\d+)?", bare):
+        yield from (str(float(bare)), f"{float(bare):g}", str(int(float(bare))))
+    if bare == "":
+        yield "''"
+
+
+def faults(status: Any, errors: str, key: str, value: str, *, may_be_accepted: bool) -> list[str]:
+    """What is wrong with the answer to a malformed line."""
+    if status is None:
+        return [] if may_be_accepted else ["accepted"]
+    wrong = [] if status == 2 else [f"status {status}"]
+    wrong += [] if errors.count("\n") == 1 else [f"{errors.count(chr(10))} lines"]
+    wrong += [] if key.rpartition(".")[2] in errors else ["no key"]
+    return wrong + ([] if any(text in errors for text in told(value)) else ["no value"])
+
+
+def answers(line: Callable, place: Path, num: int, seed: int) -> list[str]:
+    """What is wrong with the answers to so many lines; every third of them may be right."""
+    rng, wrong = random.Random(seed), []
+    for number in range(num):
+        kind = ("wrong", "edge", "wrong", "unknown", "wrong", "edge", "wrong", "choice", "edge")[number % 9]
+        recipe, arguments, key, value = draw(rng, kind)
+        status, errors = line(recipe, arguments)
+        found = faults(status, errors, key, value, may_be_accepted=kind == "edge")
+        found += [f"wrote {path.name}" for path in place.iterdir() if path.name != "trained"]
+        wrong += [f"{recipe} {arguments}: {found}: {errors}"] if found else []
+    return wrong
+
+
+@pytest.mark.timeout(60)
+def test_a_malformed_line_is_one_line_with_key_and_value_and_writes_nothing(line, place):
+    assert answers(line, place, num=18, seed=20) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_so_are_hundreds_of_them(line, place):
+    wrong = answers(line, place, num=NUM_LINES, seed=0)
+    assert not wrong, "\n".join(wrong)
+
+
+HUGE = 10**20
+REPORTED = [
+    ("train", ["agent.critic=null"]),
+    ("train", ["env=gym", "env.workers={a:1}"]),
+    ("train", ["env=gym", "workers.timeout=1e30"]),
+    ("train", ["env=gym", "workers.num_processes=1e20"]),
+    ("train", [f"agent.loss.n_step={HUGE}"]),
+    ("train", ["agent.gammas=[]"]),
+    ("train", ["+foo=1"]),
+    ("train", ["encoder=gru", "context_length=0"]),
+    ("train", ['logger.tracking_uri="a\nb"']),
+    ("distill", [f"env.size={HUGE}"]),
+    ("distill", ["env.size=99999999999"]),
+    ("evaluate", ["run=trained", "against=-1"]),
+    ("evaluate", ["run=trained", "against={a:1}"]),
+    ("evaluate", ["run=trained", "output=-1"]),
+    ("play", ["run=trained", "output={a:1}"]),
+    ("play", ["run=trained", 'tracking_uri="a\nb"']),
+    ("report", ['directory="a\nb"']),
+    ("report", [f"resampling.num_resamples={HUGE}"]),
+    ("report", ["resampling.num_resamples=999999999999"]),
+]
+
+
+@pytest.mark.parametrize(("recipe", "arguments"), REPORTED, ids=lambda value: str(value))
+def test_lines_that_were_answered_badly_are_answered_well(line, place, recipe, arguments):
+    key, _, value = arguments[-1].lstrip("+").partition("=")
+    status, errors = line(recipe, arguments)
+    assert faults(status, errors, key, value, may_be_accepted=False) == []
+    assert [path.name for path in place.iterdir()] == ["trained"]
+
+
+FORGED = {
+    "timestep_encoder": {"_target_": "torch.utils.collect_env.run", "command": "touch MARK"},
+    "env": {
+        "_target_": "yamame_envs.Gym",
+        "settings": {"x": [{"_target_": "os.system", "command": "touch MARK"}]},
+    },
+    "encoder": {"_target_": "yamame.cli.app.os.system", "command": "touch MARK"},
+    "logger": {"_target_": "subprocess.run", "args": "touch MARK", "shell": True},
+}
+
+
+@pytest.mark.parametrize("recipe", ["evaluate", "play"])
+@pytest.mark.parametrize("key", FORGED)
+def test_a_strangers_file_is_one_line_and_runs_nothing(line, place, tmp_path, recipe, key):
+    (honest,) = (place / "trained/checkpoints").glob("*.pt")
+    payload = torch.load(honest, weights_only=True)
+    assert line(recipe, [f"run={honest}"])[0] is None
+    payload["config"][key] = FORGED[key]
+    torch.save(payload, tmp_path / "forged.pt")
+    status, errors = line(recipe, [f"run={tmp_path / 'forged.pt'}"])
+    assert (status, errors.count("\n")) == (2, 1)
+    for text in (f"{recipe}: run=", "forged.pt: ", f"{key}.", "_target_ must be", "got '"):
+        assert text in errors
+    assert [path.name for path in place.iterdir()] == ["trained"]
+
+
+def test_targets_of_many_steps_take_no_longer_than_the_batch_is_long():
+    zeros = torch.zeros(1, 3)
+    given = {"gammas": torch.tensor([0.9]), "valid": torch.ones(1, 3, dtype=torch.bool)}
+    targets = [
+        bootstrapped_targets(zeros + 1, zeros.bool(), zeros.unsqueeze(-1), n_step=steps, **given)
+        for steps in (2, 3, 2**62)
+    ]
+    assert torch.equal(targets[1], targets[2])
+    assert not torch.equal(targets[0], targets[1])
