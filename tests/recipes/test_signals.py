@@ -19,7 +19,7 @@ SMALL = (
     *("schedule.learning_starts=128", "schedule.updates_per_step=0.04", "schedule.batch_size=4"),
     *("schedule.anneal_lr=false", "evaluation.num_episodes=8", "evaluation.interval=300"),
     *("checkpoint.interval=200", "budget.env_steps=1024", "budget.minutes=null", "replay.capacity=800"),
-    *("evaluation.film_frames=20", "encoder=transformer"),
+    *("evaluation.video_frames=20", "encoder=transformer"),
 )
 PPO = ("debug=tiny", "budget.updates=null", "budget.env_steps=4000", "budget.minutes=null")
 DISTILL = ("debug=tiny", "budget.updates=40", "schedule.updates_per_iteration=5", "evaluation.interval=10")
