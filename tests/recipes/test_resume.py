@@ -16,7 +16,7 @@ from yamame.files.atomic import TEMPORARY_SUFFIX
 from yamame.files.run_directory import RunDirectory
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-KILLS = int(os.environ.get("YAMAME_KILLS", "60"))
+KILLS = int(os.environ.get("KILLS", "40"))
 """Kills of the slow tests."""
 SMALL = [
     "debug=tiny",
