@@ -170,7 +170,7 @@ def test_a_hundred_million_steps_take_less_than_a_hundred_megabytes(tracking_uri
 def test_a_server_that_dies_and_comes_back_has_every_point_once_and_training_never_waits(
     server, tmp_path, settle, capfd, down_s
 ):
-    tracker = tracker_of(server.uri).start(tmp_path, name="a", params={"seed": 1})
+    tracker = tracker_of(server.uri, wait_s=30.0).start(tmp_path, name="a", params={"seed": 1})
     (run,) = server.runs.values()
     assert run["params"] == {"seed": "1"}
     longest, step = 0.0, 0
@@ -263,7 +263,7 @@ def test_a_run_goes_on_while_its_store_is_silent_and_the_rest_comes_when_it_is_b
         tracker.log({"loss": 1.0}, step=1)
         tracker.log({"loss": 2.0}, step=2)
     # It goes back to a checkpoint of step 0.
-    again = tracker_of(server.uri).start(tmp_path, name="a", params={"seed": 2, "new": 3})
+    again = tracker_of(server.uri, wait_s=30.0).start(tmp_path, name="a", params={"seed": 2, "new": 3})
     assert again.run is None
     for step in (1, 2, 3):
         again.log({"loss": float(step)}, step=step)
@@ -436,7 +436,7 @@ def test_a_run_that_dies_while_it_starts_has_one_record_and_all_parameters_later
         patched.setattr(*INSTANTS[instant]())
         with pytest.raises(Killed):
             tracker_of(tracking_uri, experiment=experiment).start(tmp_path, name="a", params=params)
-    again = tracker_of(tracking_uri, experiment=experiment)
+    again = tracker_of(tracking_uri, experiment=experiment, wait_s=30.0)
     with again.start(tmp_path, name="a", params={**params, "p7": "changed"}):
         again.log({"loss": 1.0}, step=1)
     client = connect(tracking_uri)
