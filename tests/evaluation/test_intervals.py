@@ -116,7 +116,7 @@ def test_only_an_interval_needs_scipy_and_says_how_to_get_it(monkeypatch):
         (lambda: bootstrap_interval(torch.zeros(0)), r"values must be a non-empty .* got shape \(0,\)"),
         (lambda: bootstrap_interval(torch.tensor([1.0, torch.nan])), r"got shape \(2,\), 1 not finite"),
         (lambda: bootstrap_interval(torch.zeros(3, 2)), r"must be a non-empty vector .* got shape \(3, 2\)"),
-        (lambda: Resampling(num_resamples=1), "num_resamples must be at least 2, got 1"),
+        (lambda: Resampling(num_resamples=1), "num_resamples must be in .2, 10000000., got 1"),
     ],
 )
 def test_impossible_arguments_are_refused(call, message):

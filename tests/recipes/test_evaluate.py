@@ -235,7 +235,7 @@ def test_pictures_of_an_earlier_evaluation_do_not_stay_beside_another(run, tmp_p
     [
         (["run=runs/b", "greedy=off"], r"greedy: must be true or false or null, got 'off'"),
         (["run=runs/b", "control=off"], r"control: must be true or false, got 'off'"),
-        (["run=runs/b", "max_steps=abc"], r"max_steps: must be an integer or null, got 'abc'"),
+        (["run=runs/b", "max_steps=abc"], r"max_steps: must be an integer of at least 1 or null, got 'abc'"),
         (["run=runs/b", "gamma_index=0.5"], r"gamma_index: must be an integer or null, got 0.5"),
         (["run=runs/b", "confidence=abc"], r"confidence: must be a number, got 'abc'"),
         (["run=runs/b", "env=tmaze"], r"env: there are no choices here, only settings below it"),
@@ -252,7 +252,7 @@ def test_pictures_of_an_earlier_evaluation_do_not_stay_beside_another(run, tmp_p
             r"weights of runs/b must fit the environment: .*\[64, 12\]",
         ),
         (["run=runs/b", "trials.num_trials=3"], r"runs/b must have trials to change them"),
-        (["run=runs/b", "num_episodes=0"], r"num_e\w+ must be .*, got 0"),
+        (["run=runs/b", "num_episodes=0"], r"num_episodes: must be .*, got 0"),
         (["run=runs/b", "confidence=1"], r"confidence must be in \(0, 1\), got 1"),
         (["run=runs/trials", "attention=true"], r"attention=true needs a TransformerEncoder, .* GRUEncoder"),
         (["run=runs/trials", "context_length=9"], r"GRUEncoder takes .*, not 'context_length'"),
