@@ -6,7 +6,7 @@ import shutil
 import pytest
 from yamame.checks import UsageError
 from yamame.tracking.mlflow_store import MLflowRun, connect, database_of
-from yamame.tracking.record import reopen_recorded, write_record
+from yamame.tracking.record import open_run, write_record
 
 
 @pytest.fixture
@@ -16,7 +16,8 @@ def noted(tmp_path, tracking_uri):
     (project / "runs/a").mkdir(parents=True)
     run = MLflowRun.create(tracking_uri, "records", name="a", tags={})
     shutil.copy(database_of(tracking_uri), project / "mlflow.db")
-    write_record(project / "runs/a/mlflow.json", f"sqlite:///{project}/mlflow.db", run.run_id)
+    note = {"tracking_uri": f"sqlite:///{project}/mlflow.db", "run_id": run.run_id}
+    write_record(project / "runs/a", note)
     return project / "runs/a", run.run_id
 
 
@@ -28,7 +29,7 @@ def test_a_copy_of_a_project_goes_on_in_its_own_store(noted, tmp_path, tracking_
     _, run_id = noted
     shutil.copytree(tmp_path / "project", tmp_path / "copy")
     copied = tmp_path / "copy/runs/a"
-    assert reopen_recorded(copied / "mlflow.json", tracking_uri, tags={}).run_id == run_id
+    assert open_run(copied, tracking_uri=tracking_uri).run_id == run_id
     assert store_of(copied) == f"sqlite:///{tmp_path}/copy/mlflow.db"
 
 
@@ -39,7 +40,7 @@ def test_a_run_moved_into_another_project_goes_on_where_it_began(noted, tmp_path
     store = tmp_path / "other/mlflow.db"
     shutil.copy(database_of(tracking_uri), store)
     connect(f"sqlite:///{store}").delete_run(run_id)
-    assert reopen_recorded(moved / "mlflow.json", f"sqlite:///{store}", tags={}).run_id == run_id
+    assert open_run(moved, tracking_uri=f"sqlite:///{store}").run_id == run_id
     assert store_of(moved) == f"sqlite:///{tmp_path}/project/mlflow.db"
 
 
@@ -51,7 +52,7 @@ def test_a_store_that_is_gone_is_named_and_not_made(noted, tmp_path):
     with pytest.raises(
         UsageError, match=f"found none at {database} or {tmp_path}/new.db; bring it back, or delete"
     ):
-        reopen_recorded(directory / "mlflow.json", f"sqlite:///{tmp_path}/new.db", tags={})
+        open_run(directory, tracking_uri=f"sqlite:///{tmp_path}/new.db")
     assert not database.exists()
     assert not (tmp_path / "new.db").exists()
     assert (directory / "mlflow.json").read_text() == before
