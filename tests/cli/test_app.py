@@ -190,7 +190,7 @@ def test_a_failure_of_the_outside_world_is_one_line_with_a_remedy_and_status_one
     assert command(task=fail)[1:3] == (1, f"train: {line}\n")
     calls, status, errors, _ = command("-m", "seed=1,2", task=fail)
     assert (len(calls), status) == (2, 1)
-    assert errors.splitlines()[-1] == f"train: {line}"
+    assert errors.splitlines() == [f"train: job {number}: {line}" for number in range(2)]
 
 
 def test_every_job_of_a_sweep_runs(command):

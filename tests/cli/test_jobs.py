@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.types import RunMode
 from omegaconf import OmegaConf
@@ -105,7 +106,9 @@ def test_a_job_that_fails_leaves_the_others_alone_and_a_table_says_what_became_o
         monkeypatch.syspath_prepend(str(tmp_path))
         module = importlib.import_module("hydra_plugins.forking")
         Plugins.instance().register(module.ForkingLauncher)
-        launcher = ["hydra.launcher._target_=hydra_plugins.forking.ForkingLauncher"]
+        node = {"_target_": "hydra_plugins.forking.ForkingLauncher"}
+        ConfigStore.instance().store(group="hydra/launcher", name="forking", node=node)
+        launcher = ["hydra/launcher=forking"]
     status, out, err = sweep(task, "-m", "seed=0,1,2,3,4,5", "size=2", *launcher)
     assert status == 1
     assert out.endswith(TABLE)
@@ -124,15 +127,15 @@ def test_a_sweep_whose_jobs_all_end_well_has_status_zero(sweep):
     assert out.splitlines()[1:] == ["0    ran     seed=0     0", "1    ran     seed=5     0.5"]
 
 
-def test_what_ends_the_process_ends_the_sweep_and_the_table_shows_the_jobs_before(sweep, tmp_path, capsys):
+def test_what_ends_the_process_ends_the_sweep_and_the_table_shows_the_jobs_before(sweep, tmp_path):
     def interrupted(cfg):
         if cfg.seed == 5:
             raise KeyboardInterrupt
         return task(cfg)
 
-    with pytest.raises(KeyboardInterrupt):
-        sweep(interrupted, "-m", "seed=0,5,4")
-    assert "0    ran" in capsys.readouterr().out
+    status, out, _ = sweep(interrupted, "-m", "seed=0,5,4")
+    assert status == 130
+    assert "0    ran" in out
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["multirun.yaml"]
 
 
@@ -148,8 +151,10 @@ def test_folders_of_sweeps_that_were_killed_are_swept_and_those_of_others_are_no
 
 
 @pytest.mark.parametrize("name", ["run.name=x", "run.name=x-${size}"])
-@pytest.mark.parametrize("launcher", [[], ["hydra.launcher._target_=no.such.Launcher"]])
+@pytest.mark.parametrize("launcher", [[], ["hydra/launcher=absent"]])
 def test_jobs_that_would_share_a_directory_are_refused_before_the_first(sweep, tmp_path, name, launcher):
+    node = {"_target_": "no.such.Launcher"}
+    ConfigStore.instance().store(group="hydra/launcher", name="absent", node=node)
     status, out, err = sweep(task, "-m", "seed=0,5", "size=2,3", name, "run.overwrite=true", *launcher)
     second = "job 1 (seed=0 size=3)" if name == "run.name=x" else "job 2 (seed=5 size=2)"
     assert (status, out, err.count("\n")) == (2, "", 1)

@@ -33,7 +33,10 @@ def test_nested_targets_are_built_with_plain_containers_and_untouched_runtime_va
     )
     assert instantiate(node)(torch.zeros(1, 2)).shape == (1, 3)
     shared = {"deep": [1, (2, 3)]}
-    assert instantiate(OmegaConf.create({"_target_": "yamame.cli.app.objective"}), value=0.25) == 0.25
+    assert (
+        instantiate(OmegaConf.create({"_target_": "yamame.tracking.mlflow_store.clean_value"}), value=0.25)
+        == "0.25"
+    )
     linear = instantiate(OmegaConf.create({"_target_": "torch.nn.Linear", "out_features": 3}), in_features=2)
     assert linear.weight.shape == (3, 2)
     assert instantiate({"_target_": "yamame.cli.nodes.plain"}, cfg=OmegaConf.create(shared)) == {
