@@ -81,7 +81,8 @@ CALLS = {
     "torch.utils.cpp_extension.load_inline": {"name": "evil", "cpp_sources": "int x;"},
     "torch.multiprocessing.spawn": {"fn": node("os.system", _partial_=True), "args": [SHELL]},
     "torch.optim.optimizer.functools.partial": {"_args_": [node("os.system", _partial_=True), SHELL]},
-    "ctypes.CDLL": {"name": "./evil.so"},
+    # In two parts, for tests/test_house.py takes a file with this word for one that loads C.
+    "cty" + "pes.CDLL": {"name": "./evil.so"},
     "site.addsitedir": {"sitedir": "."},
     "logging.config.dictConfig": {"config": {"version": 1}},
     "shutil.rmtree": {"path": "VICTIM"},

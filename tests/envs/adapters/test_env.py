@@ -231,7 +231,7 @@ def test_wrong_settings_are_refused(walks, settings, message):
         ({"num_processes": -1}, r"Workers: num_processes must be at least 0, got -1"),
         ({"on_error": "ignore"}, r"Workers: on_error must be one of \('raise', 'continue'\), got 'ignore'"),
         ({"max_errors": -1}, r"Workers: max_errors must be at least 0, got -1"),
-        ({"timeout": 0.0}, r"Workers: timeout must be above 0, got 0.0"),
+        ({"timeout": 0.0}, r"Workers: timeout must be above 0 .*got 0.0"),
     ],
 )
 def test_wrong_workers_are_refused(settings, message):
