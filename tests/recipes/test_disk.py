@@ -9,6 +9,7 @@ import shutil
 import subprocess
 
 import pytest
+from yamame.runs.run import Run
 
 FAILURES = {
     errno.ENOSPC: "No space left on device; make room on its disk",
@@ -35,7 +36,9 @@ def check_failed(folder, status: int, errors: str, *texts: str, keeps_traceback:
 def check_goes_on(finished, play, folder, components, differing) -> None:
     status, _, errors = play("train", folder, *finished.goes_on)
     assert (status, errors) == (0, "")
-    assert differing(finished.expected, components(folder / "runs/a")) == []
+    # Padding of open episodes, which nothing reads, may differ.
+    same = differing(finished.expected, components(folder / "runs/a"), skip=("/collector/open/steps",))
+    assert same == []
     assert json.loads((folder / "runs/a/summary.json").read_text())["status"] == "FINISHED"
     assert not (folder / "runs/a/error.txt").exists()
     assert not list((folder / "runs/a").rglob("*.partial"))
@@ -56,10 +59,15 @@ def test_a_disk_that_fails_while_a_run_saves_is_one_line_and_the_run_goes_on_aft
     finished, play, tmp_path, monkeypatch, components, differing, function, call, number
 ):
     folder, calls, real = tmp_path / "work", [], getattr(os, function)
+    saved, save = [], Run.save
     shutil.copytree(finished.folder, folder)
 
+    def saving(self, *arguments):
+        saved.append(self)
+        save(self, *arguments)
+
     def failing(*arguments):
-        if len(calls) >= call:  # once is enough: the summary can be written
+        if not saved or len(calls) >= call:  # once is enough: the summary can be written
             return real(*arguments)
         calls.append(arguments)
         if len(calls) == call:
@@ -68,6 +76,7 @@ def test_a_disk_that_fails_while_a_run_saves_is_one_line_and_the_run_goes_on_aft
 
     with monkeypatch.context() as patch:
         patch.setattr(os, function, failing)
+        patch.setattr(Run, "save", saving)
         status, _, errors = play("train", folder, *finished.goes_on)
     check_failed(folder, status, errors, "runs/a/", FAILURES[number])
     if (function, call, number) in (("fsync", 3, errno.ENOSPC), ("replace", 1, errno.EROFS)) or call != 3:

@@ -1,6 +1,7 @@
 """Malformed command lines, drawn from the configurations of all recipes: each is one line, and writes nothing.
 
-``MALFORMED_LINES`` in the environment says how many the slow test draws; a third of them may be right, the others are not.
+``MALFORMED_LINES`` in the environment says how many the slow test draws; a third of them may be right, the others are
+not.
 """
 
 import importlib.util
