@@ -33,7 +33,14 @@ DOORS = {
     "runs": {"hydra", "omegaconf", "rich"},
 }
 """What rooms may import beside torch's family."""
-SHARED_WITH_ENVS = {"yamame.keys", "yamame.checks", "yamame.goals", "yamame.actions", "yamame.transforms"}
+SHARED_WITH_ENVS = {
+    "yamame.keys",
+    "yamame.checks",
+    "yamame.failures",
+    "yamame.goals",
+    "yamame.actions",
+    "yamame.transforms",
+}
 """What environments may import of yamame: the format, and what instructions and actions are."""
 GYMNASIUM_FILES = ("gymnasium_env.py", "registration.py")
 HOSTS = {"adapters", "suites"}

@@ -15,22 +15,6 @@ class UsageError(ValueError):
     """
 
 
-class OutsideError(RuntimeError):
-    """Something outside of the program failed: a disk, an environment of another library.
-
-    `yamame.cli.app.main` prints its message as one line, as that of an ``OSError``, and exits with status 1.
-    """
-
-
-def one_line(error: BaseException, longest: int = 300) -> str:
-    """What an error says, in one line; its type where it says nothing.
-
-    >>> one_line(KeyError())
-    'KeyError'
-    """
-    return " ".join(str(error).split())[:longest] or type(error).__name__
-
-
 def require(owner: str, name: str, value: Any, holds: bool, condition: str) -> None:
     """Raises unless a condition holds.
 

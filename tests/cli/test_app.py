@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
-from yamame.checks import OutsideError, UsageError
+from yamame.checks import UsageError
 from yamame.cli import app
 from yamame.cli.app import main
+from yamame.failures import OutsideError
 
 TRAIN = """
 defaults:

@@ -15,8 +15,8 @@ import functools
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,17 +27,18 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from yamame import conf_dir
-from yamame.checks import OutsideError, UsageError
+from yamame.checks import UsageError
 from yamame.cli.explain import check_choices, explain, explain_outside
 from yamame.cli.jobs import (
     SWEEP_VARIABLE,
     VERSION_BASE,
     AlreadyDone,
+    Answer,
     check_sweep,
     is_job,
     is_sweep,
+    noted_job,
     overrides,
-    run_job,
     say,
     table_of_jobs,
     tell,
@@ -45,6 +46,7 @@ from yamame.cli.jobs import (
 from yamame.cli.nodes import check
 from yamame.cli.settings import SETTINGS
 from yamame.cli.threads import share_threads
+from yamame.failures import OutsideError
 from yamame.files.identity import key_of
 from yamame.signals import stopping
 from yamame.tracking.mlflow_store import check_store
@@ -86,14 +88,12 @@ def main(
     sys.argv[1:] = arguments = sorted(sys.argv[1:], key=lambda text: text not in ("-m", "--multirun"))
 
     def checked(cfg: DictConfig) -> Any:
-        if is_job() and SWEEP_VARIABLE in os.environ:
-            return run_job(lambda: _do(task, cfg, settings), config_name)
-        try:
-            return _do(task, cfg, settings)
-        except UsageError as error:
-            _fail(config_name, str(error))  # inside Hydra, where an Exception would get a second line
-        except (OSError, OutsideError) as error:
-            _fail(config_name, explain_outside(error), status=_OUTSIDE_STATUS)
+        with _answering(config_name) as answer:
+            check(cfg, settings, typed=[key_of(text) for text in overrides()])
+            check_store(cfg)
+            share_threads(num_jobs=_jobs_at_once())
+            answer.value = task(cfg)
+        return answer.value
 
     functools.update_wrapper(checked, task)
     former = os.environ.get("HYDRA_FULL_ERROR")
@@ -120,18 +120,32 @@ def main(
             os.environ["HYDRA_FULL_ERROR"] = former
 
 
-def _do(task: Callable[[DictConfig], Any], cfg: DictConfig, settings: Mapping[str, Any] | None) -> Any:
-    """Runs a recipe with a configuration that is checked first; a run that is done gives what it gave."""
-    check(cfg, settings, typed=[key_of(text) for text in overrides()])
-    check_store(cfg)
-    share_threads(num_jobs=_jobs_at_once())
+@contextmanager
+def _answering(command: str) -> Iterator[Answer]:
+    """Takes what a recipe returns, or what it gave before if it is done; what ends it otherwise becomes one line.
+
+    This stands inside Hydra, where an exception would get a second line. In a sweep the other jobs go on.
+    """
+    answer = Answer()
+    with noted_job(answer, command) if is_job() and SWEEP_VARIABLE in os.environ else _one_line(command):
+        try:
+            yield answer
+        except AlreadyDone as done:
+            say("done")
+            tell(done, aside=True)
+            tell(done.path / "summary.json")
+            answer.value = done.objective
+
+
+@contextmanager
+def _one_line(command: str) -> Iterator[None]:
+    """Ends the process with a line for a mistake of the user, or a failure of the outside world."""
     try:
-        return task(cfg)
-    except AlreadyDone as done:
-        say("done")
-        tell(done, aside=True)
-        tell(done.path / "summary.json")
-        return done.objective
+        yield
+    except UsageError as error:
+        _fail(command, str(error))
+    except (OSError, OutsideError) as error:
+        _fail(command, explain_outside(error), status=_OUTSIDE_STATUS)
 
 
 def _fail(name: str, message: str, *, status: int = _USAGE_STATUS) -> NoReturn:

@@ -11,7 +11,8 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from yamame.checks import OutsideError, UsageError, one_line
+from yamame.checks import UsageError
+from yamame.failures import OutsideError, one_line
 from yamame.files.config import flatten
 from yamame.files.identity import key_of
 

@@ -15,8 +15,9 @@ import socket
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,9 +27,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from yamame.checks import OutsideError, UsageError
+from yamame.checks import UsageError
 from yamame.cli.explain import explain_outside
 from yamame.cli.nodes import check
+from yamame.failures import OutsideError
 from yamame.files.atomic import is_left_behind, write_json
 from yamame.files.identity import key_of, makes_another_name
 
@@ -108,7 +110,7 @@ def file_name(parts: Sequence[str], *, end: str = "") -> str:
     """Parts as one name of a file; what is too long is cut, and then ends in a hash of all of them.
 
     >>> file_name(["env=maze", "size=[9, 9]"], end="-seed=0")
-    'env=maze-size=-9--9--seed=0'
+    'env=maze-size=-9,-9--seed=0'
     """
     whole = "-".join(parts)
     name, end = (re.sub(r"[^A-Za-z0-9._=,+-]", "-", text) for text in (whole, end))
@@ -164,19 +166,27 @@ def say(outcome: Outcome) -> None:
     _outcome = outcome
 
 
-def run_job(work: Callable[[], Any], command: str) -> Any:
-    """Does the work of a job and notes what became of it; an error is told, and the other jobs go on.
+@dataclass
+class Answer:
+    """What a recipe returns: its objective."""
+
+    value: Any = None
+
+
+@contextmanager
+def noted_job(answer: Answer, command: str) -> Iterator[None]:
+    """Within the block a job does its work; what became of it is noted. An error is told, and the other jobs go on.
 
     Args:
-        work: Returns the objective of the job.
+        answer: Gets the objective within the block.
         command: Stands before the message of a mistake, which has no traceback.
     """
     number, folder = HydraConfig.get().job.num, Path(os.environ[SWEEP_VARIABLE])
     say("ran")
-    value, result = None, ""
+    result = ""
     try:
-        value = work()
-        result = f"{value:.4g}" if isinstance(value, int | float) else ""
+        yield
+        result = f"{answer.value:.4g}" if isinstance(answer.value, int | float) else ""
     except Exception as error:
         say("failed")
         if isinstance(error, UsageError | OSError | OutsideError):
@@ -187,7 +197,6 @@ def run_job(work: Callable[[], Any], command: str) -> Any:
             result = f"{type(error).__name__}: {error}".partition("\n")[0]
             tell(traceback.format_exc(), aside=True)
     write_json(folder / f"{number}.json", {"overrides": overrides(), "outcome": _outcome, "result": result})
-    return value
 
 
 @contextmanager

@@ -27,7 +27,8 @@ def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
         os.replace(temporary, path)
         flush_folder(path.parent)
     except OSError as error:
-        error.filename = error.filename or str(path)
+        if error.errno is not None:
+            error.filename = error.filename or str(path)
         raise
     finally:
         temporary.unlink(missing_ok=True)

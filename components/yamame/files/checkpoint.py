@@ -24,7 +24,8 @@ from typing import IO, Any
 
 import torch
 
-from yamame.checks import OutsideError, UsageError, one_line, require_at_least
+from yamame.checks import UsageError, require_at_least
+from yamame.failures import OutsideError, one_line
 from yamame.files.atomic import TEMPORARY_SUFFIX, atomic_writer, make_folder
 from yamame.files.codec import decode, encode
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -17,26 +16,26 @@ from torchrl.envs import EnvBase
 
 from yamame import signals
 from yamame.agent import InContextPolicy
-from yamame.checks import OutsideError, UsageError
+from yamame.checks import UsageError
 from yamame.cli.app import command
 from yamame.cli.jobs import AlreadyDone, resume_mode, run_name, say, tell
 from yamame.cli.nodes import instantiate, plain
 from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
-from yamame.files.atomic import atomic_writer, write_json
+from yamame.failures import OutsideError
+from yamame.files.atomic import atomic_writer
 from yamame.files.checkpoint import Checkpointer
 from yamame.files.config import flatten
 from yamame.files.identity import compare_config, differing, leaves_what_was_done
 from yamame.files.run_directory import RunDirectory
 from yamame.normalization import LARGEST
 from yamame.report.expected import Expected
-from yamame.report.figures import learning_curve, write_gif
-from yamame.report.terminal import print_columns
 from yamame.runs.build import check_device
-from yamame.runs.held_out import play_held_out, render_held_out, score
+from yamame.runs.held_out import play_held_out, score
+from yamame.runs.outcome import keep_traceback, log_artifacts, write_summary
 from yamame.runs.progress_bar import ProgressBar
 from yamame.tracking.costs import CostMeter
-from yamame.tracking.summary import Status, build_summary, run_status, versions
+from yamame.tracking.summary import run_status, versions
 from yamame.tracking.tracker import Tracker
 from yamame.training import GlobalRNGState
 from yamame.training.budget import Budget
@@ -313,22 +312,8 @@ class Run:
         self.on_save()
 
     def log_artifacts(self) -> None:
-        """Hands the tracker what a person wants to look at: curve, video, table, configuration, checkpoints."""
-        curve, unit, log = self.progress.curve, self.progress.unit, self.tracker.log_artifact
-        name = "success" if "success_mean" in curve[-1] else "return"
-        columns = (unit, f"{name}_mean", f"{name}_low", f"{name}_high")
-        line = [[point[column] for point in curve] for column in columns]
-        label = {"env_steps": "environment steps"}.get(unit, unit)
-        log(learning_curve(self.path / "curve.png", {self.name: line}, x_label=label, y_label=name))
-        frames = render_held_out(self.cfg, self.policy)
-        if frames is not None:
-            log(write_gif(self.path / "episodes.gif", frames))
-        # Episodes of one evaluation may have had fewer trials than those of another.
-        self.tracker.log_table("evaluation.json", {key: [p.get(key) for p in curve] for key in curve[-1]})
-        log(self.path / "config.yaml")
-        for checkpoint in {self.checkpoints.last, self.checkpoints.best}:
-            if checkpoint is not None:
-                log(checkpoint, folder="checkpoints")
+        """Hands the tracker what a person wants to look at; see `yamame.runs.outcome`."""
+        log_artifacts(self)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -348,35 +333,8 @@ class Run:
         finally:
             if self.directory.begun:
                 with contextlib.suppress(*([] if error is None else [OSError])):
-                    self._explain(error)
-                    self._report(status)
+                    keep_traceback(self, error)
+                    write_summary(self, status)
             self._entered.close()
         if isinstance(error, ValueError) and not (self.directory.begun or isinstance(error, UsageError)):
             raise UsageError(str(error)) from error
-
-    def _explain(self, error: BaseException | None) -> None:
-        """Keeps the traceback of a failure of the outside world, of which the command line shows one line."""
-        if isinstance(error, OSError | OutsideError):
-            error.add_note("then resume=true goes on")
-            path = self.path / "error.txt"
-            with contextlib.suppress(OSError):
-                path.write_text("".join(traceback.format_exception(error)))
-                error.add_note(f"the traceback is in {path}")
-
-    def _report(self, status: Status) -> None:
-        """Writes summary.json and shows it; the path is the last line."""
-        last = self.progress.curve[-1] if self.progress.curve else {}
-        counted = {
-            "success": last.get("success_mean"),
-            "return_mean": last.get("return_mean"),
-            "env_steps": self.progress.env_steps,
-            "updates": self.progress.updates,
-            "refused_updates": self.guard.num_refused,
-            **self.costs.state_dict(),
-            "seed": self.cfg.seed,
-        }
-        summary = build_summary(counted, status=status, extra=self.extra)
-        path = write_json(self.path / "summary.json", summary)
-        shown = [key for key in summary if key not in ("versions", *self.extra)]
-        print_columns(self.name, [{"what": key, "value": summary[key]} for key in shown])
-        tell(path)

@@ -142,16 +142,19 @@ class MLflowTracker(Tracker):
             uri = absolute_uri(self.tracking_uri)
             intent = {"tracking_uri": uri, "experiment": self.experiment, "run_uuid": uuid.uuid4().hex}
             write_record(directory, intent)
-        spool = Spool(directory / SPOOL_FILE)
-        # Before the run is made: whoever sends the spool sends the parameters before anything else.
-        spool.append(params={key: str(value) for key, value in params.items()})
         run, made = None, False
         try:
             run = open_run(directory, tracking_uri=absolute_uri(self.tracking_uri))
-            if made := run is None:
+        except NoAnswerError:
+            if "run_id" not in read_record(directory):
+                raise
+        spool = Spool(directory / SPOOL_FILE)
+        # Before the run is made: whoever sends the spool sends the parameters before anything else.
+        spool.append(params={key: str(value) for key, value in params.items()})
+        if made := run is None and "run_id" not in read_record(directory):
+            try:
                 run = _create_run(directory, name=name, tags=present)
-        except UsageError as error:
-            if not (isinstance(error, NoAnswerError) and "run_id" in read_record(directory)):
+            except UsageError:
                 spool.close()
                 raise
         spool.append(tags=present)

@@ -115,10 +115,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
 
     @abstractmethod
     def init_memory(self, num_envs: int, *, capacity: int | None = None, device: Device = None) -> TensorDict:
-        """A fresh memory ``[N]``, on the weights' device unless one is given; with a length: for ``capacity`` steps.
-
-        Without a capacity it has no room yet, which `grow` gives it. Memories of one capacity can be concatenated.
-        """
+        """A fresh memory ``[N]``, on the weights' device unless one is given; with a length: for ``capacity`` steps."""
 
     @abstractmethod
     def step(
@@ -134,16 +131,14 @@ class TrajectoryEncoder(TensorDictModuleBase):
 
         Returns:
             The context ``[N, D]`` and the next memory.
-
-        Raises:
-            ValueError: ``x``, ``memory`` and ``is_init`` are not of equally many envs; see `check_step`.
         """
 
     def check_step(self, x: Tensor, memory: TensorDict, is_init: Tensor) -> None:
-        """Refuses what is not one timestep of every env of a memory; `step` begins with it."""
+        """Raises ValueError unless these are of equally many envs; `step` begins with it."""
         got = (len(x), len(memory), len(is_init))
-        condition = "be of equally many envs, for one of them would be taken for another's"
-        require(type(self).__name__, "x, memory and is_init", got, len(set(got)) == 1, condition)
+        require(
+            type(self).__name__, "x, memory and is_init", got, len(set(got)) == 1, "be of equally many envs"
+        )
 
     def parallel(self, x: Tensor, step_index: Tensor, is_init: Tensor) -> Tensor:
         """Encodes whole sequences ``[B, L, E] -> [B, L, D]``; here, one step after the other.

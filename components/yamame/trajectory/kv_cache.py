@@ -17,21 +17,11 @@ _FEWEST, _MOST_MORE = 32, 128
 """Slots of a first cache, and by how many one grows at most."""
 
 
-def init_cache(
-    num_envs: int,
-    slots: int,
-    *,
-    num_layers: int,
-    num_heads: int,
-    head_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> TensorDict:
-    """An empty cache with so many slots."""
-    shape = (num_envs, num_layers, num_heads, slots, head_size)
+def init_cache(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> TensorDict:
+    """An empty cache whose keys and values have the shape ``[N, layers, H, S, d]``."""
     entries = {name: torch.zeros(shape, dtype=dtype, device=device) for name in ("keys", "values")}
-    entries["position"] = torch.zeros(num_envs, dtype=torch.int64, device=device)
-    return TensorDict(entries, [num_envs], device=device)
+    entries["position"] = torch.zeros(shape[0], dtype=torch.int64, device=device)
+    return TensorDict(entries, shape[:1], device=device)
 
 
 def grow_cache(cache: TensorDict, *, capacity: int | None) -> TensorDict:

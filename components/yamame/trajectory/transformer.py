@@ -198,15 +198,8 @@ class TransformerEncoder(TrajectoryEncoder):
         if device.type != "cpu" and torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
         slots = 0 if capacity is None else min(capacity, self.capacity or capacity)
-        return init_cache(
-            num_envs,
-            slots,
-            num_layers=len(self.layers),
-            num_heads=self.num_heads,
-            head_size=self.out_features // self.num_heads,
-            dtype=dtype,
-            device=device,
-        )
+        shape = (num_envs, len(self.layers), self.num_heads, slots, self.out_features // self.num_heads)
+        return init_cache(shape, dtype=dtype, device=device)
 
     def grow(self, memory: TensorDict) -> TensorDict:
         """``memory`` with a slot for one timestep more; see `TrajectoryEncoder.grow`."""
@@ -251,11 +244,8 @@ class TransformerEncoder(TrajectoryEncoder):
         try:
             return self.positions(step_index)
         except IndexError as error:
-            assert isinstance(self.positions, nn.Embedding)
-            size, largest = self.positions.num_embeddings, int(step_index.max())
-            raise ValueError(
-                f"TransformerEncoder: step_index must be below num_positions {size}, got {largest}"
-            ) from error
+            name, largest = f"num_positions {self.positions.num_embeddings}", int(step_index.max())
+            raise ValueError(f"TransformerEncoder: step_index must be below {name}, got {largest}") from error
 
 
 def _position_module(

@@ -3,7 +3,7 @@
 import pickle
 
 import gymnasium
-from yamame.checks import OutsideError
+from yamame.failures import OutsideError
 from yamame.keys import RESERVED
 
 from yamame_envs.adapters.actions import read_actions

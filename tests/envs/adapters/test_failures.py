@@ -6,7 +6,7 @@ import torch
 from faulty_envs import END, ENDLESS, FINE, NAN, RAISE, SHAPE, Echo, Walk, is_even, make_unimportable, never
 from gymnasium import spaces
 from tensordict import TensorDict
-from yamame.checks import OutsideError
+from yamame.failures import OutsideError
 from yamame_envs import HostedEnv, Workers
 from yamame_envs.streams import fold
 

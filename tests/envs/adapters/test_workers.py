@@ -13,7 +13,7 @@ import pytest
 import torch
 from faulty_envs import CUT, END, EXIT, FINE, HANG, KILL, NAN, RAISE, Walk, is_even
 from tensordict import TensorDict
-from yamame.checks import OutsideError
+from yamame.failures import OutsideError
 from yamame_envs import HostedEnv, Workers
 from yamame_envs.adapters.in_process import Failure, InProcessEnvs
 from yamame_envs.adapters.reading import read_spaces

@@ -30,7 +30,8 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from yamame.checks import one_line, require
+from yamame.checks import require
+from yamame.failures import one_line
 
 STORE = "TrajectoryStorage"
 FORMAT = "yamame trajectories 3"
