@@ -84,7 +84,7 @@ def test_a_tiny_run_writes_its_summary_and_prints_the_path_last(tiny):
         (["exploration=gaussian"], r"GaussianNoise"),
         (["trials=repeated"], r"relabel.strategy=some.*RepeatedTrials.*relabel=none"),
         (["env=gym", "env.id=NoSuch-v0"], r"env: .*NoSuch-v0"),
-        (["env=gym", "+evaluation.env.split=test"], r"env: .*split"),
+        (["env=gym", "+evaluation.env.split=test"], r"evaluation.env.split: .*'test'"),
         (["~env"], r"env: must be given, got ~env"),
         (
             ["budget.env_steps=2000", "schedule.learning_starts=4096"],
@@ -94,7 +94,10 @@ def test_a_tiny_run_writes_its_summary_and_prints_the_path_last(tiny):
         (["checkpoint.interval=abc"], r"checkpoint.interval: must be an integer of at least 1, got 'abc'"),
         (["schedule.steps_per_iteration=0"], r"schedule.steps_per_iteration: must be .* at least 1, got 0"),
         (["schedule.max_grad_norm=null"], r"schedule.max_grad_norm: must be a number, got null"),
-        (["schedule.warmup_updates=abc"], r"schedule.warmup_updates: must be an integer, got 'abc'"),
+        (
+            ["schedule.warmup_updates=abc"],
+            r"schedule.warmup_updates: must be an integer of at least 0, got 'abc'",
+        ),
         (["replay.capacity=0"], r"replay.capacity: must hold an episode of 101 timesteps, got 0"),
         (["collector=async", "collector.num_workers=0"], r"collector: .*num_workers must be in 1..4, got 0"),
         (["logger=mlflow", "logger.tracking_uri=foo://bar"], r"tracking_uri: must be .* got foo://bar"),

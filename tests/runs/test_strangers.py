@@ -267,7 +267,8 @@ def test_a_run_directory_and_an_artifact_are_checked_like_a_file(payload, unharm
     refused("runs/forged", *words, checkpoint="last")
     with start() as tracker:
         tracker.log_artifact(Path(file), folder="checkpoints")
-        refused(tracker.run.run_id, *words, tracking_uri=tracking_uri)
+        run_id = tracker.run.run_id
+    refused(run_id, *words, tracking_uri=tracking_uri)
     assert unharmed()
 
 

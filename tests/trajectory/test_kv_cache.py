@@ -10,8 +10,8 @@ from yamame.trajectory.kv_cache import CacheStep, grow_cache, init_cache
 
 
 def empty_cache(num_envs: int, slots: int = 0, *, layers: int = 2, heads: int = 2, size: int = 4):
-    sizes = {"num_layers": layers, "num_heads": heads, "head_size": size}
-    return init_cache(num_envs, slots, **sizes, dtype=torch.float32, device=torch.device("cpu"))
+    shape = (num_envs, layers, heads, slots, size)
+    return init_cache(shape, dtype=torch.float32, device=torch.device("cpu"))
 
 
 @torch.no_grad()

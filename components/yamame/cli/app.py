@@ -69,10 +69,8 @@ def main(
     A mistake of the user (`UsageError`, or anything Hydra refuses) becomes one line on the standard error and
     exit status 2, before anything is written; the jobs of a sweep are all checked before the first one
     starts. A failure of the outside world (``OSError``, `OutsideError`) becomes one line and exit status 1. Ctrl-C ends
-    it without a traceback. Other errors keep theirs.
-
-    A job of a sweep that fails leaves the others alone: a table at the end says what became of each, and the exit
-    status is 1.
+    it without a traceback. Other errors keep theirs. A job of a sweep that fails leaves the others alone: a table at
+    the end says what became of each, and the exit status is 1.
 
     Args:
         task: The recipe.

@@ -168,11 +168,12 @@ class Sender:
         self._connect = connect
         self._pause_s = max(pause_s, _SHORTEST_PAUSE_S)
         self._thinning: Thinning | None = None
-        self._closing = threading.Event()
+        self._closing, self._at_once = threading.Event(), True
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
 
-    def start(self) -> None:
-        """Starts the thread."""
+    def start(self, *, at_once: bool = True) -> None:
+        """Starts the thread; unless ``at_once``, with a pause."""
+        self._at_once = at_once
         self._thread.start()
 
     def send(self) -> None:
@@ -211,6 +212,8 @@ class Sender:
 
     def _work(self) -> None:
         failures, told, since = 0, False, time.monotonic()
+        if not self._at_once:
+            self._closing.wait(self._pause_s)
         while not self.spool.closed and not (self._closing.is_set() and not self.spool.waiting):
             since = since if failures else time.monotonic()
             try:

@@ -162,12 +162,14 @@ class MLflowTracker(Tracker):
         self._sender = Sender(
             spool, lambda: _there(open_run(directory), directory), run=run, pause_s=self.flush_s
         )
+        sent = False
         if made:
             with contextlib.suppress(Exception):  # the thread tries again, and tells
                 self._sender.send()
+                sent = True
         self._thinning = Thinning()
         self._system = SystemMetrics() if self.system_metrics else None
-        self._sender.start()
+        self._sender.start(at_once=not sent)
         return self
 
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
