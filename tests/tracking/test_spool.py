@@ -451,7 +451,7 @@ def test_a_run_that_dies_while_it_starts_has_one_record_and_all_parameters_later
 
 def test_what_was_stored_but_not_dropped_from_the_spool_is_not_stored_again(start, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(Sender, "start", lambda self: None)  # sent by hand
+        patched.setattr(Sender, "start", lambda self, **options: None)  # sent by hand
         tracker = start()
         for step in range(5):
             tracker.log({"loss": 1.0}, step=step)
