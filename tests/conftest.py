@@ -43,6 +43,26 @@ def nothing_read_back() -> type:
     return NothingReadBack
 
 
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    """Writes a module of a user's own where it is found, and forgets it afterwards."""
+    import importlib
+    import sys
+
+    written = []
+
+    def write(name, source):
+        (tmp_path / f"{name}.py").write_text(source)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        importlib.invalidate_caches()
+        assert name not in sys.modules
+        written.append(name)
+
+    yield write
+    for name in written:
+        sys.modules.pop(name, None)
+
+
 @pytest.fixture(scope="session")
 def tracking_uri(tmp_path_factory):
     """One MLflow database for all tests, for its creation costs seconds."""

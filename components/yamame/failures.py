@@ -1,4 +1,6 @@
-"""Failures of what is outside of the program, and how an error is told in one line."""
+"""Failures of what is outside of the program, and how they are told in one line."""
+
+import sys
 
 
 class OutsideError(RuntimeError):
@@ -9,9 +11,18 @@ class OutsideError(RuntimeError):
 
 
 def one_line(error: BaseException, longest: int = 300) -> str:
-    """What an error says, in one line; its type where it says nothing.
+    """What an error says in one line; of a long one its beginning and its end, where causes stand.
 
     >>> one_line(KeyError())
     'KeyError'
+    >>> one_line(ValueError("first\\n  " + "x" * 30 + " last"), longest=20)
+    'first xxxx ... xxxxx last'
     """
-    return " ".join(str(error).split())[:longest] or type(error).__name__
+    text = " ".join(str(error).split()) or type(error).__name__
+    half = longest // 2
+    return text if len(text) <= longest else f"{text[:half]} ... {text[-half:]}"
+
+
+def tell_aside(line: object) -> None:
+    """Says something on the standard error, where results do not go."""
+    print(line, file=sys.stderr)

@@ -89,9 +89,8 @@ def test_what_a_module_has_only_imported_and_what_is_no_layer_is_refused(target,
         instantiate(OmegaConf.create({"x": {"_target_": target}}).x)
 
 
-def test_a_package_of_the_users_own_is_named_in_trust(tmp_path, monkeypatch):
-    (tmp_path / "mylab.py").write_text("from os import getcwd\nclass Part:\n    pass\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
+def test_a_package_of_the_users_own_is_named_in_trust(own_module):
+    own_module("mylab", "from os import getcwd\nclass Part:\n    pass\n")
     config = {"part": {"_target_": "mylab.Part"}}
     with pytest.raises(
         UsageError, match=r"part\._target_ must begin with .* package of trust.*'mylab\.Part'"

@@ -295,20 +295,20 @@ def test_the_exploits_leave_their_mark_where_nothing_stops_them(unharmed, attack
     assert not unharmed()
 
 
-def test_a_package_that_the_command_line_trusts_may_be_named_and_only_what_is_in_it(payload, unharmed):
-    Path("mylab.py").write_text(
-        "import os\nfrom yamame.trajectory import TransformerEncoder\nclass Encoder(TransformerEncoder): pass\n"
+def test_a_package_that_the_command_line_trusts_may_be_named_and_only_what_is_in_it(
+    payload, unharmed, own_module
+):
+    own_module(
+        "mylab",
+        "import os\nfrom yamame.trajectory import TransformerEncoder\nclass Encoder(TransformerEncoder): pass\n",
     )
     encoder = payload["config"]["encoder"] | {"_target_": "mylab.Encoder"}
-    try:
-        refused(forged(payload, "encoder", encoder), "encoder._target_", "'mylab.Encoder'")
-        used(forged(payload, "encoder", encoder), trust=["mylab."])
-        refused(forged(payload, "encoder", node("mylab.os.system")), "mylab.os.system", trust=["mylab."])
-        refused(forged(payload, "encoder", node("mylabs.Encoder")), "mylabs.Encoder", trust=["mylab"])
-        for wrong in ("", ".", "*", 3, "my lab"):
-            refused(forged(payload, "encoder", encoder), "trust: must be", trust=[wrong])
-    finally:
-        sys.modules.pop("mylab", None)
+    refused(forged(payload, "encoder", encoder), "encoder._target_", "'mylab.Encoder'")
+    used(forged(payload, "encoder", encoder), trust=["mylab."])
+    refused(forged(payload, "encoder", node("mylab.os.system")), "mylab.os.system", trust=["mylab."])
+    refused(forged(payload, "encoder", node("mylabs.Encoder")), "mylabs.Encoder", trust=["mylab"])
+    for wrong in ("", ".", "*", 3, "my lab"):
+        refused(forged(payload, "encoder", encoder), "trust: must be", trust=[wrong])
 
 
 def named_in_yaml() -> set[str]:

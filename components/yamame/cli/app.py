@@ -46,7 +46,7 @@ from yamame.cli.jobs import (
 from yamame.cli.nodes import check
 from yamame.cli.settings import SETTINGS
 from yamame.cli.threads import share_threads
-from yamame.failures import OutsideError
+from yamame.failures import OutsideError, tell_aside
 from yamame.files.identity import key_of
 from yamame.signals import stopping
 from yamame.tracking.mlflow_store import check_store
@@ -130,7 +130,7 @@ def _answering(command: str) -> Iterator[Answer]:
             yield answer
         except AlreadyDone as done:
             say("done")
-            tell(done, aside=True)
+            tell_aside(done)
             tell(done.path / "summary.json")
             answer.value = done.objective
 
@@ -147,7 +147,7 @@ def _one_line(command: str) -> Iterator[None]:
 
 
 def _fail(name: str, message: str, *, status: int = _USAGE_STATUS) -> NoReturn:
-    tell(f"{name}: {' '.join(message.split())}", aside=True)
+    tell_aside(f"{name}: {' '.join(message.split())}")
     raise SystemExit(status)
 
 

@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import socket
-import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from yamame.checks import UsageError
 from yamame.cli.explain import explain_outside
 from yamame.cli.nodes import check
-from yamame.failures import OutsideError
+from yamame.failures import OutsideError, tell_aside
 from yamame.files.atomic import is_left_behind, write_json
 from yamame.files.identity import key_of, makes_another_name
 
@@ -44,9 +43,9 @@ Outcome = Literal["ran", "resumed", "done", "failed"]
 _outcome: Outcome = "ran"
 
 
-def tell(text: object, *, aside: bool = False) -> None:
-    """Prints a line of the command's own output; ``aside``: on the standard error, where results do not go."""
-    print(text, file=sys.stderr if aside else sys.stdout)
+def tell(text: object) -> None:
+    """Prints a line of the command's own output."""
+    print(text)
 
 
 class AlreadyDone(Exception):  # noqa: N818 (it is none)
@@ -192,10 +191,10 @@ def noted_job(answer: Answer, command: str) -> Iterator[None]:
         if isinstance(error, UsageError | OSError | OutsideError):
             told = str(error) if isinstance(error, UsageError) else explain_outside(error)
             result = " ".join(told.split())
-            tell(f"{command}: job {number}: {result}", aside=True)
+            tell_aside(f"{command}: job {number}: {result}")
         else:
             result = f"{type(error).__name__}: {error}".partition("\n")[0]
-            tell(traceback.format_exc(), aside=True)
+            tell_aside(traceback.format_exc())
     write_json(folder / f"{number}.json", {"overrides": overrides(), "outcome": _outcome, "result": result})
 
 

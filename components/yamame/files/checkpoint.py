@@ -14,7 +14,6 @@ inside state dictionaries. Its ``GlobalRNGState`` is what we use for the random 
 
 import errno
 import math
-import sys
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -25,7 +24,7 @@ from typing import IO, Any
 import torch
 
 from yamame.checks import UsageError, require_at_least
-from yamame.failures import OutsideError, one_line
+from yamame.failures import OutsideError, one_line, tell_aside
 from yamame.files.atomic import TEMPORARY_SUFFIX, atomic_writer, make_folder
 from yamame.files.codec import decode, encode
 
@@ -156,7 +155,7 @@ class Checkpointer:
             except UsageError as error:
                 if before is None:
                     raise UsageError(f"{error}; none before it is left: {_REMEDY}") from error
-                tell(f"{error}; going on from {before.name}")
+                tell_aside(f"{error}; going on from {before.name}")
             else:
                 break
         for damaged in files[: files.index(path)]:
@@ -225,7 +224,7 @@ class Checkpointer:
             try:
                 self._metric(path)
             except UsageError as error:
-                tell(f"{error}; it is set aside")
+                tell_aside(f"{error}; it is set aside")
                 path.rename(path.with_name(f"damaged-{path.name}"))
         best = self.best
         for path in self._files()[: -self.keep_last]:
@@ -264,11 +263,6 @@ def _check_sums(file: IO[bytes]) -> None:
 
 def _is_stateful(component: Any) -> bool:
     return all(callable(getattr(component, name, None)) for name in ("state_dict", "load_state_dict"))
-
-
-def tell(line: str) -> None:
-    """Says something on the standard error, where results do not go."""
-    print(line, file=sys.stderr)
 
 
 def _read(path: Path) -> dict[str, Any]:

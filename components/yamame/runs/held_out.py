@@ -7,8 +7,8 @@ from omegaconf import DictConfig
 from torchrl.envs import EnvBase
 
 from yamame.agent import InContextPolicy
-from yamame.cli.jobs import tell
 from yamame.evaluation import EvaluationResult, evaluate, render_video
+from yamame.failures import tell_aside
 from yamame.runs.build import build_env
 
 
@@ -41,7 +41,7 @@ def render_held_out(cfg: DictConfig, policy: InContextPolicy) -> NDArray | None:
         try:
             return render_video(policy, env, num_episodes=4, **options)
         except NotImplementedError as error:
-            tell(f"no video: {error}", aside=True)
+            tell_aside(f"no video: {error}")
             return None
 
 

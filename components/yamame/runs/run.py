@@ -4,7 +4,6 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -18,11 +17,11 @@ from yamame import signals
 from yamame.agent import InContextPolicy
 from yamame.checks import UsageError
 from yamame.cli.app import command
-from yamame.cli.jobs import AlreadyDone, resume_mode, run_name, say, tell
+from yamame.cli.jobs import AlreadyDone, resume_mode, run_name, say
 from yamame.cli.nodes import instantiate, plain
 from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
-from yamame.failures import OutsideError
+from yamame.failures import OutsideError, tell_aside
 from yamame.files.atomic import atomic_writer
 from yamame.files.checkpoint import Checkpointer
 from yamame.files.config import flatten
@@ -102,7 +101,7 @@ class Run:
             self.path,
             max_refused=cfg.schedule.max_refused,
             config=self.config,
-            tell=partial(tell, aside=True),
+            tell=tell_aside,
         )
         self.tracker: Tracker = instantiate(cfg.logger)
         self.checkpoints = Checkpointer(
@@ -179,7 +178,7 @@ class Run:
             self._saved = (self.progress.env_steps, self.progress.updates)
             if others := differing(before, machine, but_for=lambda key: False):
                 told = "; ".join(others)
-                tell(f"{self.name}: goes on under other conditions, last bits may differ: {told}", aside=True)
+                tell_aside(f"{self.name}: goes on under other conditions, last bits may differ: {told}")
         else:
             self.directory.begin()
             with atomic_writer(self.path / "config.yaml") as file:
@@ -235,10 +234,7 @@ class Run:
         self.progress.outcome_is = "return" if episodes.success is None else "success"
         self.progress.outcomes.extend(outcomes.tolist())
         if (episodes.returns.abs() > LARGEST).any():
-            tell(
-                f"rewards beyond {LARGEST:g} are not learned from, episodes have such returns",
-                aside=True,
-            )
+            tell_aside(f"rewards beyond {LARGEST:g} are not learned from, episodes have such returns")
 
     def learned(self, metrics: Mapping[str, Tensor]) -> None:
         """Counts an update that was made, and keeps what it wrote; one that was refused wrote nothing."""
@@ -321,9 +317,7 @@ class Run:
         status, asked = run_status(error), signals.noted()
         if isinstance(error, signals.Terminated) and asked is not None:
             saved = f"{self.checkpoints.last} is saved; resume=true goes on from there"
-            tell(
-                f"{asked.name}: {saved if self.directory.begun else 'ended before the run began'}", aside=True
-            )
+            tell_aside(f"{asked.name}: {saved if self.directory.begun else 'ended before the run began'}")
         try:
             self.exits.__exit__(kind, error, trace)  # the tracker first, then environments
         except BaseException as raised:

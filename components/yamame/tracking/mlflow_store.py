@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from yamame.checks import UsageError
+from yamame.failures import one_line
 from yamame.files.run_directory import check_folder
 from yamame.tracking.summary import Status
 
@@ -65,12 +66,6 @@ def clean_value(value: Any) -> str:
     """A parameter or tag value MLflow accepts; what is too long ends in an ellipsis."""
     text = str(value)
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
-
-
-def one_line(error: BaseException) -> str:
-    """The first line of what an error says; of a long one its beginning and its end, where causes stand."""
-    text = (str(error).splitlines() or [type(error).__name__])[0]
-    return text if len(text) <= 200 else f"{text[:100]} ... {text[-100:]}"
 
 
 class NoAnswerError(UsageError):

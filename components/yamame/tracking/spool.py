@@ -8,7 +8,6 @@ import errno
 import json
 import os
 import shlex
-import sys
 import threading
 import time
 import weakref
@@ -16,7 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from yamame.tracking.mlflow_store import METRICS_PER_BATCH, MLflowRun, one_line
+from yamame.failures import one_line, tell_aside
+from yamame.tracking.mlflow_store import METRICS_PER_BATCH, MLflowRun
 
 SPOOL_FILE = "mlflow.jsonl"
 _KEPT_WHOLE = ("eval/", "cost/")
@@ -208,7 +208,7 @@ class Sender:
         if self.spool.waiting:
             run = shlex.quote(f"run={os.path.relpath(self.spool.path.parent)}")
             wait = f"{self.spool.waiting} points wait"
-            _tell(f"MLflow does not answer, {wait}; send them with: python recipes/sync.py {run}")
+            tell_aside(f"MLflow does not answer, {wait}; send them with: python recipes/sync.py {run}")
 
     def _work(self) -> None:
         failures, told, since = 0, False, time.monotonic()
@@ -219,12 +219,12 @@ class Sender:
             try:
                 self.send()
                 if told and not self.spool.closed:
-                    _tell("MLflow answers again, all points are sent")
+                    tell_aside("MLflow answers again, all points are sent")
                 failures, told = 0, False
             except Exception as error:  # databases, drivers and servers make MLflow raise almost anything
                 failures += 1
                 if not (told or self.spool.closed) and time.monotonic() - since > _UNTOLD_S:
-                    _tell(f"MLflow does not answer, {self.spool.waiting} points wait: {one_line(error)}")
+                    tell_aside(f"MLflow does not answer, {self.spool.waiting} points wait: {one_line(error)}")
                     told = True
             pause = min(2.0 ** (failures - 1), _LONGEST_PAUSE_S) if failures else self._pause_s
             if self._closing.wait(pause) and failures:
@@ -264,7 +264,3 @@ def _read(line: bytes) -> dict[str, Any] | None:
 
 def _num_points(entry: Mapping[str, Any]) -> int:
     return len(entry.get("metrics", (None,)))
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr)

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import math
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,8 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from yamame.tracking.mlflow_store import MLflowRun, absolute_uri, connect, one_line
+from yamame.failures import one_line, tell_aside
+from yamame.tracking.mlflow_store import MLflowRun, absolute_uri, connect
 from yamame.tracking.summary import run_status
 from yamame.tracking.tracker import EXPERIMENT, PARENT_VARIABLE, TRACKING_URI
 
@@ -98,8 +98,7 @@ def close_sweep(error: BaseException | None) -> None:
             _send_objectives(run)
             run.set_status(run_status(error))
         except Exception as failure:  # databases, drivers and servers make MLflow raise almost anything
-            print(
-                f"MLflow does not answer, the sweep's run {run.run_id} is not closed: {one_line(failure)}",
-                file=sys.stderr,
+            tell_aside(
+                f"MLflow does not answer, the sweep's run {run.run_id} is not closed: {one_line(failure)}"
             )
         _objectives.clear()

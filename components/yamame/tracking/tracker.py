@@ -14,9 +14,10 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from yamame.checks import UsageError
+from yamame.failures import one_line
 from yamame.files.run_directory import RunDirectory
 from yamame.tracking.costs import SystemMetrics
-from yamame.tracking.mlflow_store import RUN_TAG, MLflowRun, NoAnswerError, absolute_uri, clean_key, one_line
+from yamame.tracking.mlflow_store import RUN_TAG, MLflowRun, NoAnswerError, absolute_uri, clean_key
 from yamame.tracking.record import RUN_FILE, open_run, read_record, write_record
 from yamame.tracking.spool import SPOOL_FILE, Sender, Spool, Thinning
 from yamame.tracking.summary import git_revision, json_safe, run_status, versions
