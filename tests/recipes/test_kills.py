@@ -26,7 +26,7 @@ SHORT = [
     "budget.minutes=null",
     "checkpoint.interval=128",
     "evaluation.interval=256",
-    "replay.capacity=500",
+    "replay.capacity=600",
     "logger.system_metrics=false",
 ]
 PAIRS = {
@@ -46,7 +46,7 @@ NUM_KILLS = int(os.environ.get("KILLS", "40"))
 KILLS_OF_A_RUN = 4
 CLOCKS = ("cost/", "collector/")
 
-PROGRAM = """
+PROGRAM = '''
 import json, os, random, signal, sys, time
 from pathlib import Path
 
@@ -56,7 +56,7 @@ import torch, mlflow, sqlalchemy, yamame_envs, train  # once: every run is a cop
 from yamame.cli.app import main
 
 torch.set_num_threads(1)
-num_kills, seed, arguments = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
+num_kills, most_kills, seed, arguments = *map(int, sys.argv[2:5]), sys.argv[5:]
 moments, log = random.Random(seed), os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
@@ -76,26 +76,33 @@ def start(name):
     return process
 
 
+def is_killed(process, wait):
+    """Kills a run after some time; whether it had not ended before."""
+    limit = time.monotonic() + wait
+    while time.monotonic() < limit:
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
+            assert status == 0, "a run that nobody kills must end"
+            return False
+        time.sleep(0.002)
+    group = moments.random() < 0.5 and os.getpgid(process) == process  # with its worker processes, or the run alone
+    (os.killpg if group else os.kill)(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    return True
+
+
 began = time.monotonic()
 assert os.waitpid(start("whole"), 0)[1] == 0, "a run that nobody kills must end"
-took, killed = time.monotonic() - began, 0
-while killed < num_kills:
-    process, wait = start("killed"), moments.uniform(0.0, took)
-    limit = time.monotonic() + wait
-    while time.monotonic() < limit and os.waitpid(process, os.WNOHANG)[0] == 0:
-        time.sleep(0.002)
-    try:
-        group = moments.random() < 0.5  # the run alone, or with its worker processes
-        (os.killpg if group else os.kill)(process, signal.SIGKILL)
-        os.waitpid(process, 0)
-        killed += 1
-    except (ProcessLookupError, ChildProcessError):  # it had ended
-        if (Path("runs/killed/summary.json")).exists():
-            break
-        raise
-assert os.waitpid(start("killed"), 0)[1] == 0, "a killed run must go on"
-print(json.dumps({"killed": killed, "took": took}))
-"""
+took, killed = time.monotonic() - began, []
+while sum(killed) < num_kills:
+    name, times = f"killed{len(killed)}", 0
+    most = min(most_kills, num_kills - sum(killed))
+    while times < most and is_killed(start(name), moments.uniform(0.0, took)):
+        times += 1
+    assert os.waitpid(start(name), 0)[1] == 0, "a killed run must go on"
+    killed.append(times)
+print(json.dumps(killed))
+'''
 
 
 def points(folder: Path, name: str) -> list[tuple]:
@@ -111,29 +118,29 @@ def points(folder: Path, name: str) -> list[tuple]:
 @pytest.mark.slow
 @pytest.mark.parametrize("pair", PAIRS)
 def test_killed_runs_go_on_to_the_same_bits_points_and_files(pair, tmp_path, components, differing):
-    moments, done = random.Random(pair), 0
-    while done < max(1, NUM_KILLS // len(PAIRS)):
-        folder = tmp_path / f"after_{done}"
-        folder.mkdir()
-        numbers = [min(KILLS_OF_A_RUN, NUM_KILLS // len(PAIRS) - done), moments.randrange(10**9)]
-        command = [sys.executable, "-c", PROGRAM, str(RECIPES), *map(str, numbers), *SHORT, *PAIRS[pair]]
-        finished = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, timeout=600, check=False
-        )
-        assert finished.returncode == 0, finished.stderr[-2000:] + (folder / "log").read_text()[-3000:]
-        done += json.loads(finished.stdout.splitlines()[-1])["killed"]
+    number = max(1, NUM_KILLS // len(PAIRS))
+    numbers = [number, KILLS_OF_A_RUN, random.Random(pair).randrange(10**9)]
+    command = [sys.executable, "-c", PROGRAM, str(RECIPES), *map(str, numbers), *SHORT, *PAIRS[pair]]
+    finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr[-2000:] + (tmp_path / "log").read_text()[-3000:]
+    kills = json.loads(finished.stdout.splitlines()[-1])
+    assert sum(kills) == number
 
-        whole, killed = folder / "runs/whole", folder / "runs/killed"
+    whole = tmp_path / "runs/whole"
+    names = [f"killed{round_}" for round_ in range(len(kills))]
+    for name in names:
+        killed = tmp_path / "runs" / name
         assert json.loads((killed / "summary.json").read_text())["status"] == "FINISHED"
         # Padding of open episodes, which nothing reads, may differ.
         assert differing(components(whole), components(killed), skip=("/collector",)) == []
-        assert points(folder, "killed") == points(folder, "whole") != []
-        with sqlite3.connect(folder / "mlflow.db") as database:
-            assert database.execute("select distinct status from runs").fetchall() == [("FINISHED",)]
-            assert database.execute("select count(*) from runs").fetchone() == (2,)
-            params = database.execute("select count(*) from params group by run_uuid").fetchall()
-        assert len(params) == 2
-        assert params[0] == params[1]
+        assert points(tmp_path, name) == points(tmp_path, "whole") != []
         files = [{path.relative_to(top) for path in top.rglob("*")} for top in (whole, killed)]
         assert {str(path) for path in files[1] - files[0] if "replay" not in path.parts} == set()
-    print(f"{pair}: {done} kills, all recovered")
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        assert sorted(database.execute("select name, status from runs").fetchall()) == [
+            (name, "FINISHED") for name in sorted(["whole", *names])
+        ]
+        params = database.execute("select count(*) from params group by run_uuid").fetchall()
+    assert len(params) == 1 + len(names)
+    assert len(set(params)) == 1
+    print(f"{pair}: {sum(kills)} kills of {len(kills)} runs, all recovered")
