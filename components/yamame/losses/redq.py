@@ -63,7 +63,8 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         returns: what the O outputs of a value mean: `yamame.heads.PopArt` or `yamame.heads.BinnedReturns`.
         action_space: encodes actions and turns policy parameters into distributions.
         gammas: different discounts in (0, 1), in the order of the heads.
-        num_target_critics: critics drawn for each target; their minimum counts with the actor loss, their mean without.
+        num_target_critics: critics drawn for each target. Their minimum counts where an actor loss seeks what critics
+            overestimate (``online_coeff`` above 0), their mean where actions are only cloned.
         reward_multiplier: factor on rewards before learning.
         online_coeff: weight of the actor loss.
         cloning_coeff: weight of filtered behaviour cloning.
@@ -147,22 +148,18 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         require_at_least(owner, 0, **{name: getattr(self, name) for name in coefficients})
         for name in ("reward_multiplier", "filter_temperature"):
             require(owner, name, getattr(self, name), getattr(self, name) > 0, "be positive")
-        some = self.online_coeff + self.cloning_coeff + self.critic_coeff > 0
+        learns = self.online_coeff + self.cloning_coeff + self.critic_coeff > 0
         condition = "be positive where online_coeff and cloning_coeff are 0"
-        require(owner, "critic_coeff", self.critic_coeff, some, condition)
+        require(owner, "critic_coeff", self.critic_coeff, learns, condition)
         require_choice(owner, "cloning_filter", self.cloning_filter, ("binary", "exponential", "none"))
-        gradient, exact = self.discrete_gradient, "expectation"
-        require_choice(owner, "discrete_gradient", gradient, (exact, "straight_through"))
-        follows = gradient == exact or self.action_space.kind != "box"
-        require(owner, "discrete_gradient", gradient, follows, f"be {exact!r} where actions are continuous")
-        enough, users = self.critic_network is not None or not self._uses_critics, self._uses_critics
-        require(
-            owner,
-            "critic",
-            self.critic_network,
-            enough,
-            f"not be None (num_critics 0) with {' and '.join(users)}",
-        )
+        gradient = self.discrete_gradient
+        require_choice(owner, "discrete_gradient", gradient, ("expectation", "straight_through"))
+        differentiable = gradient == "expectation" or self.action_space.kind != "box"
+        condition = "be 'expectation' where actions are continuous"
+        require(owner, "discrete_gradient", gradient, differentiable, condition)
+        enough = self.critic_network is not None or not self._uses_critics
+        condition = f"not be None (num_critics 0) with {' and '.join(self._uses_critics)}"
+        require(owner, "critic", self.critic_network, enough, condition)
         most = getattr(self.critic_network, "num_critics", self.num_target_critics)
         fits = self.num_target_critics <= most
         require(owner, "num_target_critics", self.num_target_critics, fits, f"be at most num_critics {most}")
@@ -238,11 +235,9 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
             policy_values = enumerate_policy(critics(critic_context), policy)
         else:
             policy_values = sample_policy(critics, critic_context, policy, num_samples=1)
-        next_value = critic_subset_value(
-            policy_values.expect(self.returns.to_returns(policy_values.raw)),
-            self.num_target_critics,
-            reduce="min" if self.online_coeff > 0 else "mean",
-        )
+        expected = policy_values.expect(self.returns.to_returns(policy_values.raw))
+        reduce: Literal["min", "mean"] = "min" if self.online_coeff > 0 else "mean"
+        next_value = critic_subset_value(expected, self.num_target_critics, reduce=reduce)
         assert next_value.shape == (*valid.shape, len(self.discounts))
         targets = bootstrapped_targets(
             reward,
