@@ -28,6 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from yamame import conf_dir
 from yamame.checks import UsageError
+from yamame.cli.command_line import read_command_line
 from yamame.cli.explain import check_choices, explain, explain_outside
 from yamame.cli.jobs import (
     SWEEP_VARIABLE,
@@ -36,7 +37,6 @@ from yamame.cli.jobs import (
     Answer,
     check_sweep,
     is_job,
-    is_sweep,
     noted_job,
     overrides,
     say,
@@ -82,8 +82,13 @@ def main(
     directory = str(Path(conf_dir() if config_dir is None else config_dir).resolve())
     if settings is None and config_dir is None:
         settings = SETTINGS.get(config_name)
-    # Hydra wants the flag of a sweep before everything else.
-    sys.argv[1:] = arguments = sorted(sys.argv[1:], key=lambda text: text not in ("-m", "--multirun"))
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)  # last, so that nothing here hides what is installed
+    try:
+        line = read_command_line(sys.argv[1:], directory, config_name)
+    except UsageError as error:
+        _fail(config_name, str(error))
+    sys.argv[1:] = [*line.flags, *line.overrides]  # Hydra wants its flags first
 
     def checked(cfg: DictConfig) -> Any:
         with _answering(config_name) as answer:
@@ -97,16 +102,16 @@ def main(
     former = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting
     try:
-        check_choices(arguments, directory)
+        check_choices(line)
         with ExitStack() as stack:
             if resumable:
                 stack.enter_context(stopping(at_once=True))
-            if is_sweep(arguments):
-                jobs = check_sweep(arguments, directory, config_name, settings)
+            if line.is_sweep:
+                jobs = check_sweep(line, settings)
                 stack.enter_context(table_of_jobs(jobs))
             hydra.main(version_base=VERSION_BASE, config_path=directory, config_name=config_name)(checked)()
     except (UsageError, HydraException, OmegaConfBaseException) as error:
-        _fail(config_name, explain(error, directory, config_name, arguments))
+        _fail(config_name, explain(error, line))
     except (OSError, OutsideError) as error:
         _fail(config_name, explain_outside(error), status=_OUTSIDE_STATUS)
     except KeyboardInterrupt:

@@ -4,14 +4,14 @@ import difflib
 import errno
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from yamame.checks import UsageError
+from yamame.cli.command_line import CommandLine
 from yamame.failures import OutsideError, one_line
 from yamame.files.config import flatten
 from yamame.files.identity import key_of
@@ -37,25 +37,22 @@ _NO_NAMES = ("null", "true", "false", "nan", "inf")
 _KEY = re.compile(r"(?:Could not (?:override|append to config\.?|delete from config\.?)) '([^']+)'")
 
 
-def check_choices(arguments: Sequence[str], directory: str) -> None:
+def check_choices(line: CommandLine) -> None:
     """Refuses choices that are no names, on which Hydra stumbles, and what Hydra itself would build.
-
-    Args:
-        arguments: The command line.
-        directory: Absolute directory of the YAML files.
 
     Raises:
         UsageError: Names the choice, and says how a group is left out.
     """
-    for text in arguments:
+    for text in line.overrides:
         group, value = key_of(text), text.partition("=")[2]
         if group.partition(".")[0] == "hydra" and "_target_" in text:  # which nothing checks
             raise UsageError(f"{group}: must name no target of Hydra's own, got {text}")
-        folder, names = Path(directory) / group, value.split(",")
-        if text[:1] in "~-" or not group or value[:1] in ("", "{") or not folder.is_dir():
+        folders = [root / group for root in line.roots if (root / group).is_dir()]
+        names = value.split(",")
+        if text[:1] == "~" or not group or value[:1] in ("", "{") or not folders:
             continue
         if any(name.lower() in _NO_NAMES or not _NAME.fullmatch(name.strip("[] ")) for name in names):
-            options = sorted(path.stem for path in folder.glob("*.yaml"))
+            options = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
             instead = f"~{group} leaves the group out" if group in REMOVABLE else _list(options)
             raise UsageError(f"{text}: no such choice; {instead}")
 
@@ -74,15 +71,8 @@ def explain_outside(error: OSError | OutsideError) -> str:
     return "; ".join([text, *remedies, *getattr(error, "__notes__", ())])
 
 
-def explain(error: Exception, directory: str, config_name: str, arguments: Sequence[str]) -> str:
-    """What was wrong on the command line.
-
-    Args:
-        error: What Hydra or OmegaConf raised.
-        directory: Absolute directory of the YAML files.
-        config_name: The main YAML file.
-        arguments: The command line.
-    """
+def explain(error: Exception, line: CommandLine) -> str:
+    """What was wrong on the command line, told by what Hydra or OmegaConf raised."""
     text = str(error)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, choice = error.missing_cfg_file.rpartition("/")
@@ -92,8 +82,8 @@ def explain(error: Exception, directory: str, config_name: str, arguments: Seque
     match = _KEY.search(text)
     if match is not None:
         key = match.group(1).split("@")[0]
-        known = _known_keys(directory, config_name, arguments, key)
-        got = "".join(f"; got {argument}" for argument in arguments if key_of(argument) == key)
+        known = _known_keys(line, key)
+        got = "".join(f"; got {argument}" for argument in line.overrides if key_of(argument) == key)
         if key in known:
             return f"{key}: there are no choices here, only settings below it, as {key}.name=value{got}"
         return f"{key}: no such key{_hint(key, known)}{_siblings(key, known)}{got}"
@@ -102,14 +92,14 @@ def explain(error: Exception, directory: str, config_name: str, arguments: Seque
     return text
 
 
-def _known_keys(directory: str, config_name: str, arguments: Sequence[str], wrong: str) -> list[str]:
+def _known_keys(line: CommandLine, wrong: str) -> list[str]:
     """All keys of the configuration composed without the wrong one; chosen groups decide which there are."""
-    plain = [text for text in arguments if re.match(r"[\w/@]+=[\w,./-]+$", text)]
+    plain = [text for text in line.overrides if re.match(r"[\w/@]+=[\w,./-]+$", text)]
     groups = [text for text in plain if not text.startswith(wrong)]
     for overrides in (groups, []):
         try:
-            with initialize_config_dir(directory, version_base="1.3"):
-                config = compose(config_name, overrides=[text.split(",")[0] for text in overrides])
+            with line.composing():
+                config = compose(line.config_name, overrides=[text.split(",")[0] for text in overrides])
         except (HydraException, OmegaConfBaseException):
             continue
         keys = flatten(OmegaConf.to_container(config, resolve=False))  # type: ignore[arg-type]

@@ -20,13 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from yamame.checks import UsageError
+from yamame.cli.command_line import CommandLine
 from yamame.cli.explain import explain_outside
 from yamame.cli.nodes import check
 from yamame.failures import OutsideError, tell_aside
@@ -61,11 +62,6 @@ class AlreadyDone(Exception):  # noqa: N818 (it is none)
             f"{path} is done; a larger budget continues it, run.overwrite=true replaces it, resume=true repeats its end"
         )
         self.path, self.objective = path, objective
-
-
-def is_sweep(arguments: Sequence[str]) -> bool:
-    """Whether a command line asks for several jobs."""
-    return bool({"-m", "--multirun"} & set(arguments))
 
 
 def is_job() -> bool:
@@ -118,9 +114,7 @@ def file_name(parts: Sequence[str], *, end: str = "") -> str:
     return name[: _LONGEST_NAME - len(end)] + end
 
 
-def check_sweep(
-    arguments: Sequence[str], directory: str, config_name: str, settings: Mapping[str, Any] | None
-) -> Path:
+def check_sweep(line: CommandLine, settings: Mapping[str, Any] | None) -> Path:
     """Composes and checks every job of a sweep given on the command line.
 
     Returns:
@@ -129,7 +123,7 @@ def check_sweep(
     Raises:
         UsageError: A job is not what `check` wants, or two of them share a directory.
     """
-    parsed = OverridesParser.create().parse_overrides([text for text in arguments if text[:1] != "-"])
+    parsed = OverridesParser.create().parse_overrides(list(line.overrides))
     choices = []
     for override in parsed:
         key = override.get_key_element()
@@ -139,9 +133,9 @@ def check_sweep(
             choices.append([f"{key}={override.get_value_element_as_str()}"])
     owners: dict[Path, str] = {}
     sweep_dir = Path()
-    with initialize_config_dir(directory, version_base=VERSION_BASE):
+    with line.composing():
         for number, job in enumerate(itertools.product(*choices)):
-            cfg = compose(config_name, overrides=list(job), return_hydra_config=True)
+            cfg = compose(line.config_name, overrides=list(job), return_hydra_config=True)
             hydra_config, sweep_dir = cfg.hydra, Path(cfg.hydra.sweep.dir)
             with open_dict(cfg):
                 del cfg["hydra"]

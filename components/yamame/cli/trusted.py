@@ -3,7 +3,7 @@
 A person types a configuration, and may name what is ours, layers and optimizers of torch and torchrl, and what lies in
 a package of ``trust``. A file (a checkpoint, a run directory, an artifact of MLflow) may be a stranger's: it may name
 only what the YAML files name, in the places where they name it, and what lies in a package of ``trust``. That setting
-comes from the command line alone. Everything is checked before anything is imported or built.
+comes from what the person composes, never from the file. Everything is checked before anything is imported or built.
 """
 
 import inspect

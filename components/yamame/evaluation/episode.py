@@ -88,6 +88,8 @@ def render_video(
     Raises:
         NotImplementedError: If the environment has no picture.
     """
+    if not callable(getattr(env, "render", None)):
+        raise NotImplementedError(f"{type(env).__name__} has no method render()")
     copied = fresh_copy(policy)
     frames: list[npt.NDArray[np.uint8]] = []
     with acting(seed, greedy=greedy):

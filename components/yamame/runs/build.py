@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 from tensordict.nn import TensorDictModuleBase
-from torchrl.envs import EnvBase, Transform
+from torchrl.envs import EnvBase, SerialEnv, Transform, TransformedEnv
 
 from yamame.agent import InContextAgent, InContextPolicy
 from yamame.checks import UsageError
@@ -19,12 +19,24 @@ from yamame.cli.validation import parameters_of
 from yamame.collectors import Collector
 from yamame.training.guard import NonFiniteGuard
 from yamame.training.learner import Learner
+from yamame.transforms import ContextTransform
 
 
 def build_env(cfg: DictConfig, *, num_envs: int, seed: int, held_out: bool = False) -> EnvBase:
-    """The environment of the configuration, ``num_envs`` times."""
+    """The environment of the configuration, ``num_envs`` times, in the format of `yamame.keys`.
+
+    Its class is given ``num_envs``, ``seed`` and ``device``, those that its constructor names. One without ``num_envs`` is
+    built so many times, and stepped one after the other.
+    """
     changed = plain(cfg.evaluation.env) if held_out else {}
-    env = instantiate(cfg.env, num_envs=num_envs, seed=seed, device=cfg.device, **changed)
+    given = {"num_envs": num_envs, "seed": seed, "device": cfg.device}
+    known = parameters_of(target_of(cfg.env))
+    build = partial(instantiate, cfg.env, **{k: v for k, v in given.items() if k in known}, **changed)
+    env = build() if "num_envs" in known else SerialEnv(num_envs, build, device=cfg.device)
+    if "seed" not in known:
+        env.set_seed(seed)
+    if "step_index" not in env.observation_spec.keys():
+        env = TransformedEnv(env, ContextTransform())
     trials = cfg.get("trials")
     return env if trials is None else instantiate(trials, env=env, seed=seed)
 

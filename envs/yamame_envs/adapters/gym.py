@@ -75,7 +75,7 @@ class Gym(HostedEnv):
             limit: int | None = find(self._id).max_episode_steps
         except ImportError as error:
             raise MissingExtra(
-                f"Gym: id must be of an installed package, got {self._id!r}: {error}"
+                f"Gym: id must be of a package that is installed or in this directory, got {self._id!r}: {error}"
             ) from error
         except gymnasium.error.Error as error:
             raise ValueError(

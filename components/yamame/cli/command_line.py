@@ -1,0 +1,101 @@
+"""What stands on the command line of a recipe: Hydra's flags, overrides, and where YAML files are looked for."""
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path, get_args_parser
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from yamame.checks import UsageError
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """The parts of a command line.
+
+    Attributes:
+        flags: What Hydra's parser takes, with its values.
+        overrides: Everything else, as ``env=maze`` or ``~trials``.
+        directory: Absolute directory of the recipe's own YAML files.
+        config_name: The main YAML file.
+        own_directory: Absolute directory of ``--config-dir``, whose files come before the recipe's.
+        is_sweep: Whether several jobs are asked for.
+    """
+
+    flags: tuple[str, ...]
+    overrides: tuple[str, ...]
+    directory: str
+    config_name: str
+    own_directory: str | None
+    is_sweep: bool
+
+    @property
+    def roots(self) -> list[Path]:
+        """Directories in which the groups of YAML files are."""
+        own = [] if self.own_directory is None else [self.own_directory]
+        return [Path(root) for root in (*own, self.directory, *_search_path(self.overrides))]
+
+    @contextmanager
+    def composing(self) -> Iterator[None]:
+        """Within the block `hydra.compose` finds what the command line would find."""
+        found = create_config_search_path(self.directory)
+        if self.own_directory is not None:
+            own = f"file://{self.own_directory}"
+            found.prepend(provider="command-line", path=own, anchor=SearchPathQuery(provider="schema"))
+        former = GlobalHydra.instance().hydra
+        GlobalHydra.instance().clear()
+        try:
+            Hydra.create_main_hydra2(task_name=self.config_name, config_search_path=found)
+            yield
+        finally:
+            GlobalHydra.instance().hydra = former
+
+
+def read_command_line(arguments: Sequence[str], directory: str, config_name: str) -> CommandLine:
+    """Parses a command line as Hydra does, but flags may stand anywhere.
+
+    Args:
+        arguments: Without the program.
+        directory: Absolute directory of the YAML files.
+        config_name: The main YAML file, unless ``--config-name`` gives another.
+
+    Raises:
+        UsageError: A directory does not exist, or Hydra has a flag that recipes do not have.
+    """
+    parsed: argparse.Namespace = get_args_parser().parse_intermixed_args(list(arguments))
+    if parsed.experimental_rerun is not None:
+        raise UsageError(f"--experimental-rerun: there is no such flag here, got {parsed.experimental_rerun}")
+    own = None if parsed.config_dir is None else os.path.abspath(parsed.config_dir)
+    if own is not None and not Path(own).is_dir():
+        raise UsageError(f"--config-dir: must be a directory, got {parsed.config_dir}")
+    waiting = list(parsed.overrides)
+    flags = [text for text in arguments if not (waiting and text == waiting[0] and waiting.pop(0))]
+    return CommandLine(
+        tuple(flags),
+        tuple(parsed.overrides),
+        directory if parsed.config_path is None else os.path.abspath(parsed.config_path),
+        parsed.config_name or config_name,
+        own,
+        is_sweep=parsed.multirun,
+    )
+
+
+def _search_path(overrides: Sequence[str]) -> list[str]:
+    """The directories of ``hydra.searchpath=[file://...]``."""
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException:  # told where the command line is composed
+        return []
+    given = [override.value() for override in parsed if override.get_key_element() == "hydra.searchpath"]
+    paths = given[0] if given and isinstance(given[0], list) else []
+    return [
+        path.removeprefix("file://") for path in paths if isinstance(path, str) and path.startswith("file://")
+    ]
