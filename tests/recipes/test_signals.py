@@ -39,6 +39,7 @@ from yamame.signals import SIGNALS, end_while_loading
 
 for heard in SIGNALS:
     signal.signal(heard, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # a copy hears none before it listens
 torch.set_num_threads(1)
 moments, sent, runs, outcomes = random.Random(0), 0, 0, []
 
@@ -50,6 +51,7 @@ def start(directory):
     with open(f"err{len(outcomes)}", "w") as err, open("out", "w") as out:
         os.dup2(err.fileno(), 2), os.dup2(out.fileno(), 1)
     end_while_loading()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     resume = str((directory / "config.yaml").exists()).lower()
     sys.argv = [f"{recipe}.py", *arguments, f"logger={logger}", f"run.name={directory.name}", f"resume={resume}"]
     status = 1

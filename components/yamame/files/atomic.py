@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from yamame.checks import UsageError
+from yamame.failures import one_line
+
 TEMPORARY_SUFFIX = ".partial"
 """Suffix of files that were being written; such a file is never read and may be deleted."""
 
@@ -79,3 +82,18 @@ def write_json(path: Path, data: Any) -> Path:
     with atomic_writer(path) as file:
         file.write((json.dumps(data, indent=2, allow_nan=False) + "\n").encode())
     return path
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The mapping in a JSON file.
+
+    Raises:
+        UsageError: There is something else in the file.
+    """
+    try:
+        data = json.loads(path.read_bytes())
+    except ValueError as error:  # also of bytes that are no text
+        raise UsageError(f"{path} must be a file of JSON, it cannot be read: {one_line(error)}") from error
+    if not isinstance(data, dict):
+        raise UsageError(f"{path} must hold a mapping, got {type(data).__name__}")
+    return data

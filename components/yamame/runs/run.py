@@ -1,7 +1,6 @@
 """One run from its first to its last step: what recipes share beside the loop that each of them has on its page."""
 
 import contextlib
-import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,7 +21,7 @@ from yamame.cli.nodes import instantiate, plain
 from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
 from yamame.failures import OutsideError, tell_aside
-from yamame.files.atomic import atomic_writer
+from yamame.files.atomic import atomic_writer, read_json
 from yamame.files.checkpoint import Checkpointer
 from yamame.files.config import flatten
 from yamame.files.identity import compare_config, differing, leaves_what_was_done
@@ -97,12 +96,11 @@ class Run:
         Expected.from_config(self.config["expected"])
         self.budget = Budget(**self.config["budget"])
         self.progress = Progress(unit)
-        self.guard = NonFiniteGuard(
-            self.path,
-            max_refused=cfg.schedule.max_refused,
-            config=self.config,
-            tell=tell_aside,
-        )
+        try:
+            share = cfg.schedule.max_refused
+            self.guard = NonFiniteGuard(self.path, max_refused=share, config=self.config, tell=tell_aside)
+        except ValueError as error:
+            raise UsageError(f"schedule.max_refused: {error}") from error
         self.tracker: Tracker = instantiate(cfg.logger)
         self.checkpoints = Checkpointer(
             self.path / "checkpoints", keep_last=cfg.checkpoint.keep, config=self.config
@@ -124,7 +122,11 @@ class Run:
     def _go_on(self, *, unless_done: bool) -> None:
         """Goes on from the last checkpoint, if there is one and something is left to do."""
         path = self.path / "summary.json"
-        summary = json.loads(path.read_text()) if path.exists() else {}
+        try:
+            summary = read_json(path) if path.exists() else {}
+        except UsageError as error:
+            tell_aside(f"{error}; it is written anew at the end")
+            summary = {}
         is_finished = summary.get("status") == "FINISHED"
         if self.checkpoints.last is None:
             if is_finished:

@@ -8,13 +8,12 @@ A SQLite store is noted twice: absolute, and relative to the run directory where
 alone in the store where it began. No store is made where one is missing.
 """
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from yamame.checks import UsageError
-from yamame.files.atomic import write_json
+from yamame.files.atomic import read_json, write_json
 from yamame.tracking.mlflow_store import SQLITE, MLflowRun, NoAnswerError, database_of
 
 RUN_FILE = "mlflow.json"
@@ -22,7 +21,7 @@ RUN_FILE = "mlflow.json"
 
 def read_record(directory: Path) -> dict[str, str]:
     """What is noted: ``tracking_uri``, ``experiment``, ``run_uuid`` and, once the run is there, ``run_id``."""
-    return json.loads((directory / RUN_FILE).read_text())
+    return read_json(directory / RUN_FILE)
 
 
 def write_record(directory: Path, record: Mapping[str, str]) -> None:

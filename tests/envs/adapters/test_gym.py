@@ -86,7 +86,8 @@ def test_a_wrong_id_is_one_line():
         Gym(id="CartPoll-v1")
     assert "\n" not in str(error.value)
     with pytest.raises(
-        MissingExtra, match=r"^Gym: id must be of a package that is installed or in this directory, got 'not_there:A-v0': No mod"
+        MissingExtra,
+        match=r"^Gym: id must be of a package that is installed or in this directory, got 'not_there:A-v0': No mod",
     ):
         Gym(id="not_there:A-v0")
 
