@@ -3,11 +3,17 @@
 import importlib.util
 import os
 import re
+import signal
 
 import pytest
 
 # Before anything imports torch: tests are small, and threads that wait for each other take longer than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A job in the background ignores these, and so would every process that tests start and stop.
+for name, heard in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
+    if signal.getsignal(getattr(signal, name)) is signal.SIG_IGN:
+        signal.signal(getattr(signal, name), heard)
 
 
 def _skip_if_missing(message: str) -> None:

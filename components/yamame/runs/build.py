@@ -25,8 +25,8 @@ from yamame.transforms import ContextTransform
 def build_env(cfg: DictConfig, *, num_envs: int, seed: int, held_out: bool = False) -> EnvBase:
     """The environment of the configuration, ``num_envs`` times, in the format of `yamame.keys`.
 
-    Its class is given those of ``num_envs``, ``seed`` and ``device`` that its constructor names. One without ``num_envs`` is
-    built so many times, and stepped one after the other.
+    Its class is given those of ``num_envs``, ``seed`` and ``device`` that its constructor names. One without
+    ``num_envs`` is built so many times, and stepped one after the other.
     """
     changed = plain(cfg.evaluation.env) if held_out else {}
     given = {"num_envs": num_envs, "seed": seed, "device": cfg.device}
