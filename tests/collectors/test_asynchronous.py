@@ -200,7 +200,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("ending", ["os.kill(os.getpid(), 9)", "raise SystemExit(0)"])
+@pytest.mark.parametrize(
+    "ending", ["os.kill(os.getpid(), 9)", pytest.param("raise SystemExit(0)", marks=pytest.mark.slow)]
+)
 def test_workers_end_with_the_process_that_started_them(tmp_path, ending):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT).format(ending=ending))

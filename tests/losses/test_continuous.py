@@ -29,8 +29,18 @@ def bandit(batch: int) -> TensorDict:
     )
 
 
-@pytest.mark.parametrize("coefficients", [{}, {"online_coeff": 0.0, "cloning_coeff": 1.0}])
-@pytest.mark.parametrize("distribution", ["tanh_normal", "beta"])
+CLONING = {"online_coeff": 0.0, "cloning_coeff": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("distribution", "coefficients"),
+    [
+        ("beta", {}),
+        ("tanh_normal", CLONING),
+        pytest.param("tanh_normal", {}, marks=pytest.mark.slow),
+        pytest.param("beta", CLONING, marks=pytest.mark.slow),
+    ],
+)
 def test_the_policy_finds_the_best_continuous_action(coefficients, distribution):
     torch.manual_seed(0)
     space, gammas = (

@@ -319,7 +319,7 @@ def test_resume_auto_is_the_one_command_whenever_a_run_was_killed(tmp_path, comp
 
 
 @pytest.mark.parametrize(
-    ("jobs", "kills", "tracker"), [(3, 2, ["logger=none"]), pytest.param(12, 8, [], marks=pytest.mark.slow)]
+    ("jobs", "kills", "tracker"), [(2, 1, ["logger=none"]), pytest.param(12, 8, [], marks=pytest.mark.slow)]
 )
 def test_a_sweep_that_is_killed_and_issued_again_runs_each_job_to_its_end_once(
     tmp_path, jobs, kills, tracker

@@ -159,6 +159,7 @@ RESUMED = {
     "mazerunner": ["budget.env_steps=1024"],
     "trials of another library": [
         "env=gym",
+        "env.time_limit=30",
         "trials=repeated",
         "replay.capacity=2400",
         "budget.env_steps=768",
@@ -274,6 +275,7 @@ assert os.waitpid(start("true"), 0)[1] == 0
 """
 
 
+@pytest.mark.slow  # test_resume.py has one that is quick
 def test_five_kills_and_resumes_end_with_the_same_bits(whole, tmp_path, components, differing):
     program = [sys.executable, "-c", KILLS, str(RECIPES), str(torch.get_num_threads())]
     subprocess.run([*program, *SHORT], cwd=tmp_path, env=dict(os.environ), check=True, timeout=300)
