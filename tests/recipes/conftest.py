@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from yamame.cli.app import main
+from yamame.tracking.mlflow_store import connect
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -42,9 +43,23 @@ def play_recipe(which: str | ModuleType, folder: Path, *arguments: str) -> tuple
 
 
 @pytest.fixture(scope="session")
-def play() -> Callable[..., tuple[int, str, str]]:
-    """`play_recipe`."""
-    return play_recipe
+def empty_store(tmp_path_factory) -> Path:
+    """An MLflow database without runs: copied, it saves the seconds that making one takes."""
+    path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    connect(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def play(empty_store) -> Callable[..., tuple[int, str, str]]:
+    """`play_recipe` in a folder that has a database."""
+
+    def play(which: str | ModuleType, folder: Path, *arguments: str) -> tuple[int, str, str]:
+        if not (folder / "mlflow.db").exists():
+            shutil.copy(empty_store, folder)
+        return play_recipe(which, folder, *arguments)
+
+    return play
 
 
 @pytest.fixture
@@ -54,9 +69,10 @@ def recipe() -> ModuleType:
 
 
 @pytest.fixture
-def runner(monkeypatch, tmp_path) -> Callable[[str | ModuleType], Callable]:
-    """Makes a function that runs a recipe with arguments, in an empty directory, where the test is as well."""
+def runner(monkeypatch, tmp_path, empty_store) -> Callable[[str | ModuleType], Callable]:
+    """Makes a function that runs a recipe with arguments, in a directory with a database, where the test is as well."""
     monkeypatch.chdir(tmp_path)
+    shutil.copy(empty_store, tmp_path)
 
     def make(which: str | ModuleType) -> Callable:
         module = load(which) if isinstance(which, str) else which

@@ -110,6 +110,10 @@ def draw(rng: random.Random, kind: str) -> tuple[str, list[str], str, str]:
     else:
         kind = float if key.startswith("budget.") and isinstance(value, int) else type(value)
         value = rng.choice(WRONG[kind])
+        if (
+            recipe in ("evaluate", "play") and key == "output" and value == "nan"
+        ):  # texts need no quotes there
+            value = "''"
     base = [text for text in base if not text.startswith(f"{key}=")]
     return recipe, [*base, f"{key}={value}"], key, value
 
