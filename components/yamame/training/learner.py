@@ -89,8 +89,9 @@ class Learner:
         Raises:
             FloatingPointError: If the guard has refused too many updates.
         """
-        own = (self._gradients, self._step)
-        gradients, step = own if self._recorded is None else self._recorded.halves(batch)
+        gradients, step = self._gradients, self._step
+        if self._recorded is not None:
+            gradients, step = self._recorded.halves(batch)
         former, rng = self.statistics(), _random_state(batch)
         metrics = gradients(batch)
         meanwhile()
