@@ -89,9 +89,10 @@ class Learner:
         Raises:
             FloatingPointError: If the guard has refused too many updates.
         """
-        gradients, step = self._gradients, self._step
         if self._recorded is not None:
             gradients, step = self._recorded.halves(batch)
+        else:
+            gradients, step = self._gradients, self._step
         former, rng = self.statistics(), _random_state(batch)
         metrics = gradients(batch)
         meanwhile()
