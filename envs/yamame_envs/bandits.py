@@ -111,13 +111,6 @@ class Bandits(BatchedEnv):
         was pulled last, and the dot above it shows that more was paid than an arm pays on average.
         """
         env_state = self._env_state
-        require(
-            self.label,
-            "env_id",
-            env_id,
-            bool(env_state.task) and 0 <= env_id < self.batch_size[0],
-            "be an env that was reset",
-        )
         means = env_state.task["means"][env_id].cpu().numpy().astype(np.float64)
         heights = (means + 3.0) / 6.0 if self._gaussian else means
         best = int(env_state.task["best"][env_id])

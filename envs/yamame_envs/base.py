@@ -14,7 +14,6 @@ import numpy.typing as npt
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data.tensor_specs import TensorSpec
 from yamame.checks import require
 from yamame.transforms import context_values
 
@@ -32,36 +31,8 @@ class BatchedEnv(ContextEnv):
     state also holds ``trial_start`` ``[N, 1]`` bool (an attempt begins here), and where it can end before the
     time limit and without success, ``ended`` ``[N, 1]`` bool.
 
-    Args:
-        num_envs: N, at least 1.
-        time_limit: Steps after which an episode is terminated, at least 1.
-        action: Spec of one env's action.
-        observations: Spec of one env of every entry that `_observe` returns.
-        seed: Names the tasks of all episodes.
-        device: Where all tensors live.
-
-    Raises:
-        ValueError: If a number is out of its range.
+    Its arguments are those of `ContextEnv`; there is a time limit, after which an episode is terminated.
     """
-
-    def __init__(
-        self,
-        *,
-        num_envs: int,
-        time_limit: int,
-        action: TensorSpec,
-        observations: Mapping[str, TensorSpec],
-        seed: int,
-        device: str | torch.device,
-    ) -> None:
-        super().__init__(
-            num_envs=num_envs,
-            time_limit=time_limit,
-            action=action,
-            observations=observations,
-            seed=seed,
-            device=device,
-        )
 
     @abstractmethod
     def _draw_tasks(self, task_seed: Tensor) -> Tensors:

@@ -172,13 +172,6 @@ class DarkKeyDoor(BatchedEnv):
         the door before its turn is a ring, the key that was found a small dot.
         """
         env_state = self._env_state
-        require(
-            self.label,
-            "env_id",
-            env_id,
-            bool(env_state.task) and 0 <= env_id < self.batch_size[0],
-            "be an env that was reset",
-        )
         walls = np.ones((self._size + 2, self._size + 2), bool)
         walls[1:-1, 1:-1] = False
         picture = frame(walls)

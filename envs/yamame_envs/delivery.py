@@ -171,13 +171,6 @@ class PackageDelivery(GoalEnv):
         the one that goes on holds a small dot. The packages left lie in a row under the road.
         """
         env_state = self._env_state
-        require(
-            self.label,
-            "env_id",
-            env_id,
-            bool(env_state.task) and 0 <= env_id < self.batch_size[0],
-            "be an env that was reset",
-        )
         position = int(env_state.state["position"][env_id])
         columns = min(self._length, _COLUMNS_SHOWN)
         left = min(max(position - columns // 2, 0), self._length - columns)

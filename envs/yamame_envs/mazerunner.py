@@ -179,13 +179,6 @@ class MazeRunner(GoalEnv):
         with their rank, completed goals are small dots.
         """
         env_state = self._env_state
-        require(
-            self.label,
-            "env_id",
-            env_id,
-            bool(env_state.task) and 0 <= env_id < self.batch_size[0],
-            "be an env that was reset",
-        )
         walls = env_state.task["walls"][env_id].view(self._size, self._size).cpu().numpy()
         picture = frame(walls)
         active = int(env_state.state["active"][env_id])

@@ -94,13 +94,6 @@ class _TMaze(BatchedEnv):
         unless the agent starts there; while it is seen, the cell that it points to is lit.
         """
         env_state = self._env_state
-        require(
-            self.label,
-            "env_id",
-            env_id,
-            bool(env_state.task) and 0 <= env_id < self.batch_size[0],
-            "be an env that was reset",
-        )
         x, y = env_state.state["place"][env_id].tolist()
         side = int(env_state.task["side"][env_id])
         columns = min(self._junction + 1, _COLUMNS_SHOWN)

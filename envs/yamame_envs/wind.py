@@ -116,13 +116,6 @@ class Wind(BatchedEnv):
         blows in five steps.
         """
         env_state = self._env_state
-        require(
-            self.label,
-            "env_id",
-            env_id,
-            bool(env_state.task) and 0 <= env_id < self.batch_size[0],
-            "be an env that was reset",
-        )
         place = env_state.state["place"][env_id].cpu().numpy().astype(np.float64)
         wind = env_state.task["wind"][env_id].cpu().numpy().astype(np.float64)
         picture = frame(np.zeros((_CELLS_SHOWN, _CELLS_SHOWN), bool))

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from yamame.trajectory import GRUEncoder, segment_positions
+from yamame.trajectory import GRUEncoder, LSTMEncoder, segment_positions
 
 
 @torch.no_grad()
@@ -77,15 +77,16 @@ def test_sizes_must_be_positive(argument: str) -> None:
         GRUEncoder(3, **{argument: 0})
 
 
-def gained(gate_gain: float) -> GRUEncoder:
+def gained(gate_gain: float, kind: type = GRUEncoder) -> GRUEncoder | LSTMEncoder:
     torch.manual_seed(0)
-    return GRUEncoder(16, hidden_size=32, out_features=32, gate_gain=gate_gain)
+    return kind(16, hidden_size=32, out_features=32, gate_gain=gate_gain)
 
 
-def test_the_gain_scales_how_update_gates_depend_on_the_input() -> None:
-    plain, encoder = gained(1.0).state_dict(), gained(8.0).state_dict()
+@pytest.mark.parametrize(("kind", "gates"), [(GRUEncoder, slice(32, 64)), (LSTMEncoder, slice(64))])
+def test_the_gain_scales_how_gates_of_memory_depend_on_the_input(kind: type, gates: slice) -> None:
+    plain, encoder = gained(1.0, kind).state_dict(), gained(8.0, kind).state_dict()
     for layer in ("l0", "l1"):
-        plain[f"layers.weight_ih_{layer}"][32:64] *= 8.0
+        plain[f"layers.weight_ih_{layer}"][gates] *= 8.0
     assert all(torch.equal(plain[key], value) for key, value in encoder.items())
 
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from yamame.trajectory import GRUEncoder, LinearRecurrentEncoder, LSTMEncoder
-from yamame.trajectory.recurrent import keep_bias
 
 MAKERS = {
     "gru": lambda longest: GRUEncoder(4, hidden_size=32, out_features=8, max_time_constant=longest),
@@ -35,5 +34,3 @@ def test_the_first_input_is_felt_a_hundred_steps_later_where_memories_begin_long
 def test_a_time_constant_below_one_step_is_refused(name):
     with pytest.raises(ValueError, match=r"Encoder: max_time_constant must be at least 1, got 0\.5"):
         MAKERS[name](0.5)
-    with pytest.raises(ValueError, match=r"keep_bias: longest must be at least 1, got 0\.5"):
-        keep_bias(3, longest=0.5)

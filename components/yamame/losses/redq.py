@@ -48,6 +48,10 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
     coefficient 0 is neither computed nor written, nor are critics that nothing uses. In training mode the value
     statistics move with the targets, which are computed with those from before and normalised by those from after.
 
+    The target of one step is ``y = m r + gamma (1 - terminated) R_c E_pi'[Q'_c(h', a')]``, with the reward multiplier
+    m, target heads pi' and Q', and c over ``num_target_critics`` of the C critics. R is the minimum where
+    ``online_coeff`` is positive, because a policy that maximises critics exploits their errors, and else the mean.
+
     Beside the terms stand detached metrics of the last discount, the one that acts: the means over valid transitions of
     ``td_error`` (absolute), ``q_value``, ``target_value``, ``entropy`` and ``filter_weight`` (with the binary filter:
     the share of cloned actions), and ``return_std``, by which values are normalised. With several discounts
@@ -63,10 +67,9 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         returns: what the O outputs of a value mean: `yamame.heads.PopArt` or `yamame.heads.BinnedReturns`.
         action_space: encodes actions and turns policy parameters into distributions.
         gammas: different discounts in (0, 1), in the order of the heads.
-        num_target_critics: critics drawn for each target. Their minimum counts where an actor loss seeks what critics
-            overestimate (``online_coeff`` above 0), their mean where actions are only cloned.
+        num_target_critics: critics drawn for each target, see above.
         reward_multiplier: factor on rewards before learning.
-        online_coeff: weight of the actor loss.
+        online_coeff: weight of the actor loss; without it, targets are means over critics.
         cloning_coeff: weight of filtered behaviour cloning.
         critic_coeff: weight of the critics' error.
         cloning_filter: what is cloned, see `yamame.losses.advantage_filter`.
@@ -146,23 +149,25 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         coefficients = ("online_coeff", "cloning_coeff", "critic_coeff")
         require_at_least(owner, 1, **{name: getattr(self, name) for name in counts})
         require_at_least(owner, 0, **{name: getattr(self, name) for name in coefficients})
-        for name in ("reward_multiplier", "filter_temperature"):
-            require(owner, name, getattr(self, name), getattr(self, name) > 0, "be positive")
-        learns = self.online_coeff + self.cloning_coeff + self.critic_coeff > 0
+        learns = self.online_coeff > 0 or self.cloning_coeff > 0 or self.critic_coeff > 0
         condition = "be positive where online_coeff and cloning_coeff are 0"
         require(owner, "critic_coeff", self.critic_coeff, learns, condition)
+        for name in ("reward_multiplier", "filter_temperature"):
+            require(owner, name, getattr(self, name), getattr(self, name) > 0, "be positive")
         require_choice(owner, "cloning_filter", self.cloning_filter, ("binary", "exponential", "none"))
         gradient = self.discrete_gradient
         require_choice(owner, "discrete_gradient", gradient, ("expectation", "straight_through"))
-        differentiable = gradient == "expectation" or self.action_space.kind != "box"
-        condition = "be 'expectation' where actions are continuous"
-        require(owner, "discrete_gradient", gradient, differentiable, condition)
-        enough = self.critic_network is not None or not self._uses_critics
-        condition = f"not be None (num_critics 0) with {' and '.join(self._uses_critics)}"
-        require(owner, "critic", self.critic_network, enough, condition)
+        suits = gradient == "expectation" or self.action_space.kind != "box"
+        require(owner, "discrete_gradient", gradient, suits, "be 'expectation' where actions are continuous")
+        if self.critic_network is None:
+            users = self._uses_critics
+            condition = f"not be None (num_critics 0) with {' and '.join(users)}"
+            require(owner, "critic", None, not users, condition)
         most = getattr(self.critic_network, "num_critics", self.num_target_critics)
-        fits = self.num_target_critics <= most
-        require(owner, "num_target_critics", self.num_target_critics, fits, f"be at most num_critics {most}")
+        enough = self.num_target_critics <= most
+        require(
+            owner, "num_target_critics", self.num_target_critics, enough, f"be at most num_critics {most}"
+        )
 
     @property
     def _filters(self) -> bool:
@@ -235,9 +240,9 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
             policy_values = enumerate_policy(critics(critic_context), policy)
         else:
             policy_values = sample_policy(critics, critic_context, policy, num_samples=1)
-        expected = policy_values.expect(self.returns.to_returns(policy_values.raw))
-        reduce: Literal["min", "mean"] = "min" if self.online_coeff > 0 else "mean"
-        next_value = critic_subset_value(expected, self.num_target_critics, reduce=reduce)
+        next_values = policy_values.expect(self.returns.to_returns(policy_values.raw))
+        reduce: Literal["min", "mean"] = "min" if self.online_coeff > 0 else "mean"  # see the class
+        next_value = critic_subset_value(next_values, self.num_target_critics, reduce=reduce)
         assert next_value.shape == (*valid.shape, len(self.discounts))
         targets = bootstrapped_targets(
             reward,
@@ -260,7 +265,8 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         assert critics is not None
         for_each_gamma = action.unsqueeze(-2).expand(-1, -1, len(self.discounts), -1)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.critic_coeff > 0):
-            raw = self._raw_values(critics, context, *(() if enumerable else (for_each_gamma,)))
+            inputs = (context,) if enumerable else (context, for_each_gamma)
+            raw = self._raw_values(critics, *inputs)
         if enumerable:
             return pick_action(raw, action), enumerate_policy(raw.detach(), policy)
         # The actor loss differentiates values by the sampled actions; the critics get no gradient of it.

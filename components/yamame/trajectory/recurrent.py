@@ -68,11 +68,25 @@ class RecurrentEncoder(TrajectoryEncoder):
         return TensorDictPrimer({key: Composite(specs)}, default_value=0.0, expand_specs=True)
 
 
-class _StackedCells(RecurrentEncoder):
+class StackedCells(RecurrentEncoder):
     """Recurrent layers, a linear map and a LayerNorm. A memory has one state ``[N, layers, H]`` per name.
 
-    Its arguments are those that `GRUEncoder` and `LSTMEncoder` share. The layers are held as `nn.RNNBase`, which is
-    what `nn.GRU` and `nn.LSTM` are but for their forward: these two classes may not stand in a compiled function.
+    The layers are held as `nn.RNNBase`, which is what `nn.GRU` and `nn.LSTM` are but for their forward: these two
+    classes may not stand in a compiled function.
+
+    Args:
+        in_features: Size E of the features.
+        hidden_size: Size H of each layer's state.
+        num_layers: Number of recurrent layers.
+        out_features: Size D of the context.
+        max_time_constant: Longest time constant, in timesteps, that a channel begins with; they are drawn between 1 and
+            this, evenly on a logarithmic scale, and learnt.
+        gate_gain: Factor of the weights by which the gates of memory begin to depend on the input. The larger, the more
+            channels there are that open at one kind of timestep and keep what they saw at the others.
+        keys: Where to read and write, if not under the usual names.
+
+    Raises:
+        ValueError: If a size is not positive, a time constant below 1, or the gain negative or not finite.
     """
 
     mode: ClassVar[str]
@@ -92,19 +106,23 @@ class _StackedCells(RecurrentEncoder):
         num_layers: int = 2,
         out_features: int = 128,
         max_time_constant: float = 128.0,
+        gate_gain: float = 1.0,
         keys: TrajectoryKeys | None = None,
     ) -> None:
         sizes = {"in_features": in_features, "hidden_size": hidden_size, "num_layers": num_layers}
-        require_at_least(type(self).__name__, 1, **sizes, max_time_constant=max_time_constant)
+        owner, finite = type(self).__name__, 0 <= gate_gain < math.inf
+        require_at_least(owner, 1, **sizes, max_time_constant=max_time_constant)
+        require(owner, "gate_gain", gate_gain, finite, "be finite and not negative")
         super().__init__(in_features, out_features, keys=keys)
         self.layers = nn.RNNBase(self.mode, in_features, hidden_size, num_layers, batch_first=True)
         self.out = nn.Linear(hidden_size, out_features)
         self.norm = nn.LayerNorm(out_features)
-        for _, _, input_bias, state_bias in self.layers.all_weights:
+        for from_input, _, input_bias, state_bias in self.layers.all_weights:
             keep = keep_bias(hidden_size, longest=max_time_constant)
             for gate, sign in self.gates:
                 rows = slice(gate * hidden_size, (gate + 1) * hidden_size)
                 input_bias.data[rows], state_bias.data[rows] = sign * keep, 0.0
+                from_input.data[rows] *= gate_gain
 
     @abstractmethod
     def _cell(self, x: Tensor, states: tuple[Tensor, ...], weights: list[Tensor]) -> tuple[Tensor, ...]:
@@ -156,22 +174,10 @@ class _StackedCells(RecurrentEncoder):
         return self.norm(self.out(x)), TensorDict(stacked, memory.batch_size, device=memory.device)
 
 
-class GRUEncoder(_StackedCells):
+class GRUEncoder(StackedCells):
     """A stack of GRU layers, a linear map and a LayerNorm. ``step_index`` is not used.
 
-    Args:
-        in_features: Size E of the features.
-        hidden_size: Size H of each layer's state.
-        num_layers: Number of GRU layers.
-        out_features: Size D of the context.
-        max_time_constant: Longest time constant, in timesteps, that a channel begins with; they are drawn between 1 and
-            this, evenly on a logarithmic scale, and learnt.
-        gate_gain: Factor of the weights by which the update gates begin to depend on the input. The larger, the more
-            channels there are that open at one kind of timestep and keep what they saw at the others.
-        keys: Where to read and write, if not under the usual names.
-
-    Raises:
-        ValueError: If a size is not positive, a time constant below 1, or the gain negative or not finite.
+    Its arguments are those of `StackedCells`; the gates of memory are the update gates.
 
     >>> encoder = GRUEncoder(3, hidden_size=8, out_features=4)
     >>> envs = TensorDict({"features": torch.zeros(5, 3), "is_init": torch.ones(5, 1).bool()}, [5])
@@ -184,40 +190,15 @@ class GRUEncoder(_StackedCells):
     mode = "GRU"
     gates = ((1, 1),)
 
-    def __init__(
-        self,
-        in_features: int,
-        *,
-        hidden_size: int = 128,
-        num_layers: int = 2,
-        out_features: int = 128,
-        max_time_constant: float = 128.0,
-        gate_gain: float = 1.0,
-        keys: TrajectoryKeys | None = None,
-    ) -> None:
-        require("GRUEncoder", "gate_gain", gate_gain, 0 <= gate_gain < math.inf, "be finite and not negative")
-        super().__init__(
-            in_features,
-            hidden_size=hidden_size,
-            num_layers=num_layers,
-            out_features=out_features,
-            max_time_constant=max_time_constant,
-            keys=keys,
-        )
-        for from_input, *_ in self.layers.all_weights:
-            from_input.data[hidden_size : 2 * hidden_size] *= gate_gain
-
     def _cell(self, x: Tensor, states: tuple[Tensor, ...], weights: list[Tensor]) -> tuple[Tensor, ...]:
         return (torch.gru_cell(x, *states, *weights),)
 
 
-class LSTMEncoder(_StackedCells):
+class LSTMEncoder(StackedCells):
     """A stack of LSTM layers, a linear map and a LayerNorm. ``step_index`` is not used.
 
-    Its arguments are those of `GRUEncoder` without ``gate_gain``; each layer has a cell of size H beside its output.
-
-    Raises:
-        ValueError: If a size is not positive, or a time constant below 1.
+    Its arguments are those of `StackedCells`; the gates of memory are the input and the forget gates, and each layer
+    has a cell of size H beside its output.
 
     >>> encoder = LSTMEncoder(3, hidden_size=8, out_features=4)
     >>> envs = TensorDict({"features": torch.zeros(5, 3), "is_init": torch.ones(5, 1).bool()}, [5])
@@ -282,16 +263,13 @@ def keep_bias(size: int, *, longest: float) -> Tensor:
 
     Args:
         size: Number of channels.
-        longest: Largest time constant in timesteps; they are drawn evenly between 1 and this on a logarithmic scale.
-
-    Raises:
-        ValueError: If ``longest`` is below 1.
+        longest: Largest time constant in timesteps, at least 1; they are drawn evenly between 1 and this on a
+            logarithmic scale.
 
     >>> _ = torch.manual_seed(0)
     >>> time_constant = 1 + keep_bias(10_000, longest=101.0).exp()
     >>> round(time_constant.mean().item()), round(time_constant.max().item())
     (22, 101)
     """
-    require("keep_bias", "longest", longest, longest >= 1, "be at least 1")
     time_constant = torch.empty(size).uniform_(0.0, math.log(longest)).exp()
     return (time_constant - 1).clamp(min=0.1).log()
