@@ -35,10 +35,10 @@ def build_env(cfg: DictConfig, *, num_envs: int, seed: int, held_out: bool = Fal
     env = build() if "num_envs" in known else SerialEnv(num_envs, build, device=cfg.device)
     if "seed" not in known:
         env.set_seed(seed)
-    if "step_index" not in env.observation_spec.keys():
-        env = TransformedEnv(env, ContextTransform())
     trials = cfg.get("trials")
-    return env if trials is None else instantiate(trials, env=env, seed=seed)
+    env = env if trials is None else instantiate(trials, env=env, seed=seed)
+    has_context = "step_index" in env.observation_spec.keys()
+    return env if has_context else TransformedEnv(env, ContextTransform())
 
 
 def build_agent(cfg: DictConfig, env: EnvBase) -> InContextAgent:
