@@ -94,6 +94,8 @@ def _note(number: int, frame: FrameType | None) -> None:
 
 def _raise(number: int, frame: FrameType | None) -> None:
     _note(number, frame)
+    if frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
+        return  # imports swallow what is raised in some of their functions; a run asks before it begins
     _say(number)
     raise Terminated
 

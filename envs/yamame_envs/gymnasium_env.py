@@ -1,5 +1,6 @@
 """One env of a batched environment as a Gymnasium environment."""
 
+import inspect
 from importlib import import_module
 from typing import Any
 
@@ -11,6 +12,7 @@ from gymnasium import spaces
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Bounded, Categorical
 from torchrl.data.tensor_specs import TensorSpec
+from torchrl.envs import EnvBase
 from yamame.checks import require, require_choice
 from yamame.keys import RELABELLING
 
@@ -114,4 +116,10 @@ def make_single(*, target: str, render_mode: str | None = None, **settings: Any)
         settings: Constructor arguments of the batched environment except ``num_envs``.
     """
     module, _, name = target.partition(":")
-    return GymnasiumEnv(getattr(import_module(module), name)(num_envs=1, **settings), render_mode=render_mode)
+    ours = (
+        module.partition(".")[0] == "yamame_envs"
+    )  # checkpoints may name a target, and must not import others
+    made: Any = getattr(import_module(module), name, None) if ours else None
+    is_env = inspect.isclass(made) and issubclass(made, EnvBase)
+    require("make_single", "target", target, is_env, "be an environment of yamame_envs")
+    return GymnasiumEnv(made(num_envs=1, **settings), render_mode=render_mode)

@@ -64,9 +64,9 @@ def test_a_run_grows_nowhere(tmp_path):
     command = [sys.executable, str(RECIPE), *SETTINGS, f"budget.minutes={MINUTES}"]
     samples, began = [], time.monotonic()
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) as run:
-        while run.poll() is None and time.monotonic() < began + 60 * MINUTES:
+        while run.poll() is None and time.monotonic() < began + 54 * MINUTES:  # its end draws pictures
             time.sleep(5)
-            if time.monotonic() > began + min(90, 15 * MINUTES):  # replay is full and everything is imported
+            if time.monotonic() > began + 18 * MINUTES:  # replay is full and everything is imported
                 samples.append(sample(Path(f"/proc/{run.pid}"), tmp_path))
     assert run.returncode == 0
     done = json.loads((tmp_path / "runs/soak/summary.json").read_text())

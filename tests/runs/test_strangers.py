@@ -311,6 +311,30 @@ def test_a_package_that_the_command_line_trusts_may_be_named_and_only_what_is_in
         refused(forged(payload, "encoder", encoder), "trust: must be", trust=[wrong])
 
 
+@pytest.mark.parametrize(
+    "target", ["this", "evil_module", "evil_module:Evil", "yamame_envs.base:partial", "os:system"]
+)
+def test_settings_of_an_environment_import_no_module(payload, unharmed, target, capsys):
+    config = payload["config"]["env"] | {"_target_": "yamame_envs.Gym", "id": "yamame/MazeRunner-v0"}
+    settings = {"settings": {"target": target}, "time_limit": "registered"}
+    env = {key: config[key] for key in ("_target_", "id")} | settings
+    refused(forged(payload, "env", env))
+    assert unharmed()
+    assert "this" not in sys.modules
+    assert "evil_module" not in sys.modules
+    assert capsys.readouterr().out == ""
+
+
+def test_weights_that_are_not_finite_are_refused(payload, tmp_path):
+    weights = payload["components"]["agent"]
+    name = next(name for name, value in weights.items() if value.is_floating_point())
+    weights = weights | {name: torch.full_like(weights[name], torch.nan)}
+    torch.save(payload | {"components": payload["components"] | {"agent": weights}}, tmp_path / "nan.pt")
+    trained = load_trained(tmp_path / "nan.pt")
+    with pytest.raises(UsageError, match=f"weights of .*nan.pt must be finite, {name} is not"):
+        trained.build_agent(trained.build_env(num_envs=1, seed=0))
+
+
 def named_in_yaml() -> set[str]:
     lines = [line for path in conf_dir().rglob("*.yaml") for line in path.read_text().splitlines()]
     return {line.split("_target_:")[1].strip(" }") for line in lines if "_target_:" in line}

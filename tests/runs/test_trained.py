@@ -1,6 +1,7 @@
 """Trained runs are found by directory, file or run id, come back with their weights, and refuse what does not fit."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -54,8 +55,9 @@ def test_a_directory_and_a_file_give_the_agent_with_its_weights(run):
 
 @pytest.mark.parametrize("step", [10, 20])
 def test_a_run_id_gives_the_checkpoints_among_the_artifacts(run, start, tracking_uri, tmp_path, step):
+    shutil.copytree(run / "checkpoints", tmp_path / "checkpoints")
     with start(tmp_path) as tracker:
-        for file in (run / "checkpoints").glob("*.pt"):
+        for file in (tmp_path / "checkpoints").glob("*.pt"):
             tracker.log_artifact(file, folder="checkpoints")
     which = {10: "best", 20: "last"}[step]
     trained = load_trained(tracker.run.run_id, checkpoint=which, tracking_uri=tracking_uri)

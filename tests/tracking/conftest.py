@@ -116,7 +116,7 @@ class FakeMLflow:
             "experiment_id": "1",
             "status": run["status"],
             "lifecycle_stage": "active",
-            "artifact_uri": f"file://{self.folder}/{name}",
+            "artifact_uri": f"file://{self.folder}/{name}/artifacts",
         }
         data = {kind: [{"key": k, "value": v} for k, v in run[kind].items()] for kind in ("tags", "params")}
         return {"info": info, "data": {"metrics": metrics, **data}}

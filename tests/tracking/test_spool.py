@@ -36,7 +36,7 @@ def open_directory(path):
 # The file.
 
 
-def test_a_spool_outlives_the_process_but_not_a_line_that_was_cut_off(tmp_path):
+def test_a_spool_outlives_the_process_but_not_a_line_that_was_cut_off(tmp_path, capsys):
     spool = Spool(tmp_path / "a")
     for step in range(3):
         spool.append(metrics={"loss": float(step), "nan": float("nan")}, step=step, ms=0)
@@ -52,7 +52,13 @@ def test_a_spool_outlives_the_process_but_not_a_line_that_was_cut_off(tmp_path):
         again.drop(entries, size)
         assert again.peek()[0] == [{"tags": {}}]
     (tmp_path / "a").write_bytes(b"\0" * 50 + whole)
-    assert Spool(tmp_path / "a").waiting == 0
+    assert Spool(tmp_path / "a").waiting == 5
+    assert capsys.readouterr().err.endswith("a: damaged, and not sent: line 1\n")
+    for nonsense in (b"[1]", b"[" * 200_000, b"3"):
+        (tmp_path / "a").write_bytes(nonsense + b"\n" + whole)
+        damaged = Spool(tmp_path / "a")
+        assert damaged.waiting == 7
+        assert [entry["step"] for entry in damaged.peek()[0]] == [0, 1, 2]
 
 
 def test_a_spool_is_empty_once_the_store_has_everything_and_a_closed_one_changes_nothing(tmp_path):
@@ -236,8 +242,13 @@ def test_what_is_left_at_the_end_is_told_and_sent_later_once(server, tmp_path, c
     assert (
         capfd.readouterr()
         .err.splitlines()[-1]
-        .endswith("points wait; send them with: python recipes/sync.py run=mine")
+        .endswith(
+            f"points wait; send them with: MLFLOW_TRACKING_URI={server.uri} python recipes/sync.py run=mine"
+        )
     )
+    with pytest.raises(UsageError, match=f"is noted in {server.uri}.* set MLFLOW_TRACKING_URI={server.uri}"):
+        send_rest(directory)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
     (run_id,) = server.runs
     run = server.runs[run_id]
     assert (run["status"], run["metrics"]) == ("RUNNING", [])

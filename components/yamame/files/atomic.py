@@ -90,9 +90,11 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: There is something else in the file.
     """
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise UsageError(f"{path} must be a file of JSON, it is no file")
     try:
         data = json.loads(path.read_bytes())
-    except ValueError as error:  # also of bytes that are no text
+    except (ValueError, RecursionError) as error:  # also of bytes that are no text
         raise UsageError(f"{path} must be a file of JSON, it cannot be read: {one_line(error)}") from error
     if not isinstance(data, dict):
         raise UsageError(f"{path} must hold a mapping, got {type(data).__name__}")

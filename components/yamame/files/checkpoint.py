@@ -267,6 +267,8 @@ def _is_stateful(component: Any) -> bool:
 
 def _read(path: Path) -> dict[str, Any]:
     """Reads to the CPU, where random number generators must be; modules and optimizers move by themselves."""
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise UsageError(f"Checkpointer: {path} must be a checkpoint, it is no file")
     try:
         with path.open("rb") as file:
             _check_sums(file)

@@ -70,6 +70,9 @@ class RunDirectory:
                 there is nothing to resume; the directory is not a run; another process has claimed it.
         """
         path = _checked_path(root, name, resume=resume, overwrite=overwrite)
+        for entry in (path / _FORMER, path / _MOVING, path / _DELETED, path / LOCK_FILE):
+            if entry.is_symlink():
+                raise UsageError(f"RunDirectory: {entry} must be no link; remove it")
         created = [folder for folder in (path, *path.parents) if not folder.exists()]
         make_folder(path)
         lock = _claim(path)

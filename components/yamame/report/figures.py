@@ -125,7 +125,8 @@ def learning_curve(
         require("learning_curve", name, lengths, len(set(lengths)) == 1, "have arrays of equal length")
         x, y, *band = arrays
         lines.append(Line(name, Curve(x, y, (band[0], band[1]) if band else None), index))
-    path.write_bytes(draw(Plot(path.stem, "", x_label, y_label, lines, whole=True)))
+    with atomic_writer(path) as file:
+        file.write(draw(Plot(path.stem, "", x_label, y_label, lines, whole=True)))
     return path
 
 
@@ -157,7 +158,8 @@ def draw_attention(path: Path, maps: ArrayLike, *, title: str = "") -> Path:
         axes.imshow(np.sqrt(array[layer, head]), vmin=0.0, vmax=1.0, cmap="magma", interpolation="nearest")
         axes.set_title(f"layer {layer} head {head}", fontsize=6)
         axes.tick_params(labelsize=5)
-    figure.savefig(path, format="png")
+    with atomic_writer(path) as file:
+        figure.savefig(file, format="png")
     return path
 
 
@@ -175,9 +177,10 @@ def write_gif(path: Path, frames: ArrayLike, *, fps: float = 10.0) -> Path:
     from PIL import Image
 
     images = [Image.fromarray(frame) for frame in _checked_frames("write_gif", frames, fps, most=50.0)]
-    images[0].save(
-        path, format="GIF", save_all=True, append_images=images[1:], duration=round(1000 / fps), loop=0
-    )
+    with atomic_writer(path) as file:
+        images[0].save(
+            file, format="GIF", save_all=True, append_images=images[1:], duration=round(1000 / fps), loop=0
+        )
     return path
 
 
@@ -229,5 +232,5 @@ def first_frame(gif: bytes) -> bytes | None:
             buffer = io.BytesIO()
             image.convert("RGB").save(buffer, format="PNG")
             return buffer.getvalue()
-    except OSError:
+    except (OSError, ValueError, Image.DecompressionBombError):
         return None

@@ -107,6 +107,7 @@ class Run:
         )
         self.resumed = False
         self._saved: tuple[int, int] | None = None
+        self._told_of_rewards = False
 
     def __enter__(self) -> Self:
         run, mode = self.cfg.run, resume_mode(self.cfg)
@@ -235,7 +236,8 @@ class Run:
         outcomes = episodes.returns if episodes.success is None else episodes.success.float()
         self.progress.outcome_is = "return" if episodes.success is None else "success"
         self.progress.outcomes.extend(outcomes.tolist())
-        if (episodes.returns.abs() > LARGEST).any():
+        if not self._told_of_rewards and (episodes.returns.abs() > LARGEST).any():
+            self._told_of_rewards = True
             tell_aside(f"rewards beyond {LARGEST:g} are not learned from, episodes have such returns")
 
     def learned(self, metrics: Mapping[str, Tensor]) -> None:

@@ -69,6 +69,9 @@ class Trained:
             agent = build_agent(self.config, env)
         except ValueError as error:
             raise UsageError(str(error)) from error
+        for name, value in self.weights.items():
+            if isinstance(value, torch.Tensor) and not bool(value.isfinite().all()):
+                raise UsageError(f"load_trained: the weights of {self.source} must be finite, {name} is not")
         try:
             agent.load_state_dict(self.weights)
         except RuntimeError as error:

@@ -16,9 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import unquote, urlsplit
+from uuid import uuid4
 
 from yamame.checks import UsageError
-from yamame.failures import one_line
+from yamame.failures import one_line, tell_aside
+from yamame.files.atomic import TEMPORARY_SUFFIX, is_left_behind
 from yamame.files.run_directory import check_folder
 from yamame.tracking.summary import Status
 
@@ -170,14 +173,35 @@ class MLflowRun:
         for key, value in tags.items():
             self.client.set_tag(self.run_id, clean_key(key), clean_value(value))
 
-    def log_artifact(self, path: Path, folder: str | None) -> None:
-        """Stores a copy of a file or directory; what is not there any more is left out."""
-        if path.exists():
-            log = self.client.log_artifacts if path.is_dir() else self.client.log_artifact
-            log(self.run_id, str(path), folder)
+    def log_artifact(self, path: Path, folder: str | None, *, home: Path) -> None:
+        """Stores a copy of a file or directory; what is not there any more is left out.
+
+        Only what lies in ``home`` is stored, links excepted, for a run's directory may be a stranger's.
+        """
+        if not path.exists() or not self._takes_files(path):
+            return
+        links = [file for file in (path, *path.rglob("*")) if file.is_symlink()]
+        if links or not path.resolve().is_relative_to(home.resolve()):
+            tell_aside(f"{path}: not stored, for it leads out of {home}")
+            return
+        log = self.client.log_artifacts if path.is_dir() else self.client.log_artifact
+        log(self.run_id, str(path), folder)
+
+    def _takes_files(self, what: object) -> bool:
+        """Whether the place for files is where MLflow puts it; a stranger's store may name any directory."""
+        uri = urlsplit(self.client.get_run(self.run_id).info.artifact_uri)
+        place = Path(unquote(uri.path)).resolve()
+        takes = uri.scheme not in ("", "file") or place.parts[-2:] == (self.run_id, "artifacts")
+        if not takes:
+            tell_aside(
+                f"{what}: not stored, for artifacts must lie in .../{self.run_id}/artifacts, got {place}"
+            )
+        return takes
 
     def log_table(self, file: str, content: Mapping[str, Any]) -> None:
         """Stores a table. MLflow's pages find it by a tag; its own ``log_table`` appends to one of the same name."""
+        if not self._takes_files(file):
+            return
         self.client.log_dict(self.run_id, dict(content), file)
         known = json.loads(self.client.get_run(self.run_id).data.tags.get(_TABLES_TAG, "[]"))
         entry = {"path": file, "type": "table"}
@@ -210,6 +234,14 @@ def connect(tracking_uri: str) -> "MlflowClient":
         # MLflow logs what it then raises, with its traceback.
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
+        database = database_of(tracking_uri)
+        if database is not None and not database.exists():  # half of one, after a kill, would be of no use
+            for old in database.parent.glob(f"{database.name}.*{TEMPORARY_SUFFIX}"):
+                if is_left_behind(old.suffixes[-2].removeprefix(".")):
+                    old.unlink()
+            new = database.with_name(f"{database.name}.{uuid4().hex}.{os.getpid()}{TEMPORARY_SUFFIX}")
+            MlflowClient(f"{SQLITE}{new}").search_experiments(max_results=1)
+            new.rename(database)
         client = MlflowClient(tracking_uri)
         client.search_experiments(max_results=1)
     return client

@@ -38,13 +38,15 @@ def open_run(directory: Path, *, tracking_uri: str | None = None) -> MLflowRun |
 
     Args:
         directory: The run directory.
-        tracking_uri: The store that new runs go to, where this one may have been moved as well.
+        tracking_uri: The store that new runs go to, where this one may have been moved as well. Of a server, it must be
+            the one that is noted.
 
     Returns:
         None if the run was never made.
 
     Raises:
-        UsageError: Its store is gone, or does not hold it any more; a `NoAnswerError`, if the store cannot be asked.
+        UsageError: Its store is gone, is another server, or does not hold it any more; a `NoAnswerError`, if the store
+            cannot be asked.
     """
     record = read_record(directory)
     if "run_id" not in record:
@@ -67,9 +69,15 @@ def open_run(directory: Path, *, tracking_uri: str | None = None) -> MLflowRun |
 
 def _stores(directory: Path, record: Mapping[str, str], tracking_uri: str | None) -> list[str]:
     """The stores that may hold the run: its server, or those of its SQLite databases that are there."""
-    noted = database_of(record["tracking_uri"])
+    server = record["tracking_uri"]
+    noted = database_of(server)
     if noted is None:
-        return [record["tracking_uri"]]
+        if tracking_uri not in (None, server):  # a stranger's run would get the user's credentials
+            raise UsageError(
+                f"MLflowTracker: the run is noted in {server}, the store given is {tracking_uri}; if it is yours, set "
+                f"MLFLOW_TRACKING_URI={server}"
+            )
+        return [server]
     others = [directory.resolve() / record["relative_path"]] if "relative_path" in record else []
     own = None if tracking_uri is None else database_of(tracking_uri)
     databases = dict.fromkeys([*(path.resolve() for path in others), noted, *([own] if own else [])])

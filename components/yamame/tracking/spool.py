@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from yamame.failures import one_line, tell_aside
-from yamame.tracking.mlflow_store import METRICS_PER_BATCH, MLflowRun
+from yamame.tracking.mlflow_store import METRICS_PER_BATCH, MLflowRun, database_of
+from yamame.tracking.record import read_record
 
 SPOOL_FILE = "mlflow.jsonl"
 _KEPT_WHOLE = ("eval/", "cost/")
@@ -65,7 +66,8 @@ class Spool:
     One process at a time may have it open, and once: opening it again closes the former one.
 
     Args:
-        path: The file; made when missing. A last line that was cut off by the end of a process is dropped.
+        path: The file; made when missing. A last line that was cut off by the end of a process is dropped; a damaged
+            line before it is told, and passed over.
 
     Attributes:
         waiting: How many points, and other entries, wait.
@@ -82,13 +84,13 @@ class Spool:
             _open[path].close()
         _open[path] = self
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        size = 0
-        for line in path.read_bytes().splitlines(keepends=True):
-            if (entry := _read(line)) is None:
-                break
-            size += len(line)
-            self.waiting += _num_points(entry)
-        os.truncate(self._file, size)
+        lines = path.read_bytes().splitlines(keepends=True)
+        if lines and not lines[-1].endswith(b"\n"):
+            os.truncate(self._file, sum(map(len, lines)) - len(lines.pop()))
+        entries = [_read(line) for line in lines]
+        if damaged := [str(number) for number, entry in enumerate(entries, 1) if entry is None]:
+            tell_aside(f"{path}: damaged, and not sent: line {', '.join(damaged)[:100]}")
+        self.waiting = sum(_num_points(entry) for entry in entries if entry is not None)
 
     def append(self, **entry: Any) -> None:
         """Adds an entry; it outlives the process, and after `sync` the machine.
@@ -120,8 +122,9 @@ class Spool:
             file.seek(self._sent)
             for line in file:
                 entry = _read(line)
-                if entry is None:
-                    break
+                if entry is None:  # damaged
+                    size += len(line)
+                    continue
                 points += _num_points(entry)
                 if entries and (points > METRICS_PER_BATCH or "metrics" not in entry):
                     break
@@ -184,7 +187,10 @@ class Sender:
         """
         while not self.spool.closed:
             entries, size = self.spool.peek()
+            if not size:
+                return
             if not entries:
+                self.spool.drop(entries, size)
                 return
             self.run = self.run or self._connect()
             # After a failure nobody knows what the store has taken, so it is asked.
@@ -206,9 +212,11 @@ class Sender:
             self._thread.join(wait_s)
         self.spool.close()
         if self.spool.waiting:
-            run = shlex.quote(f"run={os.path.relpath(self.spool.path.parent)}")
-            wait = f"{self.spool.waiting} points wait"
-            tell_aside(f"MLflow does not answer, {wait}; send them with: python recipes/sync.py {run}")
+            home = self.spool.path.parent
+            server, run = read_record(home)["tracking_uri"], shlex.quote(f"run={os.path.relpath(home)}")
+            known = database_of(server) is not None or server == os.environ.get("MLFLOW_TRACKING_URI")
+            command = f"{'' if known else f'MLFLOW_TRACKING_URI={server} '}python recipes/sync.py {run}"
+            tell_aside(f"MLflow does not answer, {self.spool.waiting} points wait; send them with: {command}")
 
     def _work(self) -> None:
         failures, told, since = 0, False, time.monotonic()
@@ -240,7 +248,7 @@ class Sender:
             case {"status": status, "ms": ms}:
                 run.set_status(status, ms)
             case {"artifact": path, "folder": folder}:
-                run.log_artifact(self.spool.path.parent / path, folder)
+                run.log_artifact(self.spool.path.parent / path, folder, home=self.spool.path.parent)
             case {"table": file, "content": content}:
                 run.log_table(file, content)
             case _:
@@ -255,11 +263,12 @@ class Sender:
 
 
 def _read(line: bytes) -> dict[str, Any] | None:
-    """The entry of a line; None where it is not whole."""
+    """The entry of a line; None where it is damaged."""
     try:
-        return json.loads(line) if line.endswith(b"\n") else None
-    except ValueError:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
         return None
+    return entry if isinstance(entry, dict) and len(entry.get("metrics", "m")) else None
 
 
 def _num_points(entry: Mapping[str, Any]) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from yamame.checks import UsageError
+from yamame.checks import UsageError, require
 from yamame.failures import one_line
 from yamame.files.run_directory import RunDirectory
 from yamame.tracking.costs import SystemMetrics
@@ -191,9 +191,10 @@ class MLflowTracker(Tracker):
     def log_artifact(self, path: Path, *, folder: str | None = None) -> None:
         """See `Tracker.log_artifact`."""
         spool = self.sender.spool
-        path, home = Path(path).resolve(), spool.path.parent
-        inside = path.is_relative_to(home)  # run directories may be moved
-        spool.append(artifact=str(path.relative_to(home) if inside else path), folder=folder)
+        path, home = Path(path).resolve(), spool.path.parent.resolve()
+        condition = f"lie in the run's directory, {home}"
+        require("log_artifact", "path", str(path), path.is_relative_to(home), condition)
+        spool.append(artifact=str(path.relative_to(home)), folder=folder)
 
     def log_table(self, name: str, columns: Mapping[str, Sequence[Any]]) -> None:
         """See `Tracker.log_table`."""
@@ -226,7 +227,10 @@ def send_rest(directory: Path) -> int:
         if not (directory / SPOOL_FILE).exists():
             return 0
         spool = Spool(directory / SPOOL_FILE)
-        sender = Sender(spool, lambda: _there(open_run(directory), directory), run=None, pause_s=0.0)
+        uri = absolute_uri(os.environ.get("MLFLOW_TRACKING_URI", TRACKING_URI))
+        sender = Sender(
+            spool, lambda: _there(open_run(directory, tracking_uri=uri), directory), run=None, pause_s=0.0
+        )
         try:
             sender.send()
         except Exception as error:
