@@ -39,9 +39,8 @@ Row = dict[str, Any]
 def replay(cfg: DictConfig) -> float:
     """The recipe: how many entries, terms and gradients are not finite."""
     path = bundle_file(Path(cfg.bundle))
-    config = OmegaConf.merge(
-        load_trained(path, device=cfg.device).config, {"schedule": {"cuda_graph": False}}
-    )
+    trained = load_trained(path, device=cfg.device, trust=list(cfg.trust))
+    config = OmegaConf.merge(trained.config, {"schedule": {"cuda_graph": False}})
     kept = Checkpointer(path.parent).load({"loss": None, "update": None}, which=path).values
     try:
         learner = rebuild(config, kept["loss"])

@@ -116,9 +116,8 @@ def make_single(*, target: str, render_mode: str | None = None, **settings: Any)
         settings: Constructor arguments of the batched environment except ``num_envs``.
     """
     module, _, name = target.partition(":")
-    ours = (
-        module.partition(".")[0] == "yamame_envs"
-    )  # checkpoints may name a target, and must not import others
+    # A checkpoint may name a target, and must not have others imported.
+    ours = module.partition(".")[0] == "yamame_envs"
     made: Any = getattr(import_module(module), name, None) if ours else None
     is_env = inspect.isclass(made) and issubclass(made, EnvBase)
     require("make_single", "target", target, is_env, "be an environment of yamame_envs")

@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from yamame import conf_dir
 from yamame.checks import UsageError
-from yamame.cli.command_line import read_command_line
+from yamame.cli.command_line import CommandLine, read_command_line
 from yamame.cli.explain import check_choices, explain, explain_outside
 from yamame.cli.jobs import (
     SWEEP_VARIABLE,
@@ -36,6 +36,7 @@ from yamame.cli.jobs import (
     AlreadyDone,
     Answer,
     check_sweep,
+    goes_on,
     is_job,
     noted_job,
     overrides,
@@ -82,18 +83,13 @@ def main(
     directory = str(Path(conf_dir() if config_dir is None else config_dir).resolve())
     if settings is None and config_dir is None:
         settings = SETTINGS.get(config_name)
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)  # last, so that nothing here hides what is installed
-    try:
-        line = read_command_line(sys.argv[1:], directory, config_name)
-    except UsageError as error:
-        _fail(config_name, str(error))
-    sys.argv[1:] = [*line.flags, *line.overrides]  # Hydra wants its flags first
+    line = _prepared(directory, config_name)
 
     def checked(cfg: DictConfig) -> Any:
         with _answering(config_name) as answer:
             check(cfg, settings, typed=[key_of(text) for text in overrides()])
-            check_store(cfg)
+            if not goes_on(cfg):  # what goes on has a store, and waits for its answer
+                check_store(cfg)
             share_threads(num_jobs=_jobs_at_once())
             answer.value = task(cfg)
         return answer.value
@@ -121,6 +117,18 @@ def main(
         del os.environ["HYDRA_FULL_ERROR"]
         if former is not None:
             os.environ["HYDRA_FULL_ERROR"] = former
+
+
+def _prepared(directory: str, config_name: str) -> CommandLine:
+    """Reads the command line, puts it in the order that Hydra wants, and finds modules of the present directory."""
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)  # last, so that nothing here hides what is installed
+    try:
+        line = read_command_line(sys.argv[1:], directory, config_name)
+    except UsageError as error:
+        _fail(config_name, str(error))
+    sys.argv[1:] = [*line.flags, *line.overrides]
+    return line
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path, get_args_parser
@@ -70,7 +71,9 @@ def read_command_line(arguments: Sequence[str], directory: str, config_name: str
     Raises:
         UsageError: A directory does not exist, or Hydra has a flag that recipes do not have.
     """
-    parsed: argparse.Namespace = get_args_parser().parse_intermixed_args(list(arguments))
+    parser = get_args_parser()
+    parser.error = _refuse  # type: ignore[method-assign]
+    parsed: argparse.Namespace = parser.parse_intermixed_args(list(arguments))
     if parsed.experimental_rerun is not None:
         raise UsageError(f"--experimental-rerun: there is no such flag here, got {parsed.experimental_rerun}")
     own = None if parsed.config_dir is None else os.path.abspath(parsed.config_dir)
@@ -86,6 +89,10 @@ def read_command_line(arguments: Sequence[str], directory: str, config_name: str
         own,
         is_sweep=parsed.multirun,
     )
+
+
+def _refuse(message: str) -> NoReturn:
+    raise UsageError(f"{message}; settings have no dashes before them, as in encoder=gru")
 
 
 def _search_path(overrides: Sequence[str]) -> list[str]:

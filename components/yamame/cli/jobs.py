@@ -76,6 +76,13 @@ def resume_mode(cfg: DictConfig) -> bool | Literal["auto"]:
     return cfg.resume
 
 
+def goes_on(cfg: DictConfig) -> bool:
+    """Whether a configuration is that of a run which has begun before, and is to go on."""
+    if "resume" not in cfg or not resume_mode(cfg):
+        return False
+    return (Path(cfg.run.root) / run_name(cfg) / "config.yaml").exists()
+
+
 def overrides() -> list[str]:
     """The command line of the run or job that Hydra is running, as it was typed."""
     return OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)  # type: ignore[return-value]

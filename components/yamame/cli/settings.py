@@ -28,7 +28,7 @@ _TRAINING = {
     "resume": Literal["auto"] | bool | None,
     "trust": list[str],
     "context_length": Count,
-    "run": {"name": str | None, "root": str, "overwrite": bool},
+    "run": {"name": str | int | None, "root": str, "overwrite": bool},
     "budget": Budget,
     "evaluation": {
         "num_episodes": Count,
@@ -109,7 +109,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "video": str,
         "fps": float,
     },
-    "replay_batch": {"bundle": str, "device": str},
+    "replay_batch": {"bundle": str, "device": str, "trust": list[str]},
     "report": {
         "runs": str | list[str] | None,
         "directory": str,

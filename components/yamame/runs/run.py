@@ -21,7 +21,7 @@ from yamame.cli.nodes import instantiate, plain
 from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
 from yamame.failures import OutsideError, tell_aside
-from yamame.files.atomic import atomic_writer, read_json
+from yamame.files.atomic import atomic_writer, read_json, write_json
 from yamame.files.checkpoint import Checkpointer
 from yamame.files.config import flatten
 from yamame.files.identity import compare_config, differing, leaves_what_was_done
@@ -89,7 +89,7 @@ class Run:
     ) -> None:
         self.cfg, self.config = cfg, plain(cfg)
         check_device(cfg.device)
-        self.name: str = cfg.run.name or prefix + run_name(cfg)
+        self.name = str(cfg.run.name or prefix + run_name(cfg))
         self.path = Path(cfg.run.root) / self.name
         self.extra: dict[str, Any] = {}
         self.exits = ExitStack()
@@ -107,6 +107,7 @@ class Run:
         )
         self.resumed = False
         self._saved: tuple[int, int] | None = None
+        self._summary: dict[str, Any] = {}
         self._told_of_rewards = False
 
     def __enter__(self) -> Self:
@@ -128,6 +129,7 @@ class Run:
         except UsageError as error:
             tell_aside(f"{error}; it is written anew at the end")
             summary = {}
+        self._summary = summary
         is_finished = summary.get("status") == "FINISHED"
         if self.checkpoints.last is None:
             if is_finished:
@@ -184,17 +186,24 @@ class Run:
                 tell_aside(f"{self.name}: goes on under other conditions, last bits may differ: {told}")
         else:
             self.directory.begin()
-            with atomic_writer(self.path / "config.yaml") as file:
-                file.write(OmegaConf.to_yaml(self.cfg, resolve=True).encode())
+            self._write_config()
         budget = {key: str(value) for key, value in flatten({"budget": self.config["budget"]}).items()}
         tags = {"command": command(), "axis": self.progress.unit, **budget}
         started = self.tracker.start(self.path, name=self.name, params=flatten(self.config), tags=tags)
         self.exits.enter_context(started)
         self.directory.begin()
+        if self.resumed:
+            self._write_config()
+            if (summary := self.path / "summary.json").exists():  # of the session before
+                write_json(summary, {**self._summary, "status": "RUNNING"})
         (self.path / "error.txt").unlink(missing_ok=True)
         self.bar = self.exits.enter_context(ProgressBar(self.budget))
         if self.progress.evaluating:
             self.evaluate_and_save()
+
+    def _write_config(self) -> None:
+        with atomic_writer(self.path / "config.yaml") as file:
+            file.write(OmegaConf.to_yaml(self.cfg, resolve=True).encode())
 
     def ended(self) -> bool:
         """Whether the budget is spent; to be asked where a checkpoint may be made.
@@ -236,9 +245,11 @@ class Run:
         outcomes = episodes.returns if episodes.success is None else episodes.success.float()
         self.progress.outcome_is = "return" if episodes.success is None else "success"
         self.progress.outcomes.extend(outcomes.tolist())
-        if not self._told_of_rewards and (episodes.returns.abs() > LARGEST).any():
+        if not self._told_of_rewards and not (episodes.returns.abs() <= LARGEST).all():
             self._told_of_rewards = True
-            tell_aside(f"rewards beyond {LARGEST:g} are not learned from, episodes have such returns")
+            tell_aside(
+                f"rewards that are NaN or beyond {LARGEST:g} are not learned from, episodes have such returns"
+            )
 
     def learned(self, metrics: Mapping[str, Tensor]) -> None:
         """Counts an update that was made, and keeps what it wrote; one that was refused wrote nothing."""

@@ -255,23 +255,22 @@ def _answering(tracking_uri: str) -> Iterator[None]:
     except UsageError:
         raise
     except Exception as error:  # databases, drivers and servers make MLflow raise almost anything
-        raise NoAnswerError(
-            f"tracking_uri: must be a store that MLflow can use, got {tracking_uri}: {one_line(error)}"
-        ) from error
+        remedy = "; another process is writing there, try again" if "is locked" in str(error) else ""
+        problem = f"tracking_uri: must be a store that MLflow can use, got {tracking_uri}: {one_line(error)}"
+        raise NoAnswerError(problem + remedy) from error
 
 
 def check_store(cfg: Mapping[str, Any]) -> None:
     """Refuses a store that cannot take a new run, before anything is written; a new database is not yet made.
 
     Args:
-        cfg: The composed configuration; without a ``logger`` that has a store there is nothing to refuse, and a run
-            that is resumed knows its own.
+        cfg: The composed configuration; without a ``logger`` that has a store there is nothing to refuse.
 
     Raises:
         UsageError: Names the store and what is wrong with it.
     """
     node = cfg.get("logger") or {}
-    if "tracking_uri" not in node or cfg.get("resume") is True:
+    if "tracking_uri" not in node:
         return
     uri = absolute_uri(node["tracking_uri"])
     database = database_of(uri)

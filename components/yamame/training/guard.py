@@ -93,7 +93,11 @@ class NonFiniteGuard:
         numbers = {name: value.item() for name, value in metrics.items()}
         path = None if self.directory is None else self._save({**(evidence or {}), "numbers": numbers}, step)
         shown = " and ".join(f"{name} {value:g}" for name, value in numbers.items())
-        kept = "" if path is None else f", kept in {path}"
+        kept = (
+            ""
+            if path is None
+            else f", kept in {path}; python recipes/replay_batch.py {path} shows what it was"
+        )
         count, among = sum(self._recent), len(self._recent)
         row = self._in_row >= self.patience
         if row or count >= max(_FEWEST, self.max_refused * among):
