@@ -82,4 +82,4 @@ def test_a_run_grows_nowhere(tmp_path):
     assert last["descriptors"] <= first["descriptors"] + 2
     assert last["threads"] <= first["threads"]
     assert last["run directory"] < 1.1 * first["run directory"] + 1
-    assert last["mlflow.db"] < 1.1 * first["mlflow.db"] + 1
+    assert last["mlflow.db"] < first["mlflow.db"] + 3  # 256 points of every metric per doubling of the steps
