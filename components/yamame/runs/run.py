@@ -53,9 +53,7 @@ class Run:
                 run.learned(learner.update(batch))
                 run.log(run.metrics())
                 run.evaluate_and_save()
-            result = run.evaluate()
-            run.save(result)
-            run.log_artifacts()
+            objective = run.finish()
 
     Until `begin` has succeeded nothing is decided: a ``ValueError`` of what is built is raised as a `UsageError`, and
     the directory is as it was before. From then on ``summary.json`` and the tracker say how the run ended, however it
@@ -84,6 +82,14 @@ class Run:
             `RunDirectory.open` and `compare_config` refuse, or a run is finished and its checkpoints are gone.
         AlreadyDone: On entering, ``resume`` is auto and nothing is left to do.
     """
+
+    directory: RunDirectory  # since the run was entered; the others since `begin`
+    policy: InContextPolicy
+    held_out: EnvBase
+    on_save: Callable[[], None]
+    components: dict[str, Any]
+    costs: CostMeter
+    bar: ProgressBar
 
     def __init__(
         self, cfg: DictConfig, *, prefix: str = "", unit: Literal["env_steps", "updates"] = "env_steps"
@@ -173,12 +179,12 @@ class Run:
         machine = {"threads": torch.get_num_threads(), "versions": versions()}
         self.components = {**components, **own, "guard": self.guard, "machine": machine}
         self.guard.kept = {"agent": components["agent"]}
+        changes = {}
         if self.resumed:
-            before = self.checkpoints.load(self.components).values["machine"]
+            before = self.checkpoints.load(self.components)
             self._saved = (self.progress.env_steps, self.progress.updates)
-            if others := differing(before, machine, but_for=lambda key: False):
-                told = "; ".join(others)
-                tell_aside(f"{self.name}: goes on under other conditions, last bits may differ: {told}")
+            changes["with another budget"] = (before.config["budget"], self.config["budget"])
+            changes["under other conditions, last bits may differ"] = (before.values["machine"], machine)
         else:
             self.directory.begin()
             with atomic_writer(self.path / "config.yaml") as file:
@@ -188,6 +194,9 @@ class Run:
         started = self.tracker.start(self.path, name=self.name, params=flatten(self.config), tags=tags)
         self.exits.enter_context(started)
         self.directory.begin()
+        for how, pair in changes.items():
+            if others := differing(*pair, but_for=lambda key: False):
+                tell_aside(f"{self.name}: goes on {how}: {'; '.join(others)}")
         (self.path / "error.txt").unlink(missing_ok=True)
         self.bar = self.exits.enter_context(ProgressBar(self.budget))
         if self.progress.evaluating:
@@ -307,9 +316,12 @@ class Run:
         self._saved = (self.progress.env_steps, self.progress.updates)
         self.on_save()
 
-    def log_artifacts(self) -> None:
-        """Hands the tracker what a person wants to look at; see `yamame.runs.outcome`."""
+    def finish(self) -> float:
+        """Evaluates, saves and hands artifacts to the tracker; returns the score."""
+        result = self.evaluate()
+        self.save(result)
         log_artifacts(self)
+        return score(result)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
