@@ -37,7 +37,7 @@ from yamame.files.atomic import write_json
 from yamame.replay import TrialSubsampling
 from yamame.report.figures import learning_curve
 from yamame.runs.build import build_agent, build_env, build_learner, build_replay
-from yamame.runs.held_out import held_out_env, play_held_out, score
+from yamame.runs.held_out import held_out_env, play_held_out
 from yamame.runs.run import Run
 from yamame.training import Prefetcher
 from yamame.training.seeding import seed_everything
@@ -80,11 +80,9 @@ def train(cfg: DictConfig) -> float:
             run.log(run.metrics())
             run.evaluate_and_save()
 
-        result = run.evaluate()
-        run.save(result)
+        objective = run.finish()
         compare(run, policy, held_out, source, longer)
-        run.log_artifacts()
-    return score(result)
+    return objective
 
 
 def updates_left(run: Run) -> int:

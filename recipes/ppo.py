@@ -30,7 +30,7 @@ from yamame.cli.nodes import instantiate
 from yamame.collectors import EpisodeCollector
 from yamame.replay import OnPolicyBuffer, minibatches
 from yamame.runs.build import build_agent, build_env, build_learner, longest_episode
-from yamame.runs.held_out import held_out_env, score
+from yamame.runs.held_out import held_out_env
 from yamame.runs.run import Run
 from yamame.training.seeding import seed_everything
 
@@ -74,10 +74,7 @@ def train(cfg: DictConfig) -> float:
             run.log(run.metrics(collector.metrics()))
             run.evaluate_and_save()
 
-        result = run.evaluate()
-        run.save(result)
-        run.log_artifacts()
-    return score(result)
+        return run.finish()
 
 
 def check_context(agent: InContextAgent, env: EnvBase) -> None:

@@ -36,7 +36,7 @@ from yamame.runs.build import (
     build_replay,
     check_lengths,
 )
-from yamame.runs.held_out import held_out_env, score
+from yamame.runs.held_out import held_out_env
 from yamame.runs.run import Run
 from yamame.training import Prefetcher
 from yamame.training.seeding import seed_everything
@@ -75,10 +75,7 @@ def train(cfg: DictConfig) -> float:
             run.log(run.metrics(collector.metrics()))
             run.evaluate_and_save()
 
-        result = run.evaluate()
-        run.save(result)
-        run.log_artifacts()
-    return score(result)
+        return run.finish()
 
 
 def build_transform(cfg: DictConfig, env: EnvBase) -> Compose:

@@ -199,6 +199,7 @@ def test_a_run_goes_on_elsewhere_under_another_name_and_other_conditions(project
         f"b: goes on under other conditions, last bits may differ: threads: {threads} -> {threads + 1}"
     ]
     assert summary(moved / "b")["env_steps"] >= 320
+    assert "budget" not in err
     # The whole project moves: no store is made where it was.
     (project / "project").mkdir()
     for name in ("elsewhere", "mlflow.db", "mlruns"):
@@ -206,6 +207,7 @@ def test_a_run_goes_on_elsewhere_under_another_name_and_other_conditions(project
     folder = project / "project/elsewhere"
     status, _, err = play("train", folder, *SMALL, *others, "run.root=deeper", "run.name=b", "resume=true")
     assert (status, err.count("other conditions")) == (0, 0)
+    assert "b: goes on with a smaller budget: env_steps: 320 -> 256\n" in err  # less than was made
     assert [path.relative_to(project) for path in project.rglob("mlflow.db")] == [Path("project/mlflow.db")]
     assert [status for status, _ in mlflow_runs(project / "project/mlflow.db")] == ["FINISHED"]
 

@@ -1,12 +1,15 @@
-"""What a run leaves: artifacts for the tracker, ``summary.json``, and the traceback of what the outside world broke."""
+"""What a run leaves: configuration, artifacts for the tracker, ``summary.json``, the traceback of what was outside."""
 
 import contextlib
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from omegaconf import OmegaConf
+
+from yamame.checks import UsageError
 from yamame.cli.jobs import tell
-from yamame.failures import OutsideError
-from yamame.files.atomic import write_json
+from yamame.failures import OutsideError, tell_aside
+from yamame.files.atomic import atomic_writer, read_json, write_json
 from yamame.report.figures import learning_curve, write_gif
 from yamame.report.terminal import print_columns
 from yamame.runs.held_out import render_held_out
@@ -43,6 +46,29 @@ def keep_traceback(run: "Run", error: BaseException | None) -> None:
         with contextlib.suppress(OSError):
             path.write_text("".join(traceback.format_exception(error)))
             error.add_note(f"the traceback is in {path}")
+
+
+def write_config(run: "Run") -> None:
+    """Writes config.yaml: what the run is, since this session."""
+    with atomic_writer(run.path / "config.yaml") as file:
+        file.write(OmegaConf.to_yaml(run.cfg, resolve=True).encode())
+
+
+def read_summary(run: "Run") -> dict[str, Any]:
+    """What summary.json says of the session before; nothing where there is none or it is damaged."""
+    path = run.path / "summary.json"
+    try:
+        return read_json(path) if path.exists() else {}
+    except UsageError as error:
+        tell_aside(f"{error}; it is written anew at the end")
+        return {}
+
+
+def reopen_summary(run: "Run") -> None:
+    """Takes back how the session before has ended, for the run goes on."""
+    path = run.path / "summary.json"
+    with contextlib.suppress(FileNotFoundError, UsageError):  # a damaged one was told when the run was opened
+        write_json(path, {**read_json(path), "status": "RUNNING"})
 
 
 def write_summary(run: "Run", status: Status) -> None:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import Tensor
 from torchrl.envs import EnvBase
 
@@ -21,16 +21,15 @@ from yamame.cli.nodes import instantiate, plain
 from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
 from yamame.failures import OutsideError, tell_aside
-from yamame.files.atomic import atomic_writer, read_json, write_json
 from yamame.files.checkpoint import Checkpointer
 from yamame.files.config import flatten
 from yamame.files.identity import compare_config, differing, leaves_what_was_done
 from yamame.files.run_directory import RunDirectory
 from yamame.normalization import LARGEST
 from yamame.report.expected import Expected
+from yamame.runs import outcome
 from yamame.runs.build import check_device
 from yamame.runs.held_out import play_held_out, score
-from yamame.runs.outcome import keep_traceback, log_artifacts, write_summary
 from yamame.runs.progress_bar import ProgressBar
 from yamame.tracking.costs import CostMeter
 from yamame.tracking.summary import run_status, versions
@@ -52,9 +51,7 @@ class Run:
                 run.learned(learner.update(batch))
                 run.log(run.metrics())
                 run.evaluate_and_save()
-            result = run.evaluate()
-            run.save(result)
-            run.log_artifacts()
+            objective = run.finish()
 
     Until `begin` has succeeded nothing is decided: a ``ValueError`` of what is built is raised as a `UsageError`, and
     the directory is as it was before. From then on ``summary.json`` and the tracker say how the run ended, however it
@@ -84,6 +81,14 @@ class Run:
         AlreadyDone: On entering, ``resume`` is auto and nothing is left to do.
     """
 
+    directory: RunDirectory  # since the run was entered; the others since `begin`
+    policy: InContextPolicy
+    held_out: EnvBase
+    on_save: Callable[[], None]
+    components: dict[str, Any]
+    costs: CostMeter
+    bar: ProgressBar
+
     def __init__(
         self, cfg: DictConfig, *, prefix: str = "", unit: Literal["env_steps", "updates"] = "env_steps"
     ) -> None:
@@ -107,7 +112,6 @@ class Run:
         )
         self.resumed = False
         self._saved: tuple[int, int] | None = None
-        self._summary: dict[str, Any] = {}
         self._told_of_rewards = False
 
     def __enter__(self) -> Self:
@@ -123,13 +127,7 @@ class Run:
 
     def _go_on(self, *, unless_done: bool) -> None:
         """Goes on from the last checkpoint, if there is one and something is left to do."""
-        path = self.path / "summary.json"
-        try:
-            summary = read_json(path) if path.exists() else {}
-        except UsageError as error:
-            tell_aside(f"{error}; it is written anew at the end")
-            summary = {}
-        self._summary = summary
+        summary = outcome.read_summary(self)
         is_finished = summary.get("status") == "FINISHED"
         if self.checkpoints.last is None:
             if is_finished:
@@ -178,32 +176,32 @@ class Run:
         machine = {"threads": torch.get_num_threads(), "versions": versions()}
         self.components = {**components, **own, "guard": self.guard, "machine": machine}
         self.guard.kept = {"agent": components["agent"]}
+        changes = {}
         if self.resumed:
-            before = self.checkpoints.load(self.components).values["machine"]
+            before = self.checkpoints.load(self.components)
             self._saved = (self.progress.env_steps, self.progress.updates)
-            if others := differing(before, machine, but_for=lambda key: False):
-                told = "; ".join(others)
-                tell_aside(f"{self.name}: goes on under other conditions, last bits may differ: {told}")
+            limits = [(before.config["budget"][key], limit) for key, limit in self.config["budget"].items()]
+            if any(limit is not None and (old is None or limit < old) for old, limit in limits):
+                changes["with a smaller budget"] = (before.config["budget"], self.config["budget"])
+            changes["under other conditions, last bits may differ"] = (before.values["machine"], machine)
         else:
             self.directory.begin()
-            self._write_config()
+            outcome.write_config(self)
         budget = {key: str(value) for key, value in flatten({"budget": self.config["budget"]}).items()}
         tags = {"command": command(), "axis": self.progress.unit, **budget}
         started = self.tracker.start(self.path, name=self.name, params=flatten(self.config), tags=tags)
         self.exits.enter_context(started)
         self.directory.begin()
         if self.resumed:
-            self._write_config()
-            if (summary := self.path / "summary.json").exists():  # of the session before
-                write_json(summary, {**self._summary, "status": "RUNNING"})
+            outcome.write_config(self)
+            outcome.reopen_summary(self)
+        for how, pair in changes.items():
+            if others := differing(*pair, but_for=lambda key: False):
+                tell_aside(f"{self.name}: goes on {how}: {'; '.join(others)}")
         (self.path / "error.txt").unlink(missing_ok=True)
         self.bar = self.exits.enter_context(ProgressBar(self.budget))
         if self.progress.evaluating:
             self.evaluate_and_save()
-
-    def _write_config(self) -> None:
-        with atomic_writer(self.path / "config.yaml") as file:
-            file.write(OmegaConf.to_yaml(self.cfg, resolve=True).encode())
 
     def ended(self) -> bool:
         """Whether the budget is spent; to be asked where a checkpoint may be made.
@@ -322,9 +320,12 @@ class Run:
         self._saved = (self.progress.env_steps, self.progress.updates)
         self.on_save()
 
-    def log_artifacts(self) -> None:
-        """Hands the tracker what a person wants to look at; see `yamame.runs.outcome`."""
-        log_artifacts(self)
+    def finish(self) -> float:
+        """Evaluates, saves and hands artifacts to the tracker; returns the score."""
+        result = self.evaluate()
+        self.save(result)
+        outcome.log_artifacts(self)
+        return score(result)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -342,8 +343,8 @@ class Run:
         finally:
             if self.directory.begun:
                 with contextlib.suppress(*([] if error is None else [OSError])):
-                    keep_traceback(self, error)
-                    write_summary(self, status)
+                    outcome.keep_traceback(self, error)
+                    outcome.write_summary(self, status)
             self._entered.close()
         if isinstance(error, ValueError) and not (self.directory.begun or isinstance(error, UsageError)):
             raise UsageError(str(error)) from error
