@@ -89,14 +89,19 @@ def render_video(
         NotImplementedError: If the environment has no picture.
     """
     if not callable(getattr(env, "render", None)):
-        raise NotImplementedError(f"{type(env).__name__} has no method render()")
+        raise NotImplementedError("the environment has no method render()")
     copied = fresh_copy(policy)
     frames: list[npt.NDArray[np.uint8]] = []
     with acting(seed, greedy=greedy):
         env.set_seed(seed)
         timestep = env.reset()
         while num_episodes > 0 and len(frames) < max_frames:
-            frames.append(env.render())
+            frame = np.asarray(env.render())
+            if frame.ndim != 3 or frame.shape[-1] != 3 or frame.dtype != np.uint8:
+                raise NotImplementedError(
+                    f"render() must give [H, W, 3] uint8, got {frame.shape} {frame.dtype}"
+                )
+            frames.append(frame)
             step, timestep = env.step_and_maybe_reset(act(copied, timestep, env.action_key))
             num_episodes -= int(step["next", "done"].reshape(-1)[0])
     return np.stack(frames)

@@ -1,0 +1,81 @@
+"""A folder outside of the repository with an environment, an encoder, a loss and an optimizer of its own."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from yamame.checks import UsageError
+from yamame.runs.trained import load_trained
+from yamame.testing import check_trajectory_encoder
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "mylab"
+TINY = ["debug=tiny", "logger=none", "budget.updates=3", "evaluation.num_episodes=4"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A copy of the example, whose module and place are forgotten afterwards."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield shutil.copytree(EXAMPLE, tmp_path / "lab")
+    sys.modules.pop("mylab", None)
+
+
+def test_a_sweep_over_own_and_other_encoders_trains_with_own_parts(play, folder):
+    sweep = ["experiment=doors", "--config-dir", "conf", "-m", "encoder=fading_sum,gru", "seed=0,1"]
+    status, out, err = play("train", folder, *sweep, *TINY)
+    assert status == 0, err
+    assert [line.split()[1] for line in out.splitlines()[-4:]] == ["ran"] * 4
+    runs = [path for path in (folder / "runs").iterdir() if path.is_dir()]
+    assert len(runs) == 4
+    for run in runs:
+        assert json.loads((run / "summary.json").read_text())["updates"] == 3
+    own = next(run for run in runs if "fading_sum" in run.name)
+    with pytest.raises(UsageError, match=r"must be in trust=\[\.\.\.\]; got 'mylab\.FadingSum'"):
+        load_trained(own)
+    trained = load_trained(own, trust=["mylab."])
+    assert (
+        type(trained.build_agent(trained.build_env(num_envs=2, seed=0)).trajectory_encoder).__name__
+        == "FadingSum"
+    )
+
+
+def test_own_choices_are_listed_and_own_directories_must_be_there(play, folder):
+    status, _, err = play("train", folder, "--config-dir=conf", "encoder=fading")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "did you mean fading_sum" in err
+    status, _, err = play("train", folder, "hydra.searchpath=[file://conf]", "env=door")
+    assert (status, "did you mean doors" in err) == (2, True)
+    status, _, err = play("train", folder, "-cd", "nowhere")
+    assert (status, err) == (2, "train: --config-dir: must be a directory, got nowhere\n")
+    status, _, err = play("train", folder, "--encoder=gru")
+    assert (status, err.count("\n"), "no dashes" in err) == (2, 1, True)
+
+
+def test_nothing_of_ones_own_is_named_without_trust(play, folder):
+    status, _, err = play("train", folder, "--config-dir", "conf", "experiment=doors", "trust=[]", *TINY)
+    assert (status, err.count("\n")) == (2, 1)
+    assert "a package of trust" in err
+    assert not (folder / "runs").exists()
+
+
+def test_the_encoder_keeps_the_laws_and_the_environment_its_specs(folder, monkeypatch):
+    monkeypatch.syspath_prepend(str(folder))
+    import mylab
+    from torchrl.envs.utils import check_env_specs
+
+    check_trajectory_encoder(mylab.FadingSum(5))
+    check_env_specs(mylab.Doors(num_envs=3), seed=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*You are calling render")
+def test_an_environment_that_is_no_batch_is_built_several_times(play, folder):
+    source = "from torchrl.envs import GymEnv\n\ndef make():\n    return GymEnv('CartPole-v1')\n"
+    (folder / "alone.py").write_text(source)
+    own = ["env._target_=alone.make", "~env.num_doors", "trust=[mylab.,alone.]", "schedule.num_envs=2"]
+    status, _, err = play("train", folder, "--config-dir", "conf", "experiment=doors", *own, *TINY)
+    sys.modules.pop("alone", None)
+    assert status == 0, err
+    (run,) = [path for path in (folder / "runs").iterdir() if path.is_dir()]
+    assert json.loads((run / "summary.json").read_text())["return_mean"] > 5
