@@ -1,11 +1,11 @@
 """Trains one in-context agent from data alone: no environment step is made but for evaluations on held-out tasks.
 
-    python recipes/offline.py data=runs data.path=runs/mine [group=choice] [key=value]     # --help lists groups and keys
+    python recipes/offline.py data=runs data.path=runs/mine [key=value]     # --help lists groups and keys
     python recipes/offline.py data=npz data.path='demos/*.npz' env=tmaze agent=bc run.name=mine
     python recipes/offline.py data=npz data.path='demos/*.npz' env=tmaze agent=bc run.name=mine resume=true
 
 What data may be stands in docs/data.md. The environment says what trajectories must look like, and plays the held-out
-tasks. `agent=bc` clones all that is there, `agent=amago2` (the default) what its critics find better than itself.
+tasks. `agent=bc` clones all that is there; `agent=amago` (the default) learns as it does from replay.
 
 The run lives in <run.root>/<run.name>; on a CPU a killed and resumed run ends with the same parameters, bit for
 bit, as one that was never stopped.

@@ -27,6 +27,7 @@ FLOORS = (
 """Rooms of yamame above the components, lowest first: each may import what is below it, and components none of them."""
 DOORS = {
     "cli": {"hydra", "omegaconf"},
+    "data": {"h5py", "minari"},
     "tracking": {"hydra", "omegaconf", "mlflow", "psutil"},
     "evaluation": {"scipy"},
     "report": {"av", "jinja2", "matplotlib", "PIL", "rich", "scipy"},

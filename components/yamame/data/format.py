@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import NestedKey, unravel_key
 from torch import Tensor
+from torch.nn import functional
 from torchrl.envs import EnvBase
 
 from yamame.actions.encoding import ActionEncoding
@@ -40,7 +41,9 @@ class TrajectoryFormat:
         require(OWNER, "env", tuple(env.batch_size), env.batch_dims == 1, "have one batch dimension")
         spec, action = env.observation_spec, env.full_action_spec["action"]
         keys = [unravel_key(key) for key in spec.keys(True, True)]
-        require(OWNER, "env", keys, "is_init" in keys, "emit is_init (yamame.transforms.ContextTransform does)")
+        require(
+            OWNER, "env", keys, "is_init" in keys, "emit is_init (yamame.transforms.ContextTransform does)"
+        )
         stored = {key: spec[key] for key in keys if key not in NOT_STORED} | {"action": action}
         self.entries: dict[NestedKey, tuple[torch.Size, torch.dtype]] = {
             key: (leaf.shape[1:], leaf.dtype) for key, leaf in stored.items()
@@ -51,8 +54,7 @@ class TrajectoryFormat:
         self.observed = [key for key in stored if key not in (*CONTEXT, "action")]
         self._encoding = ActionEncoding(action, batch_dims=1)
         bound = getattr(spec["step_index"].space, "high", None)
-        ends_there = bound is not None and int(bound.max()) < 2**31
-        self.horizon = int(bound.max()) if ends_there else None
+        self.horizon = None if bound is None or int(bound.max()) >= 2**31 else int(bound.max())
         timed = "time" not in keys or self.horizon is not None
         require(OWNER, "horizon of the environment", self.horizon, timed, "be told, as it shows the time")
 
@@ -64,7 +66,9 @@ class TrajectoryFormat:
         """
         for key, wanted in self.entries.items():
             got = fields.get(key)
-            require(name, f"entry {key!r}", _text(got), got == wanted, f"be {_text(wanted)}, as the environment's")
+            require(
+                name, f"entry {key!r}", _text(got), got == wanted, f"be {_text(wanted)}, as the environment's"
+            )
         strange = [key for key in fields if key not in self.entries]
         require(name, "entries", strange, not strange, "be those of the environment")
 
@@ -104,7 +108,8 @@ class TrajectoryFormat:
             now, after = rollout.get(key, None), rollout.get(("next", key), None)
             if now is None or after is None:
                 continue
-            gap = (now[1:] != after[:-1]).flatten(1).any(-1) & ~ends[:-1]
+            other = (now[1:] != after[:-1]) & ~(now[1:].isnan() & after[:-1].isnan())
+            gap = other.reshape(len(other), -1).any(-1) & ~ends[:-1]
             wrong = (gap.nonzero().flatten() + 1).tolist()
             condition = "be the one that step led to: trajectories are needed, not steps in random order"
             require(name, f"{key!r} after steps", wrong[:3], not wrong, condition)
@@ -115,7 +120,9 @@ class TrajectoryFormat:
         lengths = mask.flatten(1).sum(-1)
         longest = int(lengths.max()) - 1
         fits = self.horizon is None or longest <= self.horizon
-        require(name, "steps of an episode", longest, fits, f"be at most {self.horizon}, as the environment's")
+        require(
+            name, "steps of an episode", longest, fits, f"be at most {self.horizon}, as the environment's"
+        )
         step = torch.arange(packed.shape[1]).reshape(1, -1, 1).expand_as(mask)
         for key in ("terminated", "truncated", "success"):
             if ("next", key) not in packed.keys(True):
@@ -149,6 +156,11 @@ class TrajectoryFormat:
         (shape, dtype), value = self.entries[key], packed.get(key, None)
         wanted = f"be {_text((shape, dtype))}, as the environment's"
         require(name, f"entry {key!r}", None, value is not None, wanted)
+        is_index = value.shape[2:] == () and not value.dtype.is_floating_point and value.dtype != torch.bool
+        if is_index and key in self.observed and len(shape) == 1 and shape[0] > 1:  # of a one-hot
+            within = bool(((value >= 0) & (value < shape[0])).all())
+            require(name, f"entry {key!r}", int(value.max()), within, f"be within 0 and {shape[0] - 1}")
+            value = functional.one_hot(value.long(), shape[0])
         got = _text((value.shape[2:], value.dtype))
         same = value.shape[2:] == shape or (value.shape[2:] == () and shape == (1,))
         require(name, f"entry {key!r}", got, same and _casts(value, dtype), wanted)
@@ -156,7 +168,7 @@ class TrajectoryFormat:
         return value.reshape(*packed.shape, *shape).to(dtype)
 
     def _within(self, action: Tensor, mask: Tensor, name: str) -> Tensor:
-        """The actions ``[E, L, ...]`` themselves, if they are actions of the environment; where none is, zero is not."""
+        """The actions ``[E, L, ...]`` themselves, if they are the environment's; at last timesteps there is none."""
         low, high = self._encoding.low, self._encoding.high
         acts = mask.squeeze(-1).clone()
         acts[torch.arange(len(acts)), mask.flatten(1).sum(-1) - 1] = False
@@ -169,21 +181,29 @@ class TrajectoryFormat:
 
 def _ends(rollout: TensorDictBase, name: str) -> Tensor:
     """Where episodes end ``[T]``."""
-    require(name, "steps", tuple(rollout.shape), rollout.ndim == 1 and len(rollout) > 0, "be [T], T at least 1")
+    require(
+        name, "steps", tuple(rollout.shape), rollout.ndim == 1 and len(rollout) > 0, "be [T], T at least 1"
+    )
     after = rollout.get("next", TensorDict({}, rollout.shape))
-    flags = [after.get(key).reshape(-1).bool() for key in ("terminated", "truncated", "done") if key in after.keys()]
+    flags = [
+        after.get(key).reshape(-1).bool()
+        for key in ("terminated", "truncated", "done")
+        if key in after.keys()
+    ]
     condition = "hold 'terminated', 'truncated' or 'done' under 'next'"
     require(name, "steps", sorted(map(str, after.keys())), bool(flags), condition)
     ends = torch.stack(flags).any(0)
     left = int(ends.flip(0).to(torch.uint8).argmax()) if bool(ends.any()) else len(ends)
-    condition = "be none: no end is marked there; leave them out with drop_unfinished=true, or mark it as truncated"
+    condition = (
+        "be none: no end is marked there; leave them out with drop_unfinished=true, or mark it as truncated"
+    )
     require(name, "steps after the last end of an episode", left, left == 0, condition)
     return ends
 
 
 def _casts(value: Tensor, dtype: torch.dtype) -> bool:
     """Whether the numbers survive, but for the precision of a floating point number."""
-    if value.dtype == dtype or (dtype.is_floating_point and value.dtype != torch.bool):
+    if value.dtype == dtype or (dtype.is_floating_point):
         return True
     return not value.dtype.is_floating_point and bool((value.to(dtype).to(value.dtype) == value).all())
 

@@ -103,14 +103,18 @@ class TrajectoryDataset:
         self._refresh = refresh
         self._look()
         total = int(self._ends[-1])
-        require("TrajectoryDataset", "trajectories", len(self), total > 0, "be at least one with a transition")
+        require(
+            "TrajectoryDataset", "trajectories", len(self), total > 0, "be at least one with a transition"
+        )
 
     def _look(self) -> None:
         """Reads how long the trajectories are."""
         lengths = [store.lengths for store in self.stores]
         self._lengths = torch.cat(lengths)
         self._first = torch.tensor([0] + [len(part) for part in lengths]).cumsum(0)  # of each store
-        self._ends = (self._lengths - 1).cumsum(0) if len(self._lengths) else torch.zeros(1, dtype=torch.int64)
+        self._ends = (
+            (self._lengths - 1).cumsum(0) if len(self._lengths) else torch.zeros(1, dtype=torch.int64)
+        )
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -137,13 +141,19 @@ class TrajectoryDataset:
 
     def state_dict(self) -> dict[str, Any]:
         """What the trajectories are told by: how many there are and how long."""
-        return {"trajectories": len(self), "timesteps": self.num_timesteps, "grows": self._refresh is not None}
+        return {
+            "trajectories": len(self),
+            "timesteps": self.num_timesteps,
+            "grows": self._refresh is not None,
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Refuses a state of other trajectories, unless they grow."""
         if not state_dict["grows"]:
             state = self.state_dict()
-            require("TrajectoryDataset", "data", state, state == state_dict, f"be what it was, {dict(state_dict)}")
+            require(
+                "TrajectoryDataset", "data", state, state == state_dict, f"be what it was, {dict(state_dict)}"
+            )
 
 
 class Mixture:
@@ -207,7 +217,9 @@ class Mixture:
 
     def sample(self, batch_size: int) -> TensorDictBase:
         """See `DataSource.sample`."""
-        weights = {name: weight for name, weight in self.weights.items() if weight > 0 and len(self.sources[name])}
+        weights = {
+            name: weight for name, weight in self.weights.items() if weight > 0 and len(self.sources[name])
+        }
         require("Mixture", "sources with a weight", self.weights, bool(weights), "not all be empty")
         drawn = torch.multinomial(torch.tensor(list(weights.values())), batch_size, replacement=True)
         numbers = zip(weights, drawn.bincount(minlength=len(weights)).tolist(), strict=True)

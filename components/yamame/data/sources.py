@@ -7,7 +7,7 @@ stored them. What is not whole or does not fit is refused with the name of the f
 import glob
 import os
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,7 +54,13 @@ def runs(
         format.check_fields(store.fields, str(store.path))
         longest, horizon = int(store.lengths.max()) - 1 if len(store) else 0, format.horizon
         fits = horizon is None or longest <= horizon
-        require(str(store.path), "steps of an episode", longest, fits, f"be at most {horizon}, as the environment's")
+        require(
+            str(store.path),
+            "steps of an episode",
+            longest,
+            fits,
+            f"be at most {horizon}, as the environment's",
+        )
 
     def refresh() -> None:
         for store in stores:
@@ -90,7 +96,9 @@ def npz(
             with np.load(file, allow_pickle=False) as arrays:
                 held = {key: arrays[key] for key in arrays.files}
         except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-            raise ValueError(f"{file}: must be a .npz file of plain arrays, it cannot be read: {one_line(error)}") from error
+            raise ValueError(
+                f"{file}: must be a .npz file of plain arrays, it cannot be read: {one_line(error)}"
+            ) from error
         add.tree(nested(held), str(file))
     return TrajectoryDataset([add.store(path)], transform=transform, sample_by=sample_by)
 
@@ -147,7 +155,7 @@ def minari(
             raise ValueError(f"minari: {dataset_id} must be a dataset on this machine: {error}") from error
         for episode in dataset.iterate_episodes():
             arrays = {
-                "observations": episode.observations,
+                "observations": _without_tuples(episode.observations),
                 "actions": episode.actions,
                 "rewards": episode.rewards,
                 "terminated": episode.terminations,
@@ -167,8 +175,8 @@ def torchrl(
     """The trajectories of a TorchRL rollout or dataset: flat transitions ``[T]`` in order, or ``[N, T]``.
 
     Args:
-        dataset: A TensorDict, the folder of one (``tensordict.memmap(folder)``), or a replay buffer with steps in the order
-            in which they were made, such as the datasets of ``torchrl.data.datasets``.
+        dataset: A TensorDict, the folder of one (``tensordict.memmap(folder)``), or a replay buffer with steps in the
+            order in which they were made, such as the datasets of ``torchrl.data.datasets``.
         format: Of the environment to learn for.
         transform, sample_by: As for `TrajectoryDataset`.
 
@@ -223,6 +231,13 @@ def _matching(path: Paths) -> list[Path]:
     return found
 
 
+def _without_tuples(value: Any) -> Any:
+    """Entries of tuples by their numbers, as the environments of Gymnasium name them."""
+    if isinstance(value, Mapping):
+        return {key: _without_tuples(inner) for key, inner in value.items()}
+    return _without_tuples({str(n): v for n, v in enumerate(value)}) if isinstance(value, tuple) else value
+
+
 def _imported(library: str) -> Any:
     """A library that only some sources need."""
     try:
@@ -231,7 +246,9 @@ def _imported(library: str) -> Any:
         else:
             import minari as found
     except ImportError as error:
-        raise UsageError(f"data: {library} must be installed, with pip install 'yamame[data]': {error}") from error
+        raise UsageError(
+            f"data: {library} must be installed, with pip install 'yamame[data]': {error}"
+        ) from error
     return found
 
 
@@ -242,4 +259,6 @@ def _read_folder(path: str) -> TensorDictBase:
     try:
         return TensorDict.load_memmap(path, allow_pickle=False)
     except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
-        raise ValueError(f"{path}: must be a TensorDict of tensors, it cannot be read: {one_line(error)}") from error
+        raise ValueError(
+            f"{path}: must be a TensorDict of tensors, it cannot be read: {one_line(error)}"
+        ) from error

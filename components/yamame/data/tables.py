@@ -13,9 +13,9 @@ A table is a mapping of arrays over the steps of one episode or several:
 ``action_mask``, ``trial_start``
 ====================================================  ==========================================================
 
-Observations have either a step more than the actions (``[T + 1]``, one whole episode), or as many (``[T]``, episodes one
-after the other, as in D4RL). Of the latter without ``next_observations`` it is not known where a last step led: it is left
-out if the episode was truncated there, and led to zeros if it was terminated.
+Observations have either a step more than the actions (``[T + 1]``, one whole episode), or as many (``[T]``, episodes
+one after the other, as in D4RL). Of the latter without ``next_observations`` it is not known where a last step led: it
+is left out if the episode was truncated there, and led to zeros if it was terminated.
 """
 
 from collections.abc import Iterator, Mapping

@@ -149,7 +149,12 @@ def check_lengths(cfg: DictConfig, env: EnvBase) -> None:
     """
     schedule, allowed = cfg.schedule, cfg.budget.env_steps
     offline = schedule.get("offline_updates")
-    if allowed is not None and "learning_starts" in schedule and schedule.updates_per_step > 0 and not offline:
+    if (
+        allowed is not None
+        and "learning_starts" in schedule
+        and schedule.updates_per_step > 0
+        and not offline
+    ):
         least = schedule.learning_starts + math.ceil(1 / schedule.updates_per_step)
         if allowed < least:
             raise UsageError(
@@ -192,7 +197,9 @@ def build_data(cfg: DictConfig, env: EnvBase, *, transform: Transform) -> Trajec
     return data
 
 
-def build_source(cfg: DictConfig, env: EnvBase, *, replay: Any, transform: Transform, progress: Progress) -> Any:
+def build_source(
+    cfg: DictConfig, env: EnvBase, *, replay: Any, transform: Transform, progress: Progress
+) -> Any:
     """What the learner draws from: replay, or a mixture of data and replay.
 
     Raises:
@@ -201,7 +208,9 @@ def build_source(cfg: DictConfig, env: EnvBase, *, replay: Any, transform: Trans
     data, setting = build_data(cfg, env, transform=transform), cfg.data
     if data is None:
         if cfg.schedule.offline_updates:
-            given = f"needs data, got {cfg.schedule.offline_updates} with data=none; set data=runs data.path=..."
+            given = (
+                f"needs data, got {cfg.schedule.offline_updates} with data=none; set data=runs data.path=..."
+            )
             raise UsageError(f"schedule.offline_updates: {given}")
         return replay
     shares = [setting.weight, setting.weight if setting.final_weight is None else setting.final_weight]
@@ -218,7 +227,7 @@ def build_replay(cfg: DictConfig, path: Path, *, transform: Transform, owner: st
     """The replay buffer of the configuration, with its files in a folder of the run.
 
     Raises:
-        UsageError: The run is resumed, and the folder is gone; or it begins, and the folder holds trajectories of others.
+        UsageError: The run is resumed, and the folder is gone; or it begins, and the folder holds others' trajectories.
     """
     if not resume and path.is_dir():
         written_by = {manifest["owner"] for manifest in read_manifests(path)}
@@ -233,7 +242,9 @@ def build_replay(cfg: DictConfig, path: Path, *, transform: Transform, owner: st
             f"resume: {path} must hold the trajectories of the run, it is missing; bring it back, or begin anew with "
             "run.overwrite=true"
         )
-    given = {"path": path, "batch_size": cfg.schedule.batch_size, "transform": transform}
+    is_mixed = "data" in cfg and cfg.data.source is not None  # then its share differs from batch to batch
+    batch_size = None if is_mixed else cfg.schedule.batch_size
+    given = {"path": path, "batch_size": batch_size, "transform": transform}
     # A run may have got another name since it began; its checkpoint says whose trajectories they must be.
     return instantiate(cfg.replay, owner=None if resume else owner, resume=resume, **given)
 
