@@ -1,7 +1,9 @@
 """Recipes from Python: the same as from the command line, with values given back."""
 
+import asyncio
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -105,6 +107,40 @@ def own_hydra_program(tmp_path):
     return subprocess.run(
         [sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, check=False
     )
+
+
+def test_it_trains_within_an_event_loop_as_of_a_notebook_and_in_a_thread_as_of_a_tuner():
+    async def cell():
+        return yamame.train(*TINY, "run.name=cell")
+
+    runs = [asyncio.run(cell())]
+    with ThreadPoolExecutor(1) as pool:
+        runs.append(pool.submit(yamame.train, *TINY, "run.name=thread").result())
+    assert [run.summary["status"] for run in runs] == ["FINISHED"] * 2
+
+
+def test_a_study_of_optuna_calls_it_and_learns_of_every_evaluation():
+    optuna = pytest.importorskip("optuna", reason="needs Optuna: pip install optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+    class Report(yamame.Callback):
+        def __init__(self, trial):
+            self.trial = trial
+
+        def on_evaluate(self, run, result):
+            self.trial.report(result.summary()["return_mean"], run.progress.step)
+            if self.trial.should_prune():
+                run.stop("pruned")
+
+    def objective(trial):
+        lr = trial.suggest_float("lr", 1e-4, 1e-3, log=True)
+        own = (f"optimizer.lr={lr}", f"run.name=trial-{trial.number}")
+        return yamame.train(*TINY, *own, callbacks=[Report(trial)]).objective
+
+    study = optuna.create_study(direction="maximize")
+    study.optimize(objective, n_trials=2)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2
+    assert all(trial.intermediate_values for trial in study.trials)
 
 
 def test_importing_the_package_loads_nothing():
