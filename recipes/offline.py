@@ -18,21 +18,23 @@ if __name__ == "__main__":
     yamame.signals.end_while_loading()
 
 # isort: split
+from collections.abc import Sequence
 from functools import partial
 
 from omegaconf import DictConfig
 from yamame.checks import UsageError
 from yamame.cli.app import main
 from yamame.runs.build import build_agent, build_data, build_learner, build_transform
+from yamame.runs.callbacks import Callback
 from yamame.runs.held_out import held_out_env
 from yamame.runs.run import Run
 from yamame.training import Prefetcher
 from yamame.training.seeding import seed_everything
 
 
-def train(cfg: DictConfig) -> float:
+def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
     """The recipe: success on held-out tasks, or the mean return where an environment knows no success."""
-    with Run(cfg, prefix="offline-", unit="updates") as run:
+    with Run(cfg, prefix="offline-", unit="updates", callbacks=callbacks) as run:
         seed_everything(cfg.seed)
         held_out = run.closing(held_out_env(cfg))
         agent = build_agent(cfg, held_out)

@@ -10,8 +10,24 @@ README = (ROOT / "README.md").read_text()
 ENVIRONMENTS = (ROOT / "docs" / "environments.md").read_text()
 
 
+def scripts() -> list[str]:
+    found = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(found) == 2
+    return found
+
+
+def test_the_script_that_trains_from_python_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    script = scripts()[0].replace('"budget.minutes=0.1"', '"debug=tiny"')
+    exec(compile(script, "README.md", "exec"), names)
+    assert names["run"].summary["status"] == "FINISHED"
+    assert len(list(tmp_path.glob("runs/*/evaluation/*/evaluation.json"))) == 2
+    assert names["run"].name in names["page"].read_text()
+
+
 def test_the_script_that_uses_parts_alone_runs_and_trains():
-    (script,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    script = scripts()[1]
     names: dict = {}
     exec(compile(script, "README.md", "exec"), names)
     assert {"loss_critic", "loss_online", "loss_cloning"} <= set(names["terms"].keys())
@@ -26,7 +42,17 @@ def choices(group: str) -> set[str]:
 
 
 def test_the_table_of_choices_is_complete():
-    for group in ("env", "trials", "encoder", "agent", "agent/returns", "relabel", "exploration", "ablation"):
+    for group in (
+        "env",
+        "trials",
+        "encoder",
+        "agent",
+        "agent/returns",
+        "relabel",
+        "exploration",
+        "callbacks",
+        "ablation",
+    ):
         rows = [line for line in README.splitlines() if re.match(rf"\| `\+?{group}`", line)]
         named = [name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[2])]
         assert sorted(named) == sorted(choices(group))
