@@ -48,7 +48,9 @@ def runs(
     Raises:
         ValueError: There are none, or they do not fit the environment.
     """
-    found = [folder / "replay" if (folder / "replay").is_dir() else folder for folder in _matching(path)]
+    for folder in (matching := _matching(path)):
+        require("data", "path", str(folder), folder.is_dir(), "be a folder")
+    found = [folder / "replay" if (folder / "replay").is_dir() else folder for folder in matching]
     stores = [TrajectoryFollower(folder) for folder in found]
     for store in stores:
         format.check_fields(store.fields, str(store.path))

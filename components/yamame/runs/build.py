@@ -281,7 +281,7 @@ def total_updates(cfg: DictConfig) -> int:
     """
     budget, schedule = cfg.budget, cfg.schedule
     limits = [] if budget.updates is None else [budget.updates]
-    if budget.env_steps is not None and "updates_per_step" in schedule:
+    if budget.env_steps is not None and "offline_updates" in schedule:  # others make no update per step
         allowed = int((budget.env_steps - schedule.learning_starts) * schedule.updates_per_step)
         limits.append(allowed + schedule.offline_updates)
     if not limits:
