@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -32,16 +33,21 @@ ONLINE = [
 ]
 
 
+def load_example():
+    """The function that writes demonstrations."""
+    spec = importlib.util.spec_from_file_location("demos", ROOT / "examples" / "tmaze_demonstrations.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main
+
+
 @pytest.fixture(scope="module")
 def folder(play, tmp_path_factory):
     """A folder with a run, and demonstrations in a file."""
     folder = tmp_path_factory.mktemp("data")
     settings = [*PLAYED, "schedule.learning_starts=0", "budget.updates=null", "budget.env_steps=640"]
     assert play("train", folder, *settings, "run.name=source")[0] == 0
-    spec = importlib.util.spec_from_file_location("demos", ROOT / "examples" / "tmaze_demonstrations.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.main(str(folder / "demos.npz"), num_episodes=50, length=8)
+    load_example()(str(folder / "demos.npz"), num_episodes=50, length=8)
     return folder
 
 
@@ -103,10 +109,7 @@ def test_data_that_changed_meanwhile_are_refused_on_resume(play, folder):
     (folder / "changing.npz").write_bytes((folder / "demos.npz").read_bytes())
     settings = [*TINY, "agent=bc", "data=npz", "data.path=changing.npz", "run.name=changing"]
     assert play("offline", folder, *settings, "budget.updates=2")[0] == 0
-    other = importlib.util.spec_from_file_location("demos", ROOT / "examples" / "tmaze_demonstrations.py")
-    module = importlib.util.module_from_spec(other)
-    other.loader.exec_module(module)
-    module.main(str(folder / "changing.npz"), num_episodes=49, length=8)
+    load_example()(str(folder / "changing.npz"), num_episodes=49, length=8)
     status, _, err = play("offline", folder, *settings, "budget.updates=4", "resume=true")
     assert status == 2
     assert re.search(r"data must be what it was, .*'trajectories': 50.* got .*'trajectories': 49", err), err
@@ -165,6 +168,32 @@ def test_trajectories_of_others_in_the_folder_of_a_new_run_are_never_deleted(pla
         err
     )
     assert {path: path.read_bytes() for path in held.iterdir()} == before
+
+
+def test_the_page_runs_as_it_stands(play, tmp_path, monkeypatch):
+    blocks = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / "docs" / "data.md").read_text(), re.DOTALL)
+    small = ["logger=none", "debug=tiny", "encoder.hidden_size=16", "schedule.learning_starts=0"]
+    monkeypatch.chdir(tmp_path)
+    names, played = {}, []
+    for kind, text in blocks:
+        if kind == "python":
+            exec(compile(text, "data.md", "exec"), names)
+            continue
+        for line in text.splitlines():
+            _, script, *arguments = shlex.split(line, comments=True)
+            if script.startswith("examples/"):
+                names |= {"demonstrate": load_example()}
+                names["demonstrate"](arguments[0], *map(int, arguments[1:]))
+                continue
+            recipe = Path(script).stem
+            few = [s for s in small if recipe == "train" or "learning_starts" not in s]
+            offline = [a for a in arguments if a.startswith("schedule.offline_updates")]
+            fewer = ["schedule.offline_updates=2", "budget.updates=3"] if offline else []
+            status, _, err = play(recipe, tmp_path, *few, *arguments, *fewer)
+            assert status == 0, (line, err)
+            played.append(recipe)
+    assert (played.count("train"), played.count("offline")) == (3, 4)
+    assert names["batch"].shape == (16, 34)
 
 
 def test_demonstrations_are_cloned(play, folder):
