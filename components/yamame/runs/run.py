@@ -32,7 +32,7 @@ from yamame.runs.build import check_device
 from yamame.runs.held_out import play_held_out, score
 from yamame.runs.progress_bar import ProgressBar
 from yamame.tracking.costs import CostMeter
-from yamame.tracking.summary import run_status, versions
+from yamame.tracking.summary import run_status
 from yamame.tracking.tracker import Tracker
 from yamame.training import GlobalRNGState
 from yamame.training.budget import Budget
@@ -173,8 +173,7 @@ class Run:
         self.policy, self.held_out, self.on_save = policy, held_out, on_save
         self.costs = CostMeter()
         own = {"progress": self.progress, "budget": self.budget, "costs": self.costs, "rng": GlobalRNGState()}
-        machine = {"threads": torch.get_num_threads(), "versions": versions()}
-        self.components = {**components, **own, "guard": self.guard, "machine": machine}
+        self.components = {**components, **own, "guard": self.guard, **(facts := outcome.facts(held_out))}
         self.guard.kept = {"agent": components["agent"]}
         changes = {}
         if self.resumed:
@@ -183,7 +182,8 @@ class Run:
             limits = [(before.config["budget"][key], limit) for key, limit in self.config["budget"].items()]
             if any(limit is not None and (old is None or limit < old) for old, limit in limits):
                 changes["with a smaller budget"] = (before.config["budget"], self.config["budget"])
-            changes["under other conditions, last bits may differ"] = (before.values["machine"], machine)
+            told = "under other conditions, last bits may differ"
+            changes[told] = (before.values["machine"], facts["machine"])
         else:
             self.directory.begin()
             outcome.write_config(self)
