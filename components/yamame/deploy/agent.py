@@ -241,3 +241,21 @@ class DeployedAgent:
         from yamame.deploy.folder import write_folder
 
         return write_folder(self.saved, Path(folder))
+
+    def export(self, path: str | Path, *, num_streams: int = 1) -> Path:
+        """Writes its greedy step as a graph: ``file.pt2`` by `torch.export`, ``file.onnx`` for ONNX.
+
+        What goes in and comes out, the memory included, stands in `yamame.deploy.export`.
+
+        Args:
+            path: The file; its suffix says which.
+            num_streams: N, of all tensors.
+
+        Raises:
+            UsageError: The suffix is another; the memory has no end, so that ``context_length`` must be given to
+                `yamame.load`; or the extra ``yamame[onnx]`` is not installed.
+        """
+        from yamame.deploy.export import GreedyStep, export_step
+
+        entries = {key: (spec.shape, spec.dtype) for key, spec in self.observation_spec.items(True, True)}
+        return export_step(GreedyStep(self.step, entries), Path(path), num_streams)

@@ -32,6 +32,9 @@ from yamame.files.atomic import (
 from yamame.files.identity import BOOKKEEPING
 
 FORMAT = 1
+_PACKAGE = Path(__file__).resolve().parents[1]
+ZOOS = (_PACKAGE / "zoo", _PACKAGE.parents[1] / "zoo")
+"""Where agents lie that come with the package: in a wheel, in a checkout."""
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 
 
@@ -128,14 +131,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 def zoo_folder(name: str) -> Path:
-    """The folder of an agent that comes with the package: in ``yamame/zoo`` of a wheel, ``zoo`` of a checkout.
+    """The folder of an agent that comes with the package, see `ZOOS`.
 
     Raises:
         UsageError: There is none of this name.
     """
-    package = Path(__file__).resolve().parents[1]
-    rooms = [folder for folder in (package / "zoo", package.parents[1] / "zoo") if folder.is_dir()]
-    found = {path.parent.name: path.parent for room in rooms for path in sorted(room.glob(f"*/{CONFIG}"))}
+    found = {path.parent.name: path.parent for place in ZOOS for path in sorted(place.glob(f"*/{CONFIG}"))}
     if not _NAME.fullmatch(name) or name not in found:
         raise UsageError(
             f"load: zoo: must be followed by one of {', '.join(found) or 'no name yet'}, got {shown(name)}"

@@ -11,6 +11,7 @@ from yamame.deploy.agent import DeployedAgent, SavedAgent
 from yamame.deploy.folder import CONFIG, read_folder, zoo_folder
 from yamame.deploy.interface import Interface
 from yamame.deploy.sources import Which, read_checkpoint
+from yamame.files.atomic import json_safe
 from yamame.files.checkpoint import LoadedCheckpoint
 
 _ZOO = "zoo:"
@@ -90,5 +91,5 @@ def from_checkpoint(source: str, loaded: LoadedCheckpoint, interface: Interface)
     progress = loaded.values.get("progress", {})
     for point in progress.get("curve", []):
         if point.get(progress["unit"]) == loaded.step:
-            about["results"] = dict(point)
+            about["results"] = {name: value for name, value in json_safe(point).items() if value is not None}
     return SavedAgent(source, loaded.config, interface, loaded.values["agent"], about)

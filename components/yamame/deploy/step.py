@@ -46,7 +46,7 @@ class ActingStep(nn.Module):
             "prev_action": torch.zeros(*sizes, device=memory.device),
             "step_index": torch.zeros(num, 1, dtype=torch.int64, device=memory.device),
         }
-        return TensorDict(entries, [num], device=memory.device)
+        return TensorDict(entries, [num])
 
     def forward(
         self,
@@ -81,4 +81,4 @@ class ActingStep(nn.Module):
         )
         params, memory = self.policy.decide(observation.copy().update(context), state["memory"])
         entries = {"memory": memory, "prev_action": prev_action, "step_index": step_index}
-        return params, TensorDict(entries, observation.batch_size, device=step_index.device)
+        return params, TensorDict(entries, observation.batch_size)
