@@ -199,14 +199,18 @@ class DeployedAgent:
             space = self.step.policy.action_space
             space.distribution(torch.zeros(len(names), space.num_params), mask)
 
-        column = (value.unsqueeze(-1).to(self._device) for value in (rewards, is_init, starts))
-        taken, where = self._sessions.take(names, self._device)
-        params, states = self.step(entries.to(self._device), *column, taken)
-        action = self._choose(params.cpu(), mask)
+        order = self._sessions.order(names)
+        ordered = [value[order].to(self._device) for value in (entries, rewards, is_init, starts)]
+        column = (value.unsqueeze(-1) for value in ordered[1:])
+        taken, where = self._sessions.take([names[place] for place in order], self._device)
+        params, states = self.step(ordered[0], *column, taken)
+        action = self._choose(params.cpu(), None if mask is None else mask[order])
         states["prev_action"] = self.step.policy.action_space.encode(action).to(self._device)
         self._sessions.put(taken, states, where)
         self._sessions.fresh.difference_update(names)
-        action = action if num is not None else action[0]
+        action = (
+            action[0] if num is None else torch.empty_like(action).index_copy_(0, torch.tensor(order), action)
+        )
         return action if as_tensor else action.numpy()[()]
 
     def _choose(self, params: Tensor, mask: Tensor | None) -> Tensor:

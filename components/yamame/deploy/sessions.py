@@ -1,8 +1,8 @@
 """The states of many streams that join and leave: one row each, gathered for a decision and put back.
 
-Rows that lie side by side are read and written where they are, without a copy; so are one session, and all sessions
-in the order in which they began. The row of a session that has left is given to the next one, as it is: what begins
-forgets what its row holds.
+Rows that lie side by side are read and written where they are, without a copy: of one session, and of all. Of others
+the states are copied, there and back. The row of a session that has left is given to the next one, as it is: what
+begins forgets what its row holds.
 """
 
 from collections.abc import Hashable, Sequence
@@ -56,6 +56,10 @@ class Sessions:
         if not self.rows:
             self._free, self._states = [], None
 
+    def order(self, names: Sequence[Hashable]) -> list[int]:
+        """The places of sessions in a list, in the order of their rows."""
+        return sorted(range(len(names)), key=lambda place: self.rows[names[place]])
+
     def take(self, names: Sequence[Hashable], device: torch.device) -> tuple[TensorDictBase, slice | Tensor]:
         """The states ``[N]`` of sessions, with room for a timestep, and where they are, for `put`."""
         encoder, states = self.step.policy.trajectory_encoder, self._states
@@ -80,4 +84,5 @@ class Sessions:
         for key in states.keys(True, True):
             value = states[key]
             if not (in_place and value is taken.get(key)):
-                self._states.get(key)[where] = value
+                kept = self._states.get(key)
+                kept[where].copy_(value) if isinstance(where, slice) else kept.index_copy_(0, where, value)
