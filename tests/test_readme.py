@@ -11,7 +11,8 @@ ENVIRONMENTS = (ROOT / "docs" / "environments.md").read_text()
 
 
 def test_the_script_that_uses_parts_alone_runs_and_trains():
-    (script,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    script, loading = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert "yamame.load" in loading  # of which tests/deploy/test_page.py runs more
     names: dict = {}
     exec(compile(script, "README.md", "exec"), names)
     assert {"loss_critic", "loss_online", "loss_cloning"} <= set(names["terms"].keys())
