@@ -21,6 +21,7 @@ if __name__ == "__main__":
     yamame.signals.end_while_loading()
 
 # isort: split
+from collections.abc import Sequence
 from contextlib import closing
 
 from omegaconf import DictConfig, OmegaConf
@@ -37,16 +38,17 @@ from yamame.files.atomic import write_json
 from yamame.replay import TrialSubsampling
 from yamame.report.figures import learning_curve
 from yamame.runs.build import build_agent, build_env, build_learner, build_replay
+from yamame.runs.callbacks import Callback
 from yamame.runs.held_out import held_out_env, play_held_out
 from yamame.runs.run import Run
 from yamame.training import Prefetcher
 from yamame.training.seeding import seed_everything
 
 
-def train(cfg: DictConfig) -> float:
+def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
     """The recipe: success on held-out tasks, or the mean return where an environment knows no success."""
     check(cfg)
-    with Run(cfg, prefix="distill-", unit="updates") as run:
+    with Run(cfg, prefix="distill-", unit="updates", callbacks=callbacks) as run:
         seed_everything(cfg.seed)
         held_out = run.closing(held_out_env(cfg))
         agent = build_agent(cfg, held_out)
@@ -61,7 +63,7 @@ def train(cfg: DictConfig) -> float:
         batches = Prefetcher(histories.sample, cfg.device)
         # Checkpoints are made when no source is learning.
         components = {"agent": agent, **learner.components(), "env": env, "histories": histories}
-        run.begin(components, policy=policy, held_out=held_out, on_save=histories.protect)
+        run.begin(components, policy=policy, held_out=held_out, on_saved=histories.protect)
 
         while run.progress.env_steps < cfg.schedule.learning_starts or not len(histories):
             run.end_if_asked()

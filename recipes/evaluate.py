@@ -21,7 +21,6 @@ import torch
 from omegaconf import DictConfig
 from yamame.checks import UsageError
 from yamame.cli.app import main
-from yamame.cli.arguments import ease_command_line
 from yamame.cli.jobs import file_name, overrides
 from yamame.cli.nodes import plain
 from yamame.evaluation import EvaluationResult, evaluate, play_episode
@@ -40,8 +39,16 @@ PLAYED_WITH = ("num_episodes", "greedy", "max_steps", "seed")
 METRICS = ("success", "return")
 
 
-def evaluate_runs(cfg: DictConfig) -> float:
-    """The recipe: the mean score of the runs, success or the return where an environment knows no success."""
+def score(cfg: DictConfig) -> float:
+    """The recipe: the mean score of the runs."""
+    return float(evaluate_runs(cfg)["score"])
+
+
+def evaluate_runs(cfg: DictConfig) -> dict[str, Any]:
+    """What is written: settings, numbers of every run, what they say together, and their mean ``score``.
+
+    A run's score is its success, or the return where an environment knows no success.
+    """
     check(cfg)
     asked = plain(cfg)
     groups = {
@@ -58,15 +65,15 @@ def evaluate_runs(cfg: DictConfig) -> float:
         for trained in everyone:
             check_agent(cfg, trained)
         played = {name: [play(cfg, trained) for trained in group] for name, group in groups.items()}
-        report = {"settings": asked, **played}
+        scores = [acting(run).get("success_mean", acting(run)["return_mean"]) for run in played["run"]]
+        report = {"settings": asked, **played, "score": sum(scores) / len(scores)}
         if len(everyone) > 1:
             report |= compare(played, Resampling(confidence=cfg.confidence))
         maps = [attention(cfg, trained) for trained in everyone] if cfg.attention else []
     except ValueError as error:
         raise UsageError(str(error)) from error
     write(output, report, maps)
-    scores = [acting(run).get("success_mean", acting(run)["return_mean"]) for run in report["run"]]
-    return sum(scores) / len(scores)
+    return report
 
 
 def check(cfg: DictConfig) -> None:
@@ -296,11 +303,5 @@ def interval(value: float, low: float | None, high: float | None) -> str:
     return f"{value:.3g} [-]" if low is None or high is None else f"{value:.3g} [{low:.3g}, {high:.3g}]"
 
 
-def command_line() -> None:
-    """Runs the recipe with the arguments of this process."""
-    ease_command_line(texts=("run", "against", "output"), below=("env", "trials"))
-    main(evaluate_runs, config_name="evaluate")
-
-
 if __name__ == "__main__":
-    command_line()
+    main(score, config_name="evaluate")

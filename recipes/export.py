@@ -16,7 +16,6 @@ from pathlib import Path
 from omegaconf import DictConfig
 from yamame.checks import UsageError
 from yamame.cli.app import main
-from yamame.cli.arguments import ease_command_line
 from yamame.cli.nodes import plain
 from yamame.deploy import DeployedAgent, Interface, SavedAgent
 from yamame.deploy.load import OldCheckpointError, from_checkpoint, read_saved
@@ -61,5 +60,4 @@ def saved_agent(cfg: DictConfig) -> SavedAgent:
 
 
 if __name__ == "__main__":
-    ease_command_line(texts=("run", "path"))
     main(export, config_name="export")

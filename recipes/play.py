@@ -24,7 +24,6 @@ from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 from yamame.checks import UsageError
 from yamame.cli.app import main
-from yamame.cli.arguments import ease_command_line
 from yamame.cli.nodes import plain
 from yamame.evaluation import describe_step, describe_timestep, play_episode
 from yamame.files.run_directory import check_folder
@@ -104,11 +103,5 @@ def instruct(env: EnvBase, text: str | None) -> None:
         instructed.set_instruction(text)
 
 
-def command_line() -> None:
-    """Runs the recipe with the arguments of this process."""
-    ease_command_line(texts=("run", "instruction", "output"), below=("env", "trials"))
-    main(play, config_name="play")
-
-
 if __name__ == "__main__":
-    command_line()
+    main(play, config_name="play")

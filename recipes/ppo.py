@@ -18,7 +18,7 @@ if __name__ == "__main__":
     yamame.signals.end_while_loading()
 
 # isort: split
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from omegaconf import DictConfig
 from tensordict import TensorDict, TensorDictBase
@@ -30,16 +30,17 @@ from yamame.cli.nodes import instantiate
 from yamame.collectors import EpisodeCollector
 from yamame.replay import OnPolicyBuffer, minibatches
 from yamame.runs.build import build_agent, build_env, build_learner, longest_episode
+from yamame.runs.callbacks import Callback
 from yamame.runs.held_out import held_out_env
 from yamame.runs.run import Run
 from yamame.training.seeding import seed_everything
 
 
-def train(cfg: DictConfig) -> float:
+def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
     """The recipe: success on held-out tasks, or the mean return where an environment knows no success."""
     if cfg.relabel.strategy != "none":
         raise UsageError(f"relabel.strategy={cfg.relabel.strategy}: learning on-policy cannot relabel")
-    with Run(cfg, prefix="ppo-") as run:
+    with Run(cfg, prefix="ppo-", callbacks=callbacks) as run:
         seed_everything(cfg.seed)
         env = run.closing(build_env(cfg, num_envs=cfg.schedule.num_envs, seed=cfg.seed))
         held_out = run.closing(held_out_env(cfg))

@@ -24,7 +24,6 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from yamame.checks import UsageError
 from yamame.cli.app import main
-from yamame.cli.arguments import ease_command_line
 from yamame.files.checkpoint import Checkpointer
 from yamame.report.terminal import print_columns
 from yamame.runs.build import build_agent, build_env, build_learner
@@ -132,7 +131,6 @@ def command_line() -> None:
     """Runs the recipe with the arguments of this process; the first may be the bundle alone."""
     if len(sys.argv) > 1 and "=" not in sys.argv[1] and not sys.argv[1].startswith("-"):
         sys.argv[1] = f"bundle={sys.argv[1]}"
-    ease_command_line(texts=("bundle",))
     main(replay, config_name="replay_batch")
 
 

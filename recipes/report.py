@@ -16,14 +16,13 @@ from pathlib import Path
 from omegaconf import DictConfig
 from yamame.checks import UsageError
 from yamame.cli.app import main
-from yamame.cli.arguments import ease_command_line
 from yamame.cli.nodes import instantiate
 from yamame.files.run_directory import check_folder
 from yamame.report import RunReader, build_content, falls_short, make_sections, write_report
 
 
-def report(cfg: DictConfig) -> None:
-    """The recipe: reads, sorts, computes, writes; then tells the verdicts and the path of the page."""
+def report(cfg: DictConfig) -> Path:
+    """The recipe: reads, sorts, computes, writes; then tells the verdicts and the page, whose path it returns."""
     resampling = instantiate(cfg.resampling)
     check_thresholds(list(cfg.thresholds))
     check_folder(cfg.directory, "directory")
@@ -45,6 +44,7 @@ def report(cfg: DictConfig) -> None:
     print(page)
     if cfg.strict and falls_short(content.verdicts):
         raise SystemExit(1)
+    return page
 
 
 def check_thresholds(thresholds: list[float]) -> None:
@@ -55,5 +55,4 @@ def check_thresholds(thresholds: list[float]) -> None:
 
 
 if __name__ == "__main__":
-    ease_command_line(texts=("runs", "base", "directory", "metric"))
     main(report, config_name="report")

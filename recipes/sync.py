@@ -15,7 +15,6 @@ from pathlib import Path
 from omegaconf import DictConfig
 from yamame.checks import UsageError
 from yamame.cli.app import main
-from yamame.cli.arguments import ease_command_line
 from yamame.tracking import send_rest
 
 
@@ -32,5 +31,4 @@ def sync(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    ease_command_line(texts=("run",))
     main(sync, config_name="sync")

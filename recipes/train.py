@@ -19,6 +19,7 @@ if __name__ == "__main__":
     yamame.signals.end_while_loading()
 
 # isort: split
+from collections.abc import Sequence
 from typing import Any
 
 from omegaconf import DictConfig
@@ -36,15 +37,16 @@ from yamame.runs.build import (
     build_replay,
     check_lengths,
 )
+from yamame.runs.callbacks import Callback
 from yamame.runs.held_out import held_out_env
 from yamame.runs.run import Run
 from yamame.training import Prefetcher
 from yamame.training.seeding import seed_everything
 
 
-def train(cfg: DictConfig) -> float:
+def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
     """The recipe: success on held-out tasks, or the mean return where an environment knows no success."""
-    with Run(cfg) as run:
+    with Run(cfg, callbacks=callbacks) as run:
         seed_everything(cfg.seed)
         env = run.closing(build_env(cfg, num_envs=cfg.schedule.num_envs, seed=cfg.seed))
         held_out = run.closing(held_out_env(cfg))
@@ -60,7 +62,7 @@ def train(cfg: DictConfig) -> float:
         collector = build_collector(cfg, env=env, policy=policy, replay=replay, exploration=exploration)
         run.exits.callback(collector.shutdown)
         components = {"agent": agent, **learner.components(), "collector": collector, "replay": replay}
-        run.begin(components, policy=policy, held_out=held_out, on_save=replay.protect)
+        run.begin(components, policy=policy, held_out=held_out, on_saved=replay.protect)
 
         while not run.ended():
             if not updates_due(run, replay):  # a run that stopped between two updates makes the rest first

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import yamame
 from yamame import conf_dir
 
 ROOT = Path(__file__).parents[1]
@@ -10,9 +11,29 @@ README = (ROOT / "README.md").read_text()
 ENVIRONMENTS = (ROOT / "docs" / "environments.md").read_text()
 
 
+def scripts() -> list[str]:
+    found = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(found) == 3
+    return found
+
+
+def test_the_script_that_trains_from_python_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    script = scripts()[0].replace('"budget.minutes=0.1"', '"debug=tiny"')
+    exec(compile(script, "README.md", "exec"), names)
+    assert names["run"].summary["status"] == "FINISHED"
+    assert len(list(tmp_path.glob("runs/*/evaluation/*/evaluation.json"))) == 2
+    assert names["run"].name in names["page"].read_text()
+    agent = yamame.load(names["run"].path)
+    names["observation"] = agent.observation_spec.zero()
+    script = scripts()[2].replace("runs/mine", str(names["run"].path))
+    exec(compile(script, "README.md", "exec"), names)
+    assert agent.action_spec.is_in(names["action"])
+
+
 def test_the_script_that_uses_parts_alone_runs_and_trains():
-    script, loading = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert "yamame.load" in loading  # of which tests/deploy/test_page.py runs more
+    script = scripts()[1]
     names: dict = {}
     exec(compile(script, "README.md", "exec"), names)
     assert {"loss_critic", "loss_online", "loss_cloning"} <= set(names["terms"].keys())
@@ -27,7 +48,17 @@ def choices(group: str) -> set[str]:
 
 
 def test_the_table_of_choices_is_complete():
-    for group in ("env", "trials", "encoder", "agent", "agent/returns", "relabel", "exploration", "ablation"):
+    for group in (
+        "env",
+        "trials",
+        "encoder",
+        "agent",
+        "agent/returns",
+        "relabel",
+        "exploration",
+        "callbacks",
+        "ablation",
+    ):
         rows = [line for line in README.splitlines() if re.match(rf"\| `\+?{group}`", line)]
         named = [name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[2])]
         assert sorted(named) == sorted(choices(group))

@@ -77,7 +77,7 @@ def task(cfg):
     if cfg.seed == 2:
         raise UsageError("size: must be\nodd")
     if cfg.seed == 3:
-        raise AlreadyDone(Path("runs/three"), 0.25)
+        raise AlreadyDone(SimpleNamespace(path=Path("runs/three"), objective=0.25))
     if cfg.seed == 4:
         say("resumed")
     Path(f"{cfg.seed}.done").touch()

@@ -62,7 +62,9 @@ def run(trained, monkeypatch, tmp_path, capsys):
     def call_recipe(*arguments: str):
         capsys.readouterr()
         output = tmp_path / "out"
-        status = call(monkeypatch, recipe.command_line, f"output={output}", *arguments)
+        status = call(
+            monkeypatch, lambda: main(recipe.score, config_name="evaluate"), f"output={output}", *arguments
+        )
         text = capsys.readouterr()
         report = output / "evaluation.json"
         return status, json.loads(report.read_text()) if report.exists() else None, text.out, text.err
@@ -271,8 +273,10 @@ def test_a_mistake_ends_with_one_line_and_nothing_written(run, tmp_path, argumen
 
 
 def test_help_says_what_the_recipe_does(monkeypatch, capsys):
-    for name, text in (("evaluate", "on held-out tasks"), ("play", "one episode of a trained run")):
-        assert call(monkeypatch, load(name).command_line, "--help") == 0
+    told = {"score": ("evaluate", "on held-out tasks"), "play": ("play", "one episode of a trained run")}
+    for task, (name, text) in told.items():
+        recipe = getattr(load(name), task)
+        assert call(monkeypatch, lambda: main(recipe, config_name=name), "--help") == 0  # noqa: B023
         out = capsys.readouterr().out
         assert text in out
         assert "run: ???" in out

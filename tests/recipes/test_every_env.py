@@ -26,7 +26,7 @@ RUNS = [
     "env=package_delivery relabel=some agent=separate timestep_encoder=auto",
     "env=tmaze agent=bc exploration=edges",
     "env=wind agent.box_distribution=beta",
-    "env=wind agent=amago2",
+    "env=wind agent=amago2 callbacks=early_stopping",
     "env=wind agent=separate encoder=memoryless",
     # Environments and encoders of other packages; nothing else is tested with these alone.
     *("env=crafter goal_encoder=token", "env=minigrid", "env=multi_domain", "env=popgym", "encoder=mamba"),

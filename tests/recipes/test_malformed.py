@@ -144,13 +144,14 @@ def line(place, monkeypatch) -> Callable[..., tuple[Any, str]]:
         spec.loader.exec_module(module)
         monkeypatch.setattr(sys, "argv", [str(RECIPES / f"{recipe}.py"), *arguments])
         errors, status = io.StringIO(), 0
-        begin = {"report": lambda: main(module.report, config_name="report")}
-        begin |= {
-            name: lambda: main(module.train, config_name=recipe) for name in ("train", "ppo", "distill")
-        }
+        task = {"evaluate": "score", "replay_batch": "replay"}.get(recipe, recipe)
+        task = getattr(module, "train", None) or getattr(module, task)
         try:
             with redirect_stderr(errors), redirect_stdout(io.StringIO()):
-                begin.get(recipe, getattr(module, "command_line", None))()
+                if recipe == "replay_batch":  # its first argument may be the bundle alone
+                    module.command_line()
+                else:
+                    main(task, config_name=recipe)
         except Accepted:
             status = None
         except SystemExit as exit_:

@@ -52,7 +52,12 @@ def run(trained, monkeypatch, tmp_path, capsys):
 
     def call_recipe(*arguments: str):
         capsys.readouterr()
-        status = call(monkeypatch, recipe.command_line, f"output={tmp_path / 'out'}", *arguments)
+        status = call(
+            monkeypatch,
+            lambda: main(recipe.play, config_name="play"),
+            f"output={tmp_path / 'out'}",
+            *arguments,
+        )
         text = capsys.readouterr()
         return status, text.out.splitlines(), text.err
 

@@ -1,9 +1,12 @@
 """Progress: plain lines in a log, a bar in a terminal."""
 
 import io
+from contextlib import ExitStack
+from types import SimpleNamespace
 
 from yamame.runs.progress_bar import ProgressBar
 from yamame.training.budget import Budget
+from yamame.training.progress import Progress
 
 
 class Clock:
@@ -22,42 +25,50 @@ def has_control_characters(text):
     return any(ord(character) < 32 and character != "\n" for character in text)
 
 
+def make_run(updates):
+    return SimpleNamespace(budget=Budget(updates=updates), progress=Progress(), exits=ExitStack())
+
+
+def show(bar, run, *, env_steps, updates, **metrics):
+    run.progress.env_steps, run.progress.updates = env_steps, updates
+    bar.on_log(run, {f"train/{key}": value for key, value in metrics.items()}, env_steps)
+
+
 def test_a_log_gets_one_plain_line_per_interval_with_the_speed_of_that_interval():
-    clock, stream = Clock(), io.StringIO()
-    with ProgressBar(Budget(updates=100), interval_s=10, stream=stream, clock=clock) as progress:
-        progress.update(env_steps=5000, updates=10)
-        for second in range(1, 21):
-            clock.now = float(second)
-            progress.update(env_steps=5000 + 100 * second, updates=10 + second, outcome=0.25, loss=1.5)
+    clock, stream, run = Clock(), io.StringIO(), make_run(100)
+    bar = ProgressBar(interval_s=10, stream=stream, clock=clock)
+    bar.on_begin(run)
+    show(bar, run, env_steps=5000, updates=10)
+    run.progress.outcomes.append(0.25)
+    for second in range(1, 21):
+        clock.now = float(second)
+        show(bar, run, env_steps=5000 + 100 * second, updates=10 + second, loss=1.5)
+    run.exits.close()
     lines = stream.getvalue().splitlines()
     assert len(lines) == 2
-    for part in (
-        "20%",
-        "6,000 steps",
-        "20 updates",
-        "success 0.250",
-        "loss 1.5",
-        "100 steps/s",
-        "1.0 updates/s",
-    ):
+    parts = ("20%", "6,000 steps", "20 updates", "success 0.250", "loss 1.5", "100 steps/s", "1.0 updates/s")
+    for part in (*parts, "1:20 left"):
         assert part in lines[0]
-    assert "1:20 left" in lines[0]
     assert not has_control_characters(stream.getvalue())
 
 
 def test_unknown_and_non_finite_numbers_are_shown_as_a_dash():
-    clock, stream = Clock(), io.StringIO()
-    progress = ProgressBar(Budget(updates=100), interval_s=1, stream=stream, clock=clock)
-    progress.update(env_steps=0, updates=0)
+    clock, stream, run = Clock(), io.StringIO(), make_run(100)
+    bar = ProgressBar(interval_s=1, stream=stream, clock=clock)
+    show(bar, run, env_steps=0, updates=0)
     clock.now = 1.0
-    progress.update(env_steps=1, updates=0, loss=float("nan"))
+    show(bar, run, env_steps=1, updates=0, loss=float("nan"))
     assert "success -  loss -" in stream.getvalue()
     assert "? left" in stream.getvalue()
 
 
-def test_a_terminal_gets_a_bar():
-    stream = Terminal()
-    with ProgressBar(Budget(updates=4), stream=stream) as progress:
-        progress.update(env_steps=7, updates=1, outcome=0.5, outcome_is="return")
+def test_a_terminal_gets_a_bar_until_the_run_is_over():
+    stream, run = Terminal(), make_run(4)
+    run.progress.outcome_is = "return"
+    bar = ProgressBar(stream=stream)
+    bar.on_begin(run)
+    show(bar, run, env_steps=7, updates=1)
+    run.exits.close()
     assert "7 steps" in stream.getvalue()
     assert "\x1b[" in stream.getvalue()
+    assert stream.getvalue().endswith("\x1b[?25h")  # the cursor is back

@@ -28,6 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from yamame import conf_dir
 from yamame.checks import UsageError
+from yamame.cli.arguments import EASED, ease
 from yamame.cli.command_line import CommandLine, read_command_line
 from yamame.cli.explain import check_choices, explain, explain_outside
 from yamame.cli.jobs import (
@@ -88,9 +89,7 @@ def main(
     def checked(cfg: DictConfig) -> Any:
         with _answering(config_name) as answer:
             check(cfg, settings, typed=[key_of(text) for text in overrides()])
-            if not goes_on(cfg):  # what goes on has a store, and waits for its answer
-                check_store(cfg)
-            share_threads(num_jobs=_jobs_at_once())
+            make_ready(cfg)
             answer.value = task(cfg)
         return answer.value
 
@@ -119,12 +118,24 @@ def main(
             os.environ["HYDRA_FULL_ERROR"] = former
 
 
-def _prepared(directory: str, config_name: str) -> CommandLine:
-    """Reads the command line, puts it in the order that Hydra wants, and finds modules of the present directory."""
+def make_ready(cfg: DictConfig) -> None:
+    """Makes sure that the store answers, unless the run has one already, and takes this process's share of threads."""
+    if not goes_on(cfg):
+        check_store(cfg)
+    share_threads(num_jobs=_jobs_at_once())
+
+
+def look_here() -> None:
+    """Finds modules of the present directory, after those that are installed."""
     if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)  # last, so that nothing here hides what is installed
+        sys.path.append(here)
+
+
+def _prepared(directory: str, config_name: str) -> CommandLine:
+    """Reads the command line, and puts it in the order that Hydra wants."""
+    look_here()
     try:
-        line = read_command_line(sys.argv[1:], directory, config_name)
+        line = read_command_line(ease(sys.argv[1:], **EASED.get(config_name, {})), directory, config_name)
     except UsageError as error:
         _fail(config_name, str(error))
     sys.argv[1:] = [*line.flags, *line.overrides]
@@ -144,8 +155,8 @@ def _answering(command: str) -> Iterator[Answer]:
         except AlreadyDone as done:
             say("done")
             tell_aside(done)
-            tell(done.path / "summary.json")
-            answer.value = done.objective
+            tell(done.run.path / "summary.json")
+            answer.value = done.run.objective
 
 
 @contextmanager

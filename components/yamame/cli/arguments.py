@@ -4,9 +4,18 @@ Hydra reads ``=`` and ``,`` as parts of its own language and takes new keys only
 instructions have such signs in them, and the settings of an environment are known only once a run was read.
 """
 
-import sys
 from collections.abc import Collection, Sequence
 
+_PLAYED_IN = ("env", "trials")
+EASED: dict[str, dict[str, Collection[str]]] = {
+    "evaluate": {"texts": ("run", "against", "output"), "below": _PLAYED_IN},
+    "export": {"texts": ("run", "path")},
+    "play": {"texts": ("run", "instruction", "output"), "below": _PLAYED_IN},
+    "replay_batch": {"texts": ("bundle",)},
+    "report": {"texts": ("runs", "base", "directory", "metric")},
+    "sync": {"texts": ("run",)},
+}
+"""What `ease` is told, by the name of the main YAML file."""
 _OPEN = ("'", '"', "{", "null", "???")
 
 
@@ -33,11 +42,6 @@ def ease(arguments: Sequence[str], *, texts: Collection[str] = (), below: Collec
             argument = f"{key}={_quoted(value)}"
         eased.append(argument)
     return eased
-
-
-def ease_command_line(*, texts: Collection[str] = (), below: Collection[str] = ()) -> None:
-    """Does so with the command line of this process; see `ease`."""
-    sys.argv[1:] = ease(sys.argv[1:], texts=texts, below=below)
 
 
 def _quoted(value: str) -> str:

@@ -53,15 +53,15 @@ class AlreadyDone(Exception):  # noqa: N818 (it is none)
     """A run that is to be begun or continued has nothing left to do.
 
     Args:
-        path: Its directory.
-        objective: What it returned.
+        run: The run, with its ``path`` and its ``objective``.
     """
 
-    def __init__(self, path: Path, objective: float) -> None:
+    def __init__(self, run: Any) -> None:
         super().__init__(
-            f"{path} is done; a larger budget continues it, run.overwrite=true replaces it, resume=true repeats its end"
+            f"{run.path} is done; a larger budget continues it, run.overwrite=true replaces it, "
+            "resume=true repeats its end"
         )
-        self.path, self.objective = path, objective
+        self.run = run
 
 
 def is_job() -> bool:

@@ -48,6 +48,7 @@ _TRAINING = {
         "box_distribution": Literal["tanh_normal", "beta"],
         **dict.fromkeys(("actor", "critic", "returns", "loss"), Node),
     },
+    "callbacks": Free,
     "expected": Free | None,
     "trials": NotRequired[Node],
     **dict.fromkeys(("timestep_encoder", "goal_encoder", "encoder", "relabel", "exploration"), Node),

@@ -9,8 +9,18 @@ from typing import Any
 from yamame.checks import UsageError
 from yamame.files.config import flatten
 
-BOOKKEEPING = ("resume", "run", "logger", "hydra", "checkpoint", "replay.keep", "expected", "trust")
-"""Where a run is kept, how often, what is said of it, and whom it trusts: nothing that it computes depends on these."""
+BOOKKEEPING = (
+    "resume",
+    "run",
+    "logger",
+    "hydra",
+    "checkpoint",
+    "replay.keep",
+    "expected",
+    "trust",
+    "callbacks",
+)
+"""Where a run is kept, how often, who is told of it, whom it trusts: nothing that it computes depends on these."""
 LENGTH = ("budget",)
 """When a run ends."""
 REPETITION = ("seed",)

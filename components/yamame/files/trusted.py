@@ -57,6 +57,7 @@ _IN_FILES = {
     "collector": {"yamame.collectors": "AsyncCollector SyncCollector"},
     "packing": {"yamame.replay": "SequencePacking"},
     "window": {"yamame.replay": "Window"},
+    "callbacks": {"yamame.runs": "EarlyStopping"},
     "source": {"yamame.baselines": "TabularQLearning"},
     "logger": {
         "yamame.tracking": "MLflowTracker NullTracker",

@@ -3,5 +3,7 @@
 `MLflowTracker` and `NullTracker` stand here as well because configurations in older checkpoints name them so.
 """
 
+from yamame.runs.callbacks import Callback as Callback
+from yamame.runs.callbacks import EarlyStopping as EarlyStopping
 from yamame.tracking import MLflowTracker as MLflowTracker
 from yamame.tracking import NullTracker as NullTracker

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from yamame.cli.threads import share_threads
 from yamame.cli.validation import parameters_of
 from yamame.collectors import Collector
 from yamame.deploy.build import assemble
+from yamame.runs.callbacks import Callback, Callbacks, RewardWarning, Tracking
+from yamame.runs.progress_bar import ProgressBar
 from yamame.training.guard import NonFiniteGuard
 from yamame.training.learner import Learner
 from yamame.transforms import ContextTransform
@@ -99,6 +102,27 @@ def build_learner(cfg: DictConfig, agent: InContextAgent, *, guard: NonFiniteGua
         cuda_graph=bool(cfg.schedule.get("cuda_graph")),
         guard=guard,
     )
+
+
+def build_callbacks(cfg: DictConfig, given: Sequence[Callback]) -> Callbacks:
+    """What is told of a run, by name: its tracker, its bar, those of the configuration, and others.
+
+    Raises:
+        UsageError: One of them is no `Callback`.
+    """
+    named: dict[str, Callback] = {
+        "tracking": Tracking(),
+        "progress_bar": ProgressBar(),
+        "reward_warning": RewardWarning(),
+    }
+    named |= {str(name): instantiate(node) for name, node in cfg.callbacks.items()}
+    for callback in given:
+        name = type(callback).__name__
+        named[f"{name}-{sum(other.startswith(name) for other in named)}"] = callback
+    for name, callback in named.items():
+        if not isinstance(callback, Callback):
+            raise UsageError(f"callbacks.{name}: must be a yamame.Callback, got {type(callback).__name__}")
+    return Callbacks(named)
 
 
 def check_device(device: str) -> str:

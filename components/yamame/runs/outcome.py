@@ -13,6 +13,8 @@ from yamame.cli.jobs import tell
 from yamame.deploy import Interface
 from yamame.failures import OutsideError, tell_aside
 from yamame.files.atomic import atomic_writer, read_json, write_json
+from yamame.files.checkpoint import LoadedCheckpoint
+from yamame.files.identity import differing
 from yamame.report.figures import learning_curve, write_gif
 from yamame.report.terminal import print_columns
 from yamame.runs.held_out import render_held_out
@@ -61,6 +63,18 @@ def write_config(run: "Run") -> None:
     """Writes config.yaml: what the run is, since this session."""
     with atomic_writer(run.path / "config.yaml") as file:
         file.write(OmegaConf.to_yaml(run.cfg, resolve=True).encode())
+
+
+def tell_changes(run: "Run", before: LoadedCheckpoint) -> None:
+    """Says what a run that goes on may suffer from: less budget, other conditions of the machine."""
+    old, new, changes = before.config["budget"], run.config["budget"], {}
+    if any(new[key] is not None and (old[key] is None or new[key] < old[key]) for key in new):
+        changes["with a smaller budget"] = (old, new)
+    machines = (before.values["machine"], run.components["machine"])
+    changes["under other conditions, last bits may differ"] = machines
+    for how, pair in changes.items():
+        if others := differing(*pair, but_for=lambda key: False):
+            tell_aside(f"{run.name}: goes on {how}: {'; '.join(others)}")
 
 
 def read_summary(run: "Run") -> dict[str, Any]:

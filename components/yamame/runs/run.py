@@ -1,13 +1,12 @@
 """One run from its first to its last step: what recipes share beside the loop that each of them has on its page."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-import torch
 from omegaconf import DictConfig
 from torch import Tensor
 from torchrl.envs import EnvBase
@@ -15,22 +14,19 @@ from torchrl.envs import EnvBase
 from yamame import signals
 from yamame.agent import InContextPolicy
 from yamame.checks import UsageError
-from yamame.cli.app import command
 from yamame.cli.jobs import AlreadyDone, resume_mode, run_name, say
 from yamame.cli.nodes import instantiate, plain
 from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
 from yamame.failures import OutsideError, tell_aside
 from yamame.files.checkpoint import Checkpointer
-from yamame.files.config import flatten
 from yamame.files.identity import compare_config, differing, leaves_what_was_done
 from yamame.files.run_directory import RunDirectory
-from yamame.normalization import LARGEST
 from yamame.report.expected import Expected
 from yamame.runs import outcome
-from yamame.runs.build import check_device
+from yamame.runs.build import build_callbacks, check_device
+from yamame.runs.callbacks import Callback
 from yamame.runs.held_out import play_held_out, score
-from yamame.runs.progress_bar import ProgressBar
 from yamame.tracking.costs import CostMeter
 from yamame.tracking.summary import run_status
 from yamame.tracking.tracker import Tracker
@@ -64,6 +60,7 @@ class Run:
         cfg: The composed configuration of a recipe.
         prefix: What the name of a run that is given none begins with.
         unit: The counter by which intervals, metrics and checkpoints go.
+        callbacks: Are told what happens, after the tracker, the bar and those of the configuration.
 
     Attributes:
         name: The run's name.
@@ -74,6 +71,7 @@ class Run:
         guard: Keeps the evidence of updates that are not finite.
         exits: What is to be closed when the run ends, last in, first out.
         extra: Further plain data for ``summary.json``.
+        objective: The score of the last evaluation, once the run has finished.
 
     Raises:
         UsageError: The budget or what is expected cannot be, or the tracker refuses its settings. On entering, what
@@ -84,13 +82,17 @@ class Run:
     directory: RunDirectory  # since the run was entered; the others since `begin`
     policy: InContextPolicy
     held_out: EnvBase
-    on_save: Callable[[], None]
+    on_saved: Callable[[], None]
     components: dict[str, Any]
     costs: CostMeter
-    bar: ProgressBar
 
     def __init__(
-        self, cfg: DictConfig, *, prefix: str = "", unit: Literal["env_steps", "updates"] = "env_steps"
+        self,
+        cfg: DictConfig,
+        *,
+        prefix: str = "",
+        unit: Literal["env_steps", "updates"] = "env_steps",
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self.cfg, self.config = cfg, plain(cfg)
         check_device(cfg.device)
@@ -107,12 +109,12 @@ class Run:
         except ValueError as error:
             raise UsageError(f"schedule.max_refused: {error}") from error
         self.tracker: Tracker = instantiate(cfg.logger)
-        self.checkpoints = Checkpointer(
-            self.path / "checkpoints", keep_last=cfg.checkpoint.keep, config=self.config
-        )
+        self.callbacks = build_callbacks(cfg, callbacks)
+        kept = cfg.checkpoint.keep
+        self.checkpoints = Checkpointer(self.path / "checkpoints", keep_last=kept, config=self.config)
         self.resumed = False
+        self.objective: float | None = None
         self._saved: tuple[int, int] | None = None
-        self._told_of_rewards = False
 
     def __enter__(self) -> Self:
         run, mode = self.cfg.run, resume_mode(self.cfg)
@@ -140,11 +142,18 @@ class Run:
         compare_config(saved, self.config)
         if unless_done and is_finished and not differing(saved, self.config, but_for=leaves_what_was_done):
             loaded = self.checkpoints.load({"progress": self.progress, "budget": self.budget})
+            self._forget_stop(saved)
             counted = {"env_steps": self.progress.env_steps, "updates": self.progress.updates}
             if self.ended() and counted.items() <= summary.items():
-                raise AlreadyDone(self.path, loaded.metric or 0.0)
+                self.objective = loaded.metric or 0.0
+                raise AlreadyDone(self)
         self.resumed = True
         say("resumed")
+
+    def _forget_stop(self, saved: Mapping[str, Any]) -> None:
+        """A run that was stopped before its budget was spent goes on if it is given another."""
+        if saved["budget"] != self.config["budget"]:
+            self.progress.stopped = None
 
     def closing(self, env: EnvBase) -> EnvBase:
         """The environment, which is closed when the run ends."""
@@ -157,7 +166,7 @@ class Run:
         *,
         policy: InContextPolicy,
         held_out: EnvBase,
-        on_save: Callable[[], None] = lambda: None,
+        on_saved: Callable[[], None] = lambda: None,
     ) -> None:
         """Restores the last checkpoint, or writes the configuration of a new run, and opens the tracker.
 
@@ -167,41 +176,38 @@ class Run:
             components: What a checkpoint holds beside what the run has itself: all that the next step depends on.
             policy: What is evaluated; it shares the parameters that are learned.
             held_out: Environment of the held-out tasks.
-            on_save: Called when a checkpoint is on disk.
+            on_saved: Called when a checkpoint is on disk.
         """
         self.end_if_asked()
-        self.policy, self.held_out, self.on_save = policy, held_out, on_save
+        self.policy, self.held_out, self.on_saved = policy, held_out, on_saved
         self.costs = CostMeter()
         own = {"progress": self.progress, "budget": self.budget, "costs": self.costs, "rng": GlobalRNGState()}
-        self.components = {**components, **own, "guard": self.guard, **(facts := outcome.facts(held_out))}
+        self.components = {**components, **own, "guard": self.guard, **outcome.facts(held_out)}
         self.guard.kept = {"agent": components["agent"]}
-        changes = {}
+        before = None
         if self.resumed:
             before = self.checkpoints.load(self.components)
             self._saved = (self.progress.env_steps, self.progress.updates)
-            limits = [(before.config["budget"][key], limit) for key, limit in self.config["budget"].items()]
-            if any(limit is not None and (old is None or limit < old) for old, limit in limits):
-                changes["with a smaller budget"] = (before.config["budget"], self.config["budget"])
-            told = "under other conditions, last bits may differ"
-            changes[told] = (before.values["machine"], facts["machine"])
+            self._forget_stop(before.config)
         else:
             self.directory.begin()
             outcome.write_config(self)
-        budget = {key: str(value) for key, value in flatten({"budget": self.config["budget"]}).items()}
-        tags = {"command": command(), "axis": self.progress.unit, **budget}
-        started = self.tracker.start(self.path, name=self.name, params=flatten(self.config), tags=tags)
-        self.exits.enter_context(started)
+        self.callbacks.load_state_dict(self.progress.callbacks)
+        self.callbacks.tell(self, "on_begin")
         self.directory.begin()
-        if self.resumed:
+        if before is not None:
             outcome.write_config(self)
             outcome.reopen_summary(self)
-        for how, pair in changes.items():
-            if others := differing(*pair, but_for=lambda key: False):
-                tell_aside(f"{self.name}: goes on {how}: {'; '.join(others)}")
+            outcome.tell_changes(self, before)
         (self.path / "error.txt").unlink(missing_ok=True)
-        self.bar = self.exits.enter_context(ProgressBar(self.budget))
         if self.progress.evaluating:
             self.evaluate_and_save()
+
+    def stop(self, reason: str) -> None:
+        """Ends the run, in order, as if its budget were spent: when the iteration is over."""
+        if self.progress.stopped is None:
+            tell_aside(f"{self.name}: stopped: {reason}")
+        self.progress.stopped = reason
 
     def ended(self) -> bool:
         """Whether the budget is spent; to be asked where a checkpoint may be made.
@@ -217,8 +223,8 @@ class Run:
         return self._spent(ahead=1) or signals.noted() is not None
 
     def _spent(self, *, ahead: int = 0) -> bool:
-        updates = self.progress.updates + ahead
-        return self.budget.ended(env_steps=self.progress.env_steps, updates=updates) is not None
+        spent = {"env_steps": self.progress.env_steps, "updates": self.progress.updates + ahead}
+        return self.progress.stopped is not None or self.budget.ended(**spent) is not None
 
     def end_if_asked(self) -> None:
         """Ends the run if a signal has asked it to: saves a checkpoint, unless the last one holds this state.
@@ -238,29 +244,20 @@ class Run:
 
     def count(self, episodes: Episodes) -> None:
         """Adds what was collected to the counters."""
-        self.progress.env_steps += episodes.num_steps
-        self.progress.aborted += episodes.num_aborted
-        outcomes = episodes.returns if episodes.success is None else episodes.success.float()
-        self.progress.outcome_is = "return" if episodes.success is None else "success"
-        self.progress.outcomes.extend(outcomes.tolist())
-        if not self._told_of_rewards and not (episodes.returns.abs() <= LARGEST).all():
-            self._told_of_rewards = True
-            tell_aside(
-                f"rewards that are NaN or beyond {LARGEST:g} are not learned from, episodes have such returns"
-            )
+        self.progress.count(episodes)
+        self.callbacks.tell(self, "on_collect", episodes)
 
     def learned(self, metrics: Mapping[str, Tensor]) -> None:
         """Counts an update that was made, and keeps what it wrote; one that was refused wrote nothing."""
         if metrics:
             self.progress.updates += 1
             self.progress.unlogged.append({key: value.float() for key, value in metrics.items()})
+            self.callbacks.tell(self, "on_update", metrics)
 
     def metrics(self, collector: Mapping[str, float] | None = None) -> dict[str, float]:
         """The means of what updates wrote since this was asked last, how training episodes end, and what a collector
         says of itself."""
-        made, self.progress.unlogged = self.progress.unlogged, []
-        means = {key: torch.stack([m[key].cpu() for m in made]).mean() for key in (made[0] if made else ())}
-        metrics = {f"train/{key}": float(value) for key, value in means.items()}
+        metrics = {f"train/{key}": value for key, value in self.progress.take_means().items()}
         if self.progress.outcome is not None:
             metrics["train/outcome"] = self.progress.outcome
         if self.progress.aborted:
@@ -270,15 +267,8 @@ class Run:
         return metrics | {f"collector/{key}": value for key, value in (collector or {}).items()}
 
     def log(self, metrics: Mapping[str, float], *, step: int | None = None) -> None:
-        """Sends metrics to the tracker, at the present step unless another is given, and moves the bar."""
-        self.tracker.log(metrics, step=self.progress.step if step is None else step)
-        self.bar.update(
-            env_steps=self.progress.env_steps,
-            updates=self.progress.updates,
-            outcome=self.progress.outcome,
-            outcome_is=self.progress.outcome_is,
-            loss=metrics.get("train/loss"),
-        )
+        """Tells callbacks metrics, of the present step unless another is given."""
+        self.callbacks.tell(self, "on_log", metrics, self.progress.step if step is None else step)
 
     def evaluate_and_save(self) -> None:
         """Evaluates and checkpoints when their intervals have passed."""
@@ -301,9 +291,7 @@ class Run:
         summary = result.summary()
         if not curve or curve[-1][self.progress.unit] < step:
             curve.append({self.progress.unit: step, **summary})
-        spent = {"env_steps": float(self.progress.env_steps), "updates": float(self.progress.updates)}
-        costs = {f"cost/{key}": value for key, value in (spent | self.costs.state_dict()).items()}
-        self.tracker.log({f"eval/{key}": value for key, value in summary.items()} | costs, step=step)
+        self.callbacks.tell(self, "on_evaluate", result)
         return result
 
     def save(self, result: EvaluationResult | None = None) -> None:
@@ -313,19 +301,27 @@ class Run:
             FloatingPointError: A parameter, a statistic or the optimizer's state is not finite.
         """
         require_finite(self.components)
-        self.tracker.flush()
+        self.callbacks.tell(self, "on_save")
+        self.progress.callbacks = self.callbacks.state_dict()
         self.progress.saved_at = step = self.progress.step
         metric = None if result is None else score(result)
-        self.checkpoints.save(self.components, step=step, metric=metric)
+        path = self.checkpoints.save(self.components, step=step, metric=metric)
         self._saved = (self.progress.env_steps, self.progress.updates)
-        self.on_save()
+        self.on_saved()
+        self.callbacks.tell(self, "on_saved", path)
 
     def finish(self) -> float:
         """Evaluates, saves and hands artifacts to the tracker; returns the score."""
         result = self.evaluate()
         self.save(result)
         outcome.log_artifacts(self)
-        return score(result)
+        self.objective = score(result)
+        return self.objective
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What summary.json says: how the run ended, its last evaluation, what it has cost; empty before its end."""
+        return outcome.read_summary(self)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -346,5 +342,7 @@ class Run:
                     outcome.keep_traceback(self, error)
                     outcome.write_summary(self, status)
             self._entered.close()
+            if self.directory.begun:
+                self.callbacks.tell(self, "on_end")
         if isinstance(error, ValueError) and not (self.directory.begun or isinstance(error, UsageError)):
             raise UsageError(str(error)) from error

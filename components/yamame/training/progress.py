@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 _RECENT = 100
@@ -26,6 +27,8 @@ class Progress:
         outcomes: Success or return of the latest training episodes.
         outcome_is: Which of the two they are.
         curve: One mapping per evaluation, of `step` under the name of its unit and of the summary.
+        stopped: Why the run was ended before its budget was; None if it was not.
+        callbacks: The state of those that have one, by name.
 
     >>> progress = Progress("updates")
     >>> progress.env_steps, progress.updates = 512, 20
@@ -48,6 +51,8 @@ class Progress:
         self.outcomes: deque[float] = deque(maxlen=_RECENT)
         self.outcome_is = "success"
         self.curve: list[dict[str, float]] = []
+        self.stopped: str | None = None
+        self.callbacks: dict[str, Any] = {}
 
     @property
     def step(self) -> int:
@@ -58,6 +63,21 @@ class Progress:
     def outcome(self) -> float | None:
         """Mean outcome of the latest training episodes; None before the first."""
         return sum(self.outcomes) / len(self.outcomes) if self.outcomes else None
+
+    def count(self, episodes: Any) -> None:
+        """Adds what a collector has played, as `yamame.collectors.Episodes`."""
+        self.env_steps += episodes.num_steps
+        self.aborted += episodes.num_aborted
+        outcomes = episodes.returns if episodes.success is None else episodes.success.float()
+        self.outcome_is = "return" if episodes.success is None else "success"
+        self.outcomes.extend(outcomes.tolist())
+
+    def take_means(self) -> dict[str, float]:
+        """The mean of every metric over the updates since this was asked last."""
+        made, self.unlogged = self.unlogged, []
+        return {
+            key: float(torch.stack([m[key].cpu() for m in made]).mean()) for key in (made[0] if made else ())
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data."""

@@ -1,0 +1,164 @@
+"""Recipes from Python: what the command line does, with values given back.
+
+    run = yamame.train("env=tmaze", "encoder=gru", "budget.minutes=1", callbacks=[...])
+    print(run.objective, run.path, run.progress.curve)
+    print(yamame.evaluate(f"run={run.path}", "num_episodes=512")["score"])
+
+Overrides are those of the command line. A sweep is a loop; a search by another library calls `train` in its objective.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from yamame import conf_dir, recipes_dir
+from yamame.checks import UsageError
+from yamame.cli.app import look_here, make_ready
+from yamame.cli.arguments import EASED, ease
+from yamame.cli.command_line import read_command_line
+from yamame.cli.explain import check_choices, explain
+from yamame.cli.jobs import AlreadyDone
+from yamame.cli.nodes import check
+from yamame.cli.settings import SETTINGS
+from yamame.files.identity import key_of
+from yamame.runs.callbacks import Callback
+from yamame.runs.run import Run
+from yamame.signals import Terminated
+
+_PREFIX = "yamame.recipes"
+
+
+def compose(*overrides: str, recipe: str = "train", config_dir: str | Path | None = None) -> DictConfig:
+    """The configuration that a command line would give, checked as a run would check it.
+
+    Args:
+        overrides: As on the command line: ``"env=tmaze"``, ``"optimizer.lr=1e-4"``, ``"~trials"``.
+        recipe: Which recipe's: the name of a file in ``recipes/``.
+        config_dir: A directory of your own YAML files, which come before ours, as ``--config-dir``.
+
+    Raises:
+        UsageError: Names what is wrong, in one line.
+    """
+    with _composed(overrides, recipe, config_dir) as cfg:
+        return cfg
+
+
+def train(
+    *overrides: str,
+    callbacks: Sequence[Callback] = (),
+    recipe: str = "train",
+    config_dir: str | Path | None = None,
+) -> Run:
+    """Trains, as ``python recipes/<recipe>.py`` does.
+
+    Args:
+        overrides, config_dir: As for `compose`.
+        callbacks: `yamame.Callback` objects that are told what happens.
+        recipe: A recipe that trains: ``train``, ``ppo``, ``distill``.
+
+    Returns:
+        The `Run` that has ended: ``objective``, ``path``, ``summary``, ``progress.curve``,
+        ``checkpoints.best``. With ``resume=auto`` and nothing left to do, the run as it was left.
+
+    Raises:
+        UsageError: What is wrong, before anything was written.
+        KeyboardInterrupt: Ctrl-C or a signal has ended the run, in order; ``resume=true`` goes on.
+    """
+    kept = _Kept()
+    with _composed(overrides, recipe, config_dir) as cfg:
+        make_ready(cfg)
+        try:
+            load_recipe(recipe).train(cfg, callbacks=[*callbacks, kept])
+        except AlreadyDone as done:
+            return done.run
+        except Terminated:
+            raise KeyboardInterrupt from None
+    return kept.run
+
+
+def evaluate(*overrides: str, config_dir: str | Path | None = None) -> dict[str, Any]:
+    """Plays trained runs on held-out tasks, as ``python recipes/evaluate.py run=...`` does.
+
+    Returns:
+        What stands in ``evaluation.json``, and under ``score`` the mean over the runs.
+    """
+    with _composed(overrides, "evaluate", config_dir) as cfg:
+        make_ready(cfg)
+        return load_recipe("evaluate").evaluate_runs(cfg)
+
+
+def make_report(*overrides: str, config_dir: str | Path | None = None) -> Path:
+    """Makes the page of ``python recipes/report.py``; returns its path."""
+    with _composed(overrides, "report", config_dir) as cfg:
+        make_ready(cfg)
+        return load_recipe("report").report(cfg)
+
+
+def load_recipe(name: str) -> ModuleType:
+    """The module of a recipe, whether the package was installed or stands in its repository.
+
+    Raises:
+        UsageError: There is no such recipe.
+    """
+    if (module := sys.modules.get(f"{_PREFIX}.{name}")) is not None:
+        return module
+    path = recipes_dir() / f"{name}.py"
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in recipes_dir().glob("*.py")))
+        raise UsageError(f"recipe: must be one of {known}, got {name!r}")
+    spec = importlib.util.spec_from_file_location(f"{_PREFIX}.{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules[spec.name] = module
+    return module
+
+
+class _Kept(Callback):
+    """Keeps the run for who started it."""
+
+    run: Run
+
+    def on_begin(self, run: Run) -> None:
+        self.run = run
+
+
+@contextmanager
+def _composed(overrides: Sequence[str], recipe: str, config_dir: str | Path | None) -> Iterator[DictConfig]:
+    """The configuration; within the block Hydra's singleton tells what it would tell a recipe that it runs."""
+    load_recipe(recipe)
+    look_here()
+    for text in overrides:
+        if not isinstance(text, str) or text.startswith("-"):
+            raise UsageError(f"overrides: must be texts as 'encoder=gru', got {text!r}")
+    flags = [] if config_dir is None else ["--config-dir", str(config_dir)]
+    eased = ease(overrides, **EASED.get(recipe, {}))
+    line = read_command_line([*flags, *eased], str(conf_dir().resolve()), recipe)
+    try:
+        check_choices(line)
+        with line.composing():
+            whole = hydra.compose(recipe, overrides=list(line.overrides), return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UsageError(" ".join(explain(error, line).split())) from error
+    cfg = whole.copy()
+    with open_dict(cfg):
+        del cfg["hydra"]
+    singleton = HydraConfig.instance()
+    former = singleton.cfg
+    singleton.set_config(whole)
+    try:
+        check(cfg, SETTINGS[recipe], typed=[key_of(text) for text in line.overrides])
+        yield cfg
+    finally:
+        singleton.cfg = former

@@ -1,0 +1,156 @@
+"""Recipes from Python: the same as from the command line, with values given back."""
+
+import asyncio
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import yamame
+from hydra.core.hydra_config import HydraConfig
+from yamame.checks import UsageError
+
+TINY = ("debug=tiny", "env=tmaze", "encoder=gru", "logger=none")
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_it_trains_what_the_command_line_trains(components, differing, play, tmp_path):
+    run = yamame.train(*TINY)
+    (tmp_path / "shell").mkdir()
+    status, _, errors = play("train", tmp_path / "shell", *TINY)
+    assert status == 0, errors
+    other = tmp_path / "shell" / run.path
+    assert run.name == "tmaze-gru-debug=tiny-seed=0"
+    assert (other / "config.yaml").read_text() == (run.path / "config.yaml").read_text()
+    assert differing(components(run.path), components(other)) == []
+    assert run.objective == run.progress.curve[-1]["success_mean"]
+    assert run.summary["status"] == "FINISHED"
+    assert run.checkpoints.best.is_file()
+
+
+def test_a_loop_is_a_sweep_and_what_is_done_is_given_back():
+    runs = [yamame.train(*TINY, f"seed={seed}", "resume=auto") for seed in (0, 1, 0)]
+    assert [run.name[-6:] for run in runs] == ["seed=0", "seed=1", "seed=0"]
+    assert runs[0].summary == runs[2].summary
+    assert runs[0].objective == runs[2].objective
+
+
+@pytest.mark.parametrize("recipe", ["ppo", "distill"])
+def test_other_recipes_train_too(recipe):
+    run = yamame.train("debug=tiny", "logger=none", recipe=recipe)
+    assert run.name.startswith(recipe)
+    assert run.progress.updates > 0
+
+
+def test_a_run_is_evaluated_and_reported():
+    run = yamame.train("debug=tiny", "env=bandits", "encoder=gru")
+    report = yamame.evaluate(f"run={run.path}", "num_episodes=8", "control=true")
+    assert report["run"][0]["source"] == str(run.path)
+    assert isinstance(report["score"], float)
+    page = yamame.make_report("directory=page")
+    assert run.name in page.read_text()
+
+
+def test_a_configuration_is_composed_from_a_folder_of_ones_own(tmp_path):
+    (tmp_path / "conf" / "encoder").mkdir(parents=True)
+    own = "_target_: yamame.trajectory.GRUEncoder\nhidden_size: 7\n"
+    (tmp_path / "conf" / "encoder" / "mine.yaml").write_text(own)
+    cfg = yamame.compose("encoder=mine", config_dir="conf")
+    assert cfg.encoder.hidden_size == 7
+    assert "hydra" not in cfg
+    assert yamame.compose("run='runs/a=b'", recipe="evaluate").run == "runs/a=b"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "recipe", "message"),
+    [
+        (["env=tmze"], "train", "env=tmze: no such choice, did you mean tmaze"),
+        (["enc=gru"], "train", "enc: no such key, did you mean"),
+        (["seed=-1"], "train", "seed: must be an integer of at least 0"),
+        (["--help"], "train", "must be texts as 'encoder=gru', got '--help'"),
+        ([3], "train", "must be texts as 'encoder=gru', got 3"),
+        (["env.length=0"], "train", "length"),
+        ([], "trian", "recipe: must be one of distill, .* got 'trian'"),
+        (["encoder=gru,lstm"], "train", "encoder"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(overrides, recipe, message, tmp_path):
+    former = HydraConfig.instance().cfg
+    with pytest.raises(UsageError, match=message) as caught:
+        yamame.train(*overrides, *(["logger=none"] if recipe == "train" else []), recipe=recipe)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+    assert HydraConfig.instance().cfg is former
+
+
+def test_within_a_program_of_hydra_everything_stays_its_own(own_hydra_program):
+    assert own_hydra_program.returncode == 0, own_hydra_program.stderr
+    assert own_hydra_program.stdout.splitlines()[-1] == "theirs tmaze-gru-debug=tiny-seed=0 main"
+
+
+@pytest.fixture
+def own_hydra_program(tmp_path):
+    program = tmp_path / "theirs.py"
+    program.write_text(
+        "import hydra\nfrom hydra.core.hydra_config import HydraConfig\nimport yamame\n"
+        "@hydra.main(version_base='1.3', config_path=None)\n"
+        "def main(cfg):\n"
+        f"    run = yamame.train(*{TINY!r})\n"
+        "    print(HydraConfig.get().job.name, run.name, 'main')\n"
+        "main()\n"
+    )
+    return subprocess.run(
+        [sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+
+def test_it_trains_within_an_event_loop_as_of_a_notebook_and_in_a_thread_as_of_a_tuner():
+    async def cell():
+        return yamame.train(*TINY, "run.name=cell")
+
+    runs = [asyncio.run(cell())]
+    with ThreadPoolExecutor(1) as pool:
+        runs.append(pool.submit(yamame.train, *TINY, "run.name=thread").result())
+    assert [run.summary["status"] for run in runs] == ["FINISHED"] * 2
+
+
+def test_a_study_of_optuna_calls_it_and_learns_of_every_evaluation():
+    optuna = pytest.importorskip("optuna", reason="needs Optuna: pip install optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+    class Report(yamame.Callback):
+        def __init__(self, trial):
+            self.trial = trial
+
+        def on_evaluate(self, run, result):
+            self.trial.report(result.summary()["return_mean"], run.progress.step)
+            if self.trial.should_prune():
+                run.stop("pruned")
+
+    def objective(trial):
+        lr = trial.suggest_float("lr", 1e-4, 1e-3, log=True)
+        own = (f"optimizer.lr={lr}", f"run.name=trial-{trial.number}")
+        return yamame.train(*TINY, *own, callbacks=[Report(trial)]).objective
+
+    study = optuna.create_study(direction="maximize")
+    study.optimize(objective, n_trials=2)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2
+    assert all(trial.intermediate_values for trial in study.trials)
+
+
+def test_importing_the_package_loads_nothing():
+    program = "import sys, yamame; print([m for m in ('torch', 'hydra', 'mlflow') if m in sys.modules], dir(yamame))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("[] ")
+    assert "'train'" in done.stdout
+    with pytest.raises(AttributeError, match="has no attribute 'tarin'"):
+        yamame.tarin  # noqa: B018
+
+
+def test_recipes_stand_beside_the_yaml_files():
+    assert yamame.recipes_dir() == Path(yamame.conf_dir()).parent / "recipes"

@@ -1,0 +1,177 @@
+"""Callbacks: what they are told, in which order, what they may do, and that their state goes on with the run."""
+
+import json
+
+import pytest
+import yamame
+from yamame.checks import UsageError
+from yamame.runs import EarlyStopping
+
+TINY = ("debug=tiny", "env=tmaze", "encoder=gru", "logger=none", "run.name=a")
+MINE = """
+import yamame
+
+class Witness(yamame.Callback):
+    def __init__(self, file):
+        self.file = file
+    def on_end(self, run):
+        with open(self.file, "a") as file:
+            file.write(f"{run.name} {run.summary['status']} {run.objective}\\n")
+"""
+
+
+class Witness(yamame.Callback):
+    """Notes every event, and where the run is."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_begin(self, run):
+        self.seen.append(("begin", run.progress.env_steps, run.progress.updates))
+
+    def on_collect(self, run, episodes):
+        self.seen.append(("collect", run.progress.env_steps, run.progress.updates))
+
+    def on_update(self, run, metrics):
+        assert metrics["loss"].ndim == 0
+        self.seen.append(("update", run.progress.env_steps, run.progress.updates))
+
+    def on_log(self, run, metrics, step):
+        assert step == run.progress.step
+        self.seen.append(("log", run.progress.env_steps, run.progress.updates))
+
+    def on_evaluate(self, run, result):
+        assert run.progress.curve[-1]["return_mean"] == result.summary()["return_mean"]
+        self.seen.append(("evaluate", run.progress.env_steps, run.progress.updates))
+
+    def on_save(self, run):
+        self.seen.append(("save", run.checkpoints.last is not None))
+
+    def on_saved(self, run, path):
+        self.seen.append(("saved", path == run.checkpoints.last))
+
+    def on_end(self, run):
+        self.seen.append(("end", run.summary["status"]))
+
+
+class Counter(yamame.Callback):
+    """Counts the updates of all sessions of a run."""
+
+    count = 0
+
+    def on_update(self, run, metrics):
+        self.count += 1
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_events_come_in_the_order_of_the_loop():
+    witness = Witness()
+    run = yamame.train(*TINY, callbacks=[witness])
+    last = run.progress.env_steps, run.progress.updates
+    kinds = [kind for kind, *_ in witness.seen]
+    assert witness.seen[0] == ("begin", 0, 0)
+    assert witness.seen[-4:] == [("evaluate", *last), ("save", False), ("saved", True), ("end", "FINISHED")]
+    assert kinds.count("update") == last[1] > 0
+    assert kinds.index("collect") < kinds.index("log") < kinds.index("update")
+    assert [place for place in witness.seen if place[0] == "collect"][-1][1] == last[0]
+
+
+def test_what_a_callback_raises_ends_the_run_as_failed_and_still_tells_the_end():
+    class Broken(Witness):
+        def on_update(self, run, metrics):
+            raise RuntimeError("broken")
+
+    witness = Broken()
+    with pytest.raises(RuntimeError, match="broken"):
+        yamame.train(*TINY, callbacks=[witness])
+    assert witness.seen[-1] == ("end", "FAILED")
+
+
+def test_a_callback_that_only_looks_changes_nothing(components, differing):
+    yamame.train(*TINY)
+    yamame.train(*TINY, "run.name=b", callbacks=[Witness()])
+    assert differing(components("runs/a"), components("runs/b")) == []
+
+
+def test_state_goes_on_with_the_run_and_a_new_callback_starts_its_own():
+    counter = Counter()
+    run = yamame.train(*TINY, callbacks=[counter])
+    assert counter.count == run.progress.updates > 0
+    again, other = Counter(), Witness()
+    longer = ("resume=true", f"budget.updates={run.progress.updates + 1}")
+    further = yamame.train(*TINY, *longer, callbacks=[other, again])
+    assert again.count == further.progress.updates > run.progress.updates
+    assert other.seen[0] == ("begin", run.progress.env_steps, run.progress.updates)
+
+
+def test_stopping_ends_a_run_in_order_and_only_another_budget_goes_on(capsys):
+    early = EarlyStopping("success_mean", patience=None, threshold=-1.0)
+    stopped = ("budget.env_steps=100000", "budget.minutes=5", "evaluation.interval=64")
+    run = yamame.train(*TINY, *stopped, callbacks=[early])
+    assert "stopped: success_mean has reached" in capsys.readouterr().err
+    assert run.summary["status"] == "FINISHED"
+    assert run.progress.env_steps < 1000
+    same = yamame.train(*TINY, *stopped, "resume=auto", callbacks=[early])
+    assert same.progress.env_steps == run.progress.env_steps
+    more = ("budget.env_steps=100001", "budget.minutes=5", "evaluation.interval=64", "resume=auto")
+    further = yamame.train(*TINY, *more, callbacks=[EarlyStopping("success_mean", threshold=-1.0)])
+    assert further.progress.env_steps > run.progress.env_steps
+
+
+@pytest.mark.parametrize(
+    ("values", "patience", "stops_at"), [([1, 2, 3, 4], 2, None), ([1, 3, 2, 3], 2, 4), ([2, 1], 1, 2)]
+)
+def test_patience_counts_evaluations_that_are_no_better(values, patience, stops_at):
+    class Run:
+        place, stopped = 0, None
+
+        def stop(self, reason):
+            self.stopped = self.stopped or self.place
+
+    class Result:
+        def __init__(self, value):
+            self.value = value
+
+        def summary(self):
+            return {"return_mean": self.value}
+
+    early, run = EarlyStopping(patience=patience), Run()
+    for run.place, value in enumerate(values, start=1):
+        restored = EarlyStopping(patience=patience)
+        restored.load_state_dict(json.loads(json.dumps(early.state_dict())))
+        early = restored
+        early.on_evaluate(run, Result(value))
+    assert run.stopped == stops_at
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["callbacks=early_stopping", "callbacks.early_stopping.patience=0"], "patience must be at least 1"),
+        (["+callbacks.mine._target_=yamame.trajectory.GRUEncoder"], "callbacks.mine"),
+    ],
+)
+def test_what_is_no_callback_is_refused(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        yamame.train(*TINY, *arguments)
+    with pytest.raises(UsageError, match=r"callbacks\.dict-0: must be a yamame.Callback, got dict"):
+        yamame.train(*TINY, callbacks=[{}])
+
+
+def test_one_of_a_foreign_module_is_named_in_a_configuration(own_module, tmp_path):
+    own_module("mylab_callbacks", MINE)
+    own = ("+callbacks.mine._target_=mylab_callbacks.Witness", "+callbacks.mine.file=seen.txt")
+    with pytest.raises(UsageError, match=r"callbacks\.mine\._target_ must .* trust="):
+        yamame.train(*TINY, *own)
+    run = yamame.train(*TINY, *own, "trust=[mylab_callbacks.]")
+    assert (tmp_path / "seen.txt").read_text() == f"a FINISHED {run.objective}\n"
