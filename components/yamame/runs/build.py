@@ -18,6 +18,7 @@ from yamame.cli.nodes import instantiate, plain, target_of
 from yamame.cli.threads import share_threads
 from yamame.cli.validation import parameters_of
 from yamame.collectors import Collector
+from yamame.deploy.build import assemble
 from yamame.runs.callbacks import Callback, Callbacks, RewardWarning, Tracking
 from yamame.runs.progress_bar import ProgressBar
 from yamame.training.guard import NonFiniteGuard
@@ -46,26 +47,9 @@ def build_env(cfg: DictConfig, *, num_envs: int, seed: int, held_out: bool = Fal
 
 def build_agent(cfg: DictConfig, env: EnvBase) -> InContextAgent:
     """The agent of the configuration, fitted to an environment."""
-    return InContextAgent(
-        env.observation_spec,
-        env.full_action_spec["action"],
-        timestep_encoder=instantiate(cfg.timestep_encoder),
-        goal_encoder=instantiate(cfg.goal_encoder),
-        trajectory_encoder=instantiate(cfg.encoder),
-        actor=instantiate(cfg.agent.actor),
-        critic=instantiate(cfg.agent.critic),
-        returns=instantiate(cfg.agent.returns),
-        gammas=learned_gammas(cfg),
-        probability_floor=cfg.agent.probability_floor,
-        box_distribution=cfg.agent.box_distribution,
-        share_encoders=getattr(target_of(cfg.agent.loss), "shares_encoder", True),
-    ).to(cfg.device)
-
-
-def learned_gammas(cfg: DictConfig) -> list[float]:
-    """The discount factors that the agent has policies for: all, or the last alone."""
-    gammas = [float(gamma) for gamma in cfg.agent.gammas]
-    return gammas if cfg.agent.multi_gamma else gammas[-1:]
+    specs = env.observation_spec, env.full_action_spec["action"]
+    agent = assemble(cfg, *specs, instantiate=instantiate, loss=target_of(cfg.agent.loss))
+    return agent.to(cfg.device)
 
 
 def build_collector(

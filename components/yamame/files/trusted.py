@@ -16,8 +16,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from yamame.checks import UsageError
-from yamame.cli.validation import shown
+from yamame.checks import UsageError, shown
 
 OURS = ("yamame.", "yamame_envs.")
 LAYERS = ("torch.nn.", "torch.optim.", "torchrl.modules.", "torchrl.objectives.")
