@@ -38,7 +38,7 @@ def export(cfg: DictConfig) -> None:
         elif cfg.mlflow:
             save_model(agent, path)
         else:
-            agent.save_pretrained(path)
+            agent.save_pretrained(path, small=cfg.small)
     except UsageError as error:
         raise UsageError(f"run={cfg.run}: {error}") from error
     print(path)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from yamame.checks import UsageError
 from yamame.deploy import DeployedAgent, folder
 from yamame.files.checkpoint import Checkpointer
+from yamame.runs.trained import load_trained
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +65,7 @@ def test_a_folder_gives_the_same_actions_and_says_what_it_is(run, observations, 
     assert actions(yamame.load(written, greedy=True), observations) == actions(agent, observations)
     sampled = [yamame.load(source, greedy=False, seed=3) for source in (run, written)]
     assert actions(sampled[0], observations) == actions(sampled[1], observations)
-    again = yamame.load(written).save_pretrained(tmp_path / "again")
+    again = yamame.load(written).save_pretrained(tmp_path / "again" / "mine")
     for name in os.listdir(written):
         assert (again / name).read_bytes() == (written / name).read_bytes()
     card = (written / "README.md").read_text()
@@ -71,7 +73,7 @@ def test_a_folder_gives_the_same_actions_and_says_what_it_is(run, observations, 
         "MazeRunner(size=7, ",
         "| success_mean | 0.25 |",
         "| goal | float32 (2, 2) |",
-        "yamame.load(",
+        'yamame.load("mine")',
     ):
         assert part in card
     config = json.loads((written / "config.json").read_text())
@@ -125,8 +127,37 @@ def test_the_zoo_is_asked_by_name(run, observations, tmp_path, monkeypatch):
             yamame.load(f"zoo:{name}")
 
 
-def test_the_repository_has_its_zoo():
-    assert folder.ZOOS[1].is_dir()
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in folder.ZOOS[1].glob("*/config.json")))
+def test_agents_of_the_zoo_act(name, observations):
+    agent = yamame.load(f"zoo:{name}", greedy=True)
+    for t, more in enumerate([{}, {"reward": 0.5}, {"reward": 1.0, "done": True}]):
+        action = agent.act(observations(agent, seed=t), **more)
+        agent.action_spec.assert_is_in(torch.as_tensor(action))
+    assert agent.saved.about["step"] > 0
+    assert agent.saved.about["results"]
+
+
+def test_the_zoo_stays_small():
+    files = [file for file in folder.ZOOS[1].rglob("*") if file.is_file()]
+    assert {file.name for file in files} == {"README.md", "config.json", "model.safetensors"}
+    assert sum(file.stat().st_size for file in files) <= 5_000_000
+
+
+def test_a_small_folder_has_what_acting_needs(maze, observations, tmp_path):
+    whole, small = DeployedAgent(maze.saved, greedy=True), tmp_path / "small"
+    whole.save_pretrained(small, small=True)
+    whole.save_pretrained(tmp_path / "whole")
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("small", "whole")]
+    assert sizes[0] < 0.5 * sizes[1]
+    again = yamame.load(small, greedy=True)
+    weights = zip(whole.step.parameters(), again.step.parameters(), strict=True)
+    assert all(torch.allclose(a, b, atol=1e-3, rtol=1e-3) for a, b in weights)
+    assert actions(again, observations)
+    trained = load_trained(small)
+    with closing(trained.build_env(num_envs=2, seed=0)) as env:
+        policy = trained.build_agent(env).policy()
+    assert torch.equal(next(policy.parameters()), next(again.step.policy.parameters()))
+    assert trained.folder is None
 
 
 def test_a_checkpoint_of_an_earlier_version_says_what_to_do(maze, tmp_path):

@@ -129,6 +129,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "tracking_uri": str,
         "trust": list[str],
         "mlflow": bool,
+        "small": bool,
         "greedy": bool | None,
         "gamma": float | None,
         "context_length": Count | None,

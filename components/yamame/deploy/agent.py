@@ -6,7 +6,7 @@ previous action and reward, and the time are its own business.
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torchrl.data import Composite, TensorSpec
 
 from yamame.checks import UsageError, require, shown
-from yamame.deploy.build import build_agent, load_weights
+from yamame.deploy.build import build_agent, for_acting, load_weights
 from yamame.deploy.inputs import Inputs, read_flags, read_names, read_reward
 from yamame.deploy.interface import Interface
 from yamame.deploy.sessions import Sessions
@@ -33,7 +33,7 @@ class SavedAgent:
         source: Where it was read.
         config: What builds it (`yamame.deploy.build.PARTS`), and how it was trained.
         interface: What it observes and does.
-        weights: Its ``state_dict``, on the CPU.
+        weights: Its ``state_dict``, or what acting needs of it, on the CPU.
         about: What is known of it beside: ``step``, ``results``, ``versions``.
     """
 
@@ -240,11 +240,18 @@ class DeployedAgent:
             require("DeployedAgent", "sessions", name, known, "have begun, with reset(sessions=[...])")
         return names
 
-    def save_pretrained(self, folder: str | Path) -> Path:
-        """Writes a folder from which `yamame.load` makes the same agent; see `yamame.deploy.folder`."""
+    def save_pretrained(self, folder: str | Path, *, small: bool = False) -> Path:
+        """Writes a folder from which `yamame.load` makes this agent; see `yamame.deploy.folder`.
+
+        Args:
+            folder: New, empty, or written by this method.
+            small: Only what acting needs, with matrices in half precision (float16): about a third of the size. It
+                decides nearly as this one does.
+        """
         from yamame.deploy.folder import write_folder
 
-        return write_folder(self.saved, Path(folder))
+        weights = for_acting(self.saved.weights) if small else self.saved.weights
+        return write_folder(replace(self.saved, weights=weights), Path(folder))
 
     def export(self, path: str | Path, *, num_streams: int = 1) -> Path:
         """Writes its greedy step as a graph: ``file.pt2`` by `torch.export`, ``file.onnx`` for ONNX.

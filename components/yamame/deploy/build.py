@@ -17,6 +17,8 @@ from yamame.deploy.interface import Interface
 from yamame.failures import one_line
 from yamame.files.trusted import check_file, locate, prefixes_of
 
+_LEARNING = ("critic.", "critic_encoder.", "returns.")
+"""Parts of an agent that only learning needs."""
 PARTS = ("agent", "encoder", "timestep_encoder", "goal_encoder")
 """The keys of a configuration that say what an agent is made of."""
 
@@ -118,6 +120,15 @@ def _instantiate(node: Any, *, trust: Sequence[str], key: str = "agent") -> Any:
     return partial(target, **arguments) if node.get("_partial_", False) else target(**arguments)
 
 
+def for_acting(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """What acting needs of an agent's ``state_dict``, with matrices in half the precision."""
+    return {
+        name: value.half() if value.is_floating_point() and value.ndim > 1 else value
+        for name, value in weights.items()
+        if not name.startswith(_LEARNING)
+    }
+
+
 def load_weights(
     agent: InContextAgent, weights: Mapping[str, Any], *, source: str, fit: str, hint: str = ""
 ) -> None:
@@ -125,7 +136,7 @@ def load_weights(
 
     Args:
         agent: Any.
-        weights: Its ``state_dict``.
+        weights: Its ``state_dict``, or what acting needs of it: what judges actions then keeps new weights.
         source: Whose they are, for messages.
         fit: What they must fit, for messages.
         hint: What may be wrong if they do not.
@@ -136,6 +147,9 @@ def load_weights(
     for name, value in weights.items():
         if isinstance(value, torch.Tensor) and not bool(value.isfinite().all()):
             raise UsageError(f"the weights of {source} must be finite, {name} is not")
+    if not any(name.startswith(_LEARNING) for name in weights):
+        own = agent.state_dict()
+        weights = {**{name: own[name] for name in own if name.startswith(_LEARNING)}, **weights}
     try:
         agent.load_state_dict(weights)
     except (RuntimeError, TypeError, AttributeError) as error:

@@ -13,14 +13,14 @@ from yamame.keys import CONTEXT, GOAL_KEYS
 _USE = """```python
 import yamame
 
-agent = yamame.load("{folder}")
+agent = yamame.load("{source}")
 action = agent.act(observation)
 action = agent.act(observation, reward=reward, done=done)
 ```"""
 
 
-def model_card(saved: SavedAgent) -> str:
-    """Markdown, with the front matter that model hubs read."""
+def model_card(saved: SavedAgent, source: str) -> str:
+    """Markdown, with the front matter that model hubs read; ``source`` is what `yamame.load` takes."""
     config, about = saved.config, saved.about
     facts = {
         "environment": described(config.get("env")),
@@ -46,7 +46,7 @@ def model_card(saved: SavedAgent) -> str:
         _table(("entry", "spec"), dict(_entries(saved.interface.observation_spec))),
         f"It answers with {_spec(saved.interface.action_spec)}.",
         "## Use",
-        _USE.format(folder=saved.about.get("name", "this folder")),
+        _USE.format(source=source),
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -50,13 +50,13 @@ def write_folder(saved: SavedAgent, folder: Path) -> Path:
             f"save_pretrained: {folder} must be new, empty, or written by save_pretrained; it holds other files"
         )
     if folder.is_dir() and any(folder.iterdir()):
-        _write(saved, folder)
+        _write(saved, folder, folder)
         return folder
     make_folder(folder.absolute().parent)
     beside = folder.absolute().with_name(f".{folder.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
     try:
         beside.mkdir()
-        _write(saved, beside)
+        _write(saved, beside, folder)
         beside.rename(folder)  # also onto an empty one
         flush_folder(folder.absolute().parent)
     finally:
@@ -76,7 +76,9 @@ def _is_ours(folder: Path) -> bool:
         return False
 
 
-def _write(saved: SavedAgent, folder: Path) -> None:
+def _write(saved: SavedAgent, folder: Path, final: Path) -> None:
+    """Writes the files into a folder, which will have the place ``final``."""
+    source = f"zoo:{final.name}" if final.absolute().parent in ZOOS else final.name
     weights = save({name: value.contiguous() for name, value in saved.weights.items()})
     config = {
         "yamame_format": FORMAT,
@@ -89,7 +91,7 @@ def _write(saved: SavedAgent, folder: Path) -> None:
     with atomic_writer(folder / WEIGHTS) as file:
         file.write(weights)
     with atomic_writer(folder / CARD) as file:
-        file.write(model_card(saved).encode())
+        file.write(model_card(saved, source).encode())
     write_json(folder / CONFIG, json_safe(config))
 
 

@@ -64,11 +64,9 @@ def read_saved(
     source: str | Path, *, checkpoint: Which = "best", tracking_uri: str | None = None
 ) -> SavedAgent:
     """What `load` reads, before anything is built of it."""
-    name, path = str(source), Path(source)
-    if name.startswith(_ZOO):
-        return read_folder(zoo_folder(name.removeprefix(_ZOO)))
-    if (path / CONFIG).is_file():
-        return read_folder(path)
+    name, folder = str(source), agent_folder(source)
+    if folder is not None:
+        return read_folder(folder)
     loaded = read_checkpoint(name, checkpoint, tracking_uri=tracking_uri, optional=_BESIDE)
     interface = loaded.values.get("interface")
     if interface is None:
@@ -77,6 +75,18 @@ def read_saved(
             f"environment is installed write a folder with: python recipes/export.py run={source} path=<folder>"
         )
     return from_checkpoint(name, loaded, Interface.decode(interface))
+
+
+def agent_folder(source: str | Path) -> Path | None:
+    """The folder of `DeployedAgent.save_pretrained` that is meant; None if it is none.
+
+    Raises:
+        UsageError: There is no agent of this name in the zoo.
+    """
+    name = str(source)
+    if name.startswith(_ZOO):
+        return zoo_folder(name.removeprefix(_ZOO))
+    return Path(source) if (Path(source) / CONFIG).is_file() else None
 
 
 class OldCheckpointError(UsageError):

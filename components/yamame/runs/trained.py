@@ -18,6 +18,7 @@ from yamame.cli.nodes import check, plain
 from yamame.cli.settings import SETTINGS
 from yamame.cli.validation import check_settings
 from yamame.deploy.build import learned_gammas, load_weights
+from yamame.deploy.load import agent_folder, read_saved
 from yamame.deploy.sources import Which, read_checkpoint
 from yamame.files.trusted import check_file, prefixes_of
 from yamame.runs.build import build_agent, build_env, check_device
@@ -51,6 +52,12 @@ class Trained:
         return " ".join(
             _described(node) for node in (config["env"], config.get("trials")) if node is not None
         )
+
+    @property
+    def folder(self) -> Path | None:
+        """The run's directory, where results of playing it belong; None for a file, an id or a folder to send."""
+        is_run = Path(self.source).is_dir() and agent_folder(self.source) is None
+        return Path(self.source) if is_run else None
 
     def build_env(self, *, num_envs: int, seed: int) -> EnvBase:
         """The environment with its held-out settings, ``num_envs`` times."""
@@ -105,7 +112,8 @@ def load_trained(
     """Reads a trained run.
 
     Args:
-        source: A run directory, a checkpoint file, or the id of an MLflow run whose artifacts hold checkpoints.
+        source: A run directory, a checkpoint file, the id of an MLflow run whose artifacts hold checkpoints, the folder
+            of an agent (`yamame.deploy.DeployedAgent.save_pretrained`), or ``zoo:NAME``.
         checkpoint: Which of a run's checkpoints: the one with the best evaluation, or the last one.
         tracking_uri: The MLflow store where a run id is looked for.
         device: Where the environment and the agent shall be.
@@ -117,9 +125,9 @@ def load_trained(
     Raises:
         UsageError: One line that names what is missing, does not fit, or is named without trust.
     """
-    loaded = read_checkpoint(str(source), checkpoint, tracking_uri=tracking_uri)
-    _check_config(source, loaded.config, prefixes_of(trust))
-    config = {**loaded.config, "device": check_device(device), "trust": list(trust)}
+    given, weights, step = _read(source, checkpoint, tracking_uri)
+    _check_config(source, given, prefixes_of(trust))
+    config = {**given, "device": check_device(device), "trust": list(trust)}
     # Settings of held-out tasks become those of the environment, for what is asked here to come last.
     held_out = config["evaluation"]["env"]
     config["evaluation"] = {**config["evaluation"], "env": {}}
@@ -132,7 +140,18 @@ def load_trained(
         config["encoder"] = {**config["encoder"], "context_length": context_length}
     composed = OmegaConf.create(config)
     check(composed)
-    return Trained(str(source), loaded.step, composed, loaded.values["agent"])
+    return Trained(str(source), step, composed, weights)
+
+
+def _read(
+    source: str | Path, checkpoint: Which, tracking_uri: str
+) -> tuple[dict[str, Any], dict[str, Any], int]:
+    """Configuration, weights and steps of training, from a run or the folder of an agent."""
+    if agent_folder(source) is not None:
+        saved = read_saved(source)
+        return saved.config, saved.weights, int(saved.about.get("step") or 0)
+    loaded = read_checkpoint(str(source), checkpoint, tracking_uri=tracking_uri)
+    return loaded.config, loaded.values["agent"], loaded.step
 
 
 def _check_config(source: str | Path, config: Any, trust: Sequence[str]) -> None:
