@@ -4,12 +4,14 @@
     python recipes/train.py encoder=gru env=mazerunner run.name=mine
     python recipes/train.py encoder=gru env=mazerunner run.name=mine resume=true
     python recipes/train.py -m encoder=gru,transformer seed=0,1
+    python recipes/train.py data=npz data.path='demos/*.npz' schedule.offline_updates=1000
 
 The run lives in <run.root>/<run.name>: checkpoints, replay, config.yaml, summary.json. Its metrics are in MLflow.
 Collecting and learning alternate: after every `schedule.steps_per_iteration` environment steps the learner makes as
 many updates as `schedule.updates_per_step` allows. All state between two updates is in the checkpoint, so that on a
 CPU a killed and resumed run ends with the same parameters, bit for bit, as one that was never stopped (with
-`collector=sync`; `collector=async` acts beside the learner and never plays the same run twice).
+`collector=sync`; `collector=async` acts beside the learner and never plays the same run twice). With `data=...` batches
+come from data and replay, and a run may begin with updates from data alone (docs/data.md).
 """
 
 import yamame.cli.threads  # sets what torch reads when it is imported
@@ -20,27 +22,27 @@ if __name__ == "__main__":
 
 # isort: split
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig
 from tensordict import TensorDict
-from torchrl.envs import Compose, EnvBase
-from yamame.checks import UsageError
 from yamame.cli.app import main
 from yamame.cli.nodes import instantiate
-from yamame.keys import GOAL_KEYS
 from yamame.runs.build import (
     build_agent,
     build_collector,
     build_env,
     build_learner,
     build_replay,
+    build_source,
+    build_transform,
     check_lengths,
 )
 from yamame.runs.callbacks import Callback
 from yamame.runs.held_out import held_out_env
 from yamame.runs.run import Run
-from yamame.training import Prefetcher
+from yamame.training import Learner, Prefetcher
 from yamame.training.seeding import seed_everything
 
 
@@ -58,19 +60,22 @@ def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
         replay = build_replay(
             cfg, run.path / "replay", transform=transform, owner=run.name, resume=run.resumed
         )
-        batches = Prefetcher(replay.sample, cfg.device)
+        source = build_source(cfg, env, replay=replay, transform=transform, progress=run.progress)
+        batches = Prefetcher(partial(source.sample, cfg.schedule.batch_size), cfg.device)
         collector = build_collector(cfg, env=env, policy=policy, replay=replay, exploration=exploration)
         run.exits.callback(collector.shutdown)
-        components = {"agent": agent, **learner.components(), "collector": collector, "replay": replay}
+        components = {"agent": agent, **learner.components(), "collector": collector, "replay": source}
         run.begin(components, policy=policy, held_out=held_out, on_saved=replay.protect)
 
+        learn_offline(run, learner, batches)
+        collector.update_policy_weights_(TensorDict.from_module(policy).data)
         while not run.ended():
-            if not updates_due(run, replay):  # a run that stopped between two updates makes the rest first
+            if not updates_due(run, source):  # a run that stopped between two updates makes the rest first
                 run.count(collector.collect(cfg.schedule.steps_per_iteration))
 
-            for batch, meanwhile in batches.up_to(updates_due(run, replay), ends=run.is_last):
+            for batch, meanwhile in batches.up_to(updates_due(run, source), ends=run.is_last):
                 run.learned(learner.update(batch, meanwhile=meanwhile))
-            if updates_due(run, replay):
+            if updates_due(run, source):
                 run.end_within_iteration()
             collector.update_policy_weights_(TensorDict.from_module(policy).data)
 
@@ -80,29 +85,26 @@ def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
         return run.finish()
 
 
-def build_transform(cfg: DictConfig, env: EnvBase) -> Compose:
-    """What happens to trajectories when they are sampled: relabelled whole, then cut, then packed.
-
-    Raises:
-        UsageError: Goals are to be relabelled in an environment that has none.
-    """
-    has_goals = set(GOAL_KEYS) <= set(env.observation_spec.keys())
-    if cfg.relabel.strategy != "none" and not has_goals:
-        name = type(env).__name__
-        raise UsageError(
-            f"relabel.strategy={cfg.relabel.strategy}: {name} has no goals to relabel; set relabel=none"
-        )
-    relabel = [instantiate(cfg.relabel)] if has_goals else []
-    return Compose(*relabel, *(instantiate(node) for node in (cfg.window, cfg.packing) if node is not None))
+def learn_offline(run: Run, learner: Learner, batches: Prefetcher) -> None:
+    """Makes the updates that come before the first environment step, from data alone, and evaluates the outcome."""
+    offline = run.cfg.schedule.offline_updates
+    while run.progress.updates < offline and not run.ended():
+        for batch, meanwhile in batches.up_to(min(100, offline - run.progress.updates), ends=run.is_last):
+            run.learned(learner.update(batch, meanwhile=meanwhile))
+        metrics = {f"offline/{key.removeprefix('train/')}": value for key, value in run.metrics().items()}
+        run.log(metrics, step=run.progress.updates)
+    if offline and not run.progress.curve:
+        run.progress.evaluated_at = -run.cfg.evaluation.interval  # it is due now
+        run.evaluate_and_save()
 
 
-def updates_due(run: Run, replay: Any) -> int:
+def updates_due(run: Run, source: Any) -> int:
     """Updates that the steps collected so far allow and that were not made yet."""
-    if len(replay) == 0:
+    if len(source) == 0:
         return 0
     schedule = run.cfg.schedule
     beyond = run.progress.env_steps - schedule.learning_starts
-    return max(0, int(beyond * schedule.updates_per_step) - run.progress.updates)
+    return max(0, int(beyond * schedule.updates_per_step) + schedule.offline_updates - run.progress.updates)
 
 
 if __name__ == "__main__":

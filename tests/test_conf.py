@@ -76,7 +76,7 @@ def columns() -> list[tuple[str, ...]]:
 
 @pytest.mark.parametrize("choices", columns(), ids="+".join)
 def test_every_choice_composes_and_its_keys_are_parameters(choices):
-    check(composed("train", *map(chosen, choices)))
+    check(composed("train", *map(chosen, choices), "data.path=a"))
 
 
 def test_no_choice_is_left_out():
@@ -94,7 +94,7 @@ def test_the_check_refuses_a_key_that_is_no_parameter():
 
 @pytest.mark.parametrize("choices", [(), *columns()], ids="+".join)
 def test_values_equal_the_defaults_of_the_signature_unless_the_file_is_a_variant(choices):
-    config = plain(composed("train", *map(chosen, choices)))
+    config = plain(composed("train", *map(chosen, choices), "data.path=a"))
     ours = [(key, node) for key, node in targets(config) if node["_target_"].startswith("yamame")]
     assert ours
     original = [choice for choice in choices if not is_variant(CONF / f"{choice}.yaml")]
@@ -176,7 +176,7 @@ def test_a_recurrent_encoder_in_a_preset_of_a_transformer_says_what_to_drop_and_
 
 @pytest.mark.parametrize("main", MAIN)
 def test_the_settings_of_a_main_file_are_those_that_are_declared_and_its_defaults_are_allowed(main):
-    needed = {"replay_batch": ["bundle=a"], "export": ["run=a", "path=b"]}
+    needed = {"replay_batch": ["bundle=a"], "export": ["run=a", "path=b"], "offline": ["data.path=a"]}
     needed |= {key: ["run=a"] for key in ("evaluate", "play", "sync")}
     given = needed.get(main, [])
     config = check(composed(main, *given), SETTINGS[main])
@@ -214,7 +214,7 @@ def test_a_setting_that_is_not_declared_is_noticed():
 def test_what_recipes_have_in_common_stands_in_one_file():
     base, *own = (
         flatten(OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml")))
-        for name in ("base", "train", "ppo", "distill")
+        for name in ("base", "train", "ppo", "distill", "offline")
     )
     assert base["seed"] == 0
     for values in own:

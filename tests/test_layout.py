@@ -29,6 +29,7 @@ FLOORS = (
 DOORS = {
     "cli": {"hydra", "omegaconf"},
     "deploy": {"safetensors"},
+    "data": {"h5py", "minari"},
     "tracking": {"hydra", "omegaconf", "mlflow", "psutil"},
     "evaluation": {"scipy"},
     "report": {"av", "jinja2", "matplotlib", "PIL", "rich", "scipy"},

@@ -56,6 +56,7 @@ def test_the_table_of_choices_is_complete():
         "agent/returns",
         "relabel",
         "exploration",
+        "data",
         "callbacks",
         "ablation",
     ):

@@ -5,11 +5,8 @@ Traceback (most recent call last):
 ValueError: Learner: max_grad_norm must be positive, got -1.0
 """
 
-import json
 import math
 from typing import Any
-
-_LONGEST = 200
 
 
 class UsageError(ValueError):
@@ -55,9 +52,3 @@ def require_at_least(owner: str, least: float, **values: float) -> None:
 def require_choice(owner: str, name: str, value: Any, choices: tuple[Any, ...]) -> None:
     """Raises unless a value is one of several."""
     require(owner, name, value, value in choices, f"be one of {choices}")
-
-
-def shown(value: Any) -> str:
-    """A value as YAML has it; a long one ends in dots."""
-    text = json.dumps(value) if isinstance(value, bool | None) else repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -51,16 +51,20 @@ def test_the_family_of_continuous_policies_is_a_setting(overrides, family):
     assert agent.action_space._family is family
 
 
-def annealed(**budget):
+def annealed(offline=0, **budget):
     """The configuration of a schedule, with the limits given."""
     limits = {"env_steps": None, "updates": None, "minutes": 1.0, **budget}
     return OmegaConf.create(
-        {"schedule": {"learning_starts": 1000, "updates_per_step": 0.02}, "budget": limits}
+        {
+            "schedule": {"learning_starts": 1000, "updates_per_step": 0.02, "offline_updates": offline},
+            "budget": limits,
+        }
     )
 
 
 def test_the_learning_rate_ends_with_whichever_limit_comes_first():
     assert total_updates(annealed(env_steps=11_000)) == 200
+    assert total_updates(annealed(offline=30, env_steps=11_000)) == 230
     assert total_updates(annealed(updates=150)) == 150
     assert total_updates(annealed(env_steps=11_000, updates=150)) == 150
     assert total_updates(annealed(env_steps=11_000, updates=250)) == 200

@@ -9,7 +9,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from yamame.checks import UsageError, shown
+from yamame.checks import UsageError
 from yamame.cli.validation import (
     check_arguments,
     check_groups,
@@ -18,6 +18,7 @@ from yamame.cli.validation import (
     parameters_of,
     undeclared,
 )
+from yamame.failures import shown
 from yamame.files.config import flatten
 from yamame.files.identity import is_one_of
 from yamame.files.trusted import SPECIAL, check_name, locate, prefixes_of

@@ -21,7 +21,8 @@ _SCHEDULE = {
     "max_refused": float,
     "autocast": Literal["bfloat16"] | None,
 }
-_FROM_REPLAY = {"learning_starts": Annotated[int, 0], "anneal_lr": bool, "cuda_graph": bool}
+_OFF_POLICY = {"anneal_lr": bool, "cuda_graph": bool}
+_FROM_REPLAY = _OFF_POLICY | {"learning_starts": Annotated[int, 0]}
 _TRAINING = {
     "seed": Annotated[int, 0],
     "device": str,
@@ -55,6 +56,14 @@ _TRAINING = {
     **dict.fromkeys(("optimizer", "logger", "env"), Node),
     **dict.fromkeys(("packing", "workers"), Node | None),
 }
+_DATA = {
+    "path": str | list[str] | None,
+    "source": Node | None,
+    "weight": float,
+    "final_weight": float | None,
+    "anneal": Count,
+    "anneal_by": Literal["env_steps", "updates"],
+}
 _TRAINED = {
     "checkpoint": str,
     "tracking_uri": str,
@@ -72,9 +81,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
     | {
         "schedule": _SCHEDULE
         | _FROM_REPLAY
-        | {"steps_per_iteration": Count, "updates_per_step": Annotated[float, 0]},
+        | {
+            "steps_per_iteration": Count,
+            "updates_per_step": Annotated[float, 0],
+            "offline_updates": Annotated[int, 0],
+        },
         "replay": Node,
+        "data": _DATA,
         "collector": Node,
+        "window": Node | None,
+    },
+    "offline": _TRAINING
+    | {
+        "schedule": _SCHEDULE | _OFF_POLICY | {"updates_per_iteration": Count},
+        "data": _DATA,
         "window": Node | None,
     },
     "ppo": _TRAINING | {"schedule": _SCHEDULE | {"steps_per_iteration": Count, "epochs": Count}},

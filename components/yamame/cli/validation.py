@@ -12,7 +12,8 @@ from collections import abc
 from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, Literal, NotRequired
 
-from yamame.checks import UsageError, shown
+from yamame.checks import UsageError
+from yamame.failures import shown
 
 _TEXTS = {bool: "true or false", int: "an integer", float: "a number", str: "a text", types.NoneType: "null"}
 _LARGEST = {int: 2**63 - 1, float: sys.float_info.max}

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 from torchrl.data import Composite, TensorSpec
 
-from yamame.checks import UsageError, require, shown
+from yamame.checks import UsageError, require
 from yamame.deploy.build import build_agent, for_acting, load_weights
 from yamame.deploy.inputs import Inputs, read_flags, read_names, read_reward
 from yamame.deploy.interface import Interface
 from yamame.deploy.sessions import Sessions
 from yamame.deploy.step import ActingStep
+from yamame.failures import shown
 
 _ALONE = (None,)
 """The one session of an agent that is given no names."""

@@ -5,9 +5,9 @@ from typing import Any
 
 from torchrl.data import Composite, TensorSpec
 
-from yamame.checks import shown
 from yamame.deploy.agent import SavedAgent
 from yamame.deploy.build import learned_gammas
+from yamame.failures import shown
 from yamame.keys import CONTEXT, GOAL_KEYS
 
 _USE = """```python

@@ -15,11 +15,11 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from yamame.checks import UsageError, shown
+from yamame.checks import UsageError
 from yamame.deploy.agent import SavedAgent
 from yamame.deploy.card import model_card
 from yamame.deploy.interface import Interface
-from yamame.failures import one_line
+from yamame.failures import one_line, shown
 from yamame.files.atomic import (
     TEMPORARY_SUFFIX,
     atomic_writer,

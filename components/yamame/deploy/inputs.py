@@ -9,7 +9,7 @@ from tensordict import NestedKey, TensorDict, TensorDictBase, unravel_key
 from torch import Tensor
 from torchrl.data import Composite, TensorSpec
 
-from yamame.checks import shown
+from yamame.failures import shown
 from yamame.keys import CONTEXT, ENTRIES
 
 _OWNER = "DeployedAgent"

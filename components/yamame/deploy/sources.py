@@ -7,8 +7,8 @@ from typing import Literal, get_args
 
 import torch
 
-from yamame.checks import UsageError, shown
-from yamame.failures import one_line
+from yamame.checks import UsageError
+from yamame.failures import one_line, shown
 from yamame.files.checkpoint import Checkpointer, LoadedCheckpoint
 
 Which = Literal["best", "last"]

@@ -73,6 +73,26 @@ def pack(rollout: TensorDictBase | Sequence[TensorDictBase], *, split: bool = Tr
     return packed.set("mask", (step <= last.unsqueeze(-1)).unsqueeze(-1))
 
 
+def pack_whole(data: TensorDictBase | Sequence[TensorDictBase]) -> TensorDictBase | Sequence[TensorDictBase]:
+    """What is packed already as it is, and TorchRL rollouts ``[T]`` or ``[N, T]`` of whole episodes packed.
+
+    Raises:
+        ValueError: A rollout begins or ends in the middle of an episode.
+    """
+    if not isinstance(data, TensorDictBase) or data.get(("next", "done"), None) is None:
+        return data
+    rollout = data.unsqueeze(0) if data.ndim == 1 else data
+    done = rollout.get(("next", "done")).reshape(rollout.shape)
+    acts = rollout.get(("collector", "mask"), torch.ones_like(done)).reshape(rollout.shape)
+    unfinished = int((acts & (done.flip(1).cumsum(1).flip(1) == 0)).sum())
+    starts = rollout.get("is_init", torch.ones_like(done)).reshape(rollout.shape)
+    begun = int((acts & (starts.cumsum(1) == 0)).sum())
+    remedy = "be none: give whole episodes, or pack what there is with yamame.replay.pack"
+    require("pack_whole", "steps after the last end of an episode", unfinished, unfinished == 0, remedy)
+    require("pack_whole", "steps before the first beginning of an episode", begun, begun == 0, remedy)
+    return pack(rollout)
+
+
 def _episodes(rollout: TensorDictBase, split: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Env, first step and last step of every episode: ``[E]`` int64 each."""
     shape = rollout.shape

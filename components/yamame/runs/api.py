@@ -64,7 +64,7 @@ def train(
     Args:
         overrides, config_dir: As for `compose`.
         callbacks: `yamame.Callback` objects that are told what happens.
-        recipe: A recipe that trains: ``train``, ``ppo``, ``distill``.
+        recipe: A recipe that trains: ``train``, ``offline``, ``ppo``, ``distill``.
 
     Returns:
         The `Run` that has ended: ``objective``, ``path``, ``summary``, ``progress.curve``,

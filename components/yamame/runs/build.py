@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 from tensordict.nn import TensorDictModuleBase
-from torchrl.envs import EnvBase, SerialEnv, Transform, TransformedEnv
+from torchrl.envs import Compose, EnvBase, SerialEnv, Transform, TransformedEnv
 
 from yamame.agent import InContextAgent, InContextPolicy
 from yamame.checks import UsageError
@@ -18,11 +18,15 @@ from yamame.cli.nodes import instantiate, plain, target_of
 from yamame.cli.threads import share_threads
 from yamame.cli.validation import parameters_of
 from yamame.collectors import Collector
+from yamame.data import Mixture, TrajectoryDataset, TrajectoryFormat
 from yamame.deploy.build import assemble
+from yamame.keys import GOAL_KEYS
+from yamame.replay.disk.files import read_manifests
 from yamame.runs.callbacks import Callback, Callbacks, RewardWarning, Tracking
 from yamame.runs.progress_bar import ProgressBar
 from yamame.training.guard import NonFiniteGuard
 from yamame.training.learner import Learner
+from yamame.training.progress import Progress
 from yamame.transforms import ContextTransform
 
 
@@ -152,7 +156,13 @@ def check_lengths(cfg: DictConfig, env: EnvBase) -> None:
         UsageError: Names the key, and the length where the environment tells it.
     """
     schedule, allowed = cfg.schedule, cfg.budget.env_steps
-    if allowed is not None and "learning_starts" in schedule and schedule.updates_per_step > 0:
+    offline = schedule.get("offline_updates")
+    if (
+        allowed is not None
+        and "learning_starts" in schedule
+        and schedule.updates_per_step > 0
+        and not offline
+    ):
         least = schedule.learning_starts + math.ceil(1 / schedule.updates_per_step)
         if allowed < least:
             raise UsageError(
@@ -171,20 +181,78 @@ def check_lengths(cfg: DictConfig, env: EnvBase) -> None:
         raise UsageError(f"replay.capacity: must hold an episode of {steps + 1} timesteps, got {capacity}")
 
 
+def build_transform(cfg: DictConfig, env: EnvBase) -> Compose:
+    """What happens to trajectories when they are sampled: relabelled whole, then cut, then packed.
+
+    Raises:
+        UsageError: Goals are to be relabelled in an environment that has none.
+    """
+    has_goals = set(GOAL_KEYS) <= set(env.observation_spec.keys())
+    if cfg.relabel.strategy != "none" and not has_goals:
+        name = type(env).__name__
+        raise UsageError(
+            f"relabel.strategy={cfg.relabel.strategy}: {name} has no goals to relabel; set relabel=none"
+        )
+    relabel = [instantiate(cfg.relabel)] if has_goals else []
+    return Compose(*relabel, *(instantiate(node) for node in (cfg.window, cfg.packing) if node is not None))
+
+
+def build_data(cfg: DictConfig, env: EnvBase, *, transform: Transform) -> TrajectoryDataset | None:
+    """The data of the configuration, as trajectories of an environment; None where there is none."""
+    if cfg.data.source is None:
+        return None
+    data: TrajectoryDataset = instantiate(cfg.data.source, format=TrajectoryFormat(env), transform=transform)
+    return data
+
+
+def build_source(
+    cfg: DictConfig, env: EnvBase, *, replay: Any, transform: Transform, progress: Progress
+) -> Any:
+    """What the learner draws from: replay, or a mixture of data and replay.
+
+    Raises:
+        UsageError: A share is none, or updates are to be made from data, and there is none.
+    """
+    data, setting = build_data(cfg, env, transform=transform), cfg.data
+    if data is None:
+        if cfg.schedule.offline_updates:
+            given = (
+                f"needs data, got {cfg.schedule.offline_updates} with data=none; set data=runs data.path=..."
+            )
+            raise UsageError(f"schedule.offline_updates: {given}")
+        return replay
+    shares = [setting.weight, setting.weight if setting.final_weight is None else setting.final_weight]
+    for key, share in zip(("weight", "final_weight"), shares, strict=True):
+        if not 0.0 <= share <= 1.0:
+            raise UsageError(f"data.{key}: must be a share in [0, 1], got {share}")
+    weights, final_weights = ({"data": share, "replay": 1.0 - share} for share in shares)
+    count = partial(getattr, progress, setting.anneal_by)
+    sources = {"data": data, "replay": replay}
+    return Mixture(sources, weights=weights, final_weights=final_weights, anneal=setting.anneal, count=count)
+
+
 def build_replay(cfg: DictConfig, path: Path, *, transform: Transform, owner: str, resume: bool) -> Any:
     """The replay buffer of the configuration, with its files in a folder of the run.
 
     Raises:
-        UsageError: The run is resumed, and the folder is gone.
+        UsageError: The run is resumed, and the folder is gone; or it begins, and the folder holds others' trajectories.
     """
-    if not resume:  # a run that was stopped before its first checkpoint begins again
-        shutil.rmtree(path, ignore_errors=True)
-    elif not path.is_dir():
+    if not resume and path.is_dir():
+        written_by = {manifest["owner"] for manifest in read_manifests(path)}
+        if not written_by <= {owner}:
+            raise UsageError(
+                f"run.name: {path} must be new, it holds trajectories that this run has not collected; give the run "
+                f"another name, and learn from them with data=runs data.path={path}"
+            )
+        shutil.rmtree(path)  # a run that was stopped before its first checkpoint begins again
+    if resume and not path.is_dir():
         raise UsageError(
             f"resume: {path} must hold the trajectories of the run, it is missing; bring it back, or begin anew with "
             "run.overwrite=true"
         )
-    given = {"path": path, "batch_size": cfg.schedule.batch_size, "transform": transform}
+    is_mixed = "data" in cfg and cfg.data.source is not None  # then its share differs from batch to batch
+    batch_size = None if is_mixed else cfg.schedule.batch_size
+    given = {"path": path, "batch_size": batch_size, "transform": transform}
     # A run may have got another name since it began; its checkpoint says whose trajectories they must be.
     return instantiate(cfg.replay, owner=None if resume else owner, resume=resume, **given)
 
@@ -197,8 +265,9 @@ def total_updates(cfg: DictConfig) -> int:
     """
     budget, schedule = cfg.budget, cfg.schedule
     limits = [] if budget.updates is None else [budget.updates]
-    if budget.env_steps is not None:
-        limits.append(int((budget.env_steps - schedule.learning_starts) * schedule.updates_per_step))
+    if budget.env_steps is not None and "offline_updates" in schedule:  # others make no update per step
+        allowed = int((budget.env_steps - schedule.learning_starts) * schedule.updates_per_step)
+        limits.append(allowed + schedule.offline_updates)
     if not limits:
         raise ValueError(
             "schedule.anneal_lr: budget.env_steps or budget.updates must be given, got neither; set one, or "

@@ -199,21 +199,45 @@ def test_another_process_samples_through_an_ordinary_replay_buffer(make):
     assert 2 in {number for _ in range(30) for number in numbers(reader.sample())}
 
 
-def test_a_packed_rollout_can_be_appended(make):
-    done = torch.tensor([[False, True, False], [False, False, False]])[..., None]
-    observation = torch.arange(6.0).reshape(2, 3, 1)
+def rollout(*done: str) -> TensorDict:
+    """A TorchRL rollout ``[N, T]`` that ends episodes where there is an x."""
+    ends = torch.tensor([[sign == "x" for sign in row] for row in done])[..., None]
+    observation = torch.arange(float(ends.numel())).reshape(ends.shape)
     following = {
-        "observation": observation + 1,
+        "observation": observation + 0.5,
         "reward": observation,
-        "done": done,
-        "terminated": done.clone(),
+        "done": ends,
+        "terminated": ends.clone(),
     }
-    rollout = TensorDict({"observation": observation, "action": torch.ones(2, 3), "next": following}, [2, 3])
+    root = {"observation": observation, "action": torch.ones(ends.shape[:2]), "next": following}
+    return TensorDict(root, ends.shape[:2])
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_whole_episodes_as_torchrl_has_them_are_packed(make, flat):
+    steps = rollout("-x-x", "x--x")
+    buffer, expected = make("one"), make("two")
+    buffer.extend(steps.flatten() if flat else steps)
+    expected.extend(pack(steps))
+    assert buffer.storage.lengths.tolist() == [3, 3, 2, 4]
+    assert (buffer[:] == expected[:]).all()
+
+
+def test_what_is_not_whole_is_refused_with_a_remedy_and_can_be_packed_as_it_is(make):
     buffer = make()
+    steps = rollout("-x--", "x--x")
+    remedy = r"must be none: .* pack what there is with yamame.replay.pack, got 2"
+    with pytest.raises(ValueError, match=f"after the last end of an episode {remedy}"):
+        buffer.extend(steps)
+    whole_ones = rollout("-x-x", "x--x")
+    starts = torch.tensor([[False, False, True, False], [True, True, False, False]])
+    with pytest.raises(ValueError, match=f"before the first beginning of an episode {remedy}"):
+        buffer.extend(whole_ones.set("is_init", starts[..., None]))
     with pytest.raises(ValueError, match=r"must be packed, with yamame.replay.pack"):
-        buffer.extend(rollout)
-    buffer.extend(pack(rollout))
-    assert buffer.storage.lengths.tolist() == [3, 2, 4]
+        buffer.extend(rollout("-x-x").exclude(("next", "done")))
+    assert len(buffer) == 0
+    buffer.extend(pack(steps))
+    assert buffer.storage.lengths.tolist() == [3, 3, 2, 4]
 
 
 def test_sampling_with_nothing_to_sample_is_an_error(make):

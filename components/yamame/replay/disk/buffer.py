@@ -1,7 +1,8 @@
 """The replay buffer of whole trajectories: TorchRL's `ReplayBuffer` over a `TrajectoryStorage`.
 
-``extend`` takes trajectories ``[n, L]`` (right padded, ``mask``), ``sample`` gives ``[B, L']`` in the same
-form, after the transforms, which see whole trajectories. L' is the longest length in the batch.
+``extend`` takes trajectories ``[n, L]`` (right padded, ``mask``) or whole episodes as TorchRL has them, ``sample``
+gives ``[B, L']`` in the same form, after the transforms, which see whole trajectories. L' is the longest length in the
+batch.
 """
 
 import os
@@ -17,6 +18,7 @@ from torchrl.data.replay_buffers.writers import ImmutableDatasetWriter
 from torchrl.envs.transforms import Transform
 from yamame.checks import require_choice
 from yamame.replay.disk.storage import TrajectoryFollower, TrajectoryStorage
+from yamame.replay.packing import pack_whole
 
 SampleBy = Literal["trajectory", "timestep"]
 
@@ -32,7 +34,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
 
     Args:
         path, capacity, owner, keep, resume: As for `TrajectoryStorage`.
-        batch_size: Trajectories per sample.
+        batch_size: Trajectories per sample; None: `sample` is told.
         transform: Applied to what was sampled, e.g. ``Compose(Relabel(), Window(128))``.
         sample_by: ``trajectory``: each is as likely as any other. ``timestep``: as likely as it is long (in
             transitions).
@@ -48,7 +50,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         path: str | os.PathLike[str],
         *,
         capacity: int,
-        batch_size: int,
+        batch_size: int | None = None,
         transform: Transform | None = None,
         sample_by: SampleBy = "trajectory",
         owner: str | None = "",
@@ -66,6 +68,14 @@ class TrajectoryReplayBuffer(ReplayBuffer):
             batch_size=batch_size,
             generator=generator,
         )
+
+    def extend(self, data: TensorDictBase | Sequence[TensorDictBase], **options: Any) -> Tensor:
+        """Appends trajectories ``[n, L]``, or rollouts of TorchRL ``[T]`` or ``[N, T]``, which it packs.
+
+        Raises:
+            ValueError: A rollout does not hold whole episodes, and as `TrajectoryStorage.append`.
+        """
+        return super().extend(pack_whole(data), **options)
 
     @property
     def num_timesteps(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDict
+from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 from yamame.checks import require
@@ -125,6 +126,14 @@ class TrajectoryFollower(Storage):
     def num_appended(self) -> int:
         """Number of trajectories appended so far, evicted ones included."""
         return int(self._manifest["held"]["num_appended"])
+
+    @property
+    def fields(self) -> dict[NestedKey, tuple[torch.Size, torch.dtype]]:
+        """Shape and dtype of every entry of a timestep, by key; none before the first trajectory."""
+        return {
+            tuple(key) if len(key) > 1 else key[0]: (torch.Size(size), DTYPES[dtype])
+            for key, dtype, size in self._manifest["fields"]
+        }
 
     @property
     def lengths(self) -> Tensor:

@@ -1,0 +1,12 @@
+"""Trajectories that are there already: sources to learn from, alone or mixed with what is collected."""
+
+from yamame.data.format import TrajectoryFormat as TrajectoryFormat
+from yamame.data.source import DataSource as DataSource
+from yamame.data.source import MemoryStore as MemoryStore
+from yamame.data.source import Mixture as Mixture
+from yamame.data.source import TrajectoryDataset as TrajectoryDataset
+from yamame.data.sources import hdf5 as hdf5
+from yamame.data.sources import minari as minari
+from yamame.data.sources import npz as npz
+from yamame.data.sources import runs as runs
+from yamame.data.sources import torchrl as torchrl

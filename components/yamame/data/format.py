@@ -1,0 +1,222 @@
+"""What the trajectories of an environment hold, and foreign rollouts brought to it.
+
+A rollout ``[T]`` is TorchRL's: what is seen and the action at the root, what that led to under ``"next"``, episodes one
+after the other. The result is what a collector would have stored of these episodes: the entries of `yamame.keys`, with
+the context computed by the functions of `yamame.transforms` and the actions encoded by `yamame.actions`.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.utils import NestedKey, unravel_key
+from torch import Tensor
+from torch.nn import functional
+from torchrl.envs import EnvBase
+
+from yamame.actions.encoding import ActionEncoding
+from yamame.checks import require
+from yamame.keys import CONTEXT, NOT_STORED
+from yamame.replay.packing import pack
+from yamame.transforms.context import context_values
+
+OWNER = "TrajectoryFormat"
+PER_CHUNK = 16384
+"""Timesteps that are packed at once, if no episode is longer."""
+
+
+class TrajectoryFormat:
+    """The entries of a trajectory, their shapes and dtypes, as an environment with its context emits them.
+
+    Args:
+        env: With one batch dimension, which emits the context (`yamame.transforms.ContextTransform`).
+
+    Attributes:
+        entries: Shape and dtype of every entry of one timestep, by key.
+        observed: Keys of what the environment shows, without the context.
+        horizon: Most steps of an episode; None where the environment does not tell.
+    """
+
+    def __init__(self, env: EnvBase) -> None:
+        require(OWNER, "env", tuple(env.batch_size), env.batch_dims == 1, "have one batch dimension")
+        spec, action = env.observation_spec, env.full_action_spec["action"]
+        keys = [unravel_key(key) for key in spec.keys(True, True)]
+        require(
+            OWNER, "env", keys, "is_init" in keys, "emit is_init (yamame.transforms.ContextTransform does)"
+        )
+        stored = {key: spec[key] for key in keys if key not in NOT_STORED} | {"action": action}
+        self.entries: dict[NestedKey, tuple[torch.Size, torch.dtype]] = {
+            key: (leaf.shape[1:], leaf.dtype) for key, leaf in stored.items()
+        }
+        flags = [("next", key) for key in ("terminated", "truncated", *({"success"} & set(keys)))]
+        one = torch.Size([1])
+        self.entries |= {("next", "reward"): (one, torch.float32), **dict.fromkeys(flags, (one, torch.bool))}
+        self.observed = [key for key in stored if key not in (*CONTEXT, "action")]
+        self._encoding = ActionEncoding(action, batch_dims=1)
+        bound = getattr(spec["step_index"].space, "high", None)
+        self.horizon = None if bound is None or int(bound.max()) >= 2**31 else int(bound.max())
+        timed = "time" not in keys or self.horizon is not None
+        require(OWNER, "horizon of the environment", self.horizon, timed, "be told, as it shows the time")
+
+    def check_fields(self, fields: Mapping[NestedKey, tuple[torch.Size, torch.dtype]], name: str) -> None:
+        """Refuses stored trajectories that do not hold these entries.
+
+        Raises:
+            ValueError: Names the first that is missing, of another shape or dtype, or too many.
+        """
+        for key, wanted in self.entries.items():
+            got = fields.get(key)
+            require(
+                name, f"entry {key!r}", _text(got), got == wanted, f"be {_text(wanted)}, as the environment's"
+            )
+        strange = [key for key in fields if key not in self.entries]
+        require(name, "entries", strange, not strange, "be those of the environment")
+
+    def trajectories(self, rollout: TensorDictBase, name: str) -> list[tuple[TensorDict, Tensor]]:
+        """The episodes of a rollout as trajectories.
+
+        Args:
+            rollout: ``[T]``; its ``("next", "terminated")`` or ``("next", "truncated")`` is set where episodes end,
+                at the last step, too.
+            name: Of the file, for messages.
+
+        Returns:
+            Pairs of all real timesteps ``[R]``, one trajectory after the other, and their lengths ``[E]``.
+
+        Raises:
+            ValueError: The rollout is not whole, or does not fit the environment; names the entry and its shapes.
+        """
+        ends = _ends(rollout, name)
+        self._check_order(rollout, ends, name)
+        rollout = rollout.copy().set(("next", "done"), ends.unsqueeze(-1))
+        last = (ends.nonzero().squeeze(-1) + 1).tolist()
+        parts, first = [], 0
+        for end, following in zip(last, [*last[1:], None], strict=True):
+            if following is None or following - first > PER_CHUNK:
+                parts.append(self._complete(pack(rollout[first:end]), name))
+                first = end
+        return parts
+
+    def _check_order(self, rollout: TensorDictBase, ends: Tensor, name: str) -> None:
+        """Refuses steps that do not follow each other."""
+        starts = rollout.get("is_init", None)
+        if starts is not None:
+            expected = torch.cat([torch.ones_like(ends[:1]), ends[:-1]])
+            wrong = (starts.reshape(-1) != expected).nonzero().flatten().tolist()
+            require(name, "steps with is_init", wrong[:3], not wrong, "be those where episodes begin")
+        for key in self.observed:
+            now, after = rollout.get(key, None), rollout.get(("next", key), None)
+            if now is None or after is None:
+                continue
+            other = (now[1:] != after[:-1]) & ~(now[1:].isnan() & after[:-1].isnan())
+            gap = other.reshape(len(other), -1).any(-1) & ~ends[:-1]
+            wrong = (gap.nonzero().flatten() + 1).tolist()
+            condition = "be the one that step led to: trajectories are needed, not steps in random order"
+            require(name, f"{key!r} after steps", wrong[:3], not wrong, condition)
+
+    def _complete(self, packed: TensorDict, name: str) -> tuple[TensorDict, Tensor]:
+        """Packed episodes ``[E, L]`` with their context and nothing else, as `trajectories` returns them."""
+        mask = packed.get("mask")
+        lengths = mask.flatten(1).sum(-1)
+        longest = int(lengths.max()) - 1
+        fits = self.horizon is None or longest <= self.horizon
+        require(
+            name, "steps of an episode", longest, fits, f"be at most {self.horizon}, as the environment's"
+        )
+        step = torch.arange(packed.shape[1]).reshape(1, -1, 1).expand_as(mask)
+        for key in ("terminated", "truncated", "success"):
+            if ("next", key) not in packed.keys(True):
+                packed.set(("next", key), torch.zeros_like(mask))
+        if "achieved" in self.observed and "achieved_mask" not in packed.keys():
+            packed.set("achieved_mask", torch.ones(packed.get("achieved").shape[:-1], dtype=torch.bool))
+        if self.horizon is not None:  # an agent that sees the time solves a problem that ends there
+            here = mask & (step + 1 == self.horizon) & (step + 1 < lengths.reshape(-1, 1, 1))
+            packed["next", "terminated"] = packed["next", "terminated"].reshape(mask.shape).bool() | here
+            packed["next", "truncated"] = packed["next", "truncated"].reshape(mask.shape).bool() & ~here
+        own = {key: self._fitting(packed, key, name) for key in self.entries if key not in CONTEXT}
+        before = packed.get("trial_start", None)
+        is_init = mask & (step == 0)
+        context = context_values(
+            step,
+            prev_action=_delayed(self._encoding.encode(self._within(own["action"], mask, name))),
+            prev_reward=_delayed(own["next", "reward"]),
+            is_init=is_init,
+            trial_start=None if before is None else is_init | (before.reshape(mask.shape).bool() & mask),
+            horizon=self.horizon,
+        )
+        real = mask.squeeze(-1)
+        timesteps = {key: {**own, **context}[key][real] for key in self.entries}
+        out = TensorDict({}, [int(lengths.sum())])
+        for key, value in timesteps.items():
+            out.set(key, value)
+        return out, lengths
+
+    def _fitting(self, packed: TensorDict, key: NestedKey, name: str) -> Tensor:
+        """An entry in the shape and dtype of the environment."""
+        (shape, dtype), value = self.entries[key], packed.get(key, None)
+        wanted = f"be {_text((shape, dtype))}, as the environment's"
+        require(name, f"entry {key!r}", None, value is not None, wanted)
+        is_index = value.shape[2:] == () and not value.dtype.is_floating_point and value.dtype != torch.bool
+        if is_index and key in self.observed and len(shape) == 1 and shape[0] > 1:  # of a one-hot
+            within = bool(((value >= 0) & (value < shape[0])).all())
+            require(name, f"entry {key!r}", int(value.max()), within, f"be within 0 and {shape[0] - 1}")
+            value = functional.one_hot(value.long(), shape[0])
+        got = _text((value.shape[2:], value.dtype))
+        same = value.shape[2:] == shape or (value.shape[2:] == () and shape == (1,))
+        require(name, f"entry {key!r}", got, same and _casts(value, dtype), wanted)
+        require(name, f"entry {key!r}", "NaN or infinite numbers", bool(value.isfinite().all()), "be finite")
+        return value.reshape(*packed.shape, *shape).to(dtype)
+
+    def _within(self, action: Tensor, mask: Tensor, name: str) -> Tensor:
+        """The actions ``[E, L, ...]`` themselves, if they are the environment's; at last timesteps there is none."""
+        low, high = self._encoding.low, self._encoding.high
+        acts = mask.squeeze(-1).clone()
+        acts[torch.arange(len(acts)), mask.flatten(1).sum(-1) - 1] = False
+        taken = action[acts]
+        outside = taken[((taken < low) | (taken > high)).reshape(len(taken), -1).any(-1)]
+        limits = f"be within {low.tolist()} and {high.tolist()}"
+        require(name, "entry 'action'", outside[:1].tolist(), not len(outside), limits)
+        return action
+
+
+def _ends(rollout: TensorDictBase, name: str) -> Tensor:
+    """Where episodes end ``[T]``."""
+    require(
+        name, "steps", tuple(rollout.shape), rollout.ndim == 1 and len(rollout) > 0, "be [T], T at least 1"
+    )
+    after = rollout.get("next", TensorDict({}, rollout.shape))
+    flags = [
+        after.get(key).reshape(-1).bool()
+        for key in ("terminated", "truncated", "done")
+        if key in after.keys()
+    ]
+    condition = "hold 'terminated', 'truncated' or 'done' under 'next'"
+    require(name, "steps", sorted(map(str, after.keys())), bool(flags), condition)
+    ends = torch.stack(flags).any(0)
+    left = int(ends.flip(0).to(torch.uint8).argmax()) if bool(ends.any()) else len(ends)
+    condition = (
+        "be none: no end is marked there; leave them out with drop_unfinished=true, or mark it as truncated"
+    )
+    require(name, "steps after the last end of an episode", left, left == 0, condition)
+    return ends
+
+
+def _casts(value: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the numbers survive, but for the precision of a floating point number."""
+    if value.dtype == dtype or (dtype.is_floating_point):
+        return True
+    return not value.dtype.is_floating_point and bool((value.to(dtype).to(value.dtype) == value).all())
+
+
+def _delayed(value: Tensor) -> Tensor:
+    """The values ``[E, L, ...]`` of the timestep before; zeros at the first."""
+    return torch.cat([torch.zeros_like(value[:, :1]), value[:, :-1]], 1)
+
+
+def _text(entry: tuple[torch.Size, torch.dtype] | None) -> str:
+    """Shape and dtype in a message.
+
+    >>> _text((torch.Size([2]), torch.float32))
+    '(2,) float32'
+    """
+    return "nothing" if entry is None else f"{tuple(entry[0])} {str(entry[1]).removeprefix('torch.')}"

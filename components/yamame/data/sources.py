@@ -1,0 +1,266 @@
+"""Sources of trajectories of one's own: runs, ``.npz`` and HDF5 files, Minari, and what TorchRL has.
+
+All of them read only, and turn into a `TrajectoryDataset` of trajectories as the environment's collector would have
+stored them. What is not whole or does not fit is refused with the name of the file and of the entry.
+"""
+
+import glob
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torchrl.data import ReplayBuffer
+from torchrl.envs.transforms import Transform
+
+from yamame.checks import UsageError, require
+from yamame.data.format import TrajectoryFormat
+from yamame.data.source import MemoryStore, TrajectoryDataset
+from yamame.data.tables import nested, rollout, tables
+from yamame.failures import one_line
+from yamame.replay import TrajectoryFollower
+
+SampleBy = Literal["trajectory", "timestep"]
+Paths = str | list[str]
+
+
+def runs(
+    path: Paths,
+    *,
+    format: TrajectoryFormat,
+    transform: Transform | None = None,
+    sample_by: SampleBy = "trajectory",
+    follow: bool = False,
+) -> TrajectoryDataset:
+    """The trajectories that runs have kept, read where they are.
+
+    Args:
+        path: Run directories, or folders of a `yamame.replay.TrajectoryStorage`; a list, or a pattern as ``runs/a*``.
+        format: Of the environment to learn for.
+        transform, sample_by: As for `TrajectoryDataset`.
+        follow: See what a run appends and evicts while it goes on; such a source does not draw the same again when a
+            run that uses it is resumed.
+
+    Raises:
+        ValueError: There are none, or they do not fit the environment.
+    """
+    for folder in (matching := _matching(path)):
+        require("data", "path", str(folder), folder.is_dir(), "be a folder")
+    found = [folder / "replay" if (folder / "replay").is_dir() else folder for folder in matching]
+    stores = [TrajectoryFollower(folder) for folder in found]
+    for store in stores:
+        format.check_fields(store.fields, str(store.path))
+        longest, horizon = int(store.lengths.max()) - 1 if len(store) else 0, format.horizon
+        fits = horizon is None or longest <= horizon
+        require(
+            str(store.path),
+            "steps of an episode",
+            longest,
+            fits,
+            f"be at most {horizon}, as the environment's",
+        )
+
+    def refresh() -> None:
+        for store in stores:
+            store.refresh()
+
+    return TrajectoryDataset(
+        stores, transform=transform, sample_by=sample_by, refresh=refresh if follow else None
+    )
+
+
+def npz(
+    path: Paths,
+    *,
+    format: TrajectoryFormat,
+    transform: Transform | None = None,
+    sample_by: SampleBy = "trajectory",
+    drop_unfinished: bool = False,
+) -> TrajectoryDataset:
+    """The trajectories in files of NumPy, see `yamame.data.tables`; a mapping is written ``observations/<key>``.
+
+    Args:
+        path: Files; a list, or a pattern as ``demos/*.npz``.
+        format: Of the environment to learn for.
+        transform, sample_by: As for `TrajectoryDataset`.
+        drop_unfinished: Leave out the steps after the last end of an episode, which are refused otherwise.
+
+    Raises:
+        ValueError: A file cannot be read, or its trajectories do not fit the environment.
+    """
+    add = _Adder(format, drop_unfinished)
+    for file in _matching(path):
+        try:
+            with np.load(file, allow_pickle=False) as arrays:
+                held = {key: arrays[key] for key in arrays.files}
+        except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+            raise ValueError(
+                f"{file}: must be a .npz file of plain arrays, it cannot be read: {one_line(error)}"
+            ) from error
+        add.tree(nested(held), str(file))
+    return TrajectoryDataset([add.store(path)], transform=transform, sample_by=sample_by)
+
+
+def hdf5(
+    path: Paths,
+    *,
+    format: TrajectoryFormat,
+    transform: Transform | None = None,
+    sample_by: SampleBy = "trajectory",
+    drop_unfinished: bool = False,
+) -> TrajectoryDataset:
+    """The trajectories in HDF5 files, see `yamame.data.tables`: at the root as in D4RL, or a group per episode.
+
+    Needs h5py: ``pip install 'yamame[data]'``. Arguments and errors are those of `npz`.
+    """
+    h5py = _imported("h5py")
+    add = _Adder(format, drop_unfinished)
+    for file in _matching(path):
+        try:
+            opened = h5py.File(file, "r")
+        except OSError as error:
+            raise ValueError(f"{file}: must be an HDF5 file, it cannot be read: {one_line(error)}") from error
+        with opened:
+            add.tree(opened, str(file))
+    return TrajectoryDataset([add.store(path)], transform=transform, sample_by=sample_by)
+
+
+def minari(
+    path: Paths,
+    *,
+    format: TrajectoryFormat,
+    transform: Transform | None = None,
+    sample_by: SampleBy = "trajectory",
+    download: bool = False,
+) -> TrajectoryDataset:
+    """The episodes of Minari datasets. Needs Minari: ``pip install 'yamame[data]'``.
+
+    Args:
+        path: Ids such as ``D4RL/door/human-v2``, of datasets that are on this machine (``MINARI_DATASETS_PATH``).
+        format: Of the environment to learn for.
+        transform, sample_by: As for `TrajectoryDataset`.
+        download: Fetch those that are not.
+
+    Raises:
+        ValueError: There is none of such an id, or its trajectories do not fit the environment.
+    """
+    library = _imported("minari")
+    add = _Adder(format, drop_unfinished=False)
+    for dataset_id in [path] if isinstance(path, str) else path:
+        try:
+            dataset = library.load_dataset(dataset_id, download=download)
+        except (FileNotFoundError, ValueError) as error:
+            raise ValueError(f"minari: {dataset_id} must be a dataset on this machine: {error}") from error
+        for episode in dataset.iterate_episodes():
+            arrays = {
+                "observations": _without_tuples(episode.observations),
+                "actions": episode.actions,
+                "rewards": episode.rewards,
+                "terminated": episode.terminations,
+                "truncated": episode.truncations,
+            }
+            add.tree(arrays, f"{dataset_id}: episode {episode.id}")
+    return TrajectoryDataset([add.store(path)], transform=transform, sample_by=sample_by)
+
+
+def torchrl(
+    dataset: str | TensorDictBase | ReplayBuffer,
+    *,
+    format: TrajectoryFormat,
+    transform: Transform | None = None,
+    sample_by: SampleBy = "trajectory",
+) -> TrajectoryDataset:
+    """The trajectories of a TorchRL rollout or dataset: flat transitions ``[T]`` in order, or ``[N, T]``.
+
+    Args:
+        dataset: A TensorDict, the folder of one (``tensordict.memmap(folder)``), or a replay buffer with steps in the
+            order in which they were made, such as the datasets of ``torchrl.data.datasets``.
+        format: Of the environment to learn for.
+        transform, sample_by: As for `TrajectoryDataset`.
+
+    Raises:
+        ValueError: There is none, its episodes are not whole, or they do not fit the environment.
+    """
+    name = str(dataset) if isinstance(dataset, str) else type(dataset).__name__
+    steps = _read_folder(dataset) if isinstance(dataset, str) else dataset
+    steps = steps[:] if isinstance(steps, ReplayBuffer) else steps
+    require(name, "dataset", type(steps).__name__, isinstance(steps, TensorDictBase), "be a TensorDict")
+    require(name, "shape", tuple(steps.shape), steps.ndim in (1, 2), "be [T] or [N, T]")
+    add = _Adder(format, drop_unfinished=False)
+    for row in steps.unbind(0) if steps.ndim == 2 else [steps]:
+        add.rollout(row, name)
+    return TrajectoryDataset([add.store(name)], transform=transform, sample_by=sample_by)
+
+
+class _Adder:
+    """Gathers trajectories of one format in memory."""
+
+    def __init__(self, format: TrajectoryFormat, drop_unfinished: bool) -> None:
+        self._format, self._drop = format, drop_unfinished
+        self._parts: list[tuple[TensorDict, torch.Tensor]] = []
+
+    def tree(self, tree: Mapping[str, Any], name: str) -> None:
+        """Adds all tables of nested mappings."""
+        number = 0
+        for number, (place, table) in enumerate(tables(tree, name), 1):  # noqa: B007 (the last one counts)
+            steps = rollout(table, self._format.observed, place, drop_unfinished=self._drop)
+            if len(steps):
+                self.rollout(steps, place)
+        require(name, "arrays", sorted(tree), number > 0, "hold 'actions', at the root or in groups")
+
+    def rollout(self, steps: TensorDictBase, name: str) -> None:
+        """Adds the episodes of a rollout."""
+        self._parts += self._format.trajectories(steps, name)
+
+    def store(self, path: Any) -> MemoryStore:
+        """All that was added."""
+        require("data", "trajectories", f"none in {path}", bool(self._parts), "be at least one")
+        return MemoryStore(self._parts)
+
+
+def _matching(path: Paths) -> list[Path]:
+    """Files or folders that paths and patterns name, in order; each at least one."""
+    found: list[Path] = []
+    for one in [path] if isinstance(path, str) else path:
+        names = sorted(glob.glob(os.path.expanduser(one)))
+        require("data", "path", one, bool(names), "name something that is there")
+        found += map(Path, names)
+    require("data", "path", path, bool(found), "name something")
+    return found
+
+
+def _without_tuples(value: Any) -> Any:
+    """Entries of tuples by their numbers, as the environments of Gymnasium name them."""
+    if isinstance(value, Mapping):
+        return {key: _without_tuples(inner) for key, inner in value.items()}
+    return _without_tuples({str(n): v for n, v in enumerate(value)}) if isinstance(value, tuple) else value
+
+
+def _imported(library: str) -> Any:
+    """A library that only some sources need."""
+    try:
+        if library == "h5py":
+            import h5py as found
+        else:
+            import minari as found
+    except ImportError as error:
+        raise UsageError(
+            f"data: {library} must be installed, with pip install 'yamame[data]': {error}"
+        ) from error
+    return found
+
+
+def _read_folder(path: str) -> TensorDictBase:
+    """A TensorDict on disk, of which nothing is run."""
+    condition = "be the folder of a TensorDict (it holds meta.json)"
+    require("torchrl", "path", path, (Path(path) / "meta.json").is_file(), condition)
+    try:
+        return TensorDict.load_memmap(path, allow_pickle=False)
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"{path}: must be a TensorDict of tensors, it cannot be read: {one_line(error)}"
+        ) from error

@@ -1,0 +1,65 @@
+"""Trains one in-context agent from data alone: no environment step is made but for evaluations on held-out tasks.
+
+    python recipes/offline.py data=runs data.path=runs/mine [key=value]     # --help lists groups and keys
+    python recipes/offline.py data=npz data.path='demos/*.npz' env=tmaze agent=bc run.name=mine
+    python recipes/offline.py data=npz data.path='demos/*.npz' env=tmaze agent=bc run.name=mine resume=true
+
+What data may be stands in docs/data.md. The environment says what trajectories must look like, and plays the held-out
+tasks. `agent=bc` clones all that is there; `agent=amago` (the default) learns as it does from replay.
+
+The run lives in <run.root>/<run.name>; on a CPU a killed and resumed run ends with the same parameters, bit for
+bit, as one that was never stopped.
+"""
+
+import yamame.cli.threads  # sets what torch reads when it is imported
+import yamame.signals
+
+if __name__ == "__main__":
+    yamame.signals.end_while_loading()
+
+# isort: split
+from collections.abc import Sequence
+from functools import partial
+
+from omegaconf import DictConfig
+from yamame.checks import UsageError
+from yamame.cli.app import main
+from yamame.runs.build import build_agent, build_data, build_learner, build_transform
+from yamame.runs.callbacks import Callback
+from yamame.runs.held_out import held_out_env
+from yamame.runs.run import Run
+from yamame.training import Prefetcher
+from yamame.training.seeding import seed_everything
+
+
+def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
+    """The recipe: success on held-out tasks, or the mean return where an environment knows no success."""
+    with Run(cfg, prefix="offline-", unit="updates", callbacks=callbacks) as run:
+        seed_everything(cfg.seed)
+        held_out = run.closing(held_out_env(cfg))
+        agent = build_agent(cfg, held_out)
+        policy, learner = agent.policy(), build_learner(cfg, agent, guard=run.guard)
+        data = build_data(cfg, held_out, transform=build_transform(cfg, held_out))
+        if data is None:
+            raise UsageError("data: must be given, got none; set data=runs data.path=..., or data=npz")
+        batches = Prefetcher(partial(data.sample, cfg.schedule.batch_size), cfg.device)
+        run.begin({"agent": agent, **learner.components(), "data": data}, policy=policy, held_out=held_out)
+
+        while not run.ended():
+            for batch, meanwhile in batches.up_to(updates_left(run), ends=run.is_last):
+                run.learned(learner.update(batch, meanwhile=meanwhile))
+            if updates_left(run):
+                run.end_within_iteration()
+            run.log(run.metrics())
+            run.evaluate_and_save()
+
+        return run.finish()
+
+
+def updates_left(run: Run) -> int:
+    """Updates that the present iteration has left: all, unless the run was resumed in the middle of one."""
+    return int(run.cfg.schedule.updates_per_iteration) - len(run.progress.unlogged)
+
+
+if __name__ == "__main__":
+    main(train, config_name="offline", resumable=True)

@@ -1,0 +1,269 @@
+"""Files of others become the very trajectories that a collector would have stored, or are refused by name."""
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from yamame.data import MemoryStore, TrajectoryFormat, hdf5, minari, npz, runs, torchrl
+from yamame.data.tables import rollout
+from yamame.replay import TrajectoryReplayBuffer, pack
+from yamame_envs import PassiveTMaze
+
+
+@pytest.mark.parametrize("name", ["tmaze", "goals", "trials", "lake", "pendulum"])
+def test_episodes_in_files_become_what_the_collector_stored_bit_for_bit(collected, files, same, name):
+    data = collected(name)
+    dataset = npz(files.write(data.path, data.arrays), format=data.format)
+    same(dataset, data.buffer)
+    batch = dataset.sample(6)
+    assert batch.shape[0] == 6
+    assert (batch["mask"].sum(1) > 1).all()
+
+
+@pytest.mark.parametrize("name", ["tmaze", "lake", "pendulum"])
+def test_flat_files_with_where_steps_led_become_the_same(collected, files, same, name):
+    data = collected(name)
+    np.savez(data.path / "all.npz", **files.flat(data.arrays, following=True))
+    same(npz(str(data.path / "all.npz"), format=data.format), data.buffer)
+
+
+def test_of_flat_files_the_last_observation_is_zeros_where_the_value_ends_and_a_truncated_step_is_left_out(
+    collected,
+):
+    shape = collected("lake").format
+    steps = {
+        "observations": np.array([3, 4, 5, 6, 7, 8]),
+        "actions": np.array([0, 1, 2, 3, 0, 1]),
+        "rewards": np.arange(6.0),
+        "terminals": np.array([0, 0, 1, 0, 0, 0]),
+        "timeouts": np.array([0, 0, 0, 0, 0, 1]),
+    }
+    steps = rollout(steps, shape.observed, "file", drop_unfinished=False)
+    (part,) = shape.trajectories(steps, "file")
+    got = MemoryStore([part]).get([0, 1])
+    assert got["mask"].sum(1).flatten().tolist() == [4, 3]
+    assert got["observation"].shape == (2, 4, 16)  # the environment shows one-hots, an index is as good
+    assert got["observation"].argmax(-1).tolist() == [[3, 4, 5, 0], [6, 7, 8, 0]]
+    assert got["action"].tolist() == [[0, 1, 2, 0], [3, 0, 0, 0]]
+    assert got["next", "reward"].squeeze(-1).tolist() == [[0, 1, 2, 0], [3, 4, 0, 0]]
+    assert got["next", "terminated"].squeeze(-1).int().tolist() == [[0, 0, 1, 0], [0, 0, 0, 0]]
+    assert got["next", "truncated"].squeeze(-1).int().tolist() == [[0, 0, 0, 0], [0, 1, 0, 0]]
+
+
+def test_the_context_is_what_a_loop_computes(collected, files):
+    data = collected("tmaze")
+    (store,) = npz(files.write(data.path, data.arrays), format=data.format).stores
+    for number, held in enumerate(data.arrays):
+        trajectory = store.get([number])[0]
+        action, reward = np.zeros(4), 0.0
+        for step in range(len(held["actions"]) + 1):
+            assert trajectory["prev_action"][step].tolist() == action.tolist()
+            assert float(trajectory["prev_reward"][step]) == np.float32(reward)
+            assert float(trajectory["time"][step]) == np.float32(step / 7)
+            assert int(trajectory["step_index"][step]) == step
+            assert bool(trajectory["is_init"][step]) == (step == 0)
+            if step < len(held["actions"]):
+                action, reward = np.eye(4)[held["actions"][step]], held["rewards"][step]
+
+
+def test_runs_are_read_where_they_are_and_several_are_one_source(collected, same, tmp_path):
+    data = collected("tmaze")
+    dataset = runs(str(data.path), format=data.format)
+    assert (dataset.stores[0].get(range(len(dataset))) == data.buffer[:]).all()
+    twice = runs([str(data.path / "replay"), str(tmp_path / "tma*")], format=data.format)
+    assert len(twice) == 2 * len(dataset)
+    before = len(dataset)
+    data.buffer.extend(data.buffer[:3])
+    assert (dataset.sample(2).shape[0], len(dataset)) == (2, before)
+    follows = runs(str(data.path), format=data.format, follow=True)
+    data.buffer.extend(data.buffer[:3])
+    follows.sample(1)
+    assert len(follows) == before + 6
+
+
+def test_groups_and_roots_of_hdf5_files_are_read(collected, files, same):
+    h5py = pytest.importorskip("h5py")
+    data = collected("goals")
+    with h5py.File(data.path / "groups.hdf5", "w") as file:
+        for number, held in enumerate(data.arrays):
+            for key, value in held.items():
+                file[f"data/demo_{number}/{key}"] = value
+    same(hdf5(str(data.path / "groups.hdf5"), format=data.format), data.buffer)
+    plain = collected("tmaze")
+    with h5py.File(plain.path / "flat.hdf5", "w") as file:
+        for key, value in files.flat(plain.arrays, following=True).items():
+            file[key.replace("/observation", "") if key.endswith("observations/observation") else key] = value
+    same(hdf5(str(plain.path / "flat.hdf5"), format=plain.format), plain.buffer)
+    (plain.path / "none.hdf5").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"none.hdf5: must be an HDF5 file"):
+        hdf5(str(plain.path / "none.hdf5"), format=plain.format)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+def test_a_minari_dataset_of_this_machine_is_read(collected, tmp_path, monkeypatch):
+    library = pytest.importorskip("minari")
+    pytest.importorskip("h5py")
+    import gymnasium
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    data = collected("lake")
+    env = library.DataCollector(gymnasium.make("FrozenLake-v1"))
+    env.action_space.seed(0)
+    played = []
+    for seed in range(5):
+        shown, _ = env.reset(seed=seed)
+        episode, done = [shown], False
+        while not done:
+            shown, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            episode.append(shown)
+            done = terminated or truncated
+        played.append(episode)
+    env.create_dataset(
+        "test/lake-v0", author="a", author_email="a@b.c", code_permalink="a", algorithm_name="a"
+    )
+    dataset = minari("test/lake-v0", format=data.format)
+    assert dataset.stores[0].lengths.tolist() == [len(episode) for episode in played]
+    first = dataset.stores[0].get([0])[0]
+    assert first["observation"].argmax(-1).tolist() == played[0]
+    assert bool(first["next", "terminated"][-2])
+    with pytest.raises(ValueError, match=r"test/none-v0 must be a dataset on this machine"):
+        minari("test/none-v0", format=data.format)
+
+
+@pytest.mark.parametrize("way", ["tensordict", "folder", "buffer", "rows"])
+def test_rollouts_and_datasets_of_torchrl_are_read(way, same, tmp_path):
+    env = PassiveTMaze(num_envs=3, length=4)
+    steps = env.rollout(10, break_when_any_done=False)
+    rows = steps.exclude("prev_action", "prev_reward", "time", "trial_start", "step_index")
+    buffer = TrajectoryReplayBuffer(tmp_path / "replay", capacity=1000, batch_size=4)
+    kept = [*TrajectoryFormat(env).entries, "mask"]
+    buffer.extend(pack(steps).select(*kept))
+    given = rows if way == "rows" else rows.flatten()
+    if way == "folder":
+        given.memmap(tmp_path / "rollout")
+        given = str(tmp_path / "rollout")
+    if way == "buffer":
+        transitions = TensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=2)
+        transitions.extend(given)
+        given = transitions
+    same(torchrl(given, format=TrajectoryFormat(env)), buffer)
+
+
+def test_a_rollout_in_random_order_or_cut_is_refused(tmp_path):
+    env = PassiveTMaze(num_envs=3, length=4)
+    steps = env.rollout(10, break_when_any_done=False).flatten()
+    shape = TrajectoryFormat(env)
+    torch.manual_seed(0)
+    with pytest.raises(ValueError, match=r"TensorDict: steps after the last end of an episode must be none"):
+        torchrl(steps[:-2], format=shape)
+    with pytest.raises(
+        ValueError, match=r"TensorDict: steps with is_init must be those where episodes begin"
+    ):
+        torchrl(steps[2:], format=shape)
+    mixed = torch.cat([steps[torch.randperm(29)], steps[-1:]]).exclude("is_init")
+    with pytest.raises(ValueError, match=r"'observation' after steps must be the one that step led to"):
+        torchrl(mixed, format=shape)
+
+
+def test_a_folder_whose_reading_would_run_code_is_refused(tmp_path):
+    steps = TensorDict({"x": torch.zeros(2)}, [2])
+    steps.set_non_tensor("note", torch.nn.Linear(1, 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        steps.memmap(tmp_path / "rollout")
+    with pytest.raises(ValueError, match=r"rollout: must be a TensorDict of tensors, it cannot be read"):
+        torchrl(str(tmp_path / "rollout"), format=TrajectoryFormat(PassiveTMaze()))
+    with pytest.raises(ValueError, match=r"torchrl: path must be the folder of a TensorDict"):
+        torchrl(str(tmp_path / "nothing"), format=TrajectoryFormat(PassiveTMaze()))
+    (tmp_path / "a.npz").write_bytes(pickle.dumps({"actions": 1}))
+    with pytest.raises(ValueError, match=r"a.npz: must be a .npz file of plain arrays"):
+        npz(str(tmp_path / "a.npz"), format=TrajectoryFormat(PassiveTMaze()))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"actions": None}, r"0000.npz: arrays must hold 'actions', at the root or in groups"),
+        ({"rewards": None}, r"0000.npz: arrays must hold 'rewards'"),
+        ({"observations/observation": None}, r"0000.npz: arrays must hold 'observations'"),
+        ({"terminated": None, "truncated": None}, r"arrays must hold 'terminated' or 'truncated'"),
+        (
+            {"observations/observation": np.zeros((8, 3), np.float32)},
+            r"0000.npz: entry 'observation' must be \(2,\) float32, as the environment's, got '\(3,\) float32'",
+        ),
+        (
+            {"observations/observation": np.zeros((5, 2), np.float32)},
+            r"length of 'observation' must have one step for each of the 7 actions, or one more, got 5",
+        ),
+        (
+            {"observations/observation": np.full((8, 2), np.nan)},
+            r"entry 'observation' must be finite, got 'NaN",
+        ),
+        ({"rewards": np.full(7, np.inf)}, r"entry \('next', 'reward'\) must be finite"),
+        ({"rewards": np.zeros(3)}, r"0000.npz: rewards: shape must be \(7,\), got \(3,\)"),
+        (
+            {"rewards": np.array(["a"] * 7)},
+            r"0000.npz: rewards: dtype must be of numbers or flags, got '<U1'",
+        ),
+        ({"actions": np.full(7, 4)}, r"0000.npz: entry 'action' must be within 0 and 3, got \[4\]"),
+        (
+            {"actions": np.full(7, 0.5)},
+            r"entry 'action' must be \(\) int64, as the environment's, got '\(\) float",
+        ),
+        ({"terminated": np.zeros(7, bool)}, r"steps after the last end of an episode must be none: .* got 7"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line_that_names_the_file_and_the_entry(
+    collected, files, change, message
+):
+    data = collected("tmaze")
+    first = {key: value for key, value in {**data.arrays[0], **change}.items() if value is not None}
+    pattern = files.write(data.path, [first, *data.arrays[1:]])
+    with pytest.raises(ValueError, match=message) as raised:
+        npz(pattern, format=data.format)
+    assert "\n" not in str(raised.value)
+    files.write(data.path, data.arrays)
+    npz(pattern, format=data.format)
+
+
+def test_longer_episodes_other_environments_and_missing_files_are_refused(collected, files):
+    data = collected("tmaze")
+    pattern = files.write(data.path, data.arrays)
+    short = TrajectoryFormat(PassiveTMaze(length=5))
+    message = r"steps of an episode must be at most 6, as the environment's, got 7"
+    with pytest.raises(ValueError, match=rf"0000.npz: {message}"):
+        npz(pattern, format=short)
+    with pytest.raises(ValueError, match=rf"replay: {message}"):
+        runs(str(data.path), format=short)
+    other = collected("lake")
+    with pytest.raises(
+        ValueError, match=r"replay: entry '?\(?'observation.* must be .*, as the environment's"
+    ):
+        runs(str(data.path), format=other.format)
+    with pytest.raises(ValueError, match=r"data: path must name something that is there, got '.*nothing'"):
+        npz(str(data.path / "nothing"), format=data.format)
+
+
+def test_unfinished_steps_are_left_out_if_asked(collected, files):
+    data = collected("tmaze")
+    steps = files.flat(data.arrays, following=True)
+    cut = {key: value[:-3] for key, value in steps.items()}
+    np.savez(data.path / "cut.npz", **cut)
+    with pytest.raises(ValueError, match=r"got 4; set drop|drop_unfinished=true.* got 4"):
+        npz(str(data.path / "cut.npz"), format=data.format)
+    dataset = npz(str(data.path / "cut.npz"), format=data.format, drop_unfinished=True)
+    assert len(dataset) == len(data.arrays) - 1
+
+
+def test_a_library_that_is_missing_is_named(collected, monkeypatch):
+    import sys
+
+    data = collected("tmaze")
+    for name, source in (("h5py", hdf5), ("minari", minari)):
+        monkeypatch.setitem(sys.modules, name, None)
+        with pytest.raises(ValueError, match=rf"{name} must be installed, with pip install 'yamame\[data\]'"):
+            source("a", format=data.format)
