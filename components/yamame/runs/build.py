@@ -188,13 +188,19 @@ def build_transform(cfg: DictConfig, env: EnvBase) -> Compose:
         UsageError: Goals are to be relabelled in an environment that has none.
     """
     has_goals = set(GOAL_KEYS) <= set(env.observation_spec.keys())
-    if cfg.relabel.strategy != "none" and not has_goals:
-        name = type(env).__name__
-        raise UsageError(
-            f"relabel.strategy={cfg.relabel.strategy}: {name} has no goals to relabel; set relabel=none"
-        )
-    relabel = [instantiate(cfg.relabel)] if has_goals else []
+    if relabels(cfg) and not has_goals:
+        name, strategy = type(env).__name__, cfg.relabel.get("strategy")
+        raise UsageError(f"relabel.strategy={strategy}: {name} has no goals to relabel; set relabel=none")
+    known = parameters_of(target_of(cfg.relabel))
+    radius = getattr(env, "goal_radius", None)  # of goals in a continuous space
+    given = {} if radius is None or "radius" not in known else {"radius": radius}
+    relabel = [instantiate(cfg.relabel, **given)] if has_goals else []
     return Compose(*relabel, *(instantiate(node) for node in (cfg.window, cfg.packing) if node is not None))
+
+
+def relabels(cfg: DictConfig) -> bool:
+    """Whether trajectories are relabelled: always, by a class that knows no ``strategy``."""
+    return bool(cfg.relabel.get("strategy") != "none")
 
 
 def build_data(cfg: DictConfig, env: EnvBase, *, transform: Transform) -> TrajectoryDataset | None:
