@@ -9,7 +9,7 @@ nox.options.sessions = ["tests", "lint", "types"]
 nox.options.reuse_existing_virtualenvs = True
 
 LONG = (
-    "base", "baselines", "envs", "files", "recipes", "report", "runs", "tracking", "test_ablations.py",
+    "base", "baselines", "deploy", "envs", "files", "recipes", "report", "runs", "tracking", "test_ablations.py",
     "agent/test_recorded.py", "agent/test_separate.py", "cli/test_app.py", "collectors/test_asynchronous.py",
     "losses/test_continuous.py", "losses/test_redq_learning.py", "replay/disk/test_storage.py", "test_house.py",
     "test_benchmark.py", "testing/test_trajectory.py", "timestep/test_cnn.py", "trajectory/test_compiled.py",
@@ -44,9 +44,22 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def base(session: nox.Session) -> None:
-    """Trains where torch, torchrl, tensordict and numpy are all that is installed."""
+    """Trains where the base dependencies are all that is installed."""
     session.install("-e", ".")
     session.run("python", "tests/base/program.py")
+
+
+@nox.session
+def deploy(session: nox.Session) -> None:
+    """Loads agents from the wheel alone, where the base dependencies are all that is installed, and acts."""
+    dist = session.create_tmp()
+    session.install("build")
+    session.run("python", "-m", "build", "--wheel", "--outdir", dist)
+    session.install("--force-reinstall", "--no-deps", *map(str, Path(dist).glob("*.whl")))
+    session.install("--find-links", dist, f"yamame=={PROJECT['version']}")
+    program = Path("tests/base/acting.py").resolve()
+    session.chdir(dist)  # away from the checkout
+    session.run("python", str(program), env={"PYTHONPATH": None})
 
 
 @nox.session

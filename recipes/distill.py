@@ -37,7 +37,7 @@ from yamame.evaluation import evaluate
 from yamame.files.atomic import write_json
 from yamame.replay import TrialSubsampling
 from yamame.report.figures import learning_curve
-from yamame.runs.build import build_agent, build_env, build_learner, build_replay
+from yamame.runs.build import build_agent, build_env, build_learner, build_replay, relabels
 from yamame.runs.callbacks import Callback
 from yamame.runs.held_out import held_out_env, play_held_out
 from yamame.runs.run import Run
@@ -99,8 +99,9 @@ def check(cfg: DictConfig) -> None:
             "budget.env_steps: must be null, schedule.learning_starts counts those of the learners, got "
             f"{cfg.budget.env_steps}"
         )
-    if cfg.relabel.strategy != "none":
-        raise UsageError(f"relabel.strategy={cfg.relabel.strategy}: histories cannot be relabelled")
+    if relabels(cfg):
+        strategy = cfg.relabel.get("strategy")
+        raise UsageError(f"relabel.strategy={strategy}: histories cannot be relabelled; set relabel=none")
 
 
 def longer_episodes(cfg: DictConfig) -> DictConfig:

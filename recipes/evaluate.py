@@ -97,9 +97,8 @@ def output_of(cfg: DictConfig, runs: list[Trained]) -> Path:
     """The directory of the results: of a run's own, or in it one that is named after what was asked."""
     if cfg.output is not None:
         return Path(cfg.output)
-    source = Path(runs[0].source)
-    alone = len(runs) == 1 and cfg.against is None and source.is_dir()
-    folder = source / "evaluation" if alone else Path("runs/evaluation")
+    own = runs[0].folder if len(runs) == 1 and cfg.against is None else None
+    alone, folder = own is not None, (own or Path("runs")) / "evaluation"
     kept = ("device", "tracking_uri", "trust", *(["run"] if alone else []))
     asked = sorted(text for text in overrides() if key_of(text) not in kept)
     return folder / file_name(asked) if asked else folder

@@ -38,8 +38,7 @@ def play(cfg: DictConfig) -> float:
     """The recipe: the return of the episode."""
     check(cfg)
     trained = load_asked(cfg.run, plain(cfg))
-    source = Path(trained.source)
-    folder = Path(cfg.output or (source / "play" if source.is_dir() else "runs/play"))
+    folder = Path(cfg.output or (trained.folder or Path("runs")) / "play")
     check_folder(folder, "output")
     gamma_index = -1 if cfg.gamma is None else trained.gamma_index(cfg.gamma)
     frames: list[Any] = []

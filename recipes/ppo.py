@@ -29,7 +29,7 @@ from yamame.cli.app import main
 from yamame.cli.nodes import instantiate
 from yamame.collectors import EpisodeCollector
 from yamame.replay import OnPolicyBuffer, minibatches
-from yamame.runs.build import build_agent, build_env, build_learner, longest_episode
+from yamame.runs.build import build_agent, build_env, build_learner, longest_episode, relabels
 from yamame.runs.callbacks import Callback
 from yamame.runs.held_out import held_out_env
 from yamame.runs.run import Run
@@ -38,8 +38,9 @@ from yamame.training.seeding import seed_everything
 
 def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
     """The recipe: success on held-out tasks, or the mean return where an environment knows no success."""
-    if cfg.relabel.strategy != "none":
-        raise UsageError(f"relabel.strategy={cfg.relabel.strategy}: learning on-policy cannot relabel")
+    if relabels(cfg):
+        strategy = cfg.relabel.get("strategy")
+        raise UsageError(f"relabel.strategy={strategy}: learning on-policy cannot relabel; set relabel=none")
     with Run(cfg, prefix="ppo-", callbacks=callbacks) as run:
         seed_everything(cfg.seed)
         env = run.closing(build_env(cfg, num_envs=cfg.schedule.num_envs, seed=cfg.seed))

@@ -176,9 +176,8 @@ def test_a_recurrent_encoder_in_a_preset_of_a_transformer_says_what_to_drop_and_
 
 @pytest.mark.parametrize("main", MAIN)
 def test_the_settings_of_a_main_file_are_those_that_are_declared_and_its_defaults_are_allowed(main):
-    needed = {"replay_batch": ["bundle=a"], "offline": ["data.path=a"]} | {
-        key: ["run=a"] for key in ("evaluate", "play", "sync")
-    }
+    needed = {"replay_batch": ["bundle=a"], "export": ["run=a", "path=b"], "offline": ["data.path=a"]}
+    needed |= {key: ["run=a"] for key in ("evaluate", "play", "sync")}
     given = needed.get(main, [])
     config = check(composed(main, *given), SETTINGS[main])
     assert undeclared(config, SETTINGS[main]) == []

@@ -21,12 +21,14 @@ FLOORS = (
     {"training"},
     {"collectors", "evaluation"},
     {"tracking"},
+    {"deploy"},
     {"cli", "report"},
     {"runs"},
 )
 """Rooms of yamame above the components, lowest first: each may import what is below it, and components none of them."""
 DOORS = {
     "cli": {"hydra", "omegaconf"},
+    "deploy": {"safetensors"},
     "data": {"h5py", "minari"},
     "tracking": {"hydra", "omegaconf", "mlflow", "psutil"},
     "evaluation": {"scipy"},

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import yamame
 from yamame import conf_dir
 
 ROOT = Path(__file__).parents[1]
@@ -12,7 +13,7 @@ ENVIRONMENTS = (ROOT / "docs" / "environments.md").read_text()
 
 def scripts() -> list[str]:
     found = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(found) == 2
+    assert len(found) == 3
     return found
 
 
@@ -24,6 +25,11 @@ def test_the_script_that_trains_from_python_runs(tmp_path, monkeypatch):
     assert names["run"].summary["status"] == "FINISHED"
     assert len(list(tmp_path.glob("runs/*/evaluation/*/evaluation.json"))) == 2
     assert names["run"].name in names["page"].read_text()
+    agent = yamame.load(names["run"].path)
+    names["observation"] = agent.observation_spec.zero()
+    script = scripts()[2].replace("runs/mine", str(names["run"].path))
+    exec(compile(script, "README.md", "exec"), names)
+    assert agent.action_spec.is_in(names["action"])
 
 
 def test_the_script_that_uses_parts_alone_runs_and_trains():

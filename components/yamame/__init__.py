@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from yamame.deploy import load as load
     from yamame.runs.api import compose as compose
     from yamame.runs.api import evaluate as evaluate
     from yamame.runs.api import make_report as make_report
@@ -45,6 +46,7 @@ def recipes_dir() -> Path:
 
 
 _LOADED_LATER = {
+    "load": "yamame.deploy",
     **dict.fromkeys(("compose", "evaluate", "make_report", "train"), "yamame.runs.api"),
     **dict.fromkeys(("Callback", "EarlyStopping"), "yamame.runs.callbacks"),
 }

@@ -5,6 +5,7 @@ Traceback (most recent call last):
 ValueError: Learner: max_grad_norm must be positive, got -1.0
 """
 
+import math
 from typing import Any
 
 
@@ -32,8 +33,12 @@ def require(owner: str, name: str, value: Any, holds: bool, condition: str) -> N
         raise ValueError(f"{owner}: {name} must {condition}, got {value!r}")
 
 
+MOST = {"num_layers": 1_000, "num_blocks": 1_000}
+"""Sizes that have a limit: these are built one by one, and a slip of the keyboard would build until memory is gone."""
+
+
 def require_at_least(owner: str, least: float, **values: float) -> None:
-    """Raises unless every value is at least ``least``; NaN is not.
+    """Raises unless every value is at least ``least``, and at most what `MOST` says; NaN is not.
 
     >>> require_at_least("GRUEncoder", 1, hidden_size=8, num_layers=0)
     Traceback (most recent call last):
@@ -41,6 +46,7 @@ def require_at_least(owner: str, least: float, **values: float) -> None:
     """
     for name, value in values.items():
         require(owner, name, value, value >= least, f"be at least {least}")
+        require(owner, name, value, value <= MOST.get(name, math.inf), f"be at most {MOST.get(name)}")
 
 
 def require_choice(owner: str, name: str, value: Any, choices: tuple[Any, ...]) -> None:

@@ -1,6 +1,10 @@
-"""Failures of what is outside of the program, and how they are told in one line."""
+"""Failures of what is outside of the program, and how they, and values, are told in one line."""
 
+import json
 import sys
+from typing import Any
+
+_LONGEST = 200
 
 
 class OutsideError(RuntimeError):
@@ -26,3 +30,9 @@ def one_line(error: BaseException, longest: int = 300) -> str:
 def tell_aside(line: object) -> None:
     """Says something on the standard error, where results do not go."""
     print(line, file=sys.stderr)
+
+
+def shown(value: Any) -> str:
+    """A value as YAML has it; a long one ends in dots."""
+    text = json.dumps(value) if isinstance(value, bool | None) else repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -13,6 +13,7 @@ from yamame_envs.registration import register as register
 
 if TYPE_CHECKING:
     from yamame_envs.adapters.env import HostedEnv as HostedEnv
+    from yamame_envs.adapters.goals import GymGoals as GymGoals
     from yamame_envs.adapters.gym import Gym as Gym
     from yamame_envs.adapters.workers import Workers as Workers
     from yamame_envs.bandits import Bandits as Bandits
@@ -45,6 +46,7 @@ _HOMES = {
     "DarkKeyDoor": "yamame_envs.darkroom",
     "GoalEnv": "yamame_envs.goal_env",
     "Gym": "yamame_envs.adapters.gym",
+    "GymGoals": "yamame_envs.adapters.goals",
     "HalfCheetahVel": "yamame_envs.suites.half_cheetah",
     "HostedEnv": "yamame_envs.adapters.env",
     "MazeRunner": "yamame_envs.mazerunner",

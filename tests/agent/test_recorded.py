@@ -140,7 +140,7 @@ def parameters(policy, seen):
     """Of the distributions of actions."""
     encoder, params = policy.trajectory_encoder, []
     for step in seen:
-        decide = policy._recorded or policy._decide
+        decide = policy._recorded or policy.decide
         memory = encoder.ready_memory(encoder.read_is_init(step))
         chosen, encoder.memory = decide(step.select(*policy.in_keys, strict=False), memory)
         params.append(chosen)

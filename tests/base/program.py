@@ -1,4 +1,4 @@
-"""A whole training program in one page, with torch, torchrl, tensordict and numpy alone: no recipe, no configuration.
+"""A whole training program in one page, with the base dependencies alone: no recipe, no configuration.
 
 ``nox -s base`` runs it where nothing else is installed. It collects, stores, relabels and learns, in turn.
 """

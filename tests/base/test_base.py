@@ -1,4 +1,4 @@
-"""The package trains with torch, torchrl, tensordict and numpy alone: other packages are hidden while a program runs.
+"""The package trains and acts with its base dependencies alone: other packages are hidden while a program runs.
 
 ``nox -s base`` runs the same where nothing else is installed.
 """
@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-PROGRAM = Path(__file__).with_name("program.py")
+PROGRAMS = [Path(__file__).with_name(name) for name in ("program.py", "acting.py")]
 HIDING = """
 import sys
 from importlib.machinery import PathFinder
@@ -43,22 +43,25 @@ def required(distributions: list[str]) -> set[str]:
 
 def hidden() -> str:
     """Modules that are installed here and that nothing of the base needs."""
-    base = required(["torch", "torchrl", "tensordict", "numpy"])
+    base = required(["torch", "torchrl", "tensordict", "numpy", "safetensors"])
     modules = packages_distributions().items()
     others = [name for name, owners in modules if not base & {canonicalize_name(owner) for owner in owners}]
     return ",".join(name for name in others if not name.startswith(("yamame", "_")))
 
 
-def run(statement: str) -> subprocess.CompletedProcess:
+def run(statement: str, *arguments: str) -> subprocess.CompletedProcess:
     """A statement in a process that finds nothing but the base."""
-    command = [sys.executable, "-c", HIDING + statement, hidden(), str(PROGRAM)]
+    command = [sys.executable, "-c", HIDING + statement, hidden(), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_a_whole_program_trains_with_the_base_alone():
-    done = run("import runpy; runpy.run_path(arguments[0], run_name='__main__')")
+@pytest.mark.parametrize(
+    ("program", "told"), [*zip(PROGRAMS, ("parameters moved", "actions from"), strict=True)]
+)
+def test_a_whole_program_trains_and_another_acts_with_the_base_alone(program, told):
+    done = run("import runpy; runpy.run_path(arguments[0], run_name='__main__')", str(program))
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "parameters moved" in done.stdout
+    assert told in done.stdout
 
 
 @pytest.mark.parametrize("statement", ["import gymnasium", "from yamame.cli import app"])

@@ -212,6 +212,7 @@ REPORTED = [
     ("train", ["agent.critic=null"]),
     ("train", ["env=gym", "env.workers={a:1}"]),
     ("train", ["env=gym", "workers.timeout=1e30"]),
+    ("train", [f"encoder.num_layers={2**62}"]),
     ("train", ["env=gym", "workers.num_processes=1e20"]),
     ("train", [f"agent.loss.n_step={HUGE}"]),
     ("train", ["agent.gammas=[]"]),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tensordict import assert_allclose_td
+from tensordict import TensorDict, assert_allclose_td
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import PendulumEnv, TransformedEnv, check_env_specs
 from yamame.goals import GOAL_COMPLETED, GOAL_PAD, num_goals, view
@@ -193,9 +193,7 @@ def test_entries_that_only_some_batches_hold_are_not_needed():
     assert (Relabel("some")(batch.exclude(*optional)) == expected).all()
 
 
-@pytest.mark.parametrize(
-    "key", ["goal", "achieved", "achieved_mask", "mask", ("next", "reward"), ("next", "terminated")]
-)
+@pytest.mark.parametrize("key", ["goal", "achieved", ("next", "reward"), ("next", "terminated")])
 def test_a_batch_without_goals_is_refused_by_the_name_of_what_is_missing(key):
     batch = random_goal_trajectories(4, seed=12).exclude(key)
     with pytest.raises(ValueError, match=r"Relabel: the batch must hold .*cannot be relabelled") as error:
@@ -255,3 +253,57 @@ def test_on_a_gpu_the_same_draws_relabel_alike(rarity):
     # Weights are compared with fixed random numbers: another rounding of theirs moves next to no choice.
     same = torch.stack([(outs[0][key] == outs[1][key]).flatten(1).all(1) for key in ("goal", "mask")]).all(0)
     assert same.sum() >= (395 if rarity else 400)
+
+
+# Goals under other names, without slots, near enough.
+
+
+def bare_batch(generator=None):
+    """Trajectories ``[B, L]`` as GymEnv of a goal environment gives them: one goal, no slots, no masks."""
+    places = torch.randn(6, 9, 2, generator=generator).cumsum(1)
+    flag = torch.zeros(6, 9, 1, dtype=torch.bool)
+    goal = torch.full((6, 9, 2), 50.0)
+    entries = {"desired_goal": goal, "achieved_goal": places, "action": torch.zeros(6, 9, 1)}
+    following = {"reward": torch.zeros(6, 9, 1), "terminated": flag, "truncated": flag.clone()}
+    return TensorDict({**entries, "next": following}, [6, 9])
+
+
+NAMES = {"goal": "desired_goal", "achieved": "achieved_goal"}
+
+
+def test_one_goal_without_slots_is_relabelled_and_stays_without():
+    batch = bare_batch(torch.Generator().manual_seed(0))
+    out = Relabel("all", keys=NAMES, radius=0.25, generator=torch.Generator().manual_seed(1))(batch)
+    assert out["desired_goal"].ndim == 3
+    assert (batch["desired_goal"] == 50.0).all()
+    assert (out["next", "reward"].sum((1, 2)) == 1.0).all()
+    for row in range(6):
+        end = int(out["mask"][row].sum()) - 1
+        goal = out["desired_goal"][row, 0]
+        distance = (batch["achieved_goal"][row] - goal).norm(dim=-1)
+        first = int((distance[1:] <= 0.25).nonzero()[0]) + 1
+        assert end == first
+        assert out["next", "reward"][row, end - 1] == 1.0
+        assert out["next", "terminated"][row, end - 1]
+
+
+def test_without_a_radius_goals_must_be_the_same():
+    batch = bare_batch(torch.Generator().manual_seed(0))
+    near = batch["achieved_goal"].clone()
+    batch["achieved_goal"][:, 4] = near[:, 6] + 0.01
+    strict, wide = (Relabel("none", single_goal=True, keys=NAMES, radius=radius) for radius in (None, 0.1))
+    batch["desired_goal"] = near[:, 6:7].expand_as(near).clone()
+    times = [strict._in_slots(batch)[0], wide._in_slots(batch)[0]]
+    assert [set(td.keys()) for td in times] == [set(batch.keys()) | {"achieved_mask", "mask"}] * 2
+    assert strict.radius is None
+    assert (wide(batch)["next", "reward"] == 0).all()  # nothing is drawn, and one goal is no change
+
+
+def test_what_is_missing_is_named_with_its_remedy():
+    batch = bare_batch()
+    with pytest.raises(ValueError, match=r"hold 'goal' \(other names are told by keys="):
+        Relabel("all")(batch)
+    with pytest.raises(ValueError, match=r"keys must name some of .*'goal'.* got \['aim'\]"):
+        Relabel("all", keys={"aim": "desired_goal"})
+    with pytest.raises(ValueError, match="radius must not be negative"):
+        Relabel("all", radius=-0.1)

@@ -14,8 +14,8 @@ from hydra import compose, initialize_config_dir
 from yamame import conf_dir
 from yamame.checks import UsageError
 from yamame.cli.nodes import plain
-from yamame.cli.trusted import IN_FILES
 from yamame.files.checkpoint import Checkpointer
+from yamame.files.trusted import IN_FILES
 from yamame.runs.build import build_agent, build_env
 from yamame.runs.trained import load_trained
 
@@ -56,7 +56,7 @@ CALLS = {
     "hydra.utils.get_class": {"path": "evil_module.Evil"},
     "hydra.utils.instantiate": {"config": node("os.system", command=SHELL)},
     "yamame.cli.nodes.instantiate": {"node": node("os.system", command=SHELL)},
-    "yamame.cli.trusted.resolve_name": {"name": "evil_module:x"},
+    "yamame.files.trusted.resolve_name": {"name": "evil_module:x"},
     "yamame_envs.adapters.registered.find": {"id": "evil_module:x"},
     "yamame_envs.adapters.registered.import_module": {"name": "evil_module"},
     "yamame_envs.adapters.extras.import_extra": {"module": "evil_module", "extra": "a", "owner": "b"},
@@ -281,7 +281,7 @@ def do(target: str) -> None:
 
 EFFECTIVE = """
     torch.utils.collect_env.run os.system subprocess.run builtins.exec timeit.timeit runpy.run_path torch.load
-    importlib.import_module pkgutil.resolve_name yamame.cli.trusted.resolve_name yamame_envs.adapters.registered.find
+    importlib.import_module pkgutil.resolve_name yamame.files.trusted.resolve_name yamame_envs.adapters.registered.find
     torch.hub.load shutil.rmtree yamame.files.run_directory.shutil.rmtree
 """
 

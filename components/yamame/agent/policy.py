@@ -74,14 +74,14 @@ class InContextPolicy(TensorDictModuleBase):
         """Writes the action of every env of ``tensordict`` ``[N]`` and returns it."""
         encoder = self.trajectory_encoder
         memory = encoder.ready_memory(encoder.read_is_init(tensordict))
-        decide = self._decide if self._recorded is None else self._recorded
+        decide = self.decide if self._recorded is None else self._recorded
         params, encoder.memory = decide(tensordict.select(*self.in_keys, strict=False), memory)
         distribution = self.action_space.distribution(params, tensordict.get("action_mask", None))
         deterministic = exploration_type() in (ExplorationType.DETERMINISTIC, ExplorationType.MODE)
         encoded = distribution.mode if deterministic else distribution.sample()
         return tensordict.set(self.action_key, self.action_space.decode(encoded))
 
-    def _decide(self, observations: TensorDictBase, memory: TensorDict) -> tuple[Tensor, TensorDict]:
+    def decide(self, observations: TensorDictBase, memory: TensorDict) -> tuple[Tensor, TensorDict]:
         """Parameters of the distributions ``[N, P]`` and the next memory: all but the draw of the action."""
         encoder = self.trajectory_encoder
         x, is_init, step_index = encoder.read_step(self.timestep_encoder(observations.copy()))
@@ -101,7 +101,7 @@ class InContextPolicy(TensorDictModuleBase):
 
         Weights may change in place, and the memory may be loaded and reset.
         """
-        self._recorded = RecordedDecisions(self._decide, recorder)
+        self._recorded = RecordedDecisions(self.decide, recorder)
 
     def reset_memory(self) -> None:
         """Forgets everything: the next step starts every env afresh."""

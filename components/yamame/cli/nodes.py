@@ -10,18 +10,18 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from yamame.checks import UsageError
-from yamame.cli.trusted import SPECIAL, check_name, locate, prefixes_of
 from yamame.cli.validation import (
     check_arguments,
     check_groups,
     check_settings,
     free_data_of,
     parameters_of,
-    shown,
     undeclared,
 )
+from yamame.failures import shown
 from yamame.files.config import flatten
 from yamame.files.identity import is_one_of
+from yamame.files.trusted import SPECIAL, check_name, locate, prefixes_of
 
 _REFUSALS = (TypeError, ValueError, OverflowError, MemoryError)
 _TOO_MUCH = re.compile("alloc|overflow|out of memory|negative dimension|too large", re.IGNORECASE)

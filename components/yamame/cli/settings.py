@@ -142,5 +142,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "resampling": Node,
     },
     "sync": {"run": str | list[str]},
+    "export": {
+        "run": str,
+        "path": str,
+        "checkpoint": str,
+        "tracking_uri": str,
+        "trust": list[str],
+        "mlflow": bool,
+        "small": bool,
+        "greedy": bool | None,
+        "gamma": float | None,
+        "context_length": Count | None,
+        "num_streams": Count,
+    },
 }
 """By the name of the main YAML file."""

@@ -5,7 +5,6 @@ names, or what `yamame.cli.settings` says. ``Annotated[int, 1]`` stands for an i
 """
 
 import inspect
-import json
 import sys
 import types
 import typing
@@ -14,9 +13,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, Literal, NotRequired
 
 from yamame.checks import UsageError
+from yamame.failures import shown
 
 _TEXTS = {bool: "true or false", int: "an integer", float: "a number", str: "a text", types.NoneType: "null"}
-_LONGEST = 200
 _LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
 _LISTS = (list, tuple, abc.Sequence, abc.Collection, abc.Iterable)
 _MAPPINGS = (dict, abc.Mapping, abc.MutableMapping)
@@ -207,9 +206,3 @@ def _text(hint: Any) -> str:
     if kind is Node:
         return "a mapping with a _target_"
     return _TEXTS.get(kind, "a mapping" if kind in _MAPPINGS else str(getattr(hint, "__name__", hint)))
-
-
-def shown(value: Any) -> str:
-    """A value as YAML has it; a long one ends in dots."""
-    text = json.dumps(value) if isinstance(value, bool | None) else repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

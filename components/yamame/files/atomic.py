@@ -1,8 +1,9 @@
 """Files that are either wholly there or not there: write beside, flush to disk, rename."""
 
 import json
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -82,6 +83,15 @@ def write_json(path: Path, data: Any) -> Path:
     with atomic_writer(path) as file:
         file.write((json.dumps(data, indent=2, allow_nan=False) + "\n").encode())
     return path
+
+
+def json_safe(value: Any) -> Any:
+    """Plain data with null for every number that JSON cannot hold."""
+    if isinstance(value, Mapping):
+        return {name: json_safe(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_safe(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_json(path: Path) -> dict[str, Any]:

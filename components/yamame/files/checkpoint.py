@@ -16,7 +16,7 @@ import errno
 import math
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -133,7 +133,13 @@ class Checkpointer:
         self._prune()
         return path
 
-    def load(self, components: Mapping[str, Any], *, which: str | Path = "last") -> LoadedCheckpoint:
+    def load(
+        self,
+        components: Mapping[str, Any],
+        *,
+        which: str | Path = "last",
+        optional: Collection[str] = (),
+    ) -> LoadedCheckpoint:
         """Restores components.
 
         Args:
@@ -141,17 +147,18 @@ class Checkpointer:
                 counts. Components of the checkpoint that are not asked for are left alone.
             which: ``"best"``, a file, or ``"last"``, to go on from the newest that can be restored: each newer one is
                 told in a line on the standard error and renamed to ``damaged-step-<step>.pt``.
+            optional: Plain data to return as well, if the checkpoint has it.
 
         Raises:
             UsageError: There is no such checkpoint, the file is none or is damaged, a component is missing in it or
                 cannot be restored from it.
         """
         if which != "last":
-            return self._restore(self._find(which), components)
+            return self._restore(self._find(which), components, optional)
         files = [self._find("last"), *self._files()[-2::-1]]
         for path, before in zip(files, [*files[1:], None], strict=True):
             try:
-                loaded = self._restore(path, components)
+                loaded = self._restore(path, components, optional)
             except UsageError as error:
                 if before is None:
                     raise UsageError(f"{error}; none before it is left: {_REMEDY}") from error
@@ -195,7 +202,9 @@ class Checkpointer:
             self._metrics[path] = _read(path)["metric"]
         return self._metrics[path]
 
-    def _restore(self, path: Path, components: Mapping[str, Any]) -> LoadedCheckpoint:
+    def _restore(
+        self, path: Path, components: Mapping[str, Any], optional: Collection[str]
+    ) -> LoadedCheckpoint:
         payload = _read(path)
         saved = payload["components"]
         missing = sorted(components.keys() - saved.keys())
@@ -204,7 +213,7 @@ class Checkpointer:
                 f"Checkpointer: {path} must hold {', '.join(missing)}, it holds {', '.join(sorted(saved))}"
             )
         values = {}
-        for name, component in components.items():
+        for name, component in {**{key: None for key in optional if key in saved}, **components}.items():
             try:
                 state = decode(saved[name])
                 if _is_stateful(component):

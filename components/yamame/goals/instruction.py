@@ -26,18 +26,22 @@ def num_goals(instruction: Tensor) -> Tensor:
     return (instruction != GOAL_PAD).any(-1).sum(-1)
 
 
-def holds(goal: Tensor, achieved: Tensor, achieved_mask: Tensor) -> Tensor:
-    """Whether any achieved goal equals ``goal``.
+def holds(goal: Tensor, achieved: Tensor, achieved_mask: Tensor, *, radius: float | None = None) -> Tensor:
+    """Whether any achieved goal equals ``goal``, or lies near it.
 
     Args:
         goal: ``[*, d]``.
         achieved: ``[*, M, d]``.
         achieved_mask: ``[*, M]`` bool, which of the M slots hold an achieved goal.
+        radius: Largest Euclidean distance at which a goal is reached; None: every coordinate must be the same.
 
     Returns:
         ``[*]`` bool. Leading dimensions broadcast.
     """
-    same = ((achieved - goal.unsqueeze(-2)).abs() < GOAL_TOLERANCE).all(-1)
+    if radius is None:
+        same = ((achieved - goal.unsqueeze(-2)).abs() < GOAL_TOLERANCE).all(-1)
+    else:  # in double precision, so that no two places compute another verdict
+        same = (achieved.double() - goal.unsqueeze(-2).double()).square().sum(-1) <= radius**2
     return (same & achieved_mask).any(-1)
 
 
@@ -66,7 +70,14 @@ def advance(
     return active + done, done.to(torch.float32)
 
 
-def completion_times(instruction: Tensor, achieved: Tensor, achieved_mask: Tensor, mask: Tensor) -> Tensor:
+def completion_times(
+    instruction: Tensor,
+    achieved: Tensor,
+    achieved_mask: Tensor,
+    mask: Tensor,
+    *,
+    radius: float | None = None,
+) -> Tensor:
     """When each goal of an instruction is completed along whole trajectories.
 
     Args:
@@ -74,6 +85,7 @@ def completion_times(instruction: Tensor, achieved: Tensor, achieved_mask: Tenso
         achieved: ``[B, L, M, d]``, goals that hold at each timestep.
         achieved_mask: ``[B, L, M]`` bool.
         mask: ``[B, L]`` bool, real timesteps.
+        radius: As for `holds`.
 
     Returns:
         ``[B, K]`` int64: the timestep (1 or later) at which each goal was completed, L where it never was.
@@ -90,7 +102,7 @@ def completion_times(instruction: Tensor, achieved: Tensor, achieved_mask: Tenso
     time = step.new_zeros(len(mask), 1)  # what holds at step 0 never counts
     times = []
     for goal in instruction.unbind(1):
-        reached = holds(goal.unsqueeze(1), achieved, achieved_mask) & (step > time)
+        reached = holds(goal.unsqueeze(1), achieved, achieved_mask, radius=radius) & (step > time)
         time = torch.where(reached, step, num_steps).amin(1, keepdim=True)
         times.append(time)
     slot = torch.arange(instruction.shape[1], device=mask.device)

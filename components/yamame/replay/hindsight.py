@@ -80,7 +80,14 @@ def merge(
     return torch.where(known[:, :num_slots], goals[:, :num_slots], instruction)
 
 
-def rewrite(batch: TensorDictBase, instruction: Tensor, changed: Tensor, keys: RelabelKeys) -> TensorDictBase:
+def rewrite(
+    batch: TensorDictBase,
+    instruction: Tensor,
+    changed: Tensor,
+    keys: RelabelKeys,
+    *,
+    radius: float | None = None,
+) -> TensorDictBase:
     """What the environment would have emitted for other instructions, in a new batch.
 
     The new batch is trimmed to its longest mask.
@@ -90,11 +97,13 @@ def rewrite(batch: TensorDictBase, instruction: Tensor, changed: Tensor, keys: R
         instruction: ``[B, K, d]``.
         changed: ``[B]`` bool, the trajectories to rewrite; the others stay as they are.
         keys: Names of the entries.
+        radius: As for `yamame.goals.holds`.
     """
     num_steps, changed = batch.shape[1], changed.unsqueeze(-1)
     step = torch.arange(num_steps, device=changed.device)
     mask = batch.get(keys.mask).reshape(batch.shape)
-    times = completion_times(instruction, batch.get(keys.achieved), batch.get(keys.achieved_mask), mask)
+    achieved = batch.get(keys.achieved), batch.get(keys.achieved_mask)
+    times = completion_times(instruction, *achieved, mask, radius=radius)
     last_goal = (num_goals(instruction) - 1).clamp(min=0).unsqueeze(-1)
     end = times.gather(1, last_goal)
     complete = changed & (end < num_steps)

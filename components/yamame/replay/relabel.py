@@ -6,10 +6,12 @@ that are drawn here. It reads ``goal`` ``[B, L, K, d]`` (at timestep 0 the whole
 leave bit for bit as they came.
 """
 
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Literal, get_args
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
 from yamame.checks import require, require_choice
@@ -18,7 +20,9 @@ from yamame.replay.frequencies import GoalFrequencies
 from yamame.replay.gather import BatchTransform
 from yamame.replay.hindsight import RelabelKeys, eligible, merge, rewrite
 
-REMEDY = " (an env without goals cannot be relabelled; set relabel=none)"
+REMEDY = (
+    " (other names are told by keys={'goal': ..., 'achieved': ...}; what has no goals cannot be relabelled)"
+)
 Strategy = Literal["some", "all", "all_or_nothing", "none"]
 
 
@@ -47,12 +51,16 @@ class Relabel(BatchTransform):
         rarity: Draws rare goals more often, by these counts. None draws timesteps and goals uniformly. In a
             replay buffer the table counts what is appended; it is part of this transform's state.
         all_probability: In [0, 1], for ``all_or_nothing`` only.
-        keys: Names of the entries.
+        radius: Largest Euclidean distance at which a goal counts as achieved, for goals in a continuous space; None:
+            all coordinates must be the same.
+        keys: Names of the entries, of those that have others: ``{"goal": "desired_goal", "achieved":
+            "achieved_goal"}``. Goals may be without slots, ``[B, L, d]`` both, and then stay so; ``achieved_mask`` and
+            ``mask`` may be missing: everything then is achieved, and real.
         generator: Source of all draws.
 
     Raises:
-        ValueError: On an unknown strategy or a probability outside [0, 1]; in use, when the batch lacks an
-            entry or does not hold whole trajectories.
+        ValueError: On an unknown strategy or key, a negative radius, a probability outside [0, 1]; in use, when the
+            batch lacks an entry or does not hold whole trajectories.
 
     >>> from tensordict import TensorDict
     >>> flag = torch.zeros(1, 4, 1, dtype=torch.bool)
@@ -79,37 +87,65 @@ class Relabel(BatchTransform):
         hide_future_goals: bool = False,
         rarity: GoalFrequencies | None = None,
         all_probability: float = 0.8,
-        keys: RelabelKeys | None = None,
+        radius: float | None = None,
+        keys: RelabelKeys | Mapping[str, NestedKey] | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         require_choice("Relabel", "strategy", strategy, get_args(Strategy))
         require("Relabel", "all_probability", all_probability, 0.0 <= all_probability <= 1.0, "be in [0, 1]")
-        keys = RelabelKeys() if keys is None else keys
+        require("Relabel", "radius", radius, radius is None or 0.0 <= radius < torch.inf, "not be negative")
+        if not isinstance(keys, RelabelKeys):
+            keys, known = dict(keys or {}), [field.name for field in fields(RelabelKeys)]
+            require("Relabel", "keys", sorted(keys), keys.keys() <= set(known), f"name some of {known}")
+            keys = RelabelKeys(**keys)
         super().__init__(in_keys=keys.needed(), out_keys=[keys.goal, keys.mask, keys.reward, keys.terminated])
         self.keys, self.strategy = keys, strategy
         self.single_goal, self.hide_future_goals = single_goal, hide_future_goals
         self.rarity = rarity
-        self.all_probability = all_probability
+        self.all_probability, self.radius = all_probability, radius
         self.generator = generator
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Returns the relabelled batch ``[B, L']`` (L' <= L); the one given is left as it is."""
+        chooses = self.strategy != "none" or self.single_goal
+        if not (chooses or self.hide_future_goals):
+            return tensordict.copy()
+        tensordict, in_slots = self._in_slots(tensordict)
         out = tensordict.copy()
-        if self.strategy != "none" or self.single_goal:
+        if chooses:
             instruction, changed = self._choose(tensordict)
             if changed.any():
-                out = rewrite(tensordict, instruction, changed, self.keys)
+                out = rewrite(tensordict, instruction, changed, self.keys, radius=self.radius)
         if self.hide_future_goals:
             goal, mask = self.entries(out, [self.keys.goal, self.keys.mask], REMEDY)
             real = mask.reshape(*goal.shape[:2], 1, 1)
             out.set(self.keys.goal, torch.where(real, view(goal, hide_future_goals=True), goal))
+        for key in in_slots:
+            out.set(key, out.get(key).squeeze(-2))
         return out
+
+    def _in_slots(self, batch: TensorDictBase) -> tuple[TensorDictBase, list[NestedKey]]:
+        """The batch ``[B, L]`` with goals ``[B, L, 1, d]`` and masks, and the keys of goals that had no slots."""
+        keys, batch = self.keys, batch.copy()
+        bare = []
+        for key in (keys.goal, keys.achieved):
+            value = batch.get(key, None)
+            if value is not None and value.ndim == batch.ndim + 1:
+                bare.append(key)
+                batch.set(key, value.unsqueeze(-2))
+        achieved = batch.get(keys.achieved, None)
+        if achieved is not None and batch.get(keys.achieved_mask, None) is None:
+            batch.set(keys.achieved_mask, torch.ones_like(achieved[..., 0], dtype=torch.bool))
+        if batch.get(keys.mask, None) is None:
+            real = torch.ones(*batch.shape, 1, dtype=torch.bool, device=batch.device)
+            batch.set(keys.mask, real)
+        return batch, bare
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Counts the goals of what enters a replay buffer."""
         if self.rarity is not None:
             needed = [self.keys.achieved, self.keys.achieved_mask, self.keys.mask]
-            self.rarity.update(*self.entries(tensordict, needed, REMEDY))
+            self.rarity.update(*self.entries(self._in_slots(tensordict)[0], needed, REMEDY))
         return tensordict
 
     def _choose(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
@@ -127,7 +163,7 @@ class Relabel(BatchTransform):
             instruction = instruction.clone()
             instruction[:, 1:] = GOAL_PAD
         valid = achieved_mask & mask.unsqueeze(-1)
-        times = completion_times(instruction, achieved, valid, mask)
+        times = completion_times(instruction, achieved, valid, mask, radius=self.radius)
         options = eligible(times, valid)
         missing = num_goals(instruction) - (times < num_steps).sum(-1)
         count = torch.minimum(self._count(missing), options.sum(-1))

@@ -19,6 +19,7 @@ from yamame.cli.threads import share_threads
 from yamame.cli.validation import parameters_of
 from yamame.collectors import Collector
 from yamame.data import Mixture, TrajectoryDataset, TrajectoryFormat
+from yamame.deploy.build import assemble
 from yamame.keys import GOAL_KEYS
 from yamame.replay.disk.files import read_manifests
 from yamame.runs.callbacks import Callback, Callbacks, RewardWarning, Tracking
@@ -50,26 +51,9 @@ def build_env(cfg: DictConfig, *, num_envs: int, seed: int, held_out: bool = Fal
 
 def build_agent(cfg: DictConfig, env: EnvBase) -> InContextAgent:
     """The agent of the configuration, fitted to an environment."""
-    return InContextAgent(
-        env.observation_spec,
-        env.full_action_spec["action"],
-        timestep_encoder=instantiate(cfg.timestep_encoder),
-        goal_encoder=instantiate(cfg.goal_encoder),
-        trajectory_encoder=instantiate(cfg.encoder),
-        actor=instantiate(cfg.agent.actor),
-        critic=instantiate(cfg.agent.critic),
-        returns=instantiate(cfg.agent.returns),
-        gammas=learned_gammas(cfg),
-        probability_floor=cfg.agent.probability_floor,
-        box_distribution=cfg.agent.box_distribution,
-        share_encoders=getattr(target_of(cfg.agent.loss), "shares_encoder", True),
-    ).to(cfg.device)
-
-
-def learned_gammas(cfg: DictConfig) -> list[float]:
-    """The discount factors that the agent has policies for: all, or the last alone."""
-    gammas = [float(gamma) for gamma in cfg.agent.gammas]
-    return gammas if cfg.agent.multi_gamma else gammas[-1:]
+    specs = env.observation_spec, env.full_action_spec["action"]
+    agent = assemble(cfg, *specs, instantiate=instantiate, loss=target_of(cfg.agent.loss))
+    return agent.to(cfg.device)
 
 
 def build_collector(
@@ -204,13 +188,19 @@ def build_transform(cfg: DictConfig, env: EnvBase) -> Compose:
         UsageError: Goals are to be relabelled in an environment that has none.
     """
     has_goals = set(GOAL_KEYS) <= set(env.observation_spec.keys())
-    if cfg.relabel.strategy != "none" and not has_goals:
-        name = type(env).__name__
-        raise UsageError(
-            f"relabel.strategy={cfg.relabel.strategy}: {name} has no goals to relabel; set relabel=none"
-        )
-    relabel = [instantiate(cfg.relabel)] if has_goals else []
+    if relabels(cfg) and not has_goals:
+        name, strategy = type(env).__name__, cfg.relabel.get("strategy")
+        raise UsageError(f"relabel.strategy={strategy}: {name} has no goals to relabel; set relabel=none")
+    known = parameters_of(target_of(cfg.relabel))
+    radius = getattr(env, "goal_radius", None)  # of goals in a continuous space
+    given = {} if radius is None or "radius" not in known else {"radius": radius}
+    relabel = [instantiate(cfg.relabel, **given)] if has_goals else []
     return Compose(*relabel, *(instantiate(node) for node in (cfg.window, cfg.packing) if node is not None))
+
+
+def relabels(cfg: DictConfig) -> bool:
+    """Whether trajectories are relabelled: always, by a class that knows no ``strategy``."""
+    return bool(cfg.relabel.get("strategy") != "none")
 
 
 def build_data(cfg: DictConfig, env: EnvBase, *, transform: Transform) -> TrajectoryDataset | None:

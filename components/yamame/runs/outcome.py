@@ -4,10 +4,13 @@ import contextlib
 import traceback
 from typing import TYPE_CHECKING, Any
 
+import torch
 from omegaconf import OmegaConf
+from torchrl.envs import EnvBase
 
 from yamame.checks import UsageError
 from yamame.cli.jobs import tell
+from yamame.deploy import Interface
 from yamame.failures import OutsideError, tell_aside
 from yamame.files.atomic import atomic_writer, read_json, write_json
 from yamame.files.checkpoint import LoadedCheckpoint
@@ -15,10 +18,16 @@ from yamame.files.identity import differing
 from yamame.report.figures import learning_curve, write_gif
 from yamame.report.terminal import print_columns
 from yamame.runs.held_out import render_held_out
-from yamame.tracking.summary import Status, build_summary
+from yamame.tracking.summary import Status, build_summary, versions
 
 if TYPE_CHECKING:
     from yamame.runs.run import Run
+
+
+def facts(env: EnvBase) -> dict[str, Any]:
+    """What a checkpoint says beside the state: of the machine, and of what the agent sees and does."""
+    machine = {"threads": torch.get_num_threads(), "versions": versions()}
+    return {"machine": machine, "interface": Interface.of(env).encode()}
 
 
 def log_artifacts(run: "Run") -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-import torch
 from omegaconf import DictConfig
 from torch import Tensor
 from torchrl.envs import EnvBase
@@ -29,7 +28,7 @@ from yamame.runs.build import build_callbacks, check_device
 from yamame.runs.callbacks import Callback
 from yamame.runs.held_out import play_held_out, score
 from yamame.tracking.costs import CostMeter
-from yamame.tracking.summary import run_status, versions
+from yamame.tracking.summary import run_status
 from yamame.tracking.tracker import Tracker
 from yamame.training import GlobalRNGState
 from yamame.training.budget import Budget
@@ -183,8 +182,7 @@ class Run:
         self.policy, self.held_out, self.on_saved = policy, held_out, on_saved
         self.costs = CostMeter()
         own = {"progress": self.progress, "budget": self.budget, "costs": self.costs, "rng": GlobalRNGState()}
-        machine = {"threads": torch.get_num_threads(), "versions": versions()}
-        self.components = {**components, **own, "guard": self.guard, "machine": machine}
+        self.components = {**components, **own, "guard": self.guard, **outcome.facts(held_out)}
         self.guard.kept = {"agent": components["agent"]}
         before = None
         if self.resumed:

@@ -5,12 +5,10 @@ there, a file that is none, a setting that the environment does not take, weight
 """
 
 import dataclasses
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
-import torch
 from omegaconf import DictConfig, OmegaConf
 from torchrl.envs import EnvBase
 
@@ -18,14 +16,14 @@ from yamame.agent import InContextAgent
 from yamame.checks import UsageError
 from yamame.cli.nodes import check, plain
 from yamame.cli.settings import SETTINGS
-from yamame.cli.trusted import check_file, prefixes_of
 from yamame.cli.validation import check_settings
-from yamame.files.checkpoint import Checkpointer, LoadedCheckpoint
-from yamame.runs.build import build_agent, build_env, check_device, learned_gammas
-from yamame.tracking.history import download_artifacts
+from yamame.deploy.build import learned_gammas, load_weights
+from yamame.deploy.load import agent_folder, read_saved
+from yamame.deploy.sources import Which, read_checkpoint
+from yamame.files.trusted import check_file, prefixes_of
+from yamame.runs.build import build_agent, build_env, check_device
 from yamame.tracking.tracker import TRACKING_URI
 
-Which = Literal["best", "last"]
 _PLAYED = ("seed", "evaluation", "agent", "env", "encoder", "timestep_encoder", "goal_encoder")
 _BUILT = {key: SETTINGS["train"][key] for key in _PLAYED}
 """What the configuration of a run must have, to be played."""
@@ -55,6 +53,12 @@ class Trained:
             _described(node) for node in (config["env"], config.get("trials")) if node is not None
         )
 
+    @property
+    def folder(self) -> Path | None:
+        """The run's directory, where results of playing it belong; None for a file, an id or a folder to send."""
+        is_run = Path(self.source).is_dir() and agent_folder(self.source) is None
+        return Path(self.source) if is_run else None
+
     def build_env(self, *, num_envs: int, seed: int) -> EnvBase:
         """The environment with its held-out settings, ``num_envs`` times."""
         return build_env(self.config, num_envs=num_envs, seed=seed, held_out=True)
@@ -69,17 +73,11 @@ class Trained:
             agent = build_agent(self.config, env)
         except ValueError as error:
             raise UsageError(str(error)) from error
-        for name, value in self.weights.items():
-            if isinstance(value, torch.Tensor) and not bool(value.isfinite().all()):
-                raise UsageError(f"load_trained: the weights of {self.source} must be finite, {name} is not")
+        hint = "; a changed setting of env may be why"
         try:
-            agent.load_state_dict(self.weights)
-        except RuntimeError as error:
-            problem = str(error).split("\n\t")[1].rstrip(". ")  # the first of those that torch lists
-            raise UsageError(
-                f"load_trained: the weights of {self.source} must fit the environment: {problem}; "
-                "a changed setting of env may be why"
-            ) from error
+            load_weights(agent, self.weights, source=self.source, fit="the environment", hint=hint)
+        except UsageError as error:
+            raise UsageError(f"load_trained: {error}") from error
         return agent.eval()
 
     @property
@@ -114,7 +112,8 @@ def load_trained(
     """Reads a trained run.
 
     Args:
-        source: A run directory, a checkpoint file, or the id of an MLflow run whose artifacts hold checkpoints.
+        source: A run directory, a checkpoint file, the id of an MLflow run whose artifacts hold checkpoints, the folder
+            of an agent (`yamame.deploy.DeployedAgent.save_pretrained`), or ``zoo:NAME``.
         checkpoint: Which of a run's checkpoints: the one with the best evaluation, or the last one.
         tracking_uri: The MLflow store where a run id is looked for.
         device: Where the environment and the agent shall be.
@@ -126,11 +125,9 @@ def load_trained(
     Raises:
         UsageError: One line that names what is missing, does not fit, or is named without trust.
     """
-    if checkpoint not in get_args(Which):
-        raise UsageError(f"load_trained: checkpoint must be best or last, got {checkpoint!r}")
-    loaded = _load(str(source), checkpoint, tracking_uri)
-    _check_config(source, loaded.config, prefixes_of(trust))
-    config = {**loaded.config, "device": check_device(device), "trust": list(trust)}
+    given, weights, step = _read(source, checkpoint, tracking_uri)
+    _check_config(source, given, prefixes_of(trust))
+    config = {**given, "device": check_device(device), "trust": list(trust)}
     # Settings of held-out tasks become those of the environment, for what is asked here to come last.
     held_out = config["evaluation"]["env"]
     config["evaluation"] = {**config["evaluation"], "env": {}}
@@ -143,7 +140,18 @@ def load_trained(
         config["encoder"] = {**config["encoder"], "context_length": context_length}
     composed = OmegaConf.create(config)
     check(composed)
-    return Trained(str(source), loaded.step, composed, loaded.values["agent"])
+    return Trained(str(source), step, composed, weights)
+
+
+def _read(
+    source: str | Path, checkpoint: Which, tracking_uri: str
+) -> tuple[dict[str, Any], dict[str, Any], int]:
+    """Configuration, weights and steps of training, from a run or the folder of an agent."""
+    if agent_folder(source) is not None:
+        saved = read_saved(source)
+        return saved.config, saved.weights, int(saved.about.get("step") or 0)
+    loaded = read_checkpoint(str(source), checkpoint, tracking_uri=tracking_uri)
+    return loaded.config, loaded.values["agent"], loaded.step
 
 
 def _check_config(source: str | Path, config: Any, trust: Sequence[str]) -> None:
@@ -172,42 +180,6 @@ def load_asked(source: str, asked: Mapping[str, Any], key: str = "run") -> Train
         return load_trained(source, **{name: asked[name] for name in options})
     except UsageError as error:
         raise UsageError(f"{key}={source}: {error}") from error
-
-
-def _load(source: str, which: Which, tracking_uri: str) -> LoadedCheckpoint:
-    """The checkpoint of a source; temporary files are gone afterwards."""
-    path = Path(source)
-    if path.is_file():
-        return _read([path], which)
-    if path.is_dir():
-        checkpoints = Checkpointer(path / "checkpoints")
-        file = checkpoints.best if which == "best" else checkpoints.last
-        if file is None:
-            raise UsageError(f"load_trained: {source} must hold a {which} checkpoint, there is none")
-        return _read([file], which)
-    if "/" in source or "." in source:
-        raise UsageError(f"load_trained: {source} must be a run directory or a checkpoint, it does not exist")
-    with tempfile.TemporaryDirectory() as folder:
-        files = download_artifacts(tracking_uri, source, "checkpoints", Path(folder))
-        if not files:
-            raise UsageError(f"load_trained: the MLflow run {source} must hold checkpoints, it has none")
-        return _read(files, which)
-
-
-def _read(files: Sequence[Path], which: Which) -> LoadedCheckpoint:
-    """The last of some checkpoints, or the one with the best metric."""
-    read = []
-    for path in files[-1:] if which == "last" else files:
-        try:
-            read.append(Checkpointer(path.parent).load({"agent": None}, which=path))
-        except UsageError:
-            raise
-        except Exception as error:  # other people's files make torch.load raise almost anything
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise UsageError(
-                f"load_trained: {path} must be a checkpoint, it cannot be read: {reason}"
-            ) from error
-    return max(read, key=lambda loaded: (-torch.inf if loaded.metric is None else loaded.metric, loaded.step))
 
 
 def _described(node: Mapping[str, Any]) -> str:

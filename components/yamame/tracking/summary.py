@@ -1,6 +1,5 @@
 """The machine-readable result of a run."""
 
-import math
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from yamame.checks import require
+from yamame.files.atomic import json_safe
 from yamame.signals import Terminated
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
@@ -66,12 +66,3 @@ def build_summary(
     clashes = sorted(summary.keys() & (extra or {}).keys())
     require("build_summary", "extra", clashes, not clashes, "not repeat a field")
     return json_safe({**summary, **(extra or {})})
-
-
-def json_safe(value: Any) -> Any:
-    """Plain data with null for every number that JSON cannot hold."""
-    if isinstance(value, Mapping):
-        return {name: json_safe(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_safe(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -15,12 +15,13 @@ from typing import Any, Protocol, Self
 
 from yamame.checks import UsageError, require
 from yamame.failures import one_line
+from yamame.files.atomic import json_safe
 from yamame.files.run_directory import RunDirectory
 from yamame.tracking.costs import SystemMetrics
 from yamame.tracking.mlflow_store import RUN_TAG, MLflowRun, NoAnswerError, absolute_uri, clean_key
 from yamame.tracking.record import RUN_FILE, open_run, read_record, write_record
 from yamame.tracking.spool import SPOOL_FILE, Sender, Spool, Thinning
-from yamame.tracking.summary import git_revision, json_safe, run_status, versions
+from yamame.tracking.summary import git_revision, run_status, versions
 
 TRACKING_URI = os.environ.get("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
 """MLflow's own setting, else where ``mlflow ui`` looks by itself when it is started in the same directory."""

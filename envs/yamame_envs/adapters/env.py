@@ -25,11 +25,10 @@ from yamame_envs.adapters.reading import check_picklable, read_spaces
 from yamame_envs.adapters.resume import play_again
 from yamame_envs.adapters.spaces import Array
 from yamame_envs.adapters.specs import action_spec, observation_specs
+from yamame_envs.adapters.task import reset_seeds
 from yamame_envs.adapters.timestep import Timestep
 from yamame_envs.adapters.workers import Pool, Workers
 from yamame_envs.context import ContextEnv
-
-_SEEDS = 2**31 - 1  # Gymnasium environments take non-negative seeds, some of them of 32 bits only
 
 
 class HostedEnv(ContextEnv):
@@ -48,14 +47,14 @@ class HostedEnv(ContextEnv):
     end of the env's episode: it shows the last observation again, reward 0, ``truncated`` and ``aborted``. The
     env's next episode has the next task seed and an environment that is made anew.
 
-    `state_dict` holds the task seeds and the actions of all running episodes: `load_state_dict` plays them
-    again. An env that then does not come out the same is aborted at its next step.
+    `state_dict` holds the task seeds and the actions of all running episodes: `load_state_dict` plays them again.
 
     Args:
         make: Makes the environment of one env; with worker processes it must be picklable.
         num_envs: N, at least 1.
         time_limit: Steps after which an episode is over, at least 1; None: only the environment ends it.
-        tells_success: Whether ``success`` is shown: the ``success`` of the environment's info.
+        success: Where the info of a step tells of success, which is then shown; None: nowhere; ``auto``: under
+            ``success`` or ``is_success``, if one of them is there after a first step.
         seed: Names the tasks of all episodes.
         device: Where all tensors live.
         workers: Where envs are played, and what becomes of their failures.
@@ -66,6 +65,8 @@ class HostedEnv(ContextEnv):
 
     _generic = False
     """Whether spaces are read without a meaning in their names and whole numbers (`read_observation`)."""
+    _counts_attempts = False
+    """Whether seeds name the attempt at a task as well (`yamame_envs.adapters.task`)."""
 
     def __init__(
         self,
@@ -73,13 +74,13 @@ class HostedEnv(ContextEnv):
         *,
         num_envs: int,
         time_limit: int | None = None,
-        tells_success: bool = False,
+        success: str | None = None,
         seed: int = 0,
         device: str | torch.device = "cpu",
         workers: Workers = Workers(),  # noqa: B008 (immutable)
     ) -> None:
         self._workers, self._make_env = workers, make
-        self._spaces = self._read(tells_success)
+        self._spaces = self._read(success)
         self._current = Timestep(self._spaces, time_limit)
         self._failures = FailureCount(workers)
         self._aborting: dict[int, Failure] = {}  # envs that are aborted at their next step
@@ -90,11 +91,12 @@ class HostedEnv(ContextEnv):
             time_limit=time_limit,
             action=action_spec(self._spaces.actions),
             observations={**observations, "aborted": Binary(n=1, dtype=torch.bool, device=device)},
-            tells_success=tells_success,
+            tells_success=self._spaces.success_key is not None,
             seed=seed,
             device=device,
         )
         self._history = History(num_envs)
+        self._attempts = np.zeros(num_envs, np.int64)  # at the task that is played, before this one
         self._tasks = np.zeros(num_envs, np.int64)
 
     @property
@@ -102,20 +104,16 @@ class HostedEnv(ContextEnv):
         """Episodes that ended because their environment failed."""
         return self._failures.aborted
 
-    def _read(self, tells_success: bool) -> EnvSpaces:
+    def _read(self, success: str | None) -> EnvSpaces:
         if self._workers.num_processes > 0:
             check_picklable(self._make_env, owner=self.label)
-        return read_spaces(
-            self._make_env, owner=self.label, generic=self._generic, tells_success=tells_success
-        )
+        return read_spaces(self._make_env, owner=self.label, generic=self._generic, success=success)
 
     def _play(self) -> InProcessEnvs | Pool:
         if self._player is None:
-            num_envs, workers = self.batch_size[0], self._workers
-            if workers.num_processes == 0:
-                self._player = InProcessEnvs(self._make_env, num_envs, self._spaces)
-            else:
-                self._player = Pool(self._make_env, num_envs, self._spaces, workers)
+            what = self._make_env, self.batch_size[0], self._spaces
+            in_process = self._workers.num_processes == 0
+            self._player = InProcessEnvs(*what) if in_process else Pool(*what, self._workers)
         return self._player
 
     @contextlib.contextmanager
@@ -135,9 +133,16 @@ class HostedEnv(ContextEnv):
     def _restart(self, streams: Tensor) -> None:
         self._seeds = TaskSeeds(streams)
 
-    def _begin_episodes(self, env_ids: Tensor, tensordict: TensorDictBase | None) -> None:
+    def _begin_again(self, env_ids: Tensor, task_seed: Tensor) -> None:
+        attempts = self._attempts[env_ids.tolist()] + self._counts_attempts
+        self._begin_episodes(env_ids, self._wrap({"task_seed": task_seed}), attempts=attempts)
+
+    def _begin_episodes(
+        self, env_ids: Tensor, tensordict: TensorDictBase | None, *, attempts: Array | int = 0
+    ) -> None:
         chosen = self._chosen_tasks(env_ids, tensordict)
         numbers = env_ids.tolist()
+        self._attempts[numbers] = attempts
         for env_id in numbers:
             self._aborting.pop(env_id, None)
         with self._whole():
@@ -157,7 +162,7 @@ class HostedEnv(ContextEnv):
                 self._seeds.take(waiting) if chosen is None else [chosen[env_ids.index(r)] for r in waiting]
             )
             self._tasks[waiting] = seeds
-            begun = player.reset(waiting, [seed & _SEEDS for seed in seeds])
+            begun = player.reset(waiting, reset_seeds(seeds, self._attempts[waiting]))
             if whole is None:
                 whole = begun
             else:
@@ -173,10 +178,8 @@ class HostedEnv(ContextEnv):
 
     def _abort_interrupted(self) -> None:
         """Episodes lost with a worker process that failed over other envs end at their next step."""
-        lost = self._play().interrupted
-        if lost:
-            self._aborting |= lost
-            lost.clear()
+        self._aborting |= self._play().interrupted
+        self._play().interrupted.clear()
 
     def _report(self, failures: Mapping[int, Failure], when: str | None = None) -> None:
         def place(env_id: int) -> str:
@@ -272,9 +275,8 @@ class HostedEnv(ContextEnv):
         here = bool(self._present) and 0 <= env_id < self.batch_size[0]
         require(self.label, "env_id", env_id, here, "be an env that was reset")
         picture = self._play().render(env_id)
-        lost = dict(self._play().interrupted)
+        self._report(dict(self._play().interrupted), "while it was drawn")
         self._abort_interrupted()
-        self._report(lost, "while it was drawn")
         if isinstance(picture, Failure):
             reason = f"{self.label}: env {env_id} cannot be drawn: {picture.summary}"
             raise NotImplementedError(reason) from picture.error()
@@ -293,6 +295,7 @@ class HostedEnv(ContextEnv):
             actions = self._history.of(lengths, self._spaces.actions.nothing(len(lengths)))
             state["task_seed"] = torch.from_numpy(self._tasks.copy())
             state["actions"] = torch.from_numpy(actions)
+            state["attempts"] = torch.from_numpy(self._attempts.copy())
             state["aborting"] = sorted(self._aborting)
             state["timestep"] = self._current.save()
         return state
@@ -316,11 +319,12 @@ class HostedEnv(ContextEnv):
             return
         self._current.load(state_dict["timestep"], self.device)
         self._tasks = state_dict["task_seed"].cpu().numpy().copy()
+        self._attempts = state_dict["attempts"].cpu().numpy().copy()
         actions = state_dict["actions"].cpu().numpy()
         self._history.restore(actions, self._episode_lengths())
         ended = {*self._current.column("done").nonzero()[0].tolist(), *state_dict["aborting"]}
         running = [env_id for env_id in range(num_envs) if env_id not in ended]
-        seeds = [int(self._tasks[env_id]) & _SEEDS for env_id in running]
+        seeds = reset_seeds(self._tasks[running].tolist(), self._attempts[running])
         with self._whole():
             self._aborting = play_again(self._play(), running, seeds, actions, self._current)
         self._aborting |= {

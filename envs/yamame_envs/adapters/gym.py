@@ -12,6 +12,7 @@ from yamame_envs.adapters.env import HostedEnv
 from yamame_envs.adapters.extras import MissingExtra
 from yamame_envs.adapters.in_process import EnvSpaces
 from yamame_envs.adapters.registered import find, make_registered
+from yamame_envs.adapters.task import DrawTask, make_with_tasks
 from yamame_envs.adapters.workers import Workers
 
 
@@ -27,6 +28,11 @@ class Gym(HostedEnv):
         time_limit: Steps after which an episode is terminated, which the agent can see coming (``time``).
             ``"registered"``: the limit that the id was registered with, if it was. None: that limit is not
             shown and truncates episodes.
+        success: Where the info of a step tells that the whole task is done; None: nowhere; ``auto``: under ``success``
+            or ``is_success``, if one of them is there after a first step. An episode has success if any step had.
+        tasks: What draws the task of an episode by its task seed, so that another trial of the same task has another
+            noise (`yamame_envs.adapters.task.TaskEnv`): a function ``(seed) -> task``, or ``own`` for the environment's
+            ``sample_task``. None: the task seed decides everything, and trials repeat the noise.
         num_envs: N, at least 1.
         seed: Names the tasks of all episodes.
         device: Where all tensors live.
@@ -49,17 +55,21 @@ class Gym(HostedEnv):
         id: str = "CartPole-v1",
         settings: Mapping[str, Any] = MappingProxyType({}),
         time_limit: int | Literal["registered"] | None = "registered",
+        success: str | None = "auto",
+        tasks: DrawTask | Literal["own"] | None = None,
         num_envs: int = 1,
         seed: int = 0,
         device: str | torch.device = "cpu",
         workers: Workers = Workers(),  # noqa: B008 (immutable)
     ) -> None:
-        self._id, self._settings = id, dict(settings)
+        self._id, self._settings, self._draw_task = id, dict(settings), tasks
+        self._counts_attempts = tasks is not None
         limit = self._registered_limit() if time_limit == "registered" else time_limit
         super().__init__(
-            partial(make_registered, id, self._settings, limited=time_limit is None),
+            self._maker(limited=time_limit is None),
             num_envs=num_envs,
             time_limit=limit,
+            success=success,
             seed=seed,
             device=device,
             workers=workers,
@@ -69,6 +79,14 @@ class Gym(HostedEnv):
     def label(self) -> str:
         """What errors call this environment."""
         return f"Gym({self._id!r})"
+
+    def _maker(self, *, limited: bool) -> "partial[Any]":
+        """What makes the environment of one env; ``limited``: Gymnasium truncates episodes at the registered limit."""
+        make = partial(make_registered, self._id, self._settings, limited=limited)
+        if self._draw_task is None:
+            return make
+        draw = None if self._draw_task == "own" else self._draw_task
+        return partial(make_with_tasks, make, draw=draw, owner=self.label)
 
     def _registered_limit(self) -> int | None:
         try:
@@ -84,9 +102,9 @@ class Gym(HostedEnv):
             ) from error
         return limit
 
-    def _read(self, tells_success: bool) -> EnvSpaces:
+    def _read(self, success: str | None) -> EnvSpaces:
         try:
-            return super()._read(tells_success)
+            return super()._read(success)
         except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
             raise MissingExtra(f"{self.label}: its packages must be installed: {error}") from error
         except (TypeError, gymnasium.error.Error) as error:

@@ -76,12 +76,12 @@ class EnvSpaces:
     Attributes:
         leaves: The arrays of an observation.
         actions: How actions are taken apart.
-        tells_success: Whether the info's ``success`` is read.
+        success_key: Where the info tells of success; None where it does not.
     """
 
     leaves: tuple[Leaf, ...]
     actions: ActionConverter
-    tells_success: bool
+    success_key: str | None
 
 
 @dataclass(slots=True)
@@ -175,7 +175,7 @@ class InProcessEnvs:
         failures: dict[int, Failure] = {}
         raws, count = self._raws(len(env_ids)), len(env_ids)
         rewards, ends, cuts, wins = [0.0] * count, [False] * count, [False] * count, [False] * count
-        envs, write, tells_success = self._envs, self._write, self._spaces.tells_success
+        envs, write, success_key = self._envs, self._write, self._spaces.success_key
         for position, (env_id, action) in enumerate(
             zip(env_ids, self._spaces.actions.values(actions), strict=True)
         ):
@@ -183,8 +183,8 @@ class InProcessEnvs:
                 observation, reward, end, cut, info = envs[env_id].step(action)
                 write(observation, position, raws)
                 rewards[position], ends[position], cuts[position] = float(reward), bool(end), bool(cut)
-                if tells_success:
-                    wins[position] = bool(info.get("success", False))
+                if success_key is not None:
+                    wins[position] = bool(info.get(success_key, False))
             except ENV_ERRORS as error:
                 failures[position] = Failure.of(error)
         reward = np.array(rewards)

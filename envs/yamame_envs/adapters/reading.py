@@ -1,6 +1,7 @@
 """What an environment returns and takes, found out by making one."""
 
 import pickle
+from typing import Any
 
 import gymnasium
 from yamame.failures import OutsideError
@@ -10,15 +11,19 @@ from yamame_envs.adapters.actions import read_actions
 from yamame_envs.adapters.in_process import ENV_ERRORS, EnvSpaces, Failure, Make, is_own
 from yamame_envs.adapters.spaces import Leaf, read_observation
 
+SUCCESS_KEYS = ("success", "is_success")
+"""What environments call success in the info of a step."""
 
-def read_spaces(make: Make, *, owner: str, generic: bool, tells_success: bool) -> EnvSpaces:
+
+def read_spaces(make: Make, *, owner: str, generic: bool, success: str | None) -> EnvSpaces:
     """Makes an environment, reads its spaces and closes it.
 
     Args:
         make: Makes it.
         owner: Whose it is, for messages.
         generic: As for `read_observation`.
-        tells_success: Whether the info's ``success`` is read.
+        success: Where the info tells of success; None: nowhere; ``auto``: under the one of `SUCCESS_KEYS` that is there
+            after a step.
 
     Raises:
         ValueError: If a space cannot be turned into tensors.
@@ -37,6 +42,7 @@ def read_spaces(make: Make, *, owner: str, generic: bool, tells_success: bool) -
     try:
         leaves = read_observation(env.observation_space, owner=owner, generic=generic)
         actions = read_actions(env.action_space, owner=owner)
+        success_key = _find_success(env) if success == "auto" else success
     finally:
         env.close()
     taken = {leaf.name[0] for leaf in leaves if leaf.name[0] in RESERVED or _is_no_flag(leaf)}
@@ -45,7 +51,20 @@ def read_spaces(make: Make, *, owner: str, generic: bool, tells_success: bool) -
             f"{owner}: observation_space must not have entries {sorted(RESERVED)}, nor trial_start but as "
             f"MultiBinary(1), got {sorted(taken)}"
         )
-    return EnvSpaces(leaves, actions, tells_success)
+    return EnvSpaces(leaves, actions, success_key)
+
+
+def _find_success(env: "gymnasium.Env[Any, Any]") -> str | None:
+    """The key of success in what a step tells; None if there is none, or the environment fails, as is told later."""
+    try:
+        env.reset(seed=0)
+        env.action_space.seed(0)
+        info = env.step(env.action_space.sample())[-1]
+    except ENV_ERRORS as error:
+        if not is_own(error):
+            raise
+        return None
+    return next((key for key in SUCCESS_KEYS if key in info), None)
 
 
 def _is_no_flag(leaf: Leaf) -> bool:

@@ -32,7 +32,7 @@ class Timestep:
         self.keys: list[Key] = [
             leaf.name[0] if len(leaf.name) == 1 else leaf.name for leaf in env_spaces.leaves
         ]
-        self._hidden = () if env_spaces.tells_success else ("success",)
+        self._hidden = ("success",) if env_spaces.success_key is None else ()
         self._time_limit = time_limit
         self.arrays: dict[Key, Array] = {}
         self.tensors: dict[str, Any] = {}

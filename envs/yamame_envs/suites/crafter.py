@@ -83,7 +83,7 @@ class Crafter(HostedEnv):
             partial(CrafterEnv, **self._env_settings),
             num_envs=num_envs,
             time_limit=time_limit,
-            tells_success=task != "undirected",
+            success=None if task == "undirected" else "success",
             seed=seed,
             device=device,
             workers=workers,

@@ -54,7 +54,7 @@ class MetaWorld(HostedEnv):
             partial(MetaWorldTask, benchmark, split=split, goal_seed=goal_seed),
             num_envs=num_envs,
             time_limit=time_limit,
-            tells_success=True,
+            success="success",
             seed=seed,
             device=device,
             workers=workers,

@@ -91,7 +91,7 @@ class MiniGrid(HostedEnv):
             make,
             num_envs=num_envs,
             time_limit=same,
-            tells_success=True,
+            success="success",
             seed=seed,
             device=device,
             workers=workers,

@@ -80,7 +80,7 @@ class MultiDomain(HostedEnv):
             partial(Domains, common=common, show_domain=show_domain),
             num_envs=num_envs,
             time_limit=longest if time_limit is None else time_limit,
-            tells_success=tells_success,
+            success="success" if tells_success else None,
             seed=seed,
             device=device,
             workers=workers,

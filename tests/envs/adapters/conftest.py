@@ -34,7 +34,7 @@ def _walks(
         num_envs=num_envs,
         seed=seed,
         time_limit=time_limit,
-        tells_success=tells_success,
+        success="success" if tells_success else None,
         device=device,
         workers=Workers() if workers is None else workers,
     )

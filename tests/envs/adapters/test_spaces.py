@@ -178,15 +178,15 @@ def test_entries_that_would_hide_others_are_refused(name):
 
     space = spaces.Dict({"observation": spaces.Discrete(2), name: spaces.Discrete(2)})
     with pytest.raises(ValueError, match=rf"^Room: observation_space must not have .*, got \['{name}'\]"):
-        read_spaces(lambda: Echo(space), owner="Room", generic=False, tells_success=False)
-    layout = read_spaces(lambda: Echo(space), owner="Room", generic=True, tells_success=False)
+        read_spaces(lambda: Echo(space), owner="Room", generic=False, success=None)
+    layout = read_spaces(lambda: Echo(space), owner="Room", generic=True, success=None)
     assert len(layout.leaves) == 2
 
 
 def test_nothing_has_the_arrays_of_something():
     from faulty_envs import Echo
 
-    layout = read_spaces(lambda: Echo(ROOM), owner="Room", generic=False, tells_success=False)
+    layout = read_spaces(lambda: Echo(ROOM), owner="Room", generic=False, success=None)
     for leaf, array in zip(layout.leaves, Outcome.nothing(layout, 2, {}).leaves, strict=True):
         value = leaf.accepted(_at(ROOM.sample(), leaf.path))
         real, _ = leaf.finish(value[None])

@@ -43,7 +43,7 @@ def _actions(steps, rows, seed=0):
 
 
 def _layout():
-    return read_spaces(Walk, owner="Walk", generic=False, tells_success=True)
+    return read_spaces(Walk, owner="Walk", generic=False, success="success")
 
 
 def _is_running(pid):
@@ -258,7 +258,7 @@ from yamame_envs.adapters.reading import read_spaces
 from yamame_envs.adapters.workers import Pool, Workers
 
 print("main", flush=True)
-layout = read_spaces(Modules, owner="Modules", generic=False, tells_success=False)
+layout = read_spaces(Modules, owner="Modules", generic=False, success=None)
 pool = Pool(Modules, 2, layout, Workers(num_processes=2))
 outcome = pool.reset([0, 1], [0, 0])
 print(*outcome.leaves[0].flatten().astype(int), *pool.pids, flush=True)
@@ -328,7 +328,7 @@ def test_a_hosted_environment_defined_in_a_script_can_be_played_there(tmp_path):
         "if __name__ == '__main__':\n"
         "    from yamame_envs.adapters.reading import read_spaces\n"
         "    from yamame_envs.adapters.workers import Pool, Workers\n"
-        "    layout = read_spaces(Own, owner='Own', generic=False, tells_success=False)\n"
+        "    layout = read_spaces(Own, owner='Own', generic=False, success=None)\n"
         "    outcome = Pool(Own, 1, layout, Workers(num_processes=1)).reset([0], [0])\n"
         "    print(outcome.leaves[0], outcome.failures)\n"
     )

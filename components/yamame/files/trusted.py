@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from yamame.checks import UsageError
-from yamame.cli.validation import shown
+from yamame.failures import shown
 
 OURS = ("yamame.", "yamame_envs.")
 LAYERS = ("torch.nn.", "torch.optim.", "torchrl.modules.", "torchrl.objectives.")
@@ -33,8 +33,8 @@ SPECIAL = {
 
 _OPTIMIZERS = "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop SGD"
 _ENVS = (
-    "ActiveTMaze Atari Bandits Crafter DarkKeyDoor Gym HalfCheetahVel MazeRunner MetaFrozenLake MetaWorld MiniGrid "
-    "MultiDomain POPGym PackageDelivery PassiveTMaze Wind Workers"
+    "ActiveTMaze Atari Bandits Crafter DarkKeyDoor Gym GymGoals HalfCheetahVel MazeRunner MetaFrozenLake MetaWorld "
+    "MiniGrid MultiDomain POPGym PackageDelivery PassiveTMaze Wind Workers"
 )
 _IN_FILES = {
     "env": {"yamame_envs": _ENVS},

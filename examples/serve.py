@@ -1,0 +1,52 @@
+"""A trained agent as a service over HTTP, for many sessions at a time: python examples/serve.py <agent> [port]
+
+POST /reset  {"session": "a"}                                                   -> {}
+POST /act    {"session": "a", "observation": {...}, "reward": 1.0, "done": false}  -> {"action": 3}
+POST /forget {"session": "a"}                                                   -> {}
+"""
+
+import json
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import yamame
+
+
+def make_server(agent, port: int) -> ThreadingHTTPServer:
+    """A server on the loopback; ``port`` 0 takes any that is free."""
+    lock = threading.Lock()  # an agent answers one call at a time
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            try:
+                asked = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+                with lock:
+                    status, answer = 200, answer_to(agent, self.path, asked)
+            except (ValueError, KeyError, TypeError) as error:
+                status, answer = 400, {"error": str(error)}
+            body = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args) -> None: ...
+
+    return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+
+
+def answer_to(agent, path: str, asked: dict) -> dict:
+    """What a request is answered with."""
+    sessions = [asked["session"]]
+    if path == "/act":
+        observation = {key: np.expand_dims(value, 0) for key, value in asked["observation"].items()}
+        given = {key: [asked[key]] for key in ("reward", "done", "trial_start") if key in asked}
+        return {"action": agent.act(observation, sessions=sessions, **given)[0].tolist()}
+    {"/reset": agent.reset, "/forget": agent.forget}[path](sessions)
+    return {}
+
+
+if __name__ == "__main__":
+    make_server(yamame.load(sys.argv[1]), int((sys.argv[2:] or ["8000"])[0])).serve_forever()

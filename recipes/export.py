@@ -1,0 +1,63 @@
+"""Takes a trained agent out of its run, for programs that have neither its environment nor Hydra.
+
+    python recipes/export.py run=runs/mine path=agents/mine                # a folder that yamame.load reads
+    python recipes/export.py run=runs/mine path=mine.onnx greedy=true      # a graph of the acting step; or .pt2
+    python recipes/export.py run=runs/mine path=models/mine mlflow=true    # the folder of an MLflow model
+
+A checkpoint of an earlier version does not say what its agent observes: its environment is built to see it.
+"""
+
+import yamame.cli.threads  # noqa: F401 (sets what torch reads when it is imported)
+
+# isort: split
+from contextlib import closing
+from pathlib import Path
+
+from omegaconf import DictConfig
+from yamame.checks import UsageError
+from yamame.cli.app import main
+from yamame.cli.nodes import plain
+from yamame.deploy import DeployedAgent, Interface, SavedAgent
+from yamame.deploy.load import OldCheckpointError, from_checkpoint, read_saved
+from yamame.deploy.sources import read_checkpoint
+from yamame.runs.trained import load_trained
+from yamame.tracking.model import save_model
+
+
+def export(cfg: DictConfig) -> None:
+    """The recipe: reads, checks and writes."""
+    path = Path(cfg.path)
+    options = {"gamma": cfg.gamma, "greedy": cfg.greedy, "context_length": cfg.context_length}
+    is_graph = path.suffix in (".pt2", ".onnx")
+    if is_graph and cfg.mlflow:
+        raise UsageError(f"path must be a folder with mlflow=true, got {path}")
+    try:
+        agent = DeployedAgent(saved_agent(cfg), trust=plain(cfg.trust), **options)
+        if is_graph:
+            agent.export(path, num_streams=cfg.num_streams)
+        elif cfg.mlflow:
+            save_model(agent, path)
+        else:
+            agent.save_pretrained(path, small=cfg.small)
+    except UsageError as error:
+        raise UsageError(f"run={cfg.run}: {error}") from error
+    print(path)
+
+
+def saved_agent(cfg: DictConfig) -> SavedAgent:
+    """What the run's file says, completed by its environment where it is of an earlier version."""
+    where = {"checkpoint": cfg.checkpoint, "tracking_uri": cfg.tracking_uri}
+    try:
+        return read_saved(cfg.run, **where)
+    except OldCheckpointError:
+        trained = load_trained(cfg.run, **where, trust=plain(cfg.trust))
+    with closing(trained.build_env(num_envs=1, seed=0)) as env:
+        interface = Interface.of(env)
+    loaded = read_checkpoint(
+        cfg.run, cfg.checkpoint, tracking_uri=cfg.tracking_uri, optional=["progress", "machine"]
+    )
+    return from_checkpoint(cfg.run, loaded, interface)
+
+
+if __name__ == "__main__":
+    main(export, config_name="export")

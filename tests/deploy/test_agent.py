@@ -1,0 +1,255 @@
+"""A deployed agent decides what an evaluation decides, one stream or many, whoever joins or leaves."""
+
+import numpy as np
+import pytest
+import torch
+import yamame
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+from yamame.deploy import DeployedAgent
+from yamame.evaluation import evaluate
+from yamame.evaluation.held_out import acting, fresh_copy
+
+ENCODERS = ("transformer", "gru", "window", "memoryless", "linear_recurrent")
+
+
+def play_beside(
+    subject, deployed, num_steps: int, *, trials: bool = False, wrong: bool = False
+) -> tuple[int, int]:
+    """Plays a policy and shows a deployed agent the same: steps whose actions differ, episodes that ended."""
+    env, policy = subject.env, fresh_copy(subject.agent.policy())
+    names, given, differing, ended = list(range(env.batch_size[0])), {}, 0, 0
+    deployed.reset(sessions=names)
+    with acting(0, greedy=True):
+        env.set_seed(1)
+        timestep = env.reset()
+        for _ in range(num_steps):
+            shown = {key: timestep[key].numpy() for key in deployed.observation_spec.keys()}
+            action = deployed.act(shown, sessions=names, **given)
+            timestep = policy(timestep)
+            differing += int(not np.array_equal(action, timestep["action"].numpy()))
+            step, timestep = env.step_and_maybe_reset(timestep)
+            done = step["next", "done"].squeeze(-1).numpy()
+            given = {"reward": step["next", "reward"].squeeze(-1).numpy(), "done": done & (not wrong)}
+            if trials:
+                given["trial_start"] = timestep["trial_start"].squeeze(-1).numpy()
+            ended += int(done.sum())
+    return differing, ended
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_every_action_is_that_of_an_evaluation(subject, encoder):
+    made = subject(encoder)
+    differing, ended = play_beside(made, DeployedAgent(made.saved, greedy=True), 60)
+    assert differing == 0
+    assert ended >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoder", ["transformer", "gru"])
+def test_a_thousand_actions_are_those_of_an_evaluation(subject, encoder):
+    made = subject(encoder, "env.time_limit=400", "env.size=11", "context_length=300")
+    differing, ended = play_beside(made, DeployedAgent(made.saved, greedy=True), 1000)
+    assert differing == 0
+    assert ended >= 8
+
+
+def test_an_end_that_is_not_told_changes_actions(subject):
+    made = subject("gru")
+    assert play_beside(made, DeployedAgent(made.saved, greedy=True), 60, wrong=True)[0] > 0
+
+
+TRIALS = {
+    "gym": ["env=gym", "env.id=CartPole-v1", "env.time_limit=9", "trials=repeated", "trials.num_trials=3"],
+    "frozenlake": ["env=frozenlake", "env.size=3", "env.num_trials=2"],
+}
+
+
+@pytest.mark.parametrize("env", TRIALS)
+def test_trials_of_one_task_are_told_apart_from_episodes(subject, env):
+    made = subject("gru", *TRIALS[env])
+    differing, ended = play_beside(made, DeployedAgent(made.saved, greedy=True), 120, trials=True)
+    assert differing == 0
+    assert ended >= 1
+
+
+def test_the_start_of_a_trial_changes_what_is_decided(subject, observations):
+    agent, decided = DeployedAgent(subject("gru", *TRIALS["frozenlake"]).saved, greedy=True), []
+    agent.step.register_forward_hook(lambda module, given, answer: decided.append(answer[0]))
+    for starts in (False, True):
+        agent.reset()
+        action = agent.act(observations(agent))
+        agent.act(observations(agent), reward=0.0, trial_start=starts)
+    before, plain, again, started = decided
+    assert action in range(5)
+    assert torch.equal(before, again)
+    assert not torch.allclose(plain, started)
+
+
+def test_continuous_actions_are_those_of_an_evaluation(subject):
+    made = subject("transformer", "env=wind")
+    assert play_beside(made, DeployedAgent(made.saved, greedy=True), 40) == (0, 0)
+
+
+def stories(agent, observations, num: int, length: int) -> tuple[list, list]:
+    """Observations and rewards of sessions of different lengths, drawn beforehand."""
+    seen = [[observations(agent, seed=100 * i + t) for t in range(length + i)] for i in range(num)]
+    rewards = np.random.default_rng(0).normal(size=(num, length + num))
+    return seen, rewards
+
+
+def alone(agent, seen, rewards) -> list:
+    """The actions of one stream."""
+    agent.reset()
+    actions = [agent.act(seen[0])]
+    return actions + [agent.act(o, reward=r) for o, r in zip(seen[1:], rewards[1:], strict=False)]
+
+
+@pytest.mark.parametrize("encoder", ["transformer", "gru"])
+def test_sessions_that_join_and_leave_act_as_they_would_alone(subject, observations, encoder):
+    made, number = subject(encoder), 7
+    agent = DeployedAgent(made.saved, greedy=True)
+    seen, rewards = stories(agent, observations, number, 20)
+    expected = [alone(agent, seen[i], rewards[i]) for i in range(number)]
+    assert len({tuple(np.array(actions).tolist()) for actions in expected}) > 1
+    random, told = np.random.default_rng(1), {i: [] for i in range(number)}
+    sizes = set()
+    while any(len(told[i]) < len(seen[i]) for i in told):
+        waiting = [i for i in told if len(told[i]) < len(seen[i])]
+        chosen = random.permutation(waiting)[: random.integers(1, len(waiting) + 1)].tolist()
+        agent.reset(sessions=new) if (new := [i for i in chosen if not told[i]]) else None
+        at = [len(told[i]) for i in chosen]
+        batch = {
+            key: np.stack([seen[i][t][key] for i, t in zip(chosen, at, strict=True)]) for key in seen[0][0]
+        }
+        reward = [rewards[i][t] if t else 0.0 for i, t in zip(chosen, at, strict=True)]
+        for i, action in zip(chosen, agent.act(batch, reward=reward, sessions=chosen), strict=True):
+            told[i].append(action)
+        sizes.add(len(chosen))
+        agent.forget(over) if (over := [i for i in chosen if len(told[i]) == len(seen[i])]) else None
+    assert len(sizes) > 3
+    assert [np.array(told[i]).tolist() for i in told] == [np.array(actions).tolist() for actions in expected]
+    assert agent.sessions == []
+
+
+def test_a_new_session_in_the_place_of_an_old_one_remembers_nothing(agent, observations):
+    seen = [observations(agent, seed=t) for t in range(12)]
+    expected = alone(agent, seen, np.ones(12))
+    agent.reset(sessions=["a", "b"])
+    pair = {key: np.stack([seen[5][key]] * 2) for key in seen[0]}
+    agent.act(pair, sessions=["a", "b"])
+    agent.forget(["a"])
+    agent.reset(sessions=["c"])
+    single = [{key: value[None] for key, value in entries.items()} for entries in seen]
+    actions = [agent.act(single[0], sessions=["c"])]
+    actions += [agent.act(entries, reward=[1.0], sessions=["c"]) for entries in single[1:]]
+    assert np.concatenate(actions).tolist() == np.array(expected).tolist()
+    assert agent.sessions == ["b", "c"]
+
+
+def test_memory_matters_so_that_the_laws_above_say_something(agent, observations):
+    seen = [observations(agent, seed=t) for t in range(30)]
+    remembered = alone(agent, seen, np.ones(30))
+    wiped = []
+    for entries in seen:
+        agent.reset()
+        wiped.append(agent.act(entries))
+    assert np.array(wiped).tolist() != np.array(remembered).tolist()
+
+
+def test_there_are_no_more_sessions_than_allowed(maze):
+    agent = DeployedAgent(maze.saved, max_sessions=2)
+    agent.reset(sessions=["a", "b"])
+    with pytest.raises(ValueError, match=r"sessions must be at most max_sessions=2; forget some, got 3"):
+        agent.reset(sessions=["b", "c"])
+    agent.forget(["a"])
+    agent.reset(sessions=["b", "c"])
+    assert agent.sessions == ["b", "c"]
+
+
+def test_samples_follow_from_the_seed_and_leave_the_global_generator_alone(maze, observations):
+    def sampled(seed):
+        agent = DeployedAgent(maze.saved, greedy=False, seed=seed)
+        seen, before = observations(agent), torch.get_rng_state()
+        actions = [agent.act(seen), *(agent.act(seen, reward=0.0) for _ in range(40))]
+        assert torch.equal(torch.get_rng_state(), before)
+        return np.array(actions).tolist()
+
+    assert sampled(0) == sampled(0)
+    assert sampled(0) != sampled(1)
+    assert DeployedAgent(maze.saved).greedy == maze.cfg.evaluation.greedy
+
+
+def test_every_discount_factor_can_act_and_others_are_refused(maze, observations):
+    agents = [DeployedAgent(maze.saved, greedy=True, gamma=gamma) for gamma in maze.agent.gammas]
+    seen = [observations(agents[0], seed=t) for t in range(30)]
+    actions = {tuple(np.array(alone(agent, seen, np.ones(30))).tolist()) for agent in agents}
+    assert len(actions) > 3
+    assert agents[-1].gamma == DeployedAgent(maze.saved).gamma
+    with pytest.raises(ValueError, match=r"gamma must be one of 0.1, .* got 0.5"):
+        DeployedAgent(maze.saved, gamma=0.5)
+
+
+def test_the_length_of_memory_can_be_chosen(maze, observations):
+    long, short = (
+        DeployedAgent(maze.saved, greedy=True),
+        DeployedAgent(maze.saved, greedy=True, context_length=4),
+    )
+    assert (long.context_length, short.context_length) == (1024, 4)
+    seen = [observations(long, seed=t) for t in range(40)]
+    actions = [np.array(alone(agent, seen, np.ones(40))).tolist() for agent in (long, short)]
+    assert actions[0][:4] == actions[1][:4]
+    assert actions[0] != actions[1]
+
+
+def test_a_single_entry_needs_no_name_and_tensors_are_answered_with_tensors(subject):
+    made = subject("gru", "env=tmaze", "env.length=5")
+    agent = DeployedAgent(made.saved, greedy=True)
+    (key,) = agent.observation_spec.keys()
+    value = agent.observation_spec[key].rand()
+    given = [agent.act(form) for form in ({key: value.numpy()}, value.numpy()) if agent.reset() is None]
+    agent.reset()
+    answered = agent.act(value)
+    assert isinstance(answered, torch.Tensor)
+    assert answered.shape == agent.action_spec.shape
+    assert [int(action) for action in given] == [int(answered)] * 2
+    assert isinstance(given[0], np.int64)
+
+
+def test_the_mean_return_of_a_loop_is_that_of_the_evaluation(subject):
+    """By numbers of another kind: returns of whole episodes, played by hand and by `evaluate`."""
+    made = subject("gru", "env=wind", num_envs=3)
+    result = evaluate(made.agent.policy(), made.env, greedy=True, seed=3)
+    agent, env = DeployedAgent(made.saved, greedy=True), made.env
+    agent.reset(sessions=[0, 1, 2])
+    env.set_seed(3)
+    timestep, returns, given = env.reset(), torch.zeros(3).double(), {}
+    while True:
+        action = agent.act(timestep.select(*agent.observation_spec.keys()), sessions=[0, 1, 2], **given)
+        step = env.step(timestep.set("action", action))
+        timestep = step["next"]
+        returns += timestep["reward"].squeeze(-1).double()
+        if timestep["done"].all():
+            break
+        given = {"reward": timestep["reward"].squeeze(-1)}
+    torch.testing.assert_close(returns, result.returns)
+
+
+def test_importing_the_package_loads_no_torch():
+    import subprocess
+    import sys
+
+    program = (
+        "import sys, yamame; assert 'torch' not in sys.modules; yamame.load; assert 'torch' in sys.modules"
+    )
+    program += "; assert not {'hydra', 'mlflow', 'gymnasium', 'omegaconf'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'lode'"):
+        yamame.lode  # noqa: B018
+
+
+def test_exploration_settings_of_others_change_nothing(agent, observations):
+    seen = observations(agent)
+    action = agent.act(seen)
+    agent.reset()
+    with set_exploration_type(ExplorationType.RANDOM):
+        assert agent.act(seen) == action

@@ -1,0 +1,263 @@
+"""Agents are loaded from files, runs, ids, folders and names; what does not fit, or is a stranger's, is refused."""
+
+import json
+import os
+import re
+import shutil
+from contextlib import closing
+
+import numpy as np
+import pytest
+import torch
+import yamame
+from safetensors.torch import load_file, save_file
+from yamame.checks import UsageError
+from yamame.deploy import DeployedAgent, folder
+from yamame.files.checkpoint import Checkpointer
+from yamame.runs.trained import load_trained
+
+
+@pytest.fixture(scope="module")
+def run(maze, tmp_path_factory):
+    """A run directory with a best checkpoint, of step 10, and a last one, of step 20, with other weights."""
+    directory = tmp_path_factory.mktemp("runs") / "mine"
+    checkpoints = Checkpointer(directory / "checkpoints", config=maze.saved.config)
+    curve = [{"env_steps": step, "success_mean": step / 40, "return_mean": float("nan")} for step in (10, 20)]
+    beside = {"interface": maze.saved.interface.encode(), "progress": {"unit": "env_steps", "curve": curve}}
+    for step, metric, factor in ((10, 0.9, 1.0), (20, 0.1, -1.0)):
+        weights = {name: value * factor for name, value in maze.saved.weights.items()}
+        checkpoints.save({"agent": weights, **beside}, step=step, metric=metric)
+    return directory
+
+
+def actions(agent, observations) -> list[int]:
+    agent.reset()
+    seen = [observations(agent, seed=t) for t in range(30)]
+    given = [{}, *({"reward": 0.5} for _ in seen[1:])]
+    return [int(agent.act(entries, **more)) for entries, more in zip(seen, given, strict=True)]
+
+
+def test_a_run_a_file_and_an_id_give_the_same_agent(
+    run, maze, observations, start, tracking_uri, tmp_path, settle
+):
+    expected = actions(DeployedAgent(maze.saved, greedy=True), observations)
+    files = {step: run / f"checkpoints/step-{step:012d}.pt" for step in (10, 20)}
+    shutil.copytree(run / "checkpoints", tmp_path / "checkpoints")
+    with start(tmp_path) as tracker:
+        for file in (tmp_path / "checkpoints").glob("*.pt"):
+            tracker.log_artifact(file, folder="checkpoints")
+    run_id = tracker.run.run_id
+    for source in (run, str(run), files[10], run_id):
+        agent = yamame.load(source, greedy=True, tracking_uri=tracking_uri)
+        assert actions(agent, observations) == expected
+        assert agent.saved.about["step"] == 10
+        assert agent.saved.about["results"]["success_mean"] == 0.25
+    for source, which in ((run, "last"), (files[20], "best"), (run_id, "last")):
+        agent = yamame.load(source, greedy=True, checkpoint=which, tracking_uri=tracking_uri)
+        assert actions(agent, observations) != expected
+
+
+def test_a_folder_gives_the_same_actions_and_says_what_it_is(run, observations, tmp_path):
+    agent = yamame.load(run, greedy=True, seed=3)
+    written = agent.save_pretrained(tmp_path / "deep" / "mine")
+    assert sorted(os.listdir(written)) == ["README.md", "config.json", "model.safetensors"]
+    assert os.listdir(tmp_path / "deep") == ["mine"]
+    assert actions(yamame.load(written, greedy=True), observations) == actions(agent, observations)
+    sampled = [yamame.load(source, greedy=False, seed=3) for source in (run, written)]
+    assert actions(sampled[0], observations) == actions(sampled[1], observations)
+    again = yamame.load(written).save_pretrained(tmp_path / "again" / "mine")
+    for name in os.listdir(written):
+        assert (again / name).read_bytes() == (written / name).read_bytes()
+    card = (written / "README.md").read_text()
+    for part in (
+        "MazeRunner(size=7, ",
+        "| success_mean | 0.25 |",
+        "| goal | float32 (2, 2) |",
+        'yamame.load("mine")',
+    ):
+        assert part in card
+    config = json.loads((written / "config.json").read_text())
+    assert not {"run", "logger", "trust", "hydra"} & config["config"].keys()
+
+
+def test_a_folder_is_replaced_and_other_peoples_files_are_not(run, observations, tmp_path):
+    agent, other = yamame.load(run), yamame.load(run, checkpoint="last")
+    mine = other.save_pretrained(tmp_path / "mine")
+    (mine / "notes.txt").write_text("mine")
+    agent.save_pretrained(mine)
+    assert actions(yamame.load(mine, greedy=True), observations) == actions(
+        yamame.load(run, greedy=True), observations
+    )
+    assert (mine / "notes.txt").read_text() == "mine"
+    (tmp_path / "empty").mkdir()
+    agent.save_pretrained(tmp_path / "empty")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "file").write_text("a file")
+    for name in ("theirs", "file"):
+        with pytest.raises(UsageError, match=rf"{name} must be new, empty, or written by save_pretrained"):
+            agent.save_pretrained(tmp_path / name)
+    assert os.listdir(tmp_path / "theirs") == ["config.json"]
+
+
+def test_a_folder_whose_writing_was_cut_off_is_refused_or_not_there(run, tmp_path, monkeypatch):
+    agent, other = yamame.load(run), yamame.load(run, checkpoint="last")
+    mine = other.save_pretrained(tmp_path / "mine")
+
+    def cut(path, data):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(folder, "write_json", cut)
+    for place in ("mine", "new"):
+        with pytest.raises(OSError, match="No space left"):
+            agent.save_pretrained(tmp_path / place)
+    assert sorted(os.listdir(tmp_path)) == ["mine"]
+    with pytest.raises(UsageError, match=r"its checksum is another; write the folder again"):
+        yamame.load(mine)
+
+
+def test_the_zoo_is_asked_by_name(run, observations, tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "ZOOS", (tmp_path / "wheel", tmp_path / "checkout"))
+    with pytest.raises(UsageError, match=r"zoo: must be followed by one of no name yet, got 'maze'"):
+        yamame.load("zoo:maze")
+    yamame.load(run).save_pretrained(tmp_path / "checkout" / "maze")
+    assert actions(yamame.load("zoo:maze", greedy=True), observations)
+    for name in ("", "mase", "../checkout/maze", ".."):
+        with pytest.raises(UsageError, match=rf"one of maze, got '{re.escape(name)}'"):
+            yamame.load(f"zoo:{name}")
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in folder.ZOOS[1].glob("*/config.json")))
+def test_agents_of_the_zoo_act(name, observations):
+    agent = yamame.load(f"zoo:{name}", greedy=True)
+    for t, more in enumerate([{}, {"reward": 0.5}, {"reward": 1.0, "done": True}]):
+        action = agent.act(observations(agent, seed=t), **more)
+        agent.action_spec.assert_is_in(torch.as_tensor(action))
+    assert agent.saved.about["step"] > 0
+    assert agent.saved.about["results"]
+
+
+def test_the_zoo_stays_small():
+    files = [file for file in folder.ZOOS[1].rglob("*") if file.is_file()]
+    assert {file.name for file in files} == {"README.md", "config.json", "model.safetensors"}
+    assert sum(file.stat().st_size for file in files) <= 5_000_000
+
+
+def test_a_small_folder_has_what_acting_needs(maze, observations, tmp_path):
+    whole, small = DeployedAgent(maze.saved, greedy=True), tmp_path / "small"
+    whole.save_pretrained(small, small=True)
+    whole.save_pretrained(tmp_path / "whole")
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("small", "whole")]
+    assert sizes[0] < 0.5 * sizes[1]
+    again = yamame.load(small, greedy=True)
+    weights = zip(whole.step.parameters(), again.step.parameters(), strict=True)
+    assert all(torch.allclose(a, b, atol=1e-3, rtol=1e-3) for a, b in weights)
+    assert actions(again, observations)
+    trained = load_trained(small)
+    with closing(trained.build_env(num_envs=2, seed=0)) as env:
+        policy = trained.build_agent(env).policy()
+    assert torch.equal(next(policy.parameters()), next(again.step.policy.parameters()))
+    assert trained.folder is None
+
+
+def test_a_checkpoint_of_an_earlier_version_says_what_to_do(maze, tmp_path):
+    Checkpointer(tmp_path / "checkpoints", config=maze.saved.config).save({"agent": {}}, step=1, metric=0.0)
+    with pytest.raises(
+        UsageError, match=r"write a folder with: python recipes/export.py run=.* path=<folder>"
+    ):
+        yamame.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("runs/none", r"runs/none must be a run directory or a checkpoint, it does not exist"),
+        ("none.pt", r"none.pt must be a run directory or a checkpoint"),
+        (".", r"\. must hold a best checkpoint, there is none"),
+    ],
+)
+def test_what_is_not_there_is_one_line(source, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=message) as caught:
+        yamame.load(source)
+    assert "\n" not in str(caught.value)
+
+
+def edited(mine, change) -> None:
+    config = json.loads((mine / "config.json").read_text())
+    change(config)
+    (mine / "config.json").write_text(json.dumps(config))
+
+
+DAMAGES = {
+    "no json": (lambda mine: (mine / "config.json").write_text("{"), r"config.json must be a file of JSON"),
+    "no weights": (
+        lambda mine: (mine / "model.safetensors").unlink(),
+        r"must hold weights, it cannot be read",
+    ),
+    "a later format": (lambda m: edited(m, lambda c: c.update(yamame_format=2)), r"it has yamame_format 2"),
+    "no specs": (lambda m: edited(m, lambda c: c.pop("observation_spec")), r"must hold specs and a horizon"),
+    "a huge spec": (
+        lambda m: edited(m, lambda c: c["action_spec"].update(shape=[10**12])),
+        r"shape must have at most 268435456 numbers",
+    ),
+    "a wrong horizon": (
+        lambda m: edited(m, lambda c: c.update(horizon=0.5)),
+        r"horizon must be a positive integer",
+    ),
+    "no encoder": (lambda m: edited(m, lambda c: c["config"].pop("encoder")), r"it has no encoder"),
+    "another width": (
+        lambda m: edited(m, lambda c: c["config"]["encoder"].update(d_model=32)),
+        r"the weights of .* must fit its configuration: size mismatch",
+    ),
+    "an unknown argument": (
+        lambda m: edited(m, lambda c: c["config"]["encoder"].update(bogus=1)),
+        r"must describe an agent, it does not: .*unexpected keyword argument 'bogus'",
+    ),
+    "a stranger's class": (
+        lambda m: edited(m, lambda c: c["config"]["encoder"].update(_target_="os.system")),
+        r"encoder._target_ must be a class of Yamame that belongs there.*got 'os.system'",
+    ),
+    "a class in the wrong place": (
+        lambda m: edited(m, lambda c: c["config"]["encoder"].update(_target_="yamame.heads.ActorHead")),
+        r"encoder._target_ must be a class of Yamame that belongs there",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_folder_is_one_line(run, tmp_path, damage):
+    mine = yamame.load(run).save_pretrained(tmp_path / "mine")
+    harm, message = DAMAGES[damage]
+    harm(mine)
+    with pytest.raises(UsageError, match=message) as caught:
+        yamame.load(mine)
+    assert "\n" not in str(caught.value)
+    assert str(mine) in str(caught.value)
+
+
+def test_weights_that_are_not_finite_are_refused(run, tmp_path):
+    import hashlib
+
+    mine = yamame.load(run).save_pretrained(tmp_path / "mine")
+    weights = load_file(mine / "model.safetensors")
+    name = next(name for name, value in weights.items() if value.is_floating_point())
+    weights[name] = torch.full_like(weights[name], torch.nan)
+    save_file(weights, mine / "model.safetensors")
+    content = (mine / "model.safetensors").read_bytes()
+    edited(mine, lambda config: config.update(weights_sha256=hashlib.sha256(content).hexdigest()))
+    with pytest.raises(UsageError, match=rf"must be finite, {re.escape(name)} is not"):
+        yamame.load(mine)
+
+
+def test_classes_of_a_package_of_ones_own_need_trust(run, tmp_path, own_module, observations):
+    own_module(
+        "mylab", "from yamame.trajectory import TransformerEncoder\nclass Own(TransformerEncoder): pass\n"
+    )
+    mine = yamame.load(run).save_pretrained(tmp_path / "mine")
+    edited(mine, lambda config: config["config"]["encoder"].update(_target_="mylab.Own"))
+    with pytest.raises(UsageError, match=r"a package of your own must be in trust=\[...\]; got 'mylab.Own'"):
+        yamame.load(mine)
+    agent = yamame.load(mine, trust=["mylab."], greedy=True)
+    assert type(agent.step.policy.trajectory_encoder).__name__ == "Own"
+    assert np.isin(actions(agent, observations), range(5)).all()

@@ -1,0 +1,97 @@
+"""The export recipe on a run that the training recipe has just made, and on one of an earlier version."""
+
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import yamame
+
+TINY = ["debug=tiny", "logger=none", "encoder=gru", "env.size=7", "env.time_limit=40", "run.name=mine"]
+
+
+@pytest.fixture(scope="module")
+def folder(play, tmp_path_factory):
+    """A folder with a run, and a checkpoint of an earlier version of it."""
+    folder = tmp_path_factory.mktemp("export")
+    assert play("train", folder, *TINY)[0] == 0
+    (file,) = (folder / "runs/mine/checkpoints").glob("*.pt")
+    payload = torch.load(file, weights_only=True)
+    del payload["components"]["interface"]
+    torch.save(payload, folder / "old.pt")
+    return folder
+
+
+@pytest.fixture
+def export(folder, play, monkeypatch):
+    """Runs the recipe beside the run: exit status, output, error output."""
+    monkeypatch.chdir(folder)
+    return lambda *arguments: play("export", folder, *arguments)
+
+
+def weights(agent) -> torch.Tensor:
+    return torch.cat([value.flatten().double() for _, value in sorted(agent.saved.weights.items())])
+
+
+def test_a_run_becomes_a_folder_and_this_a_graph(export):
+    assert export("run=runs/mine", "path=agents/mine") == (0, "agents/mine\n", "")
+    agent, run = yamame.load("agents/mine"), yamame.load("runs/mine")
+    assert torch.equal(weights(agent), weights(run))
+    assert agent.horizon == run.horizon == 40
+    card = Path("agents/mine/README.md").read_text()
+    assert f"| success_mean | {run.saved.about['results']['success_mean']:.4g} |" in card
+    assert export("run=agents/mine", "path=mine.pt2", "num_streams=2") == (0, "mine.pt2\n", "")
+    program = torch.export.load("mine.pt2").module()
+    ((example,), _) = torch.export.load("mine.pt2").example_inputs
+    assert program(example)["action"].shape == (2,)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_completed_by_its_environment(export):
+    with pytest.raises(ValueError, match=r"python recipes/export.py run=old.pt path=<folder>"):
+        yamame.load("old.pt")
+    assert export("run=old.pt", "path=agents/old") == (0, "agents/old\n", "")
+    old, run = yamame.load("agents/old"), yamame.load("runs/mine")
+    assert torch.equal(weights(old), weights(run))
+    assert old.saved.interface == run.saved.interface
+    assert old.saved.about == run.saved.about
+
+
+def test_an_mlflow_model_is_loaded_by_mlflow(export):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert export("run=runs/mine", "path=models/mine", "mlflow=true", "greedy=true")[:2] == (
+            0,
+            "models/mine\n",
+        )
+        import mlflow.pyfunc
+
+        served = mlflow.pyfunc.load_model("models/mine")
+    assert served.get_raw_model().greedy
+    assert export("run=runs/mine", "path=models/mine", "mlflow=true")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["run=runs/none", "path=a"],
+            "run=runs/none: load: runs/none must be a run directory or a checkpoint",
+        ),
+        (["run=runs/mine", "path=runs/mine"], "runs/mine must be new, empty, or written by save_pretrained"),
+        (
+            ["run=runs/mine", "path=a.onnx", "mlflow=true"],
+            "path must be a folder with mlflow=true, got a.onnx",
+        ),
+        (["run=runs/mine", "path=a.pt2", "gamma=0.3"], "gamma must be one of 0.1, "),
+        (["run=runs/mine", "path=a", "checkpoint=first"], "checkpoint must be best or last, got 'first'"),
+        (["run=runs/mine", "path=a", "context_length=7"], "unexpected keyword argument 'context_length'"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_writes_nothing(export, folder, arguments, message):
+    before = sorted(os.listdir(folder))
+    status, out, err = export(*arguments)
+    assert (status, out) == (2, "")
+    (line,) = err.splitlines()
+    assert message in line
+    assert sorted(os.listdir(folder)) == before
