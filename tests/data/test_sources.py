@@ -44,6 +44,7 @@ def test_of_flat_files_the_last_observation_is_zeros_where_the_value_ends_and_a_
     }
     steps = rollout(steps, shape.observed, "file", drop_unfinished=False)
     (part,) = shape.trajectories(steps, "file")
+    assert part[1].tolist() == [4, 3]
     got = MemoryStore([part]).get([0, 1])
     assert got["mask"].sum(1).flatten().tolist() == [4, 3]
     assert got["observation"].shape == (2, 4, 16)  # the environment shows one-hots, an index is as good
