@@ -31,6 +31,7 @@ DOORS = {
     "deploy": {"safetensors"},
     "data": {"h5py", "minari"},
     "tracking": {"hydra", "omegaconf", "mlflow", "psutil"},
+    "trajectory": {"transformers"},
     "evaluation": {"scipy"},
     "report": {"av", "jinja2", "matplotlib", "PIL", "rich", "scipy"},
     "runs": {"hydra", "omegaconf", "rich"},

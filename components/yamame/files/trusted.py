@@ -44,7 +44,7 @@ _IN_FILES = {
     "timestep_encoder": {"yamame.timestep": "MLPTimestepEncoder make_timestep_encoder"},
     "goal_encoder": {"yamame.timestep": "MLPGoalEncoder TokenGoalEncoder"},
     "encoder": {
-        "yamame.trajectory": "GRUEncoder LSTMEncoder LinearRecurrentEncoder MambaEncoder MemorylessEncoder "
+        "yamame.trajectory": "GRUEncoder HFEncoder LSTMEncoder LinearRecurrentEncoder MambaEncoder MemorylessEncoder "
         "TransformerEncoder WindowEncoder"
     },
     "agent": {

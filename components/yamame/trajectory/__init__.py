@@ -4,6 +4,7 @@ from yamame.trajectory.base import TrajectoryEncoder as TrajectoryEncoder
 from yamame.trajectory.base import TrajectoryKeys as TrajectoryKeys
 from yamame.trajectory.base import segment_positions as segment_positions
 from yamame.trajectory.base import segment_starts as segment_starts
+from yamame.trajectory.hf import HFEncoder as HFEncoder
 from yamame.trajectory.linear_recurrent import LinearRecurrentEncoder as LinearRecurrentEncoder
 from yamame.trajectory.mamba import MambaEncoder as MambaEncoder
 from yamame.trajectory.memoryless import MemorylessEncoder as MemorylessEncoder

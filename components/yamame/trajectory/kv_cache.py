@@ -72,14 +72,18 @@ class CacheStep:
         """The attention of one layer, which also stores the keys and values it is given."""
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            for cache, new in ((self.keys[:, layer], k), (self.values[:, layer], v)):
-                # What is not finite would reach other timesteps even through a weight of zero.
-                new = new.to(cache.dtype).nan_to_num()
-                cache.scatter_(2, self.slot.expand_as(new), new)
-            keys, values = self.keys[:, layer], self.values[:, layer]
+            keys, values = self.store(layer, k, v)
             return dot_product(q.to(keys.dtype), keys, values, mask=self.reached)
 
         return attend
+
+    def store(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Stores the keys and values ``[N, H, 1, d]`` of a layer; returns all that it holds ``[N, H, S, d]``."""
+        for cache, new in ((self.keys[:, layer], k), (self.values[:, layer], v)):
+            # What is not finite would reach other timesteps even through a weight of zero.
+            new = new.to(cache.dtype).nan_to_num()
+            cache.scatter_(2, self.slot.expand_as(new), new)
+        return self.keys[:, layer], self.values[:, layer]
 
     def next_cache(self) -> TensorDict:
         """The cache with this timestep in it."""
