@@ -1,13 +1,19 @@
-"""Parts of one's own: an environment with a hidden task, a trajectory encoder, a loss and an optimizer."""
+"""Parts of one's own: two environments with a hidden task, a trajectory encoder, a loss, a relabeller, an optimizer."""
 
 from typing import Any
 
+import gymnasium
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torchrl.data import Binary, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
+from yamame.goals import completion_times, num_goals
 from yamame.losses import MultiGammaREDQLoss
+from yamame.replay import RelabelKeys
+from yamame.replay.gather import BatchTransform
+from yamame.replay.hindsight import rewrite
 from yamame.trajectory import TrajectoryEncoder
 
 
@@ -67,6 +73,42 @@ class Doors(EnvBase):
         return TensorDict(seen, self.batch_size, device=self.device)
 
 
+class Levers(gymnasium.Env):
+    """One of some levers pays, most of the time: a task apart from the noise, told by nothing but rewards.
+
+    Args:
+        num_levers: The levers to choose from.
+        reliable: Share of pulls in which the right lever pays.
+    """
+
+    def __init__(self, num_levers: int = 4, reliable: float = 0.9) -> None:
+        self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (1,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(num_levers)
+        self.num_levers, self.reliable, self.right = num_levers, reliable, 0
+
+    def sample_task(self, seed: int) -> int:
+        """The lever that pays in the task of a seed."""
+        return int(np.random.default_rng(seed).integers(self.num_levers))
+
+    def set_task(self, task: int) -> None:
+        """Lets this lever pay from now on."""
+        self.right = task
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Begins an episode, whose noise is of the seed."""
+        super().reset(seed=seed)
+        return np.ones(1, np.float32), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Pulls a lever; the info tells whether it was the right one."""
+        right = int(action) == self.right
+        reward = float(right and self.np_random.uniform() < self.reliable)
+        return np.ones(1, np.float32), reward, False, False, {"success": right}
+
+
+gymnasium.register("Levers-v0", Levers, max_episode_steps=5)
+
+
 class FadingSum(TrajectoryEncoder):
     """A sum of what was seen that fades.
 
@@ -109,6 +151,25 @@ class PenalisedLoss(MultiGammaREDQLoss):
         """Adds ``loss_weights`` to the terms."""
         squares = [weight.square().sum() for weight in self.actor_network.parameters()]
         return super().forward(tensordict).set("loss_weights", self.penalty * torch.stack(squares).sum())
+
+
+class FinalGoal(BatchTransform):
+    """Asks for what was achieved at the very end of a trajectory that completed nothing."""
+
+    def __init__(self) -> None:
+        self.keys = RelabelKeys()
+        super().__init__(in_keys=self.keys.needed())
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """``[B, L]`` -> ``[B, L']``."""
+        goal, achieved, achieved_mask, mask, *_ = self.entries(tensordict, self.keys.needed())
+        real, instruction = mask.squeeze(-1), goal[:, 0].clone()
+        missed = completion_times(instruction, achieved, achieved_mask, real)[:, 0] >= real.shape[1]
+        last = real.sum(-1) - 1
+        rows = torch.arange(len(real))
+        missed = missed & achieved_mask[rows, last, 0] & (num_goals(instruction) > 0)
+        instruction[missed, 0] = achieved[rows, last, 0][missed]
+        return rewrite(tensordict, instruction, missed, self.keys)
 
 
 class SignDescent(torch.optim.Optimizer):

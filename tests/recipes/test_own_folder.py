@@ -5,10 +5,11 @@ import shutil
 import sys
 from pathlib import Path
 
+import gymnasium
 import pytest
 from yamame.checks import UsageError
 from yamame.runs.trained import load_trained
-from yamame.testing import check_trajectory_encoder
+from yamame.testing import check_relabeller, check_trajectory_encoder, random_goal_trajectories
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "mylab"
 TINY = ["debug=tiny", "logger=none", "budget.updates=3", "evaluation.num_episodes=4"]
@@ -20,6 +21,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield shutil.copytree(EXAMPLE, tmp_path / "lab")
     sys.modules.pop("mylab", None)
+    gymnasium.registry.pop("Levers-v0", None)
 
 
 def test_a_sweep_over_own_and_other_encoders_trains_with_own_parts(play, folder):
@@ -79,3 +81,29 @@ def test_an_environment_that_is_no_batch_is_built_several_times(play, folder):
     assert status == 0, err
     (run,) = [path for path in (folder / "runs").iterdir() if path.is_dir()]
     assert json.loads((run / "summary.json").read_text())["return_mean"] > 5
+
+
+def test_a_relabeller_of_ones_own_relabels(play, folder):
+    own = ["env=mazerunner", "env.size=7", "env.num_goals=1", "env.time_limit=20", "relabel=final"]
+    status, _, err = play("train", folder, "--config-dir", "conf", *own, "trust=[mylab.]", *TINY)
+    assert status == 0, err
+    (run,) = [path for path in (folder / "runs").iterdir() if path.is_dir()]
+    assert json.loads((run / "summary.json").read_text())["updates"] == 3
+    import mylab
+
+    check_relabeller(mylab.FinalGoal(), random_goal_trajectories(16, seed=3))
+
+
+def test_the_whole_way_goes_in_python(play, folder, monkeypatch, empty_store):
+    shutil.copy(empty_store, folder)
+    monkeypatch.chdir(folder)
+    script = (folder / "workflow.py").read_text()
+    assert len([line for line in script.splitlines() if line]) <= 17
+    tiny = "'debug=tiny', 'evaluation.num_episodes=4', 'resume=auto'"
+    names: dict = {}
+    exec(compile(script.replace('"resume=auto"', tiny), "workflow.py", "exec"), names)
+    assert len({run.name for run in names["runs"]}) == 4
+    assert names["shots"].summary["success"] is not None
+    assert len(names["report"]["run"][0]["gammas"][-1]["trials"]["mean"]) == 6
+    page = (folder / "report" / "index.html").read_text()
+    assert all(run.name in page for run in [*names["runs"], names["shots"]])
