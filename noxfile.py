@@ -9,11 +9,12 @@ nox.options.sessions = ["tests", "lint", "types"]
 nox.options.reuse_existing_virtualenvs = True
 
 LONG = (
-    "base", "baselines", "deploy", "envs", "files", "recipes", "report", "runs", "tracking", "test_ablations.py",
-    "agent/test_recorded.py", "agent/test_separate.py", "cli/test_app.py", "collectors/test_asynchronous.py",
-    "losses/test_continuous.py", "losses/test_redq_learning.py", "replay/disk/test_storage.py", "test_house.py",
-    "test_benchmark.py", "testing/test_trajectory.py", "timestep/test_cnn.py", "trajectory/test_compiled.py",
-    "training/test_recorded_updates.py",
+    "base", "baselines", "collectors", "deploy", "envs", "files", "recipes", "report", "runs", "tracking",
+    "agent/test_recorded.py", "agent/test_separate.py", "cli/test_app.py", "cli/test_console.py", "cli/test_jobs.py",
+    "data/test_sources.py", "losses/test_continuous.py", "losses/test_redq_learning.py", "replay/disk/test_storage.py",
+    "test_ablations.py", "test_benchmark.py", "test_house.py", "testing/test_trajectory.py", "timestep/test_cnn.py",
+    "training/test_recorded_updates.py", "trajectory/test_compiled.py",
+    "test_readme.py::test_the_script_that_trains_from_python_runs",
 )  # fmt: skip
 """Tests that take seconds: they play, learn or start processes. ``quick`` leaves them out."""
 
@@ -31,7 +32,7 @@ def quick(session: nox.Session) -> None:
     """Lint, and all tests but the long ones: within a minute, in the environment that is active."""
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
-    left_out = [f"--ignore=tests/{name}" for name in LONG]
+    left_out = [f"--{'deselect' if '::' in name else 'ignore'}=tests/{name}" for name in LONG]
     chosen = session.posargs or ["tests", "components", *left_out]
     session.run("pytest", "-q", "-m", "not slow and not gpu", *chosen)
 

@@ -160,8 +160,16 @@ def test_cloning_has_neither_critics_nor_a_filter_nor_several_policies():
     assert (agent.loss.online_coeff, agent.loss.critic_coeff, agent.loss.cloning_coeff) == (0.0, 0.0, 1.0)
 
 
-@pytest.mark.parametrize("experiment", ["crafter", "mazerunner_15_k1", "popgym", "tmaze_10000"])
-@pytest.mark.parametrize("choice", ["encoder=gru", "agent=separate"])
+QUICK = [("tmaze_10000", "encoder=gru"), ("crafter", "agent=separate")]
+SLOW = [("crafter", "encoder=gru"), ("tmaze_10000", "agent=separate")]
+SLOW += [
+    (name, choice) for name in ("mazerunner_15_k1", "popgym") for choice in ("encoder=gru", "agent=separate")
+]
+
+
+@pytest.mark.parametrize(
+    ("experiment", "choice"), [*QUICK, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW)]
+)
 def test_a_recurrent_encoder_in_a_preset_of_a_transformer_says_what_to_drop_and_then_composes(
     experiment, choice
 ):

@@ -149,9 +149,9 @@ WATCHED = {
 
 PROGRAM = f"""
 import json, os, runpy, sys
-import hydra, torchrl.envs, torchrl.objectives, yamame_envs  # not watched: it takes twice as long
 root, log = sys.argv[1:3]
 del sys.argv[:3]
+runpy.run_path(sys.argv[0])  # imports are not watched: that takes twice as long
 watched, stacks = {WATCHED!r}, {{}}
 
 def own_frames(frame):

@@ -240,7 +240,15 @@ def test_what_the_quick_check_leaves_out_is_there():
         for node in nodes
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LONG"
     )
-    assert [name for name in names if not (ROOT / "tests" / name).exists()] == []
+    assert [name for name in names if not is_there(*name.split("::"))] == []
+    assert not is_there("test_layout.py", "test_nothing")
+    assert not is_there("test_nothing.py")
+
+
+def is_there(name: str, test: str = "") -> bool:
+    """Whether there is a file or folder of tests, and a test in it."""
+    path = ROOT / "tests" / name
+    return path.exists() and (not test or f"def {test}(" in path.read_text())
 
 
 def hidden_by_git(folder: Path, ignore: str, names: list[str]) -> list[str]:

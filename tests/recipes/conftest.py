@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from yamame.cli.app import main
-from yamame.tracking.mlflow_store import connect
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -42,14 +41,6 @@ def play_recipe(which: str | ModuleType, folder: Path, *arguments: str) -> tuple
     finally:
         sys.argv = argv
     return status, out.getvalue(), err.getvalue()
-
-
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory) -> Path:
-    """An MLflow database without runs: copied, it saves the seconds that making one takes."""
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    connect(f"sqlite:///{path}")
-    return path
 
 
 @pytest.fixture(scope="session")
@@ -139,8 +130,8 @@ SMALL = [
 @pytest.fixture(scope="session")
 def finished(play, tmp_path_factory, components) -> SimpleNamespace:
     """A small finished run: its ``folder``, the arguments with which it ``goes_on``, and what is ``expected`` then."""
-    folder, goes_on = tmp_path_factory.mktemp("finished"), [*SMALL, "budget.env_steps=640", "resume=true"]
-    assert play("train", folder, *SMALL, "budget.env_steps=512")[0] == 0
+    folder, goes_on = tmp_path_factory.mktemp("finished"), [*SMALL, "budget.env_steps=448", "resume=true"]
+    assert play("train", folder, *SMALL, "budget.env_steps=320")[0] == 0
     later = tmp_path_factory.mktemp("later") / "copy"
     shutil.copytree(folder, later)
     assert play("train", later, *goes_on)[0] == 0

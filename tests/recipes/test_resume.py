@@ -305,7 +305,7 @@ def killed(program, how, number, folder, *arguments):
     return [line.split() for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("number", [4, pytest.param(KILLS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [2, pytest.param(KILLS, marks=pytest.mark.slow)])
 def test_resume_auto_is_the_one_command_whenever_a_run_was_killed(tmp_path, components, differing, number):
     lines = killed(AT_FILES, "files", number, tmp_path, *PLAIN, "resume=auto", "run.name=")
     assert len(lines) == number

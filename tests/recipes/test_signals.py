@@ -33,7 +33,9 @@ from pathlib import Path
 root, recipe, logger, number, *arguments = sys.argv[1:]
 sys.path.insert(0, root)
 module = importlib.import_module(recipe)  # once: every run is a copy of this process
-import matplotlib.pyplot, mlflow, torch, yamame_envs
+import matplotlib.pyplot, torch, yamame_envs
+if logger == "mlflow":
+    import mlflow
 from yamame.cli.app import main
 from yamame.signals import SIGNALS, end_while_loading
 

@@ -156,13 +156,14 @@ def test_a_mistake_beside_overwriting_leaves_the_run_that_is_there_and_without_o
 
 
 RESUMED = {
-    "mazerunner": ["budget.env_steps=1024"],
+    "mazerunner": ["budget.env_steps=768"],
     "trials of another library": [
         "env=gym",
         "env.time_limit=30",
         "trials=repeated",
         "replay.capacity=2400",
-        "budget.env_steps=768",
+        "budget.env_steps=512",
+        "evaluation.num_episodes=2",
     ],
     "separate encoders and targets of them": [
         "agent=separate",
@@ -228,12 +229,12 @@ def test_acting_beside_the_learner_trains_and_resumes(run, tmp_path):
         "collector.max_staleness=256",
         "run.name=a",
     ]
-    assert run(*asynchronous, "budget.env_steps=512")[0] == 0
-    assert run(*asynchronous, "budget.env_steps=1024", "resume=true")[0] == 0
+    assert run(*asynchronous, "budget.env_steps=384")[0] == 0
+    assert run(*asynchronous, "budget.env_steps=640", "resume=true")[0] == 0
     summary = json.loads((tmp_path / "runs/a/summary.json").read_text())
     assert summary["status"] == "FINISHED"
-    assert 1024 <= summary["env_steps"] < 1024 + 512
-    assert summary["updates"] >= 25
+    assert 640 <= summary["env_steps"] < 640 + 512
+    assert summary["updates"] >= 10
 
 
 KILLS = """

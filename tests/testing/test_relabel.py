@@ -9,7 +9,7 @@ from yamame.testing import check_relabeller, goal_trajectories, random_goal_traj
 BATCH = random_goal_trajectories(300, seed=0)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("strategy", ["some", "all", "all_or_nothing"])
 def test_every_strategy_keeps_the_laws(strategy, seed):
     for shape in (
@@ -17,7 +17,7 @@ def test_every_strategy_keeps_the_laws(strategy, seed):
         {"num_goals": 1, "num_achieved": 1, "span": 4},
         {"num_goals": 5, "goal_size": 2, "span": 3},
     ):
-        batch = random_goal_trajectories(200, seed=seed, **shape)
+        batch = random_goal_trajectories(100, seed=seed, **shape)
         table = GoalFrequencies()
         table.update(batch["achieved"], batch["achieved_mask"], batch["mask"])
         check_relabeller(Relabel(strategy), batch)

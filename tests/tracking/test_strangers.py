@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sqlite3
 
 import pytest
@@ -11,12 +12,13 @@ from yamame.tracking.mlflow_store import connect, database_of
 
 
 @pytest.fixture
-def stranger(tmp_path, monkeypatch):
+def stranger(empty_store, tmp_path, monkeypatch):
     """The directory of a run that has ended, with a store of its own beside it, and a file that is no part of it."""
     monkeypatch.chdir(tmp_path)
     directory = tmp_path / "runs" / "evil"
     directory.mkdir(parents=True)
     (directory / ".lock").touch()
+    shutil.copy(empty_store, tmp_path)
     tracker = MLflowTracker(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db", system_metrics=False)
     with tracker.start(directory, name="evil", params={}):
         pass
