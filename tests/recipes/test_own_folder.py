@@ -107,3 +107,36 @@ def test_the_whole_way_goes_in_python(play, folder, monkeypatch, empty_store):
     assert len(names["report"]["run"][0]["gammas"][-1]["trials"]["mean"]) == 6
     page = (folder / "report" / "index.html").read_text()
     assert all(run.name in page for run in [*names["runs"], names["shots"]])
+
+
+@pytest.mark.filterwarnings("ignore:.*You are calling render")
+def test_an_environment_that_tells_only_that_episodes_are_done(play, folder):
+    source = (
+        "import torch\n"
+        "from tensordict import TensorDict\n"
+        "from torchrl.data import Binary, Categorical, Composite, Unbounded\n"
+        "from torchrl.envs import EnvBase\n\n\n"
+        "class Seven(EnvBase):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(batch_size=[])\n"
+        "        self.observation_spec = Composite(observation=Unbounded((1,)))\n"
+        "        self.action_spec, self.reward_spec = Categorical(2), Unbounded((1,))\n"
+        "        self.done_spec = Binary(1, (1,), dtype=torch.bool)\n\n"
+        "    def _set_seed(self, seed):\n"
+        "        pass\n\n"
+        "    def _look(self):\n"
+        "        return {'observation': torch.ones(1), 'done': torch.tensor([self.t >= 7])}\n\n"
+        "    def _reset(self, tensordict=None, **_):\n"
+        "        self.t = 0\n"
+        "        return TensorDict(self._look(), [])\n\n"
+        "    def _step(self, tensordict):\n"
+        "        self.t += 1\n"
+        "        return TensorDict({**self._look(), 'reward': tensordict['action'].float().view(1)}, [])\n"
+    )
+    (folder / "seven.py").write_text(source)
+    own = ["env._target_=seven.Seven", "~env.num_doors", "trust=[mylab.,seven.]", "schedule.num_envs=2"]
+    status, _, err = play("train", folder, "--config-dir", "conf", "experiment=doors", *own, *TINY)
+    sys.modules.pop("seven", None)
+    assert status == 0, err
+    (run,) = [path for path in (folder / "runs").iterdir() if path.is_dir()]
+    assert 0 <= json.loads((run / "summary.json").read_text())["return_mean"] <= 7

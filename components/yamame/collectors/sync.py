@@ -103,6 +103,7 @@ class SyncCollector:
         done = torch.stack([step.get(("next", "done")).view(-1) for step in steps])
         if first_only:
             done &= done.cumsum(0) == 1
+        steps = [_with_ends(step) for step in steps]
         stored = [("next", key) for key in ("reward", "terminated", "truncated", *self._outcomes)]
         block = TensorDict({}, done.shape, device=self.env.device)
         for key in (*self._observed, "action", *stored):
@@ -203,3 +204,15 @@ def _load_env_state(env: EnvBase, state: Mapping[str, Any]) -> None:
         env.load_state_dict(state["transforms"])
     else:
         env.load_state_dict(state)
+
+
+def _with_ends(step: TensorDictBase) -> TensorDictBase:
+    """The step of an environment that does not tell how its episodes end: all that is done is terminated."""
+    following = step.get("next")
+    done, terminated = following.get("done"), following.get("terminated", None)
+    if terminated is not None and following.get("truncated", None) is not None:
+        return step
+    terminated = done if terminated is None else terminated
+    return step.copy().set(
+        "next", following.copy().update({"terminated": terminated, "truncated": done & ~terminated})
+    )

@@ -191,10 +191,11 @@ def build_transform(cfg: DictConfig, env: EnvBase) -> Compose:
     if relabels(cfg) and not has_goals:
         name, strategy = type(env).__name__, cfg.relabel.get("strategy")
         raise UsageError(f"relabel.strategy={strategy}: {name} has no goals to relabel; set relabel=none")
-    known = parameters_of(target_of(cfg.relabel))
-    radius = getattr(env, "goal_radius", None)  # of goals in a continuous space
-    given = {} if radius is None or "radius" not in known else {"radius": radius}
-    relabel = [instantiate(cfg.relabel, **given)] if has_goals else []
+    relabel = []
+    if has_goals:
+        radius = getattr(env, "goal_radius", None)  # of goals in a continuous space
+        takes = radius is not None and "radius" in parameters_of(target_of(cfg.relabel))
+        relabel = [instantiate(cfg.relabel, **({"radius": radius} if takes else {}))]
     return Compose(*relabel, *(instantiate(node) for node in (cfg.window, cfg.packing) if node is not None))
 
 

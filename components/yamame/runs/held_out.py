@@ -1,6 +1,6 @@
 """The held-out tasks of a run: their environment, playing them, a video of them, and the score that comes out."""
 
-from contextlib import closing
+from contextlib import ExitStack
 
 from numpy.typing import NDArray
 from omegaconf import DictConfig
@@ -37,7 +37,9 @@ def render_held_out(cfg: DictConfig, policy: InContextPolicy) -> NDArray | None:
     """Pictures of a few episodes of held-out tasks; None, and a line that says why, where there are no pictures."""
     evaluation = cfg.evaluation
     options = {"max_frames": evaluation.video_frames, "greedy": evaluation.greedy, "seed": evaluation.seed}
-    with closing(build_env(cfg, num_envs=1, seed=evaluation.seed, held_out=True)) as env:
+    with ExitStack() as exits:
+        env = build_env(cfg, num_envs=1, seed=evaluation.seed, held_out=True)
+        exits.callback(lambda: None if env.is_closed else env.close())
         try:
             return render_video(policy, env, num_episodes=4, **options)
         except NotImplementedError as error:
