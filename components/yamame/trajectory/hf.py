@@ -137,7 +137,7 @@ def _transformers() -> Any:
         import transformers
     except ImportError as error:
         raise MissingLibrary(
-            f"HFEncoder: transformers must be installed, run: pip install 'yamame[hf]': {error}"
+            f"HFEncoder: the package transformers must be installed, run: pip install 'yamame[hf]': {error}"
         ) from error
     return transformers
 
