@@ -16,7 +16,7 @@ from yamame.timestep import MLPGoalEncoder, MLPTimestepEncoder
 from yamame.trajectory import GRUEncoder
 from yamame_envs import MazeRunner, Wind
 
-ENCODERS = sorted(path.stem for path in (conf_dir() / "encoder").glob("*.yaml"))
+ENCODERS = sorted(path.stem for path in (conf_dir() / "encoder").glob("*.yaml") if path.stem != "hf")
 GRU = partial(GRUEncoder, hidden_size=8, out_features=8)
 
 

@@ -9,6 +9,7 @@ from tensordict import TensorDict
 from yamame.testing import check_trajectory_encoder
 from yamame.trajectory import (
     GRUEncoder,
+    HFEncoder,
     LinearRecurrentEncoder,
     LSTMEncoder,
     MambaEncoder,
@@ -45,8 +46,8 @@ ENCODERS = {
     "more than there is": lambda: WindowEncoder(5, window=40, d_model=16, num_layers=2),
     "memoryless": lambda: MemorylessEncoder(5, d_model=16, num_layers=2),
 }
-NEED_CUDA = {MambaEncoder}
-"""Its laws are checked in the test of its own."""
+NEED_CUDA = {MambaEncoder, HFEncoder}
+"""Their laws are checked in tests of their own: one needs CUDA, one a package."""
 
 
 @pytest.mark.parametrize("name", ENCODERS)

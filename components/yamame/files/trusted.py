@@ -59,6 +59,7 @@ _IN_FILES = {
     "packing": {"yamame.replay": "SequencePacking"},
     "window": {"yamame.replay": "Window"},
     "callbacks": {"yamame.runs": "EarlyStopping"},
+    "data": {"yamame.data": "hdf5 minari npz runs torchrl"},
     "source": {"yamame.baselines": "TabularQLearning"},
     "logger": {
         "yamame.tracking": "MLflowTracker NullTracker",

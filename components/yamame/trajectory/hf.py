@@ -12,13 +12,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from yamame.checks import require
+from yamame.checks import UsageError, require
 from yamame.trajectory.base import Device, TrajectoryEncoder, TrajectoryKeys
 from yamame.trajectory.kv_cache import CacheStep, grow_cache, init_cache
-
-
-class MissingLibrary(ImportError, ValueError):  # noqa: N818
-    """The library ``transformers`` is not installed, or cannot be imported."""
 
 
 class HFEncoder(TrajectoryEncoder):
@@ -35,12 +31,8 @@ class HFEncoder(TrajectoryEncoder):
         keys: Where to read and write, if not under the usual names.
 
     Raises:
-        MissingLibrary: ``transformers`` is not installed; both an `ImportError` and a `ValueError`.
+        UsageError: ``transformers`` is not installed.
         ValueError: The library knows no such model or setting, the folder holds none, or the model is not causal.
-
-    >>> encoder = HFEncoder(3, settings={"n_embd": 8, "n_layer": 1, "n_head": 2})  # doctest: +SKIP
-    >>> encoder.out_features  # doctest: +SKIP
-    8
     """
 
     capture_obstacle = "the library's layers decide by data"
@@ -61,12 +53,10 @@ class HFEncoder(TrajectoryEncoder):
         super().__init__(in_features, width, context_length=context_length, keys=keys)
         self.embed = nn.Linear(in_features, width)
         self.model = model
-        self.model.set_input_embeddings(nn.Embedding(1, width))  # tokens there are none
-        self.model.get_input_embeddings().requires_grad_(False)
+        model.set_input_embeddings(nn.Embedding(1, width).requires_grad_(False))  # tokens there are none
         self.num_layers = int(config.num_hidden_layers)
         self.num_heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
-        head = getattr(config, "head_dim", None) or width // int(config.num_attention_heads)
-        self.head_size = int(head)
+        self.head_size = int(getattr(config, "head_dim", None) or width // config.num_attention_heads)
 
     def parallel(self, x: Tensor, step_index: Tensor, is_init: Tensor) -> Tensor:
         """``[B, L, E]``, ``[B, L]``, ``[B, L]`` -> ``[B, L, D]``."""
@@ -111,14 +101,11 @@ class HFEncoder(TrajectoryEncoder):
             past_key_values=slots,
             use_cache=slots is not None,
         )
-        hidden: Tensor = out.last_hidden_state
-        return hidden
+        return out.last_hidden_state
 
 
 class _Slots:
     """A `CacheStep` as the library's layers ask for it."""
-
-    is_compileable = False
 
     def __init__(self, cache: CacheStep) -> None:
         self._cache = cache
@@ -136,7 +123,7 @@ def _transformers() -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise MissingLibrary(
+        raise UsageError(
             f"HFEncoder: the package transformers must be installed, run: pip install 'yamame[hf]': {error}"
         ) from error
     return transformers
@@ -158,11 +145,9 @@ def _build(model_type: str, settings: Mapping[str, Any]) -> Any:
 
 def _load(path: str) -> Any:
     """A model of a folder."""
-    library, options = _transformers(), {"local_files_only": True, "trust_remote_code": False}
+    options = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
     try:
-        model = library.AutoModel.from_pretrained(
-            path, use_safetensors=True, attn_implementation="sdpa", **options
-        )
+        model = _transformers().AutoModel.from_pretrained(path, attn_implementation="sdpa", **options)
     except (ValueError, OSError, KeyError) as error:
         raise ValueError(f"HFEncoder: path must be a folder with a model, got {path!r}: {error}") from error
     return _causal(model.float())
@@ -170,13 +155,9 @@ def _load(path: str) -> Any:
 
 def _causal(model: Any) -> Any:
     """The model, if it looks back only."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+
     kind = model.config.model_type
-    decodes = not getattr(model.config, "is_encoder_decoder", False) and kind in _causal_kinds()
+    decodes = kind in CAUSAL and kind not in ("bert", "roberta", "electra", "xlm-roberta")
     require("HFEncoder", "model_type", kind, decodes, "be a causal model")
     return model
-
-
-def _causal_kinds() -> set[str]:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    return set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - {"bert", "roberta", "electra", "xlm-roberta"}

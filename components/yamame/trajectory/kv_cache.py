@@ -81,8 +81,7 @@ class CacheStep:
         """Stores the keys and values ``[N, H, 1, d]`` of a layer; returns all that it holds ``[N, H, S, d]``."""
         for cache, new in ((self.keys[:, layer], k), (self.values[:, layer], v)):
             # What is not finite would reach other timesteps even through a weight of zero.
-            new = new.to(cache.dtype).nan_to_num()
-            cache.scatter_(2, self.slot.expand_as(new), new)
+            cache.scatter_(2, self.slot.expand_as(new), new.to(cache.dtype).nan_to_num())
         return self.keys[:, layer], self.values[:, layer]
 
     def next_cache(self) -> TensorDict:
