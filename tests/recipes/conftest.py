@@ -130,8 +130,8 @@ SMALL = [
 @pytest.fixture(scope="session")
 def finished(play, tmp_path_factory, components) -> SimpleNamespace:
     """A small finished run: its ``folder``, the arguments with which it ``goes_on``, and what is ``expected`` then."""
-    folder, goes_on = tmp_path_factory.mktemp("finished"), [*SMALL, "budget.env_steps=448", "resume=true"]
-    assert play("train", folder, *SMALL, "budget.env_steps=320")[0] == 0
+    folder, goes_on = tmp_path_factory.mktemp("finished"), [*SMALL, "budget.env_steps=640", "resume=true"]
+    assert play("train", folder, *SMALL, "budget.env_steps=512")[0] == 0
     later = tmp_path_factory.mktemp("later") / "copy"
     shutil.copytree(folder, later)
     assert play("train", later, *goes_on)[0] == 0

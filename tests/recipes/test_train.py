@@ -162,7 +162,7 @@ RESUMED = {
         "env.time_limit=30",
         "trials=repeated",
         "replay.capacity=2400",
-        "budget.env_steps=512",
+        "budget.env_steps=768",
         "evaluation.num_episodes=2",
     ],
     "separate encoders and targets of them": [
