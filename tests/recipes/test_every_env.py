@@ -28,7 +28,7 @@ RUNS = [
     "env=wind agent.box_distribution=beta",
     "env=wind agent=amago2 callbacks=early_stopping",
     "env=wind agent=separate encoder=memoryless",
-    "env=tmaze encoder=hf +encoder.settings.n_embd=16 +encoder.settings.n_layer=1 +encoder.settings.n_head=2",
+    "env=tmaze encoder=hf",
     # Environments and encoders of other packages; nothing else is tested with these alone.
     *("env=crafter goal_encoder=token", "env=minigrid", "env=multi_domain", "env=popgym", "encoder=mamba"),
     *("env=atari env.time_limit=40", "env=half_cheetah_vel env.time_limit=40"),

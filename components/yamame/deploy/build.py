@@ -15,7 +15,7 @@ from yamame.agent import InContextAgent
 from yamame.checks import UsageError
 from yamame.deploy.interface import Interface
 from yamame.failures import one_line
-from yamame.files.trusted import check_file, locate, prefixes_of
+from yamame.files.trusted import check_file, locate, prefixes_of, without_foreign_weights
 
 _LEARNING = ("critic.", "critic_encoder.", "returns.")
 """Parts of an agent that only learning needs."""
@@ -79,7 +79,7 @@ def build_agent(
     missing = [name for name in PARTS if not isinstance(config.get(name), Mapping)]
     if missing:
         raise UsageError(f"the configuration must hold {', '.join(PARTS)}, it has no {missing[0]}")
-    parts = {name: config[name] for name in PARTS}
+    parts = without_foreign_weights({name: config[name] for name in PARTS})
     prefixes = prefixes_of(trust)
     check_file(parts, prefixes)
     build = partial(_instantiate, trust=prefixes)

@@ -8,7 +8,7 @@ comes from what the person composes, never from the file. Everything is checked 
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pkgutil import resolve_name
 from typing import Any, Literal, NotRequired
 
@@ -170,6 +170,17 @@ your own must be in trust=[...]; got 'os.system'
                 problem = f"a text that imports no module, in a file; {own}"
         if problem is not None:
             raise UsageError(f"{key or 'configuration'} must be {problem}; got {shown(value)}")
+
+
+def without_foreign_weights(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration from a file whose own weights come next: a path in it may be a stranger's, and is not opened.
+
+    >>> without_foreign_weights({"encoder": {"_target_": "yamame.trajectory.HFEncoder", "path": "/home/you"}})
+    {'encoder': {'_target_': 'yamame.trajectory.HFEncoder', 'path': None}}
+    """
+    encoder = config["encoder"]
+    begins = isinstance(encoder, Mapping) and encoder.get("_target_") == "yamame.trajectory.HFEncoder"
+    return {**config, "encoder": {**encoder, "path": None}} if begins else dict(config)
 
 
 def _entries(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -20,7 +20,7 @@ from yamame.cli.validation import check_settings
 from yamame.deploy.build import learned_gammas, load_weights
 from yamame.deploy.load import agent_folder, read_saved
 from yamame.deploy.sources import Which, read_checkpoint
-from yamame.files.trusted import check_file, prefixes_of
+from yamame.files.trusted import check_file, prefixes_of, without_foreign_weights
 from yamame.runs.build import build_agent, build_env, check_device
 from yamame.tracking.tracker import TRACKING_URI
 
@@ -127,7 +127,8 @@ def load_trained(
     """
     given, weights, step = _read(source, checkpoint, tracking_uri)
     _check_config(source, given, prefixes_of(trust))
-    config = {**given, "device": check_device(device), "trust": list(trust)}
+    own = without_foreign_weights(given)
+    config = {**own, "device": check_device(device), "trust": list(trust)}
     # Settings of held-out tasks become those of the environment, for what is asked here to come last.
     held_out = config["evaluation"]["env"]
     config["evaluation"] = {**config["evaluation"], "env": {}}
