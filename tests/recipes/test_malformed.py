@@ -22,6 +22,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from yamame import conf_dir
 from yamame.cli.app import main
+from yamame.cli.arguments import EASED
 from yamame.cli.nodes import plain
 from yamame.files.checkpoint import Checkpointer
 from yamame.files.config import flatten
@@ -110,8 +111,8 @@ def draw(rng: random.Random, kind: str) -> tuple[str, list[str], str, str]:
     else:
         kind = float if key.startswith("budget.") and isinstance(value, int) else type(value)
         value = rng.choice(WRONG[kind])
-        if (
-            recipe in ("evaluate", "play") and key == "output" and value == "nan"
+        if value in ("nan", "1.5") and key in EASED.get(recipe, {}).get(
+            "texts", ()
         ):  # texts need no quotes there
             value = "''"
     base = [text for text in base if not text.startswith(f"{key}=")]
@@ -165,7 +166,7 @@ def told(value: str) -> Iterator[str]:
     """How a message may have a value."""
     bare = value.strip("'\"")
     yield from (bare, re.sub(r"[^\w.]+", "", bare), bare.replace("{a:1}", "{'a': 1}"), repr(bare)[1:-1])
-    yield bare.replace("{a:1}", "'{a:1}'")
+    yield from (bare.replace("{a:1}", "'{a:1}'"), repr(bare)[1:-1].replace('"', "'"))
     if re.fullmatch(r"-?[\d.]+(e\d+)?", bare):
         yield from (str(float(bare)), f"{float(bare):g}", str(int(float(bare))))
     if bare == "":
@@ -209,6 +210,9 @@ def test_so_are_hundreds_of_them(line, place):
 
 HUGE = 10**20
 REPORTED = [
+    ("ppo", ["debug=tiny", "+callbacks.surprise=abc"]),
+    ("play", ["run=trained", "trust=[[{a:1}]]"]),
+    ("ppo", ["debug=tiny", 'trust=["a\x1b[2J\n"]']),
     ("train", ["agent.critic=null"]),
     ("train", ["env=gym", "env.workers={a:1}"]),
     ("train", ["env=gym", "workers.timeout=1e30"]),

@@ -91,7 +91,7 @@ def prefixes_of(trust: Any) -> tuple[str, ...]:
     """
     for package in trust if isinstance(trust, list | tuple) else [trust]:
         if not isinstance(package, str) or not _PACKAGE.fullmatch(package):
-            raise UsageError(f"trust: must be a list of packages, as [mylab.], got {shown(package)}")
+            raise UsageError(f"trust: must be a list of packages, as [mylab.], got {shown(trust)}")
     return tuple(f"{package.rstrip('.')}." for package in trust)
 
 

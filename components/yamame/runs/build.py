@@ -20,6 +20,7 @@ from yamame.cli.validation import parameters_of
 from yamame.collectors import Collector
 from yamame.data import Mixture, TrajectoryDataset, TrajectoryFormat
 from yamame.deploy.build import assemble
+from yamame.failures import shown
 from yamame.keys import GOAL_KEYS
 from yamame.replay.disk.files import read_manifests
 from yamame.runs.callbacks import Callback, Callbacks, RewardWarning, Tracking
@@ -119,7 +120,10 @@ def build_callbacks(cfg: DictConfig, given: Sequence[Callback]) -> Callbacks:
         "progress_bar": ProgressBar(),
         "reward_warning": RewardWarning(),
     }
-    named |= {str(name): instantiate(node) for name, node in cfg.callbacks.items()}
+    for name, node in cfg.callbacks.items():
+        if not isinstance(node, DictConfig):
+            raise UsageError(f"callbacks.{name}: must be a mapping with _target_, got {shown(node)}")
+        named[str(name)] = instantiate(node)
     for callback in given:
         name = type(callback).__name__
         named[f"{name}-{sum(other.startswith(name) for other in named)}"] = callback
