@@ -18,6 +18,9 @@ LONG = (
 )  # fmt: skip
 """Tests that take seconds: they play, learn or start processes. ``quick`` leaves them out."""
 
+DEFAULT = "not slow and not gpu and not cluster"
+"""What is tested unless somebody asks for more."""
+
 PROJECT = nox.project.load_toml("pyproject.toml")["project"]
 
 
@@ -34,13 +37,13 @@ def quick(session: nox.Session) -> None:
     session.run("ruff", "format", "--check")
     left_out = [f"--{'deselect' if '::' in name else 'ignore'}=tests/{name}" for name in LONG]
     chosen = session.posargs or ["tests", "components", *left_out]
-    session.run("pytest", "-q", "-m", "not slow and not gpu", *chosen)
+    session.run("pytest", "-q", "-m", DEFAULT, *chosen)
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
     session.install("-e", ".[dev]")
-    session.run("pytest", "-m", "not slow and not gpu", *session.posargs)
+    session.run("pytest", "-m", DEFAULT, *session.posargs)
 
 
 @nox.session
@@ -68,7 +71,22 @@ def suites(session: nox.Session) -> None:
     session.install("-e", ".[dev,suites]")
     session.run("python", "-W", "ignore", "-c", "import ale_py, crafter, metaworld, minigrid, mujoco, popgym")
     files = ("tests/envs/suites", "tests/envs/test_contract.py", "tests/recipes/test_every_env.py")
-    session.run("pytest", "-m", "not slow and not gpu", *(session.posargs or files))
+    session.run("pytest", "-m", DEFAULT, *(session.posargs or files))
+
+
+@nox.session
+def cluster(session: nox.Session) -> None:
+    """Actors of Ray that are killed, and sweeps in other processes."""
+    session.install("-e", ".[dev,ray,sweep]")
+    session.run(
+        "pytest",
+        "-m",
+        "cluster",
+        *(
+            session.posargs
+            or ("tests/collectors", "tests/recipes/test_cluster.py", "tests/recipes/test_sweeps.py")
+        ),
+    )
 
 
 @nox.session

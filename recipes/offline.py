@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from omegaconf import DictConfig
+from yamame import ranks
 from yamame.checks import UsageError
 from yamame.cli.app import main
 from yamame.runs.build import build_agent, build_data, build_learner, build_transform
@@ -34,15 +35,16 @@ from yamame.training.seeding import seed_everything
 
 def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
     """The recipe: success on held-out tasks, or the mean return where an environment knows no success."""
-    with Run(cfg, prefix="offline-", unit="updates", callbacks=callbacks) as run:
-        seed_everything(cfg.seed)
+    with ranks.joined(cfg.device), Run(cfg, prefix="offline-", unit="updates", callbacks=callbacks) as run:
+        seed_everything(ranks.own_seed(cfg.seed))
         held_out = run.closing(held_out_env(cfg))
-        agent = build_agent(cfg, held_out)
+        agent = ranks.equal(build_agent(cfg, held_out))
         policy, learner = agent.policy(), build_learner(cfg, agent, guard=run.guard)
         data = build_data(cfg, held_out, transform=build_transform(cfg, held_out))
         if data is None:
             raise UsageError("data: must be given, got none; set data=runs data.path=..., or data=npz")
-        batches = Prefetcher(partial(data.sample, cfg.schedule.batch_size), cfg.device)
+        batch_size = ranks.part(cfg.schedule.batch_size, "schedule.batch_size")
+        batches = Prefetcher(partial(data.sample, batch_size), cfg.device)
         run.begin({"agent": agent, **learner.components(), "data": data}, policy=policy, held_out=held_out)
 
         while not run.ended():
@@ -62,4 +64,4 @@ def updates_left(run: Run) -> int:
 
 
 if __name__ == "__main__":
-    main(train, config_name="offline", resumable=True)
+    main(train, config_name="offline", resumable=True, shared=True)

@@ -10,7 +10,8 @@ The run lives in <run.root>/<run.name>: checkpoints, replay, config.yaml, summar
 Collecting and learning alternate: after every `schedule.steps_per_iteration` environment steps the learner makes as
 many updates as `schedule.updates_per_step` allows. All state between two updates is in the checkpoint, so that on a
 CPU a killed and resumed run ends with the same parameters, bit for bit, as one that was never stopped (with
-`collector=sync`; `collector=async` acts beside the learner and never plays the same run twice). With `data=...` batches
+`collector=sync`; `collector=ray` acts beside the learner and never plays the same run twice). Several processes share
+one run out: `torchrun --nproc-per-node=2 recipes/train.py ...` (docs/scale.md). With `data=...` batches
 come from data and replay, and a run may begin with updates from data alone (docs/data.md).
 """
 
@@ -27,8 +28,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 from tensordict import TensorDict
+from yamame import ranks
 from yamame.cli.app import main
 from yamame.cli.nodes import instantiate
+from yamame.collectors import Collector, Episodes
 from yamame.runs.build import (
     build_agent,
     build_collector,
@@ -48,20 +51,23 @@ from yamame.training.seeding import seed_everything
 
 def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
     """The recipe: success on held-out tasks, or the mean return where an environment knows no success."""
-    with Run(cfg, callbacks=callbacks) as run:
-        seed_everything(cfg.seed)
-        env = run.closing(build_env(cfg, num_envs=cfg.schedule.num_envs, seed=cfg.seed))
+    with ranks.joined(cfg.device), Run(cfg, callbacks=callbacks) as run:
+        seed = ranks.own_seed(cfg.seed)
+        seed_everything(seed)
+        num_envs = ranks.part(cfg.schedule.num_envs, "schedule.num_envs")
+        env = run.closing(build_env(cfg, num_envs=num_envs, seed=seed))
         held_out = run.closing(held_out_env(cfg))
         check_lengths(cfg, env)
-        agent = build_agent(cfg, env)
+        agent = ranks.equal(build_agent(cfg, env))
         policy, learner = agent.policy(), build_learner(cfg, agent, guard=run.guard)
         exploration = instantiate(cfg.exploration, action_space=agent.action_space)
         transform = build_transform(cfg, env)
-        replay = build_replay(
-            cfg, run.path / "replay", transform=transform, owner=run.name, resume=run.resumed
-        )
+        path = ranks.own_folder(run.path / "replay")
+        replay = build_replay(cfg, path, transform=transform, owner=run.name, resume=run.resumed)
         source = build_source(cfg, env, replay=replay, transform=transform, progress=run.progress)
-        batches = Prefetcher(partial(source.sample, cfg.schedule.batch_size), cfg.device)
+        batch_size = ranks.part(cfg.schedule.batch_size, "schedule.batch_size")
+        num_steps = ranks.part(cfg.schedule.steps_per_iteration, "schedule.steps_per_iteration")
+        batches = Prefetcher(partial(source.sample, batch_size), cfg.device)
         collector = build_collector(cfg, env=env, policy=policy, replay=replay, exploration=exploration)
         run.exits.callback(collector.shutdown)
         components = {"agent": agent, **learner.components(), "collector": collector, "replay": source}
@@ -71,7 +77,7 @@ def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
         collector.update_policy_weights_(TensorDict.from_module(policy).data)
         while not run.ended():
             if not updates_due(run, source):  # a run that stopped between two updates makes the rest first
-                run.count(collector.collect(cfg.schedule.steps_per_iteration))
+                count(run, collector, collector.collect(num_steps))
 
             for batch, meanwhile in batches.up_to(updates_due(run, source), ends=run.is_last):
                 run.learned(learner.update(batch, meanwhile=meanwhile))
@@ -98,9 +104,16 @@ def learn_offline(run: Run, learner: Learner, batches: Prefetcher) -> None:
         run.evaluate_and_save()
 
 
+def count(run: Run, collector: Collector, own: Episodes) -> None:
+    """Counts what all ranks played; an exploration's schedule goes by it too."""
+    elsewhere = run.count(own).num_steps - own.num_steps
+    if elsewhere and collector.exploration is not None:
+        collector.exploration.step(elsewhere)
+
+
 def updates_due(run: Run, source: Any) -> int:
     """Updates that the steps collected so far allow and that were not made yet."""
-    if len(source) == 0:
+    if ranks.any_of(len(source) == 0):
         return 0
     schedule = run.cfg.schedule
     beyond = run.progress.env_steps - schedule.learning_starts
@@ -108,4 +121,4 @@ def updates_due(run: Run, source: Any) -> int:
 
 
 if __name__ == "__main__":
-    main(train, config_name="train", resumable=True)
+    main(train, config_name="train", resumable=True, shared=True)

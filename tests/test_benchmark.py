@@ -4,6 +4,7 @@ import doctest
 import importlib
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -141,6 +142,11 @@ def test_sampling_and_a_whole_run_are_measured(benchmark, sections, subject, mon
     steps, updates = subject.cfg.budget.env_steps, int(run.name.split()[2].replace(",", ""))
     assert run.seconds == pytest.approx(steps * acting.seconds + updates * learning.seconds)
     assert updates > 1000
+    plan = importlib.import_module("plan_scale")
+    assert doctest.testmod(plan).failed == 0
+    sampled = benchmark.sampling_rows(subject, CLOCK, MACHINE)
+    costs = plan.read_costs([asdict(row) for row in (acting, *sampled)], [asdict(learning), asdict(run)])
+    assert costs == plan.Costs(acting.seconds, 1.0, 1.0, 1.0 / (6 * 12), updates / steps)
 
 
 def test_a_whole_run_is_measured_with_a_collector_in_this_process_only(

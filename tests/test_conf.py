@@ -18,8 +18,8 @@ from yamame.files.config import flatten
 
 CONF = conf_dir()
 CHOICES = sorted(str(path.relative_to(CONF).with_suffix("")) for path in CONF.rglob("*/*.yaml"))
-COMPOSED_ELSEWHERE = ("experiment", "ablation")
-"""Groups of which `test_ablations.py` composes and checks every choice."""
+COMPOSED_ELSEWHERE = ("experiment", "ablation", "launcher", "sweeper")
+"""Groups of which `test_ablations.py` composes and checks every choice, and those of packages that may be missing."""
 APPENDED = ("ablation",)
 """Groups that no main file has in its defaults list, so that they are added: ``+ablation=no_memory``."""
 PARTS = ("base", "quiet")
@@ -82,9 +82,26 @@ def test_every_choice_composes_and_its_keys_are_parameters(choices):
 def test_no_choice_is_left_out():
     """Composing takes a tenth of a second, so what test_ablations.py composes and checks is not composed again."""
     known = [choice for column in columns() for choice in column]
-    elsewhere = [choice for choice in CHOICES if choice.startswith(("experiment/", "ablation/"))]
+    elsewhere = [choice for choice in CHOICES if choice.split("/")[0] in COMPOSED_ELSEWHERE]
     assert sorted([*known, *elsewhere]) == CHOICES
     assert len(elsewhere) > 40
+
+
+@pytest.mark.parametrize(
+    ("choice", "package"),
+    [
+        ("launcher=local", "hydra_joblib_launcher"),
+        ("launcher=slurm", "hydra_submitit_launcher"),
+        ("sweeper=optuna", "hydra_optuna_sweeper"),
+    ],
+)
+def test_what_starts_a_sweep_is_chosen_in_hydra_alone(choice, package):
+    pytest.importorskip(f"hydra_plugins.{package}")
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        chosen = compose("train", overrides=[choice], return_hydra_config=True)
+    group, _, _ = choice.partition("=")
+    assert package in chosen.hydra[group]._target_
+    assert flatten(plain(composed("train", choice))) == flatten(plain(composed("train")))
 
 
 def test_the_check_refuses_a_key_that_is_no_parameter():
@@ -226,4 +243,5 @@ def test_what_recipes_have_in_common_stands_in_one_file():
     )
     assert base["seed"] == 0
     for values in own:
-        assert [key for key in values.keys() & base.keys() if values[key] == base[key]] == []
+        twice = [key for key in values.keys() & base.keys() if values[key] == base[key]]
+        assert [key for key in twice if not key.startswith("defaults.")] == []

@@ -47,11 +47,11 @@ def test_the_package_and_its_rooms_stay_small():
     rooms = {room.name: lines(room.rglob("*.py")) for room in PACKAGE.iterdir() if room.is_dir()}
     assert rooms["trajectory"] <= 2_140  # of which 296 adapt models of the library transformers
     assert {name: size for name, size in rooms.items() if size > 2_500} == {}
-    assert lines(PACKAGE.rglob("*.py")) <= 21_700
+    assert lines(PACKAGE.rglob("*.py")) <= 22_300
 
 
 def test_the_tools_stay_small():
-    assert 0 < lines((ROOT / "tools").glob("*.py")) <= 900
+    assert 0 < lines((ROOT / "tools").glob("*.py")) <= 1_020
 
 
 # What a part needs beside it.
@@ -100,7 +100,7 @@ def closure(package: Path, start: Path) -> set[Path]:
 PARTS = [
     ("yamame.trajectory", "TransformerEncoder", 8, 1_000),
     ("yamame.trajectory", "GRUEncoder", 4, 1_000),
-    ("yamame.timestep", "MLPTimestepEncoder", 3, 1_000),
+    ("yamame.timestep", "MLPTimestepEncoder", 4, 1_000),
     ("yamame.transforms", "ContextTransform", 4, 1_000),
 ]
 

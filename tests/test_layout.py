@@ -28,6 +28,7 @@ FLOORS = (
 """Rooms of yamame above the components, lowest first: each may import what is below it, and components none of them."""
 DOORS = {
     "cli": {"hydra", "omegaconf"},
+    "collectors": {"ray"},
     "deploy": {"safetensors"},
     "data": {"h5py", "minari"},
     "tracking": {"hydra", "omegaconf", "mlflow", "psutil"},

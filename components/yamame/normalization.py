@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from yamame.checks import require, require_at_least
+from yamame.ranks import totals
 
 LARGEST = 1e10
 """Beyond it a number is taken for a fault: in float32 its square drowns all others, and overflows before long."""
@@ -70,14 +71,15 @@ class RunningMoments(nn.Module):
         valid = x.isfinite().all(-1, keepdim=True)
         if mask is not None:
             valid = valid & mask.unsqueeze(-1)
-        some = valid.any()
+        some = valid.any().long()
         x, valid = (t.reshape(-1, self.num_features) for t in (x, valid & (x.abs() <= LARGEST)))
-        total = valid.sum(0)
+        total, some, sums = totals(valid.sum(0), some, torch.where(valid, x, 0.0).sum(0))
         count = total.clamp(min=1)
-        batch_mean = torch.where(valid, x, 0.0).sum(0) / count
-        batch_variance = torch.where(valid, x - batch_mean, 0.0).square().sum(0) / count
+        batch_mean = sums / count
+        (squares,) = totals(torch.where(valid, x - batch_mean, 0.0).square().sum(0))
+        batch_variance = squares / count
 
-        self.num_updates.add_(some)
+        self.num_updates.add_(some > 0)
         updates = (self.num_updates + self.initial_updates).clamp(min=1).double()
         weight = (self.decay / (1.0 - (1.0 - self.decay) ** updates)).clamp(max=1.0)
         moves = (total > 0) & batch_variance.isfinite()  # squares of large numbers overflow

@@ -22,6 +22,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal
 
 _Handler = Callable[[int, FrameType | None], None]
 _noted: signal.Signals | None = None
+_later = False
 
 
 class Terminated(SystemExit):
@@ -38,8 +39,19 @@ def noted() -> signal.Signals | None:
 
 def end_if_noted() -> None:
     """Raises `Terminated` if a signal was noted; to be called where all state is whole."""
-    if _noted is not None:
+    if _noted is not None and not _later:
         raise Terminated
+
+
+@contextmanager
+def later() -> Iterator[None]:
+    """Within the block `end_if_noted` does nothing: others count on this process."""
+    global _later
+    _later = True
+    try:
+        yield
+    finally:
+        _later = False
 
 
 def end_while_loading() -> None:
@@ -76,6 +88,19 @@ def unheard() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Handlers that a library sets within the block are put back at its end."""
+    in_main = threading.current_thread() is threading.main_thread()
+    former = {number: signal.getsignal(number) for number in SIGNALS} if in_main else {}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            if handler is not None:
+                signal.signal(number, handler)
 
 
 def _install(handler: _Handler) -> dict[signal.Signals, _Handler]:

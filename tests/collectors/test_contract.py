@@ -11,26 +11,12 @@ from tensordict.nn import TensorDictModule
 from tensordict.nn import TensorDictSequential as Sequential
 from torch import nn
 from torchrl.modules import QValueModule
-from yamame.collectors import AsyncCollector, Collector, EpisodeCollector, Episodes, SyncCollector
+from yamame.collectors import Collector, EpisodeCollector, Episodes, RayCollector, SyncCollector
 from yamame.replay.packing import pack
 from yamame_envs import PassiveTMaze
 
 NUM_ENVS = 2
 MAZE = partial(PassiveTMaze, length=4)
-
-
-class Shelf:
-    """Keeps whatever is appended."""
-
-    def __init__(self):
-        self.trajectories = []
-
-    def extend(self, data):
-        self.trajectories += [one[: int(one["mask"].sum())].clone() for one in data.unbind(0)]
-
-    def take(self):
-        taken, self.trajectories = self.trajectories, []
-        return taken
 
 
 class ForeignCollector:
@@ -83,16 +69,21 @@ def choose(policy, action):
 KINDS = {
     "sync": lambda policy, replay: SyncCollector(MAZE(num_envs=NUM_ENVS), policy, replay),
     "episode": lambda policy, replay: EpisodeCollector(MAZE(num_envs=NUM_ENVS), policy, replay),
-    "async": lambda policy, replay: AsyncCollector(
+    "ray": lambda policy, replay: RayCollector(
         MAZE, policy, replay, num_envs=NUM_ENVS, seed=0, block_steps=5, max_staleness=20
     ),
     "foreign": lambda policy, replay: ForeignCollector(MAZE(num_envs=NUM_ENVS), policy, replay),
 }
 
 
-@pytest.fixture(scope="class", params=KINDS)
-def collector(request):
-    made = KINDS[request.param](make_policy(), Shelf())
+STARTS_RAY = pytest.param("ray", marks=pytest.mark.cluster)
+
+
+@pytest.fixture(scope="class", params=[STARTS_RAY if kind == "ray" else kind for kind in KINDS])
+def collector(request, make_shelf):
+    if request.param == "ray":
+        request.getfixturevalue("local_ray")
+    made = KINDS[request.param](make_policy(), make_shelf())
     yield made
     made.shutdown()
 
@@ -108,7 +99,7 @@ def actions_of(collector, num_steps=60):
 class TestCollector:
     def test_it_keeps_to_the_protocol(self, collector):
         assert isinstance(collector, Collector)
-        assert not isinstance(Shelf(), Collector)
+        assert not isinstance(collector.replay, Collector)
 
     def test_what_it_tells_is_what_replay_got(self, collector):
         brought = [collector.collect(31) for _ in range(3)]

@@ -10,7 +10,7 @@ from torchrl.data import Binary
 from torchrl.envs import Compose, ExcludeTransform, GymEnv, ObservationNorm, SerialEnv, TransformedEnv
 from yamame.agent import InContextAgent
 from yamame.capturing import recording
-from yamame.collectors import AsyncCollector, SyncCollector
+from yamame.collectors import SyncCollector
 from yamame.exploration import BilevelEpsilon
 from yamame.heads import ActorHead, PopArt, make_critic
 from yamame.timestep import MLPGoalEncoder, MLPTimestepEncoder
@@ -316,9 +316,6 @@ def test_recording_is_refused_without_a_gpu():
 def test_an_unknown_precision_is_refused():
     with pytest.raises(ValueError, match=r"SyncCollector: autocast must be .*'float16'"):
         make_collector(PassiveTMaze(num_envs=2, length=4), autocast="float16")
-    policy = make_collector(PassiveTMaze(num_envs=2, length=4)).policy
-    with pytest.raises(ValueError, match=r"AsyncCollector: autocast must be .*float16"):
-        AsyncCollector(PassiveTMaze, policy, Shelf(), num_envs=2, seed=0, autocast="float16")
 
 
 def test_any_torchrl_environment_collects_after_the_context_transform():

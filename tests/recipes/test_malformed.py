@@ -39,7 +39,7 @@ BASES = [
     ("train", ["debug=tiny", "agent=amago2", "env=tmaze", "exploration=epsilon_greedy"]),
     ("train", ["debug=tiny", "agent=separate", "encoder=linear_recurrent", "relabel=all"]),
     ("train", ["debug=tiny", "env=wind", "encoder=window", "exploration=gaussian"]),
-    ("train", ["debug=tiny", "env=multi_domain", "encoder=lstm", "collector=async"]),
+    ("train", ["debug=tiny", "env=multi_domain", "encoder=lstm", "collector=ray"]),
     ("ppo", ["debug=tiny"]),
     ("ppo", ["debug=tiny", "env=frozenlake", "encoder=memoryless"]),
     ("distill", ["debug=tiny"]),

@@ -73,6 +73,31 @@ def test_jobs_are_children_of_one_parent_that_records_their_objectives(run_sweep
     assert sweep._open_sweeps == []
 
 
+def test_jobs_in_other_processes_record_theirs_and_what_became_of_them(run_sweep, tmp_path, monkeypatch):
+    run, stored = run_sweep
+    monkeypatch.setattr(sweep.SweepParent, "on_job_end", in_another_process(sweep.SweepParent.on_job_end))
+    with suppress(SystemExit):
+        run("-m", "seed=1,13,3")
+    client, (parent,), _ = stored()
+    points = client.get_metric_history(parent.info.run_id, "objective")
+    assert [(point.step, point.value) for point in points] == [(0, 0.1), (2, 0.3)]
+    told = {name: value for name, value in parent.data.tags.items() if name.startswith("job.")}
+    assert told == {"job.0": "ran: seed=1", "job.1": "failed: seed=13", "job.2": "ran: seed=3"}
+
+
+def in_another_process(on_job_end):
+    """As a job is that another process plays: it knows of the sweep what the environment says."""
+
+    def called(self, *arguments, **named):
+        held, sweep._open_sweeps = sweep._open_sweeps, []
+        try:
+            on_job_end(self, *arguments, **named)
+        finally:
+            sweep._open_sweeps = held
+
+    return called
+
+
 def test_a_failed_sweep_has_a_failed_parent_and_a_failed_child(run_sweep):
     run, stored = run_sweep
     with pytest.raises(SystemExit, match="1"):
@@ -120,13 +145,13 @@ def test_a_store_that_does_not_answer_for_a_while_stops_no_sweep_and_costs_no_ob
     run("--multirun", "seed=1,3")
     client, (parent,), _ = stored()
     points = client.get_metric_history(parent.info.run_id, "objective")
-    assert [(point.step, point.value) for point in points] == [(0, 0.1), (1, 0.3)]
+    assert sorted((point.step, point.value) for point in points) == [(0, 0.1), (1, 0.3)]
     assert capfd.readouterr().err == ""
     asked.clear()
     monkeypatch.setattr(store.MLflowRun, "log_metrics", log)
     monkeypatch.setattr(store.MLflowRun, "set_status", lambda *arguments: [][0])
     sweep._open_sweeps.append(store.MLflowRun(client, parent.info.run_id))
-    sweep.close_sweep(None)
+    sweep.close_sweep(None, {})
     assert capfd.readouterr().err.startswith("MLflow does not answer, the sweep's run ")
     assert sweep._open_sweeps == []
 

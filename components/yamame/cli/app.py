@@ -37,6 +37,7 @@ from yamame.cli.jobs import (
     AlreadyDone,
     Answer,
     check_sweep,
+    explain_lost,
     goes_on,
     is_job,
     noted_job,
@@ -50,6 +51,7 @@ from yamame.cli.settings import SETTINGS
 from yamame.cli.threads import share_threads
 from yamame.failures import OutsideError, tell_aside
 from yamame.files.identity import key_of
+from yamame.ranks import started
 from yamame.signals import stopping
 from yamame.tracking.mlflow_store import check_store
 from yamame.tracking.sweep import close_sweep
@@ -65,6 +67,7 @@ def main(
     config_dir: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     resumable: bool = False,
+    shared: bool = False,
 ) -> None:
     """Runs a recipe from the command line.
 
@@ -80,6 +83,7 @@ def main(
         config_dir: Directory of the YAML files; that of the package when None.
         settings: What settings may be, see `yamame.cli.settings`; those of the package's YAML files are known.
         resumable: Signals end the recipe with `yamame.signals.STATUS`, for what was begun can go on later.
+        shared: Several processes of torchrun may share one run out.
     """
     directory = str(Path(conf_dir() if config_dir is None else config_dir).resolve())
     if settings is None and config_dir is None:
@@ -94,16 +98,16 @@ def main(
         return answer.value
 
     functools.update_wrapper(checked, task)
-    former = os.environ.get("HYDRA_FULL_ERROR")
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting
+    jobs: dict[int, dict[str, Any]] = {}
     try:
+        _check_processes(line, shared=shared)
         check_choices(line)
         with ExitStack() as stack:
+            stack.enter_context(_raising())
             if resumable:
                 stack.enter_context(stopping(at_once=True))
             if line.is_sweep:
-                jobs = check_sweep(line, settings)
-                stack.enter_context(table_of_jobs(jobs))
+                jobs = stack.enter_context(table_of_jobs(check_sweep(line, settings)))
             hydra.main(version_base=VERSION_BASE, config_path=directory, config_name=config_name)(checked)()
     except (UsageError, HydraException, OmegaConfBaseException) as error:
         _fail(config_name, explain(error, line))
@@ -111,8 +115,29 @@ def main(
         _fail(config_name, explain_outside(error), status=_OUTSIDE_STATUS)
     except KeyboardInterrupt:
         _fail(config_name, "interrupted", status=_INTERRUPTED)
+    except Exception as error:
+        _fail(config_name, explain_lost(error), status=_OUTSIDE_STATUS)
     finally:
-        close_sweep(sys.exception())
+        close_sweep(sys.exception(), jobs)
+
+
+def _check_processes(line: CommandLine, *, shared: bool) -> None:
+    """Refuses to be started by torchrun where processes would do the same beside each other."""
+    if started()[0] > 1 and (line.is_sweep or not shared):
+        what = "-m" if line.is_sweep else "this recipe"
+        raise UsageError(
+            f"torchrun: must start one run of train or offline, got {what}; start it with python"
+        )
+
+
+@contextmanager
+def _raising() -> Iterator[None]:
+    """Within the block Hydra raises instead of printing and exiting."""
+    former = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
         del os.environ["HYDRA_FULL_ERROR"]
         if former is not None:
             os.environ["HYDRA_FULL_ERROR"] = former
@@ -120,7 +145,7 @@ def main(
 
 def make_ready(cfg: DictConfig) -> None:
     """Makes sure that the store answers, unless the run has one already, and takes this process's share of threads."""
-    if not goes_on(cfg):
+    if not goes_on(cfg) and started()[1] == 0:
         check_store(cfg)
     share_threads(num_jobs=_jobs_at_once())
 
@@ -171,7 +196,8 @@ def _one_line(command: str) -> Iterator[None]:
 
 
 def _fail(name: str, message: str, *, status: int = _USAGE_STATUS) -> NoReturn:
-    tell_aside(f"{name}: {' '.join(message.split())}")
+    if status != _USAGE_STATUS or started()[1] == 0:  # the first process says what all of them found
+        tell_aside(f"{name}: {' '.join(message.split())}")
     raise SystemExit(status)
 
 

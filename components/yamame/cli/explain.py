@@ -32,6 +32,8 @@ REMEDIES = {
     errno.EMFILE: "allow more open files, with ulimit -n",
 }
 """What helps against a failure of the system."""
+SWEEPING = {"hydra/launcher": ("joblib", "submitit_local", "submitit_slurm"), "hydra/sweeper": ("optuna",)}
+"""Choices of Hydra's that are in packages of their own."""
 _NAME = re.compile(r"[A-Za-z_][\w./@-]*")
 _NO_NAMES = ("null", "true", "false", "nan", "inf")
 _KEY = re.compile(r"(?:Could not (?:override|append to config\.?|delete from config\.?)) '([^']+)'")
@@ -76,6 +78,8 @@ def explain(error: Exception, line: CommandLine) -> str:
     text = str(error)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, choice = error.missing_cfg_file.rpartition("/")
+        if choice in SWEEPING.get(group, ()):
+            return f"{group}={choice}: its package must be installed, run: pip install 'yamame[sweep]'"
         return f"{group}={choice}: no such choice{_hint(choice, error.options)}; {_list(error.options)}"
     if isinstance(error, OverrideParseException):
         return f"{error.override!r} cannot be read: {error.message.splitlines()[0]}"

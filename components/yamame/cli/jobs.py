@@ -8,6 +8,7 @@ leave a file there, which the process that started the sweep reads.
 import hashlib
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ import socket
 import tempfile
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +32,7 @@ from yamame.checks import UsageError
 from yamame.cli.command_line import CommandLine
 from yamame.cli.explain import explain_outside
 from yamame.cli.nodes import check
-from yamame.failures import OutsideError, tell_aside
+from yamame.failures import OutsideError, one_line, tell_aside
 from yamame.files.atomic import is_left_behind, write_json
 from yamame.files.identity import key_of, makes_another_name
 
@@ -40,7 +42,7 @@ SWEEP_VARIABLE = "YAMAME_SWEEP"
 _NAMED_AFTER = ("env", "encoder")
 _LONGEST_NAME = 120
 
-Outcome = Literal["ran", "resumed", "done", "failed"]
+Outcome = Literal["ran", "resumed", "done", "failed", "stopped"]
 _outcome: Outcome = "ran"
 
 
@@ -55,6 +57,8 @@ class AlreadyDone(Exception):  # noqa: N818 (it is none)
     Args:
         run: The run, with its ``path`` and its ``objective``.
     """
+
+    code = 0
 
     def __init__(self, run: Any) -> None:
         super().__init__(
@@ -177,16 +181,21 @@ class Answer:
 def noted_job(answer: Answer, command: str) -> Iterator[None]:
     """Within the block a job does its work; what became of it is noted. An error is told, and the other jobs go on.
 
+    A job that is killed, or asked to end, was noted as stopped.
+
     Args:
         answer: Gets the objective within the block.
         command: Stands before the message of a mistake, which has no traceback.
     """
-    number, folder = HydraConfig.get().job.num, Path(os.environ[SWEEP_VARIABLE])
+    number = HydraConfig.get().job.num
+    file, note = Path(os.environ[SWEEP_VARIABLE]) / f"{number}.json", {"overrides": overrides()}
+    write_json(file, {**note, "outcome": "stopped", "result": "", "objective": None})
     say("ran")
-    result = ""
+    result, objective = "", None
     try:
         yield
-        result = f"{answer.value:.4g}" if isinstance(answer.value, int | float) else ""
+        if isinstance(answer.value, int | float):
+            result, objective = f"{answer.value:.4g}", answer.value if math.isfinite(answer.value) else None
     except Exception as error:
         say("failed")
         if isinstance(error, UsageError | OSError | OutsideError):
@@ -196,15 +205,27 @@ def noted_job(answer: Answer, command: str) -> Iterator[None]:
         else:
             result = f"{type(error).__name__}: {error}".partition("\n")[0]
             tell_aside(traceback.format_exc())
-    write_json(folder / f"{number}.json", {"overrides": overrides(), "outcome": _outcome, "result": result})
+    if file.parent.is_dir():  # a launcher that has lost another job does not wait for this one
+        write_json(file, {**note, "outcome": _outcome, "result": result, "objective": objective})
+
+
+def explain_lost(error: Exception) -> str:
+    """One line for what a launcher raises where the process of a job is gone; any other error is raised again."""
+    if not (isinstance(error, BrokenProcessPool) or type(error).__module__.startswith("submitit.")):
+        raise error
+    return f"the process of a job is gone: {one_line(error)}; the same command goes on"
 
 
 @contextmanager
-def table_of_jobs(sweep_dir: Path) -> Iterator[None]:
+def table_of_jobs(sweep_dir: Path) -> Iterator[dict[int, dict[str, Any]]]:
     """Within the block jobs note what becomes of them; at its end a table shows it, however it ends.
 
     Args:
         sweep_dir: The directory of the sweep, made when missing.
+
+    Yields:
+        What became of each job by its number: its ``overrides``, ``outcome``, ``result`` and ``objective``; filled when
+        the block ends.
 
     Raises:
         SystemExit: A job failed; the status is 1.
@@ -216,12 +237,13 @@ def table_of_jobs(sweep_dir: Path) -> Iterator[None]:
             shutil.rmtree(folder, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f"{mark}{os.getpid()}-", dir=sweep_dir) as folder_name:
         os.environ[SWEEP_VARIABLE] = str(Path(folder_name).resolve())
+        jobs: dict[int, dict[str, Any]] = {}
         try:
-            yield
+            yield jobs
         finally:
             del os.environ[SWEEP_VARIABLE]
             files = {int(file.stem): file for file in Path(folder_name).glob("*.json")}
-            jobs = {number: json.loads(files[number].read_text()) for number in sorted(files)}
+            jobs |= {number: json.loads(files[number].read_text()) for number in sorted(files)}
             if jobs:
                 _print_table(jobs)
     if any(job["outcome"] == "failed" for job in jobs.values()):

@@ -62,6 +62,11 @@ class TrajectoryAssembler:
         """Steps of unfinished episodes."""
         return 0 if self._length is None else int(self._length.sum())
 
+    @property
+    def num_open_episodes(self) -> int:
+        """Unfinished episodes of which there are steps."""
+        return 0 if self._length is None else int((self._length > 0).sum())
+
     def state_dict(self) -> dict[str, Any]:
         """The unfinished episodes."""
         if self._open is None or self._length is None:

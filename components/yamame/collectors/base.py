@@ -34,6 +34,11 @@ class Episodes:
     num_aborted: int = 0
 
     @classmethod
+    def none(cls) -> "Episodes":
+        """No steps, and no episodes."""
+        return cls(0, torch.zeros(0), torch.zeros(0, dtype=torch.int64), None)
+
+    @classmethod
     def merged(cls, parts: Sequence["Episodes"]) -> "Episodes":
         """The episodes of several parts, in order."""
         success = [part.success for part in parts if part.success is not None]
@@ -59,7 +64,12 @@ class Collector(Protocol):
 
     Acting uses the collector's own copy of the policy: it changes only by `update_policy_weights_`, so the learner
     may run beside it, in this process or another.
+
+    Attributes:
+        exploration: Changes actions; its ``step`` counts environment steps. None: nothing does.
     """
+
+    exploration: Any
 
     def collect(self, num_steps: int) -> Episodes:
         """Takes at least ``num_steps`` environment steps, over all envs, and appends the episodes that ended."""

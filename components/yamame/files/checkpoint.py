@@ -102,6 +102,10 @@ class Checkpointer:
         metrics = [(self._metric(path), path) for path in self._files()]
         return max([pair for pair in metrics if pair[0] is not None], default=(None, None))[1]
 
+    def path(self, step: int) -> Path:
+        """The file of the checkpoint of a step."""
+        return self.directory / f"step-{step:012d}.pt"
+
     def save(self, components: Mapping[str, Any], *, step: int, metric: float | None = None) -> Path:
         """Writes one checkpoint and removes those that are no longer kept.
 
@@ -121,7 +125,7 @@ class Checkpointer:
         }
         payload = {"step": step, "metric": metric, "config": self.config, "components": states}
         make_folder(self.directory)
-        path = self.directory / f"step-{step:012d}.pt"
+        path = self.path(step)
         with atomic_writer(path) as file:
             summed = _Summed(file)
             try:

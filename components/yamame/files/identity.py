@@ -19,13 +19,18 @@ BOOKKEEPING = (
     "expected",
     "trust",
     "callbacks",
+    "launcher",
+    "sweeper",
 )
 """Where a run is kept, how often, who is told of it, whom it trusts: nothing that it computes depends on these."""
 LENGTH = ("budget",)
 """When a run ends."""
 REPETITION = ("seed",)
 """Which of several equal runs it is."""
-UNSEEN = ("workers", "evaluation.video_frames", "evaluation.num_envs")
+UNSEEN = (
+    *("workers", "evaluation.video_frames", "evaluation.num_envs"),
+    *(f"collector.{key}" for key in ("num_workers", "address", "resources", "timeout")),
+)
 """Who does the work and what is drawn as a video: neither what is learned nor how it is measured."""
 MACHINE = (
     *("device", "packing", "encoder.checkpoint_layers", "encoder.compiled", "collector.compile_policy"),

@@ -109,6 +109,20 @@ class RunDirectory:
         self._lock.close()
 
 
+class SharedDirectory(RunDirectory):
+    """The directory of a run that another process has claimed for this one too: nothing is made, moved or deleted."""
+
+    def __init__(self, path: Path, *, resumed: bool) -> None:
+        self.path, self.resumed, self.begun = path, resumed, False
+
+    def begin(self) -> None:
+        """From now on the run is there, whatever happens."""
+        self.begun = True
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
 def check_folder(path: str | Path, key: str) -> None:
     """Refuses what is no directory and cannot become one; nothing is made.
 

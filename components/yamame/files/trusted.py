@@ -55,7 +55,7 @@ _IN_FILES = {
     "exploration": {"yamame.exploration": "BilevelEpsilon EdgeEpsilon EpsilonGreedy GaussianNoise"},
     "optimizer": {"torch.optim": _OPTIMIZERS},
     "replay": {"yamame.replay": "TrajectoryReplayBuffer"},
-    "collector": {"yamame.collectors": "AsyncCollector SyncCollector"},
+    "collector": {"yamame.collectors": "RayCollector SyncCollector"},
     "packing": {"yamame.replay": "SequencePacking"},
     "window": {"yamame.replay": "Window"},
     "callbacks": {"yamame.runs": "EarlyStopping"},

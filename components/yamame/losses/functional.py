@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from yamame.checks import require, require_at_least, require_choice
+from yamame.ranks import mean_count
 
 
 def transition_mask(mask: Tensor, is_init: Tensor) -> Tensor:
@@ -35,7 +36,8 @@ def transition_mask(mask: Tensor, is_init: Tensor) -> Tensor:
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Average over the entries whose leading dimensions are marked.
 
-    Entries are selected, not multiplied by zero, so a non-finite value under the mask does not spread.
+    Entries are selected, not multiplied by zero, so a non-finite value under the mask does not spread. Where several
+    processes learn together (`yamame.ranks`), the mean of their averages is the average over all of their entries.
 
     Args:
         values: [*M, *E] with any number of trailing dimensions E.
@@ -48,7 +50,7 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     2.0
     """
     weights = mask.reshape(*mask.shape, *[1] * (values.ndim - mask.ndim)).expand_as(values)
-    return torch.where(weights, values, 0.0).sum() / weights.sum()
+    return torch.where(weights, values, 0.0).sum() / mean_count(weights.sum())
 
 
 def bootstrapped_targets(

@@ -28,6 +28,7 @@ from yamame.capturing import capturing
 from yamame.checks import require
 from yamame.losses.functional import transition_mask
 from yamame.normalization import LARGEST
+from yamame.ranks import totals
 
 DEPARTURE, ARRIVAL = slice(None, -1), slice(1, None)
 """Of L timesteps: those that the transitions leave, and those that they arrive in."""
@@ -78,7 +79,8 @@ class SequenceLoss(LossModule):
         valid = transition_mask(mask, is_init)
         if not capturing():
             condition = f"leave a valid transition in the batch of {tuple(mask.shape)}"
-            require(type(self).__name__, "mask", "none", bool(valid.any()), condition)
+            (some,) = totals(valid.any().long())
+            require(type(self).__name__, "mask", "none", bool(some), condition)
         if unravel_key(("next", self.tensor_keys.reward)) not in tensordict.keys(True):
             return valid
         reward = self._outcome(tensordict, "reward")

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from tensordict.nn import TensorDictModuleBase
 from torchrl.envs import Compose, EnvBase, SerialEnv, Transform, TransformedEnv
 
+from yamame import ranks
 from yamame.agent import InContextAgent, InContextPolicy
 from yamame.checks import UsageError
 from yamame.cli.nodes import instantiate, plain, target_of
@@ -65,12 +66,18 @@ def build_collector(
     replay: Any,
     exploration: TensorDictModuleBase,
 ) -> Collector:
-    """The collector of the configuration: it acts in ``env``, or in environments of its own in other processes."""
+    """The collector of the configuration: it acts in ``env``, or in environments of its own in other processes.
+
+    Processes that are given a GPU act on it; all others act on processors.
+    """
     given: dict[str, Any] = {"policy": policy, "replay": replay, "exploration": exploration}
     if "make_env" in parameters_of(target_of(cfg.collector)):
-        make_env = partial(build_env, OmegaConf.create({**cfg, "device": "cpu"}))
-        given |= {"make_env": make_env, "num_envs": cfg.schedule.num_envs, "seed": cfg.seed}
-        share_threads(num_workers=cfg.collector.num_workers)
+        device = "cuda" if OmegaConf.select(cfg, "collector.resources.num_gpus") else "cpu"
+        make_env = partial(build_env, OmegaConf.create({**cfg, "device": device}))
+        num_envs = ranks.part(cfg.schedule.num_envs, "schedule.num_envs")
+        given |= {"make_env": make_env, "num_envs": num_envs, "seed": ranks.own_seed(cfg.seed)}
+        is_here = cfg.collector.get("address") is None
+        share_threads(num_workers=cfg.collector.get("num_workers", 0) if is_here else 0)
     else:
         given["env"] = env
     collector: Collector = instantiate(cfg.collector, **given)
@@ -83,6 +90,8 @@ def build_learner(cfg: DictConfig, agent: InContextAgent, *, guard: NonFiniteGua
     Raises:
         UsageError: The loss takes one discount factor, and the agent has several.
     """
+    if ranks.world() > 1 and cfg.schedule.get("cuda_graph"):
+        raise UsageError("schedule.cuda_graph: must be false under torchrun, got true")
     given: dict[str, Any] = {"gammas": agent.gammas}
     if "gamma" in parameters_of(target_of(cfg.agent.loss)):
         if len(agent.gammas) != 1:
@@ -262,8 +271,10 @@ def build_replay(cfg: DictConfig, path: Path, *, transform: Transform, owner: st
             "run.overwrite=true"
         )
     is_mixed = "data" in cfg and cfg.data.source is not None  # then its share differs from batch to batch
-    batch_size = None if is_mixed else cfg.schedule.batch_size
+    batch_size = None if is_mixed else ranks.part(cfg.schedule.batch_size, "schedule.batch_size")
     given = {"path": path, "batch_size": batch_size, "transform": transform}
+    if ranks.world() > 1 and "capacity" in cfg.replay:
+        given["capacity"] = cfg.replay.capacity // ranks.world()
     # A run may have got another name since it began; its checkpoint says whose trajectories they must be.
     return instantiate(cfg.replay, owner=None if resume else owner, resume=resume, **given)
 

@@ -1,36 +1,42 @@
 """The held-out tasks of a run: their environment, playing them, a video of them, and the score that comes out."""
 
+import contextlib
 from contextlib import ExitStack
 
 from numpy.typing import NDArray
 from omegaconf import DictConfig
 from torchrl.envs import EnvBase
 
+from yamame import ranks, signals
 from yamame.agent import InContextPolicy
 from yamame.evaluation import EvaluationResult, evaluate, render_video
+from yamame.evaluation.result import concatenate
 from yamame.failures import tell_aside
 from yamame.runs.build import build_env
 
 
 def held_out_env(cfg: DictConfig) -> EnvBase:
     """The environment of the held-out tasks; where envs cost a lot, fewer of them play the tasks, in rounds."""
-    num_envs = min(cfg.evaluation.num_envs or cfg.evaluation.num_episodes, cfg.evaluation.num_episodes)
-    return build_env(cfg, num_envs=num_envs, seed=cfg.evaluation.seed, held_out=True)
+    num_episodes = ranks.part(cfg.evaluation.num_episodes, "evaluation.num_episodes")
+    num_envs = min(cfg.evaluation.num_envs or num_episodes, num_episodes)
+    return build_env(cfg, num_envs=num_envs, seed=ranks.own_seed(cfg.evaluation.seed), held_out=True)
 
 
 def play_held_out(
     cfg: DictConfig, policy: InContextPolicy, env: EnvBase, *, memory_wiped: bool = False
 ) -> EvaluationResult:
-    """Plays one complete episode of every held-out task."""
-    return evaluate(
-        policy,
-        env,
-        num_episodes=cfg.evaluation.num_episodes,
-        greedy=cfg.evaluation.greedy,
-        max_steps=cfg.evaluation.max_steps,
-        memory_wiped=memory_wiped,
-        seed=cfg.evaluation.seed,
-    )
+    """Plays one complete episode of every held-out task; ranks share them out."""
+    with contextlib.nullcontext() if ranks.world() == 1 else signals.later():
+        played = evaluate(
+            policy,
+            env,
+            num_episodes=ranks.part(cfg.evaluation.num_episodes, "evaluation.num_episodes"),
+            greedy=cfg.evaluation.greedy,
+            max_steps=cfg.evaluation.max_steps,
+            memory_wiped=memory_wiped,
+            seed=ranks.own_seed(cfg.evaluation.seed),
+        )
+    return concatenate(ranks.gathered(played))
 
 
 def render_held_out(cfg: DictConfig, policy: InContextPolicy) -> NDArray | None:

@@ -11,21 +11,20 @@ from omegaconf import DictConfig
 from torch import Tensor
 from torchrl.envs import EnvBase
 
-from yamame import signals
+from yamame import ranks, signals
 from yamame.agent import InContextPolicy
 from yamame.checks import UsageError
-from yamame.cli.jobs import AlreadyDone, resume_mode, run_name, say
+from yamame.cli.jobs import resume_mode, run_name, say
 from yamame.cli.nodes import instantiate, plain
 from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
 from yamame.failures import OutsideError, tell_aside
-from yamame.files.checkpoint import Checkpointer
-from yamame.files.identity import compare_config, differing, leaves_what_was_done
+from yamame.files.checkpoint import Checkpointer, LoadedCheckpoint
 from yamame.files.run_directory import RunDirectory
 from yamame.report.expected import Expected
-from yamame.runs import outcome
+from yamame.runs import outcome, resuming
 from yamame.runs.build import build_callbacks, check_device
-from yamame.runs.callbacks import Callback
+from yamame.runs.callbacks import Callback, Callbacks
 from yamame.runs.held_out import play_held_out, score
 from yamame.tracking.costs import CostMeter
 from yamame.tracking.summary import run_status
@@ -34,6 +33,9 @@ from yamame.training import GlobalRNGState
 from yamame.training.budget import Budget
 from yamame.training.guard import NonFiniteGuard, require_finite
 from yamame.training.progress import Progress
+
+_OF_EACH_RANK = ("collector", "replay", "rng")
+"""Components that differ between the processes of torchrun."""
 
 
 class Run:
@@ -95,6 +97,8 @@ class Run:
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.cfg, self.config = cfg, plain(cfg)
+        if ranks.world() > 1:
+            self.config["processes"] = ranks.world()  # a run goes on with as many
         check_device(cfg.device)
         self.name = str(cfg.run.name or prefix + run_name(cfg))
         self.path = Path(cfg.run.root) / self.name
@@ -105,11 +109,12 @@ class Run:
         self.progress = Progress(unit)
         try:
             share = cfg.schedule.max_refused
-            self.guard = NonFiniteGuard(self.path, max_refused=share, config=self.config, tell=tell_aside)
+            tell = tell_aside if ranks.is_first() else lambda line: None
+            self.guard = NonFiniteGuard(self.path, max_refused=share, config=self.config, tell=tell)
         except ValueError as error:
             raise UsageError(f"schedule.max_refused: {error}") from error
         self.tracker: Tracker = instantiate(cfg.logger)
-        self.callbacks = build_callbacks(cfg, callbacks)
+        self.callbacks = build_callbacks(cfg, callbacks) if ranks.is_first() else Callbacks({})
         kept = cfg.checkpoint.keep
         self.checkpoints = Checkpointer(self.path / "checkpoints", keep_last=kept, config=self.config)
         self.resumed = False
@@ -117,43 +122,18 @@ class Run:
         self._saved: tuple[int, int] | None = None
 
     def __enter__(self) -> Self:
-        run, mode = self.cfg.run, resume_mode(self.cfg)
+        mode = resume_mode(self.cfg)
         with ExitStack() as entered:
             entered.enter_context(signals.stopping(at_once=False))
-            self.directory = RunDirectory.open(run.root, self.name, resume=mode, overwrite=run.overwrite)
+            self.directory = resuming.claim(self, mode)
             entered.callback(self.directory.close)
-            if self.directory.resumed:
-                self._go_on(unless_done=mode == "auto")
+            if self.directory.resumed and ranks.first(
+                lambda: resuming.goes_on(self, unless_done=mode == "auto")
+            ):
+                self.resumed = True
+                say("resumed")
             self._entered = entered.pop_all()  # closes the directory, then hears no signals
         return self
-
-    def _go_on(self, *, unless_done: bool) -> None:
-        """Goes on from the last checkpoint, if there is one and something is left to do."""
-        summary = outcome.read_summary(self)
-        is_finished = summary.get("status") == "FINISHED"
-        if self.checkpoints.last is None:
-            if is_finished:
-                raise UsageError(
-                    f"resume: {self.checkpoints.directory} must hold the checkpoints of a finished run, it holds none; "
-                    "bring them back, or begin anew with run.overwrite=true"
-                )
-            return
-        saved = self.checkpoints.read_config()
-        compare_config(saved, self.config)
-        if unless_done and is_finished and not differing(saved, self.config, but_for=leaves_what_was_done):
-            loaded = self.checkpoints.load({"progress": self.progress, "budget": self.budget})
-            self._forget_stop(saved)
-            counted = {"env_steps": self.progress.env_steps, "updates": self.progress.updates}
-            if self.ended() and counted.items() <= summary.items():
-                self.objective = loaded.metric or 0.0
-                raise AlreadyDone(self)
-        self.resumed = True
-        say("resumed")
-
-    def _forget_stop(self, saved: Mapping[str, Any]) -> None:
-        """A run that was stopped before its budget was spent goes on if it is given another."""
-        if saved["budget"] != self.config["budget"]:
-            self.progress.stopped = None
 
     def closing(self, env: EnvBase) -> EnvBase:
         """The environment, which is closed when the run ends."""
@@ -183,13 +163,21 @@ class Run:
         self.costs = CostMeter()
         own = {"progress": self.progress, "budget": self.budget, "costs": self.costs, "rng": GlobalRNGState()}
         self.components = {**components, **own, "guard": self.guard, **outcome.facts(held_out)}
+        for name in _OF_EACH_RANK if ranks.world() > 1 else ():
+            self.components[name] = ranks.OfEachRank(self.components[name])
         self.guard.kept = {"agent": components["agent"]}
         before = None
         if self.resumed:
-            before = self.checkpoints.load(self.components)
+            before = resuming.restore(self)
             self._saved = (self.progress.env_steps, self.progress.updates)
-            self._forget_stop(before.config)
-        else:
+        ranks.first(lambda: self._open(before))
+        self.directory.begin()
+        if self.progress.evaluating:
+            self.evaluate_and_save()
+
+    def _open(self, before: LoadedCheckpoint | None) -> None:
+        """Writes what the run is, and tells callbacks that it begins."""
+        if before is None:
             self.directory.begin()
             outcome.write_config(self)
         self.callbacks.load_state_dict(self.progress.callbacks)
@@ -200,8 +188,6 @@ class Run:
             outcome.reopen_summary(self)
             outcome.tell_changes(self, before)
         (self.path / "error.txt").unlink(missing_ok=True)
-        if self.progress.evaluating:
-            self.evaluate_and_save()
 
     def stop(self, reason: str) -> None:
         """Ends the run, in order, as if its budget were spent: when the iteration is over."""
@@ -219,12 +205,17 @@ class Run:
         return self._spent()
 
     def is_last(self) -> bool:
-        """Whether nothing is to be learned from beyond the next update."""
-        return self._spent(ahead=1) or signals.noted() is not None
+        """Whether no update may follow the next one, whatever steps there are to learn from."""
+        spent = self.spends(env_steps=0, updates=self.progress.updates + 1)
+        return ranks.any_of(spent or signals.noted() is not None)
 
-    def _spent(self, *, ahead: int = 0) -> bool:
-        spent = {"env_steps": self.progress.env_steps, "updates": self.progress.updates + ahead}
-        return self.progress.stopped is not None or self.budget.ended(**spent) is not None
+    def _spent(self) -> bool:
+        return ranks.any_of(self.spends(env_steps=self.progress.env_steps, updates=self.progress.updates))
+
+    def spends(self, **spent: int) -> bool:
+        """Whether so many ``env_steps`` and ``updates`` are the whole budget, by the clock of the first rank."""
+        ends = self.progress.stopped is not None or self.budget.ended(**spent) is not None
+        return ends and ranks.is_first()
 
     def end_if_asked(self) -> None:
         """Ends the run if a signal has asked it to: saves a checkpoint, unless the last one holds this state.
@@ -232,20 +223,23 @@ class Run:
         Raises:
             Terminated: It was asked to.
         """
-        spent = (self.progress.env_steps, self.progress.updates)
-        if signals.noted() is not None and self.directory.begun and self._saved != spent:
-            self.save()
-        signals.end_if_noted()
+        if ranks.any_of(signals.noted() is not None):
+            if self.directory.begun and self._saved != (self.progress.env_steps, self.progress.updates):
+                self.save()
+            raise signals.Terminated
 
     def end_within_iteration(self) -> None:
         """As `end_if_asked`, where updates of an iteration are left that a resumed run would make."""
         if not self._spent():
             self.end_if_asked()
 
-    def count(self, episodes: Episodes) -> None:
-        """Adds what was collected to the counters."""
+    def count(self, episodes: Episodes) -> Episodes:
+        """Adds what all ranks collected to the counters, and returns it."""
+        if ranks.world() > 1:
+            episodes = Episodes.merged(ranks.gathered(episodes))
         self.progress.count(episodes)
         self.callbacks.tell(self, "on_collect", episodes)
+        return episodes
 
     def learned(self, metrics: Mapping[str, Tensor]) -> None:
         """Counts an update that was made, and keeps what it wrote; one that was refused wrote nothing."""
@@ -305,7 +299,8 @@ class Run:
         self.progress.callbacks = self.callbacks.state_dict()
         self.progress.saved_at = step = self.progress.step
         metric = None if result is None else score(result)
-        path = self.checkpoints.save(self.components, step=step, metric=metric)
+        components = {name: ranks.told(part) for name, part in self.components.items()}
+        path = ranks.first(lambda: self.checkpoints.save(components, step=step, metric=metric))
         self._saved = (self.progress.env_steps, self.progress.updates)
         self.on_saved()
         self.callbacks.tell(self, "on_saved", path)
@@ -314,7 +309,7 @@ class Run:
         """Evaluates, saves and hands artifacts to the tracker; returns the score."""
         result = self.evaluate()
         self.save(result)
-        outcome.log_artifacts(self)
+        ranks.first(lambda: outcome.log_artifacts(self))
         self.objective = score(result)
         return self.objective
 
@@ -327,7 +322,7 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         status, asked = run_status(error), signals.noted()
-        if isinstance(error, signals.Terminated) and asked is not None:
+        if isinstance(error, signals.Terminated) and asked is not None and ranks.is_first():
             saved = f"{self.checkpoints.last} is saved; resume=true goes on from there"
             tell_aside(f"{asked.name}: {saved if self.directory.begun else 'ended before the run began'}")
         try:
@@ -337,7 +332,7 @@ class Run:
             if not (isinstance(error, OSError | OutsideError) and isinstance(raised, Exception)):
                 raise  # what fails after the disk did is not the cause
         finally:
-            if self.directory.begun:
+            if self.directory.begun and ranks.is_first():
                 with contextlib.suppress(*([] if error is None else [OSError])):
                     outcome.keep_traceback(self, error)
                     outcome.write_summary(self, status)

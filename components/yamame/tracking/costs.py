@@ -25,12 +25,15 @@ class CostMeter:
     """Counts CPU and wall-clock seconds from its creation on, earlier parts of a resumed run included."""
 
     def __init__(self) -> None:
+        self._cpu_now = 0.0
         self.load_state_dict({"cpu_s": 0.0, "wall_s": 0.0})
 
     @property
     def cpu_s(self) -> float:
         """User plus system seconds of this process and its children."""
-        return self._earlier["cpu_s"] + max(0.0, _cpu_seconds() - self._cpu_start)
+        # What was counted stays so when processes below other children are gone.
+        self._cpu_now = max(self._cpu_now, _cpu_seconds())
+        return self._earlier["cpu_s"] + self._cpu_now - self._cpu_start
 
     @property
     def wall_s(self) -> float:
@@ -45,6 +48,7 @@ class CostMeter:
         """Continues from earlier costs."""
         self._earlier = dict(state)
         self._cpu_start, self._wall_start = _cpu_seconds(), time.monotonic()
+        self._cpu_now = self._cpu_start
 
 
 class SystemMetrics:

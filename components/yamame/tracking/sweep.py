@@ -12,6 +12,7 @@ import hashlib
 import math
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +21,20 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from yamame.failures import one_line, tell_aside
+from yamame.files.identity import key_of
 from yamame.tracking.mlflow_store import MLflowRun, absolute_uri, connect
 from yamame.tracking.summary import run_status
 from yamame.tracking.tracker import EXPERIMENT, PARENT_VARIABLE, TRACKING_URI
 
 _IDENTITY = "sweep.identity"
 _open_sweeps: list[MLflowRun] = []
-_objectives: list[tuple[str, float, int, int]] = []
-"""Those that wait for a store that does not answer; the jobs' own summaries have them too."""
 
 
 class SweepParent(Callback):
     """Opens a parent run for a multirun whose ``logger`` is MLflow.
 
-    The parent's metric ``objective`` holds those of the jobs; its step is the number of the job.
+    The parent's metric ``objective`` holds those of the jobs; its step is the number of the job. A tag ``job.<number>``
+    says what became of it. Jobs may run in other processes, on machines that reach the store.
     """
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
@@ -41,7 +42,7 @@ class SweepParent(Callback):
         node = OmegaConf.select(config, "logger")
         if node is None or not str(node.get("_target_", "")).endswith(".MLflowTracker"):
             return
-        overrides = " ".join(config.hydra.overrides.task)
+        overrides = " ".join(text for text in config.hydra.overrides.task if key_of(text) != "launcher")
         uri, experiment = (
             absolute_uri(node.get("tracking_uri", TRACKING_URI)),
             node.get("experiment", EXPERIMENT),
@@ -60,21 +61,29 @@ class SweepParent(Callback):
         os.environ[PARENT_VARIABLE] = run.run_id
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        """Records a job's objective."""
-        if not _open_sweeps or job_return.status is not JobStatus.COMPLETED:
+        """Records a job's objective; in whichever process it ran."""
+        value, parent = job_return._return_value, os.environ.get(PARENT_VARIABLE)
+        if (
+            parent is None
+            or job_return.status is not JobStatus.COMPLETED
+            or not isinstance(value, int | float)
+        ):
             return
-        value = job_return.return_value
-        if isinstance(value, int | float) and math.isfinite(value):
-            _objectives.append(("objective", value, int(time.time() * 1000), int(config.hydra.job.num)))
-            with contextlib.suppress(Exception):  # a store that does not answer stops no sweep
-                _send_objectives(_open_sweeps[-1])
+        with contextlib.suppress(
+            Exception
+        ):  # a store that does not answer stops no sweep; `close_sweep` asks again
+            run = MLflowRun.reopen(absolute_uri(config.logger.get("tracking_uri", TRACKING_URI)), parent)
+            _record(run, {int(config.hydra.job.num): value})
 
 
-def _send_objectives(run: MLflowRun) -> None:
-    """Stores those that wait; what a job of the same command gave before is there already."""
+def _record(run: MLflowRun, objectives: Mapping[int, float | None]) -> None:
+    """Stores objectives by the number of their job; what a job of the same command gave before is there already."""
     stored = {point.step for point in run.client.get_metric_history(run.run_id, "objective")}
-    run.log_metrics([point for point in _objectives if point[3] not in stored])
-    _objectives.clear()
+    now = int(time.time() * 1000)
+    missing = {
+        number: value for number, value in objectives.items() if number not in stored and value is not None
+    }
+    run.log_metrics([("objective", v, now, number) for number, v in missing.items() if math.isfinite(v)])
 
 
 def _find(tracking_uri: str, experiment: str, identity: str) -> str | None:
@@ -88,17 +97,31 @@ def _find(tracking_uri: str, experiment: str, identity: str) -> str | None:
     return str(runs[0].info.run_id) if runs else None
 
 
-def close_sweep(error: BaseException | None) -> None:
-    """Closes the parent run if it is still open; an error is what the sweep ended by."""
+def close_sweep(error: BaseException | None, jobs: Mapping[int, Mapping[str, Any]]) -> None:
+    """Closes the parent run if it is still open, once it has what became of each job.
+
+    Args:
+        error: What the sweep ended by.
+        jobs: ``overrides``, ``outcome`` and ``objective`` of every job, by its number.
+    """
     if _open_sweeps:
         os.environ.pop(PARENT_VARIABLE, None)
     while _open_sweeps:
         run = _open_sweeps.pop()
         try:
-            _send_objectives(run)
+            _record(run, {number: job["objective"] for number, job in jobs.items()})
+            run.log_tags({f"job.{number}": told(job) for number, job in jobs.items()})
             run.set_status(run_status(error))
         except Exception as failure:  # databases, drivers and servers make MLflow raise almost anything
             tell_aside(
                 f"MLflow does not answer, the sweep's run {run.run_id} is not closed: {one_line(failure)}"
             )
-        _objectives.clear()
+
+
+def told(job: Mapping[str, Any]) -> str:
+    """What became of a job, and of which.
+
+    >>> told({"outcome": "ran", "overrides": ["seed=1", "env=wind"]})
+    'ran: seed=1 env=wind'
+    """
+    return f"{job['outcome']}: {' '.join(job['overrides'])}"

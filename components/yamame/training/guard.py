@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from yamame.checks import require, require_at_least
 from yamame.files.checkpoint import Checkpointer
+from yamame.ranks import rank
 
 _RECENT = 100
 _FEWEST = 10
@@ -81,7 +82,7 @@ class NonFiniteGuard:
         Args:
             metrics: The numbers that are not finite.
             step: Number of updates made before.
-            evidence: Components of the bundle.
+            evidence: Components of the bundle; without any there is none.
 
         Raises:
             FloatingPointError: ``patience`` updates in a row were refused, or the share of refused ones has reached
@@ -91,7 +92,7 @@ class NonFiniteGuard:
         self._in_row += 1
         self._recent.append(True)
         numbers = {name: value.item() for name, value in metrics.items()}
-        path = None if self.directory is None else self._save({**(evidence or {}), "numbers": numbers}, step)
+        path = self._save({**evidence, "numbers": numbers}, step) if self.directory and evidence else None
         shown = " and ".join(f"{name} {value:g}" for name, value in numbers.items())
         kept = (
             ""
@@ -118,12 +119,12 @@ class NonFiniteGuard:
 
     def _save(self, evidence: Mapping[str, Any], step: int) -> Path:
         assert self.directory is not None
-        path = self.directory / f"step-{step:012d}-{self._in_row}"
+        path = self.directory / f"step-{step:012d}-{self._in_row}{f'-rank{rank()}' if rank() else ''}"
         shutil.rmtree(path, ignore_errors=True)
         Checkpointer(path, config=self.config).save({**self.kept, **evidence}, step=step)
         bundles = sorted(self.directory.glob("step-*"), key=lambda bundle: bundle.stat().st_mtime_ns)
         for bundle in bundles[1 : 1 - _KEPT]:
-            shutil.rmtree(bundle)
+            shutil.rmtree(bundle, ignore_errors=True)
         return path
 
     def state_dict(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from yamame.checks import require, require_at_least, require_choice
+from yamame.ranks import average_, means
 from yamame.recorder import cuda_recorder
 from yamame.training.guard import NonFiniteGuard
 from yamame.training.recorded_updates import Metrics, RecordedUpdates
@@ -99,7 +100,8 @@ class Learner:
         finite = {name: metrics[name] for name in ("loss", "grad_norm")}
         if not self.guard.accepts(finite):
             self.restore(former)
-            evidence = {"loss": self.loss, "update": {"batch": batch, "rng": rng}}
+            is_here = bool(metrics["loss"].isfinite() | ~self._own_loss.isfinite())  # and not on another rank
+            evidence = {"loss": self.loss, "update": {"batch": batch, "rng": rng}} if is_here else None
             self.guard.refuse(finite, step=self.schedule.last_epoch, evidence=evidence)
             return {}
         step(metrics["grad_norm"])
@@ -128,8 +130,11 @@ class Learner:
         total = torch.stack([value for key, value in out.items() if key.startswith("loss_")]).sum()
         self.optimizer.zero_grad()
         total.backward()
-        norm = nn.utils.get_total_norm([p.grad for p in self._parameters() if p.grad is not None])
-        return {key: value.detach() for key, value in {**out, "loss": total, "grad_norm": norm}.items()}
+        gradients = [p.grad for p in self._parameters() if p.grad is not None]
+        average_(gradients)
+        self._own_loss = total.detach()  # that of all ranks is not finite where that of one is not
+        told = means({**out, "loss": total})
+        return {**told, "grad_norm": nn.utils.get_total_norm(gradients)}
 
     def _step(self, grad_norm: Tensor) -> None:
         """The second half: moves parameters along their gradients, clipped by their norm, and targets after them."""

@@ -1,0 +1,72 @@
+"""How a run goes on from a checkpoint, or is found to be done."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from yamame import ranks
+from yamame.checks import UsageError
+from yamame.cli.jobs import AlreadyDone
+from yamame.files.checkpoint import LoadedCheckpoint
+from yamame.files.identity import compare_config, differing, leaves_what_was_done
+from yamame.files.run_directory import RunDirectory, SharedDirectory
+from yamame.runs import outcome
+from yamame.signals import end_if_noted
+
+if TYPE_CHECKING:
+    from yamame.runs.run import Run
+
+
+def claim(run: "Run", mode: bool | Literal["auto"]) -> RunDirectory:
+    """The directory of a run, which the first rank claims for all."""
+    setting, claimed = run.cfg.run, []
+
+    def open_it() -> bool:
+        claimed.append(RunDirectory.open(setting.root, run.name, resume=mode, overwrite=setting.overwrite))
+        return claimed[0].resumed
+
+    resumed = ranks.first(open_it)
+    return claimed[0] if claimed else SharedDirectory(run.path, resumed=resumed)
+
+
+def goes_on(run: "Run", *, unless_done: bool) -> bool:
+    """Whether there is a checkpoint to go on from.
+
+    Raises:
+        UsageError: The run is finished and its checkpoints are gone, or its configuration is another one.
+        AlreadyDone: Nothing is left to do, and the run is to go on ``unless_done``.
+    """
+    summary = outcome.read_summary(run)
+    is_finished = summary.get("status") == "FINISHED"
+    if run.checkpoints.last is None:
+        if is_finished:
+            raise UsageError(
+                f"resume: {run.checkpoints.directory} must hold the checkpoints of a finished run, it holds none; "
+                "bring them back, or begin anew with run.overwrite=true"
+            )
+        return False
+    saved = run.checkpoints.read_config()
+    compare_config(saved, run.config)
+    if unless_done and is_finished and not differing(saved, run.config, but_for=leaves_what_was_done):
+        loaded = run.checkpoints.load({"progress": run.progress, "budget": run.budget})
+        _forget_stop(run, saved)
+        counted = {"env_steps": run.progress.env_steps, "updates": run.progress.updates}
+        end_if_noted()
+        if run.spends(**counted) and counted.items() <= summary.items():
+            run.objective = loaded.metric or 0.0
+            raise AlreadyDone(run)
+    return True
+
+
+def restore(run: "Run") -> LoadedCheckpoint:
+    """Restores the last checkpoint that can be: the first rank finds it, the others follow."""
+    loaded = ranks.first(lambda: run.checkpoints.load(run.components))
+    if not ranks.is_first():
+        run.checkpoints.load(run.components, which=run.checkpoints.path(loaded.step))
+    _forget_stop(run, loaded.config)
+    return loaded
+
+
+def _forget_stop(run: "Run", saved: Mapping[str, Any]) -> None:
+    """A run that was stopped before its budget was spent goes on if it is given another."""
+    if saved["budget"] != run.config["budget"]:
+        run.progress.stopped = None

@@ -1,0 +1,122 @@
+"""Two processes with half a batch each learn what one learns from the whole."""
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from yamame import ranks
+from yamame.checks import UsageError
+
+PROGRAM = Path(__file__).with_name("learn.py")
+BROKEN, EMPTY = "transformer, maze: a reward of one rank is no number", "transformer, maze: a share is empty"
+
+
+def load():
+    spec = importlib.util.spec_from_file_location("learn", PROGRAM)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def start(folder: Path, world: int) -> list[subprocess.Popen]:
+    env = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    env |= {"TORCHELASTIC_RUN_ID": "test", **os.environ} if world > 1 else os.environ
+    given = [{**env, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+    return [subprocess.Popen([sys.executable, str(PROGRAM), str(folder)], env=own) for own in given]
+
+
+def learn_both_ways(folder: Path, num: int) -> SimpleNamespace:
+    """What one process and what each of two got from the same batches, by case."""
+    program = load()
+    data = {case: program.batches(overrides, num) for case, overrides in program.CASES.items()}
+    whole = data["transformer, maze"][0]
+    broken, empty = whole.clone(), whole.clone()
+    broken["next", "reward"][0, 0] = torch.nan
+    empty["mask"][1::2] = False
+    data |= {BROKEN: [whole, broken, whole], EMPTY: [empty]}
+    torch.save(data, folder / "batches.pt")
+    for world in (1, 2):
+        assert [process.wait(300) for process in start(folder, world)] == [0] * world
+    alone, *both = (torch.load(folder / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
+    return SimpleNamespace(alone=alone, both=both, folder=folder, cases=list(program.CASES))
+
+
+@pytest.fixture(scope="module", params=[6, pytest.param(50, marks=pytest.mark.slow)])
+def learned(request, tmp_path_factory):
+    return learn_both_ways(tmp_path_factory.mktemp("learned"), request.param)
+
+
+def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """The norm of the difference of gradients, in units of the first one's."""
+    assert one.keys() == other.keys()
+    squares = [(one[name] - other[name]).double().square().sum() for name in one]
+    return float((sum(squares) / sum(value.double().square().sum() for value in one.values())).sqrt())
+
+
+def test_gradients_are_those_of_the_whole_batch(learned):
+    for case in [*learned.cases, EMPTY]:
+        pairs = zip(learned.alone[case], learned.both[0][case], strict=True)
+        off = sorted(difference(one["gradients"], two["gradients"]) for one, two in pairs)
+        print(f"{case}: {len(off)} updates, median {off[len(off) // 2]:.1e}, largest {off[-1]:.1e}")
+        assert off[len(off) // 2] < 1e-6
+        # A unit at the kink of its activation makes a jump, as it does where rows change their places in one process.
+        assert sum(value > 1e-5 for value in off) <= 0.1 * len(off)
+        assert off[-1] < 1e-3
+
+
+def test_metrics_are_those_of_the_whole_batch(learned):
+    for case in learned.cases:
+        for one, two in zip(learned.alone[case], learned.both[0][case], strict=True):
+            assert one["metrics"].keys() == two["metrics"].keys()
+            for name, value in one["metrics"].items():
+                assert float(two["metrics"][name]) == pytest.approx(float(value), rel=1e-3, abs=1e-4), name
+
+
+def test_both_ranks_hold_the_same_state(learned):
+    for case, told in learned.both[0].items():
+        for one, other in zip(told, learned.both[1][case], strict=True):
+            assert one["state"].keys() == other["state"].keys()
+            assert all(torch.equal(value, other["state"][name]) for name, value in one["state"].items())
+            assert one["metrics"] == other["metrics"]
+
+
+def test_an_update_that_one_rank_refuses_is_refused_by_all_and_evidence_is_kept_where_it_is(learned):
+    before = learned.alone[BROKEN][0]["state"]
+    for told in [learned.alone, *learned.both]:
+        _, refused, after = told[BROKEN]
+        assert refused["metrics"] == {}
+        assert all(torch.equal(value, refused["state"][name]) for name, value in before.items())
+        assert after["metrics"]
+    (bundle,) = (learned.folder / "2" / BROKEN / "nonfinite").iterdir()
+    assert bundle.name == "step-000000000001-1"
+
+
+def test_what_cannot_be_shared_out_is_refused(monkeypatch):
+    monkeypatch.setattr(ranks, "world", lambda: 2)
+    assert ranks.part(8, "schedule.batch_size") == 4
+    with pytest.raises(
+        UsageError, match=r"schedule\.batch_size: must be a multiple of the 2 processes .*, got 7"
+    ):
+        ranks.part(7, "schedule.batch_size")
+
+
+def test_one_process_gives_back_what_it_is_given():
+    value = torch.tensor(3.0)
+    assert ranks.totals(value)[0] is value
+    assert ranks.mean_count(value) is value
+    assert ranks.gathered([1]) == [[1]]
+    assert ranks.agreed("yes") == ranks.first(lambda: "yes") == "yes"
+    assert [ranks.any_of(flag) for flag in (True, False)] == [True, False]
+    assert ranks.own_folder(Path("replay")) == Path("replay")

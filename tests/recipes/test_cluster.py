@@ -1,0 +1,124 @@
+"""Runs with `collector=ray`: they end in order at a signal, leave nothing behind when killed, go on, know own parts."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from mlflow.tracking import MlflowClient
+from yamame.replay.disk.follower import TrajectoryFollower
+
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]  # MLflow warns of much
+ROOT = Path(__file__).parents[2]
+TINY = (
+    *("debug=tiny", "run.name=a", "collector=ray", "collector.num_workers=2", "collector.max_staleness=256"),
+    *(
+        "encoder=gru",
+        "encoder.hidden_size=16",
+        "schedule.steps_per_iteration=128",
+        "schedule.updates_per_step=0.02",
+    ),
+    *(
+        "checkpoint.interval=512",
+        "evaluation.interval=100000",
+        "evaluation.num_episodes=4",
+        "budget.updates=null",
+    ),
+    *("replay.capacity=100000", "logger=none"),
+)
+AGENTS = ("ray::DashboardA", "ray::DashboardAgent", "ray::RuntimeEnv", "ray::RuntimeEnvAgent")
+"""Processes of Ray that try for a minute to tell those that were killed of their end."""
+
+
+@contextmanager
+def training(folder: Path, *arguments: str):
+    """A run in a process group of its own, with its processes once it saved a checkpoint that it had not before."""
+    pytest.importorskip("ray")
+    saved = set(folder.glob("runs/a/checkpoints/step-*.pt"))
+    command = [sys.executable, str(ROOT / "recipes/train.py"), *TINY, *arguments]
+    with open(folder / "err", "w") as err, open(folder / "out", "w") as out:
+        process = subprocess.Popen(command, cwd=folder, stdout=out, stderr=err, start_new_session=True)
+    try:
+        wait_for(
+            lambda: set(folder.glob("runs/a/checkpoints/step-*.pt")) - saved or process.poll() is not None
+        )
+        assert process.poll() is None, (folder / "err").read_text()
+        yield process, psutil.Process(process.pid).children(recursive=True)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def wait_for(condition, seconds=240):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def summary(folder: Path) -> dict:
+    return json.loads((folder / "runs/a/summary.json").read_text())
+
+
+def test_a_run_is_asked_to_end_then_killed_and_goes_on_without_litter(tmp_path):
+    with training(tmp_path, "budget.env_steps=10000000") as (process, below):
+        os.killpg(process.pid, signal.SIGTERM)  # as a batch system does: all processes hear it
+        assert process.wait(60) == 75
+        assert (tmp_path / "err").read_text().count("\n") == 1
+        assert summary(tmp_path)["status"] == "KILLED"
+        wait_for(lambda: not any(map(is_alive, below)), 15)
+    with training(tmp_path, "budget.env_steps=10000000", "resume=true") as (process, below):
+        assert len([child for child in below if "Player" in child.name()]) == 2
+        agents = [child for child in below if child.name() in AGENTS]
+        process.kill()
+        wait_for(lambda: not any(is_alive(child) for child in below if child not in agents), 15)
+    before = summary(tmp_path)["env_steps"]
+    command = [
+        sys.executable,
+        str(ROOT / "recipes/train.py"),
+        *TINY,
+        "resume=true",
+        f"budget.env_steps={before + 2048}",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == f"a: goes on with a smaller budget: env_steps: 10000000 -> {before + 2048}\n"
+    assert "ray" not in done.stdout.lower()
+    assert summary(tmp_path)["status"] == "FINISHED"
+    wait_for(lambda: not any(map(is_alive, agents)), 90)
+    store = TrajectoryFollower(tmp_path / "runs/a/replay")
+    stored, told = [store.get([index])[0] for index in range(len(store))], set()
+    for one in stored:
+        assert one["step_index"].flatten().tolist() == list(range(len(one)))
+        told.add(bytes(one["observation"].contiguous().numpy()) + bytes(one["action"].contiguous().numpy()))
+    long = [one for one in stored if len(one) > 10]
+    assert len(long) > 20
+    assert len(told) == len(stored)
+
+
+def test_a_folder_of_ones_own_trains_with_its_parts_and_logs_what_the_actors_do(tmp_path):
+    pytest.importorskip("ray")
+    folder = shutil.copytree(ROOT / "examples/mylab", tmp_path / "lab")
+    command = [sys.executable, str(ROOT / "recipes/train.py"), "--config-dir", "conf", "experiment=doors"]
+    tiny = ["debug=tiny", "collector=ray", "budget.updates=3", "evaluation.num_episodes=4", "run.name=a"]
+    done = subprocess.run(
+        [*command, *tiny], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert summary(folder)["updates"] == 3
+    (logged,) = MlflowClient(f"sqlite:///{folder}/mlflow.db").search_runs(["1"])
+    watched = {name for name in logged.data.metrics if name.startswith("collector/")}
+    assert {"collector/steps_per_s", "collector/weights_age_max", "collector/lost_steps"} <= watched
+    assert logged.data.metrics["collector/steps_per_s"] > 0

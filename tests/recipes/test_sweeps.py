@@ -1,0 +1,133 @@
+"""Sweeps in other processes: outcomes reach the parent, and what was killed goes on by the same command."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from mlflow.tracking import MlflowClient
+
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]  # MLflow warns of much
+TRAIN = Path(__file__).parents[2] / "recipes/train.py"
+TINY = (
+    *(
+        "debug=tiny",
+        "encoder=gru",
+        "encoder.hidden_size=16",
+        "env=tmaze",
+        "env.length=20",
+        "budget.updates=null",
+    ),
+    *("budget.env_steps=4096", "schedule.updates_per_step=0.005", "schedule.learning_starts=0"),
+    *("checkpoint.interval=512", "evaluation.interval=100000", "logger.system_metrics=false"),
+)
+LAUNCHERS = {
+    "joblib": (["launcher=local", "hydra.launcher.n_jobs=2"], "popen_loky", 1),
+    "submitit": (["hydra/launcher=submitit_local"], "submitit.core._submit", 2),
+}
+"""What chooses a launcher, what is in the command of its jobs' processes, how many are killed before it gives up."""
+NUM_JOBS = 8
+
+
+def jobs_of(process: psutil.Process, mark: str) -> list[psutil.Process]:
+    """The processes of jobs that have made a checkpoint."""
+    below = []
+    for child in process.children(recursive=True):
+        try:
+            if any(mark in part for part in child.cmdline()):
+                below.append(child)
+        except psutil.Error:
+            continue
+    return below
+
+
+def checkpoints(folder: Path) -> set[Path]:
+    """All of all runs."""
+    return set(folder.glob("runs/*/checkpoints/step-*.pt"))
+
+
+def unfinished(saved: set[Path]) -> set[Path]:
+    """Those of the runs of some checkpoints that have not ended."""
+    return {run for run in {path.parents[1] for path in saved} if not (run / "summary.json").exists()}
+
+
+def wait_for(condition, seconds=300):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def read(path: Path) -> dict:
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_jobs_that_are_killed_go_on_by_the_same_command_and_each_ends_once(tmp_path, launcher):
+    pytest.importorskip(f"hydra_plugins.hydra_{launcher}_launcher")
+    chosen, mark, at_once = LAUNCHERS[launcher]
+    seeds = ",".join(str(seed) for seed in range(NUM_JOBS))
+    command = [sys.executable, str(TRAIN), "-m", *TINY, *chosen, f"seed={seeds}"]
+    killed = 0
+    while killed < 2:
+        before = checkpoints(tmp_path)
+        with open(tmp_path / "err", "w") as err:
+            process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=err)
+        sweep = psutil.Process(process.pid)
+
+        def is_time(saved=before, process=process):
+            return len(unfinished(checkpoints(tmp_path) - saved)) >= at_once or process.poll() is not None
+
+        wait_for(is_time)
+        assert process.poll() is None, (tmp_path / "err").read_text()
+        below = sweep.children(recursive=True)
+        for job in jobs_of(sweep, mark)[:at_once]:
+            job.kill()
+            killed += 1
+        assert process.wait(300) == 1
+        told, *others = (tmp_path / "err").read_text().splitlines()
+        assert "the process of a job is gone" in told
+        assert told.endswith("the same command goes on")
+        assert not others or "resource_tracker" in others[0]  # joblib tidies up after the processes
+        psutil.wait_procs(below, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    became = [line.split()[1] for line in done.stdout.splitlines()[-NUM_JOBS:]]
+    assert set(became) <= {"ran", "resumed", "done"}
+    assert "resumed" in became
+    summaries = [read(path) for path in tmp_path.glob("runs/*/summary.json")]
+    assert [(one["status"], one["env_steps"], one["updates"]) for one in summaries] == [
+        ("FINISHED", 4096, 20)
+    ] * NUM_JOBS
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    found = client.search_runs(["1"])
+    (parent,) = [run for run in found if "sweep" in run.data.tags]
+    assert [run.info.status for run in found] == ["FINISHED"] * (NUM_JOBS + 1)
+    points = client.get_metric_history(parent.info.run_id, "objective")
+    assert sorted(point.step for point in points) == list(range(NUM_JOBS))
+    assert {name for name in parent.data.tags if name.startswith("job.")} == {
+        f"job.{n}" for n in range(NUM_JOBS)
+    }
+
+
+def test_a_search_proposes_trials_and_keeps_what_they_came_to(tmp_path):
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    search = ["sweeper=optuna", "optimizer.lr=interval(1e-4,1e-2)", "hydra.sweeper.n_trials=3"]
+    command = [sys.executable, str(TRAIN), "-m", *TINY, *search, "budget.env_steps=512"]
+    tables = []
+    for became in ("ran", "done"):  # the same command proposes the same trials, which are done by then
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        tables.append([line.split() for line in done.stdout.splitlines()[-3:]])
+        assert [row[1] for row in tables[-1]] == [became] * 3
+    rates = [
+        [next(word for word in row if word.startswith("optimizer.lr=")) for row in table] for table in tables
+    ]
+    assert rates[0] == rates[1]
+    assert len(set(rates[0])) == 3
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    (parent,) = [run for run in client.search_runs(["1"]) if "sweep" in run.data.tags]
+    assert len(client.get_metric_history(parent.info.run_id, "objective")) == 3
