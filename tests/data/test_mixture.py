@@ -84,10 +84,12 @@ def test_an_empty_source_is_not_drawn_from(tmp_path):
     assert set(numbers(mixed.sample(40))) == {0, 1}
     assert len(mixed) == 2
     alone = Mixture({"replay": TrajectoryReplayBuffer(tmp_path / "b", capacity=9)}, weights={"replay": 1})
-    with pytest.raises(
-        ValueError, match=r"sources with a weight must not all be empty, got \{'replay': 1.0\}"
-    ):
+    with pytest.raises(ValueError, match=r"sources must not all be empty, got \['replay'\]"):
         alone.sample(3)
+    unweighted = Mixture(
+        {**mixed.sources, "replay": alone.sources["replay"]}, weights={"data": 0.0, "replay": 1.0}
+    )
+    assert set(numbers(unweighted.sample(5))) == {0}
 
 
 def test_a_restored_mixture_draws_the_same_again(tmp_path):

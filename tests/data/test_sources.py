@@ -2,6 +2,7 @@
 
 import pickle
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from yamame.data import MemoryStore, TrajectoryFormat, hdf5, minari, npz, runs, torchrl
 from yamame.data.tables import rollout
 from yamame.replay import TrajectoryReplayBuffer, pack
-from yamame_envs import PassiveTMaze
+from yamame_envs import MazeRunner, PassiveTMaze
 
 
 @pytest.mark.parametrize("name", ["tmaze", "goals", "trials", "lake", "pendulum"])
@@ -202,10 +203,21 @@ def test_a_folder_whose_reading_would_run_code_is_refused(tmp_path):
         ),
         (
             {"observations/observation": np.full((8, 2), np.nan)},
-            r"entry 'observation' must be finite, got 'NaN",
+            r"entry 'observation' must be finite as \(2,\) float32, got 'NaN",
         ),
         ({"rewards": np.full(7, np.inf)}, r"entry \('next', 'reward'\) must be finite"),
-        ({"rewards": np.zeros(3)}, r"0000.npz: rewards: shape must be \(7,\), got \(3,\)"),
+        ({"rewards": np.full(7, 1e39)}, r"entry \('next', 'reward'\) must be finite as \(1,\) float32"),
+        ({"rewards": np.zeros(3)}, r"0000.npz: shape of 'rewards' must be \(7,\), got \(3,\)"),
+        ({"rewards": np.ones(1)}, r"0000.npz: shape of 'rewards' must be \(7,\), got \(1,\)"),
+        ({"rewards": np.longdouble(1)}, r"0000.npz: shape of 'rewards' must be \(7,\), got \(\)"),
+        ({"actions": np.array(1)}, r"0000.npz: shape of 'actions' must be \[T, ...\], got \(\)"),
+        ({"terminated": np.full(7, np.nan)}, r"0000.npz: 'terminated' must be flags, got 'NaN'"),
+        ({"actions/b": np.zeros(7)}, r"0000.npz: must hold whole arrays, .*name must not lie below"),
+        ({"actions": np.full(7, 2**64 - 1, np.uint64)}, r"actions: largest number must be below 2\*\*63"),
+        (
+            {"truncated": np.array([0, 0, 1, 0, 0, 0, 1])},
+            r"length of 'observation' must not be 8 for several episodes; give one more than the actions for each",
+        ),
         (
             {"rewards": np.array(["a"] * 7)},
             r"0000.npz: rewards: dtype must be of numbers or flags, got '<U1'",
@@ -268,3 +280,89 @@ def test_a_library_that_is_missing_is_named(collected, monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
         with pytest.raises(ValueError, match=rf"{name} must be installed, with pip install 'yamame\[data\]'"):
             source("a", format=data.format)
+
+
+def flat(env, num_steps, **options):
+    """Steps of random play as the arrays of a flat file, episodes one after the other."""
+    steps = env.rollout(num_steps, break_when_any_done=False).flatten()
+    ends = steps["next", "terminated"] | steps["next", "truncated"]
+    steps = steps[: int(ends.flatten().nonzero()[-1]) + 1]
+    arrays = {
+        "observations": steps["observation"],
+        "actions": steps["action"],
+        "rewards": steps["next", "reward"][:, 0],
+        "terminated": steps["next", "terminated"][:, 0],
+        "truncated": steps["next", "truncated"][:, 0],
+        **{key: steps[key] for key in ("goal", "achieved", "achieved_mask")},
+        **{f"next_{key}": steps["next", key] for key in ("goal", "achieved", "achieved_mask")},
+        "next_observations": steps["next", "observation"],
+    }
+    return {key: value.numpy() for key, value in arrays.items()}, steps
+
+
+def test_goals_of_flat_files_need_what_was_achieved_last(tmp_path):
+    env = MazeRunner(num_envs=1, seed=0, size=5, num_goals=1, time_limit=60)
+    arrays, steps = flat(env, 600)
+    assert bool(steps["next", "terminated"].any())
+    format = TrajectoryFormat(env)
+    np.savez(tmp_path / "whole.npz", **arrays)
+    whole = npz(str(tmp_path / "whole.npz"), format=format)
+    expected = pack(steps)
+    assert len(whole) == len(expected)
+    for index, one in enumerate(expected.unbind(0)):
+        length = int(one["mask"].sum())
+        for key in ("goal", "achieved", "achieved_mask"):
+            assert torch.equal(whole.stores[0].get([index])[0][key][:length], one[key][:length]), key
+    unknown = {
+        key: value for key, value in arrays.items() if key not in ("next_achieved", "next_achieved_mask")
+    }
+    np.savez(tmp_path / "flat.npz", **unknown)
+    with pytest.raises(
+        ValueError, match="length of 'achieved' must be one more than the actions, or stand beside 'next"
+    ):
+        npz(str(tmp_path / "flat.npz"), format=format)
+
+
+@pytest.mark.parametrize("folder", ["d", "rewards_v2"])
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.float32])
+def test_flags_may_be_numbers_whatever_a_file_is_called(collected, same, tmp_path, folder, dtype):
+    data = collected("tmaze")
+    (tmp_path / folder).mkdir()
+    for number, arrays in enumerate(data.arrays):
+        flags = {key: arrays[key].astype(dtype) for key in ("terminated", "truncated") if key in arrays}
+        np.savez(tmp_path / folder / f"{number:04}.npz", **{**arrays, **flags})
+    read = npz(str(tmp_path / folder / "*.npz"), format=data.format)
+    same(read, data.buffer)
+
+
+@pytest.mark.filterwarnings("ignore")  # the library leaves files open that it cannot read
+def test_damaged_files_are_refused_by_name(collected, files):
+    data = collected("tmaze")
+    path = Path(files.write(data.path, data.arrays[:1]).replace("*", "0000"))
+    content = path.read_bytes()
+    refused = []
+    for place in range(0, len(content), max(1, len(content) // 60)):
+        path.write_bytes(
+            content[:place] + bytes(byte ^ 255 for byte in content[place : place + 8]) + content[place + 8 :]
+        )
+        try:
+            npz(str(path), format=data.format)
+        except ValueError as error:
+            refused.append(str(error))
+    assert len(refused) > 20
+    assert [text for text in refused if path.name not in text or "\n" in text] == []
+    np.save(path.with_suffix(".npy"), np.zeros(3))
+    with pytest.raises(ValueError, match=r"\.npy: must be a \.npz file of plain arrays"):
+        npz(str(path.with_suffix(".npy")), format=data.format)
+
+
+def test_runs_of_longer_or_shorter_episodes_are_refused_for_the_time_they_show(tmp_path):
+    short, long = (PassiveTMaze(num_envs=2, seed=0, length=length) for length in (5, 20))
+    replay = TrajectoryReplayBuffer(tmp_path / "replay", capacity=1000)
+    replay.extend(short.rollout(30, break_when_any_done=False))
+    replay.state_dict()  # is on disk with it
+    assert len(runs(str(tmp_path), format=TrajectoryFormat(short))) > 0
+    with pytest.raises(
+        ValueError, match=r"entry 'time' must go by episodes of 21 steps, as the environment's, got \[0"
+    ):
+        runs(str(tmp_path), format=TrajectoryFormat(long))

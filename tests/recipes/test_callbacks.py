@@ -168,6 +168,46 @@ def test_what_is_no_callback_is_refused(arguments, message):
         yamame.train(*TINY, callbacks=[{}])
 
 
+def test_an_agent_is_evaluated_once_and_told_once():
+    witness = Witness()
+    yamame.train(
+        *TINY, "evaluation.interval=64", "budget.updates=null", "budget.env_steps=192", callbacks=[witness]
+    )
+    evaluated = [event for event in witness.seen if event[0] == "evaluate"]
+    assert [steps for _, steps, _ in evaluated] == [64, 128, 192]
+
+
+class Broken(yamame.Callback):
+    def on_end(self, run):
+        raise ValueError("no")
+
+
+class Half(yamame.Callback):
+    def state_dict(self):
+        return {}
+
+
+def test_the_end_is_told_to_all_whatever_one_of_them_raises():
+    witness = Witness()
+    with pytest.raises(ValueError, match="no"):
+        yamame.train(*TINY, callbacks=[Broken(), witness])
+    assert witness.seen[-1] == ("end", "FINISHED")
+    with pytest.raises(
+        UsageError, match=r"callbacks\.Half-0: must have both state_dict and load_state_dict, or neither"
+    ):
+        yamame.train(*TINY, "run.name=b", callbacks=[Half()])
+    with pytest.raises(UsageError, match=r"callbacks\.tracking: must have another name"):
+        yamame.train(*TINY, "run.name=b", "+callbacks.tracking._target_=yamame.runs.EarlyStopping")
+
+
+def test_early_stopping_that_is_given_to_two_runs_begins_anew():
+    stopping = EarlyStopping(threshold=-100.0)
+    for name in ("a", "b"):
+        run = yamame.train(*TINY, f"run.name={name}", "evaluation.interval=64", callbacks=[stopping])
+        assert stopping.waited == 0
+        assert run.progress.curve
+
+
 def test_one_of_a_foreign_module_is_named_in_a_configuration(own_module, tmp_path):
     own_module("mylab_callbacks", MINE)
     own = ("+callbacks.mine._target_=mylab_callbacks.Witness", "+callbacks.mine.file=seen.txt")

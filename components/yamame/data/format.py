@@ -72,6 +72,20 @@ class TrajectoryFormat:
         strange = [key for key in fields if key not in self.entries]
         require(name, "entries", strange, not strange, "be those of the environment")
 
+    def check_time(self, trajectory: TensorDictBase, name: str) -> None:
+        """Refuses stored trajectories ``[L]`` of an environment whose episodes may take another number of steps.
+
+        Raises:
+            ValueError: The time that the agent has seen is not that of the environment.
+        """
+        time = trajectory.get("time", None)
+        if time is None or self.horizon is None:
+            return
+        expected = (trajectory["step_index"] / self.horizon).clamp(max=1.0)
+        same = torch.allclose(time, expected.to(time.dtype), atol=1e-5)
+        condition = f"go by episodes of {self.horizon} steps, as the environment's"
+        require(name, "entry 'time'", [round(float(t), 3) for t in time.flatten()[:3]], same, condition)
+
     def trajectories(self, rollout: TensorDictBase, name: str) -> list[tuple[TensorDict, Tensor]]:
         """The episodes of a rollout as trajectories.
 
@@ -164,8 +178,12 @@ class TrajectoryFormat:
         got = _text((value.shape[2:], value.dtype))
         same = value.shape[2:] == shape or (value.shape[2:] == () and shape == (1,))
         require(name, f"entry {key!r}", got, same and _casts(value, dtype), wanted)
-        require(name, f"entry {key!r}", "NaN or infinite numbers", bool(value.isfinite().all()), "be finite")
-        return value.reshape(*packed.shape, *shape).to(dtype)
+        value = value.reshape(*packed.shape, *shape).to(dtype)
+        finite = bool(value.isfinite().all())
+        require(
+            name, f"entry {key!r}", "NaN or infinite numbers", finite, f"be finite as {_text((shape, dtype))}"
+        )
+        return value
 
     def _within(self, action: Tensor, mask: Tensor, name: str) -> Tensor:
         """The actions ``[E, L, ...]`` themselves, if they are the environment's; at last timesteps there is none."""

@@ -159,8 +159,9 @@ class TrajectoryDataset:
 class Mixture:
     """Several sources, each with a share of every batch that may change over the run.
 
-    Of which source a trajectory of a batch comes is drawn at random, so that shares are kept on average whatever the
-    size of a batch. A source that is empty is not drawn from. The state is that of the sources.
+    Of which source a trajectory of a batch comes is drawn at random, so that shares are kept on average whatever
+    the size of a batch. A source that is empty is not drawn from; where all with a weight are, the first other one
+    is. The state is that of the sources.
 
     Args:
         sources: By name.
@@ -170,8 +171,7 @@ class Mixture:
         count: Gives the present count: environment steps or updates so far.
 
     Raises:
-        ValueError: The names differ, a weight is negative or none is positive; on sampling, all sources that have a
-            weight are empty.
+        ValueError: The names differ, a weight is negative or none is positive; on sampling, all sources are empty.
 
     >>> parts = [(TensorDict({"x": torch.zeros(2), "is_init": torch.ones(2, 1)}, [2]), torch.tensor([2]))]
     >>> demos, own = (TrajectoryDataset([MemoryStore(parts)]) for _ in range(2))
@@ -217,10 +217,10 @@ class Mixture:
 
     def sample(self, batch_size: int) -> TensorDictBase:
         """See `DataSource.sample`."""
-        weights = {
-            name: weight for name, weight in self.weights.items() if weight > 0 and len(self.sources[name])
-        }
-        require("Mixture", "sources with a weight", self.weights, bool(weights), "not all be empty")
+        filled = [name for name, source in self.sources.items() if len(source)]
+        weights = {name: self.weights[name] for name in filled if self.weights[name] > 0}
+        weights = weights or dict.fromkeys(filled[:1], 1.0)
+        require("Mixture", "sources", list(self.sources), bool(weights), "not all be empty")
         drawn = torch.multinomial(torch.tensor(list(weights.values())), batch_size, replacement=True)
         numbers = zip(weights, drawn.bincount(minlength=len(weights)).tolist(), strict=True)
         return join([self.sources[name].sample(number) for name, number in numbers if number])

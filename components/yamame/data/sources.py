@@ -6,8 +6,8 @@ stored them. What is not whole or does not fit is refused with the name of the f
 
 import glob
 import os
-import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,6 +63,8 @@ def runs(
             fits,
             f"be at most {horizon}, as the environment's",
         )
+        if len(store):
+            format.check_time(store.get([int(store.lengths.argmax())])[0], str(store.path))
 
     def refresh() -> None:
         for store in stores:
@@ -97,11 +99,12 @@ def npz(
         try:
             with np.load(file, allow_pickle=False) as arrays:
                 held = {key: arrays[key] for key in arrays.files}
-        except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        except Exception as error:  # damaged files make NumPy raise almost anything
             raise ValueError(
                 f"{file}: must be a .npz file of plain arrays, it cannot be read: {one_line(error)}"
             ) from error
-        add.tree(nested(held), str(file))
+        with _naming(file):
+            add.tree(nested(held), str(file))
     return TrajectoryDataset([add.store(path)], transform=transform, sample_by=sample_by)
 
 
@@ -124,8 +127,8 @@ def hdf5(
             opened = h5py.File(file, "r")
         except OSError as error:
             raise ValueError(f"{file}: must be an HDF5 file, it cannot be read: {one_line(error)}") from error
-        with opened:
-            add.tree(opened, str(file))
+        with opened, _naming(file):
+            add.tree(_inside(opened, h5py), str(file))
     return TrajectoryDataset([add.store(path)], transform=transform, sample_by=sample_by)
 
 
@@ -214,12 +217,35 @@ class _Adder:
 
     def rollout(self, steps: TensorDictBase, name: str) -> None:
         """Adds the episodes of a rollout."""
-        self._parts += self._format.trajectories(steps, name)
+        with _naming(name):
+            self._parts += self._format.trajectories(steps, name)
 
     def store(self, path: Any) -> MemoryStore:
         """All that was added."""
         require("data", "trajectories", f"none in {path}", bool(self._parts), "be at least one")
         return MemoryStore(self._parts)
+
+
+@contextmanager
+def _naming(name: Any) -> Iterator[None]:
+    """Within the block whatever an array raises, which may be damaged, becomes a ``ValueError`` with a name."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ValueError) and str(name) in str(error):
+            raise
+        raise ValueError(f"{name}: must hold whole arrays, it does not: {one_line(error)}") from error
+
+
+def _inside(group: Any, h5py: Any) -> dict[str, Any]:
+    """The groups and datasets of an HDF5 file, none of which may be in another file."""
+    inside = {}
+    for key in group:
+        link = group.get(key, getlink=True)
+        own = not isinstance(link, h5py.ExternalLink)
+        require(group.file.filename, f"entry {key!r}", "a link to another file", own, "be in this one")
+        inside[key] = _inside(group[key], h5py) if isinstance(group[key], h5py.Group) else group[key]
+    return inside
 
 
 def _matching(path: Paths) -> list[Path]:

@@ -9,13 +9,14 @@ A table is a mapping of arrays over the steps of one episode or several:
 ``truncated`` (``timeouts``, ``truncations``)         the same
 ``next_observations`` (``next_obs``)                  ``[T, ...]``, as ``observations``; optional
 ``success``                                           ``[T]``; optional
-``goal``, ``achieved``, ``achieved_mask``,            as long as ``observations``, where the environment has them
-``action_mask``, ``trial_start``
+``goal``, ``achieved``, ``achieved_mask``,            as long as ``observations``, where the environment has them;
+``action_mask``, ``trial_start``                      ``next_achieved`` and so on are optional
 ====================================================  ==========================================================
 
 Observations have either a step more than the actions (``[T + 1]``, one whole episode), or as many (``[T]``, episodes
 one after the other, as in D4RL). Of the latter without ``next_observations`` it is not known where a last step led: it
-is left out if the episode was truncated there, and led to zeros if it was terminated.
+is left out if the episode was truncated there, and led to zeros if it was terminated. What was achieved last must be
+known, for hindsight depends on it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -63,6 +64,8 @@ def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
         node = tree
         for parent in parents:
             node = node.setdefault(parent, {})
+            require("arrays", "name", path, isinstance(node, dict), f"not lie below {parent!r}, an array")
+        require("arrays", "name", path, leaf not in node, "not be that of others too")
         node[leaf] = array
     return tree
 
@@ -80,11 +83,9 @@ def rollout(table: Table, observed: list[NestedKey], name: str, *, drop_unfinish
         ValueError: An array is missing or has another length; names it.
     """
     actions = _array(table, "actions", name)
+    require(name, "shape of 'actions'", tuple(actions.shape), actions.ndim > 0, "be [T, ...]")
     num_steps = len(actions)
-    ends = {
-        key: _per_step(_array(table, key, name, optional=True), num_steps, f"{name}: {key}")
-        for key in ("terminated", "truncated")
-    }
+    ends = {key: _flags(table, key, num_steps, name) for key in ("terminated", "truncated")}
     some = [key for key in ("terminated", "truncated") if _found(table, key) is not None]
     require(name, "arrays", sorted(table), bool(some), "hold 'terminated' or 'truncated'")
     shown = {key: _shown(table, "observations", key, name) for key in observed if key != "achieved_mask"}
@@ -97,13 +98,25 @@ def rollout(table: Table, observed: list[NestedKey], name: str, *, drop_unfinish
         condition = f"have one step for each of the {num_steps} actions, or one more"
         require(name, f"length of {key!r}", len(value), fits, condition)
         root[key] = value[:num_steps]
+        following_value = _found(table, f"next_{key}") if key in (*SHOWN, "trial_start") else None
         if len(value) == num_steps + 1:
+            inner = (ends["terminated"] | ends["truncated"])[:-1].nonzero().flatten().tolist()
+            condition = (
+                f"not be {num_steps + 1} for several episodes; give one more than the actions for each alone"
+            )
+            require(name, f"length of {key!r}", len(value), not inner, condition)
             after[key] = value[1:]
+        elif following_value is not None:
+            after[key] = _tensor(following_value, f"{name}: next_{key}")
         elif _found(table, "next_observations") is not None and key not in (*SHOWN, "trial_start"):
             after[key] = _shown(table, "next_observations", key, name)
-    following = {"reward": _per_step(_array(table, "rewards", name), num_steps, f"{name}: rewards"), **ends}
-    success = _array(table, "success", name, optional=True)
-    following |= {} if success is None else {"success": _per_step(success, num_steps, f"{name}: success")}
+    known = "achieved" not in root or "achieved" in after or not bool(ends["terminated"].any())
+    condition = (
+        "be one more than the actions, or stand beside 'next_achieved': what was achieved last is not known"
+    )
+    require(name, "length of 'achieved'", num_steps, known, condition)
+    following = {"reward": _rewards(table, num_steps, name), **ends}
+    following |= {"success": _flags(table, "success", num_steps, name)} if "success" in table else {}
     steps = TensorDict({"action": actions}, [num_steps]).set("next", TensorDict(following, [num_steps]))
     for key, value in root.items():
         steps.set(key, value)
@@ -127,7 +140,7 @@ def _led_on(steps: TensorDict, keys: list[NestedKey]) -> TensorDict:
     for key in keys:
         value = steps.get(key)
         following = torch.cat([value[1:], torch.zeros_like(value[:1])])
-        following[ends] = 0
+        following[ends] = value[ends] if key == "goal" else 0  # the instruction of an episode stays
         steps.set(("next", *key) if isinstance(key, tuple) else ("next", key), following)
     return steps[~unknown]
 
@@ -148,8 +161,15 @@ def _array(table: Table, key: str, name: str, *, optional: bool = False) -> Any:
 def _tensor(value: Any, name: str) -> Tensor:
     require(name, "entry", type(value).__name__, not isinstance(value, Mapping), "be an array")
     array = np.asarray(value)
-    require(name, "dtype", str(array.dtype), array.dtype.kind in "biuf", "be of numbers or flags")
-    return torch.from_numpy(np.array(array))  # a copy: what is mapped must not be written to
+    kind, size = array.dtype.kind, array.dtype.itemsize
+    require(name, "dtype", str(array.dtype), kind in "biuf", "be of numbers or flags")
+    native = {
+        "u": np.uint8 if size == 1 else np.int64,
+        "f": np.float64 if size > 8 else array.dtype.newbyteorder("="),
+    }
+    small = kind != "u" or size < 8 or not array.size or int(array.max()) < 2**63
+    require(name, "largest number", None if small else int(array.max()), small, "be below 2**63")
+    return torch.from_numpy(array.astype(native.get(kind, array.dtype.newbyteorder("="))))  # a copy
 
 
 def _shown(table: Table, group: str, key: NestedKey, name: str) -> Tensor:
@@ -170,13 +190,21 @@ def _names(node: Any) -> list[str]:
     return sorted(node) if isinstance(node, Mapping) else []
 
 
-def _per_step(value: Tensor | None, num_steps: int, name: str) -> Tensor:
-    """One value per step; a single flag is that of the last step."""
+def _rewards(table: Table, num_steps: int, name: str) -> Tensor:
+    value = _array(table, "rewards", name)
+    fits = value.numel() == num_steps
+    require(name, "shape of 'rewards'", tuple(value.shape), fits, f"be ({num_steps},)")
+    return value.reshape(num_steps)
+
+
+def _flags(table: Table, key: str, num_steps: int, name: str) -> Tensor:
+    """One flag per step; a single one is that of the last step, and none are false."""
+    value = _array(table, key, name, optional=True)
     if value is None:
         return torch.zeros(num_steps, dtype=torch.bool)
+    require(name, f"{key!r}", "NaN", not bool(value.isnan().any()), "be flags")
     if value.numel() == 1 and num_steps != 1:
         single, value = value, torch.zeros(num_steps, dtype=value.dtype)
         value[-1:] = single.flatten()
-    fits = value.numel() == num_steps == len(value.reshape(-1))
-    require(name, "shape", tuple(value.shape), fits, f"be ({num_steps},)")
-    return value.reshape(num_steps) if "rewards" in name else value.reshape(num_steps).bool()
+    require(name, f"shape of {key!r}", tuple(value.shape), value.numel() == num_steps, f"be ({num_steps},)")
+    return value.reshape(num_steps).bool()

@@ -4,7 +4,7 @@ What it decides is what an evaluation decides (`yamame.evaluation.evaluate`), ti
 previous action and reward, and the time are its own business.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -103,7 +103,9 @@ class DeployedAgent:
             known = ", ".join(map(str, agent.gammas))
             raise UsageError(f"load: gamma must be one of {known} in {saved.source}, got {shown(gamma)}")
         self.gamma = gamma
-        greedy = saved.config.get("evaluation", {}).get("greedy", False) if greedy is None else greedy
+        evaluation = saved.config.get("evaluation")
+        if greedy is None:
+            greedy = isinstance(evaluation, Mapping) and evaluation.get("greedy", False)
         self.greedy = bool(greedy)
         policy = agent.policy(gamma_index=agent.gammas.index(gamma)).to(device).requires_grad_(False).eval()
         policy.prepare_to_act()

@@ -111,6 +111,8 @@ def read_folder(folder: Path) -> SavedAgent:
     config, about = data.get("config"), data.get("about")
     if not isinstance(config, dict) or not isinstance(about, dict):
         raise UsageError(f"load: {folder / CONFIG} must hold config and about, it does not")
+    if (folder / WEIGHTS).exists() and not (folder / WEIGHTS).is_file():  # a pipe would be waited for
+        raise UsageError(f"load: {folder / WEIGHTS} must hold weights, it is no file")
     try:
         content = (folder / WEIGHTS).read_bytes()
         if hashlib.sha256(content).hexdigest() != data.get("weights_sha256"):

@@ -178,9 +178,16 @@ def without_foreign_weights(config: Mapping[str, Any]) -> dict[str, Any]:
     >>> without_foreign_weights({"encoder": {"_target_": "yamame.trajectory.HFEncoder", "path": "/home/you"}})
     {'encoder': {'_target_': 'yamame.trajectory.HFEncoder', 'path': None}}
     """
-    encoder = config["encoder"]
-    begins = isinstance(encoder, Mapping) and encoder.get("_target_") == "yamame.trajectory.HFEncoder"
-    return {**config, "encoder": {**encoder, "path": None}} if begins else dict(config)
+    return {key: _without_paths(value) for key, value in config.items()}
+
+
+def _without_paths(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_paths(inner) for inner in value]
+    if not isinstance(value, Mapping):
+        return value
+    inner = {key: _without_paths(one) for key, one in value.items()}
+    return {**inner, "path": None} if value.get("_target_") == "yamame.trajectory.HFEncoder" else inner
 
 
 def _entries(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

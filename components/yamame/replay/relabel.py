@@ -132,7 +132,14 @@ class Relabel(BatchTransform):
             value = batch.get(key, None)
             if value is not None and value.ndim == batch.ndim + 1:
                 bare.append(key)
-                batch.set(key, value.unsqueeze(-2))
+                is_unused = (value == GOAL_PAD).all(-1, keepdim=True)  # it would be, in a slot
+                moved = torch.where(is_unused, torch.nextafter(value, torch.zeros_like(value)), value)
+                batch.set(key, moved.unsqueeze(-2))
+        reward = batch.get(self.keys.reward, None)
+        if bare and reward is not None:  # of another environment: those that are rewritten have 0 and 1
+            strange = reward[(reward != 0) & (reward != 1)][:3].tolist()
+            remedy = "be 1 where the goal is reached and 0 elsewhere; shift them before they are stored"
+            require("Relabel", "rewards", strange, not strange, remedy)
         achieved = batch.get(keys.achieved, None)
         if achieved is not None and batch.get(keys.achieved_mask, None) is None:
             batch.set(keys.achieved_mask, torch.ones_like(achieved[..., 0], dtype=torch.bool))

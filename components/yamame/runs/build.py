@@ -52,9 +52,22 @@ def build_env(cfg: DictConfig, *, num_envs: int, seed: int, held_out: bool = Fal
 
 
 def build_agent(cfg: DictConfig, env: EnvBase) -> InContextAgent:
-    """The agent of the configuration, fitted to an environment."""
+    """The agent of the configuration, fitted to an environment.
+
+    Raises:
+        UsageError: Its encoder has learnt fewer positions than an episode has.
+    """
     specs = env.observation_spec, env.full_action_spec["action"]
     agent = assemble(cfg, *specs, instantiate=instantiate, loss=target_of(cfg.agent.loss))
+    steps, most = longest_episode(env), getattr(agent.trajectory_encoder, "num_positions", None)
+    if most is not None and steps is not None and most <= steps:
+        name = type(agent.trajectory_encoder).__name__
+        given = (
+            f"{name} learns {most} positions; set encoder.settings.n_positions={steps + 1}, or a rotary model"
+        )
+        raise UsageError(
+            f"encoder.settings: must have positions for the longest episode, {steps} steps: {given}"
+        )
     return agent.to(cfg.device)
 
 
@@ -132,6 +145,10 @@ def build_callbacks(cfg: DictConfig, given: Sequence[Callback]) -> Callbacks:
     for name, node in cfg.callbacks.items():
         if not isinstance(node, DictConfig):
             raise UsageError(f"callbacks.{name}: must be a mapping with _target_, got {shown(node)}")
+        if name in named:
+            raise UsageError(
+                f"callbacks.{name}: must have another name, for that of the run itself has this one"
+            )
         named[str(name)] = instantiate(node)
     for callback in given:
         name = type(callback).__name__
@@ -139,6 +156,8 @@ def build_callbacks(cfg: DictConfig, given: Sequence[Callback]) -> Callbacks:
     for name, callback in named.items():
         if not isinstance(callback, Callback):
             raise UsageError(f"callbacks.{name}: must be a yamame.Callback, got {type(callback).__name__}")
+        if hasattr(callback, "state_dict") != hasattr(callback, "load_state_dict"):
+            raise UsageError(f"callbacks.{name}: must have both state_dict and load_state_dict, or neither")
     return Callbacks(named)
 
 

@@ -13,6 +13,7 @@ A callback of one's own is given to a recipe as an entry of the group ``callback
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,12 @@ class Callbacks:
         """Calls the method ``event`` of each, in the order in which they were given."""
         for callback in self.named.values():
             getattr(callback, event)(run, *happened)
+
+    def tell_all(self, run: Run, event: str) -> None:
+        """As `tell`, but the others are told, too, where one raises; the first error is raised then."""
+        with ExitStack() as stack:
+            for callback in reversed(self.named.values()):
+                stack.callback(getattr(callback, event), run)
 
     def state_dict(self) -> dict[str, Any]:
         """The states of those that have one."""
@@ -149,6 +156,11 @@ class EarlyStopping(Callback):
         require_at_least("EarlyStopping", 1, patience=1 if patience is None else patience)
         self.metric, self.patience, self.threshold, self.min_delta = metric, patience, threshold, min_delta
         self.best, self.waited = float("-inf"), 0
+
+    def on_begin(self, run: Run) -> None:
+        """Begins anew, unless the run goes on."""
+        if not run.resumed:
+            self.best, self.waited = float("-inf"), 0
 
     def on_evaluate(self, run: Run, result: EvaluationResult) -> None:
         """Stops the run if it is time."""

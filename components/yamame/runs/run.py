@@ -120,6 +120,7 @@ class Run:
         self.resumed = False
         self.objective: float | None = None
         self._saved: tuple[int, int] | None = None
+        self._evaluated: tuple[tuple[int, int], EvaluationResult] | None = None
 
     def __enter__(self) -> Self:
         mode = resume_mode(self.cfg)
@@ -235,8 +236,7 @@ class Run:
 
     def count(self, episodes: Episodes) -> Episodes:
         """Adds what all ranks collected to the counters, and returns it."""
-        if ranks.world() > 1:
-            episodes = Episodes.merged(ranks.gathered(episodes))
+        episodes = Episodes.merged(ranks.gathered(episodes))
         self.progress.count(episodes)
         self.callbacks.tell(self, "on_collect", episodes)
         return episodes
@@ -275,8 +275,14 @@ class Run:
             self.save(result)
 
     def evaluate(self) -> EvaluationResult:
-        """Plays the held-out tasks and keeps the summary as a point of the curve."""
-        curve, step = self.progress.curve, self.progress.step
+        """Plays the held-out tasks and keeps the summary as a point of the curve; once for the same agent."""
+        curve, step, now = (
+            self.progress.curve,
+            self.progress.step,
+            (self.progress.env_steps, self.progress.updates),
+        )
+        if self._evaluated is not None and self._evaluated[0] == now:
+            return self._evaluated[1]
         try:
             result = play_held_out(self.cfg, self.policy, self.held_out)
         except signals.Terminated:
@@ -285,6 +291,7 @@ class Run:
         summary = result.summary()
         if not curve or curve[-1][self.progress.unit] < step:
             curve.append({self.progress.unit: step, **summary})
+        self._evaluated = now, result
         self.callbacks.tell(self, "on_evaluate", result)
         return result
 
@@ -338,6 +345,6 @@ class Run:
                     outcome.write_summary(self, status)
             self._entered.close()
             if self.directory.begun:
-                self.callbacks.tell(self, "on_end")
+                self.callbacks.tell_all(self, "on_end")
         if isinstance(error, ValueError) and not (self.directory.begun or isinstance(error, UsageError)):
             raise UsageError(str(error)) from error

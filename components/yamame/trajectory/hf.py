@@ -36,6 +36,8 @@ _OF_TOKENS = (
 """Fields of a configuration that say nothing about the layers."""
 _INITIALIZER = 0.02 * 768**0.5
 """The library's deviation of new weights, which is for a width of 768, times the root of that width."""
+_TABLES = ("wpe", "position_embeddings", "embed_positions")
+"""Modules that learn a vector for each position."""
 _PARITY = 1e-5
 """Largest difference of the two passes in float32, behind a norm."""
 
@@ -103,6 +105,12 @@ class HFEncoder(TrajectoryEncoder):
         self.model.set_input_embeddings(nn.Identity())  # of tokens, of which there are none
         heads = getattr(config, "num_key_value_heads", None) or num_heads
         self._cache_shape = num_layers, heads, getattr(config, "head_dim", None) or d_model // num_heads
+        learnt = [
+            m
+            for name, m in self.model.named_modules()
+            if name.endswith(_TABLES) and isinstance(m, nn.Embedding)
+        ]
+        self.num_positions = min((table.num_embeddings for table in learnt), default=None)
         self._check_parity(model_type)
 
     def parallel(self, x: Tensor, step_index: Tensor, is_init: Tensor) -> Tensor:

@@ -1,0 +1,15 @@
+"""What a file names is built only if it is ours, and opens nothing else."""
+
+from yamame.files.trusted import without_foreign_weights
+
+
+def test_no_path_of_weights_that_a_file_names_is_left_wherever_it_stands():
+    encoder = {"_target_": "yamame.trajectory.HFEncoder", "path": "/home/you", "keys": None}
+    config = {
+        "encoder": {**encoder, "keys": encoder, "settings": [encoder, {"a": encoder}]},
+        "agent": {"path": "kept"},
+    }
+    cleared = without_foreign_weights(config)
+    assert "/home/you" not in str(cleared)
+    assert cleared["agent"] == {"path": "kept"}
+    assert str(config).count("/home/you") == 4
