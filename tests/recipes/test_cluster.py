@@ -122,3 +122,37 @@ def test_a_folder_of_ones_own_trains_with_its_parts_and_logs_what_the_actors_do(
     watched = {name for name in logged.data.metrics if name.startswith("collector/")}
     assert {"collector/steps_per_s", "collector/weights_age_max", "collector/lost_steps"} <= watched
     assert logged.data.metrics["collector/steps_per_s"] > 0
+
+
+TUNING = """
+import sys
+import ray
+import yamame
+from ray import tune
+
+class Report(yamame.Callback):
+    def on_evaluate(self, run, result):
+        tune.report({"score": result.summary()["return_mean"], "steps": run.progress.step})
+
+def trial(config):
+    name = f"run.name=trial-{tune.get_context().get_trial_id()}"
+    tiny = ("debug=tiny", "env=tmaze", "encoder=gru", "logger=none", "evaluation.interval=64")
+    yamame.train(*tiny, name, f"run.root={sys.argv[1]}", f"optimizer.lr={config['lr']}", callbacks=[Report()])
+
+ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+settings = tune.TuneConfig(num_samples=2, metric="score", mode="max", max_concurrent_trials=1)
+found = tune.Tuner(trial, param_space={"lr": tune.loguniform(1e-4, 1e-3)}, tune_config=settings).fit()
+print("TOLD", found.num_errors, len(found), "score" in found.get_best_result().metrics)
+"""
+
+
+def test_a_tuner_of_ray_calls_it_and_learns_of_every_evaluation(tmp_path):
+    pytest.importorskip("pandas", reason="needs pip install 'ray[tune]'")
+    runs = tmp_path / "runs"
+    command = [sys.executable, "-c", TUNING.replace("sys.argv[1]", repr(str(runs)))]
+    env = {**os.environ, "HOME": str(tmp_path)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert "TOLD 0 2 True" in done.stdout, done.stderr
+    assert len(list(runs.glob("trial-*/summary.json"))) == 2
