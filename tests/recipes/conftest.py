@@ -124,6 +124,7 @@ SMALL = [
     "checkpoint.interval=64",
     "replay.capacity=300",
     "budget.updates=null",
+    "schedule.anneal_lr=false",
 ]
 
 

@@ -95,7 +95,7 @@ def test_an_offline_to_online_run_extended_later_equals_one_that_was_never_stopp
         return components(folder / "runs" / name)
 
     whole, stopped = run("whole"), run("parts", f"budget.updates={stop}")
-    assert stopped["progress"]["updates"] == stop < whole["progress"]["updates"] == 5 + 3 * 3 + 1
+    assert stopped["progress"]["updates"] == stop < whole["progress"]["updates"] == 5 + 4 * 3
     assert stopped["progress"]["env_steps"] == (0 if stop <= 5 else 128)
     parts = run("parts", "resume=true")
     skip = ("/progress/curve", "/replay/replay/_storage/owner", "/replay/replay/_storage/parts")
