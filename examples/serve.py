@@ -1,4 +1,6 @@
-"""A trained agent as a service over HTTP, for many sessions at a time: python examples/serve.py <agent> [port]
+"""A trained agent as a service over HTTP, for many sessions at a time.
+
+    python examples/serve.py <agent> [port [trust ...]]
 
 POST /reset  {"session": "a"}                                                   -> {}
 POST /act    {"session": "a", "observation": {...}, "reward": 1.0, "done": false}  -> {"action": 3}
@@ -24,7 +26,9 @@ def make_server(agent, port: int) -> ThreadingHTTPServer:
                 asked = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
                 with lock:
                     status, answer = 200, answer_to(agent, self.path, asked)
-            except (ValueError, KeyError, TypeError) as error:
+            except KeyError as error:
+                status, answer = 400, {"error": f"there must be {error}"}
+            except (ValueError, TypeError, AttributeError) as error:
                 status, answer = 400, {"error": str(error)}
             body = json.dumps(answer).encode()
             self.send_response(status)
@@ -41,7 +45,11 @@ def answer_to(agent, path: str, asked: dict) -> dict:
     """What a request is answered with."""
     sessions = [asked["session"]]
     if path == "/act":
-        observation = {key: np.expand_dims(value, 0) for key, value in asked["observation"].items()}
+        shown = asked["observation"]
+        named = isinstance(shown, dict)
+        observation = (
+            {key: np.expand_dims(v, 0) for key, v in shown.items()} if named else np.expand_dims(shown, 0)
+        )
         given = {key: [asked[key]] for key in ("reward", "done", "trial_start") if key in asked}
         return {"action": agent.act(observation, sessions=sessions, **given)[0].tolist()}
     {"/reset": agent.reset, "/forget": agent.forget}[path](sessions)
@@ -49,4 +57,5 @@ def answer_to(agent, path: str, asked: dict) -> dict:
 
 
 if __name__ == "__main__":
-    make_server(yamame.load(sys.argv[1]), int((sys.argv[2:] or ["8000"])[0])).serve_forever()
+    source, port, *trust = [*sys.argv[1:], "8000"] if len(sys.argv) == 2 else sys.argv[1:]
+    make_server(yamame.load(source, trust=trust), int(port)).serve_forever()

@@ -107,8 +107,9 @@ def learn_offline(run: Run, learner: Learner, batches: Prefetcher) -> None:
 def count(run: Run, collector: Collector, own: Episodes) -> None:
     """Counts what all ranks played; an exploration's schedule goes by it too."""
     elsewhere = run.count(own).num_steps - own.num_steps
-    if elsewhere and collector.exploration is not None:
-        collector.exploration.step(elsewhere)
+    exploration = getattr(collector, "exploration", None)
+    if elsewhere and exploration is not None:
+        exploration.step(elsewhere)
 
 
 def updates_due(run: Run, source: Any) -> int:

@@ -366,3 +366,13 @@ def test_runs_of_longer_or_shorter_episodes_are_refused_for_the_time_they_show(t
         ValueError, match=r"entry 'time' must go by episodes of 21 steps, as the environment's, got \[0"
     ):
         runs(str(tmp_path), format=TrajectoryFormat(long))
+
+
+def test_arrays_that_are_not_read_are_told(collected, files, capsys):
+    data = collected("tmaze")
+    renamed = {("truncate" if key == "truncated" else key): value for key, value in data.arrays[0].items()}
+    pattern = files.write(data.path, [{**renamed, "infos/qpos": np.zeros(3)}])
+    npz(pattern, format=data.format)
+    assert "not read: infos, truncate" in capsys.readouterr().err
+    npz(files.write(data.path, data.arrays), format=data.format)
+    assert capsys.readouterr().err == ""

@@ -1,6 +1,6 @@
 """What a file names is built only if it is ours, and opens nothing else."""
 
-from yamame.files.trusted import without_foreign_weights
+from yamame.files.trusted import prefixes_of, without_foreign_weights
 
 
 def test_no_path_of_weights_that_a_file_names_is_left_wherever_it_stands():
@@ -13,3 +13,7 @@ def test_no_path_of_weights_that_a_file_names_is_left_wherever_it_stands():
     assert "/home/you" not in str(cleared)
     assert cleared["agent"] == {"path": "kept"}
     assert str(config).count("/home/you") == 4
+
+
+def test_one_package_may_be_a_text():
+    assert prefixes_of("mylab.") == prefixes_of(["mylab"]) == ("mylab.",)

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 import yamame
 from hydra.core.hydra_config import HydraConfig
 from yamame.checks import UsageError
@@ -117,6 +118,21 @@ def test_it_trains_within_an_event_loop_as_of_a_notebook_and_in_a_thread_as_of_a
     with ThreadPoolExecutor(1) as pool:
         runs.append(pool.submit(yamame.train, *TINY, "run.name=thread").result())
     assert [run.summary["status"] for run in runs] == ["FINISHED"] * 2
+
+
+def test_threads_wait_for_each_other_and_leave_the_callers_random_numbers(components):
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    yamame.train(*TINY, "run.name=alone")
+    assert torch.equal(torch.rand(3), expected)
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda n: yamame.train(*TINY, f"run.name=thread-{n}"), range(3)))
+    first, *others = (
+        components(Path("runs") / name)["agent"] for name in ("alone", "thread-0", "thread-1", "thread-2")
+    )
+    for other in others:
+        assert all(torch.equal(value, other[key]) for key, value in first.items())
 
 
 def test_a_study_of_optuna_calls_it_and_learns_of_every_evaluation():

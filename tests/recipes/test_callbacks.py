@@ -177,6 +177,28 @@ def test_an_agent_is_evaluated_once_and_told_once():
     assert [steps for _, steps, _ in evaluated] == [64, 128, 192]
 
 
+class Misspelled(yamame.Callback):
+    def on_evaluated(self, run, result): ...
+
+
+def test_an_event_that_there_is_not_and_what_is_no_list_are_refused():
+    with pytest.raises(
+        UsageError, match=r"Misspelled-0: must have methods of events, .*on_evaluate, .*, got on_evaluated"
+    ):
+        yamame.train(*TINY, callbacks=[Misspelled()])
+    with pytest.raises(UsageError, match=r"callbacks: must be a list of yamame\.Callback, got Witness"):
+        yamame.train(*TINY, callbacks=Witness())
+
+
+def test_episodes_that_do_not_end_are_told_once(monkeypatch, capsys):
+    monkeypatch.setattr("yamame.runs.callbacks._LONG_WITHOUT_AN_END", 20)
+    settings = ("env.length=500", "budget.updates=null", "budget.env_steps=512", "evaluation.max_steps=5")
+    yamame.train(*TINY, *settings)
+    assert capsys.readouterr().err.count("no episode has ended in ") == 1
+    yamame.train(*TINY, "env.length=5", "run.name=b", *settings[1:])
+    assert "no episode" not in capsys.readouterr().err
+
+
 class Broken(yamame.Callback):
     def on_end(self, run):
         raise ValueError("no")

@@ -90,6 +90,9 @@ def explain(error: Exception, line: CommandLine) -> str:
         got = "".join(f"; got {argument}" for argument in line.overrides if key_of(argument) == key)
         if key in known:
             return f"{key}: there are no choices here, only settings below it, as {key}.name=value{got}"
+        parent = key.rpartition(".")[0]
+        if parent.endswith("settings") or parent == "callbacks" or key.startswith("callbacks."):
+            return f"{key}: no such key there; a new one begins with a plus, as +{key}=...{got}"
         return f"{key}: no such key{_hint(key, known)}{_siblings(key, known)}{got}"
     if isinstance(error, HydraException) and isinstance(error.__cause__, OmegaConfBaseException):
         text = f"{text.splitlines()[0]}: {str(error.__cause__).splitlines()[0]}"

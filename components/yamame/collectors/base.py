@@ -63,13 +63,9 @@ class Collector(Protocol):
     """Acts and appends every finished trajectory to its replay.
 
     Acting uses the collector's own copy of the policy: it changes only by `update_policy_weights_`, so the learner
-    may run beside it, in this process or another.
-
-    Attributes:
-        exploration: Changes actions; its ``step`` counts environment steps. None: nothing does.
+    may run beside it, in this process or another. The ``exploration`` of one that has any is told, through its
+    ``step``, of environment steps that were taken elsewhere.
     """
-
-    exploration: Any
 
     def collect(self, num_steps: int) -> Episodes:
         """Takes at least ``num_steps`` environment steps, over all envs, and appends the episodes that ended."""

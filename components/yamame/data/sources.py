@@ -20,8 +20,8 @@ from torchrl.envs.transforms import Transform
 from yamame.checks import UsageError, require
 from yamame.data.format import TrajectoryFormat
 from yamame.data.source import MemoryStore, TrajectoryDataset
-from yamame.data.tables import nested, rollout, tables
-from yamame.failures import one_line
+from yamame.data.tables import nested, rollout, tables, unused
+from yamame.failures import one_line, tell_aside
 from yamame.replay import TrajectoryFollower
 
 SampleBy = Literal["trajectory", "timestep"]
@@ -205,11 +205,13 @@ class _Adder:
     def __init__(self, format: TrajectoryFormat, drop_unfinished: bool) -> None:
         self._format, self._drop = format, drop_unfinished
         self._parts: list[tuple[TensorDict, torch.Tensor]] = []
+        self._unused: set[str] = set()
 
     def tree(self, tree: Mapping[str, Any], name: str) -> None:
         """Adds all tables of nested mappings."""
         number = 0
         for number, (place, table) in enumerate(tables(tree, name), 1):  # noqa: B007 (the last one counts)
+            self._unused |= unused(table)
             steps = rollout(table, self._format.observed, place, drop_unfinished=self._drop)
             if len(steps):
                 self.rollout(steps, place)
@@ -223,6 +225,8 @@ class _Adder:
     def store(self, path: Any) -> MemoryStore:
         """All that was added."""
         require("data", "trajectories", f"none in {path}", bool(self._parts), "be at least one")
+        if self._unused:
+            tell_aside(f"data: {path}: not read: {', '.join(sorted(self._unused))}")
         return MemoryStore(self._parts)
 
 

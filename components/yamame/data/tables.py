@@ -40,6 +40,8 @@ NAMES = {
 SHOWN = ("goal", "achieved", "achieved_mask", "action_mask")
 """Entries of a timestep that stand beside the observations."""
 Table = Mapping[str, Any]
+_KNOWN = {*SHOWN, *(f"next_{key}" for key in SHOWN), *(name for names in NAMES.values() for name in names)}
+_KNOWN |= {"actions", "rewards", "success", "trial_start", "next_trial_start"}
 
 
 def tables(tree: Mapping[str, Any], name: str) -> Iterator[tuple[str, Table]]:
@@ -50,6 +52,15 @@ def tables(tree: Mapping[str, Any], name: str) -> Iterator[tuple[str, Table]]:
     for key in sorted(tree, key=lambda key: (len(key), key)):
         if isinstance(tree[key], Mapping):
             yield from tables(tree[key], f"{name}: {key}")
+
+
+def unused(table: Table) -> set[str]:
+    """Entries of a table that are not read.
+
+    >>> unused({"actions": 1, "truncate": 2})
+    {'truncate'}
+    """
+    return {str(name) for name in table} - _KNOWN
 
 
 def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from yamame.keys import CONTEXT, GOAL_KEYS
 _USE = """```python
 import yamame
 
-agent = yamame.load("{source}")
+agent = yamame.load("{source}")  # with trust=["mylab."] where a class of yours stands in it
 action = agent.act(observation)
 action = agent.act(observation, reward=reward, done=done)
 ```"""

@@ -88,7 +88,11 @@ def render_video(
     Raises:
         NotImplementedError: If the environment has no picture.
     """
-    if not callable(getattr(env, "render", None)):
+    try:
+        has_pictures = callable(getattr(env, "render", None))
+    except RecursionError:  # so TorchRL's batched environments look for what none of theirs has
+        has_pictures = False
+    if not has_pictures:
         raise NotImplementedError("the environment has no method render()")
     copied = fresh_copy(policy)
     frames: list[npt.NDArray[np.uint8]] = []

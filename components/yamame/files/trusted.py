@@ -89,10 +89,11 @@ def prefixes_of(trust: Any) -> tuple[str, ...]:
     >>> prefixes_of(["mylab.", "others"])
     ('mylab.', 'others.')
     """
-    for package in trust if isinstance(trust, list | tuple) else [trust]:
+    packages = [trust] if isinstance(trust, str) else trust
+    for package in packages if isinstance(packages, list | tuple) else [packages]:
         if not isinstance(package, str) or not _PACKAGE.fullmatch(package):
             raise UsageError(f"trust: must be a list of packages, as [mylab.], got {shown(trust)}")
-    return tuple(f"{package.rstrip('.')}." for package in trust)
+    return tuple(f"{package.rstrip('.')}." for package in packages)
 
 
 def check_name(path: Any, key: str, trust: Iterable[str] = ()) -> None:

@@ -90,7 +90,7 @@ def pack_whole(data: TensorDictBase | Sequence[TensorDictBase]) -> TensorDictBas
     remedy = "be none: give whole episodes, or pack what there is with yamame.replay.pack"
     require("pack_whole", "steps after the last end of an episode", unfinished, unfinished == 0, remedy)
     require("pack_whole", "steps before the first beginning of an episode", begun, begun == 0, remedy)
-    return pack(rollout)
+    return pack(rollout.exclude("aborted", ("next", "aborted")))
 
 
 def _episodes(rollout: TensorDictBase, split: bool) -> tuple[Tensor, Tensor, Tensor]:

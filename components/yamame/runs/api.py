@@ -5,10 +5,13 @@
     print(yamame.evaluate(f"run={run.path}", "num_episodes=512")["score"])
 
 Overrides are those of the command line. A sweep is a loop; a search by another library calls `train` in its objective.
+Random numbers and Hydra belong to the process: calls from several threads wait for each other, and the caller's
+generators are left as they were.
 """
 
 import importlib.util
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,8 +37,11 @@ from yamame.files.identity import key_of
 from yamame.runs.callbacks import Callback
 from yamame.runs.run import Run
 from yamame.signals import Terminated
+from yamame.training import GlobalRNGState
 
 _PREFIX = "yamame.recipes"
+_ALONE = threading.RLock()
+"""Whoever composes and runs a recipe in this process has it."""
 
 
 def compose(*overrides: str, recipe: str = "train", config_dir: str | Path | None = None) -> DictConfig:
@@ -78,12 +84,18 @@ def train(
     with _composed(overrides, recipe, config_dir) as cfg:
         make_ready(cfg)
         try:
-            load_recipe(recipe).train(cfg, callbacks=[*callbacks, kept])
+            load_recipe(recipe).train(cfg, callbacks=[*_listed(callbacks), kept])
         except AlreadyDone as done:
             return done.run
         except Terminated:
             raise KeyboardInterrupt from None
     return kept.run
+
+
+def _listed(callbacks: Any) -> Sequence[Callback]:
+    if isinstance(callbacks, list | tuple):
+        return callbacks
+    raise UsageError(f"callbacks: must be a list of yamame.Callback, got {type(callbacks).__name__}")
 
 
 def evaluate(*overrides: str, config_dir: str | Path | None = None) -> dict[str, Any]:
@@ -137,6 +149,23 @@ class _Kept(Callback):
 @contextmanager
 def _composed(overrides: Sequence[str], recipe: str, config_dir: str | Path | None) -> Iterator[DictConfig]:
     """The configuration; within the block Hydra's singleton tells what it would tell a recipe that it runs."""
+    with _ALONE, _random_numbers_kept(), _told(overrides, recipe, config_dir) as cfg:
+        yield cfg
+
+
+@contextmanager
+def _random_numbers_kept() -> Iterator[None]:
+    """Generators are after the block as they were before."""
+    generators = GlobalRNGState()
+    former = generators.state_dict()
+    try:
+        yield
+    finally:
+        generators.load_state_dict(former)
+
+
+@contextmanager
+def _told(overrides: Sequence[str], recipe: str, config_dir: str | Path | None) -> Iterator[DictConfig]:
     load_recipe(recipe)
     look_here()
     for text in overrides:

@@ -24,7 +24,7 @@ from yamame.deploy.build import assemble
 from yamame.failures import shown
 from yamame.keys import GOAL_KEYS
 from yamame.replay.disk.files import read_manifests
-from yamame.runs.callbacks import Callback, Callbacks, RewardWarning, Tracking
+from yamame.runs.callbacks import Callback, Callbacks, EndlessWarning, RewardWarning, Tracking
 from yamame.runs.progress_bar import ProgressBar
 from yamame.training.guard import NonFiniteGuard
 from yamame.training.learner import Learner
@@ -141,6 +141,7 @@ def build_callbacks(cfg: DictConfig, given: Sequence[Callback]) -> Callbacks:
         "tracking": Tracking(),
         "progress_bar": ProgressBar(),
         "reward_warning": RewardWarning(),
+        "endless_warning": EndlessWarning(),
     }
     for name, node in cfg.callbacks.items():
         if not isinstance(node, DictConfig):
@@ -156,6 +157,10 @@ def build_callbacks(cfg: DictConfig, given: Sequence[Callback]) -> Callbacks:
     for name, callback in named.items():
         if not isinstance(callback, Callback):
             raise UsageError(f"callbacks.{name}: must be a yamame.Callback, got {type(callback).__name__}")
+        events = [name for name in dir(callback) if name.startswith("on_")]
+        if strange := [event for event in events if not hasattr(Callback, event)]:
+            known = ", ".join(name for name in dir(Callback) if name.startswith("on_"))
+            raise UsageError(f"callbacks.{name}: must have methods of events, {known}, got {strange[0]}")
         if hasattr(callback, "state_dict") != hasattr(callback, "load_state_dict"):
             raise UsageError(f"callbacks.{name}: must have both state_dict and load_state_dict, or neither")
     return Callbacks(named)

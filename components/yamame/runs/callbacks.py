@@ -30,6 +30,9 @@ from yamame.normalization import LARGEST
 if TYPE_CHECKING:
     from yamame.runs.run import Run
 
+_LONG_WITHOUT_AN_END = 2000
+"""Steps of every environment."""
+
 
 class Callback:
     """Is told what happens in a run, in the run's own thread; what it raises ends the run as a failure.
@@ -129,6 +132,23 @@ class RewardWarning(Callback):
             self.told = True
             tell_aside(
                 f"rewards that are NaN or beyond {LARGEST:g} are not learned from, episodes have such returns"
+            )
+
+
+class EndlessWarning(Callback):
+    """Tells once that no episode has ended for long, without which there is nothing to learn from."""
+
+    steps, told = 0, False
+
+    def on_collect(self, run: Run, episodes: Episodes) -> None:
+        """Looks whether any has."""
+        ended = len(episodes.lengths) > 0 or run.progress.outcome is not None
+        self.steps = 0 if ended else self.steps + episodes.num_steps
+        if self.steps >= _LONG_WITHOUT_AN_END * int(run.cfg.schedule.get("num_envs") or 1) and not self.told:
+            self.told = True
+            tell_aside(
+                f"no episode has ended in {self.steps} steps, and only whole ones are learned from: bound them, with "
+                "env.time_limit, and evaluations with evaluation.max_steps"
             )
 
 
