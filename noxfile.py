@@ -37,13 +37,13 @@ def quick(session: nox.Session) -> None:
     session.run("ruff", "format", "--check")
     left_out = [f"--{'deselect' if '::' in name else 'ignore'}=tests/{name}" for name in LONG]
     chosen = session.posargs or ["tests", "components", *left_out]
-    session.run("pytest", "-q", "-m", DEFAULT, *chosen)
+    session.run("pytest", "-q", "-n", "auto", "-m", DEFAULT, *chosen)
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
     session.install("-e", ".[dev]")
-    session.run("pytest", "-m", DEFAULT, *session.posargs)
+    session.run("pytest", "-n", "auto", "--dist", "worksteal", "-m", DEFAULT, *session.posargs)
 
 
 @nox.session

@@ -92,6 +92,7 @@ job  became   overrides  objective or error
 3    done     seed=3     0.25
 4    resumed  seed=4     0.4
 5    ran      seed=5     0.5
+next: yamame report
 """
 
 
@@ -124,7 +125,9 @@ def test_a_job_that_fails_leaves_the_others_alone_and_a_table_says_what_became_o
 def test_a_sweep_whose_jobs_all_end_well_has_status_zero(sweep):
     status, out, err = sweep(task, "-m", "seed=0,5")
     assert (status, err) == (0, "")
-    assert out.splitlines()[1:] == ["0    ran     seed=0     0", "1    ran     seed=5     0.5"]
+    *table, following = out.splitlines()[1:]
+    assert table == ["0    ran     seed=0     0", "1    ran     seed=5     0.5"]
+    assert following == "next: yamame report"
 
 
 def test_what_ends_the_process_ends_the_sweep_and_the_table_shows_the_jobs_before(sweep, tmp_path):
@@ -182,7 +185,7 @@ def test_a_name_that_is_cut_ends_in_a_hash_of_all_that_makes_it_and_the_seed():
         for seed in (0, 12)
     }
     assert len(names) == 6
-    assert {len(name) for name in names} == {120}
+    assert {len(name) for name in names} == {80}
     assert {name.rpartition("-")[2] for name in names} == {"seed=0", "seed=12"}
     first = named(*many, "z=1")
     assert named("z=1", *reversed(many), "budget.updates=3", "seed=0", "resume=auto") == first

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import sqlite3
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import yamame
+from mlflow.tracking import MlflowClient
 from yamame.training import Prefetcher
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -296,6 +299,7 @@ def test_a_sweep_is_one_parent_run_with_its_jobs_as_children_and_points_are_logg
         twice = database.execute(
             "select key, step, count(*) from metrics group by run_uuid, key, step having count(*) > 1"
         ).fetchall()
+        outputs = database.execute("select * from inputs where destination_type = 'MODEL_OUTPUT'").fetchall()
         metrics = {key for (key,) in database.execute("select distinct key from metrics")}
     assert len(runs) == 3
     assert {status for _, status in runs} == {"FINISHED"}
@@ -303,7 +307,31 @@ def test_a_sweep_is_one_parent_run_with_its_jobs_as_children_and_points_are_logg
     assert len(set(parents)) == 1
     assert parents[0][0] in {identity for identity, _ in runs}
     assert twice == []
+    assert len(outputs) == 3  # models: of one run two, for it went on
     assert {"eval/success_mean", "train/loss", "train/grad_norm", "cost/cpu_s"} <= metrics
+
+
+def test_what_a_run_says_may_be_done_next_can_be_done(play, tmp_path):
+    status, out, _ = play("train", tmp_path, "debug=tiny", "encoder=memoryless")
+    assert status == 0
+    following = out.partition("next:\n")[2].splitlines()[:-1]
+    pages, *commands = [line.strip() for line in following]
+    command, _, address = pages.partition("  # ")
+    assert command == "mlflow ui"
+    assert [shlex.split(line)[:2] for line in commands] == [["yamame", "play"], ["yamame", "evaluate"]]
+    for line in commands:
+        program = "from yamame.cli.console import main; main()"
+        arguments = [sys.executable, "-c", program, *shlex.split(line)[1:]]
+        assert subprocess.run(arguments, cwd=tmp_path, check=False).returncode == 0
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    experiment = client.get_experiment_by_name("yamame")
+    (run,) = client.search_runs([experiment.experiment_id])
+    place = f"experiments/{experiment.experiment_id}/runs/{run.info.run_id}?workflowType=machine_learning"
+    assert address == f"http://127.0.0.1:5000/#/{place}"
+    assert "debug=tiny encoder=memoryless" in run.data.tags["mlflow.note.content"]
+    (model,) = client.search_logged_models([experiment.experiment_id])
+    assert (model.source_run_id, str(model.status)) == (run.info.run_id, "READY")
+    assert yamame.load(model.artifact_location.removeprefix("file://") + "/data/agent").act is not None
 
 
 def test_a_loss_that_is_not_finite_keeps_the_evidence_and_stops_the_run(run, tmp_path):

@@ -1,9 +1,12 @@
 """Progress: plain lines in a log, a bar in a terminal."""
 
 import io
+import re
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 
+from torch import nn
 from yamame.runs.progress_bar import ProgressBar
 from yamame.training.budget import Budget
 from yamame.training.progress import Progress
@@ -26,7 +29,14 @@ def has_control_characters(text):
 
 
 def make_run(updates):
-    return SimpleNamespace(budget=Budget(updates=updates), progress=Progress(), exits=ExitStack())
+    config = {"device": "cpu", "schedule": {"num_envs": 16}}
+    built = {
+        "name": "mine",
+        "path": Path("runs/mine"),
+        "components": {"agent": nn.Linear(2, 3)},
+        "config": config,
+    }
+    return SimpleNamespace(budget=Budget(updates=updates), progress=Progress(), exits=ExitStack(), **built)
 
 
 def show(bar, run, *, env_steps, updates, **metrics):
@@ -45,10 +55,13 @@ def test_a_log_gets_one_plain_line_per_interval_with_the_speed_of_that_interval(
         show(bar, run, env_steps=5000 + 100 * second, updates=10 + second, loss=1.5)
     run.exits.close()
     lines = stream.getvalue().splitlines()
-    assert len(lines) == 2
+    assert len(lines) == 4
+    assert all(re.match(r"\d\d:\d\d:\d\d  ", line) for line in lines)
+    assert lines[0].endswith("mine: 9 parameters, 16 environments, on cpu, in runs/mine")
+    assert "5,000 steps" in lines[1]  # something moves at once
     parts = ("20%", "6,000 steps", "20 updates", "success 0.250", "loss 1.5", "100 steps/s", "1.0 updates/s")
     for part in (*parts, "1:20 left"):
-        assert part in lines[0]
+        assert part in lines[2]
     assert not has_control_characters(stream.getvalue())
 
 

@@ -126,6 +126,22 @@ class RecordsGraph(GRUEncoder):
         return tensordict.set("context", tensordict["context"] + self.out.bias)
 
 
+class WritesDoubles(GRUEncoder):
+    def step(self, *args):
+        context, memory = super().step(*args)
+        return context.double(), memory
+
+
+class Detaches(GRUEncoder):
+    def parallel(self, x, step_index, is_init):
+        return super().parallel(x, step_index, is_init).detach()
+
+
+class LearnsNothing(GRUEncoder):
+    def parallel(self, x, step_index, is_init):
+        return super().parallel(x.detach(), step_index, is_init)
+
+
 class LooksAhead(TransformerEncoder):
     def parallel(self, x, step_index, starts):
         return super().parallel(x, step_index, starts) + 0.1 * x.mean((1, 2), keepdim=True)
@@ -298,6 +314,9 @@ DEFECTS = [
     (ChangesInputs, "entries", "changes its inputs"),
     (WrongShape, "entries", "writes 'context' of shape"),
     (RecordsGraph, "entries", "records a graph"),
+    (WritesDoubles, "entries", "writes torch.float64"),
+    (Detaches, "learning", "records no graph"),
+    (LearnsNothing, "learning", "no gradient reaches the features"),
     (LooksAhead, "causality", "depend on what follows"),
     (LooksOneStepAhead, "causality", "depend on what follows"),
     (LooksAheadForStarts, "causality", "depend on what follows"),

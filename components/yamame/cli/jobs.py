@@ -40,7 +40,7 @@ VERSION_BASE = "1.3"
 SWEEP_VARIABLE = "YAMAME_SWEEP"
 """Environment variable with the folder in which jobs say what became of them."""
 _NAMED_AFTER = ("env", "encoder")
-_LONGEST_NAME = 120
+_LONGEST_NAME = 80
 
 Outcome = Literal["ran", "resumed", "done", "failed", "stopped"]
 _outcome: Outcome = "ran"
@@ -49,6 +49,12 @@ _outcome: Outcome = "ran"
 def tell(text: object) -> None:
     """Prints a line of the command's own output."""
     print(text)
+
+
+def recipe(name: str) -> str:
+    """How a recipe is called from the present directory: in a checkout by its file, elsewhere by the console script."""
+    path = Path("recipes") / f"{name}.py"
+    return f"python {path}" if path.exists() else f"yamame {name}"
 
 
 class AlreadyDone(Exception):  # noqa: N818 (it is none)
@@ -261,3 +267,4 @@ def _print_table(jobs: Mapping[int, Mapping[str, Any]]) -> None:
     for row in rows:
         fixed = (text.ljust(width) for text, width in zip(row, widths, strict=False))
         tell("  ".join([*fixed, row[3]]).rstrip())
+    tell(f"next: {recipe('report')}")

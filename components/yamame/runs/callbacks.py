@@ -101,7 +101,8 @@ class Tracking(Callback):
     def on_begin(self, run: Run) -> None:
         """Opens the tracker's run."""
         budget = {key: str(value) for key, value in flatten({"budget": run.config["budget"]}).items()}
-        tags = {"command": command(), "axis": run.progress.unit, **budget}
+        description = f"    {command()}\n\nin `{run.path.resolve()}`"
+        tags = {"command": command(), "axis": run.progress.unit, "mlflow.note.content": description, **budget}
         started = run.tracker.start(run.path, name=run.name, params=flatten(run.config), tags=tags)
         run.exits.enter_context(started)
 

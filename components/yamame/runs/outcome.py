@@ -1,7 +1,9 @@
 """What a run leaves: configuration, artifacts for the tracker, ``summary.json``, the traceback of what was outside."""
 
 import contextlib
+import shlex
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,8 +11,8 @@ from omegaconf import OmegaConf
 from torchrl.envs import EnvBase
 
 from yamame.checks import UsageError
-from yamame.cli.jobs import tell
-from yamame.deploy import Interface
+from yamame.cli.jobs import is_job, recipe, tell
+from yamame.deploy import Interface, load
 from yamame.failures import OutsideError, tell_aside
 from yamame.files.atomic import atomic_writer, read_json, write_json
 from yamame.files.checkpoint import LoadedCheckpoint
@@ -31,7 +33,7 @@ def facts(env: EnvBase) -> dict[str, Any]:
 
 
 def log_artifacts(run: "Run") -> None:
-    """Hands the tracker what a person wants to look at: curve, video, table, configuration, checkpoints."""
+    """Hands the tracker what a person looks at (curve, video, table, configuration, checkpoints), and the agent."""
     curve, unit, log = run.progress.curve, run.progress.unit, run.tracker.log_artifact
     name = "success" if "success_mean" in curve[-1] else "return"
     columns = (unit, f"{name}_mean", f"{name}_low", f"{name}_high")
@@ -47,6 +49,18 @@ def log_artifacts(run: "Run") -> None:
     for checkpoint in {run.checkpoints.last, run.checkpoints.best}:
         if checkpoint is not None:
             log(checkpoint, folder="checkpoints")
+    try:
+        run.tracker.log_model(
+            run.path / "model", lambda folder: _save_model(run, folder), step=run.progress.step
+        )
+    except UsageError as error:  # one that a CPU cannot build, say
+        tell_aside(f"{run.name}: there is no MLflow model of it: {error}")
+
+
+def _save_model(run: "Run", folder: Path) -> None:
+    from yamame.tracking.model import save_model  # MLflow's own part of it takes long to load
+
+    save_model(load(run.path, trust=list(run.cfg.get("trust") or [])), folder)
 
 
 def keep_traceback(run: "Run", error: BaseException | None) -> None:
@@ -95,7 +109,7 @@ def reopen_summary(run: "Run") -> None:
 
 
 def write_summary(run: "Run", status: Status) -> None:
-    """Writes summary.json and shows it; the path is the last line."""
+    """Writes summary.json and shows it, with what may be done next; the path is the last line."""
     last = run.progress.curve[-1] if run.progress.curve else {}
     counted = {
         "success": last.get("success_mean"),
@@ -108,6 +122,18 @@ def write_summary(run: "Run", status: Status) -> None:
     }
     summary = build_summary(counted, status=status, extra=run.extra)
     path = write_json(run.path / "summary.json", summary)
-    shown = [key for key in summary if key not in ("versions", *run.extra)]
-    print_columns(run.name, [{"what": key, "value": summary[key]} for key in shown])
+    if not is_job():  # a sweep has a table of its own
+        shown = [key for key in summary if key not in ("versions", *run.extra)]
+        print_columns(run.name, [{"what": key, "value": summary[key]} for key in shown])
+        tell("\n".join(["next:", *(f"  {step}" for step in next_steps(run))]))
     tell(path)
+
+
+def next_steps(run: "Run") -> list[str]:
+    """What shows a person what a run has come to: its pages in MLflow, and commands that play its agent."""
+    steps = ["  # ".join(run.tracker.pages())]
+    if run.checkpoints.last is not None:
+        trust = [f"trust=[{','.join(run.cfg.trust)}]"] if run.cfg.get("trust") else []
+        told = shlex.join([f"run={run.path}", *trust])
+        steps += [f"{recipe('play')} {told}", f"{recipe('evaluate')} {told} control=true"]
+    return [step for step in steps if step]

@@ -10,7 +10,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from torch import nn
 
 from yamame.runs.callbacks import Callback
 
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 class ProgressBar(Callback):
     """Shows how far a run is.
 
-    In a terminal it draws one bar. Elsewhere it prints one plain line per interval, without control
-    characters. Speeds are those of the last interval, so a resumed run does not count what was done before.
+    It says what was built. In a terminal it then draws one bar. Elsewhere it prints one plain line per interval, with
+    the time of day and without control characters. Speeds are those of the last interval, so a resumed run does not
+    count what was done before.
 
     The bar follows the limit of the budget that is nearest.
 
@@ -42,14 +44,20 @@ class ProgressBar(Callback):
         self.interval_s = interval_s
         self._console = Console(file=sys.stdout if stream is None else stream)
         self._clock = clock
+        self._told = False
         self._last: tuple[float, int, int] | None = None  # time, environment steps, updates
         self._speeds = (0.0, 0.0)
         self._bar: Progress | None = None
 
     def on_begin(self, run: Run) -> None:
-        """Draws the bar, if there is a terminal."""
+        """Says what was built, and draws the bar, if there is a terminal."""
+        self._line(built(run))
         if self._console.file.isatty():
-            columns = (BarColumn(bar_width=20), TextColumn("{task.description}", markup=False))
+            columns = (
+                SpinnerColumn(),
+                BarColumn(bar_width=20),
+                TextColumn("{task.description}", markup=False),
+            )
             self._bar = Progress(*columns, console=self._console, refresh_per_second=4)
             self._bar.add_task("", total=1.0)
             run.exits.enter_context(self._bar)
@@ -65,8 +73,9 @@ class ProgressBar(Callback):
         if due:
             self._speeds = ((env_steps - self._last[1]) / elapsed, (updates - self._last[2]) / elapsed)
             self._last = (now, env_steps, updates)
-        if self._bar is None and not due:
+        if self._bar is None and not due and self._told:
             return
+        self._told = True
         fraction = run.budget.fraction(env_steps=env_steps, updates=updates)
         left = run.budget.remaining_s(
             env_steps=env_steps,
@@ -85,9 +94,29 @@ class ProgressBar(Callback):
             f"{'?' if left is None else timedelta(seconds=round(left))} left",
         )
         if self._bar is None:
-            self._console.out("  ".join(parts), highlight=False)
+            self._line("  ".join(parts))
         else:
             self._bar.update(self._bar.task_ids[0], completed=fraction, description="  ".join(parts))
+
+    def _line(self, text: str) -> None:
+        """Prints a line; in a log with the time of day."""
+        now = "" if self._console.file.isatty() else f"{time.strftime('%H:%M:%S')}  "
+        self._console.out(f"{now}{text}", highlight=False)
+
+
+def built(run: Run) -> str:
+    """What a run is made of, and where it lives.
+
+    Args:
+        run: One that begins; one without an agent or environments tells less.
+    """
+    agent, num_envs = run.components.get("agent"), run.config["schedule"].get("num_envs")
+    parts = [f"{run.name}:"]
+    if isinstance(agent, nn.Module):
+        parts.append(f"{sum(weight.numel() for weight in agent.parameters()):,} parameters,")
+    if num_envs:
+        parts.append(f"{num_envs} environments,")
+    return " ".join([*parts, f"on {run.config['device']}, in {run.path}"])
 
 
 def _number(value: float | None, form: str) -> str:

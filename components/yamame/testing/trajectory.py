@@ -28,7 +28,8 @@ def check_trajectory_encoder(
 ) -> None:
     """Checks that an encoder keeps the laws stated in `yamame.trajectory.base`, in eval mode.
 
-    * *entries*: only the context is written, in the right shape; acting records no graph;
+    * *entries*: only the context is written, in the right shape and the features' dtype; acting records no graph;
+    * *learning*: gradients of the parallel pass reach the features, and parameters if any are trainable;
     * *causality*: no output depends on a later timestep;
     * *reset*: nothing before a start matters after it;
     * *envs*: no output depends on another env;
@@ -64,7 +65,7 @@ def check_trajectory_encoder(
     probe = _Probe(copy.deepcopy(encoder).eval(), atol, generator, has_memory)
     probe.encoder.reset_memory()
     batch = _sequences(probe, batch_size, length)
-    for law in (_entries, _causality, _reset, _envs, _padding, _copying, _value, _memory, _parity):
+    for law in (_entries, _learning, _causality, _reset, _envs, _padding, _copying, _value, _memory, _parity):
         probe.law = law.__name__[1:]
         law(probe, batch)
 
@@ -151,11 +152,26 @@ def _entries(probe: _Probe, batch: TensorDict) -> None:
         shape, expected = tuple(actual.shape), (*given.batch_size, probe.encoder.out_features)
         sentence = f"the {name} writes {context!r} of shape {shape}, not {expected}"
         probe.demand(shape == expected, sentence)
+        dtype = given.get(probe.encoder.keys.features).dtype
+        probe.demand(actual.dtype == dtype, f"the {name} writes {actual.dtype} from features of {dtype}")
         rest = after.exclude(context)
         extra = set(rest.keys(True, True)) ^ set(given.keys(True, True))
         probe.demand(not extra, f"the {name} adds or removes {sorted(map(str, extra))}")
         probe.demand(bool((rest == given).all()), f"the {name} changes its inputs")
         probe.demand(mode or not actual.requires_grad, "the acting step records a graph")
+
+
+def _learning(probe: _Probe, batch: TensorDict) -> None:
+    encoder, given = copy.deepcopy(probe.encoder), batch.clone()
+    features = given.get(encoder.keys.features).requires_grad_()
+    with torch.enable_grad(), set_recurrent_mode(True):
+        context = encoder(given).get(encoder.keys.context)
+    probe.demand(context.requires_grad, "the parallel pass records no graph: is something detached?")
+    reached = [features, *(weight for weight in encoder.parameters() if weight.requires_grad)]
+    gradients = torch.autograd.grad(context.square().sum(), reached, allow_unused=True)
+    moved = [gradient is not None and bool(gradient.any()) for gradient in gradients]
+    probe.demand(moved[0], "no gradient reaches the features")
+    probe.demand(len(moved) == 1 or any(moved[1:]), "no gradient reaches a parameter")
 
 
 def _causality(probe: _Probe, batch: TensorDict) -> None:

@@ -16,13 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 from yamame.checks import UsageError
 from yamame.failures import one_line, tell_aside
 from yamame.files.atomic import TEMPORARY_SUFFIX, is_left_behind
 from yamame.files.run_directory import check_folder
+from yamame.tracking.pages import EXPERIMENT_TAGS
+from yamame.tracking.places import is_place_of, lies_in
 from yamame.tracking.summary import Status
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ METRICS_PER_BATCH = 1000
 _ITEMS_PER_BATCH = 100
 RUN_TAG = "yamame.run_uuid"
 """Tag with the number that a run directory gave its run before that was there."""
+_MARK_TAG = "yamame.mark"
 _TABLES_TAG = "mlflow.loggedArtifacts"
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -84,6 +86,7 @@ class MLflowRun:
 
     client: "MlflowClient"
     run_id: str
+    experiment_id: str
 
     @classmethod
     def create(cls, tracking_uri: str, experiment: str, *, name: str, tags: Mapping[str, Any]) -> "MLflowRun":
@@ -100,7 +103,7 @@ class MLflowRun:
                 run_name=name,
                 tags={clean_key(key): clean_value(value) for key, value in values.items()},
             )
-        return cls(client, run.info.run_id)
+        return cls(client, run.info.run_id, run.info.experiment_id)
 
     @classmethod
     def reopen(cls, tracking_uri: str, run_id: str) -> "MLflowRun":
@@ -118,7 +121,8 @@ class MLflowRun:
             client = connect(tracking_uri)
             with _answering(tracking_uri):
                 try:
-                    gone = client.get_run(run_id).info.lifecycle_stage == "deleted"
+                    info = client.get_run(run_id).info
+                    gone = info.lifecycle_stage == "deleted"
                 except MlflowException as error:
                     if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                         raise
@@ -127,7 +131,7 @@ class MLflowRun:
             raise UsageError(
                 f"MLflowTracker: the MLflow run {run_id} must be in {tracking_uri}, it is not there"
             )
-        return cls(client, run_id)
+        return cls(client, run_id, info.experiment_id)
 
     @classmethod
     def adopt(cls, tracking_uri: str, experiment: str, uuid: str) -> "MLflowRun | None":
@@ -143,7 +147,7 @@ class MLflowRun:
         with _answering(tracking_uri):
             found = _find_experiment(client, tracking_uri, experiment)
             runs = [] if found is None else client.search_runs([found], f"tags.`{RUN_TAG}` = '{uuid}'")
-        return cls(client, runs[0].info.run_id) if runs else None
+        return cls(client, runs[0].info.run_id, runs[0].info.experiment_id) if runs else None
 
     def last_steps(self) -> dict[str, int]:
         """The largest step stored for each metric."""
@@ -178,25 +182,43 @@ class MLflowRun:
 
         Only what lies in ``home`` is stored, links excepted, for a run's directory may be a stranger's.
         """
-        if not path.exists() or not self._takes_files(path):
-            return
-        links = [file for file in (path, *path.rglob("*")) if file.is_symlink()]
-        if links or not path.resolve().is_relative_to(home.resolve()):
-            tell_aside(f"{path}: not stored, for it leads out of {home}")
+        if not lies_in(home, path) or not self._takes_files(path):
             return
         log = self.client.log_artifacts if path.is_dir() else self.client.log_artifact
         log(self.run_id, str(path), folder)
 
-    def _takes_files(self, what: object) -> bool:
-        """Whether the place for files is where MLflow puts it; a stranger's store may name any directory."""
-        uri = urlsplit(self.client.get_run(self.run_id).info.artifact_uri)
-        place = Path(unquote(uri.path)).resolve()
-        takes = uri.scheme not in ("", "file") or place.parts[-2:] == (self.run_id, "artifacts")
-        if not takes:
-            tell_aside(
-                f"{what}: not stored, for artifacts must lie in .../{self.run_id}/artifacts, got {place}"
+    def log_model(self, path: Path, *, step: int, mark: str, home: Path) -> None:
+        """Stores the folder of an MLflow model as what the run had learned at a step, once for the same ``mark``."""
+        from mlflow.entities import LoggedModelOutput, LoggedModelStatus
+        from mlflow.exceptions import MlflowException
+
+        known = self.client.get_run(self.run_id)
+        outputs = known.outputs.model_outputs if known.outputs else []
+        there = (self.client.get_logged_model(output.model_id).tags.get(_MARK_TAG) for output in outputs)
+        if mark in there or not lies_in(home, path):
+            return
+        try:
+            model = self.client.create_logged_model(
+                self.experiment_id,
+                name=re.sub(r"[^\w-]", "-", known.info.run_name),
+                source_run_id=self.run_id,
+                tags={_MARK_TAG: mark},
+                model_type="agent",
             )
-        return takes
+        except MlflowException as error:
+            if error.error_code != "ENDPOINT_NOT_FOUND":
+                raise
+            tell_aside(
+                f"{path}: not stored, for this MLflow server knows no models of runs; one from 3.0 on does"
+            )
+            return
+        if is_place_of(model.model_id, model.artifact_location, path):
+            self.client.log_model_artifacts(model.model_id, str(path))
+            self.client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
+            self.client.log_outputs(self.run_id, [LoggedModelOutput(model.model_id, step=step)])
+
+    def _takes_files(self, what: object) -> bool:
+        return is_place_of(self.run_id, self.client.get_run(self.run_id).info.artifact_uri, what)
 
     def log_table(self, file: str, content: Mapping[str, Any]) -> None:
         """Stores a table. MLflow's pages find it by a tag; its own ``log_table`` appends to one of the same name."""
@@ -316,7 +338,7 @@ def _experiment_id(client: "MlflowClient", tracking_uri: str, name: str) -> str:
     database = database_of(tracking_uri)
     location = None if database is None else (database.parent / "mlruns" / clean_key(name)).as_uri()
     try:
-        return str(client.create_experiment(name, artifact_location=location))
+        return str(client.create_experiment(name, artifact_location=location, tags=EXPERIMENT_TAGS))
     except MlflowException:
         # Another process made it in the meantime; anything else shows up again here.
         found = _find_experiment(client, tracking_uri, name)

@@ -7,6 +7,7 @@ forgotten.
 """
 
 import tempfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,19 @@ def save_model(agent: Any, path: Path) -> Path:
     Raises:
         UsageError: There is something at this place.
     """
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise UsageError(f"save_model: {path} must be new or empty, it holds other files")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # MLflow warns of its own type hints, and of what it is not given
+        _write(agent, path)
+    return path
+
+
+def _write(agent: Any, path: Path) -> None:
     import mlflow.pyfunc
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
 
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise UsageError(f"save_model: {path} must be new or empty, it holds other files")
     entries = {
         ".".join([key] if isinstance(key, str) else key): v
         for key, v in agent.observation_spec.items(True, True)
@@ -54,7 +62,6 @@ def save_model(agent: Any, path: Path) -> Path:
             model_config={"greedy": agent.greedy, "gamma": agent.gamma, "seed": 0},
             pip_requirements=[f"yamame=={yamame.__version__}"],
         )
-    return path
 
 
 def _dtype(spec: Any) -> np.dtype[Any]:

@@ -249,6 +249,10 @@ class Sender:
                 run.set_status(status, ms)
             case {"artifact": path, "folder": folder}:
                 run.log_artifact(self.spool.path.parent / path, folder, home=self.spool.path.parent)
+            case {"model": path, "step": step, "mark": mark}:
+                run.log_model(
+                    self.spool.path.parent / path, step=step, mark=mark, home=self.spool.path.parent
+                )
             case {"table": file, "content": content}:
                 run.log_table(file, content)
             case _:

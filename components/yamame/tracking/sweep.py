@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
@@ -22,7 +23,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from yamame.failures import one_line, tell_aside
 from yamame.files.identity import key_of
-from yamame.tracking.mlflow_store import MLflowRun, absolute_uri, connect
+from yamame.tracking.mlflow_store import MLflowRun, absolute_uri, clean_key, connect
+from yamame.tracking.pages import experiment_address, ui_command
 from yamame.tracking.summary import run_status
 from yamame.tracking.tracker import EXPERIMENT, PARENT_VARIABLE, TRACKING_URI
 
@@ -33,8 +35,10 @@ _open_sweeps: list[MLflowRun] = []
 class SweepParent(Callback):
     """Opens a parent run for a multirun whose ``logger`` is MLflow.
 
-    The parent's metric ``objective`` holds those of the jobs; its step is the number of the job. A tag ``job.<number>``
-    says what became of it. Jobs may run in other processes, on machines that reach the store.
+    The parent's metric ``objective`` holds those of the jobs; its step is the number of the job. ``objective_best`` and
+    ``objective_mean`` are of all jobs, ``mean/<overrides>`` is of those that differ in their seed alone; the parent's
+    description has them as a table. A tag ``job.<number>`` says what became of a job. Jobs may run in other processes,
+    on machines that reach the store.
     """
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
@@ -111,11 +115,54 @@ def close_sweep(error: BaseException | None, jobs: Mapping[int, Mapping[str, Any
         try:
             _record(run, {number: job["objective"] for number, job in jobs.items()})
             run.log_tags({f"job.{number}": told(job) for number, job in jobs.items()})
+            _summarise(run, jobs)
             run.set_status(run_status(error))
+            uri = run.client.tracking_uri
+            page = experiment_address(uri, run.experiment_id)
+            tell_aside(f"the sweep in MLflow: {'  # '.join(filter(None, (ui_command(uri), page)))}")
         except Exception as failure:  # databases, drivers and servers make MLflow raise almost anything
             tell_aside(
                 f"MLflow does not answer, the sweep's run {run.run_id} is not closed: {one_line(failure)}"
             )
+
+
+def _summarise(run: MLflowRun, jobs: Mapping[int, Mapping[str, Any]]) -> None:
+    """Stores the best and the mean objective of all jobs, and the mean of each group, and describes them."""
+    groups = groups_of(jobs)
+    every = [value for values in groups.values() for value in values]
+    if not every:
+        return
+    metrics = {"objective_best": max(every), "objective_mean": fmean(every)}
+    if len(groups) > 1:
+        metrics |= {f"mean/{name}": fmean(values) for name, values in groups.items() if values}
+    now = int(time.time() * 1000)
+    run.log_metrics([(clean_key(name), value, now, 0) for name, value in metrics.items()])
+    rows = [
+        f"| {name} | {fmean(values):.4g} | {max(values):.4g} | {len(values)} |"
+        if values
+        else f"| {name} | | | 0 |"
+        for name, values in groups.items()
+    ]
+    table = ["| group | mean objective | best | jobs |", "|---|---|---|---|", *rows]
+    run.log_tags({"mlflow.note.content": "\n".join(table)})
+
+
+def groups_of(jobs: Mapping[int, Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Objectives by the overrides that not all jobs have; jobs that differ in their seed alone are of one group.
+
+    >>> seeds = {n: {"overrides": ["env=wind", f"seed={n}"], "objective": n / 2} for n in (1, 2)}
+    >>> groups_of({**seeds, 3: {"overrides": ["env=maze", "seed=1"], "objective": None}})
+    {'env=wind': [0.5, 1.0], 'env=maze': []}
+    """
+    own = {n: [text for text in job["overrides"] if key_of(text) != "seed"] for n, job in jobs.items()}
+    common = set.intersection(*map(set, own.values())) if own else set()
+    groups: dict[str, list[float]] = {}
+    for number, job in jobs.items():
+        name = " ".join(text for text in own[number] if text not in common) or "all"
+        values = groups.setdefault(name, [])
+        if job["objective"] is not None:
+            values.append(float(job["objective"]))
+    return groups
 
 
 def told(job: Mapping[str, Any]) -> str:

@@ -6,9 +6,10 @@ that closes the run with the truth: FINISHED, FAILED on an error, KILLED on Ctrl
 
 import contextlib
 import os
+import shutil
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -19,6 +20,7 @@ from yamame.files.atomic import json_safe
 from yamame.files.run_directory import RunDirectory
 from yamame.tracking.costs import SystemMetrics
 from yamame.tracking.mlflow_store import RUN_TAG, MLflowRun, NoAnswerError, absolute_uri, clean_key
+from yamame.tracking.pages import run_address, ui_command
 from yamame.tracking.record import RUN_FILE, open_run, read_record, write_record
 from yamame.tracking.spool import SPOOL_FILE, Sender, Spool, Thinning
 from yamame.tracking.summary import git_revision, run_status, versions
@@ -58,6 +60,13 @@ class Tracker(Protocol):
     def log_table(self, name: str, columns: Mapping[str, Sequence[Any]]) -> None:
         """Records a table, given by columns of equal length, in place of one of the same name."""
 
+    def log_model(self, folder: Path, make: Callable[[Path], Any], *, step: int) -> None:
+        """Records what the run has learned up to a step as an MLflow model, which ``make`` writes to a new folder."""
+
+    def pages(self) -> list[str]:
+        """How a person gets to see the run: commands, addresses; nothing where there is nothing to see."""
+        return []
+
     def __enter__(self) -> Self:
         return self
 
@@ -93,6 +102,7 @@ class MLflowTracker(Tracker):
         system_metrics: Add the load of the machine and the process whenever metrics go to the store.
         flush_s: Seconds for which metrics are gathered before they go to the store in one transaction.
         wait_s: Seconds without an answer after which the end of a run waits for MLflow no more.
+        models: Record the agent of a run that has finished as an MLflow model.
     """
 
     def __init__(
@@ -103,12 +113,14 @@ class MLflowTracker(Tracker):
         system_metrics: bool = True,
         flush_s: float = 5.0,
         wait_s: float = 10.0,
+        models: bool = True,
     ):
         self.tracking_uri = tracking_uri
         self.experiment = experiment
         self.system_metrics = system_metrics
         self.flush_s = flush_s
         self.wait_s = wait_s
+        self.models = models
         self._sampled = time.monotonic()
         self._sender: Sender | None = None
         self._system: SystemMetrics | None = None
@@ -202,6 +214,24 @@ class MLflowTracker(Tracker):
         rows = json_safe([list(row) for row in zip(*columns.values(), strict=True)])
         file = f"{name.removesuffix('.json')}.json"
         self.sender.spool.append(table=file, content={"columns": list(columns), "data": rows})
+
+    def log_model(self, folder: Path, make: Callable[[Path], Any], *, step: int) -> None:
+        """See `Tracker.log_model`."""
+        if self.models:
+            shutil.rmtree(folder, ignore_errors=True)
+            make(folder)
+            home = self.sender.spool.path.parent.resolve()
+            path = str(folder.resolve().relative_to(home))
+            self.sender.spool.append(model=path, step=step, mark=uuid.uuid4().hex)
+
+    def pages(self) -> list[str]:
+        """See `Tracker.pages`."""
+        if self.run is None:
+            return []
+        uri = self.run.client.tracking_uri
+        address = run_address(uri, self.run.experiment_id, self.run.run_id)
+        command = ui_command(uri)
+        return [address] if command is None else [command, address]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
