@@ -120,6 +120,13 @@ def wheel(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """Builds the site into ``site``; whatever MkDocs warns of is an error."""
+    session.install(*PROJECT["optional-dependencies"]["docs"])
+    session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     session.install("-e", ".[dev]")
     session.run("python", "tools/benchmark.py", *session.posargs)
