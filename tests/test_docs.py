@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yamame
 import yaml
 from yamame import conf_dir
 from yamame.keys import ENTRIES, GOAL_COMPLETED, GOAL_PAD, GOAL_TOLERANCE
@@ -124,6 +125,32 @@ def test_the_reference_has_every_public_name_and_no_other():
         public = public_names(Path(importlib.import_module(package).__file__))
         missing = {f"{package}.{name}" for name in public} - set(named)
         assert not missing, f"{page.name} must have {sorted(missing)}"
+
+
+def settings(page: Path) -> set[tuple[str, ...]]:
+    """Recipe and overrides of each setting and command, but for sweeps and those with a package of one's own."""
+    text = page.read_text()
+    commands = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).splitlines()
+    spans = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    found = set()
+    for line in (*commands, *spans):
+        words = line.partition("#")[0].replace("python recipes/train.py", "yamame train").split()
+        _, recipe, *overrides = words if words[:1] == ["yamame"] else ["yamame", "train", *words]
+        is_setting = overrides and all(re.match(r"[+~]?[a-z_/.]+=[^.]", each) for each in overrides)
+        if recipe in ("train", "offline", "ppo") and is_setting and "mylab" not in line:
+            found.add((recipe, *overrides))
+    return found - {("train", "key=value")}
+
+
+def test_the_settings_that_how_tos_name_are_there():
+    every = set().union(*map(settings, HOWTOS))
+    assert len(every) > 60
+    lone = [line[1] for line in sorted(every) if line[0] == "train" and len(line) == 2]
+    together = {text.partition("=")[0]: text for text in lone if "." in text.partition("=")[0]}
+    yamame.compose(*together.values())  # in one, for each takes its time
+    for recipe, *overrides in sorted(every):
+        if recipe != "train" or not set(overrides) <= set(together.values()):
+            yamame.compose(*overrides, recipe=recipe)
 
 
 @pytest.mark.parametrize("page", HOWTOS, ids=lambda page: page.stem)
