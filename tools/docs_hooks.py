@@ -88,7 +88,9 @@ def page_of(path: Path) -> str:
     name = path.relative_to(ROOT)
     files = sorted(path.glob("*.*")) if path.is_dir() else [path]
     blocks = [listing(file) for file in files if file.is_file()]
-    return "\n".join(["---", "hide: [navigation, toc]", "search: {exclude: true}", "---", f"# {name}", *blocks])
+    return "\n".join(
+        ["---", "hide: [navigation, toc]", "search: {exclude: true}", "---", f"# {name}", *blocks]
+    )
 
 
 def listing(path: Path) -> str:
