@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, InclusionLevel
 
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 EQUATION = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+FETCH = re.compile(r'<(?:link\b[^>]*\bhref|\w+\b[^>]*\bsrc(?:set)?)=["\']?(?:https?:)?//[^>]*>')
 ALWAYS = ("CONTRIBUTING.md", "CHANGELOG.md")
 """What the navigation names, whether a page does or not."""
 
@@ -63,6 +65,13 @@ def on_page_content(html: str, **_: Any) -> str:
     return EQUATION.sub(render, html)
 
 
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Refuses a page that would fetch something from elsewhere when it is read."""
+    if fetched := FETCH.search(output):
+        raise PluginError(f"{page.file.src_uri} must fetch nothing, got {fetched[0]}")
+    return output
+
+
 def outside(origin: str, text: str) -> list[str]:
     """The files and folders outside of ``docs`` that a page of the repository links to."""
     paths = [resolve(origin, match[1]) for match in LINK.finditer(text)]
@@ -96,4 +105,4 @@ def page_of(path: Path) -> str:
 def listing(path: Path) -> str:
     """A file's text as a block of code with its name."""
     language = {".py": "python", ".yaml": "yaml"}.get(path.suffix, "text")
-    return f'\n~~~~~~{language} title="{path.relative_to(ROOT)}" linenums="1"\n{path.read_text()}~~~~~~\n'
+    return f'\n~~~~~~{language} title="{path.relative_to(ROOT)}"\n{path.read_text()}~~~~~~\n'
