@@ -14,6 +14,7 @@ LONG = (
     "data/test_sources.py", "losses/test_continuous.py", "losses/test_redq_learning.py", "replay/disk/test_storage.py",
     "test_ablations.py", "test_benchmark.py", "test_house.py", "testing/test_trajectory.py", "timestep/test_cnn.py",
     "training/test_recorded_updates.py", "trajectory/test_compiled.py",
+    "test_docs.py::test_the_python_of_a_how_to_runs", "test_docs.py::test_the_settings_that_how_tos_name_are_there",
     "test_readme.py::test_the_script_that_trains_from_python_runs",
 )  # fmt: skip
 """Tests that take seconds: they play, learn or start processes. ``quick`` leaves them out."""
@@ -117,6 +118,13 @@ def wheel(session: nox.Session) -> None:
     session.chdir(dist)
     session.run("python", "-c", "import yamame; assert (yamame.conf_dir() / 'train.yaml').is_file()")
     session.run("python", "-m", "yamame.recipes.train", "--help", silent=True)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Builds the site into ``site``; whatever MkDocs warns of is an error."""
+    session.install(*PROJECT["optional-dependencies"]["docs"])
+    session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
 
 
 @nox.session

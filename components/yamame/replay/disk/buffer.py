@@ -16,6 +16,7 @@ from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers import RandomSampler
 from torchrl.data.replay_buffers.writers import ImmutableDatasetWriter
 from torchrl.envs.transforms import Transform
+
 from yamame.checks import require_choice
 from yamame.replay.disk.storage import TrajectoryFollower, TrajectoryStorage
 from yamame.replay.packing import pack_whole

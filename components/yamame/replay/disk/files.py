@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
+
 from yamame.checks import require
 from yamame.failures import one_line
 

@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
+
 from yamame.checks import require
 from yamame.replay.disk.files import (
     DTYPES,

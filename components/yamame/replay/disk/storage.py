@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
+
 from yamame.checks import require, require_at_least
 from yamame.replay.disk.files import (
     FORMAT,

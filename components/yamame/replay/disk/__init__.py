@@ -1,0 +1,1 @@
+"""Trajectories on disk: their files, and the replay buffer over them."""

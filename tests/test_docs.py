@@ -1,0 +1,176 @@
+"""The pages: links, excerpts, tables and blocks of Python agree with the repository."""
+
+import ast
+import importlib
+import re
+import sys
+import textwrap
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yamame
+import yaml
+from yamame import conf_dir
+from yamame.keys import ENTRIES, GOAL_COMPLETED, GOAL_PAD, GOAL_TOLERANCE
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+HOWTOS = sorted((DOCS / "howto").glob("*.md"))
+NO_PAGES = {"MIN_IMAGE_SIZE", "Returns", "GlobalRNGState", "register"}
+"""Public names that the reference leaves out: a constant, a former name, TorchRL's, and what is called for us."""
+
+
+def page_name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def links(page: Path) -> list[tuple[str, str]]:
+    """Path and anchor of every link to this repository."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    return re.findall(r"\]\((?![a-z]+:)([^)#\s]*)(?:#([^)\s]*))?\)", text)
+
+
+def anchors(page: Path) -> set[str]:
+    """What headings of a page, and names of the reference, are linked by."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    titles = [
+        re.sub(r"[^\w\s-]", "", title.lower()) for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    ]
+    return {re.sub(r"\s", "-", title.strip()) for title in titles} | set(
+        re.findall(r"^::: (\S+)", text, re.MULTILINE)
+    )
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=page_name)
+def test_every_link_leads_somewhere(page):
+    for path, anchor in links(page):
+        target = page.parent / path if path else page
+        assert target.exists(), f"{page_name(page)} links to {path}"
+        if anchor:
+            assert anchor in anchors(target), f"{page_name(page)} links to {path}#{anchor}"
+
+
+def nav_pages(entry: object) -> list[str]:
+    """The pages of the navigation, from top to bottom."""
+    if isinstance(entry, str):
+        return [entry]
+    parts = entry.values() if isinstance(entry, dict) else entry
+    return [page for part in parts for page in nav_pages(part)]
+
+
+def test_the_navigation_holds_every_page_once():
+    named = nav_pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    own = [page for page in named if not page.startswith("source/")]
+    assert sorted(own) == [str(page.relative_to(DOCS)) for page in PAGES]
+    assert all((ROOT / page.removeprefix("source/")).exists() for page in set(named) - set(own))
+
+
+def excerpts() -> list[tuple[str, str]]:
+    return re.findall(
+        r'```python title="(\w+/.*?)"\n(.*?)```', (DOCS / "algorithm.md").read_text(), re.DOTALL
+    )
+
+
+def test_excerpts_on_the_algorithm_are_lines_of_their_files():
+    assert len(excerpts()) > 10
+    for path, excerpt in excerpts():
+        lines = (ROOT / path).read_text().splitlines()
+        size = excerpt.count("\n")
+        parts = ("\n".join(lines[i : i + size]) + "\n" for i in range(len(lines)))
+        assert excerpt in map(textwrap.dedent, parts), f"{path} has no such lines:\n{excerpt}"
+
+
+def test_the_page_on_the_paper_names_what_there_is():
+    text = (DOCS / "paper.md").read_text()
+    for kind in ("experiment", "ablation", "encoder", "agent", "relabel", "exploration", "trials"):
+        named = re.findall(rf"(?<![\w/.]){kind}=(\w+)", text)
+        assert named, kind
+        missing = {name for name in named if not (conf_dir() / kind / f"{name}.yaml").exists()}
+        assert not missing, (kind, missing)
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "](" in line]
+    assert len(rows) > 25
+    assert [row for row in rows if "](../tests/" not in row] == []
+
+
+def test_the_glossary_of_keys_is_that_of_the_code():
+    text = (DOCS / "keys.md").read_text()
+    says = {True: "yes", False: "no"}
+    for entry in ENTRIES:
+        dtype, meaning = entry.dtype or "of the environment", entry.meaning.replace("``", "`")
+        flags = " | ".join(says[flag] for flag in (entry.is_input, entry.is_stored, entry.is_reserved))
+        row = f"| `{entry.name}` | `{entry.shape}` | {dtype} | {meaning} | {flags} |"
+        assert row in text, f"docs/keys.md must have the row\n{row}"
+    table = text[: text.index("- *input*")]
+    assert len(re.findall(r"^\| `", table, re.MULTILINE)) == len(ENTRIES)
+    assert all(f"`{value}`" in text for value in (GOAL_PAD, GOAL_COMPLETED, GOAL_TOLERANCE))
+
+
+def public_names(init: Path) -> set[str]:
+    """What an ``__init__`` passes on: ``from ... import X as X``."""
+    imports = [node for node in ast.walk(ast.parse(init.read_text())) if isinstance(node, ast.ImportFrom)]
+    return {alias.asname for node in imports for alias in node.names if alias.asname} - NO_PAGES
+
+
+def test_the_reference_has_every_public_name_and_no_other():
+    named = re.findall(r"^::: (\S+)", "\n".join(page.read_text() for page in PAGES), re.MULTILINE)
+    for name in named:
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute), name
+    for page in (DOCS / "api").glob("*.md"):
+        if page.stem in ("index", "yamame"):
+            continue
+        package = page.stem if page.stem == "yamame_envs" else f"yamame.{page.stem}"
+        public = public_names(Path(importlib.import_module(package).__file__))
+        missing = {f"{package}.{name}" for name in public} - set(named)
+        assert not missing, f"{page.name} must have {sorted(missing)}"
+
+
+def settings(page: Path) -> set[tuple[str, ...]]:
+    """Recipe and overrides of each setting and command, but for sweeps and those with a package of one's own."""
+    text = page.read_text()
+    commands = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).splitlines()
+    spans = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    found = set()
+    for line in (*commands, *spans):
+        words = line.partition("#")[0].replace("python recipes/train.py", "yamame train").split()
+        _, recipe, *overrides = words if words[:1] == ["yamame"] else ["yamame", "train", *words]
+        is_setting = overrides and all(re.match(r"[+~]?[a-z_/.]+=[^.]", each) for each in overrides)
+        if recipe in ("train", "offline", "ppo") and is_setting and "mylab" not in line:
+            found.add((recipe, *overrides))
+    return found - {("train", "key=value")}
+
+
+def test_the_settings_that_how_tos_name_are_there():
+    every = set().union(*map(settings, HOWTOS))
+    assert len(every) > 60
+    lone = [line[1] for line in sorted(every) if line[0] == "train" and len(line) == 2]
+    together = {text.partition("=")[0]: text for text in lone if "." in text.partition("=")[0]}
+    yamame.compose(*together.values())  # in one, for each takes its time
+    for recipe, *overrides in sorted(every):
+        if recipe != "train" or not set(overrides) <= set(together.values()):
+            yamame.compose(*overrides, recipe=recipe)
+
+
+@pytest.mark.parametrize("page", HOWTOS, ids=lambda page: page.stem)
+def test_the_python_of_a_how_to_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mylab", raising=False)
+    module = ModuleType("how_to")  # classes that a page defines are found when they are copied
+    monkeypatch.setitem(sys.modules, "how_to", module)
+    names = module.__dict__
+    for _, title, text in re.findall(
+        r'```(python|yaml)(?: title="(.*?)")?\n(.*?)```', page.read_text(), re.DOTALL
+    ):
+        if title:
+            file = tmp_path / title
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        else:
+            exec(compile(text, page.name, "exec"), names)
+    if "run" in names:
+        assert names["run"].summary["status"] == "FINISHED"
+    if "losses" in names:
+        assert names["losses"][-1] < names["losses"][0]
