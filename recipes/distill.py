@@ -14,11 +14,13 @@ The run lives in <run.root>/<run.name>; on a CPU a killed and resumed run ends w
 bit, as one that was never stopped.
 """
 
+import yamame.cli.front
 import yamame.cli.threads  # sets what torch reads when it is imported
 import yamame.signals
 
 if __name__ == "__main__":
     yamame.signals.end_while_loading()
+    yamame.cli.front.answer("distill")
 
 # isort: split
 from collections.abc import Sequence

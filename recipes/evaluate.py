@@ -10,7 +10,11 @@ was played; the same command writes the same file, other settings another. Sever
 tasks: a run's score is its mean over the held-out tasks, and runs with the same environment are runs of one task.
 """
 
-import yamame.cli.threads  # noqa: F401 (sets what torch reads when it is imported)
+import yamame.cli.front
+import yamame.cli.threads  # sets what torch reads when it is imported
+
+if __name__ == "__main__":
+    yamame.cli.front.answer("evaluate")
 
 # isort: split
 from contextlib import closing

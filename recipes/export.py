@@ -7,7 +7,11 @@
 A checkpoint of an earlier version does not say what its agent observes: its environment is built to see it.
 """
 
-import yamame.cli.threads  # noqa: F401 (sets what torch reads when it is imported)
+import yamame.cli.front
+import yamame.cli.threads  # sets what torch reads when it is imported
+
+if __name__ == "__main__":
+    yamame.cli.front.answer("export")
 
 # isort: split
 from contextlib import closing

@@ -9,7 +9,11 @@ is given, one is asked for in a terminal; an empty answer, and anything else tha
 seed. The video goes to <output>/episode.gif, with video=mp4 to <output>/episode.mp4 (pip install 'yamame[video]').
 """
 
-import yamame.cli.threads  # noqa: F401 (sets what torch reads when it is imported)
+import yamame.cli.front
+import yamame.cli.threads  # sets what torch reads when it is imported
+
+if __name__ == "__main__":
+    yamame.cli.front.answer("play")
 
 # isort: split
 import importlib.util

@@ -11,11 +11,13 @@ episodes with the present policy, which is then changed by some epochs over thos
 later. On a CPU a killed and resumed run ends with the same parameters, bit for bit, as one that was never stopped.
 """
 
+import yamame.cli.front
 import yamame.cli.threads  # sets what torch reads when it is imported
 import yamame.signals
 
 if __name__ == "__main__":
     yamame.signals.end_while_loading()
+    yamame.cli.front.answer("ppo")
 
 # isort: split
 from collections.abc import Iterator, Sequence

@@ -8,7 +8,11 @@ The page <directory>/index.html needs nothing else. The pictures (PNG), the vide
 it. Only runs that ended by themselves count; the others are listed with the reason.
 """
 
-import yamame.cli.threads  # noqa: F401 (sets what torch reads when it is imported)
+import yamame.cli.front
+import yamame.cli.threads  # sets what torch reads when it is imported
+
+if __name__ == "__main__":
+    yamame.cli.front.answer("report")
 
 # isort: split
 from pathlib import Path

@@ -7,7 +7,11 @@ What MLflow already has is not stored again, so that nothing happens the second 
 same by itself.
 """
 
-import yamame.cli.threads  # noqa: F401 (sets what torch reads when it is imported)
+import yamame.cli.front
+import yamame.cli.threads  # sets what torch reads when it is imported
+
+if __name__ == "__main__":
+    yamame.cli.front.answer("sync")
 
 # isort: split
 from pathlib import Path

@@ -15,11 +15,13 @@ one run out: `torchrun --nproc-per-node=2 recipes/train.py ...` (docs/scale.md).
 come from data and replay, and a run may begin with updates from data alone (docs/data.md).
 """
 
+import yamame.cli.front
 import yamame.cli.threads  # sets what torch reads when it is imported
 import yamame.signals
 
 if __name__ == "__main__":
     yamame.signals.end_while_loading()
+    yamame.cli.front.answer("train")
 
 # isort: split
 from collections.abc import Sequence

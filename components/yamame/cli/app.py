@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -28,12 +28,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from yamame import conf_dir
 from yamame.checks import UsageError
-from yamame.cli.arguments import EASED, ease
-from yamame.cli.command_line import CommandLine, read_command_line
+from yamame.cli.command_line import CommandLine
 from yamame.cli.explain import check_choices, explain, explain_outside
+from yamame.cli.front import VERSION_BASE, fail, read_line
 from yamame.cli.jobs import (
     SWEEP_VARIABLE,
-    VERSION_BASE,
     AlreadyDone,
     Answer,
     check_sweep,
@@ -56,7 +55,7 @@ from yamame.signals import stopping
 from yamame.tracking.mlflow_store import check_store
 from yamame.tracking.sweep import close_sweep
 
-_USAGE_STATUS, _OUTSIDE_STATUS = 2, 1
+_OUTSIDE_STATUS = 1
 _INTERRUPTED = 130  # as shells report SIGINT
 
 
@@ -110,13 +109,13 @@ def main(
                 jobs = stack.enter_context(table_of_jobs(check_sweep(line, settings)))
             hydra.main(version_base=VERSION_BASE, config_path=directory, config_name=config_name)(checked)()
     except (UsageError, HydraException, OmegaConfBaseException) as error:
-        _fail(config_name, explain(error, line))
+        fail(config_name, explain(error, line))
     except (OSError, OutsideError) as error:
-        _fail(config_name, explain_outside(error), status=_OUTSIDE_STATUS)
+        fail(config_name, explain_outside(error), status=_OUTSIDE_STATUS)
     except KeyboardInterrupt:
-        _fail(config_name, "interrupted", status=_INTERRUPTED)
+        fail(config_name, "interrupted", status=_INTERRUPTED)
     except Exception as error:
-        _fail(config_name, explain_lost(error), status=_OUTSIDE_STATUS)
+        fail(config_name, explain_lost(error), status=_OUTSIDE_STATUS)
     finally:
         close_sweep(sys.exception(), jobs)
 
@@ -150,19 +149,9 @@ def make_ready(cfg: DictConfig) -> None:
     share_threads(num_jobs=_jobs_at_once())
 
 
-def look_here() -> None:
-    """Finds modules of the present directory, after those that are installed."""
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)
-
-
 def _prepared(directory: str, config_name: str) -> CommandLine:
     """Reads the command line, and puts it in the order that Hydra wants."""
-    look_here()
-    try:
-        line = read_command_line(ease(sys.argv[1:], **EASED.get(config_name, {})), directory, config_name)
-    except UsageError as error:
-        _fail(config_name, str(error))
+    line = read_line(sys.argv[1:], directory, config_name)
     sys.argv[1:] = [*line.flags, *line.overrides]
     return line
 
@@ -190,15 +179,9 @@ def _one_line(command: str) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        _fail(command, str(error))
+        fail(command, str(error))
     except (OSError, OutsideError) as error:
-        _fail(command, explain_outside(error), status=_OUTSIDE_STATUS)
-
-
-def _fail(name: str, message: str, *, status: int = _USAGE_STATUS) -> NoReturn:
-    if status != _USAGE_STATUS or started()[1] == 0:  # the first process says what all of them found
-        tell_aside(f"{name}: {' '.join(message.split())}")
-    raise SystemExit(status)
+        fail(command, explain_outside(error), status=_OUTSIDE_STATUS)
 
 
 def _jobs_at_once() -> int:

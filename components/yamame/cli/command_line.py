@@ -1,6 +1,7 @@
 """What stands on the command line of a recipe: Hydra's flags, overrides, and where YAML files are looked for."""
 
 import argparse
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -89,6 +90,22 @@ def read_command_line(arguments: Sequence[str], directory: str, config_name: str
         own,
         is_sweep=parsed.multirun,
     )
+
+
+def jobs_of(line: CommandLine) -> Iterator[list[str]]:
+    """The overrides of each job that a command line asks for, those of a sweep in Hydra's order.
+
+    Raises:
+        HydraException: An override cannot be read.
+    """
+    choices = []
+    for override in OverridesParser.create().parse_overrides(list(line.overrides)):
+        key = override.get_key_element()
+        if not (line.is_sweep and override.is_sweep_override()):
+            choices.append([override.input_line or ""])
+        elif override.is_discrete_sweep():
+            choices.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+    yield from map(list, itertools.product(*choices))
 
 
 def _refuse(message: str) -> NoReturn:

@@ -6,7 +6,6 @@ leave a file there, which the process that started the sweep reads.
 """
 
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -24,19 +23,17 @@ from typing import Any, Literal
 
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from yamame.checks import UsageError
-from yamame.cli.command_line import CommandLine
+from yamame.cli.command_line import CommandLine, jobs_of
 from yamame.cli.explain import explain_outside
 from yamame.cli.nodes import check
 from yamame.failures import OutsideError, one_line, tell_aside
 from yamame.files.atomic import is_left_behind, write_json
 from yamame.files.identity import key_of, makes_another_name
 
-VERSION_BASE = "1.3"
 SWEEP_VARIABLE = "YAMAME_SWEEP"
 """Environment variable with the folder in which jobs say what became of them."""
 _NAMED_AFTER = ("env", "encoder")
@@ -140,26 +137,20 @@ def check_sweep(line: CommandLine, settings: Mapping[str, Any] | None) -> Path:
     Raises:
         UsageError: A job is not what `check` wants, or two of them share a directory.
     """
-    parsed = OverridesParser.create().parse_overrides(list(line.overrides))
-    choices = []
-    for override in parsed:
-        key = override.get_key_element()
-        if override.is_sweep_override() and override.is_discrete_sweep():
-            choices.append([f"{key}={value}" for value in override.sweep_string_iterator()])
-        elif not override.is_sweep_override():
-            choices.append([f"{key}={override.get_value_element_as_str()}"])
+    jobs = list(jobs_of(line))
+    common = set.intersection(*map(set, jobs))
     owners: dict[Path, str] = {}
     sweep_dir = Path()
     with line.composing():
-        for number, job in enumerate(itertools.product(*choices)):
-            cfg = compose(line.config_name, overrides=list(job), return_hydra_config=True)
+        for number, job in enumerate(jobs):
+            cfg = compose(line.config_name, overrides=job, return_hydra_config=True)
             hydra_config, sweep_dir = cfg.hydra, Path(cfg.hydra.sweep.dir)
             with open_dict(cfg):
                 del cfg["hydra"]
             check(cfg, settings, typed=[key_of(text) for text in job])
             if OmegaConf.is_dict(cfg.get("run")):
                 path = (Path(cfg.run.root) / run_name(cfg, hydra_config)).resolve()
-                changed = [text for text, several in zip(job, choices, strict=True) if len(several) > 1]
+                changed = [text for text in job if text not in common]
                 label = f"job {number} ({' '.join(changed)})"
                 other = owners.setdefault(path, label)
                 if other != label:

@@ -1,6 +1,4 @@
-"""What is written to disk: atomic files, checkpoints, run directories."""
+"""What lies on disk, and outlives whatever ends the process: atomic writes, checkpoints, run directories.
 
-from yamame.files.atomic import atomic_writer as atomic_writer
-from yamame.files.checkpoint import Checkpointer as Checkpointer
-from yamame.files.checkpoint import LoadedCheckpoint as LoadedCheckpoint
-from yamame.files.run_directory import RunDirectory as RunDirectory
+Nothing is imported here: whoever writes a small file does not load torch.
+"""

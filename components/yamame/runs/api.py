@@ -26,10 +26,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from yamame import conf_dir, recipes_dir
 from yamame.checks import UsageError
-from yamame.cli.app import look_here, make_ready
+from yamame.cli.app import make_ready
 from yamame.cli.arguments import EASED, ease
 from yamame.cli.command_line import read_command_line
 from yamame.cli.explain import check_choices, explain
+from yamame.cli.front import look_here
 from yamame.cli.jobs import AlreadyDone
 from yamame.cli.nodes import check
 from yamame.cli.settings import SETTINGS

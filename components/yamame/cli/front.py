@@ -1,0 +1,88 @@
+"""What a command line is answered with before torch is loaded: help, what Hydra shows, mistakes in keys and choices.
+
+A recipe calls `answer` before its own imports. What needs the classes that the configuration names, as the types of
+their arguments, is checked later, by `yamame.cli.app.main`.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import NoReturn
+
+import hydra
+from hydra import compose
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from yamame import conf_dir
+from yamame.checks import UsageError
+from yamame.cli.arguments import EASED, ease
+from yamame.cli.command_line import CommandLine, jobs_of, read_command_line
+from yamame.cli.explain import check_choices, explain
+from yamame.cli.help import help_text
+from yamame.failures import tell_aside
+
+VERSION_BASE = "1.3"
+USAGE_STATUS = 2
+_JOBS = 4  # of a sweep that are looked at so early
+_HELP = ("-h", "--help")
+_SHOWN_BY_HYDRA = ("-c", "--cfg", "-i", "--info", "-sc", "--shell-completion", "--hydra-help", "--version")
+
+
+def answer(config_name: str) -> None:
+    """Ends the process where the command line asks for help, or names what is not there.
+
+    Args:
+        config_name: The main YAML file, and the recipe's name.
+
+    Raises:
+        SystemExit: It was answered; the status is 2 for a mistake.
+    """
+    directory = str(conf_dir().resolve())
+    line = read_line(sys.argv[1:], directory, config_name)
+    flags = {flag.partition("=")[0] for flag in line.flags}
+    try:
+        check_choices(line)
+        if flags.intersection(_HELP):
+            print(help_text(line, Path(sys.argv[0])))
+            raise SystemExit
+        if flags.intersection(_SHOWN_BY_HYDRA):
+            sys.argv[1:] = [*line.flags, *line.overrides]
+            os.environ["HYDRA_FULL_ERROR"] = "1"  # it raises, instead of printing and ending
+            hydra.main(version_base=VERSION_BASE, config_path=directory, config_name=config_name)(_nothing)()
+            raise SystemExit
+        with line.composing():
+            for job in islice(jobs_of(line), _JOBS):
+                compose(line.config_name, overrides=job)
+    except (UsageError, HydraException, OmegaConfBaseException) as error:
+        fail(config_name, explain(error, line))
+    if os.environ.get("RANK", "0") == "0":
+        tell_aside(f"{config_name}: loading")
+
+
+def read_line(arguments: Sequence[str], directory: str, config_name: str) -> CommandLine:
+    """The command line of a recipe; ends the process with a line where it cannot be read."""
+    look_here()
+    try:
+        return read_command_line(ease(arguments, **EASED.get(config_name, {})), directory, config_name)
+    except UsageError as error:
+        fail(config_name, str(error))
+
+
+def look_here() -> None:
+    """Finds modules of the present directory, after those that are installed."""
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)
+
+
+def fail(name: str, message: str, *, status: int = USAGE_STATUS) -> NoReturn:
+    """Ends the process with one line on the standard error; of torchrun's processes the first tells of mistakes."""
+    if status != USAGE_STATUS or os.environ.get("RANK", "0") == "0":
+        tell_aside(f"{name}: {' '.join(message.split())}")
+    raise SystemExit(status)
+
+
+def _nothing(cfg: object) -> None:
+    """Hydra answers by itself."""

@@ -1,0 +1,85 @@
+"""What is answered before torch is loaded, as a user meets it: in a process of its own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+WITH_HELP = ("train", "ppo", "distill", "offline", "evaluate", "play", "report", "export", "sync")
+LIGHT = """
+import runpy, sys
+for name in ("torch", "torchrl", "tensordict", "mlflow"):
+    sys.modules[name] = None  # importing it fails
+recipe = sys.argv[1]
+sys.argv = sys.argv[1:]
+runpy.run_path(recipe, run_name="__main__")
+"""
+
+
+def ask(recipe: str, *arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-c", LIGHT, str(RECIPES / f"{recipe}.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("recipe", WITH_HELP)
+def test_help_loads_no_torch_and_begins_with_what_the_recipe_does_and_examples(recipe):
+    asked = ask(recipe, "--help")
+    assert (asked.returncode, asked.stderr) == (0, "")
+    assert asked.stdout.count(f"python recipes/{recipe}.py") >= 2
+    assert "Keys, as key=value:" in asked.stdout
+
+
+def test_help_shows_groups_first_what_is_chosen_and_every_key_with_the_comment_of_its_file():
+    out = ask("train", "--help", "env=tmaze", "encoder=gru").stdout
+    assert out.index("Groups") < out.index("  encoder ") < out.index("Keys") < out.index("Flags")
+    assert "*gru gru_selective" in out
+    assert "env.length=32                                cells of the corridor" in out
+    assert "evaluation.greedy=true                       act by the most probable action" in out
+    assert "sweep auto" in out.split("  trust=")[0]  # a comment of two lines
+    assert "encoder.d_model" not in out  # that of another choice
+
+
+def test_every_key_of_the_main_file_has_a_comment():
+    rows = ask("train", "--help").stdout.partition("Keys, as key=value:")[2].splitlines()
+    keys = [row for row in rows if row.startswith("  ") and row[2:3].strip() and "=" in row.split()[0]]
+    bare = [row.split("=")[0].strip() for row in keys if len(row.split()) == 1]
+    own = (
+        "seed",
+        "device",
+        "run.",
+        "budget.",
+        "schedule.",
+        "evaluation.",
+        "checkpoint.",
+        "workers.n",
+        "data.",
+    )
+    assert len(keys) > 100
+    assert [key for key in bare if key.startswith(own)] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["encodr=gru"], "encodr: no such key, did you mean encoder"),
+        (["encoder=gruu"], "encoder=gruu: no such choice, did you mean gru?"),
+        (["-m", "seed=0,1", "env.sizze=3"], "env.sizze: no such key, did you mean env.size?"),
+        (["-m", "encoder=gru,lstmm"], "encoder=lstmm"),
+        (["seed=[1"], "cannot be read"),
+        (["--nosuch"], "settings have no dashes before them"),
+    ],
+)
+def test_a_mistake_in_keys_and_choices_is_told_in_one_line_without_torch(arguments, message, tmp_path):
+    asked = ask("train", *arguments)
+    assert asked.returncode == 2
+    assert message in asked.stderr
+    assert asked.stderr.count("\n") == 1
+
+
+def test_the_configuration_and_completions_are_shown_without_torch():
+    shown = ask("train", "--cfg", "job", "env=tmaze")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "_target_: yamame_envs.PassiveTMaze" in shown.stdout
+    assert "complete -o nospace" in ask("train", "-sc", "install=bash").stdout
