@@ -16,6 +16,7 @@ LONG = (
     "test_ablations.py", "test_benchmark.py", "test_house.py", "testing/test_trajectory.py", "timestep/test_cnn.py",
     "training/test_recorded_updates.py", "trajectory/test_compiled.py",
     "test_docs.py::test_the_python_of_a_how_to_runs", "test_docs.py::test_the_settings_that_how_tos_name_are_there",
+    "test_readme.py::test_the_script_of_the_readme_runs",
     "test_readme.py::test_the_script_that_trains_from_python_runs",
 )  # fmt: skip
 """Tests that take seconds: they play, learn or start processes. ``quick`` leaves them out."""

@@ -1,41 +1,50 @@
-"""What README shows runs as it stands, and names only what there is."""
+"""What README and the page of use show runs as it stands, and names only what there is."""
 
 import re
+import runpy
 from pathlib import Path
 
-import yamame
 from yamame import conf_dir
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+USE = (ROOT / "docs" / "use.md").read_text()
 ENVIRONMENTS = (ROOT / "docs" / "environments.md").read_text()
 
 
-def scripts() -> list[str]:
-    found = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(found) == 3
-    return found
+def scripts(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+
+
+def test_the_readme_is_short_and_its_table_is_what_the_command_prints():
+    assert len(README.splitlines()) <= 120
+    table = list(runpy.run_path(str(ROOT / "tools" / "results.py"))["table"]())
+    assert "\n".join(table) in README
+    assert len(table) == 13
+
+
+def test_the_script_of_the_readme_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    (script,) = scripts(README)
+    exec(compile(script.replace('"budget.minutes=0.1"', '"debug=tiny"'), "README.md", "exec"), names)
+    assert names["run"].summary["status"] == "FINISHED"
+    assert names["agent"].action_spec.is_in(names["action"])
 
 
 def test_the_script_that_trains_from_python_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict = {}
-    script = scripts()[0].replace('"budget.minutes=0.1"', '"debug=tiny"')
-    exec(compile(script, "README.md", "exec"), names)
+    script = scripts(USE)[0].replace('"budget.minutes=0.1"', '"debug=tiny"')
+    exec(compile(script, "use.md", "exec"), names)
     assert names["run"].summary["status"] == "FINISHED"
     assert len(list(tmp_path.glob("runs/*/evaluation/*/evaluation.json"))) == 2
     assert names["run"].name in names["page"].read_text()
-    agent = yamame.load(names["run"].path)
-    names["observation"] = agent.observation_spec.zero()
-    script = scripts()[2].replace("runs/mine", str(names["run"].path))
-    exec(compile(script, "README.md", "exec"), names)
-    assert agent.action_spec.is_in(names["action"])
 
 
 def test_the_script_that_uses_parts_alone_runs_and_trains():
-    script = scripts()[1]
     names: dict = {}
-    exec(compile(script, "README.md", "exec"), names)
+    exec(compile(scripts(USE)[1], "use.md", "exec"), names)
     assert {"loss_critic", "loss_online", "loss_cloning"} <= set(names["terms"].keys())
     gradients = [p.grad for p in names["context"].parameters()]
     assert all(g is not None and g.abs().sum() > 0 for g in gradients)
@@ -60,7 +69,7 @@ def test_the_table_of_choices_is_complete():
         "callbacks",
         "ablation",
     ):
-        rows = [line for line in README.splitlines() if re.match(rf"\| `\+?{group}`", line)]
+        rows = [line for line in USE.splitlines() if re.match(rf"\| `\+?{group}`", line)]
         named = [name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[2])]
         assert sorted(named) == sorted(choices(group))
 
