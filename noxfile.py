@@ -13,7 +13,8 @@ LONG = (
     "agent/test_recorded.py", "agent/test_separate.py", "cli/test_app.py", "cli/test_console.py", "cli/test_front.py",
     "cli/test_jobs.py",
     "data/test_sources.py", "losses/test_continuous.py", "losses/test_redq_learning.py", "replay/disk/test_storage.py",
-    "test_ablations.py", "test_benchmark.py", "test_house.py", "testing/test_trajectory.py", "timestep/test_cnn.py",
+    "test_ablations.py", "test_benchmark.py", "test_examples.py", "test_tutorials.py",
+    "test_house.py", "testing/test_trajectory.py", "timestep/test_cnn.py",
     "training/test_recorded_updates.py", "trajectory/test_compiled.py",
     "test_docs.py::test_the_python_of_a_how_to_runs", "test_docs.py::test_the_settings_that_how_tos_name_are_there",
     "test_readme.py::test_the_script_of_the_readme_runs",
@@ -127,6 +128,15 @@ def docs(session: nox.Session) -> None:
     """Builds the site into ``site``; whatever MkDocs warns of is an error."""
     session.install(*PROJECT["optional-dependencies"]["docs"])
     session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
+
+
+@nox.session
+def examples(session: nox.Session) -> None:
+    """Runs the examples and the tutorials from top to bottom."""
+    session.install("-e", ".[dev]")
+    session.run(
+        "pytest", "-n", "auto", *(session.posargs or ("tests/test_examples.py", "tests/test_tutorials.py"))
+    )
 
 
 @nox.session

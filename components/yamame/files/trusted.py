@@ -173,6 +173,17 @@ your own must be in trust=[...]; got 'os.system'
             raise UsageError(f"{key or 'configuration'} must be {problem}; got {shown(value)}")
 
 
+def own_modules(env: Mapping[str, Any]) -> list[str]:
+    """Modules that an environment's settings import when they come from the command line, and need trust from a file.
+
+    >>> own_modules({"id": "mylab.doors:Door-v0", "settings": {}, "tasks": "mylab.doors:draw"})
+    ['mylab.doors.']
+    """
+    texts = [value for value in env.values() if isinstance(value, str) and ":" in value]
+    modules = dict.fromkeys(text.rpartition(":")[0] for text in texts)
+    return [f"{module}." for module in modules if module not in _REGISTERING]
+
+
 def without_foreign_weights(config: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration from a file whose own weights come next: a path in it may be a stranger's, and is not opened.
 

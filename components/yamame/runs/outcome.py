@@ -17,6 +17,7 @@ from yamame.failures import OutsideError, tell_aside
 from yamame.files.atomic import atomic_writer, read_json, write_json
 from yamame.files.checkpoint import LoadedCheckpoint
 from yamame.files.identity import differing
+from yamame.files.trusted import own_modules
 from yamame.report.figures import learning_curve, write_gif
 from yamame.report.terminal import print_columns
 from yamame.runs.held_out import render_held_out
@@ -133,7 +134,8 @@ def next_steps(run: "Run") -> list[str]:
     """What shows a person what a run has come to: its pages in MLflow, and commands that play its agent."""
     steps = ["  # ".join(run.tracker.pages())]
     if run.checkpoints.last is not None:
-        trust = [f"trust=[{','.join(run.cfg.trust)}]"] if run.cfg.get("trust") else []
+        packages = [*(run.cfg.get("trust") or []), *own_modules(run.config["env"])]
+        trust = [f"trust=[{','.join(dict.fromkeys(packages))}]"] if packages else []
         told = shlex.join([f"run={run.path}", *trust])
         steps += [f"{recipe('play')} {told}", f"{recipe('evaluate')} {told} control=true"]
     return [step for step in steps if step]

@@ -1,0 +1,45 @@
+"""Examples run, each in an empty folder, and are short."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+RUN = {
+    "train_in_python": (["0.05"], "runs/tmaze-gru"),
+    "own_encoder": ([], "every law is kept, contexts are (2, 32)"),
+    "loss_over_own_module": (["21"], "20 "),
+    "act_sessions": ([], "3 turned right"),
+    "offline_from_npz": (["3"], "success"),
+    "relabel_goals": ([], "all "),
+    "k_shot": (["0.02"], "wiped"),
+    "tmaze_demonstrations": (["demos.npz", "5", "8"], ""),
+}
+"""Arguments, and a part of what is printed. The service has a test of its own."""
+LONGER = {"serve": 61, "tmaze_demonstrations": 43}
+"""Lines of those that take more than forty."""
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_an_example_runs(name, tmp_path, monkeypatch, capsys):
+    arguments, printed = RUN[name]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    assert printed in capsys.readouterr().out
+
+
+def test_every_example_is_run_and_short():
+    scripts = {path.stem: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
+    assert scripts.keys() == RUN.keys() | {"serve"}
+    assert {name: size for name, size in scripts.items() if size > LONGER.get(name, 40)} == {}
+
+
+def test_relabelling_finds_goals(tmp_path, monkeypatch, capsys):
+    runpy.run_path(str(EXAMPLES / "relabel_goals.py"), run_name="__main__")
+    none, some, every = (float(line.split()[1]) for line in capsys.readouterr().out.splitlines())
+    assert none < some < every
