@@ -1,5 +1,6 @@
 """The project's checks: ``nox -s tests`` is the definition of tested, ``nox -s quick`` the inner loop."""
 
+import re
 from pathlib import Path
 
 import nox
@@ -26,6 +27,7 @@ DEFAULT = "not slow and not gpu and not cluster"
 """What is tested unless somebody asks for more."""
 
 PROJECT = nox.project.load_toml("pyproject.toml")["project"]
+VERSION = re.search(r'__version__ = "(.*)"', Path("components/yamame/__init__.py").read_text())[1]
 
 
 def pinned(*names: str) -> list[str]:
@@ -51,6 +53,30 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def newest(session: nox.Session) -> None:
+    """All tests with the newest versions that the bounds admit, of torch and of what trains."""
+    session.install("--upgrade", "--upgrade-strategy", "eager", "-e", ".[dev]")
+    session.run("pytest", "-n", "auto", "--dist", "worksteal", "-m", DEFAULT, *session.posargs)
+
+
+@nox.session
+def public(session: nox.Session) -> None:
+    """Workflows, forms and the citation against their schemas, the packages against PyPI's rules."""
+    session.install("check-jsonschema>=0.39", "build", "twine")
+    github = Path(".github")
+    for schema, files in {
+        "github-workflows": sorted(github.glob("workflows/*.yml")),
+        "github-issue-forms": [github / "ISSUE_TEMPLATE" / f"{name}.yml" for name in ("bug", "feature")],
+        "github-issue-config": [github / "ISSUE_TEMPLATE" / "config.yml"],
+        "citation-file-format": [Path("CITATION.cff")],
+    }.items():
+        session.run("check-jsonschema", "--builtin-schema", f"vendor.{schema}", *map(str, files))
+    dist = session.create_tmp()
+    session.run("python", "-m", "build", "--outdir", dist)
+    session.run("twine", "check", "--strict", *map(str, Path(dist).glob("yamame-*")))
+
+
+@nox.session
 def base(session: nox.Session) -> None:
     """Trains where the base dependencies are all that is installed."""
     session.install("-e", ".")
@@ -64,7 +90,7 @@ def deploy(session: nox.Session) -> None:
     session.install("build")
     session.run("python", "-m", "build", "--wheel", "--outdir", dist)
     session.install("--force-reinstall", "--no-deps", *map(str, Path(dist).glob("*.whl")))
-    session.install("--find-links", dist, f"yamame=={PROJECT['version']}")
+    session.install("--find-links", dist, f"yamame=={VERSION}")
     program = Path("tests/base/acting.py").resolve()
     session.chdir(dist)  # away from the checkout
     session.run("python", str(program), env={"PYTHONPATH": None})
@@ -117,7 +143,7 @@ def wheel(session: nox.Session) -> None:
     dist = session.create_tmp()
     session.install("build")
     session.run("python", "-m", "build", "--wheel", "--outdir", dist)
-    session.install("--find-links", dist, f"yamame[train]=={PROJECT['version']}")
+    session.install("--find-links", dist, f"yamame[train]=={VERSION}")
     session.chdir(dist)
     session.run("python", "-c", "import yamame; assert (yamame.conf_dir() / 'train.yaml').is_file()")
     session.run("python", "-m", "yamame.recipes.train", "--help", silent=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from yamame.runs.callbacks import Callback as Callback
     from yamame.runs.callbacks import EarlyStopping as EarlyStopping
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def conf_dir() -> Path:
