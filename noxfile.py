@@ -62,7 +62,8 @@ def newest(session: nox.Session) -> None:
 @nox.session
 def public(session: nox.Session) -> None:
     """Workflows, forms and the citation against their schemas, the packages against PyPI's rules."""
-    session.install("check-jsonschema>=0.39", "build", "twine")
+    session.install("check-jsonschema>=0.39", "build", "twine", "uv")
+    session.run("uv", "lock", "--check")
     github = Path(".github")
     for schema, files in {
         "github-workflows": sorted(github.glob("workflows/*.yml")),
