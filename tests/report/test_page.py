@@ -5,6 +5,7 @@ import io
 import math
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ class Page(HTMLParser):
         self.text, self.addresses, self.elements, self._open = "", [], [], []
         self.feed(html)
         assert self._open == []
-        self.text = " ".join(self.text.split())
+        self.text = " ".join(self.text.split()).replace("\u2011", "-")  # which no line is broken at
 
     def handle_starttag(self, tag, attrs):
         attributes = dict(attrs)
@@ -108,7 +109,7 @@ def tell():
 
     def tell(runs, *, artifact=lambda run_id, name: None):
         content = build_content(*make_sections(runs), resampling=RESAMPLING, artifact=artifact)
-        return Page(render(content, NoImages())), content
+        return Page(render(content, NoImages(), home=Path("report"))), content
 
     return tell
 

@@ -48,7 +48,7 @@ def write_report(content: Content, directory: Path) -> Path:
         for entry in result.results:
             if entry.video is not None:
                 files[video_name(index, entry.group)] = entry.video.content
-    page = render(content, files)
+    page = render(content, files, home=directory)
     files |= {f"{name}.csv": _csv(_COLUMNS[name].split(), rows) for name, rows in _tables(content).items()}
     files[PAGE] = page.encode()
     former = _former(directory) - files.keys()

@@ -191,12 +191,21 @@ def _labels(base: Group, others: list[Group]) -> list[str]:
     """What sets every group apart, the base first; two groups may have the same."""
     if not others:
         encoder = base.settings.get("encoder._target_", "")
-        return [f"encoder={encoder.rpartition('.')[2]}" if encoder else "all runs"]
+        return [_typed(base, "encoder", encoder.rpartition(".")[2]) if encoder else "all runs"]
     apart = [differences(base.settings, other.settings) for other in others]
     varying = {difference.parameter: difference.before for each in apart for difference in each}
-    own = [f"{parameter}={value}" for parameter, value in varying.items()]
-    theirs = [[f"{difference.parameter}={difference.after}" for difference in each] for each in apart]
+    own = [_typed(base, parameter, value) for parameter, value in varying.items()]
+    theirs = [
+        [_typed(other, difference.parameter, difference.after) for difference in each]
+        for other, each in zip(others, apart, strict=True)
+    ]
     return [own[0] if len(own) == 1 else "base", *map(", ".join, theirs)]
+
+
+def _typed(group: Group, parameter: str, value: str) -> str:
+    """A setting as an override: where a whole part was chosen by its name, that name instead of its class."""
+    command = Command.of(group.runs[0])
+    return f"{parameter}={command.overrides.get(parameter, value) if command else value}"
 
 
 def _letter(index: int) -> str:

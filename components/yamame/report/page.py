@@ -6,8 +6,10 @@ made, and escapes whatever the template does not mark as HTML.
 
 import base64
 import math
+import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 from yamame.report.content import UNKNOWN, Content
 from yamame.report.estimates import less_is_better
@@ -21,12 +23,13 @@ _MINUS, _DASH = "\u2212", "\u2013"
 _SIGNS = {"reached": "✓", "below": "▼", "above": "▲", UNKNOWN: "?"}
 
 
-def render(content: Content, images: Mapping[str, bytes]) -> str:
+def render(content: Content, images: Mapping[str, bytes], *, home: Path) -> str:
     """The page.
 
     Args:
         content: What it says.
         images: Name of a file, as `picture_name` has it, to PNG.
+        home: The directory where it will lie; links to runs are relative to it.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -55,6 +58,7 @@ def render(content: Content, images: Mapping[str, bytes]) -> str:
         confidence=f"{content.resampling.confidence:.0%}",
         picture_name=picture_name,
         video_name=video_name,
+        relative=lambda folder: os.path.relpath(folder, home.resolve()),
     )
     return page.strip() + "\n"
 
