@@ -16,7 +16,13 @@ import numpy as np
 import yamame
 
 
-def make_server(agent, port: int) -> ThreadingHTTPServer:
+class Server(ThreadingHTTPServer):
+    """A thread per connection."""
+
+    request_queue_size = 128  # connections that wait; of many that begin at once, the default of five refuses some
+
+
+def make_server(agent, port: int) -> Server:
     """A server on the loopback; ``port`` 0 takes any that is free."""
     lock = threading.Lock()  # an agent answers one call at a time
 
@@ -38,7 +44,7 @@ def make_server(agent, port: int) -> ThreadingHTTPServer:
 
         def log_message(self, *args) -> None: ...
 
-    return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    return Server(("127.0.0.1", port), Handler)
 
 
 def answer_to(agent, path: str, asked: dict) -> dict:

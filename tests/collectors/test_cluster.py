@@ -277,6 +277,14 @@ def test_settings_out_of_range_are_refused(build, settings, message):
         build(**settings)
 
 
+@pytest.mark.cluster
+def test_an_address_where_no_cluster_is_is_refused_before_anything_begins(build):
+    with pytest.raises(
+        ValueError, match=r"RayCollector: address must be that of a Ray cluster, got 10\.255\.255\.1:1"
+    ):
+        build(address="10.255.255.1:1")
+
+
 def test_a_missing_package_is_named(build, monkeypatch):
     monkeypatch.setattr("yamame.collectors.cluster.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"package ray must be installed, run: pip install 'yamame\[ray\]'"):

@@ -78,7 +78,8 @@ class RayCollector:
 
     Raises:
         UsageError: Ray is not installed.
-        ValueError: If a number is out of its range, or ``autocast`` or a name in ``resources`` is unknown.
+        ValueError: If a number is out of its range, ``autocast`` or a name in ``resources`` is unknown, or no cluster
+            answers at ``address``.
         RuntimeError: At `collect`, if an actor failed, all are stuck, or one after the other dies; all are ended.
     """
 
@@ -126,6 +127,8 @@ class RayCollector:
         self._num_begun = [0] * num_workers  # actors, in the place of each
         self._lost = {"actors": 0, "blocks": 0, "episodes": 0, "steps": 0}
         self._forget()
+        if address is not None:
+            self._join()  # before anything is written of a run that would not begin
 
     def _forget(self) -> None:
         """No actor plays."""
@@ -229,15 +232,24 @@ class RayCollector:
             self._ask(index)
         return episodes
 
-    def _start(self) -> None:
-        if not self._ray.is_initialized():
-            options: dict[str, Any] = {"address": self._address}
-            if self._address is None:
-                num_cpus = ceil(len(self._envs) * self._resources["num_cpus"])
-                options = {"address": "local", "num_cpus": max(1, num_cpus), "include_dashboard": False}
+    def _join(self) -> None:
+        """Starts Ray on this machine, or joins the cluster of ``address``; raises ValueError if none answers there."""
+        if self._ray.is_initialized():
+            return
+        options: dict[str, Any] = {"address": self._address}
+        if self._address is None:
+            num_cpus = ceil(len(self._envs) * self._resources["num_cpus"])
+            options = {"address": "local", "num_cpus": max(1, num_cpus), "include_dashboard": False}
+        try:
             with unheard(), kept():  # the learner's process is asked to end, and ends Ray's
                 self._ray.init(log_to_driver=False, logging_level="error", **options)
-            self._owns_ray = True
+        except ConnectionError as error:
+            problem = f"must be that of a Ray cluster, got {self._address}: {one_line(error)}"
+            raise ValueError(f"{type(self).__name__}: address {problem}") from error
+        self._owns_ray = True
+
+    def _start(self) -> None:
+        self._join()
         self._publish()
         self._parts = self._ray.put((self.policy, self.exploration))
         self._actors = [self._spawn(index) for index in range(len(self._envs))]
