@@ -1,4 +1,4 @@
-"""One HTML page of a report that needs nothing else: style and images are inside it.
+"""One HTML page of a report that needs nothing else: style, pictures and videos are inside it.
 
 What it says is in the template ``page.html.jinja``; here is how numbers are written. Jinja2 is imported when a page is
 made, and escapes whatever the template does not mark as HTML.
@@ -6,28 +6,32 @@ made, and escapes whatever the template does not mark as HTML.
 
 import base64
 import math
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import quote
 
 from yamame.report.content import UNKNOWN, Content
 from yamame.report.estimates import less_is_better
-from yamame.report.figures import COLOURS, Theme, first_frame
+from yamame.report.figures import COLOURS, SIGNS, draw_svg, first_frame
 from yamame.report.groups import Group
-from yamame.report.plots import Plot, describe
+from yamame.report.plots import describe
+from yamame.tracking.history import RunHistory
 
+DIRECTORY_TAG = "directory"
+"""Tag of a run with the absolute path of its directory."""
 LARGEST_VIDEO = 3_000_000
 """Bytes up to which a video is inside the page; a larger one lies beside it."""
-_MINUS, _DASH = "\u2212", "\u2013"
-_SIGNS = {"reached": "✓", "below": "▼", "above": "▲", UNKNOWN: "?"}
+_MINUS, _DASH, _SPACE = "\u2212", "\u2013", "\u00a0"
+_OUTCOMES = {"reached": "✓", "below": "▼", "above": "▲", UNKNOWN: "?"}
 
 
-def render(content: Content, images: Mapping[str, bytes]) -> str:
-    """The page.
-
-    Args:
-        content: What it says.
-        images: Name of a file, as `picture_name` has it, to PNG.
-    """
+def render(
+    content: Content, directory: Path, address: Callable[[str], str | None], served_by: str | None
+) -> str:
+    """The page, of which the arguments are those of `write_report`."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -37,7 +41,7 @@ def render(content: Content, images: Mapping[str, bytes]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (number, interval, seconds, signed, count, day, data_uri, describe, first_frame)
+    filters = (number, interval, seconds, signed, count, day, data_uri, describe, first_frame, draw_svg)
     environment.filters |= {function.__name__: function for function in filters}
     environment.tests |= {
         "less_is_better": less_is_better,
@@ -46,22 +50,39 @@ def render(content: Content, images: Mapping[str, bytes]) -> str:
     groups = [entry.group for result in content.sections for entry in result.results]
     page = environment.get_template("page.html.jinja").render(
         content=content,
-        images=images,
+        address=address,
+        served_by=served_by,
+        folder=lambda run: folder(run, directory),
         started=[run.started_ms for group in groups for run in group.runs],
         num_groups=len(groups),
         infinity=math.inf,
         colours=COLOURS,
-        signs=_SIGNS,
+        signs=SIGNS,
+        outcomes=_OUTCOMES,
         confidence=f"{content.resampling.confidence:.0%}",
-        picture_name=picture_name,
         video_name=video_name,
     )
-    return page.strip() + "\n"
+    return unbroken(page.strip()) + "\n"
 
 
-def picture_name(plot: Plot, theme: Theme) -> str:
-    """Name of the file of a picture."""
-    return f"{plot.name}{'' if theme == 'light' else '-dark'}.png"
+def unbroken(text: str) -> str:
+    """A text whose lines end neither within a unit nor between a number and its unit.
+
+    >>> unbroken("3.2 CPU-s") == "3.2\\u00a0CPU\\u2011s"
+    True
+    """
+    return re.sub(
+        r"(\d )?\b(CPU|wall)-s\b",
+        lambda match: f"{(match[1] or '').replace(' ', _SPACE)}{match[2]}\u2011s",
+        text,
+    )
+
+
+def folder(run: RunHistory, directory: Path) -> str | None:
+    """The address of a run's directory from the page in another one; None where it is not on this machine."""
+    path = Path(run.tags.get(DIRECTORY_TAG, ""))
+    is_there = path.is_absolute() and path.is_dir()
+    return f"{quote(os.path.relpath(path, directory.resolve()))}/" if is_there else None
 
 
 def video_name(section: int, group: Group) -> str:
