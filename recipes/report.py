@@ -24,7 +24,7 @@ from yamame.cli.nodes import instantiate
 from yamame.files.run_directory import check_folder
 from yamame.report import RunReader, build_content, falls_short, make_sections, write_report
 from yamame.tracking.mlflow_store import absolute_uri
-from yamame.tracking.pages import run_address, ui_command
+from yamame.tracking.pages import ui_command
 
 
 def report(cfg: DictConfig) -> Path:
@@ -42,13 +42,8 @@ def report(cfg: DictConfig) -> Path:
         resampling=resampling,
         artifact=reader.artifact,
     )
-    store = absolute_uri(cfg.store.tracking_uri)
-    page = write_report(
-        content,
-        Path(cfg.directory),
-        address=lambda run_id: run_address(store, reader.experiment_id, run_id),
-        served_by=ui_command(store),
-    )
+    served_by = ui_command(absolute_uri(cfg.store.tracking_uri))
+    page = write_report(content, Path(cfg.directory), served_by=served_by)
     for verdict in content.verdicts:
         print(verdict)
     for run, reason in left_out:

@@ -267,7 +267,8 @@ def test_a_restored_collector_keeps_weights_and_schedule_and_plays_other_tasks(
         ({"block_steps": 0}, "block_steps must be at least 1, got 0"),
         ({"max_staleness": 39}, "max_staleness must be at least 40, got 39"),
         ({"timeout": 0.0}, r"timeout must be positive, got 0\.0"),
-        ({"resources": {"cpus": 1}}, r"resources must be one of .*num_cpus.*, got 'cpus'"),
+        ({"resources": {"cpus": 1}}, r"resources must have no keys but num_cpus, .*, got .*'cpus': 1"),
+        ({"resources": {"num_gpus": -1}}, r"resources.num_gpus must be a number, at least 0, got -1"),
         ({"autocast": "float16"}, r"autocast must be .*bfloat16.*, got 'float16'"),
     ],
 )

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,15 @@ BASES = [
     ("train", ["debug=tiny", "agent=amago2", "env=tmaze", "exploration=epsilon_greedy"]),
     ("train", ["debug=tiny", "agent=separate", "encoder=linear_recurrent", "relabel=all"]),
     ("train", ["debug=tiny", "env=wind", "encoder=window", "exploration=gaussian"]),
-    ("train", ["debug=tiny", "env=multi_domain", "encoder=lstm", "collector=ray"]),
+    (
+        "train",
+        [
+            "debug=tiny",
+            "env=multi_domain",
+            "encoder=lstm",
+            f"collector={'ray' if find_spec('ray') else 'sync'}",
+        ],
+    ),
     ("ppo", ["debug=tiny"]),
     ("ppo", ["debug=tiny", "env=frozenlake", "encoder=memoryless"]),
     ("distill", ["debug=tiny"]),

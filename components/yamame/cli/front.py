@@ -58,7 +58,7 @@ def answer(config_name: str) -> None:
                 compose(line.config_name, overrides=job)
     except (UsageError, HydraException, OmegaConfBaseException) as error:
         fail(config_name, explain(error, line))
-    if os.environ.get("RANK", "0") == "0":
+    if sys.stderr.isatty():  # in a log a mistake is one line
         tell_aside(f"{config_name}: loading")
 
 

@@ -107,8 +107,12 @@ class RayCollector:
         require(owner, "timeout", timeout, timeout > 0, "be positive")
         require_choice(owner, "autocast", autocast, (None, "bfloat16"))
         self._resources = {"num_cpus": 1, **(resources or {})}
-        for name in self._resources:
-            require_choice(owner, "resources", name, _RESOURCES)
+        known = self._resources.keys() <= set(_RESOURCES)
+        require(owner, "resources", self._resources, known, f"have no keys but {', '.join(_RESOURCES)}")
+        for name in ("num_cpus", "num_gpus"):
+            amount = self._resources.get(name, 0)
+            is_amount = isinstance(amount, int | float) and not isinstance(amount, bool) and amount >= 0
+            require(owner, f"resources.{name}", amount, is_amount, "be a number, at least 0")
         self._ray = import_ray(owner)
         self.replay = replay
         self.policy = copy.deepcopy(policy).cpu().requires_grad_(False).eval()

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,13 +30,7 @@ _COLUMNS = {
 }
 
 
-def write_report(
-    content: Content,
-    directory: Path,
-    *,
-    address: Callable[[str], str | None] = lambda run_id: None,
-    served_by: str | None = None,
-) -> Path:
+def write_report(content: Content, directory: Path, *, served_by: str | None = None) -> Path:
     """Writes everything into a directory, in place of an earlier report; the page comes last.
 
     Of the earlier report goes what this one does not write again; whatever else lies there stays.
@@ -44,8 +38,7 @@ def write_report(
     Args:
         content: What the page says.
         directory: Where everything goes.
-        address: Where a browser shows the run of an id; None where it does not.
-        served_by: The command that must run for that; None where these addresses are always served.
+        served_by: The command that shows the runs in MLflow; None where that is always there.
 
     Returns:
         Path of the page.
@@ -57,7 +50,7 @@ def write_report(
         for entry in result.results:
             if entry.video is not None:
                 files[video_name(index, entry.group)] = entry.video.content
-    page = render(content, directory, address, served_by)
+    page = render(content, directory, served_by)
     files |= {f"{name}.csv": _csv(_COLUMNS[name].split(), rows) for name, rows in _tables(content).items()}
     files[PAGE] = page.encode()
     former = _former(directory) - files.keys()

@@ -8,29 +8,23 @@ import base64
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from urllib.parse import quote
 
 from yamame.report.content import UNKNOWN, Content
 from yamame.report.estimates import less_is_better
 from yamame.report.figures import COLOURS, SIGNS, draw_svg, first_frame
 from yamame.report.groups import Group
 from yamame.report.plots import describe
-from yamame.tracking.history import RunHistory
 
-DIRECTORY_TAG = "directory"
-"""Tag of a run with the absolute path of its directory."""
 LARGEST_VIDEO = 3_000_000
 """Bytes up to which a video is inside the page; a larger one lies beside it."""
 _MINUS, _DASH, _SPACE = "\u2212", "\u2013", "\u00a0"
 _OUTCOMES = {"reached": "✓", "below": "▼", "above": "▲", UNKNOWN: "?"}
 
 
-def render(
-    content: Content, directory: Path, address: Callable[[str], str | None], served_by: str | None
-) -> str:
+def render(content: Content, directory: Path, served_by: str | None) -> str:
     """The page, of which the arguments are those of `write_report`."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -50,9 +44,8 @@ def render(
     groups = [entry.group for result in content.sections for entry in result.results]
     page = environment.get_template("page.html.jinja").render(
         content=content,
-        address=address,
         served_by=served_by,
-        folder=lambda run: folder(run, directory),
+        relative=lambda folder: os.path.relpath(folder, directory.resolve()),
         started=[run.started_ms for group in groups for run in group.runs],
         num_groups=len(groups),
         infinity=math.inf,
@@ -65,24 +58,20 @@ def render(
     return unbroken(page.strip()) + "\n"
 
 
-def unbroken(text: str) -> str:
-    """A text whose lines end neither within a unit nor between a number and its unit.
+def unbroken(page: str) -> str:
+    """A page whose lines end neither within a unit nor between a number and its unit; commands stay as they are.
 
-    >>> unbroken("3.2 CPU-s") == "3.2\\u00a0CPU\\u2011s"
-    True
+    >>> unbroken("3.2 CPU-s, <code>cost='3.2 CPU-s'</code>")
+    "3.2\\xa0CPU\u2011s, <code>cost='3.2 CPU-s'</code>"
     """
+    pattern = r"<code>.*?</code>|(?:(?<=\d) )?\b(?:CPU|wall)-s\b"
+    joined = str.maketrans({" ": _SPACE, "-": "\u2011"})
     return re.sub(
-        r"(\d )?\b(CPU|wall)-s\b",
-        lambda match: f"{(match[1] or '').replace(' ', _SPACE)}{match[2]}\u2011s",
-        text,
+        pattern,
+        lambda match: match[0] if match[0][0] == "<" else match[0].translate(joined),
+        page,
+        flags=re.S,
     )
-
-
-def folder(run: RunHistory, directory: Path) -> str | None:
-    """The address of a run's directory from the page in another one; None where it is not on this machine."""
-    path = Path(run.tags.get(DIRECTORY_TAG, ""))
-    is_there = path.is_absolute() and path.is_dir()
-    return f"{quote(os.path.relpath(path, directory.resolve()))}/" if is_there else None
 
 
 def video_name(section: int, group: Group) -> str:

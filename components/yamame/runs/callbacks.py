@@ -26,6 +26,7 @@ from yamame.evaluation import EvaluationResult
 from yamame.failures import tell_aside
 from yamame.files.config import flatten
 from yamame.normalization import LARGEST
+from yamame.tracking.history import FOLDER_TAG
 
 if TYPE_CHECKING:
     from yamame.runs.run import Run
@@ -102,7 +103,8 @@ class Tracking(Callback):
         """Opens the tracker's run."""
         budget = {key: str(value) for key, value in flatten({"budget": run.config["budget"]}).items()}
         description = f"    {command()}\n\nin `{run.path.resolve()}`"
-        tags = {"command": command(), "axis": run.progress.unit, "mlflow.note.content": description, **budget}
+        about = {"mlflow.note.content": description, FOLDER_TAG: str(run.path.resolve())}
+        tags = {"command": command(), "axis": run.progress.unit, **about, **budget}
         started = run.tracker.start(run.path, name=run.name, params=flatten(run.config), tags=tags)
         run.exits.enter_context(started)
 

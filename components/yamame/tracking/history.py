@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from yamame.checks import UsageError
 from yamame.tracking.mlflow_store import absolute_uri, connect, database_of
+from yamame.tracking.pages import run_address
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -23,6 +24,7 @@ Axis = Literal["env_steps", "updates", "cpu_s", "wall_s"]
 """What a run gets further in."""
 AXIS_TAG = "axis"
 """Tag of a run with what the steps of its metrics count, where these are not environment steps."""
+FOLDER_TAG = "folder"
 COMMAND_TAG = "command"
 """Tag of a run with the command line that started it."""
 PREFIXES = ("eval/", "train/", "cost/")
@@ -65,6 +67,7 @@ class RunHistory:
         params: Flat configuration, as text.
         tags: MLflow's and ours.
         metrics: Name to history, for the names that begin with one of `PREFIXES`.
+        page: Its address in MLflow.
     """
 
     run_id: str
@@ -74,6 +77,13 @@ class RunHistory:
     params: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, Series] = field(default_factory=dict)
+    page: str = ""
+
+    @property
+    def folder(self) -> Path | None:
+        """Its directory, where that is on this machine."""
+        path = Path(self.tags.get(FOLDER_TAG, ""))
+        return path if path.is_absolute() and path.is_dir() else None
 
     @property
     def seed(self) -> str:
@@ -194,6 +204,7 @@ class RunReader:
             params=dict(run.data.params),
             tags=dict(run.data.tags),
             metrics=metrics,
+            page=run_address(self.client.tracking_uri, self.experiment_id, run.info.run_id),
         )
 
 
