@@ -42,7 +42,8 @@ def report(cfg: DictConfig) -> Path:
         resampling=resampling,
         artifact=reader.artifact,
     )
-    served_by = ui_command(absolute_uri(cfg.store.tracking_uri))
+    store = absolute_uri(cfg.store.tracking_uri)
+    served_by = ui_command(store) and f"mlflow ui --backend-store-uri {store}"  # from whatever folder
     page = write_report(content, Path(cfg.directory), served_by=served_by)
     for verdict in content.verdicts:
         print(verdict)

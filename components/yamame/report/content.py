@@ -122,11 +122,10 @@ class Content:
         titles = list(dict.fromkeys(result.section.title for result in self.sections)) or [
             "no run that counts"
         ]
-        labels = [group.label for result in self.sections for group in result.section.groups]
-        if len(self.sections) == 1 and len(labels) < 4:
-            return f"{titles[0]}: {', '.join(labels)}"
+        labels = [entry.group.label for result in self.sections for entry in result.results]
+        groups = f": {', '.join(labels)}" if len(self.sections) == 1 and len(labels) < 4 else ""
         more = f" and {len(titles) - 3} more" if len(titles) > 3 else ""
-        return ", ".join(titles[:3]) + more
+        return ", ".join(titles[:3]) + more + groups
 
     @property
     def verdicts(self) -> list[Verdict]:

@@ -50,11 +50,8 @@ class Group:
         return None if first is None else first.with_seeds([run.seed for run in self.runs])
 
     def override(self, parameter: str) -> str:
-        """What sets a parameter on the command line; of a part, what its own command has chosen."""
-        given = self.commands[0].overrides if self.commands else {}
-        group = parameter.replace(".", "/")
-        is_named = f"{parameter}._target_" in self.settings and given.get(group)
-        return f"{group}={given[group]}" if is_named else override(parameter, self.settings)
+        """What sets a parameter to its value on the command line."""
+        return override(parameter, self.settings, self.commands[0].overrides if self.commands else {})
 
     @property
     def experiment(self) -> str | None:

@@ -7,7 +7,6 @@ made, and escapes whatever the template does not mark as HTML.
 import base64
 import math
 import os
-import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +19,7 @@ from yamame.report.plots import describe
 
 LARGEST_VIDEO = 3_000_000
 """Bytes up to which a video is inside the page; a larger one lies beside it."""
-_MINUS, _DASH, _SPACE = "\u2212", "\u2013", "\u00a0"
+_MINUS, _DASH = "\u2212", "\u2013"
 _OUTCOMES = {"reached": "✓", "below": "▼", "above": "▲", UNKNOWN: "?"}
 
 
@@ -55,23 +54,7 @@ def render(content: Content, directory: Path, served_by: str | None) -> str:
         confidence=f"{content.resampling.confidence:.0%}",
         video_name=video_name,
     )
-    return unbroken(page.strip()) + "\n"
-
-
-def unbroken(page: str) -> str:
-    """A page whose lines end neither within a unit nor between a number and its unit; commands stay as they are.
-
-    >>> unbroken("3.2 CPU-s, <code>cost='3.2 CPU-s'</code>")
-    "3.2\\xa0CPU\u2011s, <code>cost='3.2 CPU-s'</code>"
-    """
-    pattern = r"<code>.*?</code>|(?:(?<=\d) )?\b(?:CPU|wall)-s\b"
-    joined = str.maketrans({" ": _SPACE, "-": "\u2011"})
-    return re.sub(
-        pattern,
-        lambda match: match[0] if match[0][0] == "<" else match[0].translate(joined),
-        page,
-        flags=re.S,
-    )
+    return page.strip() + "\n"
 
 
 def video_name(section: int, group: Group) -> str:

@@ -68,22 +68,23 @@ def choice_of(part: str, target: str) -> str | None:
     return next((file.stem for file in files if f"_target_: {target}" in file.read_text().splitlines()), None)
 
 
-def override(parameter: str, settings: Mapping[str, str]) -> str:
-    """What sets a parameter on the command line to the value that it has in some settings.
+def override(parameter: str, settings: Mapping[str, str], given: Mapping[str, str]) -> str:
+    """What sets a parameter on the command line to its value in some settings; of a part, what was given there.
 
-    >>> override("encoder", {"encoder._target_": "yamame.trajectory.GRUEncoder"}), override("lr", {"lr": "None"})
-    ('encoder=gru', 'lr=null')
-    >>> override("encoder", {"encoder._target_": "mylab.Encoder"}), override("lr", {})
+    >>> gru = {"encoder._target_": "yamame.trajectory.GRUEncoder"}
+    >>> override("encoder", gru, {}), override("encoder", gru, {"encoder": "gru_selective"})
+    ('encoder=gru', 'encoder=gru_selective')
+    >>> override("encoder", {"encoder._target_": "mylab.Encoder"}, {}), override("lr", {}, {})
     ('encoder._target_=mylab.Encoder', '~lr')
     """
     target = settings.get(parameter + _TARGET)
-    if target is None and parameter not in settings:
-        return f"~{parameter}"
     if target is None:
-        value = settings[parameter]
-        return shlex.quote(f"{parameter}={'null' if value == 'None' else value}")
-    choice = choice_of(parameter, target)
-    return f"{parameter + _TARGET}={target}" if choice is None else f"{parameter.replace('.', '/')}={choice}"
+        value = settings.get(parameter)
+        known = shlex.quote(f"{parameter}={'null' if value == 'None' else value}")
+        return f"~{parameter}" if value is None else known
+    group = parameter.replace(".", "/")
+    choice = given.get(group) or choice_of(parameter, target)
+    return f"{group}={choice}" if choice else f"{parameter}{_TARGET}={target}"
 
 
 @dataclass(frozen=True)
