@@ -1,6 +1,7 @@
 """The project's checks: ``nox -s tests`` is the definition of tested, ``nox -s quick`` the inner loop."""
 
 import re
+import shutil
 from pathlib import Path
 
 import nox
@@ -23,7 +24,7 @@ LONG = (
 )  # fmt: skip
 """Tests that take seconds: they play, learn or start processes. ``quick`` leaves them out."""
 
-DEFAULT = "not slow and not gpu and not cluster"
+DEFAULT = "not slow and not gpu and not cluster and not page"
 """What is tested unless somebody asks for more."""
 
 PROJECT = nox.project.load_toml("pyproject.toml")["project"]
@@ -155,6 +156,16 @@ def docs(session: nox.Session) -> None:
     """Builds the site into ``site``; whatever MkDocs warns of is an error."""
     session.install(*PROJECT["optional-dependencies"]["docs"])
     session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
+
+
+@nox.session
+def page(session: nox.Session) -> None:
+    """Opens a report of tiny runs in the Chromium of the system; screenshots go to ``.nox/page/tmp``."""
+    if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
+        session.skip("no Chromium is installed")
+    session.install("-e", ".[dev]", "playwright>=1.50")
+    shots = session.create_tmp()
+    session.run("pytest", "-m", "page", "tests/recipes/test_page.py", env={"YAMAME_SCREENSHOTS": shots})
 
 
 @nox.session

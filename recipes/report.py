@@ -4,7 +4,7 @@
     python recipes/report.py runs=[maze-*,tmaze-0] directory=report/mazes
     python recipes/report.py strict=true                      # exit status 1 where less came out than was expected
 
-The page <directory>/index.html needs nothing else. The pictures (PNG), the videos and the numbers (CSV) lie beside
+The page <directory>/index.html needs nothing else. Pictures of evaluations (PNG), videos and numbers (CSV) lie beside
 it. Only runs that ended by themselves count; the others are listed with the reason.
 """
 
@@ -23,6 +23,8 @@ from yamame.cli.app import main
 from yamame.cli.nodes import instantiate
 from yamame.files.run_directory import check_folder
 from yamame.report import RunReader, build_content, falls_short, make_sections, write_report
+from yamame.tracking.mlflow_store import absolute_uri
+from yamame.tracking.pages import ui_command
 
 
 def report(cfg: DictConfig) -> Path:
@@ -40,7 +42,9 @@ def report(cfg: DictConfig) -> Path:
         resampling=resampling,
         artifact=reader.artifact,
     )
-    page = write_report(content, Path(cfg.directory))
+    store = absolute_uri(cfg.store.tracking_uri)
+    served_by = ui_command(store) and f"mlflow ui --backend-store-uri {store}"  # from whatever folder
+    page = write_report(content, Path(cfg.directory), served_by=served_by)
     for verdict in content.verdicts:
         print(verdict)
     for run, reason in left_out:

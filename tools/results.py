@@ -26,7 +26,7 @@ ROWS = [
     ("POPGym's RepeatPreviousEasy: return", "cpu_repeat_previous", "", "return_mean"),
 ]
 """What is done and measured, experiment, further override, metric."""
-_LABELS = {"memor": "encoder=MemorylessEncoder", "relabel": "relabel.strategy=none", "": ""}
+_LABELS = {"memor": "encoder=memoryless", "relabel": "relabel.strategy=none", "": ""}
 """What the report calls a group, by a part of its override."""
 
 

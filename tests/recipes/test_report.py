@@ -63,7 +63,7 @@ def test_the_report_tells_the_verdict_the_runs_left_out_and_the_path_last(report
     assert last == "report/index.html"
     page = (tmp_path / last).read_text()
     assert "0.850" in page
-    assert "encoder: GRUEncoder → MemorylessEncoder" in page
+    assert "encoder: gru → memoryless" in page
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report"]
 
 

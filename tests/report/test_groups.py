@@ -27,8 +27,8 @@ def test_runs_that_differ_only_in_their_seed_form_a_group_in_the_order_of_seeds(
 def test_groups_of_another_environment_form_another_section(make_run):
     sections, _ = make_sections([make_run(), make_run(env__size=11), make_run(lr=1)])
     assert [(section.title, section.details, len(section.groups)) for section in sections] == [
-        ("Maze", "size 9", 2),
-        ("Maze", "size 11", 1),
+        ("Maze", "size\N{NO-BREAK SPACE}9", 2),
+        ("Maze", "size\N{NO-BREAK SPACE}11", 1),
     ]
 
 
@@ -78,6 +78,32 @@ def test_a_part_of_another_class_is_one_difference_and_a_changed_value_one_each(
     ]
     assert differences({"a": "1"}, {}) == [("a", "1", "(absent)")]
     assert differences(before, dict(before)) == []
+
+
+def test_what_sets_groups_apart_is_written_as_on_the_command_line(make_run):
+    def run(arguments, target, **params):
+        tags = {"command": f"python recipes/train.py {arguments}"}
+        return make_run(tags=tags, encoder___target_=f"yamame.trajectory.{target}", **params)
+
+    alone = run("", "TransformerEncoder")
+    (section,), _ = make_sections([alone])
+    assert labels(section) == ["encoder=transformer"]
+    chosen = run("encoder=gru_selective", "GRUEncoder", encoder__reset="True")
+    own = make_run(encoder___target_="mylab.Encoder", encoder__memory="[1, 2]", lr="None")
+    own_lr = make_run(encoder___target_="mylab.Encoder", encoder__memory="[1, 2]", lr=3)
+    (section,), _ = make_sections([alone, chosen])
+    assert labels(section) == ["encoder=transformer", "encoder=gru_selective"]
+    (section,), _ = make_sections([alone, own])
+    assert labels(section) == ["base", "encoder._target_=mylab.Encoder lr=null"]
+    (section,), _ = make_sections([own, own_lr, make_run(encoder___target_="mylab.Encoder", lr=3)])
+    assert labels(section) == ["base", "lr=null", "~encoder.memory"]
+    sections = make_sections(
+        [
+            run("agent/returns=bins", "GRUEncoder", agent__returns___target_="a.Bins"),
+            run("", "GRUEncoder", agent__returns___target_="a.PopArt"),
+        ]
+    )[0]
+    assert labels(sections[0]) == ["agent.returns._target_=a.PopArt", "agent/returns=bins"]
 
 
 def test_the_base_is_the_group_from_which_all_others_differ_least(make_run):
@@ -198,7 +224,7 @@ def test_who_plays_the_environments_makes_no_other_run(make_run):
     runs = [make_run(seed, env__workers__num_processes=seed, workers__num_processes=seed) for seed in (0, 4)]
     (section,), _ = make_sections(runs)
     assert [run.seed for run in section.base.runs] == ["0", "4"]
-    assert section.details == "size 9"
+    assert section.details == "size\N{NO-BREAK SPACE}9"
 
 
 def test_runs_of_two_recipes_share_no_section_and_the_experiment_expects_nothing_of_the_other(make_run):

@@ -28,10 +28,9 @@ def test_the_mean_is_taken_on_all_steps_that_every_run_knows(make_run):
 
 
 def test_runs_that_share_no_step_have_no_mean():
-    assert (
-        mean_curve([(np.array([1.0]), np.array([0.0])), (np.array([2.0]), np.array([0.0]))], RESAMPLING)
-        is None
-    )
+    alone = [(np.array([1.0]), np.array([0.0])), (np.array([2.0]), np.array([0.0]))]
+    curve = mean_curve(alone, RESAMPLING)
+    assert (len(curve.x), len(curve.y), curve.band, len(curve.runs)) == (0, 0, None, 2)
     assert mean_curve([], RESAMPLING) is None
 
 

@@ -95,6 +95,13 @@ class SectionResult:
     verdict: Verdict | None
 
     @property
+    def best(self) -> GroupResult | None:
+        """The group with the best mean in the end, the first of several; None where none has one."""
+        sign = -1.0 if less_is_better(self.metric) else 1.0
+        ends = [(sign * end.mean, entry) for entry in self.results if (end := entry.finals[self.metric])]
+        return max(ends, key=lambda pair: pair[0])[1] if ends else None
+
+    @property
     def metrics(self) -> list[str]:
         """The metrics of evaluations of which some group has an end."""
         return [name for name in self.results[0].finals if any(entry.finals[name] for entry in self.results)]
@@ -108,6 +115,17 @@ class Content:
     left_out: list[LeftOut]
     unmeasured: list[Verdict]
     resampling: Resampling
+
+    @property
+    def title(self) -> str:
+        """What is compared: the experiments, and the groups of a single one."""
+        titles = list(dict.fromkeys(result.section.title for result in self.sections)) or [
+            "no run that counts"
+        ]
+        labels = [entry.group.label for result in self.sections for entry in result.results]
+        groups = f": {', '.join(labels)}" if len(self.sections) == 1 and len(labels) < 4 else ""
+        more = f" and {len(titles) - 3} more" if len(titles) > 3 else ""
+        return ", ".join(titles[:3]) + more + groups
 
     @property
     def verdicts(self) -> list[Verdict]:

@@ -4,14 +4,13 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 
 from yamame.files.atomic import atomic_writer
 from yamame.report.content import Content
-from yamame.report.figures import Theme, draw
-from yamame.report.page import picture_name, render, video_name
+from yamame.report.figures import draw
+from yamame.report.page import render, video_name
 from yamame.report.plots import Plot
 
 PAGE = "index.html"
@@ -31,24 +30,27 @@ _COLUMNS = {
 }
 
 
-def write_report(content: Content, directory: Path) -> Path:
+def write_report(content: Content, directory: Path, *, served_by: str | None = None) -> Path:
     """Writes everything into a directory, in place of an earlier report; the page comes last.
 
     Of the earlier report goes what this one does not write again; whatever else lies there stays.
+
+    Args:
+        content: What the page says.
+        directory: Where everything goes.
+        served_by: The command that shows the runs in MLflow; None where that is always there.
 
     Returns:
         Path of the page.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    files = {}
+    files: dict[str, bytes] = {}
     for index, result in enumerate(content.sections, start=1):
-        for plot in [*result.learning, *result.trials, *result.training]:
-            for theme in get_args(Theme):
-                files[picture_name(plot, theme)] = draw(plot, theme)
+        files |= {f"{plot.name}.png": draw(plot) for plot in [*result.learning, *result.trials]}
         for entry in result.results:
             if entry.video is not None:
                 files[video_name(index, entry.group)] = entry.video.content
-    page = render(content, files, home=directory)
+    page = render(content, directory, served_by)
     files |= {f"{name}.csv": _csv(_COLUMNS[name].split(), rows) for name, rows in _tables(content).items()}
     files[PAGE] = page.encode()
     former = _former(directory) - files.keys()

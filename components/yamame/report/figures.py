@@ -1,13 +1,17 @@
-"""What there is to look at: plots on a light or a dark ground, attention maps and videos, made without a display.
+"""What there is to look at: plots, attention maps and videos, made without a display.
 
+A plot is a PNG that stands alone, with title and legend, or an SVG for a page that says both in its own words.
 Matplotlib, Pillow and PyAV are imported when a picture is made.
 """
 
 import io
+import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from textwrap import fill
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,73 +21,102 @@ from yamame.checks import require
 from yamame.files.atomic import atomic_writer
 from yamame.report.plots import Curve, Line, Plot
 
-Theme = Literal["light", "dark"]
-_GROUNDS = {"light": ("#ffffff", "#1c2128", "#d5dae1"), "dark": ("#161b22", "#e6edf3", "#3a424d")}
-"""Ground, ink and grid."""
-COLOURS = {
-    "light": ("#0060a8", "#c44e00", "#00795a", "#a3358a", "#7a5c00", "#39788f", "#b3263a", "#5b5b5b"),
-    "dark": ("#5ab0f2", "#ff9b57", "#3fce9f", "#e58fd0", "#e3c04a", "#8fd0e6", "#ff8490", "#b9b9b9"),
-}
+_INK, _GRID = "#1c2128", "#d5dae1"
+COLOURS = ("#0060a8", "#c44e00", "#00795a", "#a3358a", "#7a5c00", "#39788f", "#b3263a", "#5b5b5b")
 """Colours of the groups, in order; they come again after the last one, with other dashes and markers."""
 _DASHES = ("-", "--", "-.", ":")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_LONGEST_LABEL = 44
+_MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖"}
+SIGNS = tuple(_MARKERS.values())
+"""The markers of the groups as text, in order."""
+_WIDEST_LABEL, _WIDEST_TITLE = 54, 50
 
 
-def draw(plot: Plot, theme: Theme = "light") -> bytes:
-    """The picture as a PNG of at most 256 colours, which take a third of the room."""
+def draw(plot: Plot) -> bytes:
+    """The picture as a PNG."""
+    figure, axes = _figure(plot, (4.8, 3.1 + 0.2 * len(plot.lines)))
+    axes.set_title(fill(plot.title, _WIDEST_TITLE), fontsize=10.5, loc="left", fontweight="bold")
+    figure.legend(loc="outside lower left", frameon=False, fontsize=9, handlelength=3)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=150, metadata={"Software": None}, pil_kwargs={"optimize": True})
+    return picture.getvalue()
+
+
+def draw_svg(plot: Plot) -> str:
+    """The axes alone in the colours of a page; every point tells its value to whoever points at it."""
+    import matplotlib as mpl
+
+    figure, axes = _figure(plot, (2.1, 1.7) if plot.family else (4.4, 2.9))
+    figure.set(dpi=72, frameon=False)  # 72 dots are an inch of an SVG
+    axes.patch.set_visible(False)
+    text, nothing = io.StringIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": plot.name}):
+        figure.savefig(text, format="svg", metadata=nothing)
+    drawing = re.sub(
+        r' id="[\w.]+_\d+"', "", text.getvalue()
+    )  # those of hashes are referred to, and no other picture's
+    names = {colour: f"--c{index}" for index, colour in enumerate(COLOURS)} | {_INK: "--ink", _GRID: "--line"}
+    for colour, name in names.items():
+        drawing = drawing.replace(colour, f"var({name})")
+    head = f'<svg role="img" aria-label="{escape(plot.alt)}" '
+    return (
+        head + drawing[drawing.index("<svg") + 5 : drawing.rindex("</svg>")] + _values(plot, axes) + "</svg>"
+    )
+
+
+def _values(plot: Plot, axes: Any) -> str:
+    """A circle that nobody sees on every point of a mean, with what a browser shows when it is pointed at."""
+    circles = []
+    for line in plot.lines:
+        places = axes.transData.transform(np.stack([line.curve.x, line.curve.y], 1))
+        for index, (right, up) in enumerate(places):
+            band = line.curve.band
+            ends = "" if band is None else f" [{band[0][index]:.3g}, {band[1][index]:.3g}]"
+            x, y = line.curve.x[index], line.curve.y[index]
+            told = f"{line.name}: {y:.3g}{ends} at {x:,.6g} {plot.x_label}"
+            place = f'cx="{right:.1f}" cy="{axes.figure.bbox.height - up:.1f}"'
+            circles.append(f'<circle class="value" {place} r="5"><title>{escape(told)}</title></circle>')
+    return "\n".join(circles)
+
+
+def _figure(plot: Plot, size: tuple[float, float]) -> tuple[Any, Any]:
+    """A figure of a width and a height in inches, and its axes with all lines."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter, MaxNLocator
-    from PIL import Image
 
-    ground, ink, grid = _GROUNDS[theme]
-    style: dict[Any, Any] = {"axes.edgecolor": grid, "font.size": 10.0, "text.parse_math": False}
-    style |= dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), ink)
-    with mpl.rc_context(style):
-        height = 3.1 + 0.2 * len(plot.lines)
-        figure = Figure(figsize=(4.8, height), dpi=150, layout="constrained", facecolor=ground)
-        axes = figure.add_subplot(facecolor=ground, xlabel=plot.x_label, ylabel=plot.y_label)
-        axes.set_title(plot.title, fontsize=10.5, loc="left", fontweight="bold")
-        axes.grid(color=grid, linewidth=0.6)
+    is_small = bool(plot.family)
+    style: dict[Any, Any] = {"axes.edgecolor": _GRID, "font.size": 8.5 if is_small else 10.0}
+    style |= dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), _INK)
+    with mpl.rc_context(style | {"text.parse_math": False}):
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.add_subplot(
+            xlabel="" if is_small else plot.x_label, ylabel="" if is_small else plot.y_label
+        )
+        axes.grid(color=_GRID, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
         for line in plot.lines:
-            _draw_line(axes, line, theme)
+            _draw_line(axes, line)
         if plot.share:
             axes.set_ylim(-0.03, 1.03)
         if plot.expected is not None:
             bottom, top = axes.get_ylim()
             low, high = max(plot.expected[0], bottom), min(plot.expected[1], top)
             if low < high:
-                axes.axhspan(low, high, color=ink, alpha=0.08, linewidth=0, label="expected")
+                axes.axhspan(low, high, color=_INK, alpha=0.08, linewidth=0, label="expected")
                 axes.set_ylim(bottom, top)
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=plot.whole))
-        if axes.get_xlim()[1] >= 10_000:
+        axes.xaxis.set_major_locator(MaxNLocator(3 if is_small else 6, integer=plot.whole))
+        if axes.get_xlim()[1] >= (1_000 if is_small else 10_000):
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        figure.legend(loc="outside lower left", frameon=False, fontsize=9, handlelength=3)
-        picture, reduced = io.BytesIO(), io.BytesIO()
-        figure.savefig(picture, format="png", metadata={"Software": None})
-    with Image.open(picture) as image:
-        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(
-            reduced, format="PNG", optimize=True
-        )
-    return reduced.getvalue()
+    return figure, axes
 
 
-def _draw_line(axes: Any, line: Line, theme: Theme) -> None:
-    import matplotlib as mpl
-
-    curve = line.curve
-    if line.shade is None:
-        colour: Any = COLOURS[theme][line.index % len(COLOURS[theme])]
-    else:
-        # The darkest and the lightest end of the scale would vanish in the ground.
-        low, high = (0.0, 0.8) if theme == "light" else (0.25, 1.0)
-        colour = mpl.colormaps["viridis"](low + (high - low) * line.shade)
-    name = line.name if len(line.name) <= _LONGEST_LABEL else line.name[: _LONGEST_LABEL - 1] + "…"
+def _draw_line(axes: Any, line: Line) -> None:
+    curve, index = line.curve, line.index
+    colour = COLOURS[index % len(COLOURS)]
+    name = line.name if len(line.name) <= _WIDEST_LABEL else line.name[: _WIDEST_LABEL - 1] + "…"
     if len(curve.runs) > 1:
         for x, y in curve.runs:
-            axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.45)
+            axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.45, marker="." if len(x) == 1 else "")
     if curve.band is not None:
         axes.fill_between(curve.x, *curve.band, color=colour, alpha=0.16, linewidth=0)
     axes.plot(
@@ -92,8 +125,8 @@ def _draw_line(axes: Any, line: Line, theme: Theme) -> None:
         label=name,
         color=colour,
         linewidth=1.9,
-        linestyle=_DASHES[line.index % len(_DASHES)],
-        marker=_MARKERS[line.index % len(_MARKERS)],
+        linestyle=_DASHES[index % len(_DASHES)],
+        marker=list(_MARKERS)[index % len(_MARKERS)],
         markersize=4,
         markevery=max(1, len(curve.x) // 12),
     )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from yamame.checks import UsageError
 from yamame.files.identity import is_one_of, makes_another_experiment
 from yamame.report.expected import Expected
-from yamame.report.settings import Command, differences, environment, settings
+from yamame.report.settings import Command, differences, environment, override, settings
 from yamame.tracking.history import RunHistory, is_named
 
 
@@ -48,6 +48,10 @@ class Group:
         """A command that repeats all its runs; None where that of the first one was not recorded."""
         first = Command.of(self.runs[0])
         return None if first is None else first.with_seeds([run.seed for run in self.runs])
+
+    def override(self, parameter: str) -> str:
+        """What sets a parameter to its value on the command line."""
+        return override(parameter, self.settings, self.commands[0].overrides if self.commands else {})
 
     @property
     def experiment(self) -> str | None:
@@ -122,7 +126,7 @@ class Section:
     def details(self) -> str:
         """The settings of the environment, in words."""
         return ", ".join(
-            f"{key.removeprefix('env.')} {value}"
+            f"{key.removeprefix('env.')}\u00a0{value}"
             for key, value in sorted(environment(self.base.runs[0]).items())
             if not key.endswith(("_target_", "_partial_")) and value not in ("None", "{}")
         )
@@ -188,24 +192,13 @@ def _section(groups: list[Group], base: str | None) -> Section:
 
 
 def _labels(base: Group, others: list[Group]) -> list[str]:
-    """What sets every group apart, the base first; two groups may have the same."""
+    """What sets every group apart, as overrides, the base first; two groups may have the same."""
     if not others:
-        encoder = base.settings.get("encoder._target_", "")
-        return [_typed(base, "encoder", encoder.rpartition(".")[2]) if encoder else "all runs"]
-    apart = [differences(base.settings, other.settings) for other in others]
-    varying = {difference.parameter: difference.before for each in apart for difference in each}
-    own = [_typed(base, parameter, value) for parameter, value in varying.items()]
-    theirs = [
-        [_typed(other, difference.parameter, difference.after) for difference in each]
-        for other, each in zip(others, apart, strict=True)
-    ]
-    return [own[0] if len(own) == 1 else "base", *map(", ".join, theirs)]
-
-
-def _typed(group: Group, parameter: str, value: str) -> str:
-    """A setting as an override: where a whole part was chosen by its name, that name instead of its class."""
-    command = Command.of(group.runs[0])
-    return f"{parameter}={command.overrides.get(parameter, value) if command else value}"
+        return [base.override("encoder") if "encoder._target_" in base.settings else "all runs"]
+    apart = [[each.parameter for each in differences(base.settings, other.settings)] for other in others]
+    varying = {parameter for parameters in apart for parameter in parameters}
+    theirs = [" ".join(map(other.override, own)) for other, own in zip(others, apart, strict=True)]
+    return [base.override(varying.pop()) if len(varying) == 1 else "base", *theirs]
 
 
 def _letter(index: int) -> str:

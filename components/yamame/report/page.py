@@ -1,4 +1,4 @@
-"""One HTML page of a report that needs nothing else: style and images are inside it.
+"""One HTML page of a report that needs nothing else: style, pictures and videos are inside it.
 
 What it says is in the template ``page.html.jinja``; here is how numbers are written. Jinja2 is imported when a page is
 made, and escapes whatever the template does not mark as HTML.
@@ -7,30 +7,24 @@ made, and escapes whatever the template does not mark as HTML.
 import base64
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from yamame.report.content import UNKNOWN, Content
 from yamame.report.estimates import less_is_better
-from yamame.report.figures import COLOURS, Theme, first_frame
+from yamame.report.figures import COLOURS, SIGNS, draw_svg, first_frame
 from yamame.report.groups import Group
-from yamame.report.plots import Plot, describe
+from yamame.report.plots import describe
 
 LARGEST_VIDEO = 3_000_000
 """Bytes up to which a video is inside the page; a larger one lies beside it."""
 _MINUS, _DASH = "\u2212", "\u2013"
-_SIGNS = {"reached": "✓", "below": "▼", "above": "▲", UNKNOWN: "?"}
+_OUTCOMES = {"reached": "✓", "below": "▼", "above": "▲", UNKNOWN: "?"}
 
 
-def render(content: Content, images: Mapping[str, bytes], *, home: Path) -> str:
-    """The page.
-
-    Args:
-        content: What it says.
-        images: Name of a file, as `picture_name` has it, to PNG.
-        home: The directory where it will lie; links to runs are relative to it.
-    """
+def render(content: Content, directory: Path, served_by: str | None) -> str:
+    """The page, of which the arguments are those of `write_report`."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -40,7 +34,7 @@ def render(content: Content, images: Mapping[str, bytes], *, home: Path) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (number, interval, seconds, signed, count, day, data_uri, describe, first_frame)
+    filters = (number, interval, seconds, signed, count, day, data_uri, describe, first_frame, draw_svg)
     environment.filters |= {function.__name__: function for function in filters}
     environment.tests |= {
         "less_is_better": less_is_better,
@@ -49,23 +43,18 @@ def render(content: Content, images: Mapping[str, bytes], *, home: Path) -> str:
     groups = [entry.group for result in content.sections for entry in result.results]
     page = environment.get_template("page.html.jinja").render(
         content=content,
-        images=images,
+        served_by=served_by,
+        relative=lambda folder: os.path.relpath(folder, directory.resolve()),
         started=[run.started_ms for group in groups for run in group.runs],
         num_groups=len(groups),
         infinity=math.inf,
         colours=COLOURS,
-        signs=_SIGNS,
+        signs=SIGNS,
+        outcomes=_OUTCOMES,
         confidence=f"{content.resampling.confidence:.0%}",
-        picture_name=picture_name,
         video_name=video_name,
-        relative=lambda folder: os.path.relpath(folder, home.resolve()),
     )
     return page.strip() + "\n"
-
-
-def picture_name(plot: Plot, theme: Theme) -> str:
-    """Name of the file of a picture."""
-    return f"{plot.name}{'' if theme == 'light' else '-dark'}.png"
 
 
 def video_name(section: int, group: Group) -> str:

@@ -59,13 +59,11 @@ class Line:
         name: What the legend says.
         curve: The curve.
         index: Which colour, dash and marker it gets.
-        shade: In [0, 1] to be coloured by a scale instead; None for the colour of the index.
     """
 
     name: str
     curve: Curve
     index: int
-    shade: float | None = None
 
 
 @dataclass(frozen=True)
@@ -81,6 +79,7 @@ class Plot:
         expected: An interval to be shaded; infinite ends bound nothing.
         whole: Whole numbers only on the horizontal axis.
         share: The vertical axis goes from 0 to 1.
+        family: What it shows beside others of its kind, as one of small pictures; empty for one that stands alone.
     """
 
     name: str
@@ -91,12 +90,15 @@ class Plot:
     expected: tuple[float, float] | None = None
     whole: bool = False
     share: bool = False
+    family: str = ""
 
     @property
     def alt(self) -> str:
         """What the picture shows, in words."""
         ends = "; ".join(
-            f"{line.name} goes from {line.curve.y[0]:.3g} to {line.curve.y[-1]:.3g}" for line in self.lines
+            f"{line.name} goes from {line.curve.y[0]:.3g} to {line.curve.y[-1]:.3g}"
+            for line in self.lines
+            if len(line.curve.y)
         )
         return f"{self.title}: {self.y_label} against {self.x_label}. {ends}."
 
@@ -124,7 +126,7 @@ def learning_plots(section: Section, metric: str, prefix: str, resampling: Resam
 
 
 def training_plots(section: Section, prefix: str, resampling: Resampling) -> list[Plot]:
-    """The metrics of `TRAINING` with a line per group, then those that are logged per gamma with a line per gamma."""
+    """The metrics of `TRAINING`, then those that are logged per gamma, a plot each; a line per group everywhere."""
     label = _AXES[section.base.runs[0].axis]
     plots = []
     for metric, meaning in TRAINING.items():
@@ -133,24 +135,11 @@ def training_plots(section: Section, prefix: str, resampling: Resampling) -> lis
         plots.append(Plot(f"{prefix}-train-{metric}", metric.replace("_", " "), label, meaning, lines))
     for family, members in families(section.groups).items():
         title = family.replace("_", " ")
-        for group in section.groups:
-            known = [
-                (index, gamma, curve)
-                for index, (gamma, name) in enumerate(members.items())
-                if (curve := training_curve_of(group, name, resampling)) is not None
-            ]
-            plots.append(
-                Plot(
-                    f"{prefix}-train-{_file_name(family)}-by-gamma-{group.letter}",
-                    f"{title} per gamma, {group.letter}  {group.label}",
-                    label,
-                    TRAINING.get(family, title),
-                    [
-                        Line(f"gamma {gamma}", curve, index, shade=place / max(1, len(known) - 1))
-                        for place, (index, gamma, curve) in enumerate(known)
-                    ],
-                )
-            )
+        meaning = TRAINING.get(family, title)
+        for gamma, metric in members.items():
+            name = f"{prefix}-train-{_file_name(family)}-gamma-{gamma}"
+            lines = _lines(section, (training_curve_of(g, metric, resampling) for g in section.groups))
+            plots.append(Plot(name, f"{title}, gamma {gamma}", label, meaning, lines, family=meaning))
     return [plot for plot in plots if plot.lines]
 
 
@@ -198,7 +187,7 @@ def mean_curve(
         resampling: How the interval over runs is made.
         alone: Both ends of the interval of a single line.
 
-    None where there is no line, or no place that all of them know.
+    None where there is no line; without points where there is no place that all of them know.
     """
     if not lines or any(not len(x) for x, _ in lines):
         return None
@@ -206,7 +195,7 @@ def mean_curve(
     grid = np.unique(np.concatenate([x for x, _ in lines]))
     grid = grid[(grid >= start) & (grid <= end)]
     if not len(grid):
-        return None
+        return Curve(grid, grid, None, tuple(lines))
     if len(lines) > 1 and len(grid) > _MOST_POINTS:
         grid = np.linspace(start, end, _MOST_POINTS)
     table = np.stack([np.interp(grid, x, y) for x, y in lines])

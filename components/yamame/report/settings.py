@@ -3,9 +3,11 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import PurePath
 from typing import NamedTuple, Self
 
+from yamame import conf_dir
 from yamame.files.identity import is_a_setting, is_of_one_run, is_one_of, key_of
 from yamame.tracking.history import COMMAND_TAG, RunHistory
 
@@ -50,9 +52,39 @@ def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[Dif
         part = next((name for name in replaced if is_one_of(key, [name])), key)
         values = [given.get(part + _TARGET, given.get(part, _ABSENT)) for given in (before, after)]
         if part in replaced:
-            values = [value.rpartition(".")[2] for value in values]
+            values = [choice_of(part, value) or value.rpartition(".")[2] for value in values]
         result[part] = Difference(part, *values)
     return [result[part] for part in sorted(result)]
+
+
+@cache
+def choice_of(part: str, target: str) -> str | None:
+    """What chooses a class on the command line; None where no file of the configuration is of that class.
+
+    >>> choice_of("encoder", "yamame.trajectory.GRUEncoder")
+    'gru'
+    """
+    files = sorted(conf_dir().joinpath(*part.split(".")).glob("*.yaml"))
+    return next((file.stem for file in files if f"_target_: {target}" in file.read_text().splitlines()), None)
+
+
+def override(parameter: str, settings: Mapping[str, str], given: Mapping[str, str]) -> str:
+    """What sets a parameter on the command line to its value in some settings; of a part, what was given there.
+
+    >>> gru = {"encoder._target_": "yamame.trajectory.GRUEncoder"}
+    >>> override("encoder", gru, {}), override("encoder", gru, {"encoder": "gru_selective"})
+    ('encoder=gru', 'encoder=gru_selective')
+    >>> override("encoder", {"encoder._target_": "mylab.Encoder"}, {}), override("lr", {}, {})
+    ('encoder._target_=mylab.Encoder', '~lr')
+    """
+    target = settings.get(parameter + _TARGET)
+    if target is None:
+        value = settings.get(parameter)
+        known = shlex.quote(f"{parameter}={'null' if value == 'None' else value}")
+        return f"~{parameter}" if value is None else known
+    group = parameter.replace(".", "/")
+    choice = given.get(group) or choice_of(parameter, target)
+    return f"{group}={choice}" if choice else f"{parameter}{_TARGET}={target}"
 
 
 @dataclass(frozen=True)
