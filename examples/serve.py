@@ -19,7 +19,9 @@ import yamame
 class Server(ThreadingHTTPServer):
     """A thread per connection."""
 
-    request_queue_size = 128  # connections that wait; of many that begin at once, the default of five refuses some
+    request_queue_size = (
+        128  # connections that wait; of many that begin at once, the default of five refuses some
+    )
 
 
 def make_server(agent, port: int) -> Server:
