@@ -19,9 +19,7 @@ import yamame
 class Server(ThreadingHTTPServer):
     """A thread per connection."""
 
-    request_queue_size = (
-        128  # connections that wait; of many that begin at once, the default of five refuses some
-    )
+    request_queue_size = 128  # connections that wait; the default of five refuses many at once
 
 
 def make_server(agent, port: int) -> Server:
