@@ -24,6 +24,7 @@ FLOORS = (
     {"deploy"},
     {"cli", "report"},
     {"runs"},
+    {"doctor"},
 )
 """Rooms of yamame above the components, lowest first: each may import what is below it, and components none of them."""
 DOORS = {
@@ -31,6 +32,7 @@ DOORS = {
     "collectors": {"ray"},
     "deploy": {"safetensors"},
     "data": {"h5py", "minari"},
+    "doctor": {"omegaconf", "packaging", "psutil"},
     "tracking": {"hydra", "omegaconf", "mlflow", "psutil"},
     "trajectory": {"transformers"},
     "evaluation": {"scipy"},

@@ -26,6 +26,9 @@ from yamame.transforms import context_specs
 
 from yamame_envs.streams import fold
 
+_CHECKED_TOGETHER = 100
+"""Steps on a GPU whose actions are looked at together."""
+
 
 class ContextEnv(EnvBase):
     """Base class: specs, seeds, and the fused step of envs that begin a new episode by themselves.
@@ -75,6 +78,10 @@ class ContextEnv(EnvBase):
         self._known |= {*self.observation_spec.keys(), *self.full_done_spec.keys(), "reward"}
         horizon = torch.tensor(float(time_limit or 1), device=self.device)
         self.register_buffer("_horizon", horizon, persistent=False)
+        self.register_buffer(
+            "_out_of_bounds", torch.zeros((), dtype=torch.bool, device=self.device), persistent=False
+        )
+        self._num_unchecked = 0  # steps since the last look at it
         self.register_buffer("_low", self._encoding.low.to(self.device), persistent=False)
         self.register_buffer("_high", self._encoding.high.to(self.device), persistent=False)
         self.set_seed(seed)
@@ -164,9 +171,20 @@ class ContextEnv(EnvBase):
         return seeds[env_ids, 0]
 
     def _check_action(self, action: Tensor, step_index: Tensor) -> None:
-        """Raises where an action ``[N, ...]`` is out of bounds; ``step_index`` ``[N, 1]`` tells when."""
+        """Raises where an action ``[N, ...]`` is out of bounds; ``step_index`` ``[N, 1]`` tells when.
+
+        On a GPU, where a look waits for all that was launched, some steps are looked at together.
+        """
         good = (action >= self._low) & (action <= self._high)
-        if not good.all():
+        if not action.is_cpu:
+            self._out_of_bounds |= ~good.all()
+            self._num_unchecked = (self._num_unchecked + 1) % _CHECKED_TOGETHER
+            if self._num_unchecked == 0 and bool(self._out_of_bounds):
+                bounds = f"{self._low.tolist()}..{self._high.tolist()}"
+                raise ValueError(
+                    f"{self.label}: action must be in {bounds}, one of the last {_CHECKED_TOGETHER} steps' was not"
+                )
+        elif not good.all():
             env = int((~good).nonzero()[0, 0])
             raise ValueError(
                 f"{self.label}: action must be in {self._low.tolist()}..{self._high.tolist()}, "

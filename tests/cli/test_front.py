@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-WITH_HELP = ("train", "ppo", "distill", "offline", "evaluate", "play", "report", "export", "sync")
+WITH_HELP = ("train", "ppo", "distill", "offline", "evaluate", "play", "report", "export", "sync", "doctor")
 LIGHT = """
 import runpy, sys
 for name in ("torch", "torchrl", "tensordict", "mlflow"):
@@ -68,10 +68,12 @@ def test_every_key_of_the_main_file_has_a_comment():
         (["-m", "seed=0,1", "env.sizze=3"], "env.sizze: no such key, did you mean env.size?"),
         (["-m", "encoder=gru,lstmm"], "encoder=lstmm"),
         (["seed=[1"], "cannot be read"),
+        (["budget.minutes=abc"], "budget.minutes: must be a number or null, got 'abc'"),
+        (["-m", "seed=0,-1"], "seed: must be an integer of at least 0, got -1"),
         (["--nosuch"], "settings have no dashes before them"),
     ],
 )
-def test_a_mistake_in_keys_and_choices_is_told_in_one_line_without_torch(arguments, message, tmp_path):
+def test_a_mistake_in_keys_choices_and_values_is_told_in_one_line_without_torch(arguments, message, tmp_path):
     asked = ask("train", *arguments)
     assert asked.returncode == 2
     assert message in asked.stderr

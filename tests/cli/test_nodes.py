@@ -52,9 +52,7 @@ def test_a_partial_node_gives_a_function_of_the_rest():
 
 
 def test_what_a_constructor_refuses_is_reported_with_its_key():
-    config = OmegaConf.create(
-        {"agent": {"budget": {"_target_": "yamame.training.budget.Budget", "updates": 0}}}
-    )
+    config = OmegaConf.create({"agent": {"budget": {"_target_": "yamame.budget.Budget", "updates": 0}}})
     with pytest.raises(UsageError, match=r"^agent\.budget: Budget: updates must be .* got 0$"):
         instantiate(config.agent.budget)
     with pytest.raises(UsageError, match=r"^agent\.budget: .*unexpected keyword argument 'nothing'"):

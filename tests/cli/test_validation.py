@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Annotated, Literal, NotRequired
 
 import pytest
+from yamame.budget import Budget
 from yamame.checks import UsageError
 from yamame.cli.validation import check_arguments, check_settings, fits, undeclared
-from yamame.training.budget import Budget
 
 SETTINGS = {
     "seed": int,

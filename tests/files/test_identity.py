@@ -86,6 +86,11 @@ def test_what_was_done_stays_done_whoever_does_it_and_is_evaluated_again_by_othe
 
 
 def test_what_a_run_is_kept_by_may_change_but_no_other_key_that_begins_alike():
+    compare_config(
+        CONFIG, {**CONFIG, "float32_matmul_precision": "highest"}
+    )  # as it was before there was a choice
+    with pytest.raises(UsageError, match="float32_matmul_precision: 'highest' -> 'high'"):
+        compare_config(CONFIG, {**CONFIG, "float32_matmul_precision": "high"})
     compare_config(CONFIG, {**CONFIG, "budget": {"minutes": 9}, "logger": {"a": 1}, "resume": True})
     with pytest.raises(UsageError, match="budgets"):
         compare_config(CONFIG, {**CONFIG, "budgets": 1})

@@ -33,7 +33,9 @@ def play_recipe(which: str | ModuleType, folder: Path, *arguments: str) -> tuple
     try:
         with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             task = next(
-                getattr(module, name) for name in ("train", "replay", "export") if hasattr(module, name)
+                getattr(module, name)
+                for name in ("train", "replay", "export", "doctor")
+                if hasattr(module, name)
             )
             main(task, config_name=Path(module.__file__).stem)
     except SystemExit as exit_:

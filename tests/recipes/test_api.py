@@ -170,3 +170,21 @@ def test_importing_the_package_loads_nothing():
 
 def test_recipes_stand_beside_the_yaml_files():
     assert yamame.recipes_dir() == Path(yamame.conf_dir()).parent / "recipes"
+
+
+def test_float32_products_have_the_precision_that_is_asked_for(tmp_path, monkeypatch):
+    class Look(yamame.Callback):
+        def on_begin(self, run):
+            seen.append(torch.get_float32_matmul_precision())
+
+    seen = []
+    monkeypatch.chdir(tmp_path)
+    for asked in ("high", "highest"):
+        settings = ("debug=tiny", "encoder=memoryless", "logger=none", f"run.name={asked}")
+        yamame.train(*settings, f"float32_matmul_precision={asked}", callbacks=[Look()])
+    assert seen == ["high", "highest"]
+
+
+def test_hardware_gives_way_to_what_is_written_behind_it():
+    cfg = yamame.compose("experiment=dark_key_to_door", "hardware=gpu", "schedule.num_envs=64")
+    assert (cfg.device, cfg.schedule.num_envs, cfg.collector.cuda_graph) == ("cuda", 64, True)

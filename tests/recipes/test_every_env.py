@@ -34,7 +34,7 @@ RUNS = [
     *("env=atari env.time_limit=40", "env=half_cheetah_vel env.time_limit=40"),
     "env=metaworld env.time_limit=20",
 ]
-ELSEWHERE = {"collector/ray", "debug/tiny", "env/gym_goals", "logger/mlflow", "logger/none"}
+ELSEWHERE = {"collector/ray", "debug/tiny", "env/gym_goals", "hardware/gpu", "logger/mlflow", "logger/none"}
 ELSEWHERE |= {"launcher/local", "launcher/slurm", "sweeper/optuna"}
 ELSEWHERE |= {f"data/{name}" for name in ("hdf5", "minari", "none", "npz", "runs", "torchrl")}
 """Choices of all runs here, and of tests of their own."""

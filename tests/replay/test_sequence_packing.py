@@ -13,8 +13,10 @@ from yamame.losses import MultiGammaREDQLoss
 from yamame.replay import Relabel, SequencePacking, Window, pack
 from yamame.replay.sequence_packing import first_fit
 from yamame.timestep import MLPGoalEncoder, MLPTimestepEncoder
-from yamame.trajectory import GRUEncoder, TransformerEncoder
+from yamame.trajectory import GRUEncoder, LinearRecurrentEncoder, LSTMEncoder, TransformerEncoder
 from yamame_envs import MazeRunner
+
+PADDED = SequencePacking(row_multiple=8, length_multiple=32)
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +65,28 @@ def test_the_batch_that_was_given_is_left_as_it_is(batch):
     assert (batch == before).all()
 
 
+def test_multiples_leave_few_shapes_and_fill_them_with_padding(batch):
+    shapes, packed_shapes = set(), set()
+    for seed in range(40):
+        chosen = batch[
+            torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed))[: 4 + seed // 4]
+        ]
+        padded = PADDED(chosen)
+        assert trajectories(padded[padded["mask"].flatten(1).any(1)]) == trajectories(started(chosen))
+        for key in padded.keys(True, True):
+            assert not padded[key][~padded["mask"].squeeze(-1)].any(), key
+        shapes.add(padded.shape)
+        packed_shapes.add(SequencePacking()(chosen).shape)
+    assert all(shape[0] % 8 == 0 and shape[1] == 32 for shape in shapes)
+    assert len(shapes) <= 2 < 10 < len(packed_shapes)
+
+
+@pytest.mark.parametrize("name", ["row_multiple", "length_multiple"])
+def test_a_multiple_below_one_is_refused(name):
+    with pytest.raises(ValueError, match=f"SequencePacking: {name} must be at least 1, got 0"):
+        SequencePacking(**{name: 0})
+
+
 def test_equal_lengths_are_left_as_they_are(batch):
     whole = batch[batch["mask"].flatten(1).all(1)]
     assert len(whole) >= 3
@@ -107,13 +131,16 @@ def update(batch, encoder):
 ENCODERS = {
     "transformer": partial(TransformerEncoder, d_model=16, num_heads=2, num_layers=2, dropout=0.0),
     "gru": partial(GRUEncoder, hidden_size=16),
+    "lstm": partial(LSTMEncoder, hidden_size=16),
+    "linear_recurrent": partial(LinearRecurrentEncoder, d_model=16),
 }
 
 
+@pytest.mark.parametrize("packing", [SequencePacking(), PADDED], ids=["packed", "padded"])
 @pytest.mark.parametrize("name", ENCODERS)
-def test_no_loss_and_no_gradient_changes(batch, name):
+def test_no_loss_and_no_gradient_changes(batch, name, packing):
     terms, gradients = update(batch, ENCODERS[name])
-    packed_terms, packed_gradients = update(SequencePacking()(batch), ENCODERS[name])
+    packed_terms, packed_gradients = update(packing(batch), ENCODERS[name])
     for key in terms.keys():  # sums in another order
         torch.testing.assert_close(packed_terms[key], terms[key], rtol=1e-4, atol=1e-5)
     assert len(gradients) > 20

@@ -7,8 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from torch import nn
+from yamame.budget import Budget
 from yamame.runs.progress_bar import ProgressBar
-from yamame.training.budget import Budget
 from yamame.training.progress import Progress
 
 

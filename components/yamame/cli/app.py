@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig
@@ -143,10 +144,11 @@ def _raising() -> Iterator[None]:
 
 
 def make_ready(cfg: DictConfig) -> None:
-    """Makes sure that the store answers, unless the run has one already, and takes this process's share of threads."""
+    """Makes sure that the store answers, unless the run has one already, and sets what torch does in this process."""
     if not goes_on(cfg) and started()[1] == 0:
         check_store(cfg)
     share_threads(num_jobs=_jobs_at_once())
+    torch.set_float32_matmul_precision(cfg.get("float32_matmul_precision", "highest"))
 
 
 def _prepared(directory: str, config_name: str) -> CommandLine:

@@ -16,7 +16,7 @@ from yamame.failures import OutsideError, one_line
 from yamame.files.config import flatten
 from yamame.files.identity import key_of
 
-REMOVABLE = ("debug", "experiment", "trials")
+REMOVABLE = ("debug", "experiment", "hardware", "trials")
 """Groups that a recipe does without, so that ``~`` may take them away."""
 REMEDIES = {
     errno.ENOSPC: "make room on its disk",

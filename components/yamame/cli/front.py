@@ -1,7 +1,7 @@
-"""What a command line is answered with before torch is loaded: help, what Hydra shows, mistakes in keys and choices.
+"""What a command line is answered with before torch is loaded: help, what Hydra shows, mistakes in keys and values.
 
-A recipe calls `answer` before its own imports. What needs the classes that the configuration names, as the types of
-their arguments, is checked later, by `yamame.cli.app.main`.
+A recipe calls `answer` before its own imports. What needs the classes that the configuration names, as their arguments
+and the types of these, is checked later, by `yamame.cli.app.main`.
 """
 
 import os
@@ -14,6 +14,7 @@ from typing import NoReturn
 import hydra
 from hydra import compose
 from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from yamame import conf_dir
@@ -22,6 +23,8 @@ from yamame.cli.arguments import EASED, ease
 from yamame.cli.command_line import CommandLine, jobs_of, read_command_line
 from yamame.cli.explain import check_choices, explain
 from yamame.cli.help import help_text
+from yamame.cli.settings import SETTINGS
+from yamame.cli.validation import check_settings
 from yamame.failures import tell_aside
 
 VERSION_BASE = "1.3"
@@ -55,7 +58,7 @@ def answer(config_name: str) -> None:
             raise SystemExit
         with line.composing():
             for job in islice(jobs_of(line), _JOBS):
-                compose(line.config_name, overrides=job)
+                _check_values(compose(line.config_name, overrides=job), config_name)
     except (UsageError, HydraException, OmegaConfBaseException) as error:
         fail(config_name, explain(error, line))
     if sys.stderr.isatty():  # in a log a mistake is one line
@@ -82,6 +85,15 @@ def fail(name: str, message: str, *, status: int = USAGE_STATUS) -> NoReturn:
     if status != USAGE_STATUS or os.environ.get("RANK", "0") == "0":
         tell_aside(f"{name}: {' '.join(message.split())}")
     raise SystemExit(status)
+
+
+def _check_values(cfg: DictConfig, name: str) -> None:
+    """Refuses values of settings that no class takes; what is missing, or leads nowhere, is told later."""
+    try:
+        values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException:
+        return
+    check_settings(SETTINGS.get(name, {}), values)  # type: ignore[arg-type]
 
 
 def _nothing(cfg: object) -> None:

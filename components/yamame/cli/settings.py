@@ -6,8 +6,8 @@ arguments the keys below it are; a `Node` has a ``_target_``, whose own annotati
 
 from typing import Annotated, Any, Literal, NotRequired
 
+from yamame.budget import Budget
 from yamame.cli.validation import Node
-from yamame.training.budget import Budget
 
 Count = Annotated[int, 1]
 """An integer of at least 1."""
@@ -26,6 +26,7 @@ _FROM_REPLAY = _OFF_POLICY | {"learning_starts": Annotated[int, 0]}
 _TRAINING = {
     "seed": Annotated[int, 0],
     "device": str,
+    "float32_matmul_precision": Literal["highest", "high", "medium"],
     "resume": Literal["auto"] | bool | None,
     "trust": list[str],
     "context_length": Count,
@@ -156,4 +157,5 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "num_streams": Count,
     },
 }
+SETTINGS["doctor"] = SETTINGS["train"] | {"measure": {"seconds": Annotated[float, 1]}}
 """By the name of the main YAML file."""

@@ -14,6 +14,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from tensordict.utils import NestedKey, unravel_key
+from torch import Tensor
 from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
@@ -31,7 +32,7 @@ class SyncCollector:
         env: Environment with one batch dimension ``[N]``, which emits ``is_init``.
         policy: Any TensorDict module that writes ``action``; copied. A state that it keeps in the tensordict needs its
             primer in ``env``. What more it may offer: `yamame.collectors.base`.
-        replay: Receives finished trajectories ``[E, L]`` through its ``extend``.
+        replay: Receives finished trajectories ``[E, L]`` on the CPU, through its ``extend``.
         exploration: Changes the policy's action before it is executed; the executed action is what is stored. Its
             ``step(num_env_steps)`` is called after every `collect`.
         greedy: Act by the mode of the policy's distribution; exploration still changes the action.
@@ -61,7 +62,10 @@ class SyncCollector:
         observed = list(env.observation_spec.keys(True, True))
         condition = "emit is_init (yamame.transforms.ContextTransform does)"
         require(owner, "env", observed, "is_init" in observed, condition)
-        self.env, self.replay, self.exploration = env, replay, exploration
+        self.env, self.replay = env, replay
+        self.exploration = (
+            exploration if exploration is None or env.device is None else exploration.to(env.device)
+        )
         self.num_envs = env.batch_size[0]
         self.assembler = TrajectoryAssembler()
         self._current: TensorDictBase | None = None
@@ -108,8 +112,7 @@ class SyncCollector:
         block = TensorDict({}, done.shape, device=self.env.device)
         for key in (*self._observed, "action", *stored):
             block.set(key, torch.stack([step.get(key) for step in steps]))
-        last = [s.get("next").select(*self._observed)[d] for s, d in zip(steps, done, strict=True) if d.any()]
-        finished = self.assembler.add(block, done, torch.cat(last) if last else None)
+        finished = self.assembler.add(block, done, self._last_observations(steps, done)).cpu()
         num_aborted = 0
         if "aborted" in self._outcomes:
             aborted = finished.get(("next", "aborted")).flatten(1).any(-1)
@@ -124,6 +127,14 @@ class SyncCollector:
         returns = finished.get(("next", "reward")).flatten(1).sum(-1)
         lengths = finished.get("mask").flatten(1).sum(-1) - 1
         return Episodes(done.numel(), returns, lengths, success, num_aborted)
+
+    def _last_observations(self, steps: list[TensorDictBase], done: Tensor) -> TensorDictBase | None:
+        """What was seen at the end of every episode ``[E]``, in order of step and then env; None if none ended."""
+        step, env = done.nonzero(as_tuple=True)
+        ended, row = step.unique(return_inverse=True)
+        if not len(ended):
+            return None
+        return torch.stack([steps[i].get("next").select(*self._observed) for i in ended.tolist()])[row, env]
 
     def update_policy_weights_(self, weights: TensorDictBase) -> None:
         """Copies ``TensorDict.from_module(policy).data`` into the acting policy. Its memory survives."""

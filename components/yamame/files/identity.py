@@ -33,10 +33,14 @@ UNSEEN = (
 )
 """Who does the work and what is drawn as a video: neither what is learned nor how it is measured."""
 MACHINE = (
-    *("device", "packing", "encoder.checkpoint_layers", "encoder.compiled", "collector.compile_policy"),
+    *("device", "float32_matmul_precision", "packing", "encoder.checkpoint_layers"),
+    *("encoder.compiled", "collector.compile_policy"),
     *(f"{part}.{key}" for part in ("schedule", "collector") for key in ("autocast", "cuda_graph")),
 )
 """How a machine computes, precision and speed: other last bits, the same experiment. (Two are of earlier versions.)"""
+
+ADDED = {"float32_matmul_precision": "highest", "packing.row_multiple": 1, "packing.length_multiple": 1}
+"""Settings that earlier versions did not have, and what they did."""
 
 
 def is_one_of(key: str, names: Sequence[str]) -> bool:
@@ -95,7 +99,8 @@ def differing(
     >>> differing({"seed": 1, "run": {"name": "a"}}, {"seed": 2, "run": {}}, but_for=may_change_on_resume)
     ['seed: 1 -> 2']
     """
-    before, after = flatten(saved), flatten(current)
+    after = flatten(current)
+    before = {key: value for key, value in ADDED.items() if key in after} | flatten(saved)
     absent = "(absent)"
     return [
         f"{key}: {before.get(key, absent)!r} -> {after.get(key, absent)!r}"

@@ -11,8 +11,8 @@ Source: Krell et al., "Efficient sequence packing without cross-contamination", 
 
 import torch
 from tensordict import TensorDictBase
-from torch.nn.utils.rnn import pad_sequence
 
+from yamame.checks import require_at_least
 from yamame.replay.gather import BatchTransform, gather_timesteps
 
 
@@ -20,10 +20,15 @@ class SequencePacking(BatchTransform):
     """Puts trajectories one after the other into as few sequences as fit, longest first.
 
     Put it last, after transforms that need one trajectory per sequence. It pays where lengths differ much: an
-    update costs as much for padding as for real timesteps. In a `TransformedEnv` it does nothing.
+    update costs as much for padding as for real timesteps. Multiples make shapes repeat, where an update is recorded or
+    compiled for each of them; they are filled with padding. In a `TransformedEnv` it does nothing.
+
+    Args:
+        row_multiple: Of what B' is a multiple.
+        length_multiple: Of what L' is a multiple.
 
     Raises:
-        ValueError: In use, when the batch lacks ``mask`` or ``is_init``.
+        ValueError: If a multiple is below 1; in use, when the batch lacks ``mask`` or ``is_init``.
 
     >>> from tensordict import TensorDict
     >>> mask = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 1, 0]]).bool()
@@ -35,23 +40,34 @@ class SequencePacking(BatchTransform):
             [1, 0, 0, 1]], dtype=torch.int32))
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, row_multiple: int = 1, length_multiple: int = 1) -> None:
+        multiples = {"row_multiple": row_multiple, "length_multiple": length_multiple}
+        require_at_least("SequencePacking", 1, **multiples)
+        self.row_multiple, self.length_multiple = row_multiple, length_multiple
         super().__init__(in_keys=["mask", "is_init"], out_keys=["mask", "is_init"])
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Returns the packed batch ``[B', L']``, L' the longest trajectory; the one given is left as it is."""
+        """Returns the packed batch ``[B', L']``, L' the longest length, rounded up; the one given stays as it is."""
         mask, _ = self.entries(tensordict, ["mask", "is_init"])
         lengths = mask.reshape(tensordict.shape).sum(-1)
-        sequences = first_fit(lengths.tolist(), capacity=int(lengths.max()))
-        if len(sequences) == len(lengths):
+        stride, columns = tensordict.shape[1], _round_up(int(lengths.max()), self.length_multiple)
+        sequences = first_fit(lengths.tolist(), capacity=columns)
+        rows = _round_up(len(sequences), self.row_multiple)
+        if len(sequences) == len(lengths) and (self.row_multiple, self.length_multiple) == (1, 1):
             return tensordict.copy()
-        stride = tensordict.shape[1]
         timesteps = (torch.arange(stride * len(lengths)).view(len(lengths), stride)).unbind()
         moved = [torch.cat([timesteps[i][: lengths[i]] for i in items]) for items in sequences]
-        source = pad_sequence(moved, batch_first=True, padding_value=-1).to(lengths.device)
+        source = torch.full((rows, columns), -1)
+        for row, timestep in zip(source, moved, strict=False):
+            row[: len(timestep)] = timestep
+        source = source.to(lengths.device)
         packed = gather_timesteps(tensordict, source, source >= 0)
         packed.get("is_init")[(source >= 0) & (source % stride == 0)] = True
         return packed
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def first_fit(lengths: list[int], *, capacity: int) -> list[list[int]]:

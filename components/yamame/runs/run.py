@@ -13,6 +13,7 @@ from torchrl.envs import EnvBase
 
 from yamame import ranks, signals
 from yamame.agent import InContextPolicy
+from yamame.budget import Budget
 from yamame.checks import UsageError
 from yamame.cli.jobs import resume_mode, run_name, say
 from yamame.cli.nodes import instantiate, plain
@@ -30,7 +31,6 @@ from yamame.tracking.costs import CostMeter
 from yamame.tracking.summary import run_status
 from yamame.tracking.tracker import Tracker
 from yamame.training import GlobalRNGState
-from yamame.training.budget import Budget
 from yamame.training.guard import NonFiniteGuard, require_finite
 from yamame.training.progress import Progress
 

@@ -32,11 +32,9 @@ def grow_cache(cache: TensorDict, *, capacity: int | None) -> TensorDict:
         capacity: Number of slots from which on the oldest is overwritten; None for never.
     """
     held = cache["keys"].shape[3]
-    needed = int(cache["position"].max()) + 1
-    needed = needed if capacity is None else min(needed, capacity)
-    if held >= needed:
+    if held == capacity or held > int(cache["position"].max()):  # which waits for the device
         return cache
-    slots = max(_FEWEST, -(-needed // _FEWEST) * _FEWEST, held + min(held, _MOST_MORE))
+    slots = max(_FEWEST, held + min(held, _MOST_MORE))
     slots = slots if capacity is None else min(slots, capacity)
     larger = cache.empty()
     for name in ("keys", "values"):

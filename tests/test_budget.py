@@ -1,7 +1,7 @@
 """Budgets end at the nearest limit and count time over resumes."""
 
 import pytest
-from yamame.training.budget import Budget
+from yamame.budget import Budget
 
 
 class Clock:
