@@ -143,7 +143,9 @@ def tell(watch: Stopwatch, whole: Forecast, cfg: DictConfig) -> list[str]:
         problems.append(f"schedule: must make updates in {whole.env_steps} steps, got {plan}")
     elif not watch.count("learning"):
         steps = watch.count("collecting")
-        problems.append(f"measure.seconds: must be longer, no update was made in the trial's {steps} steps")
+        what = "no update was made" if watch.timesteps else "no episode has ended, and so no update was made,"
+        bound = "" if watch.timesteps else ", or episodes bounded by env.time_limit"
+        problems.append(f"measure.seconds: must be longer{bound}; {what} in the trial's {steps} steps")
     return problems
 
 

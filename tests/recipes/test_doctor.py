@@ -81,7 +81,7 @@ def test_runs_that_are_there_stay_as_they_are(doctor, tmp_path):
         (("optimizer.lr=1e30",), "loss and grad_norm must be finite"),
         ((*OWN_ENV, "+env.settings.fault=raises"), "doctors.py:21"),
         ((*OWN_ENV, "+env.settings.fault=unknown"), "reward"),
-        ((*OWN_ENV, "+env.settings.fault=endless"), "end"),
+        ((*OWN_ENV, "+env.settings.fault=endless"), "no episode has ended"),
         (("env=gym", "env.id=nowhere:Nowhere-v0", "trust=[nowhere.]"), "nowhere"),
         (("encoder._target_=doctors.Encoder", "trust=[doctors.]"), "doctors.py:27"),
         (
