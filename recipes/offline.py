@@ -50,19 +50,14 @@ def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
         run.begin({"agent": agent, **learner.components(), "data": data}, policy=policy, held_out=held_out)
 
         while not run.ended():
-            for batch, meanwhile in batches.up_to(updates_left(run), ends=run.is_last):
+            for batch, meanwhile in batches.up_to(run.updates_left(), ends=run.is_last):
                 run.learned(learner.update(batch, meanwhile=meanwhile))
-            if updates_left(run):
+            if run.updates_left():
                 run.end_within_iteration()
             run.log(run.metrics())
             run.evaluate_and_save()
 
         return run.finish()
-
-
-def updates_left(run: Run) -> int:
-    """Updates that the present iteration has left: all, unless the run was resumed in the middle of one."""
-    return int(run.cfg.schedule.updates_per_iteration) - len(run.progress.unlogged)
 
 
 if __name__ == "__main__":

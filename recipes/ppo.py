@@ -6,7 +6,7 @@
     python recipes/ppo.py -m encoder=gru,transformer,memoryless seed=0,1
 
 The baseline beside `train.py`: the same environments, encoders, evaluation, logging and checkpoints, another learning
-rule (arXiv 1611.02779 with the clipped objective of arXiv 1707.06347). In every iteration all rows play complete
+rule (arXiv 1611.02779 with the clipped objective of arXiv 1707.06347). In every iteration all envs play complete
 episodes with the present policy, which is then changed by some epochs over those episodes; nothing is replayed
 later. On a CPU a killed and resumed run ends with the same parameters, bit for bit, as one that was never stopped.
 """

@@ -241,6 +241,10 @@ class Run:
         self.callbacks.tell(self, "on_collect", episodes)
         return episodes
 
+    def updates_left(self) -> int:
+        """Updates that an iteration of ``schedule.updates_per_iteration`` has left; fewer than all in a resumed run."""
+        return int(self.cfg.schedule.updates_per_iteration) - len(self.progress.unlogged)
+
     def learned(self, metrics: Mapping[str, Tensor]) -> None:
         """Counts an update that was made, and keeps what it wrote; one that was refused wrote nothing."""
         if metrics:
