@@ -208,8 +208,8 @@ class BatchedEnv(ContextEnv):
         if action.is_cpu and not capturing():
             self._check_action(action, env_state.state["step_index"])
         else:
-            good = (action >= self._low) & (action <= self._high)
-            self._faults[0].logical_or_(~good.all())
+            low, high = self._encoding.bounds(action.device)
+            self._faults[0].logical_or_(~((action >= low) & (action <= high)).all())
         state, reward, success = self._transition(env_state.task, env_state.state, action)
         state["step_index"] = env_state.state["step_index"] + 1
         terminated = success | (state["step_index"] >= self._horizon)

@@ -76,8 +76,6 @@ class ContextEnv(EnvBase):
         self._known |= {*self.observation_spec.keys(), *self.full_done_spec.keys(), "reward"}
         horizon = torch.tensor(float(time_limit or 1), device=self.device)
         self.register_buffer("_horizon", horizon, persistent=False)
-        self.register_buffer("_low", self._encoding.low.to(self.device), persistent=False)
-        self.register_buffer("_high", self._encoding.high.to(self.device), persistent=False)
         self.set_seed(seed)
 
     @property
@@ -189,11 +187,12 @@ class ContextEnv(EnvBase):
 
     def _check_action(self, action: Tensor, step_index: Tensor) -> None:
         """Raises where an action ``[N, ...]`` is out of bounds; ``step_index`` ``[N, 1]`` tells when."""
-        good = (action >= self._low) & (action <= self._high)
+        low, high = self._encoding.bounds(action.device)
+        good = (action >= low) & (action <= high)
         if not good.all():
             env = int((~good).nonzero()[0, 0])
             raise ValueError(
-                f"{self.label}: action must be in {self._low.tolist()}..{self._high.tolist()}, "
+                f"{self.label}: action must be in {low.tolist()}..{high.tolist()}, "
                 f"got {action[env].tolist()} in env {env} at step {int(step_index[env])}"
             )
 

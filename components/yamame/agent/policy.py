@@ -73,9 +73,12 @@ class InContextPolicy(TensorDictModuleBase):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Writes the action of every env of ``tensordict`` ``[N]`` and returns it."""
         encoder = self.trajectory_encoder
-        memory = encoder.ready_memory(encoder.read_is_init(tensordict))
+        return self._act(tensordict, encoder.ready_memory(encoder.read_is_init(tensordict)))
+
+    def _act(self, tensordict: TensorDictBase, memory: TensorDict) -> TensorDictBase:
         decide = self.decide if self._recorded is None else self._recorded
-        params, encoder.memory = decide(tensordict.select(*self.in_keys, strict=False), memory)
+        params, memory = decide(tensordict.select(*self.in_keys, strict=False), memory)
+        self.trajectory_encoder.keep_memory(memory)
         distribution = self.action_space.distribution(params, tensordict.get("action_mask", None))
         deterministic = exploration_type() in (ExplorationType.DETERMINISTIC, ExplorationType.MODE)
         encoded = distribution.mode if deterministic else distribution.sample()

@@ -121,7 +121,7 @@ def perturb(space: ActionSpace, action: Tensor, epsilon: Tensor, action_mask: Te
     """
     epsilon = epsilon.to(action.device)
     if space.kind == "box":
-        low, high = space.low.to(action.device), space.high.to(action.device)
+        low, high = space.bounds(action.device)
         scale = epsilon.to(action.dtype).unsqueeze(-1) * (high - low) / 2
         return (action + scale * torch.randn_like(action)).clamp(low, high)
     even = torch.zeros(*epsilon.shape, space.num_params, device=action.device)
