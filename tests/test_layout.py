@@ -43,6 +43,7 @@ DOORS = {
 SHARED_WITH_ENVS = {
     "yamame.keys",
     "yamame.checks",
+    "yamame.capturing",
     "yamame.failures",
     "yamame.goals",
     "yamame.actions",

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 from torchrl.data import Bounded, Categorical
+from yamame.actions.encoding import Constant
 from yamame.checks import require, require_choice
 
 from yamame_envs.base import BatchedEnv
@@ -51,8 +52,6 @@ class Bandits(BatchedEnv):
     torch.Size([2, 100, 1])
     """
 
-    _quantiles: Tensor
-
     def __init__(
         self,
         *,
@@ -79,8 +78,7 @@ class Bandits(BatchedEnv):
             seed=seed,
             device=device,
         )
-        quantiles = torch.tensor(_normal_quantiles() if self._gaussian else (), device=self.device)
-        self.register_buffer("_quantiles", quantiles, persistent=False)
+        self._quantiles = Constant(torch.tensor(_normal_quantiles() if self._gaussian else ()))
 
     def _draw_tasks(self, task_seed: Tensor) -> Tensors:
         key = fold(task_seed, 0)
@@ -89,7 +87,7 @@ class Bandits(BatchedEnv):
 
     def _normal(self, key: Tensor, *shape: int) -> Tensor:
         """Standard normal numbers, the same on every device: ``[*] -> [*, *shape]`` float32."""
-        return self._quantiles[integers(key, _QUANTILES, *shape)]
+        return self._quantiles.on(key.device)[integers(key, _QUANTILES, *shape)]
 
     def _begin(self, task: Tensors) -> Tensors:
         return {}

@@ -14,12 +14,16 @@ import numpy.typing as npt
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
+from yamame.capturing import capturing
 from yamame.checks import require
 from yamame.transforms import context_values
 
 from yamame_envs.context import ContextEnv
 from yamame_envs.env_state import EnvState, restore
-from yamame_envs.tasks import TaskQueue, Tensors
+from yamame_envs.tasks import TaskQueue, Tensors, sent
+
+_FAR = 16
+"""Steps of which a look at the device tells that there are tasks."""
 
 
 class BatchedEnv(ContextEnv):
@@ -31,16 +35,24 @@ class BatchedEnv(ContextEnv):
     state also holds ``trial_start`` ``[N, 1]`` bool (an attempt begins here), and where it can end before the
     time limit and without success, ``ended`` ``[N, 1]`` bool.
 
+    Steps can be captured: nothing but `_draw_tasks` decides by the data, or `capture_obstacle` says what does. Tasks
+    are drawn on the CPU, so what `_draw_tasks` reads must be there.
+
     Its arguments are those of `ContextEnv`; there is a time limit, after which an episode is terminated.
     """
 
+    @property
+    def capture_obstacle(self) -> str | None:
+        """None, unless a subclass decides by the data."""
+        return None
+
     @abstractmethod
     def _draw_tasks(self, task_seed: Tensor) -> Tensors:
-        """Draws the tasks of seeds ``[R]``: new tensors ``[R, ...]``, constant during an episode."""
+        """Draws the tasks of seeds ``[R]`` on the CPU: new tensors ``[R, ...]``, constant during an episode."""
 
     @abstractmethod
     def _begin(self, task: Tensors) -> Tensors:
-        """The state ``[R, ...]`` at the start of these tasks."""
+        """The state ``[N, ...]`` at the start of these tasks."""
 
     @abstractmethod
     def _transition(self, task: Tensors, state: Tensors, action: Tensor) -> tuple[Tensors, Tensor, Tensor]:
@@ -53,7 +65,7 @@ class BatchedEnv(ContextEnv):
 
     @abstractmethod
     def _observe(self, task: Tensors, state: Tensors) -> Tensors:
-        """What is seen: new tensors ``[R, ...]``, one for every entry of ``observations``."""
+        """What is seen: new tensors ``[N, ...]``, one for every entry of ``observations``."""
 
     def render(self, env_id: int = 0) -> npt.NDArray[np.uint8]:
         """Draws one env: ``[H, W, 3]`` uint8 RGB.
@@ -70,8 +82,8 @@ class BatchedEnv(ContextEnv):
         """The picture of an env that was reset."""
         raise NotImplementedError(f"{self.label}: there is no picture of this environment")
 
-    def _override(self, task: Tensors, tensordict: TensorDictBase, env_ids: Tensor) -> None:
-        """Replaces entries of newly drawn tasks ``[R, ...]`` by what the reset of ``env_ids`` asks for."""
+    def _override(self, task: Tensors, tensordict: TensorDictBase, begins: Tensor) -> None:
+        """Replaces entries of newly drawn tasks ``[N, ...]`` by what the reset of a mask ``[N]`` asks for."""
 
     @property
     def _present(self) -> Tensors:
@@ -81,41 +93,78 @@ class BatchedEnv(ContextEnv):
         if "_env_state" not in self.__dict__:
             self._env_state = EnvState(streams, torch.zeros_like(streams), {}, {}, {})
             self._queue = TaskQueue(len(streams))
-            return
-        self._env_state.streams = streams
-        self._env_state.episodes = torch.zeros_like(streams)
+            self._room = 0  # steps for which there are tasks, as far as is known
+            # Whether, since the last look, an action was out of bounds, and an episode began without a task.
+            faults = torch.zeros(2, dtype=torch.int64, device=streams.device)
+            self.register_buffer("_faults", faults, persistent=False)
+        self._number(streams, torch.zeros_like(streams))
+
+    def _number(self, streams: Tensor, episodes: Tensor) -> None:
+        """Lets the episodes to come be those of these numbers ``[N]``."""
+        self._env_state.streams, self._env_state.episodes = streams, episodes
         self._queue.clear()
+        self._room = 0
 
-    def _begin_episodes(self, env_ids: Tensor, tensordict: TensorDictBase | None) -> None:
-        self._begin_tasks(env_ids, self._tasks_for(env_ids, tensordict))
+    def reserve(self, num_steps: int) -> bool:
+        """Draws tasks ahead; see `ContextEnv.reserve`."""
+        env_state, num_envs = self._env_state, self.batch_size[0]
+        seen = torch.cat([self._faults, env_state.streams, env_state.episodes]).cpu()
+        faults, streams, episodes = seen.split([2, num_envs, num_envs])
+        out_of_bounds, without_task = faults.bool().tolist()
+        if out_of_bounds or without_task:
+            self._faults.zero_()
+            bounds = f"{self._encoding.low.tolist()}..{self._encoding.high.tolist()}"
+            got = "one of an earlier step was not"
+            require(self.label, "action", got, not out_of_bounds, f"be in {bounds}")
+            raise RuntimeError(f"{self.label}: reserve must be called before steps that are captured")
+        self._room = self._queue.reserve(num_steps, streams, episodes, self._draw_tasks, self.device)
+        return super().reserve(num_steps)
 
-    def _begin_again(self, env_ids: Tensor, task_seed: Tensor) -> None:
-        # Not drawn again: that costs far more, and a chosen instruction would be lost.
-        task = {name: value.index_select(0, env_ids) for name, value in self._env_state.task.items()}
-        self._begin_tasks(env_ids, task)
+    def _begin_episodes(self, begins: Tensor, tensordict: TensorDictBase | None) -> None:
+        self._begin_tasks(begins, self._tasks_for(begins, tensordict))
 
-    def _begin_tasks(self, env_ids: Tensor, task: Tensors) -> None:
+    def _begin_again(self, begins: Tensor, task_seed: Tensor) -> None:
+        self._begin_tasks(begins, self._env_state.task)  # not drawn again: a chosen instruction would be lost
+
+    def _begin_tasks(self, begins: Tensor, task: Tensors) -> None:
         env_state = self._env_state
-        state = {"step_index": torch.zeros_like(env_ids).unsqueeze(-1), **self._begin(task)}
+        state = {"step_index": torch.zeros_like(begins, dtype=torch.int64).unsqueeze(-1), **self._begin(task)}
         timestep = self._first_timestep(task, state)
-        if env_ids.shape[0] == self.batch_size[0]:
-            env_state.task, env_state.state, env_state.timestep = task, state, timestep
-            return
-        for name, value in task.items():  # large and never shown: replaced in place
-            env_state.task[name].index_copy_(0, env_ids, value)
-        env_state.state = {k: v.index_copy(0, env_ids, state[k]) for k, v in env_state.state.items()}
-        env_state.timestep = {k: v.index_copy(0, env_ids, timestep[k]) for k, v in env_state.timestep.items()}
+        if env_state.task:
+            if task is not env_state.task:
+                task = _chosen(begins, task, env_state.task)
+            state = _chosen(begins, state, env_state.state)
+            timestep = _chosen(begins, timestep, env_state.timestep)
+        env_state.task, env_state.state, env_state.timestep = task, state, timestep
 
-    def _tasks_for(self, env_ids: Tensor, tensordict: TensorDictBase | None) -> Tensors:
-        env_state = self._env_state
-        chosen = self._chosen_tasks(env_ids, tensordict)
+    def _tasks_for(self, begins: Tensor, tensordict: TensorDictBase | None) -> Tensors:
+        """New tasks ``[N, ...]``, of which those of a mask ``[N]`` are to be played."""
+        chosen = self._chosen_tasks(tensordict)
         if chosen is None:
-            task = self._queue.take(env_ids, env_state.streams, env_state.episodes, self._draw_tasks)
-            env_state.episodes = env_state.episodes.index_add(0, env_ids, torch.ones_like(env_ids))
+            task = self._numbered_tasks(begins)
         else:
-            task = {"task_seed": chosen, **self._draw_tasks(chosen)}
+            drawn = {"task_seed": chosen, **self._draw_tasks(chosen.cpu())}
+            task = {name: sent(value, self.device) for name, value in drawn.items()}
         if tensordict is not None:
-            self._override(task, tensordict, env_ids)
+            self._override(task, tensordict, begins)
+        return task
+
+    def _numbered_tasks(self, begins: Tensor) -> Tensors:
+        env_state, queue = self._env_state, self._queue
+        if capturing():
+            self._room = 0  # nobody counts these steps
+        elif begins.is_cpu:
+            if queue.lacks(begins, env_state.episodes):
+                queue.reserve(1, env_state.streams, env_state.episodes, self._draw_tasks)
+        else:
+            if self._room < 1:
+                self.reserve(_FAR)
+            self._room -= 1
+        task = queue.take(env_state.episodes)
+        number = task.pop("number")
+        if capturing():
+            self._faults[1].logical_or_(((number != env_state.episodes) & begins).any())
+        env_state.episodes = env_state.episodes + begins
         return task
 
     def _first_timestep(self, task: Tensors, state: Tensors) -> Tensors:
@@ -156,7 +205,11 @@ class BatchedEnv(ContextEnv):
 
     def _advance(self, action: Tensor) -> tuple[Tensors, Tensor]:
         env_state = self._env_state
-        self._check_action(action, env_state.state["step_index"])
+        if action.is_cpu and not capturing():
+            self._check_action(action, env_state.state["step_index"])
+        else:
+            low, high = self._encoding.bounds(action.device)
+            self._faults[0].logical_or_(~((action >= low) & (action <= high)).all())
         state, reward, success = self._transition(env_state.task, env_state.state, action)
         state["step_index"] = env_state.state["step_index"] + 1
         terminated = success | (state["step_index"] >= self._horizon)
@@ -170,6 +223,8 @@ class BatchedEnv(ContextEnv):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of everything that decides how all envs go on, in the middle of episodes too."""
+        if self.device.type != "cpu":
+            self.reserve(1)  # which refuses actions of earlier steps
         return self._env_state.snapshot(self._overrides)
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
@@ -181,10 +236,34 @@ class BatchedEnv(ContextEnv):
             ValueError: If an entry is missing or has another number of envs.
         """
         self._env_state = restore(state_dict, self._env_state.streams, self._draw_tasks)
-        self._queue.clear()
+        self._number(self._env_state.streams, self._env_state.episodes)
+
+    def carried(self) -> Tensors:
+        """The tensors that a step reads and puts others in the place of, by names."""
+        return {**self._env_state.tensors(), **{f"queue.{k}": v for k, v in self._queue.tasks.items()}}
+
+    def carry(self, tensors: Mapping[str, Tensor]) -> None:
+        """Goes on with tensors like those of `carried`; it does not copy them."""
+        queued, kept = {}, {}
+        for name, value in tensors.items():
+            part, _, entry = name.partition(".")
+            if part == "queue":
+                queued[entry] = value
+            else:
+                kept[name] = value
+        self._env_state, self._queue.tasks = EnvState.of(kept), queued
+        self._room = 0
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "BatchedEnv":
         super()._apply(fn, recurse)
         self._env_state.apply(fn)
-        self._queue.clear()
+        self._number(self._env_state.streams, self._env_state.episodes)
         return self
+
+
+def _chosen(mask: Tensor, new: Tensors, old: Tensors) -> Tensors:
+    """Entries ``[N, ...]`` of ``new`` in the envs of a mask ``[N]``, and those of ``old`` in the others."""
+    return {
+        name: torch.where(mask.view(-1, *[1] * (value.ndim - 1)), new[name], value)
+        for name, value in old.items()
+    }

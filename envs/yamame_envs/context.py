@@ -20,21 +20,19 @@ from torchrl.data import Binary, Categorical, Composite, Unbounded
 from torchrl.data.tensor_specs import TensorSpec
 from torchrl.envs import EnvBase
 from yamame.actions import ActionEncoding
+from yamame.capturing import capturing
 from yamame.checks import require
 from yamame.keys import DONE
 from yamame.transforms import context_specs
 
 from yamame_envs.streams import fold
 
-_CHECKED_TOGETHER = 100
-"""Steps on a GPU whose actions are looked at together."""
-
 
 class ContextEnv(EnvBase):
     """Base class: specs, seeds, and the fused step of envs that begin a new episode by themselves.
 
     A subclass says how episodes begin and how all envs are stepped: `_begin_episodes`, `_advance`, `_present`
-    and `_restart`.
+    and `_restart`. Where its steps can be captured, it says so by `capture_obstacle`.
 
     ``reset`` takes, besides ``_reset``, an optional entry ``task_seed`` ``[N, 1]`` int64: the envs that reset
     play exactly these tasks, and their numbered episodes wait. ``step_and_maybe_reset`` is fused: it does in
@@ -78,12 +76,6 @@ class ContextEnv(EnvBase):
         self._known |= {*self.observation_spec.keys(), *self.full_done_spec.keys(), "reward"}
         horizon = torch.tensor(float(time_limit or 1), device=self.device)
         self.register_buffer("_horizon", horizon, persistent=False)
-        self.register_buffer(
-            "_out_of_bounds", torch.zeros((), dtype=torch.bool, device=self.device), persistent=False
-        )
-        self._num_unchecked = 0  # steps since the last look at it
-        self.register_buffer("_low", self._encoding.low.to(self.device), persistent=False)
-        self.register_buffer("_high", self._encoding.high.to(self.device), persistent=False)
         self.set_seed(seed)
 
     @property
@@ -113,6 +105,14 @@ class ContextEnv(EnvBase):
         self.full_done_spec = Composite(done, shape=self.batch_size, device=self.device)
 
     @property
+    def capture_obstacle(self) -> str | None:
+        """What keeps steps from being captured, see `yamame.capturing`; None if nothing does.
+
+        Steps that can be captured never wait for the device: nobody looks whether any episode ends.
+        """
+        return self.label
+
+    @property
     @abstractmethod
     def _present(self) -> Mapping[str, Any]:
         """The timestep that all envs are at; empty before the first reset."""
@@ -122,12 +122,25 @@ class ContextEnv(EnvBase):
         """From the next reset on, env i's e-th episode has the task seed ``fold(streams[i], e)``."""
 
     @abstractmethod
-    def _begin_episodes(self, env_ids: Tensor, tensordict: TensorDictBase | None) -> None:
-        """Begins an episode in some envs ``[R]``; ``tensordict`` is what `reset` was given, if anything."""
+    def _begin_episodes(self, begins: Tensor, tensordict: TensorDictBase | None) -> None:
+        """Begins an episode in the envs of a mask ``[N]``; ``tensordict`` is what `reset` was given, if anything."""
 
-    def _begin_again(self, env_ids: Tensor, task_seed: Tensor) -> None:
-        """Begins another episode of the task that some envs ``[R]`` play; the seeds are all envs' ``[N, 1]``."""
-        self._begin_episodes(env_ids, self._wrap({"task_seed": task_seed}))
+    def _begin_again(self, begins: Tensor, task_seed: Tensor) -> None:
+        """Begins another episode of the task that the envs of a mask play; the seeds are all envs' ``[N, 1]``."""
+        self._begin_episodes(begins, self._wrap({"task_seed": task_seed}))
+
+    def reserve(self, num_steps: int) -> bool:
+        """Does ahead what the host has to do for so many steps, so that none of them waits for it.
+
+        Steps see to that themselves. It must be called before steps that are captured (`torch.compile`, CUDA graphs).
+
+        Returns:
+            Whether steps can be captured now.
+
+        Raises:
+            ValueError: If an action of an earlier step was out of bounds.
+        """
+        return self.capture_obstacle is None
 
     @abstractmethod
     def _advance(self, action: Tensor) -> tuple[Mapping[str, Any], Tensor]:
@@ -140,54 +153,46 @@ class ContextEnv(EnvBase):
         self._restart(fold(torch.full_like(index, seed), index))
 
     def _reset(self, tensordict: TensorDictBase | None = None, **_: Any) -> TensorDict:
-        env_ids = self._resetting(tensordict)
-        if env_ids.shape[0] > 0:
-            self._begin_episodes(env_ids, tensordict)
+        begins = self._resetting(tensordict)
+        if self.device.type != "cpu":
+            self.reserve(1)  # which refuses actions of earlier steps
+        if self._may_be_any(begins):
+            self._begin_episodes(begins, tensordict)
         return self._wrap(dict(self._present))
 
     def _resetting(self, tensordict: TensorDictBase | None) -> Tensor:
         mask = None if tensordict is None else tensordict.get("_reset", None)
         if mask is None:
-            return torch.arange(self.batch_size[0], device=self.device)
-        env_ids = mask.view(self.batch_size).nonzero().squeeze(-1)
+            return torch.ones(self.batch_size, dtype=torch.bool, device=self.device)
+        begins = mask.view(self.batch_size)
         if not self._present:
-            require(
-                self.label,
-                "_reset",
-                f"{len(env_ids)} envs",
-                len(env_ids) == mask.numel(),
-                "cover all envs at first",
-            )
-        return env_ids
+            got = f"{int(begins.sum())} envs"
+            require(self.label, "_reset", got, bool(begins.all()), "cover all envs at first")
+        return begins
 
-    def _chosen_tasks(self, env_ids: Tensor, tensordict: TensorDictBase | None) -> Tensor | None:
-        """The task seeds ``[R]`` that a reset asks for, if it does."""
+    def _may_be_any(self, mask: Tensor) -> bool:
+        """Whether there may be envs in a mask: it is looked at, unless a look would wait or cannot be captured."""
+        waits = capturing() or not mask.is_cpu
+        return (waits and self.capture_obstacle is None) or bool(mask.any())
+
+    def _chosen_tasks(self, tensordict: TensorDictBase | None) -> Tensor | None:
+        """The task seeds ``[N]`` that a reset asks for, if it does."""
         seeds = None if tensordict is None else tensordict.get("task_seed", None)
         if seeds is None:
             return None
         shape = (self.batch_size[0], 1)
         good = seeds.shape == shape and seeds.dtype == torch.int64
         require(self.label, "task_seed", f"{seeds.dtype} {tuple(seeds.shape)}", good, f"be int64 {shape}")
-        return seeds[env_ids, 0]
+        return seeds[:, 0]
 
     def _check_action(self, action: Tensor, step_index: Tensor) -> None:
-        """Raises where an action ``[N, ...]`` is out of bounds; ``step_index`` ``[N, 1]`` tells when.
-
-        On a GPU, where a look waits for all that was launched, some steps are looked at together.
-        """
-        good = (action >= self._low) & (action <= self._high)
-        if not action.is_cpu:
-            self._out_of_bounds |= ~good.all()
-            self._num_unchecked = (self._num_unchecked + 1) % _CHECKED_TOGETHER
-            if self._num_unchecked == 0 and bool(self._out_of_bounds):
-                bounds = f"{self._low.tolist()}..{self._high.tolist()}"
-                raise ValueError(
-                    f"{self.label}: action must be in {bounds}, one of the last {_CHECKED_TOGETHER} steps' was not"
-                )
-        elif not good.all():
+        """Raises where an action ``[N, ...]`` is out of bounds; ``step_index`` ``[N, 1]`` tells when."""
+        low, high = self._encoding.bounds(action.device)
+        good = (action >= low) & (action <= high)
+        if not good.all():
             env = int((~good).nonzero()[0, 0])
             raise ValueError(
-                f"{self.label}: action must be in {self._low.tolist()}..{self._high.tolist()}, "
+                f"{self.label}: action must be in {low.tolist()}..{high.tolist()}, "
                 f"got {action[env].tolist()} in env {env} at step {int(step_index[env])}"
             )
 
@@ -212,17 +217,17 @@ class ContextEnv(EnvBase):
             tensordict = tensordict.to(self.device)
         timestep, reward = self._advance(self._action(tensordict))
         tensordict.set("next", self._wrap({**timestep, "reward": reward}))
-        env_ids = timestep["done"].view(self.batch_size).nonzero().squeeze(-1)
-        if env_ids.shape[0] > 0:
-            self._begin_episodes(env_ids, None)
+        begins = timestep["done"].view(self.batch_size)
+        some_begin = self._may_be_any(begins)
+        if some_begin:
+            self._begin_episodes(begins, None)
         root = self._wrap(dict(self._present))
         foreign = keys - self._known
         if foreign:  # a policy's own entries stay; as in `EnvBase`, they are cleared if only some envs begin
-            carried = tensordict.select(*foreign)
-            if 0 < env_ids.shape[0] < self.batch_size[0]:
-                ongoing = ~timestep["done"].view(self.batch_size)
-                carried = carried.where(ongoing, other=carried.empty(), pad=0)
-            root.update(carried)
+            kept = tensordict.select(*foreign)
+            if some_begin:
+                kept = kept.where(~begins | begins.all(), other=kept.empty(), pad=0)
+            root.update(kept)
         return tensordict, root
 
     def present(self) -> TensorDict:

@@ -117,10 +117,11 @@ class PackageDelivery(GoalEnv):
         ordered = cells[:, :most].masked_fill(unused, self._length).sort(-1).values.to(torch.float32)
         return ordered.masked_fill(unused, GOAL_PAD).unsqueeze(-1)
 
-    def _check_instruction(self, task: Tensors) -> None:
+    def _check_instruction(self, task: Tensors, begins: Tensor) -> None:
         cells = task["instruction"][..., 0]
         index = cells.long().clamp(min=0)
         blocked = ((index == 0) | (task["onward"].gather(1, index) > 0)) & (cells != GOAL_PAD)
+        blocked &= begins.unsqueeze(-1)
         if bool(blocked.any()):
             env_id, slot = blocked.nonzero()[0].tolist()
             free = (task["onward"][env_id] == 0).nonzero().squeeze(-1)[1:]

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from yamame_envs.tasks import Draw, Tensors
+from yamame_envs.tasks import Draw, Tensors, sent
+
+_PARTS = ("task", "state", "timestep")
 
 
 @dataclass(slots=True)
@@ -30,14 +32,31 @@ class EnvState:
     state: Tensors
     timestep: Tensors
 
-    def snapshot(self, overrides: tuple[str, ...]) -> dict[str, Tensor]:
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> "EnvState":
+        """From what `tensors` returns."""
+        parts: dict[str, Tensors] = {part: {} for part in _PARTS}
+        for name, value in tensors.items():
+            part, _, entry = name.partition(".")
+            if entry:
+                parts[part][entry] = value
+        return cls(tensors["streams"], tensors["episodes"], **parts)
+
+    def tensors(self) -> Tensors:
+        """All of them, by names: ``streams``, ``episodes``, ``task.*``, ``state.*`` and ``timestep.*``."""
+        named = {"streams": self.streams, "episodes": self.episodes}
+        for part in _PARTS:
+            named |= {f"{part}.{name}": value for name, value in getattr(self, part).items()}
+        return named
+
+    def snapshot(self, overrides: tuple[str, ...]) -> Tensors:
         """Copies of all tensors that cannot be drawn again; ``overrides`` names such entries of the task."""
-        saved = {"streams": self.streams, "episodes": self.episodes}
-        kept = ("task_seed", *overrides) if self.task else ()
-        saved |= {f"task.{name}": self.task[name] for name in kept}
-        saved |= {f"state.{name}": value for name, value in self.state.items()}
-        saved |= {f"timestep.{name}": value for name, value in self.timestep.items()}
-        return {name: value.clone() for name, value in saved.items()}
+        kept = {f"task.{name}" for name in ("task_seed", *overrides)}
+        return {
+            name: value.clone()
+            for name, value in self.tensors().items()
+            if name in kept or not name.startswith("task.")
+        }
 
     def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Replaces every tensor by its image under ``fn``."""
@@ -53,7 +72,7 @@ def restore(snapshot: Mapping[str, Tensor], like: Tensor, draw: Draw) -> EnvStat
     Args:
         snapshot: As returned by `EnvState.snapshot`.
         like: ``[N]``, a tensor with the right number of envs, on the right device.
-        draw: Draws tasks from seeds ``[N]``.
+        draw: Draws tasks from seeds ``[N]`` on the CPU.
 
     Raises:
         ValueError: If an entry is missing or has another number of envs.
@@ -64,12 +83,8 @@ def restore(snapshot: Mapping[str, Tensor], like: Tensor, draw: Draw) -> EnvStat
     for name, value in snapshot.items():
         if len(value) != len(like):
             raise ValueError(f"restore: {name} must hold {len(like)} envs, got {len(value)}")
-    parts: dict[str, Tensors] = {"task": {}, "state": {}, "timestep": {}}
-    for name, value in snapshot.items():
-        part, _, entry = name.partition(".")
-        if entry:
-            parts[part][entry] = value.to(like.device, copy=True)
-    if parts["task"]:
-        parts["task"] = {**draw(parts["task"]["task_seed"]), **parts["task"]}
-    streams, episodes = (snapshot[name].to(like.device, copy=True) for name in ("streams", "episodes"))
-    return EnvState(streams, episodes, **parts)
+    restored = EnvState.of({name: value.to(like.device, copy=True) for name, value in snapshot.items()})
+    if restored.task:
+        drawn = draw(snapshot["task.task_seed"].cpu())
+        restored.task = {**{name: sent(value, like.device) for name, value in drawn.items()}, **restored.task}
+    return restored

@@ -21,6 +21,7 @@ from yamame_envs.tasks import Tensors
 MOVES: Final = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
 """(rows, columns) that the actions move: stay, down, up, right, left."""
 
+_EFFECTS = (0, 1, 2, 3, 4), (0, 3, 2, 1, 4)
 _FROZEN = 0.8
 _SWAP = 0.5
 _JITTER = 0.25
@@ -70,7 +71,6 @@ class MetaFrozenLake(BatchedEnv):
 
     _places: Tensor
     _progress: Tensor
-    _swap: Tensor
     _targets: Tensor
 
     def __init__(
@@ -109,7 +109,6 @@ class MetaFrozenLake(BatchedEnv):
         ends = [(row + i).clamp(0, size - 1) * size + (column + j).clamp(0, size - 1) for i, j in MOVES]
         tables = {
             "_targets": torch.stack(ends).flatten(),  # [5 * cells]
-            "_swap": torch.tensor([[0, 1, 2, 3, 4], [0, 3, 2, 1, 4]]),
             "_places": torch.stack([row, column], -1) / size,
             "_progress": torch.arange(self._num_trials + 1) / self._num_trials,
         }
@@ -120,7 +119,7 @@ class MetaFrozenLake(BatchedEnv):
         task = {"holes": draw_lakes(fold(task_seed, 0), self._size).flatten(1)}
         if self._hard:
             swapped = uniform(fold(task_seed, 1)) < _SWAP
-            task["effects"] = self._swap[swapped.to(torch.int64)]
+            task["effects"] = torch.tensor(_EFFECTS)[swapped.to(torch.int64)]
             task["looks"] = fold(task_seed, 2)
         if self._hard or self._slip > 0:
             task["steps"] = fold(task_seed, 3)

@@ -78,6 +78,11 @@ class GoalEnv(BatchedEnv):
             device=device,
         )
 
+    @property
+    def capture_obstacle(self) -> str | None:
+        """An instruction that is asked for: tasks that exclude it are refused as they begin."""
+        return None if self._asked is None else "set_instruction"
+
     @abstractmethod
     def _begin_world(self, task: Tensors) -> Tensors:
         """The state ``[R, ...]`` of the world at the start of these tasks."""
@@ -94,8 +99,8 @@ class GoalEnv(BatchedEnv):
     def _achieved(self, task: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
         """Goals that hold, ``[R, M, d]`` float32, and which slots hold one, ``[R, M]`` bool; new tensors."""
 
-    def _check_instruction(self, task: Tensors) -> None:
-        """Refuses the instruction of `set_instruction` in tasks ``[R, ...]`` where it cannot be done."""
+    def _check_instruction(self, task: Tensors, begins: Tensor) -> None:
+        """Refuses the instruction of `set_instruction` where a task of a mask ``[N]`` excludes it."""
 
     def set_instruction(self, text: str | None) -> None:
         """Asks for the same goals in every episode that begins from now on.
@@ -131,12 +136,12 @@ class GoalEnv(BatchedEnv):
             asked[slot] = torch.tensor([float(part) for part in goal])
         return asked
 
-    def _tasks_for(self, env_ids: Tensor, tensordict: TensorDictBase | None) -> Tensors:
-        task = super()._tasks_for(env_ids, tensordict)
+    def _tasks_for(self, begins: Tensor, tensordict: TensorDictBase | None) -> Tensors:
+        task = super()._tasks_for(begins, tensordict)
         given = tensordict is not None and tensordict.get("instruction", None) is not None
         if self._asked is not None and not given:
-            task["instruction"] = self._asked.to(self.device).repeat(env_ids.shape[0], 1, 1)
-            self._check_instruction(task)
+            task["instruction"] = self._asked.to(self.device).repeat(len(begins), 1, 1)
+            self._check_instruction(task, begins)
         return task
 
     def _begin(self, task: Tensors) -> Tensors:
@@ -166,7 +171,7 @@ class GoalEnv(BatchedEnv):
             "achieved_mask": state["achieved_mask"],
         }
 
-    def _override(self, task: Tensors, tensordict: TensorDictBase, env_ids: Tensor) -> None:
+    def _override(self, task: Tensors, tensordict: TensorDictBase, begins: Tensor) -> None:
         instruction = tensordict.get("instruction", None)
         if instruction is None:
             return
@@ -174,6 +179,6 @@ class GoalEnv(BatchedEnv):
         good = instruction.shape == shape and instruction.dtype == torch.float32
         got = f"{instruction.dtype} {tuple(instruction.shape)}"
         require(self.label, "instruction", got, good, f"be float32 {shape}")
-        empty = env_ids[num_goals(instruction[env_ids]) == 0].tolist()
+        empty = ((num_goals(instruction) == 0) & begins).nonzero().flatten().tolist()
         require(self.label, "instruction", f"none in envs {empty}", not empty, "hold at least one goal")
-        task["instruction"] = instruction[env_ids]
+        task["instruction"] = instruction.clone()

@@ -133,15 +133,17 @@ class MazeRunner(GoalEnv):
         least, most = self._goals
         allowed = ~walls
         allowed[:, self._spawn] = False
-        goals = self._cells[subset(fold(task_seed, 1), allowed, most)]
+        index = subset(fold(task_seed, 1), allowed, most)
+        goals = torch.stack([index // self._size, index % self._size], -1).to(torch.float32)
         count = least + integers(fold(task_seed, 2), most - least + 1)
         unused = torch.arange(most, device=walls.device) >= count.unsqueeze(-1)
         return goals.masked_fill(unused.unsqueeze(-1), GOAL_PAD)
 
-    def _check_instruction(self, task: Tensors) -> None:
+    def _check_instruction(self, task: Tensors, begins: Tensor) -> None:
         cells = task["instruction"]
         index = (cells[..., 0] * self._size + cells[..., 1]).long().clamp(min=0)
         blocked = task["walls"].gather(1, index) & (cells[..., 0] != GOAL_PAD)
+        blocked &= begins.unsqueeze(-1)
         if bool(blocked.any()):
             env_id, slot = blocked.nonzero()[0].tolist()
             free = self._cells[~task["walls"][env_id]]

@@ -81,6 +81,8 @@ class RepeatedTrials(ContextEnv):
         self._num_warmup = num_warmup
         self._tells_success = "success" in env.observation_spec.keys()
         self._overrides = env._overrides if isinstance(env, BatchedEnv) else ()  # hold for all trials
+        # Where nothing but seeds decides which task is next, the inner environment counts episodes as this one does.
+        self._counts_alike = isinstance(env, BatchedEnv) or getattr(env, "_counts_alike", False)
         limit = self._horizon_of(env, num_trials, horizon, num_warmup)
         entries = env.observation_spec
         self._passed = tuple(name for name in entries.keys() if name not in _NOT_PASSED)
@@ -123,6 +125,15 @@ class RepeatedTrials(ContextEnv):
         return (num_trials or 0) * (limit or 0)
 
     @property
+    def capture_obstacle(self) -> str | None:
+        """That of the inner environment."""
+        return self.env.capture_obstacle if isinstance(self.env, ContextEnv) else type(self.env).__name__
+
+    def reserve(self, num_steps: int) -> bool:
+        """Lets the inner environment do so; see `ContextEnv.reserve`."""
+        return isinstance(self.env, ContextEnv) and self.env.reserve(num_steps)
+
+    @property
     def _present(self) -> Mapping[str, Any]:
         return self._timestep
 
@@ -132,8 +143,7 @@ class RepeatedTrials(ContextEnv):
             self.env.set_seed(seed)
 
     def _restart(self, streams: Tensor) -> None:
-        self._streams = streams
-        self._episodes = torch.zeros_like(streams)
+        self._number(streams, torch.zeros_like(streams))
         if "_state" in self.__dict__:
             return
         zero, no = torch.zeros_like(streams).unsqueeze(-1), torch.zeros_like(streams).bool().unsqueeze(-1)
@@ -142,20 +152,27 @@ class RepeatedTrials(ContextEnv):
         self._state |= {"reached": no, "solved": no}
         self._timestep: dict[str, Any] = {}
 
-    def _begin_episodes(self, env_ids: Tensor, tensordict: TensorDictBase | None) -> None:
-        task_seed = self._chosen_tasks(env_ids, tensordict)
-        if task_seed is None:
-            task_seed = fold(self._streams.index_select(0, env_ids), self._episodes.index_select(0, env_ids))
-            self._episodes = self._episodes.index_add(0, env_ids, torch.ones_like(env_ids))
-        begun = torch.zeros(self.batch_size[0], 1, dtype=torch.bool, device=self.device)
-        begun.index_fill_(0, env_ids, True)
-        self._state = {name: value.masked_fill(begun, 0) for name, value in self._state.items()}
-        self._state["task_seed"].index_copy_(0, env_ids, task_seed.unsqueeze(-1))
+    def _number(self, streams: Tensor, episodes: Tensor) -> None:
+        """Lets the episodes to come be those of these numbers ``[N]``."""
+        self._streams, self._episodes = streams, episodes
+        if self._counts_alike and "env" in self._modules:
+            self.env._number(streams, episodes)
+
+    def _begin_episodes(self, begins: Tensor, tensordict: TensorDictBase | None) -> None:
+        chosen, begun = self._chosen_tasks(tensordict), begins.unsqueeze(-1)
+        task_seed = fold(self._streams, self._episodes) if chosen is None else chosen
+        if chosen is None:
+            self._episodes = self._episodes + begins
+        state = {name: value.masked_fill(begun, 0) for name, value in self._state.items()}
+        state["task_seed"] = torch.where(begun, task_seed.unsqueeze(-1), state["task_seed"])
+        self._state = state
         old = self._timestep or {**self.observation_spec.zero(), **self.full_done_spec.zero()}
         timestep = {k: v.masked_fill(begun, 0) for k, v in old.items() if k not in self._passed}
         for name in ("trial_start", "is_init"):
             timestep[name] = timestep[name] | begun
         first = self._request(begun)
+        if chosen is None and self._counts_alike:
+            del first["task_seed"]
         if tensordict is not None:
             first.update(tensordict.select(*self._overrides, strict=False))
         self._timestep = {**self._begin_trials(begun, old, first), **timestep}
@@ -172,11 +189,10 @@ class RepeatedTrials(ContextEnv):
         ``first`` is what the first trial of an episode asks for; without it, envs play their task again.
         """
         if isinstance(self.env, ContextEnv):
-            env_ids = begun.squeeze(-1).nonzero().squeeze(-1)
             if first is None:
-                self.env._begin_again(env_ids, self._state["task_seed"].clone())
+                self.env._begin_again(begun.squeeze(-1), self._state["task_seed"].clone())
             else:
-                self.env._begin_episodes(env_ids, first)
+                self.env._begin_episodes(begun.squeeze(-1), first)
             return self._pass_on(self.env._present)
         new = self.env._reset(self._request(begun) if first is None else first)
         return {name: _choose(begun, new.get(name), old[name]) for name in self._passed}
@@ -192,7 +208,7 @@ class RepeatedTrials(ContextEnv):
         failed = played.get("aborted", torch.zeros_like(over))
         done = over | failed
         again = played["done"] & ~done
-        if again.any():
+        if self._may_be_any(again):
             seen = self._begin_trials(again, seen)
         timestep = {
             **seen,
@@ -273,11 +289,32 @@ class RepeatedTrials(ContextEnv):
             require(self.label, "state_dict", f"{num} in {name}", num == num_envs, f"hold {num_envs} envs")
         self.env.load_state_dict(state_dict["env"])
         counters = {name: value.to(self.device).clone() for name, value in counters.items()}
-        self._streams, self._episodes = counters.pop("streams"), counters.pop("episodes")
+        self._number(counters.pop("streams"), counters.pop("episodes"))
         self._state = counters
         self._timestep = {
             name: value.to(self.device).clone() for name, value in state_dict["timestep"].items()
         }
+
+    def carried(self) -> Tensors:
+        """As `BatchedEnv.carried`, with those of the inner environment."""
+        return {
+            "streams": self._streams,
+            "episodes": self._episodes,
+            **{f"state.{name}": value for name, value in self._state.items()},
+            **{f"timestep.{name}": value for name, value in self._timestep.items()},
+            **{f"env.{name}": value for name, value in self.env.carried().items()},
+        }
+
+    def carry(self, tensors: Mapping[str, Tensor]) -> None:
+        """As `BatchedEnv.carry`."""
+        parts: dict[str, Tensors] = {"state": {}, "timestep": {}, "env": {}}
+        for name, value in tensors.items():
+            part, _, entry = name.partition(".")
+            if entry:
+                parts[part][entry] = value
+        self._streams, self._episodes = tensors["streams"], tensors["episodes"]
+        self._state, self._timestep = parts["state"], parts["timestep"]
+        self.env.carry(parts["env"])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RepeatedTrials":
         super()._apply(fn, recurse)

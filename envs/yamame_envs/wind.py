@@ -58,7 +58,6 @@ class Wind(BatchedEnv):
     """
 
     _goal: Tensor
-    _winds: Tensor
 
     def __init__(
         self,
@@ -85,8 +84,7 @@ class Wind(BatchedEnv):
             device=device,
         )
         listed = np.random.RandomState(_LIST_SEED).uniform(-_STRONGEST, _STRONGEST, (num_tasks or 0, 2))
-        winds = torch.tensor(listed, dtype=torch.float32, device=self.device)
-        self.register_buffer("_winds", winds, persistent=False)
+        self._winds = torch.tensor(listed, dtype=torch.float32)
         self.register_buffer("_goal", torch.tensor(_GOAL, device=self.device), persistent=False)
 
     def _draw_tasks(self, task_seed: Tensor) -> Tensors:

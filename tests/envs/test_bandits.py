@@ -72,6 +72,7 @@ def test_every_step_follows_the_rules(reward):
         assert (td["observation"] == 0).all()
         action = torch.randint(4, (n,), generator=generator)
         means, seeds = env._env_state.task["means"].tolist(), env._env_state.task["task_seed"]
+        quantiles = env._quantiles.on(seeds.device)
         step, td = env.step_and_maybe_reset(td.set("action", action))
         for row, arm in enumerate(action.tolist()):
             after, mean = step["next"][row], means[row][arm]
@@ -79,7 +80,7 @@ def test_every_step_follows_the_rules(reward):
             if reward == "bernoulli":
                 expected = float(chance < mean)
             else:
-                expected = mean + std * env._quantiles[int(chance * len(env._quantiles))].item()
+                expected = mean + std * quantiles[int(chance * len(quantiles))].item()
             last = t % limit == limit - 1
             assert after["reward"].item() == pytest.approx(expected, abs=1e-6)
             assert after["success"].item() == (last and mean == max(means[row]))
@@ -111,7 +112,7 @@ def test_arms_have_the_stated_distribution_and_are_new_in_every_episode(reward):
 
 def test_the_normal_numbers_are_normal():
     """As exactly as their number allows: equally likely quantiles of the normal distribution."""
-    quantiles = Bandits(reward="gaussian")._quantiles.double()
+    quantiles = Bandits(reward="gaussian")._quantiles.on(torch.device("cpu")).double()
     assert kolmogorov_smirnov(quantiles, torch.special.ndtr) < 1e-3
     assert torch.equal(quantiles, -quantiles.flip(0))
     assert quantiles.var() == pytest.approx(1, abs=1e-3)

@@ -803,14 +803,16 @@ def test_a_chosen_instruction_is_that_of_every_trial_and_not_of_the_next_episode
 def test_a_task_is_drawn_once_for_all_its_trials(maze):
     inner, drawn = maze(num_envs=3), []
     draw = inner._draw_tasks
-    inner._draw_tasks = lambda seeds: drawn.append(len(seeds)) or draw(seeds)
+    inner._draw_tasks = lambda seeds: drawn.extend(seeds.tolist()) or draw(seeds)
     env = RepeatedTrials(inner, num_trials=4)
-    td = env.reset()
-    for steps in (13 * 4 - 1, 1):
-        assert drawn == [3]
-        for _ in range(steps):
-            _, td = env.step_and_maybe_reset(td.set("action", torch.full((3,), 4)))
-    assert drawn == [3, 3]
+    td, played = env.reset(), []
+    for _ in range(13 * 4 * 30):
+        if td["is_init"].all():
+            played += env.state_dict()["counters"]["task_seed"].flatten().tolist()
+        _, td = env.step_and_maybe_reset(td.set("action", torch.full((3,), 4)))
+    assert len(played) == 3 * 30
+    assert set(played) <= set(drawn)
+    assert len(set(drawn)) == len(drawn)  # every one of 30 x 4 trials would have drawn its task again
 
 
 def test_a_step_before_the_first_reset_is_refused(corridor):

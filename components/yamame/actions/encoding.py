@@ -83,8 +83,9 @@ class ActionEncoding:
         self.nvec: list[int] = []
         if self.kind == "box":
             self.low, self.high = _bounds(spec)
-            middle, half = (self.low + self.high) / 2.0, (self.high - self.low) / 2.0
-            self._box = [Constant(value) for value in (self.low, self.high, middle, half)]
+            self._bounds = Constant(self.low), Constant(self.high)
+            self._middle = Constant((self.low + self.high) / 2.0)
+            self._half = Constant((self.high - self.low) / 2.0)
             self.encoded_size = self.low.numel()
             return
         if isinstance(spec, MultiCategorical):
@@ -99,11 +100,17 @@ class ActionEncoding:
         self.low = torch.tensor(0)
         is_binary = self.kind in ("one_hot", "bits")
         self.high = torch.tensor(1) if is_binary else torch.tensor(self.nvec).squeeze() - 1
+        self._bounds = Constant(self.low), Constant(self.high)
+
+    def bounds(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """``low`` and ``high`` on a device."""
+        low, high = self._bounds
+        return low.on(device), high.on(device)
 
     def encode(self, action: Tensor) -> Tensor:
         """The environment's action to its encoding, float32 `[*, A]`; beyond the bounds of a box, the bound's."""
         if self.kind == "box":
-            _, _, middle, half = (constant.on(action.device) for constant in self._box)
+            middle, half = self._middle.on(action.device), self._half.on(action.device)
             return ((action - middle) / half).clamp(-1.0, 1.0).float()
         if self.kind in ("one_hot", "bits"):
             return action.float()
@@ -115,7 +122,8 @@ class ActionEncoding:
     def decode(self, encoded: Tensor) -> Tensor:
         """An encoding `[*, A]` to the environment's action, which is within its bounds."""
         if self.kind == "box":
-            low, high, middle, half = (constant.on(encoded.device) for constant in self._box)
+            low, high = self.bounds(encoded.device)
+            middle, half = self._middle.on(encoded.device), self._half.on(encoded.device)
             return torch.addcmul(middle, encoded.to(low.dtype), half).clamp(low, high)
         if self.kind in ("one_hot", "bits"):
             return (encoded > 0.5).to(self.dtype)

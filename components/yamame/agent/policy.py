@@ -73,9 +73,19 @@ class InContextPolicy(TensorDictModuleBase):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Writes the action of every env of ``tensordict`` ``[N]`` and returns it."""
         encoder = self.trajectory_encoder
-        memory = encoder.ready_memory(encoder.read_is_init(tensordict))
+        return self._act(tensordict, encoder.ready_memory(encoder.read_is_init(tensordict)))
+
+    @torch.no_grad()
+    def act(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """`forward` after `reserve`: it decides nothing by the data, so that it may be captured."""
+        memory = self.trajectory_encoder.memory
+        assert memory is not None
+        return self._act(tensordict, memory)
+
+    def _act(self, tensordict: TensorDictBase, memory: TensorDict) -> TensorDictBase:
         decide = self.decide if self._recorded is None else self._recorded
-        params, encoder.memory = decide(tensordict.select(*self.in_keys, strict=False), memory)
+        params, memory = decide(tensordict.select(*self.in_keys, strict=False), memory)
+        self.trajectory_encoder.keep_memory(memory)
         distribution = self.action_space.distribution(params, tensordict.get("action_mask", None))
         deterministic = exploration_type() in (ExplorationType.DETERMINISTIC, ExplorationType.MODE)
         encoded = distribution.mode if deterministic else distribution.sample()
@@ -102,6 +112,22 @@ class InContextPolicy(TensorDictModuleBase):
         Weights may change in place, and the memory may be loaded and reset.
         """
         self._recorded = RecordedDecisions(self.decide, recorder)
+
+    def reserve(self, num_steps: int) -> bool:
+        """Makes room in the memory for so many steps, so that none waits for the device; whether `act` may follow."""
+        return self.trajectory_encoder.reserve(num_steps)
+
+    def carried(self) -> dict[str, Tensor]:
+        """The tensors of the memory, by names."""
+        memory = self.trajectory_encoder.memory
+        return {} if memory is None else dict(memory.flatten_keys(".").items())
+
+    def carry(self, tensors: Mapping[str, Tensor]) -> None:
+        """Goes on with tensors like those of `carried`; it does not copy them."""
+        encoder = self.trajectory_encoder
+        if encoder.memory is not None:
+            entries = {tuple(name.split(".")): value for name, value in tensors.items()}
+            encoder.memory = TensorDict(entries, encoder.memory.batch_size, device=encoder.memory.device)
 
     def reset_memory(self) -> None:
         """Forgets everything: the next step starts every env afresh."""

@@ -75,8 +75,9 @@ class TrajectoryAssembler:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores `state_dict`."""
-        steps = state["steps"]
-        self._open, self._length = None if steps is None else steps.clone(), state["length"]
+        steps, length = state["steps"], state["length"]
+        self._open = None if steps is None else steps.cpu().clone()
+        self._length = None if length is None else length.cpu()
 
 
 def _with_columns(held: TensorDictBase | None, steps: TensorDictBase, columns: int) -> TensorDictBase:

@@ -15,6 +15,8 @@ from yamame.collectors.assembly import TrajectoryAssembler
 from yamame.collectors.base import Episodes, Replay
 from yamame.collectors.sync import SyncCollector
 
+_LOOK_EVERY = 16
+
 
 class EpisodeCollector(SyncCollector):
     """Plays rounds of one complete episode per env and appends their trajectories ``[N, L]`` to replay.
@@ -34,14 +36,15 @@ class EpisodeCollector(SyncCollector):
             timestep = self._all_at_start()
             steps: list[TensorDictBase] = []
             playing = torch.ones(self.num_envs, dtype=torch.bool, device=timestep.get("is_init").device)
-            while playing.any():
+            # A look waits for the device: some steps after the last that count are cheaper.
+            while (self._waits and len(steps) % _LOOK_EVERY) or playing.any():
                 with set_exploration_type(self._mode):
                     timestep = self.policy(timestep)
                 step, timestep = self.env.step_and_maybe_reset(timestep)
                 steps.append(step)
                 playing &= ~step.get(("next", "done")).view(-1)
             self._current = timestep
-            rounds.append(self._store(steps, first_only=True))
+            rounds.append(self._store(self._stack(steps), first_only=True))
             self.assembler = TrajectoryAssembler()  # what idle envs played is not kept
         return Episodes.merged(rounds)
 

@@ -18,11 +18,14 @@ from torch import Tensor
 from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
+from yamame.capturing import capturing
 from yamame.checks import require, require_choice
 from yamame.collectors.assembly import TrajectoryAssembler
 from yamame.collectors.base import Episodes, PreparesToAct, Records, Remembers, Replay, outermost
+from yamame.collectors.block import on_host
+from yamame.collectors.recorded import Carries, RecordedSteps, carries
 from yamame.keys import NOT_STORED
-from yamame.recorder import cuda_recorder
+from yamame.recorder import Recorder, cuda_recorder
 
 
 class SyncCollector:
@@ -37,7 +40,8 @@ class SyncCollector:
             ``step(num_env_steps)`` is called after every `collect`.
         greedy: Act by the mode of the policy's distribution; exploration still changes the action.
         autocast: Precision in which the policy computes, where a processor is faster so; None for that of its weights.
-        cuda_graph: Let the policy record its decisions as CUDA graphs.
+        cuda_graph: Record CUDA graphs: of whole steps where policy, exploration and environment allow it
+            (`yamame.collectors.recorded.Carries`), else of the policy's decisions.
 
     Raises:
         ValueError: If the environment has another number of batch dimensions or no ``is_init``, ``autocast`` is
@@ -71,6 +75,8 @@ class SyncCollector:
         self._current: TensorDictBase | None = None
         self._observed = [key for key in observed if key not in NOT_STORED and not _is_state_of(policy, key)]
         self._outcomes = [key for key in ("success", "aborted") if key in observed]
+        following = [*self._observed, "reward", "done", "terminated", "truncated", *self._outcomes]
+        self._next_keys = [(key, unravel_key(("next", key))) for key in dict.fromkeys(following)]
 
         self.policy = copy.deepcopy(policy).requires_grad_(False).eval()
         device = next((p.device for p in policy.parameters()), env.device or torch.device("cpu"))
@@ -78,41 +84,90 @@ class SyncCollector:
         self._precision = torch.autocast(
             device.type, torch.bfloat16, enabled=autocast is not None, cache_enabled=False
         )
+        self._waits = device.type != "cpu"  # for the device, whoever looks at what is there
+        parts = [part for part in (self.policy, self.exploration, env) if part is not None]
+        self._parts: list[Carries] = [part for part in parts if carries(part)]
+        self._recorded: RecordedSteps | None = None
         if cuda_graph:
-            recorder = cuda_recorder(device, owner)
-            require(owner, "policy", type(policy).__name__, isinstance(self.policy, Records), "have record()")
-            self.policy.record(recorder)
+            self._record(cuda_recorder(device, owner), device, whole=len(self._parts) == len(parts))
         self._prepare_to_act()
+
+    def _record(self, recorder: Recorder, device: torch.device, *, whole: bool) -> None:
+        if whole:
+            self._recorded = RecordedSteps(self._step, self._parts, recorder, device)
+            return
+        name = type(self.policy).__name__
+        require(type(self).__name__, "policy", name, isinstance(self.policy, Records), "have record()")
+        self.policy.record(recorder)
 
     @torch.no_grad()
     def collect(self, num_steps: int) -> Episodes:
         """Takes at least ``num_steps`` environment steps, over all envs, and appends the episodes that ended."""
         timestep = self.env.reset() if self._current is None else self._current
-        steps: list[TensorDictBase] = []
-        for _ in range(-(-num_steps // self.num_envs)):
-            with set_exploration_type(self._mode), self._precision:
-                timestep = self.policy(timestep)
-            if self.exploration is not None:
-                timestep = self.exploration(timestep)
-            step, timestep = self.env.step_and_maybe_reset(timestep)
-            steps.append(step)
-        self._current = timestep
-        episodes = self._store(steps)
+        length, block = -(-num_steps // self.num_envs), None
+        if self._recorded is not None:
+            block, self._current = self._recorded.take(timestep, length)
+        else:
+            if self._waits:
+                for part in self._parts:
+                    part.reserve(length)
+            steps: list[TensorDictBase] = []
+            for _ in range(length):
+                with set_exploration_type(self._mode), self._precision:
+                    timestep = self.policy(timestep)
+                if self.exploration is not None:
+                    timestep = self.exploration(timestep)
+                step, timestep = self.env.step_and_maybe_reset(timestep)
+                steps.append(step)
+            block, self._current = self._stack(steps), timestep
+        episodes = self._store(block)
         if self.exploration is not None:
             self.exploration.step(episodes.num_steps)
         return episodes
 
-    def _store(self, steps: list[TensorDictBase], *, first_only: bool = False) -> Episodes:
-        """Appends the episodes that ended in consecutive steps ``[N]``; if ``first_only``, the first of every env."""
-        done = torch.stack([step.get(("next", "done")).view(-1) for step in steps])
+    def _step(self, timestep: TensorDictBase) -> tuple[dict[NestedKey, Tensor], TensorDictBase]:
+        """A step, and what is kept of it: that of `collect` once more, with a policy that may be captured."""
+        with set_exploration_type(self._mode), self._precision:
+            timestep = self.policy.act(timestep) if capturing() else self.policy(timestep)
+        if self.exploration is not None:
+            timestep = self.exploration(timestep)
+        step, timestep = self.env.step_and_maybe_reset(timestep)
+        return self._kept(step), timestep
+
+    def _kept(self, step: TensorDictBase) -> dict[NestedKey, Tensor]:
+        """What is kept of a step; of the next timestep all that is seen, too."""
+        following = step.get("next")
+        kept = {key: step.get(key) for key in (*self._observed, "action")}
+        for key, in_step in self._next_keys:
+            if (value := following.get(key, None)) is not None:
+                kept[in_step] = value
+        return kept
+
+    def _stack(self, steps: list[TensorDictBase]) -> dict[NestedKey, Tensor]:
+        """What is kept of consecutive steps ``[N]``: ``[S, N, ...]``."""
+        kept = [self._kept(step) for step in steps]
+        return {key: torch.stack([each[key] for each in kept]) for key in kept[0]}
+
+    def _store(self, block: Mapping[NestedKey, Tensor], *, first_only: bool = False) -> Episodes:
+        """Appends the episodes that ended in a block of steps; if ``first_only``, the first of every env.
+
+        Then what follows when all have ended does not count.
+        """
+        block = _with_ends(on_host(block))
+        done = block["next", "done"].flatten(1)
         if first_only:
-            done &= done.cumsum(0) == 1
-        steps = [_with_ends(step) for step in steps]
-        stored = [("next", key) for key in ("reward", "terminated", "truncated", *self._outcomes)]
-        block = TensorDict({}, done.shape, device=self.env.device)
-        for key in (*self._observed, "action", *stored):
-            block.set(key, torch.stack([step.get(key) for step in steps]))
-        finished = self.assembler.add(block, done, self._last_observations(steps, done)).cpu()
+            done = done & (done.cumsum(0) == 1)
+            done = done[: 1 + int(done.nonzero()[:, 0].max())]
+        length = len(done)
+        steps = TensorDict({}, done.shape, device="cpu")
+        flags = ("reward", "terminated", "truncated", *self._outcomes)
+        for key in (*self._observed, "action", *(("next", name) for name in flags)):
+            steps.set(key, block[key][:length])
+        last = None
+        if done.any():
+            seen = {key: block[unravel_key(("next", key))][:length][done] for key in self._observed}
+            last = TensorDict(seen, [len(done.nonzero())], device="cpu")
+        finished = self.assembler.add(steps, done, last)
         num_aborted = 0
         if "aborted" in self._outcomes:
             aborted = finished.get(("next", "aborted")).flatten(1).any(-1)
@@ -127,14 +182,6 @@ class SyncCollector:
         returns = finished.get(("next", "reward")).flatten(1).sum(-1)
         lengths = finished.get("mask").flatten(1).sum(-1) - 1
         return Episodes(done.numel(), returns, lengths, success, num_aborted)
-
-    def _last_observations(self, steps: list[TensorDictBase], done: Tensor) -> TensorDictBase | None:
-        """What was seen at the end of every episode ``[E]``, in order of step and then env; None if none ended."""
-        step, env = done.nonzero(as_tuple=True)
-        ended, row = step.unique(return_inverse=True)
-        if not len(ended):
-            return None
-        return torch.stack([steps[i].get("next").select(*self._observed) for i in ended.tolist()])[row, env]
 
     def update_policy_weights_(self, weights: TensorDictBase) -> None:
         """Copies ``TensorDict.from_module(policy).data`` into the acting policy. Its memory survives."""
@@ -180,7 +227,7 @@ class SyncCollector:
             return value if value is None or device is None else value.to(device)
 
         self._current = moved(state["current"])
-        self.assembler.load_state_dict({name: moved(value) for name, value in state["open"].items()})
+        self.assembler.load_state_dict(state["open"])
         for name, module in outermost(self.policy, Remembers):
             module.load_memory_state_dict(state["memory"][name])
 
@@ -217,13 +264,10 @@ def _load_env_state(env: EnvBase, state: Mapping[str, Any]) -> None:
         env.load_state_dict(state)
 
 
-def _with_ends(step: TensorDictBase) -> TensorDictBase:
-    """The step of an environment that does not tell how its episodes end: all that is done is terminated."""
-    following = step.get("next")
-    done, terminated = following.get("done"), following.get("terminated", None)
-    if terminated is not None and following.get("truncated", None) is not None:
-        return step
+def _with_ends(block: dict[NestedKey, Tensor]) -> dict[NestedKey, Tensor]:
+    """The block of an environment that does not tell how its episodes end: all that is done is terminated."""
+    done, terminated = block["next", "done"], block.get(("next", "terminated"))
+    if terminated is not None and ("next", "truncated") in block:
+        return block
     terminated = done if terminated is None else terminated
-    return step.copy().set(
-        "next", following.copy().update({"terminated": terminated, "truncated": done & ~terminated})
-    )
+    return {**block, ("next", "terminated"): terminated, ("next", "truncated"): done & ~terminated}

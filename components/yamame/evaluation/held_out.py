@@ -112,7 +112,9 @@ def _play_round(
     num_envs, goal = env.batch_size.numel(), timestep.get("goal", None)
     playing = torch.ones(num_envs, dtype=torch.bool, device=timestep.get("done").device)
     steps: list[dict[str, Tensor]] = []
-    while playing.any() and (max_steps is None or len(steps) < max_steps):
+    # A look waits for a device: there, some steps after the last that count are cheaper.
+    look_every = 1 if playing.is_cpu else 16
+    while (max_steps is None or len(steps) < max_steps) and (len(steps) % look_every or playing.any()):
         timestep = act(policy, timestep, env.action_key, memory_wiped)
         step, timestep = env.step_and_maybe_reset(timestep)
         following = step.get("next")

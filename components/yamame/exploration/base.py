@@ -11,6 +11,7 @@ an action together, and measure noise in the units of the action rather than in 
 """
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -28,7 +29,8 @@ class Exploration(TensorDictModuleBase):
     """Base of the exploration modules: subclasses say in `epsilon` how strong the noise is.
 
     The number of environment steps is a buffer, so schedules go on after a restart. `step` must be told of
-    every environment step, summed over all envs and all actors.
+    every environment step, summed over all envs and all actors. A step can be captured (`yamame.capturing`): it decides
+    nothing by the data, and what it remembers is in `carried`.
 
     Args:
         action_space: A `yamame.actions.ActionSpace`, or the environment's action spec with or without its
@@ -80,6 +82,18 @@ class Exploration(TensorDictModuleBase):
         require_at_least(type(self).__name__, 0, num_env_steps=num_env_steps)
         self.num_env_steps.add_(num_env_steps)
 
+    def reserve(self, num_steps: int) -> bool:
+        """Whether steps can be captured now."""
+        return self.enabled
+
+    def carried(self) -> dict[str, Tensor]:
+        """The tensors that a step reads or puts others in the place of, by names."""
+        return {"num_env_steps": self.num_env_steps}
+
+    def carry(self, tensors: Mapping[str, Tensor]) -> None:
+        """Goes on with tensors like those of `carried`; it does not copy them."""
+        self.num_env_steps = tensors["num_env_steps"]
+
     def anneal(self, start: float, end: float) -> Tensor:
         """Value of a linear schedule from ``start`` to ``end`` at the current step, a scalar."""
         progress = (self.num_env_steps / self.anneal_steps).clamp(max=1.0)
@@ -121,7 +135,7 @@ def perturb(space: ActionSpace, action: Tensor, epsilon: Tensor, action_mask: Te
     """
     epsilon = epsilon.to(action.device)
     if space.kind == "box":
-        low, high = space.low.to(action.device), space.high.to(action.device)
+        low, high = space.bounds(action.device)
         scale = epsilon.to(action.dtype).unsqueeze(-1) * (high - low) / 2
         return (action + scale * torch.randn_like(action)).clamp(low, high)
     even = torch.zeros(*epsilon.shape, space.num_params, device=action.device)

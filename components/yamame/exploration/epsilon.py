@@ -1,7 +1,7 @@
 """Random actions and noise: annealed over training, or also within each episode."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -150,6 +150,16 @@ class BilevelEpsilon(Exploration):
             drawn = torch.where(is_init, drawn, self._multiplier.to(device))
         self._multiplier = drawn
         return epsilon * drawn
+
+    def carried(self) -> dict[str, Tensor]:
+        """With the random factors of the current episodes, after the first step."""
+        drawn = {} if self._multiplier is None else {"multiplier": self._multiplier}
+        return {**super().carried(), **drawn}
+
+    def carry(self, tensors: Mapping[str, Tensor]) -> None:
+        """See `Exploration.carry`."""
+        super().carry(tensors)
+        self._multiplier = tensors.get("multiplier")
 
     def get_extra_state(self) -> dict[str, Tensor]:
         """The random factors of the current episodes, empty before the first step."""

@@ -25,6 +25,7 @@ wherever ``is_init`` says so, and where real timesteps follow padding. Laws (see
 another env or on anything before the last start.
 """
 
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ from torchrl.modules import recurrent_mode
 from yamame.checks import require, require_at_least, require_choice
 
 Device = torch.device | str | None
+_FAR = 16
+"""Steps for which a memory has room after a look at it that waits for the device."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
     """Base of everything that turns features over time into context.
 
     A subclass implements `init_memory` and `step`, `parallel` where one step after the other is too slow, and `grow` if
-    its memory has a length.
+    its memory has a length, with `grow_by` where to look at it waits for the device.
 
     Args:
         in_features: Size E of the features.
@@ -111,7 +114,16 @@ class TrajectoryEncoder(TensorDictModuleBase):
             raise ValueError(
                 f"{name}: keys.memory must be None: only recurrent encoders have it, got {keys.memory!r}"
             )
-        self.memory: TensorDict | None = None
+        self.memory = None
+
+    @property
+    def memory(self) -> TensorDict | None:
+        """See the class."""
+        return self._memory
+
+    @memory.setter
+    def memory(self, memory: TensorDict | None) -> None:
+        self._memory, self._room = memory, 0  # how many steps there surely is room for
 
     @abstractmethod
     def init_memory(self, num_envs: int, *, capacity: int | None = None, device: Device = None) -> TensorDict:
@@ -157,6 +169,11 @@ class TrajectoryEncoder(TensorDictModuleBase):
         """``memory`` with room for one timestep more. Called between steps; only where memory has a length."""
         return memory
 
+    def grow_by(self, memory: TensorDict, num_steps: int) -> tuple[TensorDict, int]:
+        """``memory`` with room for several timesteps more, where it can be told; and for how many there surely is."""
+        grows = type(self).grow is not TrajectoryEncoder.grow
+        return self.grow(memory), 1 if grows else sys.maxsize
+
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Writes the context: of whole sequences under ``recurrent_mode()``, else of one timestep.
 
@@ -170,7 +187,8 @@ class TrajectoryEncoder(TensorDictModuleBase):
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         x, is_init, step_index = self.read_step(tensordict)
-        context, self.memory = self.step(x, self.ready_memory(is_init), is_init, step_index)
+        context, memory = self.step(x, self.ready_memory(is_init), is_init, step_index)
+        self.keep_memory(memory)
         batch_size = tensordict.get(self.keys.features).shape[:-1]
         return tensordict.set(self.keys.context, context.reshape(*batch_size, self.out_features))
 
@@ -212,8 +230,26 @@ class TrajectoryEncoder(TensorDictModuleBase):
                 memory = self.init_memory(num_envs, device=is_init.device)
             elif memory.device != is_init.device:
                 memory = memory.to(is_init.device)
-            self.memory = self.grow(memory)
-        return self.memory
+            if memory is not self.memory:
+                self.memory = memory
+            if is_init.is_cpu:  # where a look costs nothing
+                memory, self._room = self.grow(memory), 1
+            elif self._room < 1:
+                memory, self._room = self.grow_by(memory, _FAR)
+        self._room -= 1
+        self.keep_memory(memory)
+        return memory
+
+    def keep_memory(self, memory: TensorDict) -> None:
+        """Remembers what a step made of `ready_memory`. Another memory is set as an attribute."""
+        self._memory = memory
+
+    def reserve(self, num_steps: int) -> bool:
+        """Makes room in the memory for so many steps, none of which looks whether there is any; whether there is."""
+        if self.memory is not None and self._room < num_steps:
+            with torch.inference_mode(False):
+                self._memory, self._room = self.grow_by(self.memory, num_steps)
+        return self.memory is not None and self._room >= num_steps
 
     def reset_memory(self) -> None:
         """Forgets everything: the next step starts every env afresh."""
@@ -248,7 +284,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
         return self.parallel(x, step_index, starts).reshape(*batch_size, self.out_features)
 
     def __getstate__(self) -> dict[str, object]:
-        return {**super().__getstate__(), "memory": None}
+        return {**super().__getstate__(), "_memory": None, "_room": 0}
 
 
 def segment_starts(

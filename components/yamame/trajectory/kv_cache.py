@@ -7,6 +7,8 @@ never overwritten. Nothing is shifted. Slots that an env has not reached are hid
 no wiping.
 """
 
+import sys
+
 import torch
 from tensordict import TensorDict
 from torch import Tensor
@@ -31,17 +33,30 @@ def grow_cache(cache: TensorDict, *, capacity: int | None) -> TensorDict:
         cache: See the module.
         capacity: Number of slots from which on the oldest is overwritten; None for never.
     """
-    held = cache["keys"].shape[3]
-    if held == capacity or held > int(cache["position"].max()):  # which waits for the device
-        return cache
-    slots = max(_FEWEST, held + min(held, _MOST_MORE))
-    slots = slots if capacity is None else min(slots, capacity)
+    return reserve_slots(cache, 1, capacity=capacity)[0]
+
+
+def reserve_slots(cache: TensorDict, num: int, *, capacity: int | None) -> tuple[TensorDict, int]:
+    """The cache itself if it has slots for so many timesteps of every env, else a larger copy; and for how many it has.
+
+    Arguments are those of `grow_cache`.
+    """
+    held = slots = cache["keys"].shape[3]
+    if held == capacity:
+        return cache, sys.maxsize
+    used = int(cache["position"].max())  # which waits for the device
+    while slots < used + num and slots != capacity:
+        slots = max(_FEWEST, slots + min(slots, _MOST_MORE))
+        slots = slots if capacity is None else min(slots, capacity)
+    room = sys.maxsize if slots == capacity else slots - used
+    if slots == held:
+        return cache, room
     larger = cache.empty()
     for name in ("keys", "values"):
         old = cache[name]
         larger[name] = old.new_zeros(*old.shape[:3], slots, old.shape[4])
         larger[name][..., :held, :] = old
-    return larger.set("position", cache["position"])
+    return larger.set("position", cache["position"]), room
 
 
 class CacheStep:

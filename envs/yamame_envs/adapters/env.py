@@ -133,20 +133,19 @@ class HostedEnv(ContextEnv):
     def _restart(self, streams: Tensor) -> None:
         self._seeds = TaskSeeds(streams)
 
-    def _begin_again(self, env_ids: Tensor, task_seed: Tensor) -> None:
-        attempts = self._attempts[env_ids.tolist()] + self._counts_attempts
-        self._begin_episodes(env_ids, self._wrap({"task_seed": task_seed}), attempts=attempts)
+    def _begin_again(self, begins: Tensor, task_seed: Tensor) -> None:
+        attempts = self._attempts + self._counts_attempts
+        self._begin_episodes(begins, self._wrap({"task_seed": task_seed}), attempts=attempts)
 
     def _begin_episodes(
-        self, env_ids: Tensor, tensordict: TensorDictBase | None, *, attempts: Array | int = 0
+        self, begins: Tensor, tensordict: TensorDictBase | None, *, attempts: Array | None = None
     ) -> None:
-        chosen = self._chosen_tasks(env_ids, tensordict)
-        numbers = env_ids.tolist()
-        self._attempts[numbers] = attempts
+        chosen, numbers = self._chosen_tasks(tensordict), begins.nonzero().squeeze(-1).tolist()
+        self._attempts[numbers] = 0 if attempts is None else attempts[numbers]
         for env_id in numbers:
             self._aborting.pop(env_id, None)
         with self._whole():
-            outcome = self._start(numbers, None if chosen is None else chosen.tolist())
+            outcome = self._start(numbers, None if chosen is None else chosen[begins].tolist())
         self._history.begin(numbers)
         steps, never = np.zeros(len(numbers), np.int64), np.zeros(len(numbers), np.bool_)
         action = np.zeros((len(numbers), self._encoding.encoded_size), np.float32)
