@@ -226,7 +226,7 @@ class MLflowTracker(Tracker):
 
     def pages(self) -> list[str]:
         """See `Tracker.pages`."""
-        if self.run is None:
+        if self._sender is None or self.run is None:  # a new run may have been refused by the store
             return []
         uri = self.run.client.tracking_uri
         address = run_address(uri, self.run.experiment_id, self.run.run_id)
