@@ -10,6 +10,7 @@ import subprocess
 
 import pytest
 from yamame.runs.run import Run
+from yamame.tracking.mlflow_store import MLflowRun, NoAnswerError
 
 FAILURES = {
     errno.ENOSPC: "No space left on device; make room on its disk",
@@ -130,3 +131,20 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
         assert "No space left on device; make room on its disk; then resume=true goes on" in errors
         filler.unlink()
         check_goes_on(finished, play, folder, components, differing)
+
+
+def test_a_store_that_takes_no_new_run_is_one_line_and_the_run_goes_on_afterwards(play, tmp_path, monkeypatch):
+    arguments = ["debug=tiny", "encoder=gru", "run.name=a", "logger.system_metrics=false", "logger.models=false"]
+
+    def refuse(*_, **__):
+        raise NoAnswerError("tracking_uri: must be a store that takes a run, got mlflow.db: readonly database")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(MLflowRun, "create", refuse)
+        status, _, errors = play("train", tmp_path, *arguments)
+    assert (status, errors.count("\n")) == (2, 1)
+    assert "mlflow.db: readonly database" in errors
+    status, out, _ = play("train", tmp_path, *arguments, "resume=auto")
+    assert status == 0
+    assert "mlflow ui" in out
+    assert json.loads((tmp_path / "runs/a/summary.json").read_text())["status"] == "FINISHED"

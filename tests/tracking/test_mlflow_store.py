@@ -1,10 +1,11 @@
 """Stores that no run can be kept in are refused in one line, before anything is written."""
 
 import os
+import time
 
 import pytest
 from yamame.checks import UsageError
-from yamame.tracking.mlflow_store import MLflowRun, check_store, connect
+from yamame.tracking.mlflow_store import MLflowRun, absolute_uri, check_store, connect
 
 
 def logger(uri, experiment="mazes", **more):
@@ -28,6 +29,18 @@ def test_a_file_that_is_no_database_is_refused_with_its_name_and_the_reason(tmp_
             refuse()
     with pytest.raises(UsageError, match=r"logger\.tracking_uri: must be a directory.*notes\.db is a file"):
         check_store(logger(f"sqlite:///{file}/mlflow.db"))
+
+
+def test_a_path_that_is_no_file_is_refused_at_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for uri in ("sqlite:///folder", "sqlite:///", "sqlite:////proc/mlflow.db"):
+        before = time.monotonic()
+        with pytest.raises(UsageError, match=r"tracking_uri: must be .* got sqlite:///.*: unable to open") as told:
+            connect(absolute_uri(uri))
+        assert time.monotonic() - before < 5.0  # MLflow waits a hundred seconds before it tells
+        assert "\n" not in str(told.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
 def test_a_scheme_that_mlflow_does_not_know_is_refused():

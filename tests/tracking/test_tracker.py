@@ -199,6 +199,16 @@ def test_revision_versions_and_the_parent_become_tags(start, monkeypatch, info):
     assert {"version.torch", "version.torchrl", "version.python"} <= tags.keys()
 
 
+def test_a_continued_run_tells_which_versions_run_now(start, monkeypatch, info):
+    monkeypatch.setattr(tracking, "git_revision", lambda: "0123")
+    with start():
+        pass
+    monkeypatch.setattr(tracking, "git_revision", lambda: None)
+    monkeypatch.setattr(tracking, "versions", lambda: {"torch": "9.0"})
+    tags = info(start()).data.tags
+    assert (tags["version.torch"], tags["mlflow.source.git.commit"]) == ("9.0", "unknown")
+
+
 def test_system_metrics_follow_the_environment_step_and_can_be_left_out(start, tmp_path, history, info):
     on = start(system_metrics=True)
     on.log({"loss": 1.0}, step=50)

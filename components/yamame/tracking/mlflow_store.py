@@ -4,7 +4,6 @@ The database is SQLite by default, artifacts lie in ``mlruns`` beside it. MLflow
 opened.
 """
 
-import fcntl
 import json
 import logging
 import os
@@ -22,6 +21,7 @@ from yamame.checks import UsageError
 from yamame.failures import one_line, tell_aside
 from yamame.files.atomic import TEMPORARY_SUFFIX, is_left_behind
 from yamame.files.run_directory import check_folder
+from yamame.tracking.database import alone_with, check_opens
 from yamame.tracking.pages import EXPERIMENT_TAGS
 from yamame.tracking.places import is_place_of, lies_in
 from yamame.tracking.summary import Status
@@ -249,19 +249,22 @@ def connect(tracking_uri: str) -> "MlflowClient":
     """
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
-    with _answering(tracking_uri), warnings.catch_warnings(), _alone_with(tracking_uri):
+    database = database_of(tracking_uri)
+    with _answering(tracking_uri), warnings.catch_warnings(), alone_with(database):
         warnings.simplefilter("ignore")
+        if database is not None and database.exists():
+            check_opens(database)
         from mlflow.tracking import MlflowClient
 
         # MLflow logs what it then raises, with its traceback.
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        database = database_of(tracking_uri)
         if database is not None and not database.exists():  # half of one, after a kill, would be of no use
             for old in database.parent.glob(f"{database.name}.*{TEMPORARY_SUFFIX}"):
                 if is_left_behind(old.suffixes[-2].removeprefix(".")):
                     old.unlink()
             new = database.with_name(f"{database.name}.{uuid4().hex}.{os.getpid()}{TEMPORARY_SUFFIX}")
+            check_opens(new)
             MlflowClient(f"{SQLITE}{new}").search_experiments(max_results=1)
             new.rename(database)
         client = MlflowClient(tracking_uri)
@@ -300,22 +303,6 @@ def check_store(cfg: Mapping[str, Any]) -> None:
         check_folder(database.parent, "logger.tracking_uri")
     else:
         _find_experiment(connect(uri), uri, node["experiment"])
-
-
-@contextmanager
-def _alone_with(tracking_uri: str) -> Iterator[None]:
-    """Keeps other processes waiting: MLflow fails where two of them set up one SQLite database at once."""
-    database = database_of(tracking_uri)
-    if database is None:
-        yield
-        return
-    database.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(database.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _find_experiment(client: "MlflowClient", tracking_uri: str, name: str) -> str | None:

@@ -151,7 +151,7 @@ class MLflowTracker(Tracker):
         """
         directory = Path(directory).absolute()
         parent = os.environ.get(PARENT_VARIABLE)
-        present = ({"mlflow.parentRunId": parent} if parent else {}) | dict(tags or {})
+        present = _made_by() | ({"mlflow.parentRunId": parent} if parent else {}) | dict(tags or {})
         if not (directory / RUN_FILE).exists():
             uri = absolute_uri(self.tracking_uri)
             intent = {"tracking_uri": uri, "experiment": self.experiment, "run_uuid": uuid.uuid4().hex}
@@ -226,7 +226,7 @@ class MLflowTracker(Tracker):
 
     def pages(self) -> list[str]:
         """See `Tracker.pages`."""
-        if self.run is None:
+        if self._sender is None or self.run is None:  # a new run may have been refused by the store
             return []
         uri = self.run.client.tracking_uri
         address = run_address(uri, self.run.experiment_id, self.run.run_id)
@@ -284,13 +284,16 @@ def _there(run: MLflowRun | None, directory: Path) -> MLflowRun:
 def _create_run(directory: Path, *, name: str, tags: Mapping[str, str]) -> MLflowRun:
     """Makes the MLflow run that a run directory intends to have."""
     record = read_record(directory)
-    made_by = {f"version.{package}": version for package, version in versions().items()}
-    if (revision := git_revision()) is not None:
-        made_by["mlflow.source.git.commit"] = revision
-    tags = {**made_by, **tags, RUN_TAG: record["run_uuid"]}
+    tags = {**tags, RUN_TAG: record["run_uuid"]}
     run = MLflowRun.create(record["tracking_uri"], record["experiment"], name=name, tags=tags)
     write_record(directory, {**record, "run_id": run.run_id})
     return run
+
+
+def _made_by() -> dict[str, str]:
+    """What runs here: versions, and the commit, which outside of a checkout is unknown."""
+    made_by = {f"version.{package}": version for package, version in versions().items()}
+    return made_by | {"mlflow.source.git.commit": git_revision() or "unknown"}
 
 
 def _now() -> int:
