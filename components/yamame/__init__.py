@@ -54,7 +54,14 @@ _LOADED_LATER = {
 
 def __getattr__(name: str) -> Any:
     if name in _LOADED_LATER:
-        return getattr(importlib.import_module(_LOADED_LATER[name]), name)
+        try:
+            return getattr(importlib.import_module(_LOADED_LATER[name]), name)
+        except ModuleNotFoundError as error:
+            from yamame.failures import explain_missing
+
+            if (told := explain_missing(error)) is None:
+                raise
+            raise ModuleNotFoundError(f"yamame.{name}: {told}", name=error.name) from None
     raise AttributeError(f"module 'yamame' has no attribute {name!r}")
 
 

@@ -14,6 +14,35 @@ class OutsideError(RuntimeError):
     """
 
 
+OF_TRAINING = frozenset(
+    (
+        "hydra",
+        "omegaconf",
+        "mlflow",
+        "gymnasium",
+        "matplotlib",
+        "PIL",
+        "psutil",
+        "packaging",
+        "jinja2",
+        "scipy",
+        "rich",
+    )
+)
+"""Modules that the extra ``train`` installs."""
+
+
+def explain_missing(error: ModuleNotFoundError) -> str | None:
+    """One line for a package that training needs and the base installation lacks; None for any other module.
+
+    >>> explain_missing(ModuleNotFoundError(name="hydra.errors"))
+    "training needs the package hydra, run: pip install 'yamame[train]'"
+    """
+    name = str(error.name).partition(".")[0]
+    told = f"training needs the package {name}, run: pip install 'yamame[train]'"
+    return told if name in OF_TRAINING else None
+
+
 def one_line(error: BaseException, longest: int = 300) -> str:
     """What an error says in one line; of a long one its beginning and its end, where causes stand.
 

@@ -11,6 +11,8 @@ from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategoric
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import set_recurrent_mode
 from yamame.agent import InContextAgent, InContextPolicy
+from yamame.agent.encoders import check_encoder
+from yamame.checks import UsageError
 from yamame.heads import ActorHead, PopArt, make_critic
 from yamame.losses import MultiGammaREDQLoss
 from yamame.testing import check_trajectory_encoder
@@ -236,3 +238,33 @@ def test_an_action_that_is_not_allowed_is_never_chosen(mode):
     policy = agent.policy().eval()
     with set_exploration_type(mode):
         assert all(policy(step.clone())["action"].tolist() == [2] * ROWS for _ in range(20))
+
+
+class TooWide(CountingEncoder):
+    """Says two numbers of context, and gives three."""
+
+    def step(self, x, memory, is_init, step_index=None):
+        context, memory = super().step(x, memory, is_init, step_index)
+        return torch.cat([context, context[:, :1]], 1), memory
+
+
+def test_an_encoder_that_is_none_or_gives_another_width_is_named_when_the_agent_is_built():
+    with pytest.raises(
+        UsageError, match=r"^encoder: TooWide\.step must give a context \[1, 2\] .* got \[1, 3\]$"
+    ):
+        make_agent(encoder=TooWide)
+    with pytest.raises(UsageError, match=r"^encoder: must be a .*\.TrajectoryEncoder, got Linear$"):
+        make_agent(encoder=partial(nn.Linear, out_features=16))
+    assert make_agent(encoder=CountingEncoder).trajectory_encoder.memory is None
+
+
+def test_looking_at_an_encoder_changes_neither_it_nor_random_numbers():
+    torch.manual_seed(3)
+    encoder = TransformerEncoder(5, d_model=8, num_heads=2, num_layers=1, dropout=0.5, sigma_reparam=True)
+    encoder.layers.eval() if hasattr(encoder, "layers") else None
+    modes = [module.training for module in encoder.modules()]
+    state, rng = copy.deepcopy(encoder.state_dict()), torch.get_rng_state()
+    check_encoder(encoder, 5)
+    assert torch.equal(rng, torch.get_rng_state())
+    assert [module.training for module in encoder.modules()] == modes
+    assert all(torch.equal(value, state[name]) for name, value in encoder.state_dict().items())

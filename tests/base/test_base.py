@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from yamame.failures import OF_TRAINING, explain_missing
 
 PROGRAMS = [Path(__file__).with_name(name) for name in ("program.py", "acting.py")]
 HIDING = """
@@ -69,3 +70,28 @@ def test_what_is_hidden_cannot_be_imported(statement):
     done = run(statement)
     assert done.returncode == 1
     assert "ModuleNotFoundError" in done.stderr
+
+
+COMMAND = "from yamame.cli.console import main; sys.argv[1:] = arguments; main()"
+REMEDY = "training needs the package hydra, run: pip install 'yamame[train]'"
+
+
+def test_the_base_alone_names_the_extra_that_training_needs():
+    done = run(COMMAND, "train")
+    assert (done.returncode, done.stderr) == (1, f"yamame train: {REMEDY}\n")
+    assert run(COMMAND, "--help").returncode == 0
+    done = run("import yamame; yamame.train('env=tmaze')")
+    assert done.returncode == 1
+    assert done.stderr.endswith(f"ModuleNotFoundError: yamame.train: {REMEDY}\n")
+    assert "During handling" not in done.stderr
+
+
+def test_a_module_that_no_extra_installs_is_not_named_as_one():
+    assert explain_missing(ModuleNotFoundError(name="my_own_module")) is None
+
+
+def test_the_modules_that_the_extra_installs_are_known():
+    names = {Requirement(text).name for text in requires("yamame") or () if "'train'" in text}
+    owners = packages_distributions()
+    owned = {canonicalize_name(owner) for module in OF_TRAINING for owner in owners[module]}
+    assert {canonicalize_name(name) for name in names} <= owned

@@ -4,13 +4,14 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from yamame.checks import UsageError
+from yamame.cli import nodes
 from yamame.cli.nodes import check, check_targets, instantiate, plain
 
 
 def test_targets_outside_the_list_are_refused_by_key_before_any_import():
-    nodes = {"agent": {"parts": [{"_target_": "torch.nn.ReLU"}, {"_target_": "a_module_that_is_nowhere.f"}]}}
+    named = {"agent": {"parts": [{"_target_": "torch.nn.ReLU"}, {"_target_": "a_module_that_is_nowhere.f"}]}}
     with pytest.raises(UsageError, match=r"agent\.parts\.1\._target_ must begin with yamame\..*nowhere\.f'"):
-        check_targets(nodes)
+        check_targets(named)
     # Inside the list the same module is looked for, so the refusal above came first.
     with pytest.raises(UsageError, match="must name a class or function"):
         check(OmegaConf.create({"a": {"_target_": "torch.nn.a_module_that_is_nowhere.f"}}))
@@ -60,6 +61,12 @@ def test_what_a_constructor_refuses_is_reported_with_its_key():
     nested = OmegaConf.create({"_target_": "torch.nn.Sequential", "_args_": [config.agent.budget]})
     with pytest.raises(UsageError, match=r"Budget: updates must be .* got 0$"):
         instantiate(nested)
+
+
+@pytest.mark.parametrize(("value", "told"), [(True, "; got loc=0.25"), (2.5, "; got scale=2.5, loc=0.25")])
+def test_numbers_are_told_where_a_message_names_no_setting_and_flags_are_none(value, told):
+    node = {"_target_": "yamame.cli.nodes.plain", "cfg": "x", "loc": 0.25, "scale": value}
+    assert nodes._blame("a", ValueError("it broke"), node) == f"a: it broke{told}"
 
 
 def test_plain_resolves_and_refuses_missing_values():

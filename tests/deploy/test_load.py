@@ -261,3 +261,41 @@ def test_classes_of_a_package_of_ones_own_need_trust(run, tmp_path, own_module, 
     agent = yamame.load(mine, trust=["mylab."], greedy=True)
     assert type(agent.step.policy.trajectory_encoder).__name__ == "Own"
     assert np.isin(actions(agent, observations), range(5)).all()
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        (
+            "zoo:cpu_tmaze_gru",
+            {"context_length": 5},
+            "context_length must be left out, for GRUEncoder has a memory of",
+        ),
+        (
+            "zoo:cpu_tmaze",
+            {"context_length": 0},
+            "context_length must be a whole number of at least 1, got 0",
+        ),
+        ("zoo:cpu_tmaze", {"context_length": "five"}, "context_length must be a whole number .*, got 'five'"),
+        ("zoo:cpu_tmaze", {"device": "cpuu"}, "device: must be available, got 'cpuu': "),
+        ("zoo:cpu_tmaze", {"checkpoint": "lastt"}, "checkpoint must be best or last, got 'lastt'"),
+        (3, {}, "source must be a path, zoo:NAME or the id of an MLflow run, got 3"),
+        (None, {}, "source must be .*, got null"),
+    ],
+)
+def test_options_that_do_not_fit_are_one_line(source, options, message):
+    with pytest.raises(UsageError, match=rf"^load: (zoo:\w+: )?{message}") as caught:
+        yamame.load(source, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
+def test_a_gpu_that_is_not_there_is_one_line():
+    with pytest.raises(
+        UsageError, match=r"^load: zoo:cpu_tmaze: device: must be available, got 'cuda': \S.*$"
+    ):
+        yamame.load("zoo:cpu_tmaze", device="cuda")
+
+
+def test_a_length_that_can_be_chosen_is_taken():
+    assert yamame.load("zoo:cpu_tmaze", context_length=5).context_length == 5

@@ -68,7 +68,7 @@ def train(monkeypatch, tmp_path, runner):
 
     def call(*arguments: str) -> dict:
         fixed = ["env=gym", "env.id=faulty_envs:Faulty-v0", "debug=tiny", "logger=none", "run.name=tiny"]
-        call.status, _, call.errors = runner("train")(*fixed, *arguments)
+        call.status, call.out, call.errors = runner("train")(*fixed, *arguments)
         return json.loads((tmp_path / "runs/tiny/summary.json").read_text())
 
     yield call
@@ -91,6 +91,7 @@ def test_a_failure_ends_the_run_and_names_the_environment_and_the_step_in_one_li
 ):
     summary = train(f"+env.settings.fault={fault}")
     assert (train.status, summary["status"]) == (1, "FAILED")
+    assert "next:" not in train.out  # there is neither a checkpoint nor a page
     assert re.fullmatch(rf"train: .*Faulty-v0.* env \d at step {STEP - 1} of .*{cause}.*\n", train.errors)
     traceback = (tmp_path / "runs/tiny/error.txt").read_text()
     assert "the environment failed in env" in traceback
@@ -102,6 +103,7 @@ def test_a_run_that_goes_on_drops_the_episodes_and_stores_whole_ones(train, tmp_
     settings = ["workers.on_error=continue", "workers.max_errors=100000", "schedule.learning_starts=512"]
     summary = train(f"+env.settings.fault={fault}", f"replay.capacity={CAPACITY}", *settings)
     assert summary["status"] == "FINISHED"
+    assert "next:\n  " in train.out
     assert summary["env_steps"] >= 512
     path = tmp_path / "runs/tiny/replay"
     replay = TrajectoryReplayBuffer(path=path, capacity=CAPACITY, batch_size=64, owner="tiny", resume=True)

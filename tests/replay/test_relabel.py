@@ -307,3 +307,11 @@ def test_what_is_missing_is_named_with_its_remedy():
         Relabel("all", keys={"aim": "desired_goal"})
     with pytest.raises(ValueError, match="radius must not be negative"):
         Relabel("all", radius=-0.1)
+
+
+def test_a_batch_that_has_no_trajectories_and_timesteps_is_refused():
+    batch = copies(3, [[9.0], [1.0]], [5.0])
+    for wrong, shape in ((batch[0], r"\[2\]"), (TensorDict(dict(batch.items())), r"\[\]")):
+        with pytest.raises(ValueError, match=rf"^Relabel: batch_size must be \[B, L\], .* got {shape}$"):
+            Relabel("all")(wrong)
+    assert Relabel("all")(batch).shape == (3, 2)

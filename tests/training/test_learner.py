@@ -4,6 +4,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torch import nn
+from yamame.checks import UsageError
 from yamame.files.checkpoint import Checkpointer
 from yamame.training.guard import NonFiniteGuard
 from yamame.training.learner import Learner
@@ -192,3 +193,25 @@ def test_a_bundle_holds_the_weights_and_the_random_state_from_before_the_update(
     assert torch.equal(kept["update"]["rng"]["cpu"], rng)
     assert not torch.equal(torch.get_rng_state(), rng)
     assert kept["update"]["batch"]["slope"].isnan()
+
+
+class Writes(nn.Module):
+    """Writes one entry of a shape."""
+
+    def __init__(self, name, *shape):
+        super().__init__()
+        self.weight, self.name = nn.Parameter(torch.ones(shape)), name
+
+    def forward(self, batch):
+        return TensorDict({self.name: self.weight * 2.0})
+
+
+def test_a_term_that_is_no_scalar_is_named_and_so_is_a_loss_without_any(tmp_path):
+    with pytest.raises(
+        UsageError, match=r"^Learner: loss_own of Writes must be a scalar, .* got shape \[3\]$"
+    ):
+        make(tmp_path, Writes("loss_own", 3)).update(TensorDict({}))
+    with pytest.raises(UsageError, match=r"^Learner: Writes must write terms loss_\*, got \['own'\]$"):
+        make(tmp_path, Writes("own")).update(TensorDict({}))
+    for shape in ((), (1,)):
+        assert float(make(tmp_path, Writes("loss_own", *shape)).update(TensorDict({}))["loss"]) == 2.0

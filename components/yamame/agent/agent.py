@@ -7,7 +7,7 @@ from torch import nn
 from torchrl.data import Composite, TensorSpec
 
 from yamame.actions import ActionSpace, BoxDistribution
-from yamame.agent.encoders import SeparateEncoders
+from yamame.agent.encoders import SeparateEncoders, check_encoder
 from yamame.agent.policy import InContextPolicy
 from yamame.heads import ActorHead
 from yamame.timestep import inputs_from_spec
@@ -36,6 +36,9 @@ class InContextAgent(nn.Module):
         box_distribution: Family of continuous policies; see `yamame.actions.ActionSpace`.
         share_encoders: Whether the critics read the actor's context. If not, `yamame.losses.SeparateREDQLoss` is
             the loss that trains the agent.
+
+    Raises:
+        UsageError: The trajectory encoder is none, or its context is not as wide as it says.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class InContextAgent(nn.Module):
             return timesteps, trajectory_encoder(timesteps.out_features)
 
         self.timestep_encoder, self.trajectory_encoder = build()
+        check_encoder(self.trajectory_encoder, self.timestep_encoder.out_features)
         self.critic_encoder = None if share_encoders else TensorDictSequential(*build())
         width = self.trajectory_encoder.out_features
         self.actor = actor(width, action_space=self.action_space, num_gammas=len(self.gammas))

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from yamame import __version__, recipes_dir
+from yamame.failures import explain_missing
 
 
 def main() -> None:
@@ -19,7 +20,13 @@ def main() -> None:
         print(__version__)
     elif name in recipes:
         sys.argv = [str(recipes[name]), *sys.argv[2:]]
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        except ModuleNotFoundError as error:
+            if (told := explain_missing(error)) is None:
+                raise
+            print(f"yamame {name}: {told}", file=sys.stderr)
+            raise SystemExit(1) from None
     else:
         close = difflib.get_close_matches(name, recipes, n=1)
         hint = f", did you mean {close[0]}?" if close else ""

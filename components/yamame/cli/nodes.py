@@ -195,7 +195,9 @@ def _blame(key: str, error: BaseException, node: Mapping[str, Any]) -> str:
     """What a constructor refused, with its numbers where the message names no setting."""
     message = str(error).splitlines()[0] if isinstance(error, RuntimeError) else str(error)
     numbers = {
-        name: value for name, value in node.items() if isinstance(value, int | float) and name not in SPECIAL
+        name: value
+        for name, value in node.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and name not in SPECIAL
     }
     if numbers and not any(re.search(rf"\b{re.escape(name)}\b", message) for name in node):
         largest = sorted(numbers, key=lambda name: -abs(numbers[name]))

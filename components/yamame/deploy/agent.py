@@ -15,7 +15,7 @@ from torch import Tensor
 from torchrl.data import Composite, TensorSpec
 
 from yamame.checks import UsageError, require
-from yamame.deploy.build import build_agent, for_acting, load_weights
+from yamame.deploy.build import build_agent, check_device, for_acting, load_weights
 from yamame.deploy.inputs import Inputs, read_flags, read_names, read_reward
 from yamame.deploy.interface import Interface
 from yamame.deploy.sessions import Sessions
@@ -92,10 +92,8 @@ class DeployedAgent:
         device: str | torch.device = "cpu",
         trust: Sequence[str] = (),
     ) -> None:
-        config = dict(saved.config)
-        if context_length is not None:
-            config["encoder"] = {**config["encoder"], "context_length": context_length}
-        agent = build_agent(config, saved.interface, trust=trust)
+        check_device(device)
+        agent = build_agent(saved.config, saved.interface, context_length=context_length, trust=trust)
         load_weights(agent, saved.weights, source=saved.source, fit="its configuration")
         self.saved, self.gammas = saved, agent.gammas
         gamma = agent.gammas[-1] if gamma is None else gamma

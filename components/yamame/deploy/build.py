@@ -4,6 +4,7 @@ The names in the nodes are checked against `yamame.files.trusted` before anythin
 parts through Hydra (`yamame.runs.build`).
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from torchrl.data import Composite, TensorSpec
 from yamame.agent import InContextAgent
 from yamame.checks import UsageError
 from yamame.deploy.interface import Interface
-from yamame.failures import one_line
+from yamame.failures import one_line, shown
 from yamame.files.trusted import check_file, locate, prefixes_of, without_foreign_weights
 
 _LEARNING = ("critic.", "critic_encoder.", "returns.")
@@ -63,14 +64,33 @@ def learned_gammas(config: Mapping[str, Any]) -> list[float]:
     return gammas if config["agent"]["multi_gamma"] else gammas[-1:]
 
 
+def check_device(device: Any) -> Any:
+    """The device itself, if this machine has it.
+
+    Raises:
+        UsageError: It has not.
+    """
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"device: must be available, got {device!r}: {reason}") from error
+    return device
+
+
 def build_agent(
-    config: Mapping[str, Any], interface: Interface, *, trust: Sequence[str] = ()
+    config: Mapping[str, Any],
+    interface: Interface,
+    *,
+    context_length: int | None = None,
+    trust: Sequence[str] = (),
 ) -> InContextAgent:
     """The agent of a configuration in plain data, with new weights, in evaluation mode.
 
     Args:
         config: Has the keys `PARTS`; further ones are not looked at.
         interface: What it observes and does.
+        context_length: Timesteps that it remembers; None: as the configuration says.
         trust: Packages whose classes may be named beside ours, as ``["mylab."]``.
 
     Raises:
@@ -82,6 +102,8 @@ def build_agent(
     parts = without_foreign_weights({name: config[name] for name in PARTS})
     prefixes = prefixes_of(trust)
     check_file(parts, prefixes)
+    if context_length is not None:
+        parts["encoder"] = _remembering(parts["encoder"], context_length, prefixes)
     build = partial(_instantiate, trust=prefixes)
     try:
         loss = locate(parts["agent"]["loss"]["_target_"], "agent.loss", prefixes)
@@ -101,6 +123,20 @@ def build_agent(
         raise UsageError(
             f"the configuration must describe an agent, it does not: {one_line(error)}"
         ) from error
+
+
+def _remembering(node: Mapping[str, Any], length: Any, trust: Sequence[str]) -> dict[str, Any]:
+    """The node of an encoder that remembers so many timesteps; refuses one that lets no number be chosen."""
+    if type(length) is not int or length < 1:
+        raise UsageError(f"context_length must be a whole number of at least 1, got {shown(length)}")
+    target = locate(node["_target_"], "encoder", trust)
+    parameters = inspect.signature(target).parameters
+    if "context_length" not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        name = str(node["_target_"]).rpartition(".")[2]
+        raise UsageError(
+            f"context_length must be left out, for {name} has a memory of one size, got {length}"
+        )
+    return {**node, "context_length": length}
 
 
 def _instantiate(node: Any, *, trust: Sequence[str], key: str = "agent") -> Any:

@@ -10,7 +10,8 @@ from yamame.checks import UsageError
 from yamame.deploy.agent import DeployedAgent, SavedAgent
 from yamame.deploy.folder import CONFIG, read_folder, zoo_folder
 from yamame.deploy.interface import Interface
-from yamame.deploy.sources import Which, read_checkpoint
+from yamame.deploy.sources import Which, check_which, read_checkpoint
+from yamame.failures import shown
 from yamame.files.atomic import json_safe
 from yamame.files.checkpoint import LoadedCheckpoint
 
@@ -64,6 +65,7 @@ def read_saved(
     source: str | Path, *, checkpoint: Which = "best", tracking_uri: str | None = None
 ) -> SavedAgent:
     """What `load` reads, before anything is built of it."""
+    check_which(checkpoint)
     name, folder = str(source), agent_folder(source)
     if folder is not None:
         return read_folder(folder)
@@ -81,8 +83,11 @@ def agent_folder(source: str | Path) -> Path | None:
     """The folder of `DeployedAgent.save_pretrained` that is meant; None if it is none.
 
     Raises:
-        UsageError: There is no agent of this name in the zoo.
+        UsageError: There is no agent of this name in the zoo, or it is no name at all.
     """
+    if not isinstance(source, str | Path):
+        wanted = "a path, zoo:NAME or the id of an MLflow run"
+        raise UsageError(f"load: source must be {wanted}, got {shown(source)}")
     name = str(source)
     if name.startswith(_ZOO):
         return zoo_folder(name.removeprefix(_ZOO))

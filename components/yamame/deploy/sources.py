@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -28,8 +28,7 @@ def read_checkpoint(
     Raises:
         UsageError: One line that names what is not there, or cannot be read.
     """
-    if which not in get_args(Which):
-        raise UsageError(f"load: checkpoint must be best or last, got {shown(which)}")
+    check_which(which)
     path = Path(source)
     if path.is_file():
         return _read([path], which, optional)
@@ -54,6 +53,12 @@ def read_checkpoint(
         if not files:
             raise UsageError(f"load: the MLflow run {source} must hold checkpoints, it has none")
         return _read(files, which, optional)
+
+
+def check_which(which: Any) -> None:
+    """Refuses what names no checkpoint of a run."""
+    if which not in get_args(Which):
+        raise UsageError(f"load: checkpoint must be best or last, got {shown(which)}")
 
 
 def _read(files: Sequence[Path], which: Which, optional: Collection[str]) -> LoadedCheckpoint:

@@ -110,6 +110,8 @@ class Relabel(BatchTransform):
         chooses = self.strategy != "none" or self.single_goal
         if not (chooses or self.hide_future_goals):
             return tensordict.copy()
+        shape = list(tensordict.batch_size)
+        require("Relabel", "batch_size", shape, len(shape) == 2, "be [B, L], of whole trajectories")
         tensordict, in_slots = self._in_slots(tensordict)
         out = tensordict.copy()
         if chooses:

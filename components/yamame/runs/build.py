@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import DictConfig, OmegaConf
 from tensordict.nn import TensorDictModuleBase
 from torchrl.envs import Compose, EnvBase, SerialEnv, Transform, TransformedEnv
@@ -21,6 +20,7 @@ from yamame.cli.validation import parameters_of
 from yamame.collectors import Collector
 from yamame.data import Mixture, TrajectoryDataset, TrajectoryFormat
 from yamame.deploy.build import assemble
+from yamame.deploy.build import check_device as check_device
 from yamame.failures import shown
 from yamame.keys import GOAL_KEYS
 from yamame.replay.disk.files import read_manifests
@@ -164,20 +164,6 @@ def build_callbacks(cfg: DictConfig, given: Sequence[Callback]) -> Callbacks:
         if hasattr(callback, "state_dict") != hasattr(callback, "load_state_dict"):
             raise UsageError(f"callbacks.{name}: must have both state_dict and load_state_dict, or neither")
     return Callbacks(named)
-
-
-def check_device(device: str) -> str:
-    """The device itself, if this machine has it.
-
-    Raises:
-        UsageError: It has not.
-    """
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(f"device: must be available, got {device!r}: {reason}") from error
-    return device
 
 
 def longest_episode(env: EnvBase) -> int | None:

@@ -126,7 +126,8 @@ def write_summary(run: "Run", status: Status) -> None:
     if not is_job():  # a sweep has a table of its own
         shown = [key for key in summary if key not in ("versions", *run.extra)]
         print_columns(run.name, [{"what": key, "value": summary[key]} for key in shown])
-        tell("\n".join(["next:", *(f"  {step}" for step in next_steps(run))]))
+        if steps := next_steps(run):
+            tell("\n".join(["next:", *(f"  {step}" for step in steps)]))
     tell(path)
 
 

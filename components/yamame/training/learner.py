@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from yamame.checks import require, require_at_least, require_choice
+from yamame.checks import UsageError, require, require_at_least, require_choice
 from yamame.ranks import average_, means
 from yamame.recorder import cuda_recorder
 from yamame.training.guard import NonFiniteGuard
@@ -89,6 +89,7 @@ class Learner:
 
         Raises:
             FloatingPointError: If the guard has refused too many updates.
+            UsageError: A term of the loss is no scalar, or there is none.
         """
         if self._recorded is not None:
             gradients, step = self._recorded.halves(batch)
@@ -127,7 +128,7 @@ class Learner:
         """The first half of an update: the loss, its gradients and their norm."""
         with self.precision():
             out = self.loss(batch)
-        total = torch.stack([value for key, value in out.items() if key.startswith("loss_")]).sum()
+        total = torch.stack(self._terms(out)).sum()
         self.optimizer.zero_grad()
         total.backward()
         gradients = [p.grad for p in self._parameters() if p.grad is not None]
@@ -135,6 +136,19 @@ class Learner:
         self._own_loss = total.detach()  # that of all ranks is not finite where that of one is not
         told = means({**out, "loss": total})
         return {**told, "grad_norm": nn.utils.get_total_norm(gradients)}
+
+    def _terms(self, out: Metrics) -> list[Tensor]:
+        """What the loss wrote to be minimised; refuses what has no sum of one meaning."""
+        terms = {key: value for key, value in out.items() if key.startswith("loss_")}
+        name = type(self.loss).__name__
+        if not terms:
+            raise UsageError(f"Learner: {name} must write terms loss_*, got {sorted(out.keys())}")
+        for key, value in terms.items():
+            if value.numel() != 1:
+                raise UsageError(
+                    f"Learner: {key} of {name} must be a scalar, as its mean or sum, got shape {list(value.shape)}"
+                )
+        return [value.reshape(()) for value in terms.values()]
 
     def _step(self, grad_norm: Tensor) -> None:
         """The second half: moves parameters along their gradients, clipped by their norm, and targets after them."""

@@ -7,13 +7,18 @@ from typing import Any, Literal
 
 import gymnasium
 import torch
+from torch import Tensor
+from yamame.failures import tell_aside
 
 from yamame_envs.adapters.env import HostedEnv
 from yamame_envs.adapters.extras import MissingExtra
-from yamame_envs.adapters.in_process import EnvSpaces
+from yamame_envs.adapters.in_process import EnvSpaces, Outcome
 from yamame_envs.adapters.registered import find, make_registered
+from yamame_envs.adapters.spaces import Array
 from yamame_envs.adapters.task import DrawTask, make_with_tasks
 from yamame_envs.adapters.workers import Workers
+
+_MANY_EPISODES = 10  # after which it is told that none had success in its info
 
 
 class Gym(HostedEnv):
@@ -63,6 +68,7 @@ class Gym(HostedEnv):
         workers: Workers = Workers(),  # noqa: B008 (immutable)
     ) -> None:
         self._id, self._settings, self._draw_task = id, dict(settings), tasks
+        self._looks_for_success, self._num_ended = True, 0
         self._counts_attempts = tasks is not None
         limit = self._registered_limit() if time_limit == "registered" else time_limit
         super().__init__(
@@ -87,6 +93,23 @@ class Gym(HostedEnv):
             return make
         draw = None if self._draw_task == "own" else self._draw_task
         return partial(make_with_tasks, make, draw=draw, owner=self.label)
+
+    def _step_envs(self, batch: Array, over: Array, wrong: Array) -> tuple[Outcome, Array]:
+        outcome, aborted = super()._step_envs(batch, over, wrong)
+        self._looks_for_success &= not outcome.tells_success
+        return outcome, aborted
+
+    def _advance(self, action: Tensor) -> tuple[Mapping[str, Any], Tensor]:
+        over = self._current.column("done")
+        advanced = super()._advance(action)
+        key = self._spaces.success_key
+        if key is not None and self._looks_for_success:
+            self._num_ended += int((self._current.column("done") & ~over).sum())
+            if self._num_ended >= _MANY_EPISODES:
+                self._looks_for_success = False
+                told = f"no info of {self._num_ended} episodes has had {key!r}, and success counts as false"
+                tell_aside(f"{self.label}: success={key}: {told}")
+        return advanced
 
     def _registered_limit(self) -> int | None:
         try:

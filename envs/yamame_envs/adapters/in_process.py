@@ -95,6 +95,7 @@ class Outcome:
         truncated: ``[R]`` bool.
         success: ``[R]`` bool.
         failures: Faults by their position in the R envs.
+        tells_success: Whether the info of any step told of success.
     """
 
     leaves: list[Array]
@@ -103,6 +104,7 @@ class Outcome:
     truncated: Array
     success: Array
     failures: dict[int, Failure]
+    tells_success: bool = False
 
     @classmethod
     def nothing(cls, env_spaces: EnvSpaces, num_envs: int, failures: dict[int, Failure]) -> "Outcome":
@@ -133,6 +135,7 @@ class Outcome:
             np.concatenate([part.truncated for part in parts]),
             np.concatenate([part.success for part in parts]),
             failures,
+            any(part.tells_success for part in parts),
         )
 
 
@@ -175,7 +178,7 @@ class InProcessEnvs:
         failures: dict[int, Failure] = {}
         raws, count = self._raws(len(env_ids)), len(env_ids)
         rewards, ends, cuts, wins = [0.0] * count, [False] * count, [False] * count, [False] * count
-        envs, write, success_key = self._envs, self._write, self._spaces.success_key
+        envs, write, success_key, tells = self._envs, self._write, self._spaces.success_key, False
         for position, (env_id, action) in enumerate(
             zip(env_ids, self._spaces.actions.values(actions), strict=True)
         ):
@@ -185,6 +188,7 @@ class InProcessEnvs:
                 rewards[position], ends[position], cuts[position] = float(reward), bool(end), bool(cut)
                 if success_key is not None:
                     wins[position] = bool(info.get(success_key, False))
+                    tells |= success_key in info
             except ENV_ERRORS as error:
                 failures[position] = Failure.of(error)
         reward = np.array(rewards)
@@ -194,7 +198,7 @@ class InProcessEnvs:
                 failures.setdefault(position, Failure(f"reward must be finite, got {rewards[position]}"))
             reward[wild] = 0.0
         terminated, truncated, success = (np.array(flags, np.bool_) for flags in (ends, cuts, wins))
-        outcome = Outcome([], reward.astype(np.float32), terminated, truncated, success, failures)
+        outcome = Outcome([], reward.astype(np.float32), terminated, truncated, success, failures, tells)
         self._finish(env_ids, raws, outcome)
         return outcome
 

@@ -37,6 +37,22 @@ def test_another_key_may_be_named_and_none_shows_no_success():
     assert "success" not in Gym(id="CartPole-v1").observation_spec.keys()
 
 
+@pytest.mark.parametrize("num_processes", [0, 2])
+def test_success_that_no_info_tells_is_told_once(num_processes, capsys):
+    workers = Workers(num_processes=num_processes)
+    for key, times in (("wun", 1), ("won", 0)):
+        env = Gym(id=SLOT, settings={"key": "won"}, success=key, num_envs=4, workers=workers)
+        for _ in range(6):
+            env.rollout(4)
+        told = capsys.readouterr().err
+        assert (
+            told.count("success=wun: no info of 12 episodes has had 'wun', and success counts as false")
+            == times
+        )
+        assert told.count("\n") == times
+        env.close()
+
+
 # Goals.
 
 
