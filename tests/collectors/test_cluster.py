@@ -162,7 +162,7 @@ def test_a_dead_actor_is_replaced_and_costs_what_is_counted(make_collector, slow
     collector.replay.check_whole()
     collector.replay.check_distinct()
     print(f"longest pause {longest:.2f} s, lost {metrics}")
-    assert longest < 5.0  # of the other actor's answers, while a process starts on busy cores
+    assert longest < 2.0  # of the other actor's answers, while a process starts on busy cores
     assert 1 <= metrics["lost_blocks"] <= 2
     assert 0 <= metrics["lost_episodes"] <= 2
     assert sum(episodes.num_aborted for episodes in brought) == metrics["lost_episodes"]

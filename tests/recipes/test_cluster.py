@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -85,17 +86,20 @@ def test_a_run_is_asked_to_end_then_killed_and_goes_on_without_litter(tmp_path):
         process.kill()
         wait_for(lambda: not any(is_alive(child) for child in below if child not in agents), 15)
     before = summary(tmp_path)["env_steps"]
+    saved = max(int(path.stem.removeprefix("step-")) for path in tmp_path.glob("runs/a/checkpoints/step-*.pt"))
     command = [
         sys.executable,
         str(ROOT / "recipes/train.py"),
         *TINY,
         "resume=true",
-        f"budget.env_steps={before + 2048}",
+        f"budget.env_steps={before + 4096}",
     ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == f"a: goes on with a smaller budget: env_steps: 10000000 -> {before + 2048}\n"
+    assert done.stderr == f"a: goes on with a smaller budget: env_steps: 10000000 -> {before + 4096}\n"
     assert "ray" not in done.stdout.lower()
+    first = int(re.search(r"% +([\d,]+) steps", done.stdout)[1].replace(",", ""))
+    assert saved < first <= saved + 2 * 128  # of the first iteration, 128 steps and what the last answer has beyond
     assert summary(tmp_path)["status"] == "FINISHED"
     wait_for(lambda: not any(map(is_alive, agents)), 90)
     store = TrajectoryFollower(tmp_path / "runs/a/replay")
