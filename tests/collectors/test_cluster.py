@@ -126,7 +126,7 @@ def test_weights_and_the_count_of_steps_reach_the_actors_within_the_bound(make_c
     late = torch.cat([one["action"][:-1] for one in collector.replay.trajectories])
     assert early.unique().numel() > 1
     assert late[-100:].tolist() == [3] * 100
-    assert metrics["weights_age_median"] == metrics["weights_age_max"] == 2
+    assert metrics["weights_age_p50"] == metrics["weights_age_max"] == 2
     assert int(collector.exploration.num_env_steps) == sum(brought)
     assert int(noise.num_env_steps) == 0
 
