@@ -1,5 +1,6 @@
 """The project's checks: ``nox -s tests`` is the definition of tested, ``nox -s quick`` the inner loop."""
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -162,7 +163,7 @@ def docs(session: nox.Session) -> None:
 def page(session: nox.Session) -> None:
     """Opens a report of tiny runs in the Chromium of the system; screenshots go to ``.nox/page/tmp``."""
     if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
-        session.skip("no Chromium is installed")
+        (session.error if os.environ.get("CI") == "true" else session.skip)("no Chromium is installed")
     session.install("-e", ".[dev]", "playwright>=1.50")
     shots = session.create_tmp()
     session.run("pytest", "-m", "page", "tests/recipes/test_page.py", env={"YAMAME_SCREENSHOTS": shots})

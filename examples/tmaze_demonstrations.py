@@ -1,7 +1,4 @@
-"""Writes demonstrations of the T-Maze into a .npz file:  python examples/tmaze_demonstrations.py demos.npz 500 100
-
-The demonstrator reads the sign at the first step, walks right to the junction and turns there as the sign said.
-"""
+"""Writes demonstrations of the T-Maze into a .npz file:  python examples/tmaze_demonstrations.py demos.npz 500 100"""
 
 import sys
 
@@ -11,7 +8,7 @@ from yamame_envs import PassiveTMaze
 
 
 def demonstrator(length: int):
-    """A policy that remembers the sign of every corridor."""
+    """A policy that reads the sign at the first step, walks right to the junction and turns there as the sign said."""
     sign = None
 
     def act(timestep: TensorDict) -> TensorDict:

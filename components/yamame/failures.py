@@ -1,6 +1,7 @@
 """Failures of what is outside of the program, and how they, and values, are told in one line."""
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -59,6 +60,15 @@ def one_line(error: BaseException, longest: int = 300) -> str:
 def tell_aside(line: object) -> None:
     """Says something on the standard error, where results do not go."""
     print(line, file=sys.stderr)
+
+
+def print_whole(text: str) -> None:
+    """Prints on the standard output; a reader that has seen enough, as ``head``, is no failure."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # Python writes there once more at the end
 
 
 def shown(value: Any) -> str:

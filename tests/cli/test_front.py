@@ -1,5 +1,6 @@
 """What is answered before torch is loaded, as a user meets it: in a process of its own."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,8 @@ def test_every_key_of_the_main_file_has_a_comment():
         (["seed=[1"], "cannot be read"),
         (["budget.minutes=abc"], "budget.minutes: must be a number or null, got 'abc'"),
         (["-m", "seed=0,-1"], "seed: must be an integer of at least 0, got -1"),
+        (["device=gpuu"], "device: must be one of cpu, cuda, "),
+        (["-m", "device=cpu,cuda:x"], "or as cuda:1 with its number, got 'cuda:x'"),
         (["--nosuch"], "settings have no dashes before them"),
     ],
 )
@@ -78,6 +81,23 @@ def test_a_mistake_in_keys_choices_and_values_is_told_in_one_line_without_torch(
     assert asked.returncode == 2
     assert message in asked.stderr
     assert asked.stderr.count("\n") == 1
+
+
+def test_a_log_begins_at_once_with_a_stamped_line_and_only_that_of_a_training_run():
+    begins = {recipe: ask(recipe, "seed=0").stdout for recipe in ("train", "doctor", "play")}
+    assert re.fullmatch(r"\d\d:\d\d:\d\d  train: loading\n", begins["train"])
+    assert begins["doctor"] == begins["play"] == ""
+
+
+@pytest.mark.parametrize(
+    "program", [[str(RECIPES / "report.py")], ["-c", "from yamame.cli.console import main; main()"]]
+)
+def test_help_ends_in_order_when_its_reader_has_seen_enough(program):
+    command = [sys.executable, *program, "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
 
 
 def test_the_configuration_and_completions_are_shown_without_torch():

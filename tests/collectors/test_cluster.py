@@ -126,7 +126,7 @@ def test_weights_and_the_count_of_steps_reach_the_actors_within_the_bound(make_c
     late = torch.cat([one["action"][:-1] for one in collector.replay.trajectories])
     assert early.unique().numel() > 1
     assert late[-100:].tolist() == [3] * 100
-    assert metrics["weights_age_median"] == metrics["weights_age_max"] == 2
+    assert metrics["weights_age_p50"] == metrics["weights_age_max"] == 2
     assert int(collector.exploration.num_env_steps) == sum(brought)
     assert int(noise.num_env_steps) == 0
 
@@ -162,7 +162,7 @@ def test_a_dead_actor_is_replaced_and_costs_what_is_counted(make_collector, slow
     collector.replay.check_whole()
     collector.replay.check_distinct()
     print(f"longest pause {longest:.2f} s, lost {metrics}")
-    assert longest < 5.0  # of the other actor's answers, while a process starts on busy cores
+    assert longest < 2.0  # of the other actor's answers, while a process starts on busy cores
     assert 1 <= metrics["lost_blocks"] <= 2
     assert 0 <= metrics["lost_episodes"] <= 2
     assert sum(episodes.num_aborted for episodes in brought) == metrics["lost_episodes"]

@@ -1,6 +1,7 @@
 """A learner of small agents on given batches, alone or as one of several ranks: ``python learn.py FOLDER``.
 
-Reads ``batches.pt``, a list of batches for every case; writes ``<world>-<rank>.pt``.
+Reads ``batches.pt``, a list of batches for every case; writes ``<world>-<rank>.pt``. It computes in float64: in float32
+the order of a sum decides now and then on which side of its activation's kink a unit lies, and gradients jump.
 """
 
 import sys
@@ -74,6 +75,7 @@ def learn(overrides, given, states=None, folder=None):
     for number, batch in enumerate(given):
         if states is not None and number > 0:
             learner.loss.load_state_dict(states[number - 1])
+        batch = batch.apply(lambda value: value.double() if value.is_floating_point() else value)
         metrics = learner.update(batch[ranks.rank() :: ranks.world()].clone())
         gradients = {n: p.grad.clone() for n, p in agent.named_parameters() if p.grad is not None}
         state = {n: v.clone() for n, v in learner.loss.state_dict().items()}
@@ -81,8 +83,16 @@ def learn(overrides, given, states=None, folder=None):
     return told
 
 
+def compute_in_float64():
+    """Makes float64 of what asks for float32 by default, by ``float()`` or by ``dtype=torch.float32``."""
+    torch.set_default_dtype(torch.float64)
+    torch.Tensor.float = torch.Tensor.double
+    torch.float32 = torch.float64
+
+
 def main(folder):
     torch.set_num_threads(1)
+    compute_in_float64()
     distributions.TanhNormalDistribution.rsample = lambda self, shape=(): self.mode
     alone = folder / "1-0.pt"
     states = {}

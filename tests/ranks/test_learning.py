@@ -70,10 +70,13 @@ def test_gradients_are_those_of_the_whole_batch(learned):
         pairs = zip(learned.alone[case], learned.both[0][case], strict=True)
         off = sorted(difference(one["gradients"], two["gradients"]) for one, two in pairs)
         print(f"{case}: {len(off)} updates, median {off[len(off) // 2]:.1e}, largest {off[-1]:.1e}")
-        assert off[len(off) // 2] < 1e-6
-        # A unit at the kink of its activation makes a jump, as it does where rows change their places in one process.
-        assert sum(value > 1e-5 for value in off) <= 0.1 * len(off)
-        assert off[-1] < 1e-3
+        assert off[-1] < 1e-12  # sums of float64 in another order
+
+
+def test_gradients_of_other_batches_are_others(learned):
+    for case in learned.cases:
+        first, second, *_ = (told["gradients"] for told in learned.alone[case])
+        assert difference(first, second) > 0.01
 
 
 def test_metrics_are_those_of_the_whole_batch(learned):
@@ -81,7 +84,7 @@ def test_metrics_are_those_of_the_whole_batch(learned):
         for one, two in zip(learned.alone[case], learned.both[0][case], strict=True):
             assert one["metrics"].keys() == two["metrics"].keys()
             for name, value in one["metrics"].items():
-                assert float(two["metrics"][name]) == pytest.approx(float(value), rel=1e-3, abs=1e-4), name
+                assert float(two["metrics"][name]) == pytest.approx(float(value), rel=1e-9, abs=1e-12), name
 
 
 def test_both_ranks_hold_the_same_state(learned):

@@ -111,6 +111,7 @@ def test_jobs_that_are_killed_go_on_by_the_same_command_and_each_ends_once(tmp_p
     assert [run.info.status for run in found] == ["FINISHED"] * (NUM_JOBS + 1)
     points = client.get_metric_history(parent.info.run_id, "objective")
     assert sorted(point.step for point in points) == list(range(NUM_JOBS))
+    assert parent.data.metrics["objective_best"] == max(point.value for point in points)
     assert {name for name in parent.data.tags if name.startswith("job.")} == {
         f"job.{n}" for n in range(NUM_JOBS)
     }

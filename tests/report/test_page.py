@@ -184,14 +184,23 @@ def test_the_title_says_what_is_compared_and_the_summary_which_is_best(make_run,
     page, content = tell([worse, better])
     assert content.title == "Maze: lr=1, lr=2"
     assert "best verdict Maze A lr=1 B lr=2 B 0.700 seeds n=1" in page.text
-    assert content.sections[0].best.group.label == "lr=2"
+    assert [entry.group.label for entry in content.sections[0].best] == ["lr=2"]
     lengths = [
         make_run(seed, {"eval/length_mean": {100: value}}, lr=seed) for seed, value in ((1, 9.0), (2, 30.0))
     ]
     content = build_content(*make_sections(lengths), metric="length_mean")
-    assert content.sections[0].best.group.label == "lr=1"
+    assert [entry.group.label for entry in content.sections[0].best] == ["lr=1"]
     others = [make_run(0, metrics(0.3), env___target_=f"a.{name}") for name in "BCDE"]
     assert build_content(*make_sections(others)).title == "B, C, D and 1 more"
+
+
+def test_the_summary_names_no_best_of_equals(make_run, tell):
+    first, second, worse = (make_run(0, metrics(end), lr=lr) for lr, end in enumerate((0.7, 0.7, 0.3)))
+    page, _ = tell([first, second])
+    assert "A lr=0 B lr=1 no difference" in page.text
+    page, content = tell([first, second, worse])
+    assert "no difference" not in page.text
+    assert [entry.group.label for entry in content.sections[0].best] == ["lr=0", "lr=1"]
 
 
 def test_hostile_names_stay_text(make_run, tell):

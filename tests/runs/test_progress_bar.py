@@ -29,7 +29,7 @@ def has_control_characters(text):
 
 
 def make_run(updates):
-    config = {"device": "cpu", "schedule": {"num_envs": 16}}
+    config = {"device": "cpu", "schedule": {"num_envs": 16}, "evaluation": {"num_episodes": 64}}
     built = {
         "name": "mine",
         "path": Path("runs/mine"),
@@ -73,6 +73,30 @@ def test_unknown_and_non_finite_numbers_are_shown_as_a_dash():
     show(bar, run, env_steps=1, updates=0, loss=float("nan"))
     assert "success -  loss -" in stream.getvalue()
     assert "? left" in stream.getvalue()
+
+
+def test_the_share_that_the_learner_waits_is_that_of_the_interval_and_of_collectors_that_play_beside_it():
+    clock, stream, run = Clock(), io.StringIO(), make_run(100)
+    bar = ProgressBar(interval_s=10, stream=stream, clock=clock)
+    for second, waited in ((0.0, 5.0), (10.0, 7.5), (20.0, 17.5)):
+        clock.now = second
+        bar.on_log(run, {"collector/waited_s": waited}, 0)
+    assert re.findall("learner waits (.*?)  ", stream.getvalue()) == ["0%", "25%", "100%"]
+    clock.now = 30.0
+    bar.on_log(run, {}, 0)
+    assert stream.getvalue().count("learner waits") == 3
+
+
+def test_it_tells_when_held_out_tasks_are_played():
+    for stream in (io.StringIO(), Terminal()):
+        run, bar = make_run(4), ProgressBar(stream=stream)
+        bar.on_begin(run)
+        show(bar, run, env_steps=7, updates=1)
+        assert "evaluating" not in stream.getvalue()
+        bar.on_evaluating(run)
+        run.exits.close()
+        assert "evaluating 64 held-out tasks" in stream.getvalue()
+        assert has_control_characters(stream.getvalue()) == stream.isatty()
 
 
 def test_a_terminal_gets_a_bar_until_the_run_is_over():

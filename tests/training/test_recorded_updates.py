@@ -320,6 +320,16 @@ def test_a_structure_is_recorded_once_after_its_ordinary_updates():
     assert (recorder.warmed, len(recorder.records)) == (5, 2)
 
 
+def test_the_first_recording_alone_is_told(capsys):
+    learner = sloped()
+    graphed(learner, warmup=1)
+    learner.update(of_size(2))
+    assert capsys.readouterr().err == ""
+    for size in (2, 3, 3):
+        learner.update(of_size(size))
+    assert capsys.readouterr().err.count("Learner: records updates as CUDA graphs") == 1
+
+
 def test_what_is_done_meanwhile_comes_while_the_recorded_loss_is_computed():
     learner, seen = sloped(), []
     recorder = graphed(learner, warmup=1)

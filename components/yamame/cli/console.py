@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from yamame import __version__, recipes_dir
-from yamame.failures import explain_missing
+from yamame.failures import explain_missing, print_whole
 
 
 def main() -> None:
@@ -15,7 +15,7 @@ def main() -> None:
     recipes = {path.stem: path for path in sorted(recipes_dir().glob("*.py"))}
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in ("-h", "--help"):
-        print(_usage(recipes))
+        print_whole(_usage(recipes))
     elif name == "--version":
         print(__version__)
     elif name in recipes:

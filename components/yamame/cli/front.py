@@ -6,6 +6,7 @@ and the types of these, is checked later, by `yamame.cli.app.main`.
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -25,10 +26,11 @@ from yamame.cli.explain import check_choices, explain
 from yamame.cli.help import help_text
 from yamame.cli.settings import SETTINGS
 from yamame.cli.validation import check_settings
-from yamame.failures import tell_aside
+from yamame.failures import print_whole, tell_aside
 
 VERSION_BASE = "1.3"
 USAGE_STATUS = 2
+_LOGGED = ("train", "offline", "ppo", "distill")  # whose lines have the time of day
 _JOBS = 4  # of a sweep that are looked at so early
 _HELP = ("-h", "--help")
 _SHOWN_BY_HYDRA = ("-c", "--cfg", "-i", "--info", "-sc", "--shell-completion", "--hydra-help", "--version")
@@ -49,7 +51,7 @@ def answer(config_name: str) -> None:
     try:
         check_choices(line)
         if flags.intersection(_HELP):
-            print(help_text(line, Path(sys.argv[0])))
+            print_whole(help_text(line, Path(sys.argv[0])))
             raise SystemExit
         if flags.intersection(_SHOWN_BY_HYDRA):
             sys.argv[1:] = [*line.flags, *line.overrides]
@@ -63,6 +65,8 @@ def answer(config_name: str) -> None:
         fail(config_name, explain(error, line))
     if sys.stderr.isatty():  # in a log a mistake is one line
         tell_aside(f"{config_name}: loading")
+    if config_name in _LOGGED and not sys.stdout.isatty() and os.environ.get("RANK", "0") == "0":
+        print(f"{time.strftime('%H:%M:%S')}  {config_name}: loading", flush=True)
 
 
 def read_line(arguments: Sequence[str], directory: str, config_name: str) -> CommandLine:

@@ -7,10 +7,14 @@ arguments the keys below it are; a `Node` has a ``_target_``, whose own annotati
 from typing import Annotated, Any, Literal, NotRequired
 
 from yamame.budget import Budget
-from yamame.cli.validation import Node
+from yamame.cli.validation import Node, Pattern
 
 Count = Annotated[int, 1]
 """An integer of at least 1."""
+_DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "npu", "mtia", "xla")
+_IN_WORDS = f"one of {', '.join(_DEVICES)}, or as cuda:1 with its number"
+Device = Annotated[str, Pattern(f"({'|'.join(_DEVICES)})(:[0-9]+)?", _IN_WORDS)]
+"""Whether this machine has it is looked up later."""
 Free = dict[str, Any]
 
 _SCHEDULE = {
@@ -25,7 +29,7 @@ _OFF_POLICY = {"anneal_lr": bool, "cuda_graph": bool}
 _FROM_REPLAY = _OFF_POLICY | {"learning_starts": Annotated[int, 0]}
 _TRAINING = {
     "seed": Annotated[int, 0],
-    "device": str,
+    "device": Device,
     "float32_matmul_precision": Literal["highest", "high", "medium"],
     "resume": Literal["auto"] | bool | None,
     "trust": list[str],
@@ -69,7 +73,7 @@ _TRAINED = {
     "checkpoint": str,
     "tracking_uri": str,
     "output": str | None,
-    "device": str,
+    "device": Device,
     "trust": list[str],
     "max_steps": Count | None,
     "context_length": Count | None,
@@ -131,7 +135,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "video": str,
         "fps": float,
     },
-    "replay_batch": {"bundle": str, "device": str, "trust": list[str]},
+    "replay_batch": {"bundle": str, "device": Device, "trust": list[str]},
     "report": {
         "runs": str | list[str] | None,
         "directory": str,

@@ -1,16 +1,18 @@
 """What a setting may be, told from annotations alone, before anything is built.
 
 The type of a setting is the annotation of the parameter that takes it: of the class or function that a ``_target_``
-names, or what `yamame.cli.settings` says. ``Annotated[int, 1]`` stands for an integer of at least 1.
+names, or what `yamame.cli.settings` says. ``Annotated[int, 1]`` stands for an integer of at least 1, and
+``Annotated[str, Pattern(...)]`` for a text that a pattern matches.
 """
 
 import inspect
+import re
 import sys
 import types
 import typing
 from collections import abc
 from collections.abc import Callable, Collection, Mapping
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired
 
 from yamame.checks import UsageError
 from yamame.failures import shown
@@ -31,6 +33,13 @@ def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     parameters = dict(inspect.signature(target.__init__).parameters)
     del parameters[next(iter(parameters))]
     return parameters
+
+
+class Pattern(NamedTuple):
+    """What the whole of a text must match, and how a message says it."""
+
+    regex: str
+    words: str
 
 
 class Node:
@@ -156,8 +165,10 @@ def fits(value: Any, hint: Any) -> bool:
     if len(parts) > 1:
         return any(fits(value, part) for part in parts)
     if kind is Annotated:
-        inner, least = typing.get_args(hint)
-        return fits(value, inner) and bool(value >= least)
+        inner, bound = typing.get_args(hint)
+        if isinstance(bound, Pattern):
+            return fits(value, inner) and re.fullmatch(bound.regex, value) is not None
+        return fits(value, inner) and bool(value >= bound)
     if kind is Literal:
         return value in typing.get_args(hint)
     if kind in (int, float):
@@ -197,6 +208,8 @@ def _check(key: str, value: Any, hint: Any) -> None:
 def _text(hint: Any) -> str:
     """A type in words."""
     kind, parts = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind is Annotated and isinstance(parts[1], Pattern):
+        return parts[1].words
     if kind is Annotated:
         return f"{_text(parts[0])} of at least {parts[1]}"
     if kind is Literal:

@@ -3,7 +3,11 @@
 import time
 from collections import deque
 from collections.abc import Callable
-from statistics import median
+
+import numpy as np
+
+_FEW = 16
+"""Actors at most that get a figure each."""
 
 
 class Pace:
@@ -25,7 +29,11 @@ class Pace:
     steps_per_s 10.0
     steps_per_s_of_slowest 2.0
     steps_per_s_of_fastest 8.0
-    weights_age_median 2.0
+    steps_per_s/actor_0 8.0
+    steps_per_s/actor_1 2.0
+    weights_age_p10 1.2
+    weights_age_p50 2.0
+    weights_age_p90 2.8
     weights_age_max 3.0
     waited_s 0.5
     waiting_share 0.05
@@ -57,8 +65,9 @@ class Pace:
     def metrics(self) -> dict[str, float]:
         """Figures of the last ``window_s`` seconds, and of the time since they were read last.
 
-        ``steps_per_s``: of all actors; of the slowest; of the fastest. ``weights_age``: how often weights were replaced
-        between the question and the taking of its answer. ``waited_s``: seconds that the learner waited for answers
+        ``steps_per_s``: of all actors; of the slowest; of the fastest; of each, where there are at most 16.
+        ``weights_age``: how often weights were replaced between the question and the taking of its answer; the 10th,
+        50th and 90th percentile over answers, and the most. ``waited_s``: seconds that the learner waited for answers
         since the beginning; ``waiting_share``: their share of the time; ``learning_share``: that spent outside of
         `collect`.
         """
@@ -70,12 +79,17 @@ class Pace:
         for _, actor, num_steps, _ in self._answers:
             steps[actor] += num_steps
         ages = [age for *_, age in self._answers] or [0]
+        p10, p50, p90 = np.quantile(ages, (0.1, 0.5, 0.9))
+        each = enumerate(steps if self._num_actors <= _FEW else [])
         elapsed = max(now - self._read, 1e-9)
         figures = {
             "steps_per_s": sum(steps) / seconds,
             "steps_per_s_of_slowest": min(steps) / seconds,
             "steps_per_s_of_fastest": max(steps) / seconds,
-            "weights_age_median": float(median(ages)),
+            **{f"steps_per_s/actor_{actor}": taken / seconds for actor, taken in each},
+            "weights_age_p10": float(p10),
+            "weights_age_p50": float(p50),
+            "weights_age_p90": float(p90),
             "weights_age_max": float(max(ages)),
             "waited_s": self._waited_s,
             "waiting_share": self._waited / elapsed,

@@ -95,11 +95,16 @@ class SectionResult:
     verdict: Verdict | None
 
     @property
-    def best(self) -> GroupResult | None:
-        """The group with the best mean in the end, the first of several; None where none has one."""
+    def best(self) -> list[GroupResult]:
+        """The groups with the best mean in the end; none where none has an end."""
         sign = -1.0 if less_is_better(self.metric) else 1.0
         ends = [(sign * end.mean, entry) for entry in self.results if (end := entry.finals[self.metric])]
-        return max(ends, key=lambda pair: pair[0])[1] if ends else None
+        return [entry for mean, entry in ends if mean == max(ends, key=lambda pair: pair[0])[0]]
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether several groups were compared and all have the same mean in the end."""
+        return len(self.best) == len(self.results) > 1
 
     @property
     def metrics(self) -> list[str]:

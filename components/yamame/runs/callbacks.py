@@ -56,6 +56,9 @@ class Callback:
     def on_log(self, run: Run, metrics: Mapping[str, float], step: int) -> None:
         """Metrics are there: once after every iteration, and what callbacks log themselves."""
 
+    def on_evaluating(self, run: Run) -> None:
+        """Held-out tasks are about to be played."""
+
     def on_evaluate(self, run: Run, result: EvaluationResult) -> None:
         """Held-out tasks were played; ``run.progress.curve[-1]`` is their summary."""
 

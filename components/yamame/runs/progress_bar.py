@@ -26,7 +26,8 @@ class ProgressBar(Callback):
     the time of day and without control characters. Speeds are those of the last interval, so a resumed run does not
     count what was done before.
 
-    The bar follows the limit of the budget that is nearest.
+    The bar follows the limit of the budget that is nearest. Of a collector that plays beside the learner it tells which
+    share of the last interval the learner waited for it.
 
     Args:
         interval_s: Seconds between two plain lines, and between two readings of the speed.
@@ -45,8 +46,9 @@ class ProgressBar(Callback):
         self._console = Console(file=sys.stdout if stream is None else stream)
         self._clock = clock
         self._told = False
-        self._last: tuple[float, int, int] | None = None  # time, environment steps, updates
-        self._speeds = (0.0, 0.0)
+        # Time, environment steps, updates, and seconds that the learner has waited.
+        self._last: tuple[float, int, int, float] | None = None
+        self._speeds = (0.0, 0.0, 0.0)
         self._bar: Progress | None = None
 
     def on_begin(self, run: Run) -> None:
@@ -62,17 +64,26 @@ class ProgressBar(Callback):
             self._bar.add_task("", total=1.0)
             run.exits.enter_context(self._bar)
 
+    def on_evaluating(self, run: Run) -> None:
+        """Tells that the run does not learn for a while."""
+        text = f"evaluating {run.config['evaluation']['num_episodes']} held-out tasks"
+        if self._bar is None:
+            self._line(text)
+        else:
+            self._bar.update(self._bar.task_ids[0], description=text)
+
     def on_log(self, run: Run, metrics: Mapping[str, float], step: int) -> None:
         """Tells where the run is, and how its episodes end; what is not known yet is shown as a dash."""
         env_steps, updates = run.progress.env_steps, run.progress.updates
-        now = self._clock()
+        waited = metrics.get("collector/waited_s")
+        present = (self._clock(), env_steps, updates, waited or 0.0)
         if self._last is None:
-            self._last = (now, env_steps, updates)
-        elapsed = now - self._last[0]
+            self._last = present
+        elapsed = present[0] - self._last[0]
         due = elapsed > 0 and elapsed >= self.interval_s
         if due:
-            self._speeds = ((env_steps - self._last[1]) / elapsed, (updates - self._last[2]) / elapsed)
-            self._last = (now, env_steps, updates)
+            steps, made, idle = (new - old for new, old in zip(present[1:], self._last[1:], strict=True))
+            self._speeds, self._last = (steps / elapsed, made / elapsed, idle / elapsed), present
         if self._bar is None and not due and self._told:
             return
         self._told = True
@@ -91,6 +102,7 @@ class ProgressBar(Callback):
             f"loss {_number(metrics.get('train/loss'), '.4g')}",
             f"{self._speeds[0]:,.0f} steps/s",
             f"{self._speeds[1]:.1f} updates/s",
+            *([] if waited is None else [f"learner waits {self._speeds[2]:.0%}"]),
             f"{'?' if left is None else timedelta(seconds=round(left))} left",
         )
         if self._bar is None:

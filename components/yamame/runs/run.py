@@ -128,9 +128,8 @@ class Run:
             entered.enter_context(signals.stopping(at_once=False))
             self.directory = resuming.claim(self, mode)
             entered.callback(self.directory.close)
-            if self.directory.resumed and ranks.first(
-                lambda: resuming.goes_on(self, unless_done=mode == "auto")
-            ):
+            is_auto = mode == "auto"
+            if self.directory.resumed and ranks.first(lambda: resuming.goes_on(self, unless_done=is_auto)):
                 self.resumed = True
                 say("resumed")
             self._entered = entered.pop_all()  # closes the directory, then hears no signals
@@ -253,8 +252,7 @@ class Run:
             self.callbacks.tell(self, "on_update", metrics)
 
     def metrics(self, collector: Mapping[str, float] | None = None) -> dict[str, float]:
-        """The means of what updates wrote since this was asked last, how training episodes end, and what a collector
-        says of itself."""
+        """Means of what updates wrote since this was asked last, how episodes end, what a collector says of itself."""
         metrics = {f"train/{key}": value for key, value in self.progress.take_means().items()}
         if self.progress.outcome is not None:
             metrics["train/outcome"] = self.progress.outcome
@@ -280,13 +278,11 @@ class Run:
 
     def evaluate(self) -> EvaluationResult:
         """Plays the held-out tasks and keeps the summary as a point of the curve; once for the same agent."""
-        curve, step, now = (
-            self.progress.curve,
-            self.progress.step,
-            (self.progress.env_steps, self.progress.updates),
-        )
+        curve, step = self.progress.curve, self.progress.step
+        now = self.progress.env_steps, self.progress.updates
         if self._evaluated is not None and self._evaluated[0] == now:
             return self._evaluated[1]
+        self.callbacks.tell(self, "on_evaluating")
         try:
             result = play_held_out(self.cfg, self.policy, self.held_out)
         except signals.Terminated:

@@ -19,6 +19,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from yamame.capturing import recording
+from yamame.failures import tell_aside
 from yamame.recorder import Recorder, structure
 
 Metrics = dict[str, Tensor]
@@ -61,7 +62,7 @@ class RecordedUpdates:
         refuse_obstacles(loss, optimizer)
         self._gradients, self._step = gradients, step
         self._optimizer, self._recorder = optimizer, recorder
-        self._warmup, self._limit = warmup, limit
+        self._warmup, self._limit, self._has_told = warmup, limit, False
         self._made: Counter[Hashable] = Counter()
         self._recorded: OrderedDict[Hashable, tuple[Gradients, Step]] = OrderedDict()  # last used, last
         make_capturable(optimizer)
@@ -93,6 +94,11 @@ class RecordedUpdates:
             oldest, _ = self._recorded.popitem(last=False)
             del self._made[oldest]
         own = batch.clone()
+        if not self._has_told:
+            self._has_told = True
+            tell_aside(
+                "Learner: records updates as CUDA graphs, which takes seconds for a batch of new shape"
+            )
 
         def record_step() -> Metrics:
             self._step(metrics["grad_norm"])
