@@ -21,7 +21,7 @@ def capturing() -> bool:
     >>> capturing()
     False
     """
-    return _recording or torch.compiler.is_compiling()
+    return torch.compiler.is_compiling() or _recording  # in this order: what is compiled does not ask twice
 
 
 @contextmanager

@@ -10,6 +10,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from yamame.keys import NUM_SEGMENTS
+
 T = TypeVar("T")
 
 
@@ -75,11 +77,12 @@ def cuda_recorder(device: torch.device, owner: str) -> CudaRecorder:
 
 
 def structure(batch: TensorDictBase) -> Hashable:
-    """Keys, shapes and dtypes of a batch: equal for batches that one recorded update can take.
+    """Keys, shapes and dtypes of a batch, and what the host knows of it: equal for batches that one recording can take.
 
     >>> from tensordict import TensorDict
     >>> a, b = TensorDict({"x": torch.zeros(2, 3)}, [2]), TensorDict({"x": torch.ones(2, 3)}, [2])
     >>> structure(a) == structure(b), structure(a) == structure(b.double())
     (True, False)
     """
-    return frozenset((key, value.shape, value.dtype) for key, value in batch.items(True, True))
+    known = batch.get_non_tensor(NUM_SEGMENTS, default=None)
+    return known, frozenset((key, value.shape, value.dtype) for key, value in batch.items(True, True))

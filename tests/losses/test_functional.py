@@ -98,6 +98,7 @@ def test_masked_mean_averages_marked_entries_over_all_trailing_dimensions() -> N
     values = torch.arange(12.0).reshape(2, 2, 3)
     mask = torch.tensor([[True, False], [False, True]])
     assert masked_mean(values, mask).item() == (0 + 1 + 2 + 9 + 10 + 11) / 6
+    assert masked_mean(values, mask, dim=-1).tolist() == [(0 + 9) / 2, (1 + 10) / 2, (2 + 11) / 2]
 
 
 def test_masked_mean_lets_no_value_or_gradient_out_of_the_mask() -> None:

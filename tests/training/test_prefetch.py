@@ -43,9 +43,9 @@ def test_what_is_fetched_is_taken_next_and_drawn_once(notes, sample):
     assert int(batches.take()["x"]) == 0
     batches.fetch()
     batches.fetch()
-    assert notes == ["draw 0", "draw 1", "begin 1"]
+    assert notes == ["draw 0", "begin 0", "arrived 0", "draw 1", "begin 1"]
     assert [int(batches.take()["x"]) for _ in range(2)] == [1, 2]
-    assert notes[3:] == ["arrived 1", "draw 2"]
+    assert notes[5:] == ["arrived 1", "draw 2", "begin 2", "arrived 2"]
 
 
 def test_on_a_cpu_nothing_is_drawn_in_advance(notes, sample):
@@ -57,6 +57,21 @@ def test_on_a_cpu_nothing_is_drawn_in_advance(notes, sample):
 
 def test_batches_come_on_the_device_asked_for(sample):
     assert Prefetcher(sample, "meta").take().device == torch.device("meta")
+
+
+@pytest.mark.parametrize("transfer", [None, lambda batch: lambda: batch.to("meta")])
+def test_a_batch_comes_with_the_number_of_its_segments(transfer):
+    starts, real = torch.zeros(2, 3, 6, 1, dtype=torch.bool)
+    starts[0, 2] = starts[1, 0] = starts[2, 3] = True  # beside the first column; the last lies in padding
+    real[0], real[1, :4], real[2, 0] = True, True, True
+    batch = TensorDict({"is_init": starts, "mask": real}, [3, 6])
+    batches = Prefetcher(lambda: batch, "meta", transfer=transfer)
+    batches.fetch()
+    taken = batches.take()
+    assert (taken.device, taken["num_segments"]) == (torch.device("meta"), 4)
+    assert "num_segments" not in batch.keys()  # what was sampled stays as it is
+    real[2, 3] = True
+    assert batches.take()["num_segments"] == 5
 
 
 @pytest.mark.gpu

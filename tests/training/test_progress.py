@@ -1,5 +1,6 @@
 """The counters of a run survive a checkpoint whole, also one written before a counter was added."""
 
+import torch
 from yamame.training.progress import Progress
 
 
@@ -26,6 +27,17 @@ def test_a_state_without_a_newer_counter_leaves_it_at_its_beginning():
     restored = Progress()
     restored.load_state_dict({**state, "updates": 5})
     assert (restored.updates, restored.aborted) == (5, 0)
+
+
+def test_metrics_are_averaged_over_updates_as_one_by_one_to_the_last_bit():
+    torch.manual_seed(0)
+    made = [{name: torch.randn(()) for name in ("loss", "entropy", "q_value")} for _ in range(37)]
+    progress = Progress()
+    progress.unlogged.extend(made)
+    means = progress.take_means()
+    assert means == {name: float(torch.stack([m[name] for m in made]).mean()) for name in made[0]}
+    assert (list(means), progress.unlogged) == (list(made[0]), [])
+    assert progress.take_means() == {}
 
 
 def test_a_run_goes_by_the_counter_that_it_names_and_a_checkpoint_keeps_which():

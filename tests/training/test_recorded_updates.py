@@ -20,6 +20,7 @@ from yamame.training.guard import NonFiniteGuard
 from yamame.training.learner import Learner
 from yamame.training.recorded_updates import RecordedUpdates, make_capturable, refuse_obstacles
 from yamame.trajectory import attention
+from yamame.trajectory.base import with_num_segments
 
 SMALL = [
     "encoder.d_model=16",
@@ -42,7 +43,7 @@ def configured(*overrides):
         return compose("train", overrides=[*small, *overrides])
 
 
-def sequences(cfg, seed):
+def sequences(cfg, seed, *, counted=False):
     """A relabelled and packed batch, in which memories begin inside sequences; the same shape for every seed."""
     torch.manual_seed(seed)
     rollout = build_env(cfg, num_envs=5, seed=seed).rollout(30, break_when_any_done=False)
@@ -56,7 +57,7 @@ def sequences(cfg, seed):
     batch["mask"] = (torch.arange(31) < torch.tensor(LENGTHS).unsqueeze(1)).unsqueeze(-1)
     packed = SequencePacking()(batch)
     assert packed["is_init"][:, 1:].any()
-    return packed
+    return with_num_segments(packed) if counted else packed
 
 
 def learner_of(cfg, *, device="cpu"):
@@ -148,8 +149,38 @@ def test_a_recorded_update_needs_no_data_and_nothing_of_the_host(monkeypatch, ov
         # An optimizer that is not capturable counts its steps on the host.
         with pytest.raises(AssertionError, match="is not on meta"), OnlyOn("meta"):
             learner.optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["env=wind"],
+        ["agent=amago2"],
+        ["agent=bc"],
+        ["agent=naive"],
+        ["agent=separate"],
+        ["agent/returns=binned"],
+        ["encoder.window=8", "encoder.positions=rotary"],
+        ["encoder=gru"],
+        ["encoder=lstm"],
+        ["encoder=linear_recurrent"],
+        ["encoder=memoryless"],
+        ["encoder=window"],
+    ],
+    ids=" ".join,
+)
+def test_off_the_cpu_an_ordinary_update_reads_nothing_back_before_the_guard_does(monkeypatch, overrides):
+    cfg = configured(*overrides, "optimizer.fused=false")
+    batch = sequences(cfg, 0, counted=True).to("meta")  # where there are no numbers to read
+    learner = learner_of(cfg, device="meta")
+    monkeypatch.setattr(learner, "precision", nullcontext)  # there is no autocast to a meta device
+    metrics = learner._gradients(batch)
     with pytest.raises(RuntimeError, match="meta"):
-        learner._gradients(batch)
+        learner.guard.accepts({"loss": metrics["loss"]})
+    if not any(name in " ".join(overrides) for name in ("linear_recurrent", "memoryless", "=window")):
+        with pytest.raises(RuntimeError, match="meta"):
+            learner._gradients(batch.exclude("num_segments"))
 
 
 def gradients(learner, batch):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from yamame.capturing import recording
 from yamame.trajectory import attention
 from yamame.trajectory.attention import dot_product, sequence_attention, visibility
 
@@ -34,6 +35,37 @@ def test_a_plain_causal_pattern_needs_no_mask() -> None:
     assert visibility(starts, window=5, sinks=0).shape == (1, 1, 6, 6)
     starts[1, 3] = True
     assert visibility(starts, window=None, sinks=0).shape == (2, 1, 6, 6)
+
+
+@pytest.mark.parametrize("queries", [1, 14])
+def test_where_the_number_of_segments_is_known_nothing_is_read_back_and_no_mask_is_made_for_nothing(
+    monkeypatch, nothing_read_back, queries
+):
+    torch.manual_seed(0)
+    monkeypatch.setattr(attention, "_FEWEST_QUERIES", queries)
+    monkeypatch.setattr(attention, "_LARGEST_MASK", 0)
+    masks, starts = [], torch.zeros(2, 14).bool()
+    starts[:, 0] = True
+    q, k, v = torch.randn(3, 2, 4, 14, 3)
+
+    def noted(*args, mask, causal=False):
+        masks.append(mask)
+        return dot_product(*args, mask=mask, causal=causal)
+
+    monkeypatch.setattr(attention, "dot_product", noted)
+    for inner in (False, True):
+        starts[1, 5] = inner
+        expected = sequence_attention(starts, window=None, sinks=0)(q, k, v)
+        masks.clear()
+        with recording(), nothing_read_back():
+            found = sequence_attention(starts, window=None, sinks=0, num_segments=2 + inner)(q, k, v)
+        assert torch.allclose(found, expected, atol=1e-6)
+        assert (masks[0] is None) == (not inner)
+    with recording():  # what is not known may be so
+        sequence_attention(starts, window=None, sinks=0)(q, k, v)
+    assert masks[-1] is not None
+    with pytest.raises(AssertionError, match="in what is recorded"), nothing_read_back():
+        sequence_attention(starts, window=None, sinks=0)
 
 
 @pytest.mark.parametrize("inner_start", [False, True])

@@ -1,9 +1,11 @@
 """Segments that lie side by side are computed as each of them alone."""
 
 import itertools
+from contextlib import nullcontext
 
 import pytest
 import torch
+from yamame.capturing import recording
 from yamame.trajectory.recurrent import segment_outputs
 
 
@@ -43,6 +45,24 @@ def test_gradients_are_those_of_a_loop_over_segments():
     found = torch.autograd.grad((segment_outputs(average, x, starts) * weights).sum(), x)[0]
     expected = torch.autograd.grad((by_loop(x, starts) * weights).sum(), x)[0]
     assert torch.allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.05, 0.4, 1.0])
+@pytest.mark.parametrize("spare", [0, 3])
+def test_where_their_number_is_known_nothing_is_read_back_and_outputs_are_the_same(
+    nothing_read_back, chance, spare
+):
+    x, starts = drawn(chance)
+    weights, expected, number = torch.randn_like(x), by_loop(x, starts), int(starts.sum()) + spare
+    x.requires_grad_()
+    with recording(), nothing_read_back():
+        found = segment_outputs(average, x, starts, number)
+    assert torch.allclose(found, expected, atol=1e-6)
+    gradients = (torch.autograd.grad((out * weights).sum(), x)[0] for out in (found, by_loop(x, starts)))
+    assert torch.allclose(*gradients, atol=1e-6)
+    for context in (recording(), nullcontext()):  # where it is not known, and where a CPU may look
+        with context, pytest.raises(AssertionError, match="in what is recorded"), nothing_read_back():
+            segment_outputs(average, x, starts)
 
 
 @pytest.mark.parametrize("chance", [0.05, 0.4])

@@ -107,7 +107,8 @@ class _Categorical(_StraightThrough):
 
 
 def _check_mask(owner: str, has_choice: Tensor) -> None:
-    if capturing():  # nothing can be read back in a CUDA graph
+    # Elsewhere nothing is read back; a row that allows nothing has probabilities that are no numbers.
+    if capturing() or not has_choice.is_cpu:
         return
     if not has_choice.all():
         row = tuple((~has_choice).nonzero()[0].tolist())

@@ -33,7 +33,7 @@ def transition_mask(mask: Tensor, is_init: Tensor) -> Tensor:
     return mask[:, :-1] & mask[:, 1:] & ~is_init[:, 1:]
 
 
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+def masked_mean(values: Tensor, mask: Tensor, *, dim: Literal[-1] | None = None) -> Tensor:
     """Average over the entries whose leading dimensions are marked.
 
     Entries are selected, not multiplied by zero, so a non-finite value under the mask does not spread. Where several
@@ -42,15 +42,17 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     Args:
         values: [*M, *E] with any number of trailing dimensions E.
         mask: bool [*M], with at least one true entry.
+        dim: -1 where each entry of the last dimension has a mean of its own.
 
     Returns:
-        A scalar: the mean over the marked M and over all of E.
+        The mean over the marked M and over all of E: a scalar, or one for each entry of the last dimension.
 
     >>> masked_mean(torch.tensor([[1.0, 3.0], [9.0, 9.0]]), torch.tensor([True, False])).item()
     2.0
     """
     weights = mask.reshape(*mask.shape, *[1] * (values.ndim - mask.ndim)).expand_as(values)
-    return torch.where(weights, values, 0.0).sum() / mean_count(weights.sum())
+    over = None if dim is None else tuple(range(values.ndim - 1))
+    return torch.where(weights, values, 0.0).sum(over) / mean_count(weights.sum(over))
 
 
 def bootstrapped_targets(

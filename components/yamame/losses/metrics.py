@@ -31,7 +31,7 @@ def gamma_means(name: str, values: Tensor, valid: Tensor, gammas: Sequence[float
     Returns:
         Scalars by their names: the means over valid transitions and all other dimensions.
     """
-    each = [masked_mean(values[..., index], valid) for index in range(len(gammas))]
+    each = masked_mean(values, valid, dim=-1).unbind()
     return dict(zip(gamma_names(name, gammas), [each[-1], *each], strict=False))
 
 

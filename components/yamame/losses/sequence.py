@@ -77,7 +77,8 @@ class SequenceLoss(LossModule):
         """
         mask, is_init = (_flat(tensordict, key) for key in (self.tensor_keys.mask, self.tensor_keys.is_init))
         valid = transition_mask(mask, is_init)
-        if not capturing():
+        # Elsewhere nothing is read back: without a valid transition the loss is 0 / 0, which the guard refuses.
+        if valid.is_cpu and not capturing():
             condition = f"leave a valid transition in the batch of {tuple(mask.shape)}"
             (some,) = totals(valid.any().long())
             require(type(self).__name__, "mask", "none", bool(some), condition)

@@ -9,6 +9,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from yamame.checks import UsageError, require, require_at_least, require_choice
+from yamame.keys import NUM_SEGMENTS
 from yamame.ranks import average_, means
 from yamame.recorder import cuda_recorder
 from yamame.training.guard import NonFiniteGuard
@@ -102,7 +103,8 @@ class Learner:
         if not self.guard.accepts(finite):
             self.restore(former)
             is_here = bool(metrics["loss"].isfinite() | ~self._own_loss.isfinite())  # and not on another rank
-            evidence = {"loss": self.loss, "update": {"batch": batch, "rng": rng}} if is_here else None
+            tensors = batch.exclude(NUM_SEGMENTS)
+            evidence = {"loss": self.loss, "update": {"batch": tensors, "rng": rng}} if is_here else None
             self.guard.refuse(finite, step=self.schedule.last_epoch, evidence=evidence)
             return {}
         step(metrics["grad_norm"])

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 import torch
 from tensordict import TensorDictBase
 
+from yamame.trajectory.base import with_num_segments
+
 Transfer = Callable[[TensorDictBase], Callable[[], TensorDictBase]]
 """Starts to copy a batch to a device, and returns what gives the copy. Neither waits for the device."""
 
@@ -68,7 +70,7 @@ class Prefetcher:
     def fetch(self) -> None:
         """Samples the next batch and starts to copy it, unless that was done or brings nothing."""
         if self._transfer is not None and self._arriving is None:
-            self._arriving = self._transfer(self._sample())
+            self._arriving = self._transfer(self._draw())
 
     def up_to(
         self, most: int, *, ends: Callable[[], bool]
@@ -89,5 +91,14 @@ class Prefetcher:
 
     def take(self) -> TensorDictBase:
         """The batch that was fetched, or one that is sampled now."""
+        if self._transfer is None:
+            return self._draw().to(self._device)
+        self.fetch()
         arriving, self._arriving = self._arriving, None
-        return self._sample().to(self._device) if arriving is None else arriving()
+        assert arriving is not None
+        return arriving()
+
+    def _draw(self) -> TensorDictBase:
+        """A batch, and beside its tensors what a device would have to be asked for, where there is something."""
+        batch = self._sample()
+        return with_num_segments(batch) if batch.ndim == 2 and "is_init" in batch.keys() else batch

@@ -75,9 +75,11 @@ class Progress:
     def take_means(self) -> dict[str, float]:
         """The mean of every metric over the updates since this was asked last."""
         made, self.unlogged = self.unlogged, []
-        return {
-            key: float(torch.stack([m[key].cpu() for m in made]).mean()) for key in (made[0] if made else ())
-        }
+        if not made:
+            return {}
+        # One transfer for all of them, and then a row for each: a mean of a column would add in another order.
+        numbers = torch.stack([torch.stack([m[key] for key in made[0]]) for m in made]).cpu()
+        return dict(zip(made[0], (float(row.mean()) for row in numbers.T.contiguous()), strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data."""

@@ -20,20 +20,24 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Queries, keys and values of new timesteps ``[B, H, L, d]`` -> weighted means of values ``[B, H, L, d]``."""
 
 
-def sequence_attention(is_init: Tensor, *, window: int | None, sinks: int) -> Attend:
+def sequence_attention(
+    is_init: Tensor, *, window: int | None, sinks: int, num_segments: int | None = None
+) -> Attend:
     """Attention within whole sequences.
 
     Args:
         is_init: ``[B, L]`` bool, where fresh memories begin.
         window: How many of the latest timesteps are seen, the present one included; None for all.
         sinks: How many of the first timesteps after a start are seen whatever the window.
+        num_segments: How many memories begin, at most; None where the host does not know.
     """
-    window, divided = _restrictions(is_init, window, sinks)
+    divided = None if num_segments is None else num_segments > len(is_init)
+    window, divided = _restrictions(is_init, window, sinks, divided)
     batch, length = is_init.shape
     queries = max(_FEWEST_QUERIES, _LARGEST_MASK // (length * (batch if divided else 1)))
     if queries < length and (divided or window is not None):
-        return _block_attention(is_init, queries, window=window, sinks=sinks)
-    mask = visibility(is_init, window=window, sinks=sinks)
+        return _block_attention(is_init, queries, window=window, sinks=sinks, divided=divided)
+    mask = visibility(is_init, window=window, sinks=sinks, divided=divided)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return dot_product(q, k, v, mask=mask, causal=mask is None)
@@ -41,11 +45,14 @@ def sequence_attention(is_init: Tensor, *, window: int | None, sinks: int) -> At
     return attend
 
 
-def _block_attention(is_init: Tensor, queries: int, *, window: int | None, sinks: int) -> Attend:
+def _block_attention(
+    is_init: Tensor, queries: int, *, window: int | None, sinks: int, divided: bool
+) -> Attend:
     """Attention in linear memory: it makes its mask for so many queries at a time, and again in the backward pass."""
 
     def block(q: Tensor, k: Tensor, v: Tensor, first: int) -> Tensor:
-        mask = visibility(is_init[:, : k.shape[2]], window=window, sinks=sinks, first=first)
+        seen = is_init[:, : k.shape[2]]
+        mask = visibility(seen, window=window, sinks=sinks, first=first, divided=divided)
         if mask is None:
             return dot_product(q, k, v, mask=None, causal=True)
         oldest = 0 if window is None or sinks else max(0, first - window + 1)
@@ -72,24 +79,29 @@ def dot_product(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, causal:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
 
 
-def _restrictions(is_init: Tensor, window: int | None, sinks: int) -> tuple[int | None, bool]:
+def _restrictions(
+    is_init: Tensor, window: int | None, sinks: int, divided: bool | None
+) -> tuple[int | None, bool]:
     """The window if it hides anything, and whether a fresh memory may begin inside a sequence."""
     if window is not None and window + sinks >= is_init.shape[1]:
         window = None
-    return window, capturing() or bool(is_init[:, 1:].any())
+    return window, capturing() or bool(is_init[:, 1:].any()) if divided is None else divided
 
 
-def visibility(is_init: Tensor, *, window: int | None, sinks: int, first: int = 0) -> Tensor | None:
+def visibility(
+    is_init: Tensor, *, window: int | None, sinks: int, first: int = 0, divided: bool | None = None
+) -> Tensor | None:
     """Which keys a query sees, ``[B or 1, 1, L - first, L]`` bool, for queries from ``first`` on.
 
-    None where plain causal attention says the same of all queries.
+    None where plain causal attention says the same of all queries. ``divided`` says whether a fresh memory may begin
+    inside a sequence, where that is known.
 
     >>> visibility(torch.tensor([[True, False, True]]), window=None, sinks=0)[0, 0].int()
     tensor([[1, 0, 0],
             [1, 1, 0],
             [0, 0, 1]], dtype=torch.int32)
     """
-    window, divided = _restrictions(is_init, window, sinks)
+    window, divided = _restrictions(is_init, window, sinks, divided)
     if first == 0 and window is None and not divided:
         return None
     column = torch.arange(is_init.shape[1], device=is_init.device)

@@ -25,6 +25,7 @@ wherever ``is_init`` says so, and where real timesteps follow padding. Laws (see
 another env or on anything before the last start.
 """
 
+import inspect
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -40,6 +41,7 @@ from torch.nn import functional as F
 from torchrl.modules import recurrent_mode
 
 from yamame.checks import require, require_at_least, require_choice
+from yamame.keys import NUM_SEGMENTS
 
 Device = torch.device | str | None
 _FAR = 16
@@ -115,6 +117,8 @@ class TrajectoryEncoder(TensorDictModuleBase):
                 f"{name}: keys.memory must be None: only recurrent encoders have it, got {keys.memory!r}"
             )
         self.memory = None
+        usual = (keys.is_init, keys.mask) == ("is_init", "mask")  # whose segments are counted
+        self._counts_segments = usual and "num_segments" in inspect.signature(self.parallel).parameters
 
     @property
     def memory(self) -> TensorDict | None:
@@ -156,7 +160,8 @@ class TrajectoryEncoder(TensorDictModuleBase):
         """Encodes whole sequences ``[B, L, E] -> [B, L, D]``; here, one step after the other.
 
         ``step_index`` is ``[B, L]`` int64; ``is_init`` ``[B, L]`` bool says where a fresh memory begins, True in the
-        first column.
+        first column. One that names a further argument ``num_segments`` is told by it how many begin, at most, where
+        the host knows without asking the device, else None; see `with_num_segments`.
         """
         memory = self.init_memory(len(x), capacity=x.shape[1], device=x.device)
         contexts = []
@@ -281,7 +286,11 @@ class TrajectoryEncoder(TensorDictModuleBase):
             padding = ~mask.bool()
             x = x.masked_fill(padding.unsqueeze(-1), 0)
             step_index = step_index.masked_fill(padding, 0)
-        return self.parallel(x, step_index, starts).reshape(*batch_size, self.out_features)
+        known = {}
+        if self._counts_segments:
+            known["num_segments"] = tensordict.get_non_tensor(NUM_SEGMENTS, default=None)
+        context = self.parallel(x, step_index, starts, **known)
+        return context.reshape(*batch_size, self.out_features)
 
     def __getstate__(self) -> dict[str, object]:
         return {**super().__getstate__(), "_memory": None, "_room": 0}
@@ -306,6 +315,21 @@ def segment_starts(
         real = mask.bool()
         starts[:, 1:] |= real[:, 1:] & ~real[:, :-1]
     return starts
+
+
+def with_num_segments(batch: TensorDictBase) -> TensorDictBase:
+    """A batch ``[B, L]`` of the host, with the number of its segments beside its tensors: they go along to a device.
+
+    >>> is_init = torch.tensor([[1, 0, 0, 1, 0], [1, 0, 0, 0, 0]]).bool()
+    >>> with_num_segments(TensorDict({"is_init": is_init}, [2, 5]))["num_segments"]
+    3
+    """
+    is_init, mask = (
+        None if value is None else value.reshape(batch.shape)
+        for value in (batch.get(key, None) for key in ("is_init", "mask"))
+    )
+    starts = segment_starts(batch.shape, is_init, mask, device=torch.device("cpu"))
+    return batch.copy().set_non_tensor(NUM_SEGMENTS, int(starts.sum()))
 
 
 def segment_positions(starts: Tensor) -> Tensor:

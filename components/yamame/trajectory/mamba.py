@@ -44,7 +44,7 @@ class MambaEncoder(RecurrentEncoder):
     ValueError: MambaEncoder: d_conv must be 2, 3 or 4, got 5
     """
 
-    capture_obstacle = "MambaEncoder"  # the sizes of what it computes depend on where memories begin
+    capture_obstacle = "MambaEncoder"  # nobody has captured the package's kernels yet
 
     def __init__(
         self,
@@ -69,9 +69,11 @@ class MambaEncoder(RecurrentEncoder):
         )
         self.norm = nn.LayerNorm(d_model)
 
-    def parallel(self, x: Tensor, step_index: Tensor, is_init: Tensor) -> Tensor:
+    def parallel(
+        self, x: Tensor, step_index: Tensor, is_init: Tensor, num_segments: int | None = None
+    ) -> Tensor:
         """``[B, L, E]``, ``[B, L]``, ``[B, L]`` -> ``[B, L, D]``."""
-        return self.norm(segment_outputs(self._blocks, self.embed(x), is_init))
+        return self.norm(segment_outputs(self._blocks, self.embed(x), is_init, num_segments))
 
     def init_memory(self, num_envs: int, *, capacity: int | None = None, device: Device = None) -> TensorDict:
         """What each layer's convolution (``conv``) and recurrence (``ssm``) remember, ``[N, layers, channels, *]``."""

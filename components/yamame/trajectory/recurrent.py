@@ -128,11 +128,13 @@ class StackedCells(RecurrentEncoder):
     def _cell(self, x: Tensor, states: tuple[Tensor, ...], weights: list[Tensor]) -> tuple[Tensor, ...]:
         """One timestep of one layer: ``[N, E]`` and states ``[N, H]`` -> the next states ``[N, H]``."""
 
-    def parallel(self, x: Tensor, step_index: Tensor, is_init: Tensor) -> Tensor:
+    def parallel(
+        self, x: Tensor, step_index: Tensor, is_init: Tensor, num_segments: int | None = None
+    ) -> Tensor:
         """``[B, L, E]``, ``[B, L]``, ``[B, L]`` -> ``[B, L, D]``."""
-        if capturing():  # sizes of segments depend on the data
+        if capturing() and num_segments is None:  # it depends on the data
             return super().parallel(x, step_index, is_init)
-        return self.norm(self.out(segment_outputs(self._layers, x, is_init)))
+        return self.norm(self.out(segment_outputs(self._layers, x, is_init, num_segments)))
 
     def _layers(self, segments: Tensor) -> Tensor:
         """Outputs of the last layer, from states of zero: ``[S, l, E] -> [S, l, H]``."""
@@ -215,18 +217,23 @@ class LSTMEncoder(StackedCells):
         return torch.lstm_cell(x, states, *weights)
 
 
-def segment_outputs(function: Callable[[Tensor], Tensor], x: Tensor, is_init: Tensor) -> Tensor:
+def segment_outputs(
+    function: Callable[[Tensor], Tensor], x: Tensor, is_init: Tensor, num_segments: int | None = None
+) -> Tensor:
     """A causal function of sequences, applied to every segment between two starts by itself.
 
     For networks that can read a sequence from its beginning only. Segments lie side by side, padded with zeros behind
-    their end; those whose lengths have the same power of two go together, so that less than half of what is computed is
-    padding. (`nn.GRU` and `nn.LSTM` also take a packed sequence without any, and over hundreds of timesteps are several
-    times slower with it.)
+    their end. On a CPU those whose lengths have the same power of two go together, so that less than half of what is
+    computed is padding. Elsewhere, and while capturing, all lie in rows as long as the sequences: their lengths need
+    not be read back, and a device takes as many steps one after the other as the longest row has. (`nn.GRU` and
+    `nn.LSTM` also take a packed sequence without any padding, and over hundreds of timesteps are several times slower
+    with it.)
 
     Args:
         function: ``[S, l, E] -> [S, l, D]``, where no output depends on a later timestep or on another sequence.
         x: ``[B, L, E]``.
         is_init: ``[B, L]`` bool, True in the first column.
+        num_segments: How many segments there are, at most; None where the host does not know.
 
     Returns:
         ``[B, L, D]``.
@@ -235,8 +242,19 @@ def segment_outputs(function: Callable[[Tensor], Tensor], x: Tensor, is_init: Te
     >>> segment_outputs(lambda segments: segments.cumsum(1), x, is_init).flatten()
     tensor([1., 2., 3., 1., 2.])
     """
-    if not bool(is_init[:, 1:].any()):
+    if x.is_cpu and not capturing():
+        return _by_size(function, x, is_init) if bool(is_init[:, 1:].any()) else function(x)
+    rows = int(is_init.sum()) if num_segments is None else num_segments
+    if rows == len(x):
         return function(x)
+    place = x.shape[1] * (is_init.flatten().cumsum(0) - 1) + segment_positions(is_init).flatten()
+    padded = x.new_zeros(rows * x.shape[1], x.shape[-1]).index_copy(0, place, x.flatten(0, 1))
+    outputs = function(padded.unflatten(0, (rows, -1)))
+    return outputs.flatten(0, 1).index_select(0, place).unflatten(0, is_init.shape)
+
+
+def _by_size(function: Callable[[Tensor], Tensor], x: Tensor, is_init: Tensor) -> Tensor:
+    """Outputs of segments whose lengths have the same power of two go together."""
     timesteps = x.flatten(0, 1)
     segment = is_init.flatten().cumsum(0) - 1
     position = segment_positions(is_init).flatten()

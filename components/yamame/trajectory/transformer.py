@@ -185,9 +185,11 @@ class TransformerEncoder(TrajectoryEncoder):
         )
         self.norm = nn.LayerNorm(d_model)
 
-    def parallel(self, x: Tensor, step_index: Tensor, is_init: Tensor) -> Tensor:
+    def parallel(
+        self, x: Tensor, step_index: Tensor, is_init: Tensor, num_segments: int | None = None
+    ) -> Tensor:
         """``[B, L, E]``, ``[B, L]``, ``[B, L]`` -> ``[B, L, D]``."""
-        attend = sequence_attention(is_init, window=self.window, sinks=self.sinks)
+        attend = sequence_attention(is_init, window=self.window, sinks=self.sinks, num_segments=num_segments)
         return self._encode(x, step_index, lambda layer: attend)
 
     def init_memory(self, num_envs: int, *, capacity: int | None = None, device: Device = None) -> TensorDict:
