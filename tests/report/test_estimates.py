@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 from yamame.evaluation.intervals import wilson_interval
 from yamame.report import Group, Resampling, make_sections
 from yamame.report.estimates import compare, final, passed, thresholds_for
@@ -33,8 +34,18 @@ def test_the_end_of_a_group_is_the_mean_of_the_last_evaluations_not_of_the_best(
     end = final(group_of(make_run, (0.9, 0.2), (0.1, 0.4), (0.0, 0.9)), "success_mean", RESAMPLING)
     assert end.values == {"0": 0.2, "1": 0.4, "2": 0.9}
     assert end.mean == pytest.approx(0.5)
-    low, high = end.over_seeds
-    assert 0.2 <= low < 0.5 < high <= 0.9
+    low, high = stats.ttest_1samp([0.2, 0.4, 0.9], 0.0).confidence_interval()
+    assert low < 0.0  # and a share is not
+    assert end.over_seeds == pytest.approx((0.0, min(high, 1.0)))
+    assert end.method == "Student"
+
+
+def test_ten_seeds_are_resampled(make_run):
+    rows = [(seed / 10,) for seed in range(10)]
+    end = final(group_of(make_run, *rows), "success_mean", RESAMPLING)
+    assert end.method == "bootstrap"
+    assert 0.1 < end.over_seeds[0] < 0.45 < end.over_seeds[1] < 0.8
+    assert final(group_of(make_run, *rows[:9]), "success_mean", RESAMPLING).method == "Student"
 
 
 def test_one_seed_has_no_interval_over_seeds_but_one_over_episodes(make_run):
@@ -100,16 +111,15 @@ def test_a_comparison_gives_the_difference_and_how_often_a_run_of_the_base_is_be
     assert found.differing == [("lr", "1", "2")]
     assert found.difference.value == pytest.approx(-0.2)
     assert found.base_better.value == 0.75  # 0.8 beats both, 0.4 beats 0.2 alone
-    low, high = found.difference[1:]
-    # The extremes of all pairs of resampled means.
-    assert low == pytest.approx(-0.6, abs=1e-9)
-    assert high == pytest.approx(0.2, abs=1e-9)
+    expected = stats.ttest_ind([0.2, 0.6], [0.4, 0.8], equal_var=False).confidence_interval()
+    assert found.difference.ends == pytest.approx(expected)
+    assert (found.difference.method, found.base_better.method) == ("Welch", "Newcombe")
 
 
 def test_a_clear_comparison_excludes_zero_and_one_of_single_seeds_has_no_interval(make_run):
     found = comparison(make_run, ours=[0.1, 0.1, 0.2], theirs=[0.9, 0.8, 0.9])
     assert found.difference.high < 0
-    assert found.base_better == (1.0, 1.0, 1.0)
+    assert (found.base_better.value, found.base_better.high) == (1.0, 1.0)
     found = comparison(make_run, ours=[0.1], theirs=[0.9, 0.8])
     assert found.base_better.value == 1.0
     assert (found.difference.ends, found.base_better.ends) == (None, None)
@@ -123,7 +133,7 @@ def test_of_a_length_less_is_better(make_run):
     ]
     (section,), _ = make_sections(runs)
     found = compare(section.base, section.groups[1], "length_mean", RESAMPLING)
-    assert found.base_better == (1.0, 1.0, 1.0)
+    assert found.base_better.value == 1.0
     assert found.difference.value == pytest.approx(37.0)
     assert passed(section.groups[1], "length_mean", 42.0).env_steps == [20.0]
     assert thresholds_for("length_mean", [0.5], Expected("length_mean", (0.0, 30.0))) == [30.0]
