@@ -243,6 +243,16 @@ def test_tables_and_page_name_every_interval_over_seeds(make_run, write, seeds, 
         assert text in page.text
 
 
+def test_crossings_are_told_as_interpolated_on_the_page_and_in_the_table(make_run, write):
+    page, folder, _ = write([make_run(0, metrics(0.1, 0.7))], thresholds=(0.4,))
+    (row,) = table(folder / "thresholds.csv")
+    found = (row["crossing"], float(row["env_steps_median"]), float(row["cpu_s_median"]))
+    assert found == ("interpolated", pytest.approx(150.0), pytest.approx(15.0))
+    assert "first at or above" in page.text
+    assert "was first crossed is interpolated between two evaluations" in page.text
+    assert "0.4: 150 steps, 15.0 CPU\N{NON-BREAKING HYPHEN}s" in page.text
+
+
 def test_curves_of_evaluations_and_of_training_are_tables_of_their_own(make_run, write):
     _, folder, _ = write([make_run(0, {**metrics(0.1, 0.7), "train/loss": {10: 1.0, 20: 0.5}})])
     evaluations, training = (table(folder / f"{name}.csv") for name in ("curves", "training"))

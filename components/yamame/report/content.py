@@ -74,7 +74,7 @@ class GroupResult:
         group: The group.
         finals: Metric to its end; the section's metric, ``success_mean`` and ``return_mean``.
         costs: ``env_steps``, ``cpu_s`` and ``wall_s`` at the last evaluation, the mean over seeds; None if unknown.
-        passed: First passings of the thresholds, ascending.
+        passed: First crossings of the thresholds, ascending.
         comparison: With the base; None for the base itself.
         video: That of its best run that has one.
     """

@@ -90,7 +90,7 @@ def _over_episodes(runs: Sequence[RunHistory], metric: str, confidence: float) -
 
 
 class Passed(NamedTuple):
-    """When the runs of a group first evaluated at a threshold or better.
+    """When the runs of a group first crossed a threshold, on a straight line from one evaluation to the next.
 
     Attributes:
         threshold: The threshold.
@@ -111,21 +111,31 @@ class Passed(NamedTuple):
 
 
 def passed(group: Group, metric: str, threshold: float) -> Passed:
-    """When a group first reached a threshold."""
+    """When a group first crossed a threshold; a run whose first evaluation reaches it, at that evaluation."""
     sign = -1 if less_is_better(metric) else 1
     steps, cpu = [], []
     for run in group.runs:
         places, values = run.along(f"eval/{metric}", run.axis)
-        reached = places[sign * values >= sign * threshold]
+        reached = np.flatnonzero(sign * values >= sign * threshold)
         if len(reached):
-            step = float(reached[0])
-            steps.append(step if run.axis == "env_steps" else run.at("cost/env_steps", step))
-            cpu.append(run.at("cost/cpu_s", step))
+            before, after = max(int(reached[0]) - 1, 0), int(reached[0])
+            rise = values[after] - values[before]
+            share = float((threshold - values[before]) / rise) if rise else 1.0
+            ends = float(places[before]), float(places[after])
+            logged = [run.at("cost/env_steps", step) for step in ends]
+            steps.append(_between(ends if run.axis == "env_steps" else logged, share))
+            cpu.append(_between([run.at("cost/cpu_s", step) for step in ends], share))
     return Passed(threshold, steps, cpu, len(group.runs))
 
 
+def _between(ends: Sequence[float], share: float) -> float:
+    """A place between two others; the second alone where all of the way is gone."""
+    before, after = ends
+    return after if share == 1.0 else before + share * (after - before)
+
+
 def thresholds_for(metric: str, fractions: Sequence[float], expected: Expected | None) -> list[float]:
-    """The values whose first passing is of interest, ascending.
+    """The values whose first crossing is of interest, ascending.
 
     They are fractions of 1 for a success rate, else of the lower end of what is expected where that is positive. The
     lower end itself is always one. Where less is better, it is the upper end alone.

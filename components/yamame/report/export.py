@@ -22,7 +22,7 @@ _COLUMNS = {
     "groups": "section group label metric mean low high interval episodes_low episodes_high "
     "num_seeds env_steps cpu_s wall_s",
     "runs": "section group seed run run_id metric value",
-    "thresholds": "section group metric threshold num_seeds num_passed env_steps_median cpu_s_median",
+    "thresholds": "section group metric threshold crossing num_seeds num_passed env_steps_median cpu_s_median",
     "ablations": "section group parameters metric difference low high interval "
     "base_better base_better_low base_better_high base_better_interval",
     "curves": "section plot line x y low high interval",
@@ -115,7 +115,8 @@ def _tables(content: Content) -> dict[str, list[list[object]]]:
                     numbers = [name, final.mean, *ends, len(values), *entry.costs.values()]
                     tables["groups"].append([title, group.letter, group.label, *numbers])
             for passed in entry.passed:
-                numbers = [passed.threshold, passed.num_runs, len(passed.env_steps), *passed.median()]
+                counts = [passed.num_runs, len(passed.env_steps)]
+                numbers = [passed.threshold, "interpolated", *counts, *passed.median()]
                 tables["thresholds"].append([title, group.letter, metric, *numbers])
             if entry.comparison is not None:
                 differing, difference, base_better = entry.comparison
