@@ -248,7 +248,7 @@ def write(folder: Path, report: dict[str, Any], maps: list[torch.Tensor]) -> Non
     if "aggregate" in report:
         groups = report["aggregate"].items()
         print_columns("over runs and tasks", [line for name, group in groups for line in sums(name, group)])
-    better = {metric: interval(*found.values()) for metric, found in report.get("improvement", {}).items()}
+    better = {metric: interval(**found) for metric, found in report.get("improvement", {}).items()}
     if better:
         rows = [{"metric": metric, "probability": text} for metric, text in better.items()]
         print_columns("how likely a run is better than one of against", rows)
@@ -294,16 +294,17 @@ def sums(name: str, group: dict[str, Any]) -> list[dict[str, Any]]:
         {
             **start,
             "metric": metric,
-            **{key: interval(*found.values()) for key, found in group[metric].items()},
+            **{key: interval(**found) for key, found in group[metric].items()},
         }
         for metric in METRICS
         if metric in group
     ]
 
 
-def interval(value: float, low: float | None, high: float | None) -> str:
-    """A number and its interval, if it has one, as text."""
-    return f"{value:.3g} [-]" if low is None or high is None else f"{value:.3g} [{low:.3g}, {high:.3g}]"
+def interval(value: float, low: float | None, high: float | None, method: str | None = None) -> str:
+    """A number and its interval, if it has one, with its name as text."""
+    ends = "-" if low is None or high is None else f"{low:.3g}, {high:.3g}"
+    return " ".join(filter(None, (f"{value:.3g}", f"[{ends}]", method)))
 
 
 if __name__ == "__main__":

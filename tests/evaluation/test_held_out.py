@@ -10,7 +10,7 @@ from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase, GymEnv, TensorDictPrimer, TransformedEnv
 from torchrl.envs.utils import ExplorationType, exploration_type
-from yamame.evaluation import EvaluationResult, bootstrap_interval, evaluate, wilson_interval
+from yamame.evaluation import EvaluationResult, evaluate, mean_interval, wilson_interval
 from yamame.evaluation.result import concatenate
 from yamame.exploration import EpsilonGreedy
 from yamame.goals import GOAL_PAD
@@ -341,7 +341,7 @@ def test_the_summary_reports_means_and_intervals():
         num_goals=torch.tensor([1, 1, 3, 3]),
     )
     low, high = wilson_interval(3, 4)
-    return_low, return_high = bootstrap_interval(result.returns)
+    return_low, return_high = mean_interval(result.returns)
     assert result.summary() == {
         "num_episodes": 4.0,
         "finished": 0.75,

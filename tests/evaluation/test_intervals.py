@@ -1,6 +1,5 @@
 """Intervals: against published numbers, and against their own promise."""
 
-import itertools
 import math
 import runpy
 import sys
@@ -8,7 +7,8 @@ import sys
 import numpy as np
 import pytest
 import torch
-from yamame.evaluation import bootstrap_interval, intervals, wilson_interval
+from scipy import stats
+from yamame.evaluation import intervals, mean_interval, wilson_interval
 from yamame.evaluation.intervals import Resampling
 
 
@@ -44,7 +44,7 @@ def test_wilson_interval_covers_as_often_as_it_says():
 
 def test_bootstrap_of_a_mean_agrees_with_the_normal_approximation():
     values = torch.randn(400, generator=torch.Generator().manual_seed(0)) * 3 + 10
-    low, high = bootstrap_interval(values)
+    low, high = mean_interval(values)
     error = float(values.std()) / math.sqrt(400)
     # quantiles of 2000 resamples are themselves known to a few percent of the width
     assert low == pytest.approx(float(values.mean()) - 1.96 * error, abs=0.2 * error)
@@ -53,44 +53,94 @@ def test_bootstrap_of_a_mean_agrees_with_the_normal_approximation():
 
 def test_a_wider_confidence_is_a_wider_interval():
     values = torch.randn(40, generator=torch.Generator().manual_seed(0))
-    narrow, wide = bootstrap_interval(values, confidence=0.5), bootstrap_interval(values, confidence=0.99)
+    narrow, wide = mean_interval(values, confidence=0.5), mean_interval(values, confidence=0.99)
     assert wide[0] < narrow[0] < narrow[1] < wide[1]
 
 
 def test_bootstrap_is_seeded_and_leaves_the_global_generator_alone():
     values = torch.randn(30, generator=torch.Generator().manual_seed(0))
     state = torch.get_rng_state()
-    assert bootstrap_interval(values) == bootstrap_interval(values)
+    assert mean_interval(values) == mean_interval(values)
     ends = [Resampling(seed=seed).interval([values.numpy()], np.mean).tolist() for seed in (1, 1, 2)]
     assert ends[0] == ends[1] != ends[2]
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_a_single_value_is_both_ends():
-    assert bootstrap_interval(torch.tensor([2.5])) == (2.5, 2.5)
+    assert mean_interval(torch.tensor([2.5])) == (2.5, 2.5)
+
+
+def gap(a, b, axis):
+    return a.mean(axis) - b.mean(axis)
 
 
 def test_every_sample_is_resampled_on_its_own_and_all_columns_of_one_together():
-    def gap(a, b, axis):
-        return a.mean(axis) - b.mean(axis)
-
-    twice = np.array([0.0, 1.0])
-    resampling = Resampling()
-    # Independent draws: a mean of 1 meets a mean of 0. Shared draws would cancel to 0 everywhere.
-    assert resampling.interval([twice, twice], gap).tolist() == [-1.0, 1.0]
-    table = np.stack([twice, 2 * twice], 1)
-    assert resampling.interval([table], np.mean).tolist() == [[0.0, 0.0], [1.0, 2.0]]
+    half = np.repeat([0.0, 1.0], 5)
+    resampling = Resampling(num_resamples=500)
+    low, high = resampling.interval([half, half], gap)
+    assert low < -0.3  # shared draws would cancel to 0 everywhere
+    assert high > 0.3
+    table = np.stack([half, 2 * half], 1)
+    low, high = resampling.interval([table], np.mean)
+    assert low[1] == 2 * low[0]
+    assert high[1] == 2 * high[0]
     spread = resampling.interval([table], lambda x, axis: np.mean(x[1] - 2 * x[0], axis))
     assert spread.tolist() == [0.0, 0.0]
 
 
-def test_the_interval_is_the_percentiles_of_all_resamples():
-    """Three values have 27 equally likely resamples: the distribution of their means is known exactly."""
-    values = np.array([0.0, 1.0, 5.0])
-    exact = sorted(np.mean(picks) for picks in itertools.product(values, repeat=3))
-    low, high = Resampling(confidence=0.6, num_resamples=4000).interval([values], np.mean)
-    # 0.2 and 0.8 lie within steps of the exact distribution, which 4000 resamples find.
-    assert (low, high) == pytest.approx((exact[int(0.2 * 27)], exact[int(0.8 * 27)]))
+def test_from_ten_values_on_the_interval_is_the_percentiles_of_all_resamples_that_lie_as_far_out_as_students_t():
+    """Resamples of ones and zeros have a binomial number of ones: the distribution is known exactly."""
+    ones = np.array([1.0] * 4 + [0.0] * 6)
+    tail = stats.norm.cdf(math.sqrt(10 / 9) * stats.t.ppf(0.025, 9))
+    assert tail < 0.025
+    exact = stats.binom.ppf([tail, 1 - tail], 10, 0.4) / 10
+    found = Resampling(num_resamples=20_000).interval([ones], np.mean)
+    assert found == pytest.approx(exact)
+
+
+def test_below_ten_values_the_interval_of_a_mean_is_students_and_that_of_a_difference_welchs():
+    generator = np.random.default_rng(0)
+    for sizes in [(2, 9), (3, 3), (5, 40)]:
+        first, second = (generator.normal(size=size) * size for size in sizes)
+        student = stats.ttest_1samp(first, 0.0).confidence_interval(0.9)
+        welch = stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.9)
+        resampling = Resampling(confidence=0.9)
+        assert resampling.interval([first], np.mean) == pytest.approx(student)
+        assert resampling.interval([first, second], gap) == pytest.approx(welch)
+
+
+def test_values_that_are_all_the_same_are_both_ends():
+    assert Resampling().interval([np.ones(3)], np.mean).tolist() == [1.0, 1.0]
+    assert Resampling().interval([np.ones(3), np.ones(4)], gap).tolist() == [0.0, 0.0]
+
+
+def share_that_holds(interval, n, difference):
+    """In how many of 2,000 simulated experiments an interval holds the truth, 0; groups differ in their spread."""
+    generator = np.random.default_rng(n)
+    held = []
+    for _ in range(4):  # less memory at a time
+        samples = [generator.normal(size=(n, 500)) * spread for spread in (1.0, 2.0)[: 1 + difference]]
+        low, high = interval(samples, gap if difference else np.mean)
+        held.append((low <= 0) & (high >= 0))
+    return float(np.mean(held))
+
+
+@pytest.mark.parametrize("difference", [False, True])
+@pytest.mark.parametrize("n", [3, 5, 10])
+def test_intervals_of_means_and_differences_cover_what_they_say(n, difference):
+    # Of 2,000 experiments, the share that holds is known to half a percent.
+    assert 0.93 <= share_that_holds(Resampling(num_resamples=1000).interval, n, difference) <= 0.97
+
+
+@pytest.mark.parametrize("difference", [False, True])
+def test_the_percentile_bootstrap_of_three_values_covers_far_less(difference):
+    """The negative control of the test above, and the reason why three values are not resampled."""
+
+    def percentile(samples, statistic):
+        found = stats.bootstrap(samples, statistic, method="percentile", n_resamples=1000, rng=0)
+        return found.confidence_interval
+
+    assert 0.72 <= share_that_holds(percentile, 3, difference) <= 0.78
 
 
 def test_only_an_interval_needs_scipy_and_says_how_to_get_it(monkeypatch):
@@ -99,7 +149,7 @@ def test_only_an_interval_needs_scipy_and_says_how_to_get_it(monkeypatch):
     fresh = runpy.run_path(intervals.__file__)
     assert fresh["wilson_interval"](5, 10) == wilson_interval(5, 10)
     with pytest.raises(ImportError, match=r"scipy must be installed, run: pip install 'yamame\[train\]'"):
-        fresh["bootstrap_interval"](torch.zeros(3))
+        fresh["mean_interval"](torch.zeros(3))
 
 
 @pytest.mark.parametrize(
@@ -110,12 +160,12 @@ def test_only_an_interval_needs_scipy_and_says_how_to_get_it(monkeypatch):
         (lambda: wilson_interval(1, 4, confidence=1.0), r"confidence must be in \(0, 1\), got 1.0"),
         (lambda: Resampling(confidence=1.0), r"Resampling: confidence must be in \(0, 1\), got 1.0"),
         (
-            lambda: bootstrap_interval(torch.zeros(3), confidence=0.0),
+            lambda: mean_interval(torch.zeros(3), confidence=0.0),
             r"confidence must be in \(0, 1\), got 0.0",
         ),
-        (lambda: bootstrap_interval(torch.zeros(0)), r"values must be a non-empty .* got shape \(0,\)"),
-        (lambda: bootstrap_interval(torch.tensor([1.0, torch.nan])), r"got shape \(2,\), 1 not finite"),
-        (lambda: bootstrap_interval(torch.zeros(3, 2)), r"must be a non-empty vector .* got shape \(3, 2\)"),
+        (lambda: mean_interval(torch.zeros(0)), r"values must be a non-empty .* got shape \(0,\)"),
+        (lambda: mean_interval(torch.tensor([1.0, torch.nan])), r"got shape \(2,\), 1 not finite"),
+        (lambda: mean_interval(torch.zeros(3, 2)), r"must be a non-empty vector .* got shape \(3, 2\)"),
         (lambda: Resampling(num_resamples=1), "num_resamples must be in .2, 10000000., got 1"),
     ],
 )

@@ -58,7 +58,7 @@ def test_the_report_tells_the_verdict_the_runs_left_out_and_the_path_last(report
     status, out, err = report("resampling.num_resamples=50", "strict=true")
     assert (status, err) == (0, "")
     first, second, last = out.splitlines()
-    assert first == "MazeRunner: reached (success_mean 0.85, 2 seeds; expected 0.8 to 1)"
+    assert first == "MazeRunner: reached (success_mean 0.85 [0, 1] Student, 2 seeds; expected 0.8 to 1)"
     assert second.startswith("not counted: broken")
     assert last == "report/index.html"
     page = (tmp_path / last).read_text()

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 from yamame.evaluation.intervals import wilson_interval
 from yamame.report import Group, Resampling, make_sections
 from yamame.report.estimates import compare, final, passed, thresholds_for
@@ -33,8 +34,18 @@ def test_the_end_of_a_group_is_the_mean_of_the_last_evaluations_not_of_the_best(
     end = final(group_of(make_run, (0.9, 0.2), (0.1, 0.4), (0.0, 0.9)), "success_mean", RESAMPLING)
     assert end.values == {"0": 0.2, "1": 0.4, "2": 0.9}
     assert end.mean == pytest.approx(0.5)
-    low, high = end.over_seeds
-    assert 0.2 <= low < 0.5 < high <= 0.9
+    low, high = stats.ttest_1samp([0.2, 0.4, 0.9], 0.0).confidence_interval()
+    assert low < 0.0  # and a share is not
+    assert end.over_seeds == pytest.approx((0.0, min(high, 1.0)))
+    assert end.method == "Student"
+
+
+def test_ten_seeds_are_resampled(make_run):
+    rows = [(seed / 10,) for seed in range(10)]
+    end = final(group_of(make_run, *rows), "success_mean", RESAMPLING)
+    assert end.method == "bootstrap"
+    assert 0.1 < end.over_seeds[0] < 0.45 < end.over_seeds[1] < 0.8
+    assert final(group_of(make_run, *rows[:9]), "success_mean", RESAMPLING).method == "Student"
 
 
 def test_one_seed_has_no_interval_over_seeds_but_one_over_episodes(make_run):
@@ -68,12 +79,40 @@ def test_thresholds_count_the_seeds_that_passed_and_the_median_counts_those_that
     assert (half.env_steps, half.cpu_s, half.num_runs) == ([10.0, 10.0], [1.0, 1.0], 3)
     assert half.median() == (10.0, 1.0)
     assert passed(group, "success_mean", 0.4).median() == (10.0, 1.0)
+    assert passed(group, "success_mean", 0.9).env_steps == [20.0, 10.0]
     assert passed(group_of(make_run, (0.1, 0.9), (0.1, 0.4)), "success_mean", 0.9).median() == (
         math.inf,
         math.inf,
     )
     never = passed(group, "success_mean", 0.95)
     assert never.env_steps == []
+
+
+def test_a_crossing_lies_on_the_line_between_two_evaluations(make_run):
+    metrics = evaluated(0.2, 0.4, 0.8, 0.3, 0.9)
+    metrics["cost/cpu_s"] = {10: 1.0, 20: 2.0, 30: 10.0, 40: 11.0, 50: 12.0}
+    group = Group("A", "", (make_run(metrics=metrics),))
+    found = passed(group, "success_mean", 0.5)
+    assert (found.env_steps, found.cpu_s) == ([pytest.approx(22.5)], [pytest.approx(4.0)])
+    assert found.env_steps != [30.0]  # the first evaluation at or above it
+    # Against a walk along a fine grid of the same line.
+    steps = np.linspace(10, 50, 40_001)
+    line = np.interp(steps, [10, 20, 30, 40, 50], [0.2, 0.4, 0.8, 0.3, 0.9])
+    for threshold in (0.25, 0.4, 0.79, 0.85):
+        (step,) = passed(group, "success_mean", threshold).env_steps
+        assert step == pytest.approx(steps[line >= threshold][0], abs=2e-3)
+    # Where the first evaluation lies beyond the threshold, or on it, nothing is known of before.
+    for threshold in (0.1, 0.2):
+        assert passed(group, "success_mean", threshold).env_steps == [10.0]
+
+
+def test_a_crossing_does_not_depend_on_how_often_a_straight_rise_was_evaluated(make_run):
+    def rising(*steps):
+        return make_run(metrics={"eval/success_mean": {step: step / 100 for step in steps}})
+
+    for steps in ((10, 90), (10, 50, 90), (10, 20, 30, 60, 61, 90)):
+        (step,) = passed(Group("A", "", (rising(*steps),)), "success_mean", 0.6).env_steps
+        assert step == pytest.approx(60.0)
 
 
 def test_thresholds_are_fractions_of_success_or_of_the_lower_end_of_what_is_expected():
@@ -100,16 +139,15 @@ def test_a_comparison_gives_the_difference_and_how_often_a_run_of_the_base_is_be
     assert found.differing == [("lr", "1", "2")]
     assert found.difference.value == pytest.approx(-0.2)
     assert found.base_better.value == 0.75  # 0.8 beats both, 0.4 beats 0.2 alone
-    low, high = found.difference[1:]
-    # The extremes of all pairs of resampled means.
-    assert low == pytest.approx(-0.6, abs=1e-9)
-    assert high == pytest.approx(0.2, abs=1e-9)
+    expected = stats.ttest_ind([0.2, 0.6], [0.4, 0.8], equal_var=False).confidence_interval()
+    assert found.difference.ends == pytest.approx(expected)
+    assert (found.difference.method, found.base_better.method) == ("Welch", "Newcombe")
 
 
 def test_a_clear_comparison_excludes_zero_and_one_of_single_seeds_has_no_interval(make_run):
     found = comparison(make_run, ours=[0.1, 0.1, 0.2], theirs=[0.9, 0.8, 0.9])
     assert found.difference.high < 0
-    assert found.base_better == (1.0, 1.0, 1.0)
+    assert (found.base_better.value, found.base_better.high) == (1.0, 1.0)
     found = comparison(make_run, ours=[0.1], theirs=[0.9, 0.8])
     assert found.base_better.value == 1.0
     assert (found.difference.ends, found.base_better.ends) == (None, None)
@@ -123,16 +161,19 @@ def test_of_a_length_less_is_better(make_run):
     ]
     (section,), _ = make_sections(runs)
     found = compare(section.base, section.groups[1], "length_mean", RESAMPLING)
-    assert found.base_better == (1.0, 1.0, 1.0)
+    assert found.base_better.value == 1.0
     assert found.difference.value == pytest.approx(37.0)
-    assert passed(section.groups[1], "length_mean", 42.0).env_steps == [20.0]
+    # From 80 to 40, from 90 to 45, in ten steps.
+    expected = pytest.approx([10 + 10 * 38 / 40])
+    assert passed(section.groups[1], "length_mean", 42.0).env_steps == expected
     assert thresholds_for("length_mean", [0.5], Expected("length_mean", (0.0, 30.0))) == [30.0]
 
 
 def test_who_counts_updates_passes_a_threshold_at_the_environment_steps_that_were_logged(make_run):
     metrics = evaluated(0.1, 0.9) | {"cost/env_steps": {10: 5000.0, 20: 7000.0}}
     group = Group("A", "", (make_run(metrics=metrics, tags={"axis": "updates"}),))
-    assert passed(group, "success_mean", 0.5).env_steps == [7000.0]
+    assert passed(group, "success_mean", 0.5).env_steps == [pytest.approx(6000.0)]
+    assert passed(group, "success_mean", 0.9).env_steps == [7000.0]
     del metrics["cost/env_steps"]
     group = Group("A", "", (make_run(metrics=metrics, tags={"axis": "updates"}),))
     assert np.isnan(passed(group, "success_mean", 0.5).env_steps).all()

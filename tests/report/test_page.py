@@ -15,6 +15,7 @@ from yamame.report.page import LARGEST_VIDEO, render
 
 HOSTILE = "<script>alert('x')</script>&\"$_{"
 RESAMPLING = Resampling(num_resamples=100)
+INTERVALS = ("groups", "verdicts", "ablations", "curves", "training")
 EMPTY = {"meta", "source", "img", "br"}
 
 
@@ -119,7 +120,9 @@ def test_the_page_tells_the_numbers_of_every_group_and_needs_nothing_else(make_r
     for text in (
         "3 runs in 2 groups",
         "✓ Reached.",
-        "0.800 (mean of 2 seeds) is inside [0.800, 1.000]",
+        "0.800 (mean of 2 seeds, 95% interval [0.000, 1.000], Student) is inside [0.800, 1.000]",
+        "seeds [0.000, 1.000] n=2 Student",
+        "Below 10 it is Student's t, of a difference Welch's; from 10 on a percentile bootstrap (100 resamples)",
         "Source: Fig. 4.",
         "Cost: 20.0 CPU\N{NON-BREAKING HYPHEN}s",
         "lr: 1 → 2",
@@ -135,7 +138,8 @@ def test_the_page_tells_the_numbers_of_every_group_and_needs_nothing_else(make_r
     html = (folder / "index.html").read_text()
     assert re.findall(r"https?://[^\"]*", html.replace("http://www.w3.org/", "")) == []  # names of XML
     assert re.findall(r"@import|url\((?!#)|<script|<link", html) == []
-    assert str(content.verdicts[0]) == "Maze: reached (success_mean 0.8, 2 seeds; expected 0.8 to 1)"
+    told = "Maze: reached (success_mean 0.8 [0, 1] Student, 2 seeds; expected 0.8 to 1)"
+    assert str(content.verdicts[0]) == told
     assert not falls_short(content.verdicts)
 
 
@@ -227,6 +231,35 @@ def test_runs_that_do_not_count_are_listed_with_the_reason_and_change_no_number(
         ("success_mean", pytest.approx(0.8), "2")
     ]
     assert [row["run"] for row in table(folder / "not_counted.csv")] == ["broken", "run-5"]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "of_one", "of_two"), [(2, "Student", "Welch"), (10, "bootstrap", "bootstrap")]
+)
+def test_tables_and_page_name_every_interval_over_seeds(make_run, write, seeds, of_one, of_two):
+    expected = {"expected__metric": "success_mean", "expected__interval": "[0.8, 1.0]"}
+    runs = [make_run(seed, everything(0.1, 0.05 * seed), lr=1, **expected) for seed in range(seeds)]
+    runs += [make_run(seed, everything(0.1, 0.04 * seed + 0.1), lr=2) for seed in range(seeds)]
+    runs.append(make_run(0, everything(0.1, 0.1), lr=3))
+    page, folder, _ = write(runs)
+    found = {name: [row["interval"] for row in table(folder / f"{name}.csv")] for name in INTERVALS}
+    assert found["groups"] == [of_one, of_one, ""]
+    assert found["verdicts"] == [of_one]
+    assert found["ablations"] == [of_two, ""]
+    assert set(found["curves"]) == set(found["training"]) == {of_one, ""}
+    assert [row["base_better_interval"] for row in table(folder / "ablations.csv")] == ["Newcombe", ""]
+    for text in (f"n={seeds} {of_one}", f"n={seeds} and {seeds} {of_two}", f"n={seeds} and {seeds} Newcombe"):
+        assert text in page.text
+
+
+def test_crossings_are_told_as_interpolated_on_the_page_and_in_the_table(make_run, write):
+    page, folder, _ = write([make_run(0, metrics(0.1, 0.7))], thresholds=(0.4,))
+    (row,) = table(folder / "thresholds.csv")
+    found = (row["crossing"], float(row["env_steps_median"]), float(row["cpu_s_median"]))
+    assert found == ("interpolated", pytest.approx(150.0), pytest.approx(15.0))
+    assert "first at or above" in page.text
+    assert "was first crossed is interpolated between two evaluations" in page.text
+    assert "0.4: 150 steps, 15.0 CPU\N{NON-BREAKING HYPHEN}s" in page.text
 
 
 def test_curves_of_evaluations_and_of_training_are_tables_of_their_own(make_run, write):

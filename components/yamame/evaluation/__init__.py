@@ -5,6 +5,6 @@ from yamame.evaluation.episode import describe_timestep as describe_timestep
 from yamame.evaluation.episode import play_episode as play_episode
 from yamame.evaluation.episode import render_video as render_video
 from yamame.evaluation.held_out import evaluate as evaluate
-from yamame.evaluation.intervals import bootstrap_interval as bootstrap_interval
+from yamame.evaluation.intervals import mean_interval as mean_interval
 from yamame.evaluation.intervals import wilson_interval as wilson_interval
 from yamame.evaluation.result import EvaluationResult as EvaluationResult

@@ -1,12 +1,14 @@
-"""Intervals of reported numbers: Wilson's for a success rate, a percentile bootstrap for everything else.
+"""Intervals of reported numbers: Wilson's for a success rate; for everything else Student's t or a bootstrap.
 
-`Resampling` is the only bootstrap of the package. It needs SciPy, which is imported when an interval is computed:
-playing episodes does without.
+`Resampling` makes all of the latter, and is the only bootstrap of the package. It needs SciPy, which is imported when
+an interval is computed: playing episodes does without.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import NormalDist
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,10 @@ from torch import Tensor
 from yamame.checks import require, require_at_least
 
 Array = npt.NDArray[np.float64]
+Method = Literal["Student", "Welch", "bootstrap", "Newcombe", "episodes"]
+"""What an interval is called on pages and in tables; ``episodes``: over the held-out episodes of a single run."""
+FEW = 10
+"""Samples smaller than this are not resampled."""
 _MOST_RESAMPLES = 10_000_000
 
 
@@ -45,7 +51,13 @@ def wilson_interval(successes: int, n: int, *, confidence: float = 0.95) -> tupl
 
 @dataclass(frozen=True)
 class Resampling:
-    """How a bootstrap resamples, and the percentile intervals that it gives.
+    """How intervals of a statistic of few or many observations are made.
+
+    A sample of fewer than `FEW` is too small for percentiles of resamples: those of three values cover their mean in
+    75 % of all cases, not in 95 %. There the interval is the statistic and a quantile of Student's t times its standard
+    error, with the degrees of freedom of Welch and Satterthwaite: of a mean Student's interval, of a difference of two
+    means Welch's. From `FEW` on it is the percentile bootstrap, whose percentiles lie further out by as much as
+    Student's t for the smallest sample does ("expanded", Hesterberg, arXiv 1411.5279).
 
     Args:
         confidence: Coverage, in (0, 1).
@@ -65,12 +77,27 @@ class Resampling:
         holds = 2 <= self.num_resamples <= _MOST_RESAMPLES
         require("Resampling", "num_resamples", self.num_resamples, holds, f"be in [2, {_MOST_RESAMPLES}]")
 
-    def interval(self, samples: Sequence[Array], statistic: Callable[..., Array]) -> Array:
-        """Both ends of the interval of a statistic of independent samples, each of which is resampled on its own.
+    @staticmethod
+    def method(*sizes: int) -> Method | None:
+        """Which interval samples of these sizes have; None where one of them is a single observation.
+
+        >>> Resampling.method(3), Resampling.method(3, 12), Resampling.method(10, 12), Resampling.method(1)
+        ('Student', 'Welch', 'bootstrap', None)
+        """
+        if min(sizes) < 2:
+            return None
+        return "bootstrap" if min(sizes) >= FEW else "Student" if len(sizes) == 1 else "Welch"
+
+    def interval(
+        self, samples: Sequence[Array], statistic: Callable[..., Array], *, is_mean: bool = True
+    ) -> Array:
+        """Both ends of the interval of a statistic of independent samples.
 
         Args:
             samples: Arrays ``[n, *]`` with at least two observations each; ``n`` may differ between them.
-            statistic: Reduces the last axis of resamples ``[*, n]``; called as ``statistic(*resamples, axis=-1)``.
+            statistic: Reduces the last axis of samples ``[*, n]``; called as ``statistic(*samples, axis=-1)``.
+            is_mean: Whether it is a mean or a difference of means, so that its standard error is known; that of another
+                statistic is that of its resamples, times the root of n / (n - 1).
 
         Returns:
             ``[2, *]``.
@@ -78,29 +105,57 @@ class Resampling:
         Raises:
             ImportError: SciPy is not installed.
 
-        >>> Resampling().interval([np.array([0.0, 1.0])], np.mean).tolist()
-        [0.0, 1.0]
+        >>> Resampling().interval([np.array([1.0, 2.0, 3.0])], np.mean).round(2).tolist()
+        [-0.48, 4.48]
         """
         try:
+            from scipy.special import stdtrit
             from scipy.stats import bootstrap
         except ImportError as error:
             remedy = "run: pip install 'yamame[train]'"
             raise ImportError(f"Resampling: the package scipy must be installed, {remedy}") from error
-        found = bootstrap(
+        tail, fewest = (1.0 - self.confidence) / 2, min(map(len, samples))
+        larger = (fewest / (fewest - 1)) ** 0.5  # resamples of n vary less than samples, by this factor
+        resample = partial(
+            bootstrap,
             samples,
             statistic,
             axis=0,
             vectorized=True,
             n_resamples=self.num_resamples,
-            confidence_level=self.confidence,
             method="percentile",
             rng=np.random.default_rng(self.seed),
         )
-        return np.stack(found.confidence_interval)
+        if fewest < FEW:
+            centre = statistic(*(np.moveaxis(sample, 0, -1) for sample in samples), axis=-1)
+            standard_error, freedom = _jackknife(samples, statistic)
+            if not is_mean:
+                standard_error = larger * resample().standard_error
+            radius = stdtrit(freedom, 1.0 - tail) * standard_error
+            return np.stack([centre - radius, centre + radius])
+        outside = NormalDist().cdf(larger * float(stdtrit(fewest - 1, tail)))
+        return np.stack(resample(confidence_level=1.0 - 2.0 * outside).confidence_interval)
 
 
-def bootstrap_interval(values: Tensor, *, confidence: float = 0.95) -> tuple[float, float]:
-    """Percentile bootstrap interval of a mean; a single value is both of its ends.
+def _jackknife(samples: Sequence[Array], statistic: Callable[..., Array]) -> tuple[Array, Array]:
+    """The standard error of a statistic ``[*]`` of samples ``[n, *]``, and its degrees of freedom."""
+    rows = [np.moveaxis(sample, 0, -1) for sample in samples]
+    variances = []
+    for index, row in enumerate(rows):
+        size = row.shape[-1]
+        without = np.stack([np.delete(row, place, -1) for place in range(size)])  # [n, *, n - 1]
+        others = [np.broadcast_to(other, (size, *other.shape)) for other in rows]
+        others[index] = without
+        variances.append((size - 1) * statistic(*others, axis=-1).var(0))
+    total = np.sum(variances, 0)
+    parts = np.sum([np.square(v) / (row.shape[-1] - 1) for v, row in zip(variances, rows, strict=True)], 0)
+    least = min(row.shape[-1] for row in rows) - 1  # where nothing varies
+    freedom = np.divide(np.square(total), parts, out=np.full_like(total, least), where=parts > 0)
+    return np.sqrt(total), freedom
+
+
+def mean_interval(values: Tensor, *, confidence: float = 0.95) -> tuple[float, float]:
+    """Interval of a mean as `Resampling` makes it; a single value is both of its ends.
 
     Args:
         values: ``[n]``.
@@ -111,12 +166,12 @@ def bootstrap_interval(values: Tensor, *, confidence: float = 0.95) -> tuple[flo
         ImportError: SciPy is not installed.
 
     >>> import torch
-    >>> bootstrap_interval(torch.full((5,), 3.0))
+    >>> mean_interval(torch.full((5,), 3.0))
     (3.0, 3.0)
     """
     if values.ndim != 1 or values.numel() == 0 or not bool(values.isfinite().all()):
         raise ValueError(
-            "bootstrap_interval: values must be a non-empty vector of finite numbers, got shape "
+            "mean_interval: values must be a non-empty vector of finite numbers, got shape "
             f"{tuple(values.shape)}, {int((~values.isfinite()).sum())} not finite"
         )
     resampling = Resampling(confidence)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from yamame.evaluation.intervals import bootstrap_interval, wilson_interval
+from yamame.evaluation.intervals import mean_interval, wilson_interval
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class EvaluationResult:
     num_goals: Tensor | None = None
 
     def summary(self, *, confidence: float = 0.95) -> dict[str, float]:
-        """Flat metrics: means, with a Wilson interval for success and a bootstrap interval for the return.
+        """Flat metrics: means, with Wilson's interval for success and that of `mean_interval` for the return.
 
         Keys: ``num_episodes``, ``finished`` (a share), ``length_mean``, ``return_mean|low|high``; with
         several trials ``return_mean_trial_<i>`` counted from 0; ``success_mean|low|high`` and
@@ -47,7 +47,7 @@ class EvaluationResult:
             "length_mean": float(self.lengths.double().mean()),
             "return_mean": float(self.returns.mean()),
         }
-        interval = bootstrap_interval(self.returns, confidence=confidence)
+        interval = mean_interval(self.returns, confidence=confidence)
         metrics["return_low"], metrics["return_high"] = interval
         trials = self.common_trials()
         if trials.shape[1] > 1:
@@ -77,13 +77,13 @@ class EvaluationResult:
         """The in-context learning curve: the return of each of the `common_trials`.
 
         Args:
-            confidence: Coverage of the bootstrap intervals, in (0, 1).
+            confidence: Coverage of the intervals, in (0, 1).
 
         Returns:
             ``mean``, ``low`` and ``high``, a number per trial each.
         """
         trials = self.common_trials().unbind(1)
-        low, high = zip(*(bootstrap_interval(trial, confidence=confidence) for trial in trials), strict=True)
+        low, high = zip(*(mean_interval(trial, confidence=confidence) for trial in trials), strict=True)
         return {"mean": [float(trial.mean()) for trial in trials], "low": list(low), "high": list(high)}
 
 

@@ -1,8 +1,9 @@
 """What several runs say together: aggregate scores and comparisons, with intervals.
 
 Scores are arrays ``[runs, tasks]``: independent runs (seeds) down, tasks across. The set of tasks is fixed, the runs
-are a sample: resampling draws runs anew within every task (stratified bootstrap), so what separates easy from hard
-tasks is no uncertainty. With few runs a percentile interval is narrower than it says; report how many there were.
+are a sample: an interval varies runs within every task (stratified), so what separates easy from hard tasks is no
+uncertainty. How it is made depends on how many runs there are (`yamame.evaluation.intervals.Resampling`), and every
+estimate names it.
 
 Source: Agarwal et al., Deep Reinforcement Learning at the Edge of the Statistical Precipice, arXiv 2108.13264.
 """
@@ -14,10 +15,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from yamame.checks import require_choice
-from yamame.evaluation.intervals import Array, Resampling
+from yamame.evaluation.intervals import Array, Method, Resampling
 
 Statistic = Literal["iqm", "mean", "median"]
 _DEFAULT = Resampling()
+_PLACES = 4000
+"""Probabilities that are looked at for the ends of Newcombe's interval."""
 
 
 class Estimate(NamedTuple):
@@ -26,6 +29,7 @@ class Estimate(NamedTuple):
     value: float
     low: float | None
     high: float | None
+    method: Method | None = None
 
     @property
     def ends(self) -> tuple[float, float] | None:
@@ -54,24 +58,27 @@ def aggregate(
     from scipy.stats import trim_mean
 
     def compute(*columns: Array, axis: int) -> Array:
-        table = np.stack(columns, -2)  # [*, tasks, runs]
-        if statistic == "median":
-            return np.asarray(np.median(table.mean(axis), -1))
-        scores = table.reshape(*table.shape[:-2], -1)
-        return np.asarray(trim_mean(scores, 0.25, axis) if statistic == "iqm" else scores.mean(axis))
+        if statistic == "iqm":
+            return np.asarray(trim_mean(np.concatenate(columns, axis), 0.25, axis))
+        means = np.stack([column.mean(axis) for column in columns])
+        return np.asarray(np.median(means, 0) if statistic == "median" else means.mean(0))
 
-    return _estimate(compute, list(_table("aggregate", "scores", scores).T), resampling)
+    columns = list(_table("aggregate", "scores", scores).T)
+    return _estimate(compute, columns, resampling, is_mean=statistic == "mean")
 
 
 def probability_of_improvement(a: ArrayLike, b: ArrayLike, *, resampling: Resampling = _DEFAULT) -> Estimate:
     """How likely a run of ``a`` does better than a run of ``b`` on the same task; the mean over tasks.
 
-    Equal scores count one half. 0.5 says nothing, 1.0 that every run of ``a`` is better on every task.
+    Equal scores count one half. 0.5 says nothing, 1.0 that every run of ``a`` is better on every task. Three runs that
+    all beat three others do not make that certain, as resampling them would say. So the interval of a task is
+    Newcombe's (Statistics in Medicine 25, 2006, his method 5) with a quantile of Student's t, and the half-widths of
+    tasks, which are independent, add up in squares.
 
     Args:
         a: ``[runs, tasks]``, finite.
         b: ``[runs, tasks]``, finite, of the same tasks; the number of runs may be another.
-        resampling: How the interval is made; both groups are resampled.
+        resampling: Its confidence counts.
 
     Raises:
         ValueError: If the scores are no such arrays.
@@ -84,20 +91,35 @@ def probability_of_improvement(a: ArrayLike, b: ArrayLike, *, resampling: Resamp
     tasks = first.shape[1]
     if tasks != second.shape[1]:
         raise ValueError(f"{name}: b must have the {tasks} tasks of a, got {second.shape[1]}")
+    sizes = len(first), len(second)
+    wins = 0.5 + 0.5 * np.sign(first.T[:, :, None] - second.T[:, None, :]).mean((1, 2))  # [tasks]
+    value = float(wins.mean())
+    if min(sizes) < 2:
+        return Estimate(value, None, None)
+    ends = [_newcombe_interval(float(won), *sizes, confidence=resampling.confidence) for won in wins]
+    radii = np.sqrt(np.square(np.abs(np.array(ends) - wins[:, None])).sum(0)) / tasks
+    return Estimate(value, value - float(radii[0]), value + float(radii[1]), "Newcombe")
 
-    def compute(*columns: Array, axis: int) -> Array:
-        ours, theirs = np.stack(columns[:tasks]), np.stack(columns[tasks:])  # [tasks, *, runs]
-        wins = np.sign(ours[..., :, None] - theirs[..., None, :]).mean((axis - 1, axis))
-        return np.asarray(0.5 + 0.5 * wins.mean(0))
 
-    return _estimate(compute, [*first.T, *second.T], resampling)
+def _newcombe_interval(wins: float, a: int, b: int, *, confidence: float) -> tuple[float, float]:
+    """Of a share of the pairs of two samples: the probabilities that such a share does not contradict."""
+    from scipy.special import stdtrit
+
+    share = np.linspace(0.0, 1.0, _PLACES + 1)
+    size = (a + b) / 2 - 1
+    variance = (
+        share * (1 - share) * (1 + size * (1 - share) / (2 - share) + size * share / (1 + share)) / (a * b)
+    )
+    limit = float(stdtrit(a + b - 2, 0.5 + confidence / 2))
+    good = share[np.abs(share - wins) <= limit * np.sqrt(variance) + 0.5 / _PLACES]
+    return min(float(good[0]), wins), max(float(good[-1]), wins)
 
 
 def difference_of_means(a: ArrayLike, b: ArrayLike, *, resampling: Resampling = _DEFAULT) -> Estimate:
-    """The mean of ``a`` minus the mean of ``b``, scores ``[runs]`` of two groups; both are resampled.
+    """The mean of ``a`` minus the mean of ``b``, scores ``[runs]`` of two groups.
 
     >>> difference_of_means([3.0], [1.0, 2.0])
-    Estimate(value=1.5, low=None, high=None)
+    Estimate(value=1.5, low=None, high=None, method=None)
     """
 
     def compute(ours: Array, theirs: Array, axis: int) -> Array:
@@ -131,12 +153,15 @@ def score_table(tasks: Sequence[str], scores: Sequence[float]) -> tuple[list[str
     return list(columns), np.array(list(columns.values()), np.float64).T
 
 
-def _estimate(statistic: Callable[..., Array], samples: Sequence[Array], resampling: Resampling) -> Estimate:
+def _estimate(
+    statistic: Callable[..., Array], samples: Sequence[Array], resampling: Resampling, *, is_mean: bool = True
+) -> Estimate:
     value = float(statistic(*samples, axis=-1))
-    if min(map(len, samples)) < 2:
+    method = resampling.method(*map(len, samples))
+    if method is None:
         return Estimate(value, None, None)
-    low, high = resampling.interval(samples, statistic)
-    return Estimate(value, float(low), float(high))
+    low, high = resampling.interval(samples, statistic, is_mean=is_mean)
+    return Estimate(value, float(low), float(high), method)
 
 
 def _table(owner: str, name: str, values: ArrayLike) -> Array:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from yamame.checks import UsageError
-from yamame.evaluation.intervals import Resampling
+from yamame.evaluation.intervals import Method, Resampling
 from yamame.report.estimates import (
     Comparison,
     Final,
@@ -39,6 +39,8 @@ class Verdict(NamedTuple):
         outcome: ``reached``, ``below``, ``above``, or ``unknown`` where the metric was never measured.
         mean: Mean over the seeds of the base group; None where unknown.
         num_seeds: How many seeds that are.
+        ends: The interval over seeds of the mean; None with fewer than two.
+        method: How it was made.
     """
 
     section: str
@@ -46,11 +48,14 @@ class Verdict(NamedTuple):
     outcome: str = UNKNOWN
     mean: float | None = None
     num_seeds: int = 0
+    ends: tuple[float, float] | None = None
+    method: Method | None = None
 
     def __str__(self) -> str:
         low, high = self.expected.interval
         seeds = f"{self.num_seeds} seed{'' if self.num_seeds == 1 else 's'}"
-        measured = "not measured" if self.mean is None else f"{self.mean:.4g}, {seeds}"
+        interval = "" if self.ends is None else f" [{self.ends[0]:.4g}, {self.ends[1]:.4g}] {self.method}"
+        measured = "not measured" if self.mean is None else f"{self.mean:.4g}{interval}, {seeds}"
         return f"{self.section}: {self.outcome} ({self.expected.metric} {measured}; expected {low:.4g} to {high:.4g})"
 
 
@@ -69,7 +74,7 @@ class GroupResult:
         group: The group.
         finals: Metric to its end; the section's metric, ``success_mean`` and ``return_mean``.
         costs: ``env_steps``, ``cpu_s`` and ``wall_s`` at the last evaluation, the mean over seeds; None if unknown.
-        passed: First passings of the thresholds, ascending.
+        passed: First crossings of the thresholds, ascending.
         comparison: With the base; None for the base itself.
         video: That of its best run that has one.
     """
@@ -254,7 +259,8 @@ def _verdict(section: Section, resampling: Resampling) -> Verdict | None:
     reached = final(section.base, expected.metric, resampling)
     if reached is None:
         return Verdict(section.title, expected)
-    return Verdict(section.title, expected, expected.judge(reached.mean), reached.mean, len(reached.values))
+    outcome, ends = expected.judge(reached.mean), reached.over_seeds
+    return Verdict(section.title, expected, outcome, reached.mean, len(reached.values), ends, reached.method)
 
 
 def unmeasured(sections: Sequence[Section], left_out: Sequence[LeftOut]) -> list[Verdict]:

@@ -1,7 +1,8 @@
 """The numbers of a report: what a group reached in the end, when, and how it compares with the base.
 
-An interval over seeds resamples whole runs (percentile bootstrap of the mean); with one run there is none. An
-interval over episodes says how well the held-out tasks of these very runs were measured, nothing of other seeds.
+An interval over seeds takes whole runs as its observations: Student's t (Welch's for a difference) with fewer than ten
+of them, a bootstrap from there on, and none with one. An interval over episodes says how well the held-out tasks of
+these very runs were measured, nothing of other seeds.
 """
 
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from yamame.evaluation.intervals import Resampling, wilson_interval
+from yamame.evaluation.intervals import Method, Resampling, wilson_interval
 from yamame.report.aggregate import Estimate, aggregate, difference_of_means, probability_of_improvement
 from yamame.report.expected import Expected
 from yamame.report.groups import Group
@@ -28,6 +29,15 @@ def less_is_better(metric: str) -> bool:
     return metric.startswith("length")
 
 
+def is_share(metric: str) -> bool:
+    """Whether a metric lies between 0 and 1.
+
+    >>> is_share("success_mean"), is_share("return_mean")
+    (True, False)
+    """
+    return metric.startswith("success")
+
+
 class Final(NamedTuple):
     """A metric of the last evaluation.
 
@@ -36,12 +46,14 @@ class Final(NamedTuple):
         mean: Their mean.
         over_seeds: Its interval, None with fewer than two runs.
         over_episodes: Its interval, None where evaluations logged none.
+        method: How the interval over seeds was made, None where there is none.
     """
 
     values: dict[str, float]
     mean: float
     over_seeds: Interval | None
     over_episodes: Interval | None
+    method: Method | None = None
 
 
 def last_values(group: Group, metric: str) -> dict[str, float]:
@@ -56,7 +68,10 @@ def final(group: Group, metric: str, resampling: Resampling) -> Final | None:
         return None
     mean = aggregate([[value] for value in values.values()], statistic="mean", resampling=resampling)
     runs = [run for run in group.runs if run.seed in values]
-    return Final(values, mean.value, mean.ends, _over_episodes(runs, metric, resampling.confidence))
+    ends = mean.ends
+    if ends is not None and is_share(metric):
+        ends = max(ends[0], 0.0), min(ends[1], 1.0)
+    return Final(values, mean.value, ends, _over_episodes(runs, metric, resampling.confidence), mean.method)
 
 
 def _over_episodes(runs: Sequence[RunHistory], metric: str, confidence: float) -> Interval | None:
@@ -75,7 +90,7 @@ def _over_episodes(runs: Sequence[RunHistory], metric: str, confidence: float) -
 
 
 class Passed(NamedTuple):
-    """When the runs of a group first evaluated at a threshold or better.
+    """When the runs of a group first crossed a threshold, on a straight line from one evaluation to the next.
 
     Attributes:
         threshold: The threshold.
@@ -96,21 +111,31 @@ class Passed(NamedTuple):
 
 
 def passed(group: Group, metric: str, threshold: float) -> Passed:
-    """When a group first reached a threshold."""
+    """When a group first crossed a threshold; a run whose first evaluation reaches it, at that evaluation."""
     sign = -1 if less_is_better(metric) else 1
     steps, cpu = [], []
     for run in group.runs:
         places, values = run.along(f"eval/{metric}", run.axis)
-        reached = places[sign * values >= sign * threshold]
+        reached = np.flatnonzero(sign * values >= sign * threshold)
         if len(reached):
-            step = float(reached[0])
-            steps.append(step if run.axis == "env_steps" else run.at("cost/env_steps", step))
-            cpu.append(run.at("cost/cpu_s", step))
+            before, after = max(int(reached[0]) - 1, 0), int(reached[0])
+            rise = values[after] - values[before]
+            share = float((threshold - values[before]) / rise) if rise else 1.0
+            ends = float(places[before]), float(places[after])
+            logged = [run.at("cost/env_steps", step) for step in ends]
+            steps.append(_between(ends if run.axis == "env_steps" else logged, share))
+            cpu.append(_between([run.at("cost/cpu_s", step) for step in ends], share))
     return Passed(threshold, steps, cpu, len(group.runs))
 
 
+def _between(ends: Sequence[float], share: float) -> float:
+    """A place between two others; the second alone where all of the way is gone."""
+    before, after = ends
+    return after if share == 1.0 else before + share * (after - before)
+
+
 def thresholds_for(metric: str, fractions: Sequence[float], expected: Expected | None) -> list[float]:
-    """The values whose first passing is of interest, ascending.
+    """The values whose first crossing is of interest, ascending.
 
     They are fractions of 1 for a success rate, else of the lower end of what is expected where that is positive. The
     lower end itself is always one. Where less is better, it is the upper end alone.
@@ -119,7 +144,7 @@ def thresholds_for(metric: str, fractions: Sequence[float], expected: Expected |
         high = expected.interval[1] if expected is not None and expected.metric == metric else np.inf
         return [high] if np.isfinite(high) else []
     low = expected.interval[0] if expected is not None and expected.metric == metric else -np.inf
-    whole = 1.0 if metric.startswith("success") else low
+    whole = 1.0 if is_share(metric) else low
     values = {fraction * whole for fraction in fractions} if 0 < whole < np.inf else set()
     return sorted(values | ({low} if np.isfinite(low) else set()))
 

@@ -19,13 +19,15 @@ FILES = "files.csv"
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """What a text begins with that a spreadsheet would compute."""
 _COLUMNS = {
-    "groups": "section group label metric mean low high episodes_low episodes_high num_seeds env_steps cpu_s wall_s",
+    "groups": "section group label metric mean low high interval episodes_low episodes_high "
+    "num_seeds env_steps cpu_s wall_s",
     "runs": "section group seed run run_id metric value",
-    "thresholds": "section group metric threshold num_seeds num_passed env_steps_median cpu_s_median",
-    "ablations": "section group parameters metric difference low high base_better base_better_low base_better_high",
-    "curves": "section plot line x y low high",
-    "training": "section plot line x y low high",
-    "verdicts": "section metric low high mean num_seeds outcome",
+    "thresholds": "section group metric threshold crossing num_seeds num_passed env_steps_median cpu_s_median",
+    "ablations": "section group parameters metric difference low high interval "
+    "base_better base_better_low base_better_high base_better_interval",
+    "curves": "section plot line x y low high interval",
+    "training": "section plot line x y low high interval",
+    "verdicts": "section metric low high mean mean_low mean_high interval num_seeds outcome",
     "not_counted": "run run_id seed status reason",
 }
 
@@ -109,11 +111,12 @@ def _tables(content: Content) -> dict[str, list[list[object]]]:
                     for run in group.runs
                 ]
                 if final is not None:
-                    ends = [*(final.over_seeds or none), *(final.over_episodes or none)]
+                    ends = [*(final.over_seeds or none), final.method, *(final.over_episodes or none)]
                     numbers = [name, final.mean, *ends, len(values), *entry.costs.values()]
                     tables["groups"].append([title, group.letter, group.label, *numbers])
             for passed in entry.passed:
-                numbers = [passed.threshold, passed.num_runs, len(passed.env_steps), *passed.median()]
+                counts = [passed.num_runs, len(passed.env_steps)]
+                numbers = [passed.threshold, "interpolated", *counts, *passed.median()]
                 tables["thresholds"].append([title, group.letter, metric, *numbers])
             if entry.comparison is not None:
                 differing, difference, base_better = entry.comparison
@@ -125,7 +128,8 @@ def _tables(content: Content) -> dict[str, list[list[object]]]:
         tables["training"] += _points(title, result.training)
     for verdict in content.verdicts:
         expected = verdict.expected
-        numbers = [*expected.interval, verdict.mean, verdict.num_seeds, verdict.outcome]
+        ends = [*(verdict.ends or none), verdict.method]
+        numbers = [*expected.interval, verdict.mean, *ends, verdict.num_seeds, verdict.outcome]
         tables["verdicts"].append([verdict.section, expected.metric, *numbers])
     for run, reason in content.left_out:
         tables["not_counted"].append([run.name, run.run_id, run.seed, run.status, reason])
@@ -138,4 +142,4 @@ def _points(title: str, plots: Sequence[Plot]) -> Iterator[list[object]]:
         for line in plot.lines:
             curve = line.curve
             columns = np.stack([curve.x, curve.y, *(curve.band or np.full((2, len(curve.x)), np.nan))])
-            yield from ([title, plot.name, line.name, *numbers] for numbers in columns.T.tolist())
+            yield from ([title, plot.name, line.name, *row, curve.method] for row in columns.T.tolist())

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from yamame.evaluation.intervals import FEW
 from yamame.report.content import UNKNOWN, Content
 from yamame.report.estimates import less_is_better
 from yamame.report.figures import COLOURS, SIGNS, draw_svg, first_frame
@@ -52,6 +53,7 @@ def render(content: Content, directory: Path, served_by: str | None) -> str:
         signs=SIGNS,
         outcomes=_OUTCOMES,
         confidence=f"{content.resampling.confidence:.0%}",
+        few=FEW,
         video_name=video_name,
     )
     return page.strip() + "\n"

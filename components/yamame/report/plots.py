@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from yamame.evaluation.intervals import Array, Resampling
+from yamame.evaluation.intervals import Array, Method, Resampling
+from yamame.report.estimates import is_share
 from yamame.report.groups import Group, Section
 from yamame.tracking.history import Axis
 
@@ -43,12 +44,14 @@ class Curve:
         y: ``[N]``, the mean over runs.
         band: ``[N]`` twice, the lower and the upper ends of the interval; None where there is none.
         runs: Every run as ``(x, y)``.
+        method: How the band was made; None where there is none.
     """
 
     x: Array
     y: Array
     band: tuple[Array, Array] | None = None
     runs: tuple[tuple[Array, Array], ...] = ()
+    method: Method | None = None
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ def learning_plots(section: Section, metric: str, prefix: str, resampling: Resam
                 describe(metric),
                 lines,
                 expected=interval,
-                share=metric.startswith("success"),
+                share=is_share(metric),
             )
         )
     return [plot for plot in plots if plot.lines]
@@ -179,13 +182,15 @@ def mean_curve(
     resampling: Resampling,
     *,
     alone: tuple[Array, Array] | None = None,
+    share: bool = False,
 ) -> Curve | None:
     """The mean of several lines where all of them are known; between their points they are straight.
 
     Args:
         lines: ``(x, y)`` of every run, finite, with increasing ``x``.
         resampling: How the interval over runs is made.
-        alone: Both ends of the interval of a single line.
+        alone: Both ends of the interval over the episodes of a single line.
+        share: Whether values lie between 0 and 1.
 
     None where there is no line; without points where there is no place that all of them know.
     """
@@ -199,10 +204,13 @@ def mean_curve(
     if len(lines) > 1 and len(grid) > _MOST_POINTS:
         grid = np.linspace(start, end, _MOST_POINTS)
     table = np.stack([np.interp(grid, x, y) for x, y in lines])
-    if len(lines) > 1:
-        low, high = resampling.interval([table], np.mean)
-        alone = low, high
-    return Curve(grid, table.mean(0), alone, tuple(lines))
+    method = resampling.method(len(lines))
+    if method is None:
+        return Curve(grid, table.mean(0), alone, tuple(lines), None if alone is None else "episodes")
+    low, high = resampling.interval([table], np.mean)
+    if share:
+        low, high = low.clip(0.0, 1.0), high.clip(0.0, 1.0)
+    return Curve(grid, table.mean(0), (low, high), tuple(lines), method)
 
 
 def learning_curve_of(
@@ -220,7 +228,7 @@ def learning_curve_of(
         low, high = (run.along(f"eval/{stem}_{end}", axis) for end in ("low", "high"))
         if np.array_equal(low[0], x) and np.array_equal(high[0], x):
             alone = low[1], high[1]
-    return mean_curve([line for _, line in known], resampling, alone=alone)
+    return mean_curve([line for _, line in known], resampling, alone=alone, share=is_share(metric))
 
 
 def training_curve_of(group: Group, metric: str, resampling: Resampling) -> Curve | None:
