@@ -247,8 +247,7 @@ def test_a_flipped_bit_of_a_folders_configuration_is_refused_or_changes_nothing(
         (mine / "config.json").write_bytes(damaged)
         try:
             found = folder.read_folder(mine)
-        except UsageError as error:
-            assert "\n" not in str(error)
+        except UsageError:
             continue
         harmless += 1
         assert (found.config, found.about, found.interface.encode()) == (

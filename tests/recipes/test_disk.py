@@ -133,11 +133,21 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
         check_goes_on(finished, play, folder, components, differing)
 
 
-def test_a_store_that_takes_no_new_run_is_one_line_and_the_run_goes_on_afterwards(play, tmp_path, monkeypatch):
-    arguments = ["debug=tiny", "encoder=gru", "run.name=a", "logger.system_metrics=false", "logger.models=false"]
+def test_a_store_that_takes_no_new_run_is_one_line_and_the_run_goes_on_afterwards(
+    play, tmp_path, monkeypatch
+):
+    arguments = [
+        "debug=tiny",
+        "encoder=gru",
+        "run.name=a",
+        "logger.system_metrics=false",
+        "logger.models=false",
+    ]
 
     def refuse(*_, **__):
-        raise NoAnswerError("tracking_uri: must be a store that takes a run, got mlflow.db: readonly database")
+        raise NoAnswerError(
+            "tracking_uri: must be a store that takes a run, got mlflow.db: readonly database"
+        )
 
     with monkeypatch.context() as broken:
         broken.setattr(MLflowRun, "create", refuse)

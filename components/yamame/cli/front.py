@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import hydra
-from hydra import compose
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -58,7 +57,7 @@ def answer(config_name: str) -> None:
             raise SystemExit
         with line.composing():
             for job in islice(jobs_of(line), _JOBS):
-                _check_values(compose(line.config_name, overrides=job), config_name)
+                _check_values(line.composed(job), config_name)
     except (UsageError, HydraException, OmegaConfBaseException) as error:
         fail(config_name, explain(error, line))
     if sys.stderr.isatty():  # in a log a mistake is one line

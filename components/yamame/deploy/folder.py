@@ -1,8 +1,8 @@
 """The folder of an agent, to be sent and kept: weights, what builds it, and a page that says what it is.
 
 ``model.safetensors`` has the weights, ``config.json`` everything else and the checksums of the weights and of itself,
-``README.md`` is the model card. A new folder is there wholly or not at all. In one that was written before, files are replaced one by
-one, ``config.json`` last: cut off between two of them, it is refused by its checksum.
+``README.md`` is the model card. A new folder is there wholly or not at all. In one that was written before, files are
+replaced one by one, ``config.json`` last: cut off between two of them, it is refused by its checksum.
 """
 
 import hashlib

@@ -18,7 +18,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, open_dict
@@ -178,7 +177,7 @@ def _told(overrides: Sequence[str], recipe: str, config_dir: str | Path | None) 
     try:
         check_choices(line)
         with line.composing():
-            whole = hydra.compose(recipe, overrides=list(line.overrides), return_hydra_config=True)
+            whole = line.composed(line.overrides, whole=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError(" ".join(explain(error, line).split())) from error
     cfg = whole.copy()

@@ -173,7 +173,7 @@ def check_device(device: str) -> str:
         UsageError: It has not.
     """
     try:
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()  # which "meta" cannot
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(f"device: must be available, got {device!r}: {reason}") from error
