@@ -9,13 +9,21 @@ of the loss and every gradient of a term that is not finite, the first such numb
 the batch. On a CPU the numbers are those of the run, bit for bit.
 """
 
-import yamame.cli.threads  # noqa: F401 (sets what torch reads when it is imported)
+import sys
+from pathlib import Path
+
+import yamame.cli.front
+import yamame.cli.threads  # sets what torch reads when it is imported
+
+if __name__ == "__main__":
+    first = sys.argv[1] if len(sys.argv) > 1 else "-"
+    if Path(first).exists() or ("=" not in first and not first.startswith("-")):  # the bundle alone
+        sys.argv[1] = f"bundle={first}"
+    yamame.cli.front.answer("replay_batch")
 
 # isort: split
-import sys
 from collections.abc import Iterable, Mapping
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -127,12 +135,5 @@ def rows(named: Mapping[str, Tensor]) -> Iterable[Row]:
         }
 
 
-def command_line() -> None:
-    """Runs the recipe with the arguments of this process; the first may be the bundle alone."""
-    if len(sys.argv) > 1 and "=" not in sys.argv[1] and not sys.argv[1].startswith("-"):
-        sys.argv[1] = f"bundle={sys.argv[1]}"
-    main(replay, config_name="replay_batch")
-
-
 if __name__ == "__main__":
-    command_line()
+    main(replay, config_name="replay_batch")

@@ -24,8 +24,10 @@ from yamame.tracking import send_rest
 
 def sync(cfg: DictConfig) -> None:
     """The recipe: one run after the other; those that cannot be sent are told at the end."""
-    problems = []
-    for run in [cfg.run] if isinstance(cfg.run, str) else cfg.run:
+    problems, runs = [], [cfg.run] if isinstance(cfg.run, str) else cfg.run
+    if not runs:
+        raise UsageError("run: must be at least one run directory, got []")
+    for run in runs:
         try:
             print(f"{run}: {send_rest(Path(run))} points sent")
         except UsageError as error:

@@ -8,7 +8,19 @@ from pathlib import Path
 import pytest
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-WITH_HELP = ("train", "ppo", "distill", "offline", "evaluate", "play", "report", "export", "sync", "doctor")
+WITH_HELP = (
+    "train",
+    "ppo",
+    "distill",
+    "offline",
+    "evaluate",
+    "play",
+    "report",
+    "export",
+    "sync",
+    "doctor",
+    "replay_batch",
+)
 LIGHT = """
 import runpy, sys
 for name in ("torch", "torchrl", "tensordict", "mlflow"):

@@ -87,6 +87,21 @@ def test_runs_are_read_where_they_are_and_several_are_one_source(collected, same
     assert len(follows) == before + 6
 
 
+@pytest.mark.parametrize("place", [0.0, 0.5, 0.99])
+def test_runs_with_a_flipped_bit_are_refused_by_the_name_of_the_file(collected, place):
+    data = collected("tmaze")
+    (file,) = data.path.glob("replay/*.steps")
+    whole = file.read_bytes()
+    damaged = bytearray(whole)
+    damaged[int(place * len(whole))] ^= 4
+    file.write_bytes(damaged)
+    with pytest.raises(ValueError, match=rf"{file} must be as it was appended") as told:
+        runs(str(data.path), format=data.format)
+    assert "\n" not in str(told.value)
+    file.write_bytes(whole)
+    assert len(runs(str(data.path), format=data.format)) == len(data.arrays)
+
+
 def test_groups_and_roots_of_hdf5_files_are_read(collected, files, same):
     h5py = pytest.importorskip("h5py")
     data = collected("goals")

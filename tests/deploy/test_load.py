@@ -186,6 +186,7 @@ def test_what_is_not_there_is_one_line(source, message, tmp_path, monkeypatch):
 def edited(mine, change) -> None:
     config = json.loads((mine / "config.json").read_text())
     change(config)
+    config = folder.sealed(config)  # as a stranger may do
     (mine / "config.json").write_text(json.dumps(config))
 
 
@@ -195,7 +196,7 @@ DAMAGES = {
         lambda mine: (mine / "model.safetensors").unlink(),
         r"must hold weights, it cannot be read",
     ),
-    "a later format": (lambda m: edited(m, lambda c: c.update(yamame_format=2)), r"it has yamame_format 2"),
+    "a later format": (lambda m: edited(m, lambda c: c.update(yamame_format=3)), r"it has yamame_format 3"),
     "no specs": (lambda m: edited(m, lambda c: c.pop("observation_spec")), r"must hold specs and a horizon"),
     "a huge spec": (
         lambda m: edited(m, lambda c: c["action_spec"].update(shape=[10**12])),
@@ -234,6 +235,38 @@ def test_a_damaged_folder_is_one_line(run, tmp_path, damage):
         yamame.load(mine)
     assert "\n" not in str(caught.value)
     assert str(mine) in str(caught.value)
+
+
+def test_a_flipped_bit_of_a_folders_configuration_is_refused_or_changes_nothing(run, tmp_path):
+    mine = yamame.load(run).save_pretrained(tmp_path / "mine")
+    expected, whole = folder.read_folder(mine), (mine / "config.json").read_bytes()
+    harmless, step = 0, 1 if os.environ.get("YAMAME_EVERY_BIT") else 97
+    for bit in range(0, 8 * len(whole), step):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        (mine / "config.json").write_bytes(damaged)
+        try:
+            found = folder.read_folder(mine)
+        except UsageError:
+            continue
+        harmless += 1
+        assert (found.config, found.about, found.interface.encode()) == (
+            expected.config,
+            expected.about,
+            expected.interface.encode(),
+        )
+    assert harmless < 8 * len(whole) // step // 10
+
+
+def test_a_folder_of_before_has_no_checksum_and_loads(run, tmp_path):
+    mine = yamame.load(run).save_pretrained(tmp_path / "mine")
+    config = json.loads((mine / "config.json").read_text())
+    del config["config_sha256"]
+    (mine / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match=r"config\.json must be as it was written"):
+        yamame.load(mine)
+    (mine / "config.json").write_text(json.dumps({**config, "yamame_format": 1}))
+    assert yamame.load(mine).saved.config == config["config"]
 
 
 def test_weights_that_are_not_finite_are_refused(run, tmp_path):

@@ -1,7 +1,7 @@
 """Malformed command lines, drawn from the configurations of all recipes: each is one line, and writes nothing.
 
 ``MALFORMED_LINES`` in the environment says how many the slow test draws; a third of them may be right, the others are
-not.
+not. A line may take ``LIMIT_S`` seconds until its work would begin.
 """
 
 import importlib.util
@@ -10,8 +10,9 @@ import os
 import random
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import closing, redirect_stderr, redirect_stdout
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,14 +25,20 @@ from omegaconf import OmegaConf
 from yamame import conf_dir
 from yamame.cli.app import main
 from yamame.cli.arguments import EASED
+from yamame.cli.front import answer
 from yamame.cli.nodes import plain
+from yamame.collectors import SyncCollector
+from yamame.deploy import Interface
 from yamame.files.checkpoint import Checkpointer
 from yamame.files.config import flatten
 from yamame.losses.functional import bootstrapped_targets
+from yamame.replay import TrajectoryReplayBuffer
 from yamame.runs.build import build_agent, build_env
 from yamame.runs.run import Run
 
 RECIPES = Path(__file__).parents[2] / "recipes"
+LIMIT_S = 60.0
+"""Of a busy machine: most take a second."""
 NUM_LINES = int(os.environ.get("MALFORMED_LINES", "750"))
 SMALL = ["encoder.d_model=16", "encoder.num_heads=2", "encoder.num_layers=1", "env.size=7"]
 BASES = [
@@ -56,6 +63,11 @@ BASES = [
     ("evaluate", ["run=trained", "against=trained"]),
     ("play", ["run=trained"]),
     ("report", []),
+    ("export", ["run=trained", "path=new"]),
+    ("offline", ["data=runs", "data.path=trained/replay", "agent=bc", *SMALL]),
+    ("sync", ["run=trained"]),
+    ("replay_batch", ["bundle=trained/bundle"]),
+    ("doctor", ["debug=tiny"]),
 ]
 GROUPS = ("env", "encoder", "agent", "relabel", "optimizer", "logger", "timestep_encoder")
 STRAY = "\x1b[2J\n"
@@ -72,6 +84,31 @@ WRONG = {
 """By the type of a default: what is none of its values, whatever the setting means."""
 EDGE = ("-1", "0", "1", "-0.5", "1e30", "null", "[]", str(2**62), "abc", "cpu")
 """What some settings can be and others cannot."""
+SYNTAX = (
+    "={0}",
+    "~=3",
+    "{0}",
+    "{0}==3",
+    "{0}=[1",
+    "{0}={{a:",
+    "{0}='a",
+    "{0}=1,2",
+    "--{0}=3",
+    "{0}=${{nothing}}",
+)
+SYNTAX += ("@{0}=3", "{0}.a=3")
+"""What cannot be read."""
+RANGES = (
+    "range(0)",
+    "range(3,0)",
+    "range(0,3,0)",
+    "range(0,1e9)",
+    "shuffle(range(0,10000000))",
+    "range(0,nan)",
+)
+SWEEPS = [*(f"{{0}}={values}" for values in (*RANGES, "interval(0,1)", "range(a,b)")), "hydra.job.name=a,b"]
+SWEEPS += ["hydra.sweeper.params.{0}=1,2"]
+"""Sweeps with no jobs, with too many, or that only a search can make."""
 TARGETS = ("os.system", "3", "null", "''", "yamame.nowhere.Thing", "torch.hub.load", "[a]", "{a:1}")
 
 
@@ -99,6 +136,13 @@ def draw(rng: random.Random, kind: str) -> tuple[str, list[str], str, str]:
     known = defaults(recipe, tuple(base))
     key = rng.choice([name for name in known if not name.endswith(("_recursive_", "_convert_"))])
     value = known[key]
+    if kind in ("syntax", "sweep") and recipe != "doctor":  # which sweeps nothing
+        texts = EASED.get(recipe, {}).get("texts", ())  # what is typed there needs no quotes
+        numbers = [name for name in known if name not in texts and isinstance(known[name], int | float)]
+        key = rng.choice(numbers or ["seed"])
+        text = rng.choice(SYNTAX if kind == "syntax" else SWEEPS).format(key)
+        base = [*base, *(["-m"] if kind == "sweep" else [])]
+        return recipe, [*base, text], text.lstrip("-").partition("=")[0], text.partition("=")[2]
     parent = rng.choice([name for name in known if isinstance(known[name], dict)] or [""])
     if kind == "edge":
         value = rng.choice(EDGE)
@@ -134,8 +178,15 @@ def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("place")
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         cfg = compose("train", overrides=SMALL)
-    agent = build_agent(cfg, build_env(cfg, num_envs=1, seed=0))
-    Checkpointer(folder / "trained/checkpoints", config=plain(cfg)).save({"agent": agent}, step=1, metric=1.0)
+    env = build_env(cfg, num_envs=1, seed=0)
+    agent = build_agent(cfg, env)
+    held = {"agent": agent, "interface": Interface.of(env).encode()}
+    Checkpointer(folder / "trained/checkpoints", config=plain(cfg)).save(held, step=1, metric=1.0)
+    with closing(build_env(cfg, num_envs=2, seed=0)) as env:
+        bundle = {"agent": agent, "loss": {}, "update": {}}
+        Checkpointer(folder / "trained/bundle", config=plain(cfg)).save(bundle, step=1)
+        replay = TrajectoryReplayBuffer(folder / "trained/replay", capacity=1000, batch_size=4)
+        SyncCollector(env, agent.policy(), replay).collect(200)
     return folder
 
 
@@ -146,7 +197,11 @@ def line(place, monkeypatch) -> Callable[..., tuple[Any, str]]:
     monkeypatch.setattr(Run, "begin", begin_no_run)
     for name in ("play_episode", "evaluate"):
         monkeypatch.setattr(f"yamame.evaluation.{name}", begin_no_run)
-    monkeypatch.setattr("yamame.report.RunReader.open", begin_no_run)
+    for name in ("report.RunReader.open", "tracking.send_rest", "doctor.machine.problems"):
+        monkeypatch.setattr(f"yamame.{name}", begin_no_run)
+    for name in ("save_pretrained", "export"):
+        monkeypatch.setattr(f"yamame.deploy.DeployedAgent.{name}", begin_no_run)
+    monkeypatch.setattr("yamame.tracking.model.save_model", begin_no_run)
 
     def run(recipe: str, arguments: list[str]) -> tuple[Any, str]:
         spec = importlib.util.spec_from_file_location(f"{recipe}_recipe", RECIPES / f"{recipe}.py")
@@ -156,12 +211,11 @@ def line(place, monkeypatch) -> Callable[..., tuple[Any, str]]:
         errors, status = io.StringIO(), 0
         task = {"evaluate": "score", "replay_batch": "replay"}.get(recipe, recipe)
         task = getattr(module, "train", None) or getattr(module, task)
+        module.rebuild = begin_no_run  # the learner of a bundle
         try:
             with redirect_stderr(errors), redirect_stdout(io.StringIO()):
-                if recipe == "replay_batch":  # its first argument may be the bundle alone
-                    module.command_line()
-                else:
-                    main(task, config_name=recipe)
+                answer(recipe)
+                main(task, config_name=recipe)
         except Accepted:
             status = None
         except SystemExit as exit_:
@@ -195,11 +249,15 @@ def faults(status: Any, errors: str, key: str, value: str, *, may_be_accepted: b
 def answers(line: Callable, place: Path, num: int, seed: int) -> list[str]:
     """What is wrong with the answers to so many lines; every third of them may be right."""
     rng, wrong = random.Random(seed), []
+    kinds = ("wrong", "edge", "syntax", "unknown", "wrong", "edge", "sweep", "choice", "edge")
     for number in range(num):
-        kind = ("wrong", "edge", "wrong", "unknown", "wrong", "edge", "wrong", "choice", "edge")[number % 9]
+        kind = kinds[number % len(kinds)]
         recipe, arguments, key, value = draw(rng, kind)
+        began = time.monotonic()
         status, errors = line(recipe, arguments)
+        took = time.monotonic() - began
         found = faults(status, errors, key, value, may_be_accepted=kind == "edge")
+        found += [f"took {took:.0f} s"] if took > LIMIT_S else []
         found += [f"wrote {path.name}" for path in place.iterdir() if path.name != "trained"]
         wrong += [f"{recipe} {arguments}: {found}: {errors}"] if found else []
     return wrong
@@ -210,8 +268,13 @@ def test_a_malformed_line_is_one_line_with_key_and_value_and_writes_nothing(line
     assert answers(line, place, num=18, seed=20) == []
 
 
+@pytest.mark.parametrize("recipe", sorted({recipe for recipe, _ in BASES}))
+def test_before_they_are_spoilt_lines_are_accepted(line, recipe):
+    assert line(recipe, dict(BASES)[recipe]) == (None, "")
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 def test_so_are_hundreds_of_them(line, place):
     wrong = answers(line, place, num=NUM_LINES, seed=0)
     assert not wrong, "\n".join(wrong)
@@ -242,6 +305,13 @@ REPORTED = [
     ("report", ['directory="a\nb"']),
     ("report", [f"resampling.num_resamples={HUGE}"]),
     ("report", ["resampling.num_resamples=999999999999"]),
+    ("train", ["=3"]),
+    ("train", ["device=meta"]),
+    ("train", ["agent.gammas.a=3"]),
+    ("train", ["-m", "seed=range(0)"]),
+    ("train", ["-m", "seed=range(0,100000000)"]),
+    ("train", ["-m", "hydra.sweeper.params.seed=1,2"]),
+    ("sync", ["run=[]"]),
 ]
 
 

@@ -57,6 +57,21 @@ def left(tmp_path, tracking_uri, monkeypatch, capsys):
     return tracker.run.client, ids
 
 
+def test_empty_variables_of_mlflow_are_none_and_the_run_can_be_resumed(play, sync, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "")
+    arguments = ["debug=tiny", "encoder=gru", "run.name=a", "logger.models=false"]
+    assert play("train", tmp_path, *arguments)[0] == 0
+    record = json.loads((tmp_path / "runs/a/mlflow.json").read_text())
+    assert (record["tracking_uri"], record["experiment"]) == (f"sqlite:///{tmp_path}/mlflow.db", "yamame")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
+    status, _, errors = play("train", tmp_path, *arguments, "resume=true")
+    assert (status, errors) == (0, "")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
+    monkeypatch.chdir(tmp_path)
+    assert sync("run=runs/a")[:2] == (0, "runs/a: 0 points sent\n")
+
+
 def test_several_runs_are_sent_and_the_second_time_nothing_is(left, sync):
     assert sync("run=[runs/a,runs/b]") == (0, "runs/a: 4 points sent\nruns/b: 4 points sent\n", "")
     assert sync("run=runs/a") == (0, "runs/a: 0 points sent\n", "")

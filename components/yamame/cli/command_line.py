@@ -2,21 +2,30 @@
 
 import argparse
 import itertools
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
+from hydra import compose
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from yamame.checks import UsageError
+from yamame.failures import one_line
+
+MOST_JOBS = 10_000
+"""Of a sweep: all of them are composed and checked before the first begins."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,7 @@ class CommandLine:
 
     @contextmanager
     def composing(self) -> Iterator[None]:
-        """Within the block `hydra.compose` finds what the command line would find."""
+        """Within the block `composed` finds what the command line would find."""
         found = create_config_search_path(self.directory)
         if self.own_directory is not None:
             own = f"file://{self.own_directory}"
@@ -59,6 +68,21 @@ class CommandLine:
             yield
         finally:
             GlobalHydra.instance().hydra = former
+
+    def composed(self, overrides: Sequence[str], *, whole: bool = False) -> DictConfig:
+        """The configuration of a job, within `composing`; ``whole`` with Hydra's own.
+
+        Raises:
+            HydraException: Hydra refuses an override.
+            UsageError: Hydra or OmegaConf stumbles over one, as over ``agent.gammas.x=3``.
+        """
+        try:
+            return compose(self.config_name, overrides=list(overrides), return_hydra_config=whole)
+        except (HydraException, OmegaConfBaseException):
+            raise
+        except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+            given = " ".join(overrides)
+            raise UsageError(f"{given}: must be a configuration, it is not: {one_line(error)}") from error
 
 
 def read_command_line(arguments: Sequence[str], directory: str, config_name: str) -> CommandLine:
@@ -97,6 +121,7 @@ def jobs_of(line: CommandLine) -> Iterator[list[str]]:
 
     Raises:
         HydraException: An override cannot be read.
+        UsageError: There are none or too many of them, or several values where Hydra takes one.
     """
     choices = []
     for override in OverridesParser.create().parse_overrides(list(line.overrides)):
@@ -104,8 +129,26 @@ def jobs_of(line: CommandLine) -> Iterator[list[str]]:
         if not (line.is_sweep and override.is_sweep_override()):
             choices.append([override.input_line or ""])
         elif override.is_discrete_sweep():
-            choices.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+            choices.append([f"{key}={value}" for value in _values(override)])
+            if not 0 < (number := math.prod(map(len, choices))) <= MOST_JOBS:
+                what = f"more than {MOST_JOBS}" if number else "none"
+                raise UsageError(f"{override.input_line}: must give 1 to {MOST_JOBS} jobs, got {what}")
+        elif not any("sweeper=" in text for text in line.overrides):
+            raise UsageError(f"{override.input_line}: must be values to try, or a search with sweeper=optuna")
     yield from map(list, itertools.product(*choices))
+
+
+def _values(override: Override) -> list[str]:
+    """What a setting is swept over, in order; of too many values the first."""
+    sweep, text = override.value(), override.input_line
+    if (override.get_key_element().strip("+~") + ".").startswith(("hydra.", "hydra/")):
+        raise UsageError(f"{text}: must have one value, for it is a setting of Hydra's own")
+    if isinstance(sweep, RangeSweep):  # all of one that is shuffled would be listed
+        override = replace(override, _value=replace(sweep, shuffle=False))
+    try:
+        return list(itertools.islice(override.sweep_string_iterator(), MOST_JOBS + 1))
+    except (ValueError, ArithmeticError, HydraException) as error:
+        raise UsageError(f"{text}: must be values to sweep over, it is not: {one_line(error)}") from error
 
 
 def _refuse(message: str) -> NoReturn:

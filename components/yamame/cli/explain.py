@@ -47,11 +47,13 @@ def check_choices(line: CommandLine) -> None:
     """
     for text in line.overrides:
         group, value = key_of(text), text.partition("=")[2]
+        if not group:
+            raise UsageError(f"{text}: must be key=value, it has no key")
         if group.partition(".")[0] == "hydra" and "_target_" in text:  # which nothing checks
             raise UsageError(f"{group}: must name no target of Hydra's own, got {text}")
         folders = [root / group for root in line.roots if (root / group).is_dir()]
         names = value.split(",")
-        if text[:1] == "~" or not group or value[:1] in ("", "{") or not folders:
+        if text[:1] == "~" or value[:1] in ("", "{") or not folders:
             continue
         if any(name.lower() in _NO_NAMES or not _NAME.fullmatch(name.strip("[] ")) for name in names):
             options = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})

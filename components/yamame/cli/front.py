@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import hydra
-from hydra import compose
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -60,7 +59,7 @@ def answer(config_name: str) -> None:
             raise SystemExit
         with line.composing():
             for job in islice(jobs_of(line), _JOBS):
-                _check_values(compose(line.config_name, overrides=job), config_name)
+                _check_values(line.composed(job), config_name)
     except (UsageError, HydraException, OmegaConfBaseException) as error:
         fail(config_name, explain(error, line))
     if sys.stderr.isatty():  # in a log a mistake is one line
@@ -71,15 +70,18 @@ def answer(config_name: str) -> None:
 
 def read_line(arguments: Sequence[str], directory: str, config_name: str) -> CommandLine:
     """The command line of a recipe; ends the process with a line where it cannot be read."""
-    look_here()
+    prepare_process()
     try:
         return read_command_line(ease(arguments, **EASED.get(config_name, {})), directory, config_name)
     except UsageError as error:
         fail(config_name, str(error))
 
 
-def look_here() -> None:
-    """Finds modules of the present directory, after those that are installed."""
+def prepare_process() -> None:
+    """Finds modules of the present directory, after those that are installed; variables that are empty are not set."""
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+        if os.environ.get(name) == "":
+            del os.environ[name]
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hydra import compose
 from omegaconf import OmegaConf
 
 from yamame.cli.command_line import CommandLine
@@ -35,7 +34,7 @@ def help_text(line: CommandLine, recipe: Path) -> str:
         recipe: The recipe's file, whose docstring begins with what it does, and then examples.
     """
     with line.composing():
-        cfg = compose(line.config_name, overrides=list(line.overrides), return_hydra_config=True)
+        cfg = line.composed(line.overrides, whole=True)
     chosen = {
         group: choice for group, choice in cfg.hydra.runtime.choices.items() if not group.startswith("hydra/")
     }

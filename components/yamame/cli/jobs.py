@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -143,7 +142,7 @@ def check_sweep(line: CommandLine, settings: Mapping[str, Any] | None) -> Path:
     sweep_dir = Path()
     with line.composing():
         for number, job in enumerate(jobs):
-            cfg = compose(line.config_name, overrides=job, return_hydra_config=True)
+            cfg = line.composed(job, whole=True)
             hydra_config, sweep_dir = cfg.hydra, Path(cfg.hydra.sweep.dir)
             with open_dict(cfg):
                 del cfg["hydra"]

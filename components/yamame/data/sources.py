@@ -46,13 +46,14 @@ def runs(
             run that uses it is resumed.
 
     Raises:
-        ValueError: There are none, or they do not fit the environment.
+        ValueError: There are none, they are damaged, or they do not fit the environment.
     """
     for folder in (matching := _matching(path)):
         require("data", "path", str(folder), folder.is_dir(), "be a folder")
     found = [folder / "replay" if (folder / "replay").is_dir() else folder for folder in matching]
     stores = [TrajectoryFollower(folder) for folder in found]
     for store in stores:
+        store.verify()
         format.check_fields(store.fields, str(store.path))
         longest, horizon = int(store.lengths.max()) - 1 if len(store) else 0, format.horizon
         fits = horizon is None or longest <= horizon

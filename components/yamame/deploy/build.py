@@ -71,7 +71,7 @@ def check_device(device: Any) -> Any:
         UsageError: It has not.
     """
     try:
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()  # which "meta" cannot
     except (RuntimeError, AssertionError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(f"device: must be available, got {device!r}: {reason}") from error

@@ -1,16 +1,18 @@
 """The folder of an agent, to be sent and kept: weights, what builds it, and a page that says what it is.
 
-``model.safetensors`` has the weights, ``config.json`` everything else and the checksum of the weights, ``README.md``
-is the model card. A new folder is there wholly or not at all. In one that was written before, files are replaced one by
-one, ``config.json`` last: cut off between two of them, it is refused by its checksum.
+``model.safetensors`` has the weights, ``config.json`` everything else and the checksums of the weights and of itself,
+``README.md`` is the model card. A new folder is there wholly or not at all. In one that was written before, files are
+replaced one by one, ``config.json`` last: cut off between two of them, it is refused by its checksum.
 """
 
 import hashlib
+import json
 import os
 import re
 import shutil
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -31,7 +33,10 @@ from yamame.files.atomic import (
 )
 from yamame.files.identity import BOOKKEEPING
 
-FORMAT = 1
+FORMAT = 2
+_WITHOUT_CHECKSUM = 1
+"""An earlier format, whose configuration has no checksum."""
+_CHECKSUM = "config_sha256"
 _PACKAGE = Path(__file__).resolve().parents[1]
 ZOOS = (_PACKAGE / "zoo", _PACKAGE.parents[1] / "zoo")
 """Where agents lie that come with the package: in a wheel, in a checkout."""
@@ -92,7 +97,13 @@ def _write(saved: SavedAgent, folder: Path, final: Path) -> None:
         file.write(weights)
     with atomic_writer(folder / CARD) as file:
         file.write(model_card(saved, source).encode())
-    write_json(folder / CONFIG, json_safe(config))
+    write_json(folder / CONFIG, sealed(json_safe(config)))
+
+
+def sealed(data: dict[str, Any]) -> dict[str, Any]:
+    """The content of ``config.json`` with the checksum of all the rest of it, whatever the order and the spaces."""
+    rest = json.loads(json.dumps({name: value for name, value in data.items() if name != _CHECKSUM}))
+    return {**rest, _CHECKSUM: hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()}
 
 
 def read_folder(folder: Path) -> SavedAgent:
@@ -103,10 +114,14 @@ def read_folder(folder: Path) -> SavedAgent:
     """
     data = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
     given = data.get("yamame_format")
-    if given != FORMAT:
+    if given not in (_WITHOUT_CHECKSUM, FORMAT) or isinstance(given, bool):
         what = f"yamame_format {shown(given)}" if data else f"no {CONFIG}"
         raise UsageError(
             f"load: {folder} must be a folder of save_pretrained with yamame_format {FORMAT}, it has {what}"
+        )
+    if given == FORMAT and data.get(_CHECKSUM) != sealed(data)[_CHECKSUM]:
+        raise UsageError(
+            f"load: {folder / CONFIG} must be as it was written, its checksum is another; write the folder again"
         )
     config, about = data.get("config"), data.get("about")
     if not isinstance(config, dict) or not isinstance(about, dict):

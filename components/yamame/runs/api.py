@@ -18,7 +18,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, open_dict
@@ -30,7 +29,7 @@ from yamame.cli.app import make_ready
 from yamame.cli.arguments import EASED, ease
 from yamame.cli.command_line import read_command_line
 from yamame.cli.explain import check_choices, explain
-from yamame.cli.front import look_here
+from yamame.cli.front import prepare_process
 from yamame.cli.jobs import AlreadyDone
 from yamame.cli.nodes import check
 from yamame.cli.settings import SETTINGS
@@ -168,7 +167,7 @@ def _random_numbers_kept() -> Iterator[None]:
 @contextmanager
 def _told(overrides: Sequence[str], recipe: str, config_dir: str | Path | None) -> Iterator[DictConfig]:
     load_recipe(recipe)
-    look_here()
+    prepare_process()
     for text in overrides:
         if not isinstance(text, str) or text.startswith("-"):
             raise UsageError(f"overrides: must be texts as 'encoder=gru', got {text!r}")
@@ -178,7 +177,7 @@ def _told(overrides: Sequence[str], recipe: str, config_dir: str | Path | None) 
     try:
         check_choices(line)
         with line.composing():
-            whole = hydra.compose(recipe, overrides=list(line.overrides), return_hydra_config=True)
+            whole = line.composed(line.overrides, whole=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError(" ".join(explain(error, line).split())) from error
     cfg = whole.copy()

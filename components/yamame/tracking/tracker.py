@@ -25,9 +25,9 @@ from yamame.tracking.record import RUN_FILE, open_run, read_record, write_record
 from yamame.tracking.spool import SPOOL_FILE, Sender, Spool, Thinning
 from yamame.tracking.summary import git_revision, run_status, versions
 
-TRACKING_URI = os.environ.get("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
+TRACKING_URI = os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
 """MLflow's own setting, else where ``mlflow ui`` looks by itself when it is started in the same directory."""
-EXPERIMENT = os.environ.get("MLFLOW_EXPERIMENT_NAME", "yamame")
+EXPERIMENT = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "yamame"
 PARENT_VARIABLE = "YAMAME_MLFLOW_PARENT"
 """Environment variable with the id of the run that new runs become children of."""
 
@@ -258,7 +258,7 @@ def send_rest(directory: Path) -> int:
         if not (directory / SPOOL_FILE).exists():
             return 0
         spool = Spool(directory / SPOOL_FILE)
-        uri = absolute_uri(os.environ.get("MLFLOW_TRACKING_URI", TRACKING_URI))
+        uri = absolute_uri(os.environ.get("MLFLOW_TRACKING_URI") or TRACKING_URI)
         sender = Sender(
             spool, lambda: _there(open_run(directory, tracking_uri=uri), directory), run=None, pause_s=0.0
         )
