@@ -25,6 +25,12 @@ LONG = (
 )  # fmt: skip
 """Tests that take seconds: they play, learn or start processes. ``quick`` leaves them out."""
 
+EXTRAS = (
+    "tests/deploy", "tests/data", "tests/trajectory/test_hf.py", "tests/recipes/test_hf.py",
+    "tests/recipes/test_api.py", "tests/envs/adapters/test_robotics.py",
+)  # fmt: skip
+"""Tests of what other libraries do here, which skip where these are missing."""
+
 DEFAULT = "not slow and not gpu and not cluster and not page"
 """What is tested unless somebody asks for more."""
 
@@ -105,6 +111,15 @@ def suites(session: nox.Session) -> None:
     session.run("python", "-W", "ignore", "-c", "import ale_py, crafter, metaworld, minigrid, mujoco, popgym")
     files = ("tests/envs/suites", "tests/envs/test_contract.py", "tests/recipes/test_every_env.py")
     session.run("pytest", "-m", DEFAULT, *(session.posargs or files))
+
+
+@nox.session
+def extras(session: nox.Session) -> None:
+    """What the tests skip for want of other libraries: graphs of ONNX, files of data, Hugging Face's models, robots."""
+    session.install("-e", ".[dev,onnx,data,hf,robotics,sweep]")
+    session.run("python", "-W", "ignore", "-c", "import onnxruntime, onnxscript, h5py, minari, transformers")
+    session.run("python", "-W", "ignore", "-c", "import gymnasium_robotics, mujoco, joblib, submitit, optuna")
+    session.run("pytest", "-m", DEFAULT, *(session.posargs or EXTRAS))
 
 
 @nox.session

@@ -125,23 +125,28 @@ def test_a_minari_dataset_of_this_machine_is_read(collected, tmp_path, monkeypat
     library = pytest.importorskip("minari")
     pytest.importorskip("h5py")
     import gymnasium
+    from minari.data_collector import EpisodeBuffer  # what collects for Minari needs more packages
 
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     data = collected("lake")
-    env = library.DataCollector(gymnasium.make("FrozenLake-v1"))
+    env = gymnasium.make("FrozenLake-v1")
     env.action_space.seed(0)
-    played = []
+    played, buffers = [], []
     for seed in range(5):
         shown, _ = env.reset(seed=seed)
-        episode, done = [shown], False
+        episode, done, taken = [shown], False, []
         while not done:
-            shown, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            action = env.action_space.sample()
+            shown, reward, terminated, truncated, _ = env.step(action)
             episode.append(shown)
+            taken.append((action, reward, terminated, truncated))
             done = terminated or truncated
         played.append(episode)
-    env.create_dataset(
-        "test/lake-v0", author="a", author_email="a@b.c", code_permalink="a", algorithm_name="a"
-    )
+        names = ("actions", "rewards", "terminations", "truncations")
+        columns = {name: np.array([step[place] for step in taken]) for place, name in enumerate(names)}
+        buffers.append(EpisodeBuffer(id=seed, seed=seed, observations=np.array(episode), **columns))
+    author = {"author": "a", "author_email": "a@b.c", "code_permalink": "a", "algorithm_name": "a"}
+    library.create_dataset_from_buffers("test/lake-v0", buffers, env=env, **author)
     dataset = minari("test/lake-v0", format=data.format)
     assert dataset.stores[0].lengths.tolist() == [len(episode) for episode in played]
     first = dataset.stores[0].get([0])[0]

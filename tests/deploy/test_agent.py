@@ -36,6 +36,22 @@ def play_beside(
     return differing, ended
 
 
+def played_steps(subject, num_steps: int) -> list[tuple]:
+    """What a policy sees, does, earns and ends in an evaluation, step by step."""
+    env, policy, steps = subject.env, fresh_copy(subject.agent.policy()), []
+    keys = DeployedAgent(subject.saved).observation_spec.keys()
+    with acting(0, greedy=True):
+        env.set_seed(1)
+        timestep = env.reset()
+        for _ in range(num_steps):
+            shown = {key: timestep[key].numpy().copy() for key in keys}
+            action = policy(timestep)["action"].numpy().copy()
+            step, timestep = env.step_and_maybe_reset(timestep)
+            told = (step["next", key].squeeze(-1).numpy().copy() for key in ("reward", "done"))
+            steps.append((shown, action, *told))
+    return steps
+
+
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_every_action_is_that_of_an_evaluation(subject, encoder):
     made = subject(encoder)
@@ -51,6 +67,43 @@ def test_a_thousand_actions_are_those_of_an_evaluation(subject, encoder):
     differing, ended = play_beside(made, DeployedAgent(made.saved, greedy=True), 1000)
     assert differing == 0
     assert ended >= 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoder", ["transformer", "gru"])
+def test_sessions_that_join_ask_and_leave_at_any_time_act_as_in_one_evaluation(subject, encoder):
+    num, length = 8, 1000
+    made = subject(encoder, "env.time_limit=60", "env.size=9", "context_length=300", num_envs=num)
+    deployed, played = DeployedAgent(made.saved, greedy=True), played_steps(made, length)
+    random = np.random.default_rng(0)
+    at, begins = np.zeros(num, int), random.integers(0, 400, num)
+    differing, sizes, actions = 0, set(), set()
+    for tick in range(100 * length):
+        ready = [i for i in range(num) if begins[i] < tick and at[i] < length]
+        if not ready:
+            if (at == length).all():
+                break
+            continue
+        asking = random.permutation(ready)[: random.integers(1, len(ready) + 1)].tolist()
+        if new := [i for i in asking if at[i] == 0]:
+            deployed.reset(sessions=new)
+        shown = {key: np.stack([played[at[i]][0][key][i] for i in asking]) for key in played[0][0]}
+        reward = [played[at[i] - 1][2][i] if at[i] else 0.0 for i in asking]
+        done = [bool(at[i] and played[at[i] - 1][3][i]) for i in asking]
+        acted = deployed.act(shown, reward=reward, done=done, sessions=asking)
+        for i, action in zip(asking, acted, strict=True):
+            differing += int(action != played[at[i]][1][i])
+            actions.add(int(action))
+            at[i] += 1
+        if left := [i for i in asking if at[i] == length]:
+            deployed.forget(left)
+        sizes.add(len(asking))
+    assert (at == length).all()
+    assert differing == 0
+    assert deployed.sessions == []
+    assert sizes == set(range(1, num + 1))
+    assert len(actions) > 1
+    assert sum(int(step[3].sum()) for step in played) >= num * (length // 61)  # episodes ended on the way
 
 
 def test_an_end_that_is_not_told_changes_actions(subject):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import gymnasium
 import pytest
+import torch
 from yamame.checks import UsageError
 from yamame.runs.trained import load_trained
 from yamame.testing import check_relabeller, check_trajectory_encoder, random_goal_trajectories
@@ -83,12 +84,17 @@ def test_an_environment_that_is_no_batch_is_built_several_times(play, folder):
     assert json.loads((run / "summary.json").read_text())["return_mean"] > 5
 
 
-def test_a_relabeller_of_ones_own_relabels(play, folder):
-    own = ["env=mazerunner", "env.size=7", "env.num_goals=1", "env.time_limit=20", "relabel=final"]
-    status, _, err = play("train", folder, "--config-dir", "conf", *own, "trust=[mylab.]", *TINY)
+def test_a_sweep_over_own_and_other_relabellers_relabels(play, folder):
+    maze = ["env=mazerunner", "env.size=7", "env.num_goals=1", "env.time_limit=20", "encoder=fading_sum"]
+    sweep = [*maze, "--config-dir", "conf", "-m", "relabel=final,none", "trust=[mylab.]"]
+    status, out, err = play("train", folder, *sweep, *TINY)
     assert status == 0, err
-    (run,) = [path for path in (folder / "runs").iterdir() if path.is_dir()]
-    assert json.loads((run / "summary.json").read_text())["updates"] == 3
+    assert [line.split()[1] for line in out.splitlines()[-3:-1]] == ["ran"] * 2
+    runs = {path.name: path for path in (folder / "runs").iterdir() if path.is_dir()}
+    assert [json.loads((run / "summary.json").read_text())["updates"] for run in runs.values()] == [3, 3]
+    agents = [load_trained(run, trust=["mylab."]).weights for run in runs.values()]
+    first, other = (torch.cat([value.flatten().double() for value in agent.values()]) for agent in agents)
+    assert not torch.equal(first, other)  # they learned from other goals
     import mylab
 
     check_relabeller(mylab.FinalGoal(), random_goal_trajectories(16, seed=3))

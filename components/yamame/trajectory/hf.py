@@ -9,6 +9,7 @@ safetensors only.
 """
 
 import dataclasses
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,6 +104,8 @@ class HFEncoder(TrajectoryEncoder):
         self.embed = nn.Linear(in_features, d_model)
         self.model = _random(config) if path is None else _pretrained(config, path)
         self.model.set_input_embeddings(nn.Identity())  # of tokens, of which there are none
+        takes = inspect.signature(self.model.forward).parameters  # new versions have another name
+        self._cache_argument = "cache" if "cache" in takes else "past_key_values"
         heads = getattr(config, "num_key_value_heads", None) or num_heads
         self._cache_shape = num_layers, heads, getattr(config, "head_dim", None) or d_model // num_heads
         learnt = [
@@ -154,8 +157,8 @@ class HFEncoder(TrajectoryEncoder):
                 inputs_embeds=self.embed(x),
                 position_ids=step_index,
                 attention_mask=visible,
-                past_key_values=cache,
                 use_cache=cache is not None,
+                **{self._cache_argument: cache},
             ).last_hidden_state
         except IndexError as error:
             most, largest = self.model.config.max_position_embeddings, int(step_index.max())
