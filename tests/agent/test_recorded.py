@@ -16,7 +16,9 @@ from yamame.trajectory import (
     GRUEncoder,
     LinearRecurrentEncoder,
     LSTMEncoder,
+    MemoEncoder,
     MemorylessEncoder,
+    RSMEncoder,
     TransformerEncoder,
     WindowEncoder,
     separate_memory,
@@ -37,6 +39,8 @@ ENCODERS = {
     "gru": partial(GRUEncoder, max_time_constant=1.0, hidden_size=8, out_features=8),
     "lstm": partial(LSTMEncoder, hidden_size=8, out_features=8),
     "linear_recurrent": partial(LinearRecurrentEncoder, d_model=8),
+    "rsm": partial(RSMEncoder, d_model=16, num_heads=2, segment_length=8),
+    "memo": partial(MemoEncoder, d_model=16, num_heads=2, segment_length=4),
     "last_timesteps": partial(WindowEncoder, window=5, d_model=8),
     "memoryless": partial(MemorylessEncoder, d_model=8),
 }
@@ -203,7 +207,9 @@ def test_memory_is_loaded_and_reset_and_weights_change_in_place(make_policy, rec
     assert recorder.records <= 2  # a memory of a structure that was recorded needs no recording
 
 
-@pytest.mark.parametrize("encoder", ["transformer", "window", "gru", "linear_recurrent", "last_timesteps"])
+@pytest.mark.parametrize(
+    "encoder", ["transformer", "window", "gru", "linear_recurrent", "rsm", "last_timesteps"]
+)
 def test_an_env_that_starts_holds_nothing_of_what_was_there(make_policy, record, encoder):
     recorded, recorder = record(make_policy(encoder))
     seen = history()

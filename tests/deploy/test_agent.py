@@ -9,7 +9,7 @@ from yamame.deploy import DeployedAgent
 from yamame.evaluation import evaluate
 from yamame.evaluation.held_out import acting, fresh_copy
 
-ENCODERS = ("transformer", "gru", "window", "memoryless", "linear_recurrent")
+ENCODERS = ("transformer", "gru", "window", "memoryless", "linear_recurrent", "rsm", "memo")
 
 
 def play_beside(

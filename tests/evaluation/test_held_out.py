@@ -1,5 +1,6 @@
 """Evaluation: one whole episode per env, reproducible, and nothing left behind."""
 
+import gc
 import math
 from typing import ClassVar
 
@@ -160,6 +161,27 @@ def test_trial_returns_equal_a_naive_account():
             expected[env_index, t // 3] = before + (1.0 if t > 0 else 0.0)
     torch.testing.assert_close(result.trial_returns, expected, equal_nan=True, rtol=0, atol=0)
     torch.testing.assert_close(result.trial_returns.nansum(-1), result.returns, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_what_an_evaluation_holds_does_not_grow_with_its_steps(keeps):
+    class Counting(Remember):
+        def forward(self, td):
+            self.calls, self.kept = self.calls + 1, [*self.kept, td.clone()] if keeps else []
+            if self.calls in (20, 220):
+                gc.collect()
+                self.counts[self.calls] = sum(
+                    issubclass(type(thing), torch.Tensor) for thing in gc.get_objects()
+                )
+            return super().forward(td)
+
+    policy = Counting()
+    policy.calls, policy.kept = 0, []
+    policy.counts = counts = {}
+    Counting.__deepcopy__ = lambda self, memo: self
+    evaluate(policy, CueEnv((230,) * 3, trials=False))
+    grown = counts[220] - counts[20]
+    assert grown >= 200 if keeps else grown <= 10  # a step that is kept has several tensors
 
 
 def test_without_trials_goals_or_success_these_stay_empty():

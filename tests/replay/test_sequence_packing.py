@@ -13,7 +13,14 @@ from yamame.losses import MultiGammaREDQLoss
 from yamame.replay import Relabel, SequencePacking, Window, pack
 from yamame.replay.sequence_packing import first_fit
 from yamame.timestep import MLPGoalEncoder, MLPTimestepEncoder
-from yamame.trajectory import GRUEncoder, LinearRecurrentEncoder, LSTMEncoder, TransformerEncoder
+from yamame.trajectory import (
+    GRUEncoder,
+    LinearRecurrentEncoder,
+    LSTMEncoder,
+    MemoEncoder,
+    RSMEncoder,
+    TransformerEncoder,
+)
 from yamame_envs import MazeRunner
 
 PADDED = SequencePacking(row_multiple=8, length_multiple=32)
@@ -133,6 +140,8 @@ ENCODERS = {
     "gru": partial(GRUEncoder, hidden_size=16),
     "lstm": partial(LSTMEncoder, hidden_size=16),
     "linear_recurrent": partial(LinearRecurrentEncoder, d_model=16),
+    "rsm": partial(RSMEncoder, d_model=16, num_heads=2, dropout=0.0, segment_length=8),
+    "memo": partial(MemoEncoder, d_model=16, num_heads=2, dropout=0.0, segment_length=8, jitter=0.0),
 }
 
 

@@ -15,8 +15,10 @@ from yamame.trajectory import (
     GRUEncoder,
     LinearRecurrentEncoder,
     LSTMEncoder,
+    MemoEncoder,
     MemorylessEncoder,
     RecurrentEncoder,
+    RSMEncoder,
     TrajectoryEncoder,
     TrajectoryKeys,
     TransformerEncoder,
@@ -33,6 +35,10 @@ MAKE = {
     "gru": lambda **kw: GRUEncoder(3, hidden_size=8, out_features=8, **kw),
     "lstm": lambda **kw: LSTMEncoder(3, hidden_size=8, out_features=8, **kw),
     "linear_recurrent": lambda **kw: LinearRecurrentEncoder(3, d_model=8, **kw),
+    "rsm": lambda **kw: RSMEncoder(3, d_model=8, num_heads=2, dropout=0.0, segment_length=4, **kw),
+    "memo": lambda **kw: MemoEncoder(
+        3, d_model=8, num_heads=2, dropout=0.0, segment_length=4, jitter=0.0, **kw
+    ),
     "window": lambda **kw: WindowEncoder(3, window=5, d_model=8, **kw),
     "memoryless": lambda **kw: MemorylessEncoder(3, d_model=8, **kw),
 }

@@ -8,7 +8,9 @@ from yamame.trajectory import (
     GRUEncoder,
     LinearRecurrentEncoder,
     LSTMEncoder,
+    MemoEncoder,
     MemorylessEncoder,
+    RSMEncoder,
     TransformerEncoder,
     WindowEncoder,
     segment_positions,
@@ -22,6 +24,8 @@ ENCODERS = {
     "gru": lambda: GRUEncoder(3, hidden_size=8, out_features=8),
     "lstm": lambda: LSTMEncoder(3, hidden_size=8, out_features=8),
     "linear recurrence": lambda: LinearRecurrentEncoder(3, d_model=8),
+    "rsm": lambda: RSMEncoder(3, d_model=8, num_heads=2, num_layers=1, segment_length=3),
+    "memo": lambda: MemoEncoder(3, d_model=8, num_heads=2, num_layers=1, segment_length=3),
     "window": lambda: WindowEncoder(3, window=4, d_model=8),
     "memoryless": lambda: MemorylessEncoder(3, d_model=8),
 }

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
@@ -110,50 +111,74 @@ def _play_round(
         keys = sorted(map(str, timestep.keys()))
         require("evaluate", "env", keys, "is_init" in timestep.keys(), "emit is_init for memory_wiped")
     num_envs, goal = env.batch_size.numel(), timestep.get("goal", None)
-    playing = torch.ones(num_envs, dtype=torch.bool, device=timestep.get("done").device)
-    steps: list[dict[str, Tensor]] = []
-    # A look waits for a device: there, some steps after the last that count are cheaper.
-    look_every = 1 if playing.is_cpu else 16
-    while (max_steps is None or len(steps) < max_steps) and (len(steps) % look_every or playing.any()):
+    tally, num_steps = _Tally(num_envs, timestep.get("done").device), 0
+    while (max_steps is None or num_steps < max_steps) and tally.goes_on(num_steps):
         timestep = act(policy, timestep, env.action_key, memory_wiped)
         step, timestep = env.step_and_maybe_reset(timestep)
         following = step.get("next")
-        kept = {
-            "playing": playing,
-            "reward": following.get(env.reward_key),
-            "done": following.get("done"),
-            "trial_start": step.get("trial_start", None),
-            "success": following.get("success", None),
-            "aborted": following.get("aborted", None),
-        }
-        steps.append({key: value.reshape(num_envs) for key, value in kept.items() if value is not None})
-        playing = playing & ~steps[-1]["done"]
-    history = {key: torch.stack([step[key] for step in steps])[:, :count].cpu() for key in steps[0]}
+        flags = {name: following.get(name, None) for name in ("done", "success", "aborted")}
+        flags["trial_start"] = step.get("trial_start", None)
+        tally.add(
+            following.get(env.reward_key).reshape(num_envs),
+            {name: flag.reshape(num_envs).bool() for name, flag in flags.items() if flag is not None},
+        )
+        num_steps += 1
     goals = None if goal is None else num_goals(goal.reshape(num_envs, *goal.shape[-2:]))[:count].cpu()
-    return _outcome(history, goals)
+    return tally.result(count, goals)
 
 
-def _outcome(history: dict[str, Tensor], goals: Tensor | None) -> EvaluationResult:
-    """What came out of steps ``[T, E]``, of which those of the first episodes count."""
-    playing = history["playing"]
-    reward = history["reward"].double() * playing
-    begins = history.get("trial_start", torch.zeros_like(playing)).bool() & playing
-    # The first trial begins at step 0, whether it is marked or not.
-    trial = begins.cumsum(0) - begins[0].long()
-    trial_returns = reward.new_zeros(playing.shape[1], int(trial.max()) + 1)
-    trial_returns.scatter_add_(1, trial.T, reward.T)
-    absent = torch.arange(trial_returns.shape[1]) > trial[-1].unsqueeze(-1)
-    flags = [key for key in ("done", "success", "aborted") if key in history]
-    happened = {key: (history[key].bool() & playing).any(0) for key in flags}
-    aborted = happened.get("aborted", torch.zeros_like(happened["done"]))
-    return EvaluationResult(
-        returns=trial_returns.sum(-1),
-        lengths=playing.sum(0),
-        finished=happened["done"] & ~aborted,
-        trial_returns=trial_returns.masked_fill(absent, torch.nan),
-        success=happened.get("success"),
-        num_goals=goals,
-    )
+class _Tally:
+    """What the first episodes of E envs have brought so far; it grows with their trials, not with their steps."""
+
+    def __init__(self, num_envs: int, device: torch.device) -> None:
+        self.playing = torch.ones(num_envs, dtype=torch.bool, device=device)
+        self.lengths = torch.zeros(num_envs, dtype=torch.int64, device=device)
+        self.trial = torch.zeros_like(self.lengths)
+        self.returns = torch.zeros(
+            num_envs, 2, dtype=torch.float64, device=device
+        )  # with room for one trial more
+        self.happened: dict[str, Tensor] = {}
+
+    def goes_on(self, num_steps: int) -> bool:
+        """Whether anyone plays on after so many steps; makes room for trials that begin until the next look."""
+        if num_steps % self.look_every:
+            return True
+        playing, latest = torch.stack((self.playing.any().long(), self.trial.amax())).tolist()
+        if latest + 1 + self.look_every > self.returns.shape[1]:
+            self.returns = F.pad(self.returns, (0, self.returns.shape[1]))
+        return bool(playing)
+
+    def add(self, reward: Tensor, flags: dict[str, Tensor]) -> None:
+        """Adds a step: ``reward`` ``[E]``, ``flags`` ``[E]`` by name."""
+        if (
+            "trial_start" in flags and self.happened
+        ):  # the first trial begins at step 0, whether it is marked or not
+            self.trial = self.trial + (flags["trial_start"] & self.playing)
+        reward = (reward.double() * self.playing).unsqueeze(-1)
+        self.returns.scatter_add_(1, self.trial.unsqueeze(-1), reward)
+        self.lengths = self.lengths + self.playing
+        for name in flags.keys() - {"trial_start"}:
+            happens = flags[name] & self.playing
+            self.happened[name] = self.happened.get(name, torch.zeros_like(happens)) | happens
+        self.playing = self.playing & ~flags["done"]
+
+    def result(self, count: int, goals: Tensor | None) -> EvaluationResult:
+        """That of the first ``count`` envs."""
+        trial, happened = (
+            self.trial[:count].cpu(),
+            {key: flag[:count].cpu() for key, flag in self.happened.items()},
+        )
+        returns = self.returns[:count, : int(trial.max()) + 1].cpu()
+        absent = torch.arange(returns.shape[1]) > trial.unsqueeze(-1)
+        aborted = happened.get("aborted", torch.zeros_like(happened["done"]))
+        return EvaluationResult(
+            returns=returns.sum(-1),
+            lengths=self.lengths[:count].cpu(),
+            finished=happened["done"] & ~aborted,
+            trial_returns=returns.masked_fill(absent, torch.nan),
+            success=happened.get("success"),
+            num_goals=goals,
+        )
 
 
 def act(

@@ -44,8 +44,8 @@ _IN_FILES = {
     "timestep_encoder": {"yamame.timestep": "MLPTimestepEncoder make_timestep_encoder"},
     "goal_encoder": {"yamame.timestep": "MLPGoalEncoder TokenGoalEncoder"},
     "encoder": {
-        "yamame.trajectory": "GRUEncoder HFEncoder LSTMEncoder LinearRecurrentEncoder MambaEncoder MemorylessEncoder "
-        "TransformerEncoder WindowEncoder"
+        "yamame.trajectory": "GRUEncoder HFEncoder LSTMEncoder LinearRecurrentEncoder MambaEncoder MemoEncoder "
+        "MemorylessEncoder RSMEncoder TransformerEncoder WindowEncoder"
     },
     "agent": {
         "yamame.heads": "ActorHead BinnedReturns PopArt make_critic make_value_head",
