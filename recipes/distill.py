@@ -39,7 +39,14 @@ from yamame.evaluation import evaluate
 from yamame.files.atomic import write_json
 from yamame.replay import TrialSubsampling
 from yamame.report.figures import learning_curve
-from yamame.runs.build import build_agent, build_env, build_learner, build_replay, relabels
+from yamame.runs.build import (
+    build_agent,
+    build_env,
+    build_learner,
+    build_packing,
+    build_replay,
+    relabels,
+)
 from yamame.runs.callbacks import Callback
 from yamame.runs.held_out import held_out_env, play_held_out
 from yamame.runs.run import Run
@@ -136,8 +143,7 @@ def build_transform(cfg: DictConfig, agent: InContextAgent, held_out: EnvBase, e
     needed = rounds * num_envs * (history + 1)
     if cfg.replay.capacity < needed:
         raise UsageError(f"replay.capacity: must hold {needed} timesteps, got {cfg.replay.capacity}")
-    packing = [] if cfg.packing is None else [instantiate(cfg.packing)]
-    return Compose(TrialSubsampling(cfg.source.subsample, length=steps), *packing)
+    return Compose(TrialSubsampling(cfg.source.subsample, length=steps), *build_packing(cfg, steps))
 
 
 def compare(

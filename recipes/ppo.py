@@ -24,14 +24,13 @@ from collections.abc import Iterator, Sequence
 
 from omegaconf import DictConfig
 from tensordict import TensorDict, TensorDictBase
-from torchrl.envs import EnvBase
+from torchrl.envs import Compose, EnvBase
 from yamame.agent import InContextAgent
 from yamame.checks import UsageError
 from yamame.cli.app import main
-from yamame.cli.nodes import instantiate
 from yamame.collectors import EpisodeCollector
 from yamame.replay import OnPolicyBuffer, minibatches
-from yamame.runs.build import build_agent, build_env, build_learner, longest_episode, relabels
+from yamame.runs.build import build_agent, build_env, build_learner, build_packing, longest_episode, relabels
 from yamame.runs.callbacks import Callback
 from yamame.runs.held_out import held_out_env
 from yamame.runs.run import Run
@@ -50,7 +49,7 @@ def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
         agent = build_agent(cfg, env)
         check_context(agent, env)
         policy, learner = agent.policy(), build_learner(cfg, agent, guard=run.guard)
-        packing = instantiate(cfg.packing)
+        packing = Compose(*build_packing(cfg, longest_episode(env)))
         episodes = OnPolicyBuffer()
         collector = EpisodeCollector(env, policy, episodes)
         # Checkpoints are made when no episodes are held.
@@ -65,8 +64,7 @@ def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
                 with learner.precision():
                     batch = learner.loss.annotate(episodes.take().to(cfg.device))
                 for part in epochs(cfg, batch):
-                    part = part if packing is None else packing(part)
-                    run.learned(learner.update(part))
+                    run.learned(learner.update(packing(part)))
                     if run.budget.updates is not None and run.progress.updates >= run.budget.updates:
                         break
                 if run.progress.updates > made_before:

@@ -33,7 +33,7 @@ def benchmark():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(TOOLS))
         yield importlib.import_module("benchmark")
-    for name in ("benchmark", "benchmark_sections", "speed"):
+    for name in ("benchmark", "benchmark_sections", "benchmark_shapes", "speed"):
         del sys.modules[name]
 
 
@@ -131,6 +131,16 @@ def test_acting_is_measured_with_every_setting_of_the_collector_that_is_on(bench
     assert len(list(benchmark.acting_rows(subject, CLOCK, MACHINE, [2]))) == 4
     assert settings == [{"autocast": "bfloat16", "cuda_graph": True}]
     assert precisions == ["bfloat16"]
+
+
+def test_updates_that_would_be_replayed_are_counted(benchmark, monkeypatch, capsys):
+    monkeypatch.setattr(sys.modules["benchmark_shapes"], "NUM_UPDATES", 8)
+    monkeypatch.setattr(sys.modules["benchmark_shapes"], "_NUM_ENVS", 4)
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", "shapes", "env=tmaze", "schedule.batch_size=4"])
+    benchmark.main()
+    *_, row = capsys.readouterr().out.splitlines()
+    # One shape: three updates are ordinary ones, the fourth is recorded, and replayed as all after it.
+    assert row == "| 1 | 12.5% | 62.5% | 0.0% |"
 
 
 def test_sampling_and_a_whole_run_are_measured(benchmark, sections, subject, monkeypatch):

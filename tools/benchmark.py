@@ -6,11 +6,13 @@
     python tools/benchmark.py fit --device cuda experiment=dark_key_to_door  # what a whole experiment would take
     python tools/benchmark.py update --against HEAD~3               # two revisions, in alternation
     python tools/benchmark.py update --versus encoder=gru           # two settings, in alternation
+    python tools/benchmark.py shapes hardware=gpu env=frozenlake    # whether its batches have few shapes
 
 On a CPU times are CPU seconds, on a GPU they are taken between CUDA events. The limit of a row is the time that its
 floating-point operations would take at the machine's own matrix product rate, or its bytes at the rate of a copy, both
 measured in the same run. The rest of a row's time is overhead and operations that are no matrix product. ``--against``
-measures each revision with its own copy of this command and compares rows of the same name.
+measures each revision with its own copy of this command and compares rows of the same name. ``shapes`` stands alone: it
+counts how many of 600 updates would be replayed if they were recorded, and measures no time.
 """
 
 import argparse
@@ -38,6 +40,7 @@ from benchmark_sections import (
     sampling_rows,
     update_rows,
 )
+from benchmark_shapes import shape_table
 from speed import Clock, Machine
 from yamame import conf_dir
 
@@ -190,7 +193,7 @@ def parsed() -> argparse.Namespace:
     options = parser.parse_intermixed_args()
     options.overrides = [text for text in options.what if "=" in text]
     options.sections = [text for text in options.what if "=" not in text] or list(SECTIONS)
-    if unknown := set(options.sections) - set(SECTIONS):
+    if unknown := set(options.sections) - {*SECTIONS, "shapes"}:
         parser.error(f"unknown section {sorted(unknown)[0]!r}; there are {', '.join(SECTIONS)}")
     return options
 
@@ -199,7 +202,9 @@ def main() -> None:
     """Prints a table, or JSON."""
     options = parsed()
     torch.set_num_threads(options.threads)
-    if options.peak:
+    if "shapes" in options.sections:
+        print("\n".join(shape_table(options.overrides)))
+    elif options.peak:
         print(json.dumps(peak(Subject(options.overrides, options.device), options.peak)))
     elif options.against or options.versus:
         before, after = compared(options)

@@ -88,7 +88,24 @@ def test_multiples_leave_few_shapes_and_fill_them_with_padding(batch):
     assert len(shapes) <= 2 < 10 < len(packed_shapes)
 
 
-@pytest.mark.parametrize("name", ["row_multiple", "length_multiple"])
+def test_no_shape_is_longer_than_what_there_can_be(batch):
+    lengths = batch["mask"].flatten(1).sum(1)
+    for longest, columns in ((None, 32), (50, 32), (27, 27), (int(lengths.max()), 21), (3, 21)):
+        packing = SequencePacking(length_multiple=32, longest=longest)
+        assert packing(batch).shape[1] == columns
+    assert int(lengths.max()) == 21
+
+
+def test_rows_are_filled_up_with_trajectories_before_they_are_with_padding(batch):
+    packed, padded = SequencePacking()(batch), SequencePacking(row_multiple=7)(batch)
+    assert len(packed) % 7 > 0
+    assert padded["mask"][:, 0].all()
+    assert padded["is_init"].sum() == packed["is_init"].sum() == len(batch)
+    few = SequencePacking(row_multiple=8)(batch[:3])
+    assert (len(few), int(few["mask"][:, 0].sum())) == (8, 3)
+
+
+@pytest.mark.parametrize("name", ["row_multiple", "length_multiple", "longest"])
 def test_a_multiple_below_one_is_refused(name):
     with pytest.raises(ValueError, match=f"SequencePacking: {name} must be at least 1, got 0"):
         SequencePacking(**{name: 0})

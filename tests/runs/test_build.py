@@ -7,7 +7,8 @@ from yamame import conf_dir
 from yamame.actions import BetaDistribution, TanhNormalDistribution
 from yamame.agent import InContextAgent
 from yamame.losses import MultiGammaREDQLoss, SeparateREDQLoss
-from yamame.runs.build import build_agent, build_env, build_learner, total_updates
+from yamame.replay import SequencePacking
+from yamame.runs.build import build_agent, build_env, build_learner, build_transform, total_updates
 
 
 def built(*overrides: str) -> tuple[InContextAgent, MultiGammaREDQLoss]:
@@ -15,6 +16,32 @@ def built(*overrides: str) -> tuple[InContextAgent, MultiGammaREDQLoss]:
         cfg = compose("train", overrides=list(overrides))
     agent = build_agent(cfg, build_env(cfg, num_envs=2, seed=0))
     return agent, build_learner(cfg, agent).loss
+
+
+@pytest.mark.parametrize(
+    ("overrides", "longest"),
+    [
+        (["env=tmaze"], 34),
+        (["env=mazerunner", "env.time_limit=70"], 71),
+        (["env=mazerunner", "env.time_limit=70", "context_length=50"], 51),
+        (["env=mazerunner", "env.time_limit=70", "context_length=50", "window=null"], 71),
+    ],
+)
+def test_packing_is_told_how_long_what_it_packs_may_be(overrides, longest):
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        cfg = compose("train", overrides=[*overrides, "packing.length_multiple=64"])
+    *_, packing = build_transform(cfg, build_env(cfg, num_envs=2, seed=0)).transforms
+    assert (type(packing), packing.longest, packing.length_multiple) == (SequencePacking, longest, 64)
+
+
+def test_packing_that_takes_no_length_is_told_none(own_module):
+    source = "from torchrl.envs import Transform\n\n\nclass Loose(Transform):\n    pass\n"
+    own_module("loosely", source)
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        cfg = compose("train", overrides=["trust=[loosely.]"])
+    cfg.packing = {"_target_": "loosely.Loose"}
+    *_, packing = build_transform(cfg, build_env(cfg, num_envs=2, seed=0)).transforms
+    assert type(packing).__name__ == "Loose"
 
 
 def test_without_multi_gamma_the_acting_discount_is_the_only_one():

@@ -21,11 +21,13 @@ class SequencePacking(BatchTransform):
 
     Put it last, after transforms that need one trajectory per sequence. It pays where lengths differ much: an
     update costs as much for padding as for real timesteps. Multiples make shapes repeat, where an update is recorded or
-    compiled for each of them; they are filled with padding. In a `TransformedEnv` it does nothing.
+    compiled for each of them; they are filled with padding, rows first with trajectories of fuller ones. In a
+    `TransformedEnv` it does nothing.
 
     Args:
         row_multiple: Of what B' is a multiple.
-        length_multiple: Of what L' is a multiple.
+        length_multiple: Of what L' is a multiple, unless that exceeds ``longest``.
+        longest: Timesteps of the longest trajectory that there can be; None where nobody knows.
 
     Raises:
         ValueError: If a multiple is below 1; in use, when the batch lacks ``mask`` or ``is_init``.
@@ -40,19 +42,20 @@ class SequencePacking(BatchTransform):
             [1, 0, 0, 1]], dtype=torch.int32))
     """
 
-    def __init__(self, *, row_multiple: int = 1, length_multiple: int = 1) -> None:
+    def __init__(
+        self, *, row_multiple: int = 1, length_multiple: int = 1, longest: int | None = None
+    ) -> None:
         multiples = {"row_multiple": row_multiple, "length_multiple": length_multiple}
-        require_at_least("SequencePacking", 1, **multiples)
-        self.row_multiple, self.length_multiple = row_multiple, length_multiple
+        require_at_least("SequencePacking", 1, **multiples, longest=1 if longest is None else longest)
+        self.row_multiple, self.length_multiple, self.longest = row_multiple, length_multiple, longest
         super().__init__(in_keys=["mask", "is_init"], out_keys=["mask", "is_init"])
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Returns the packed batch ``[B', L']``, L' the longest length, rounded up; the one given stays as it is."""
         mask, _ = self.entries(tensordict, ["mask", "is_init"])
         lengths = mask.reshape(tensordict.shape).sum(-1)
-        stride, columns = tensordict.shape[1], _round_up(int(lengths.max()), self.length_multiple)
-        sequences = first_fit(lengths.tolist(), capacity=columns)
-        rows = _round_up(len(sequences), self.row_multiple)
+        sequences, rows, columns = self.shared_out(lengths.tolist())
+        stride = tensordict.shape[1]
         if len(sequences) == len(lengths) and (self.row_multiple, self.length_multiple) == (1, 1):
             return tensordict.copy()
         timesteps = (torch.arange(stride * len(lengths)).view(len(lengths), stride)).unbind()
@@ -64,6 +67,23 @@ class SequencePacking(BatchTransform):
         packed = gather_timesteps(tensordict, source, source >= 0)
         packed.get("is_init")[(source >= 0) & (source % stride == 0)] = True
         return packed
+
+    def shared_out(self, lengths: list[int]) -> tuple[list[list[int]], int, int]:
+        """Which trajectories are in which sequence, B' and L', given the lengths of all.
+
+        >>> SequencePacking(row_multiple=2, length_multiple=8).shared_out([5, 2, 1])
+        ([[0, 1], [2]], 2, 8)
+        """
+        longest = max(lengths)
+        columns = _round_up(longest, self.length_multiple)
+        if self.longest is not None:
+            columns = max(longest, min(columns, self.longest))
+        sequences = first_fit(lengths, capacity=columns)
+        rows = _round_up(len(sequences), self.row_multiple)
+        # In batches of one shape there are as many segments, whatever the lengths of trajectories.
+        while len(sequences) < min(rows, len(lengths)):
+            sequences.append([max(sequences, key=len).pop()])
+        return sequences, rows, columns
 
 
 def _round_up(number: int, multiple: int) -> int:

@@ -23,6 +23,7 @@ from yamame.deploy.build import assemble
 from yamame.deploy.build import check_device as check_device
 from yamame.failures import shown
 from yamame.keys import GOAL_KEYS
+from yamame.replay import Window
 from yamame.replay.disk.files import read_manifests
 from yamame.runs.callbacks import Callback, Callbacks, EndlessWarning, RewardWarning, Tracking
 from yamame.runs.progress_bar import ProgressBar
@@ -219,7 +220,18 @@ def build_transform(cfg: DictConfig, env: EnvBase) -> Compose:
         radius = getattr(env, "goal_radius", None)  # of goals in a continuous space
         takes = radius is not None and "radius" in parameters_of(target_of(cfg.relabel))
         relabel = [instantiate(cfg.relabel, **({"radius": radius} if takes else {}))]
-    return Compose(*relabel, *(instantiate(node) for node in (cfg.window, cfg.packing) if node is not None))
+    window = [] if cfg.window is None else [instantiate(cfg.window)]
+    lengths = [transform.length for transform in window if isinstance(transform, Window)]
+    return Compose(*relabel, *window, *build_packing(cfg, longest_episode(env), *lengths))
+
+
+def build_packing(cfg: DictConfig, *steps: int | None) -> list[Transform]:
+    """The packing of the configuration, if there is one; what is packed has at most so many steps."""
+    if cfg.packing is None:
+        return []
+    longest = min((known + 1 for known in steps if known is not None), default=None)
+    takes = "longest" in parameters_of(target_of(cfg.packing))
+    return [instantiate(cfg.packing, **({"longest": longest} if takes else {}))]
 
 
 def relabels(cfg: DictConfig) -> bool:

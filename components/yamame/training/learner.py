@@ -85,8 +85,9 @@ class Learner:
             meanwhile: Called while the device computes the gradients, before the host reads whether they are finite.
 
         Returns:
-            Detached metrics: what the loss wrote, ``loss`` and ``grad_norm``. Empty if the guard refused the update,
-            which then changed nothing: running statistics are as they were before.
+            Detached metrics: what the loss wrote, ``loss`` and ``grad_norm``, and the ``padding_share`` of a batch with
+            a ``mask``. Empty if the guard refused the update, which then changed nothing: running statistics are as
+            they were before.
 
         Raises:
             FloatingPointError: If the guard has refused too many updates.
@@ -136,6 +137,8 @@ class Learner:
         gradients = [p.grad for p in self._parameters() if p.grad is not None]
         average_(gradients)
         self._own_loss = total.detach()  # that of all ranks is not finite where that of one is not
+        if "mask" in batch.keys():  # what is no timestep costs as much as one
+            out = {**out, "padding_share": 1.0 - batch["mask"].float().mean()}
         told = means({**out, "loss": total})
         return {**told, "grad_norm": nn.utils.get_total_norm(gradients)}
 

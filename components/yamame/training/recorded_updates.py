@@ -56,7 +56,7 @@ class RecordedUpdates:
         optimizer: torch.optim.Optimizer,
         recorder: Recorder,
         warmup: int = 3,
-        limit: int = 8,
+        limit: int = 16,
     ) -> None:
         assert min(warmup, limit) >= 1
         refuse_obstacles(loss, optimizer)

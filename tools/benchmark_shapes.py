@@ -1,0 +1,90 @@
+"""How many updates of a run would be replayed from a recording, and how much of their batches is padding."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra import compose, initialize_config_dir
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, nn
+from torchrl.envs import EnvBase
+from yamame import conf_dir
+from yamame.replay import pack
+from yamame.runs.build import build_data, build_env, build_replay, build_transform, longest_episode
+from yamame.training.recorded_updates import RecordedUpdates
+
+NUM_UPDATES = 600
+_NUM_ENVS, _STEPS = 64, 1000
+"""Environments that play, and the steps of each where nobody tells how long an episode may be."""
+
+
+class Counting:
+    """Counts what is recorded and replayed instead of an update that computes something."""
+
+    def __init__(self) -> None:
+        self.recorded = self.replayed = 0
+        parameter = nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.AdamW([parameter])
+        computed = {"grad_norm": torch.zeros(())}
+        self._updates = RecordedUpdates(
+            lambda batch: computed, lambda norm: None, loss=nn.Module(), optimizer=optimizer, recorder=self
+        )
+
+    def update(self, shape: tuple[int, ...]) -> None:
+        """Makes an update of a batch of this shape."""
+        batch = TensorDict({"x": torch.empty(shape, device="meta")}, shape)
+        gradients, step = self._updates.halves(batch)
+        step(gradients(batch)["grad_norm"])
+
+    def warm(self, function: Callable[[], Any]) -> Any:
+        """See `yamame.recorder.Recorder`."""
+        return function()
+
+    def record(self, function: Callable[[], dict[str, Tensor]]) -> Any:
+        """See `yamame.recorder.Recorder`; an update has two halves."""
+        self.recorded += 1
+
+        def replay() -> None:
+            self.replayed += 1
+
+        return replay, function()
+
+
+def shape_table(overrides: list[str]) -> Iterator[str]:
+    """The lines of a table with a row for a configuration of the training recipe."""
+    counting, shapes, cells, real = Counting(), set(), 0, 0
+    for batch in sampled(overrides):
+        counting.update(tuple(batch.shape))
+        shapes.add(tuple(batch.shape))
+        cells, real = cells + batch.numel(), real + int(batch["mask"].sum())
+    recorded, replayed = (number / 2 / NUM_UPDATES for number in (counting.recorded, counting.replayed))
+    yield "| shapes | updates recorded | updates replayed | padding |"
+    yield "|---|---|---|---|"
+    yield f"| {len(shapes)} | {recorded:.1%} | {replayed:.1%} | {1 - real / cells:.1%} |"
+
+
+def sampled(overrides: list[str]) -> Iterator[TensorDictBase]:
+    """Batches of the training recipe: of its data, or of what random actions make of its environment."""
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        cfg = compose("train", overrides=["logger=none", *overrides, "device=cpu"])
+    torch.manual_seed(cfg.seed)
+    env = build_env(cfg, num_envs=_NUM_ENVS, seed=cfg.seed)
+    transform = build_transform(cfg, env)
+    with tempfile.TemporaryDirectory() as folder:
+        source: Any = build_data(cfg, env, transform=transform)
+        if source is None:
+            path = Path(folder) / "replay"
+            source = build_replay(cfg, path, transform=transform, owner="shapes", resume=False)
+            source.extend(played(env))
+        for _ in range(NUM_UPDATES):
+            yield source.sample(cfg.schedule.batch_size)
+
+
+def played(env: EnvBase) -> TensorDictBase:
+    """Whole episodes of random actions."""
+    steps = 2 * (longest_episode(env) or _STEPS)
+    packed = pack(env.rollout(steps, break_when_any_done=False)).exclude(("next", "aborted"))
+    ended = packed["next", "terminated"] | packed["next", "truncated"]
+    return packed[ended.flatten(1).any(1)]
