@@ -215,7 +215,11 @@ def test_random_numbers_are_those_of_the_cpu():
     torch.manual_seed(3)
     here = torch.randn(4), torch.rand(2).exponential_(), torch.randperm(5)
     torch.manual_seed(3)
-    there = torch.randn(4, device="cuda"), torch.rand(2, device="cuda").exponential_(), torch.randperm(5, device="cuda")
+    there = (
+        torch.randn(4, device="cuda"),
+        torch.rand(2, device="cuda").exponential_(),
+        torch.randperm(5, device="cuda"),
+    )
     assert all(torch.equal(one, other.cpu()) for one, other in zip(here, there, strict=True))
     assert not torch.equal(torch.randn(4, device="cuda").cpu(), here[0])
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from emulated_cuda.building import SOURCE, missing
+from emulated_cuda.building import missing
 
 HERE = Path(__file__).parent
 LAWS = sorted(path.stem for path in HERE.glob("laws_of_*.py"))

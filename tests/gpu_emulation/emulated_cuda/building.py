@@ -1,4 +1,4 @@
-"""Builds the library of the emulated device, once per version of PyTorch, in the user's cache. It imports no PyTorch."""
+"""Builds the library of the emulated device, once per version of PyTorch, in the user's cache, without importing it."""
 
 import fcntl
 import hashlib
@@ -76,7 +76,5 @@ def _build(torch: Path, built: Path) -> None:
     links = [f"-L{lib}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{lib}"]
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
         unfinished = Path(folder) / built.name
-        subprocess.run(
-            ["g++", *OPTIONS, *includes, str(SOURCE), "-o", str(unfinished), *links], check=True
-        )
+        subprocess.run(["g++", *OPTIONS, *includes, str(SOURCE), "-o", str(unfinished), *links], check=True)
         unfinished.rename(built)

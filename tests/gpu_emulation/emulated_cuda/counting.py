@@ -57,9 +57,7 @@ class Counts:
 
     def since(self, before: "Counts") -> "Counts":
         """What was counted after a copy was made."""
-        return Counts(
-            self.waits - before.waits, self.copies - before.copies, self.kernels - before.kernels
-        )
+        return Counts(self.waits - before.waits, self.copies - before.copies, self.kernels - before.kernels)
 
     def table(self, of: float = 1.0) -> str:
         """The places where the host waits, most often first, per one of so many."""

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 class CUDAGraph:
     """Operations on the device, recorded to be run again on the same memory.
 
-    They run while they are captured, for their results have shapes. At the end of the capture, all memory that was there
-    before and the random numbers are put back, so that nothing seems to have happened.
+    They run while they are captured, for their results have shapes. At its end, all memory that was there before and
+    the random numbers are put back, so that nothing seems to have happened.
     """
 
     def __init__(self, keep_graph: bool = False) -> None:
