@@ -2,6 +2,7 @@
 
 import copy
 import io
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -132,7 +133,13 @@ def test_a_backward_pass_is_watched_too(x, counts):
     assert x.grad.tolist() == [2.0, 2.0, 2.0]
 
 
-def test_a_capture_changes_nothing_and_a_replay_repeats_it(x):
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_capture_changes_nothing_and_a_replay_repeats_it(watched, x, counts):
+    with counts() if watched else nullcontext():
+        assert_captured_and_repeated(x)
+
+
+def assert_captured_and_repeated(x):
     total, drawn = torch.zeros(3, device="cuda"), torch.get_rng_state()
 
     def add():

@@ -66,10 +66,11 @@ class Counts:
 
 
 class State:
-    """The counts of the process, and the graph that is being captured."""
+    """The counts of the process, the graph that is being captured, and whether operations are watched."""
 
     counts: Counts | None = None
     capture: Any = None
+    watched = False
 
 
 def wait(kind: str) -> None:
@@ -127,11 +128,25 @@ class Watch(TorchDispatchMode):
 
 
 @contextmanager
+def watched() -> Iterator[None]:
+    """Operations inside are seen, once however deep."""
+    if State.watched:
+        yield
+        return
+    State.watched = True
+    try:
+        with Watch():
+            yield
+    finally:
+        State.watched = False
+
+
+@contextmanager
 def counted() -> Iterator[Counts]:
     """Counts what happens inside."""
     before, State.counts = State.counts, Counts()
     try:
-        with Watch():
+        with watched():
             yield State.counts
     finally:
         State.counts = before

@@ -1,10 +1,11 @@
 """CUDA graphs of the emulated device: a capture executes nothing, a replay repeats what was captured."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
-from emulated_cuda.counting import State, Watch, where
+from emulated_cuda.counting import State, watched, where
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
@@ -21,7 +22,7 @@ class CUDAGraph:
         self._calls: list[tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any], Any]] = []
         self._former: dict[int, tuple[Tensor, Tensor]] = {}
         self._made: set[int] = set()
-        self._watch, self._rng = Watch(), torch.get_rng_state()
+        self._watched, self._rng = ExitStack(), torch.get_rng_state()
 
     def capture_begin(self, *args: Any, **options: Any) -> None:
         """From now on operations belong to the graph."""
@@ -29,11 +30,11 @@ class CUDAGraph:
             raise RuntimeError("CUDA error: a graph is being captured already")
         self._rng = torch.get_rng_state()
         State.capture = self
-        self._watch.__enter__()
+        self._watched.enter_context(watched())
 
     def capture_end(self) -> None:
         """The capture is complete."""
-        self._watch.__exit__(None, None, None)
+        self._watched.close()
         State.capture = None
         for present, former in self._former.values():
             present.copy_(former)
