@@ -6,7 +6,7 @@ that PyTorch composes of others are seen as those others where it can differenti
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,6 +58,16 @@ class Counts:
     def since(self, before: "Counts") -> "Counts":
         """What was counted after a copy was made."""
         return Counts(self.waits - before.waits, self.copies - before.copies, self.kernels - before.kernels)
+
+    @staticmethod
+    def merged(parts: "Iterable[Counts]") -> "Counts":
+        """What all of them counted."""
+        total = Counts()
+        for part in parts:
+            total.waits.update(part.waits)
+            total.copies.update(part.copies)
+            total.kernels.update(part.kernels)
+        return total
 
     def table(self, of: float = 1.0) -> str:
         """The places where the host waits, most often first, per one of so many."""
