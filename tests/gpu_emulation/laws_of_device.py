@@ -73,6 +73,12 @@ def test_what_the_device_holds_is_no_array(x):
     assert x.cpu().numpy().tolist() == [1.0, 2.0, 3.0]
 
 
+def test_there_is_one_device(x):
+    assert torch.zeros(1, device="cuda:0").device == x.device
+    with pytest.raises(RuntimeError, match="invalid device ordinal"):
+        x.to("cuda:1")
+
+
 def test_a_generator_of_the_host_is_refused(x):
     generator = torch.Generator()
     with pytest.raises(RuntimeError, match="generator"):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from emulated_cuda.counting import State, wait
 from emulated_cuda.graphs import CUDAGraph
-from torch import Tensor
+from torch import Tensor, nn
 
 MEMORY = 80 * 2**30
 DEVICE = torch.device("cuda", 0)
@@ -146,18 +146,47 @@ class _ToDevice(torch.autograd.Function):
         return torch.ops.emulated.to_host(gradient)
 
 
+def _gru_cell(x: Tensor, hidden: Tensor, *weights: Tensor) -> Tensor:
+    from_input, from_state = (
+        nn.functional.linear(value, *weights[i::2]) for i, value in enumerate((x, hidden))
+    )
+    (reset_x, keep_x, new_x), (reset_h, keep_h, new_h) = from_input.chunk(3, -1), from_state.chunk(3, -1)
+    new = (new_x + (reset_x + reset_h).sigmoid() * new_h).tanh()
+    return new + (keep_x + keep_h).sigmoid() * (hidden - new)
+
+
+def _lstm_cell(x: Tensor, states: Sequence[Tensor], *weights: Tensor) -> tuple[Tensor, Tensor]:
+    hidden, cell = states
+    from_input, from_state = (
+        nn.functional.linear(value, *weights[i::2]) for i, value in enumerate((x, hidden))
+    )
+    add, keep, new, out = (from_input + from_state).chunk(4, -1)
+    cell = keep.sigmoid() * cell + add.sigmoid() * new.tanh()
+    return out.sigmoid() * cell.tanh(), cell
+
+
+def _on_host(function: Any) -> Any:
+    """A recurrent layer as the CPU computes it, with its gradients."""
+
+    def computed(*args: Any) -> Any:
+        if State.capture is not None:
+            raise NotImplementedError("the emulated device does not capture whole recurrent layers")
+        return _moved(function(*_moved(args, _ToHost)), _ToDevice)
+
+    return computed
+
+
 def _replace_recurrent_layers() -> None:
-    """A GPU has cuDNN for them; here the CPU computes them, with its own gradients."""
+    """A GPU has kernels of its own for them, and PyTorch looks for these alone."""
+    aten = torch.ops.aten
+    replaced = {
+        "gru.input": _on_host(aten.gru.input), "lstm.input": _on_host(aten.lstm.input),
+        "gru_cell": _gru_cell, "lstm_cell": _lstm_cell,
+    }  # fmt: skip
     library = torch.library.Library("aten", "IMPL")
-    for name in ("gru.input", "lstm.input", "gru_cell", "lstm_cell"):
-        packet, _, overload = name.partition(".")
-        function = getattr(getattr(torch.ops.aten, packet), overload or "default")
-
-        def computed(*args: Any, _function: Any = function) -> Any:
-            return _moved(_function(*_moved(args, _ToHost)), _ToDevice)
-
+    for name, function in replaced.items():
         for key in ("CUDA", "AutogradCUDA"):
-            library.impl(name, computed, key)
+            library.impl(name, function, key)
     _kept.append(library)
 
 

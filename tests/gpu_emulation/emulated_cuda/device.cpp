@@ -273,9 +273,14 @@ void run_on_host(const c10::OperatorHandle& op, DispatchKeySet, torch::jit::Stac
 
 // What has no kernel of the CPU that could stand in.
 
+void check_number(std::optional<Device> device) {
+  TORCH_CHECK(!device || device->index() <= 0, "CUDA error: invalid device ordinal");
+}
+
 Tensor empty(
-    c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>, std::optional<Device>,
-    std::optional<bool> pin_memory, std::optional<at::MemoryFormat> format) {
+    c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+    std::optional<Device> device, std::optional<bool> pin_memory, std::optional<at::MemoryFormat> format) {
+  check_number(device);
   TORCH_CHECK(!pin_memory.value_or(false), "Only dense CPU tensors can be pinned");
   const auto type = dtype.value_or(at::typeMetaToScalarType(c10::get_default_dtype()));
   return at::detail::empty_generic(
@@ -284,7 +289,8 @@ Tensor empty(
 
 Tensor empty_strided(
     c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<at::ScalarType> dtype,
-    std::optional<at::Layout>, std::optional<Device>, std::optional<bool>) {
+    std::optional<at::Layout>, std::optional<Device> device, std::optional<bool>) {
+  check_number(device);
   const auto type = dtype.value_or(at::typeMetaToScalarType(c10::get_default_dtype()));
   return at::detail::empty_strided_generic(
       C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), &device_memory,
