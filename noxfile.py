@@ -12,7 +12,8 @@ nox.options.sessions = ["tests", "lint", "types"]
 nox.options.reuse_existing_virtualenvs = True
 
 LONG = (
-    "base", "baselines", "collectors", "deploy", "envs", "files", "ranks", "recipes", "report", "runs", "tracking",
+    "base", "baselines", "collectors", "deploy", "envs", "files", "gpu_emulation", "ranks", "recipes", "report",
+    "runs", "tracking",
     "agent/test_recorded.py", "agent/test_separate.py", "cli/test_app.py", "cli/test_console.py", "cli/test_front.py",
     "cli/test_jobs.py",
     "data/test_sources.py", "losses/test_continuous.py", "losses/test_redq_learning.py", "replay/disk/test_storage.py",

@@ -102,7 +102,8 @@ def build_learner(cfg: DictConfig, agent: InContextAgent, *, guard: NonFiniteGua
     """The learner of the configuration for an agent; the guard refuses updates that are not finite.
 
     Raises:
-        UsageError: The loss takes one discount factor, and the agent has several.
+        UsageError: The loss takes one discount factor, and the agent has several; or a setting of the schedule is
+            refused.
     """
     if ranks.world() > 1 and cfg.schedule.get("cuda_graph"):
         raise UsageError("schedule.cuda_graph: must be false under torchrun, got true")
@@ -120,16 +121,20 @@ def build_learner(cfg: DictConfig, agent: InContextAgent, *, guard: NonFiniteGua
         action_space=agent.action_space,
         **given,
     ).to(cfg.device)
-    return Learner(
-        loss,
-        instantiate(cfg.optimizer, params=[p for p in agent.parameters() if p.requires_grad]),
-        max_grad_norm=cfg.schedule.max_grad_norm,
-        warmup_updates=cfg.schedule.warmup_updates,
-        total_updates=total_updates(cfg) if cfg.schedule.get("anneal_lr") else None,
-        autocast=cfg.schedule.autocast,
-        cuda_graph=bool(cfg.schedule.get("cuda_graph")),
-        guard=guard,
-    )
+    optimizer = instantiate(cfg.optimizer, params=[p for p in agent.parameters() if p.requires_grad])
+    try:
+        return Learner(
+            loss,
+            optimizer,
+            max_grad_norm=cfg.schedule.max_grad_norm,
+            warmup_updates=cfg.schedule.warmup_updates,
+            total_updates=total_updates(cfg) if cfg.schedule.get("anneal_lr") else None,
+            autocast=cfg.schedule.autocast,
+            cuda_graph=bool(cfg.schedule.get("cuda_graph")),
+            guard=guard,
+        )
+    except ValueError as error:  # its arguments are keys of the schedule
+        raise UsageError(str(error).replace("Learner: ", "schedule.", 1)) from error
 
 
 def build_callbacks(cfg: DictConfig, given: Sequence[Callback]) -> Callbacks:

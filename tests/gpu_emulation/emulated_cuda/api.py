@@ -1,0 +1,213 @@
+"""What `torch.cuda` says and does where the device is emulated. It is put in place once, for the whole process."""
+
+import contextlib
+import time
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from emulated_cuda.counting import State, wait
+from emulated_cuda.graphs import CUDAGraph
+from torch import Tensor, nn
+
+MEMORY = 80 * 2**30
+DEVICE = torch.device("cuda", 0)
+
+
+class Stream(torch.Stream):
+    """A queue of the device, which is always empty."""
+
+    def __new__(cls, device: Any = None, priority: int = 0) -> "Stream":
+        """There is one device."""
+        return super().__new__(cls, device=DEVICE)
+
+    def wait_stream(self, stream: torch.Stream) -> None:
+        """The other queue is empty."""
+
+    def wait_event(self, event: "Event") -> None:
+        """All events have happened."""
+
+    def record_event(self, event: "Event | None" = None) -> "Event":
+        """An event that has happened."""
+        return Event() if event is None else event
+
+    def synchronize(self) -> None:
+        """The host waits."""
+        wait("stream.synchronize")
+
+
+class Event:
+    """A point in a queue."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.time = time.perf_counter()
+
+    def record(self, stream: Any = None) -> None:
+        """It happens now."""
+        self.time = time.perf_counter()
+
+    def wait(self, stream: Any = None) -> None:
+        """It has happened."""
+
+    def query(self) -> bool:
+        """It has happened."""
+        return True
+
+    def synchronize(self) -> None:
+        """The host waits."""
+        wait("event.synchronize")
+
+    def elapsed_time(self, other: "Event") -> float:
+        """Milliseconds of the host until another event."""
+        return 1e3 * (other.time - self.time)
+
+
+def start() -> None:
+    """Gives this process the emulated device.
+
+    The library must have been loaded before PyTorch, and what asks at its import for a GPU must come after this.
+
+    Raises:
+        RuntimeError: There is no device.
+    """
+    _replace_module()
+    _replace_guards()
+    _replace_recurrent_layers()
+    if torch.zeros(1, device="cuda").item() != 0:
+        raise RuntimeError("the emulated device does not compute")
+
+
+def _replace_module() -> None:
+    streams = {"current_stream": Stream(), "default_stream": Stream()}
+    answers: dict[str, Any] = {
+        "is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0,
+        "get_device_name": "Emulated", "get_device_capability": (9, 0), "is_bf16_supported": True,
+        "get_device_properties": SimpleNamespace(name="Emulated", total_memory=MEMORY, major=9, minor=0),
+        "mem_get_info": (MEMORY, MEMORY), "memory_allocated": 0, "max_memory_allocated": 0, "memory_reserved": 0,
+        "max_memory_reserved": 0, "graph_pool_handle": (0, 0), **streams,
+        "_lazy_init": None, "set_device": None, "empty_cache": None, "reset_peak_memory_stats": None, "init": None,
+    }  # fmt: skip
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, _always(answer))
+    functions = {
+        "Stream": Stream, "Event": Event, "CUDAGraph": CUDAGraph,
+        "stream": lambda stream: contextlib.nullcontext(),
+        "synchronize": lambda device=None: wait("torch.cuda.synchronize"),
+        "is_current_stream_capturing": lambda: State.capture is not None,
+        "manual_seed": _seed, "manual_seed_all": _seed,
+        "get_rng_state": lambda device=None: torch.default_generator.get_state(),
+        "set_rng_state": lambda state, device=None: torch.default_generator.set_state(state),
+        "get_rng_state_all": lambda: [torch.default_generator.get_state()],
+        "set_rng_state_all": _set_rng_states,
+    }  # fmt: skip
+    for name, function in functions.items():
+        setattr(torch.cuda, name, function)
+    torch.cuda.graphs.CUDAGraph = CUDAGraph  # type: ignore[misc]
+
+
+def _replace_guards() -> None:
+    """What asks whether PyTorch was built with CUDA, or calls what only such a build has."""
+    import torch.cuda.amp.common
+
+    torch.backends.cuda.is_built = _always(True)
+    torch.cuda.amp.common.amp_definitely_not_available = _always(False)
+    torch._C._host_emptyCache = _always(None)  # type: ignore[attr-defined]
+    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") copies where it is seen
+    torch.backends.cudnn.is_acceptable = _always(False)
+    original = torch.UntypedStorage.clone
+
+    def clone(storage: Any) -> Any:
+        if storage.device.type != "cuda":
+            return original(storage)
+        memory = torch.empty(storage.nbytes(), dtype=torch.uint8, device="cuda")
+        return memory.untyped_storage().copy_(storage)
+
+    torch.UntypedStorage.clone = clone  # type: ignore[method-assign]
+
+
+class _ToHost(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return torch.ops.emulated.to_host(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return torch.ops.emulated.to_device(gradient)
+
+
+class _ToDevice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return torch.ops.emulated.to_device(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return torch.ops.emulated.to_host(gradient)
+
+
+def _gru_cell(x: Tensor, hidden: Tensor, *weights: Tensor) -> Tensor:
+    from_input, from_state = (
+        nn.functional.linear(value, *weights[i::2]) for i, value in enumerate((x, hidden))
+    )
+    (reset_x, keep_x, new_x), (reset_h, keep_h, new_h) = from_input.chunk(3, -1), from_state.chunk(3, -1)
+    new = (new_x + (reset_x + reset_h).sigmoid() * new_h).tanh()
+    return new + (keep_x + keep_h).sigmoid() * (hidden - new)
+
+
+def _lstm_cell(x: Tensor, states: Sequence[Tensor], *weights: Tensor) -> tuple[Tensor, Tensor]:
+    hidden, cell = states
+    from_input, from_state = (
+        nn.functional.linear(value, *weights[i::2]) for i, value in enumerate((x, hidden))
+    )
+    add, keep, new, out = (from_input + from_state).chunk(4, -1)
+    cell = keep.sigmoid() * cell + add.sigmoid() * new.tanh()
+    return out.sigmoid() * cell.tanh(), cell
+
+
+def _on_host(function: Any) -> Any:
+    """A recurrent layer as the CPU computes it, with its gradients."""
+
+    def computed(*args: Any) -> Any:
+        if State.capture is not None:
+            raise NotImplementedError("the emulated device does not capture whole recurrent layers")
+        return _moved(function(*_moved(args, _ToHost)), _ToDevice)
+
+    return computed
+
+
+def _replace_recurrent_layers() -> None:
+    """A GPU has kernels of its own for them, and PyTorch looks for these alone."""
+    aten = torch.ops.aten
+    replaced = {
+        "gru.input": _on_host(aten.gru.input), "lstm.input": _on_host(aten.lstm.input),
+        "gru_cell": _gru_cell, "lstm_cell": _lstm_cell,
+    }  # fmt: skip
+    library = torch.library.Library("aten", "IMPL")
+    for name, function in replaced.items():
+        for key in ("CUDA", "AutogradCUDA"):
+            library.impl(name, function, key)
+    _kept.append(library)
+
+
+_kept: list[Any] = []
+
+
+def _moved(value: Any, through: Any) -> Any:
+    if isinstance(value, Tensor):
+        return through.apply(value)
+    if isinstance(value, list | tuple):
+        return type(value)(_moved(item, through) for item in value)
+    return value
+
+
+def _always(answer: Any) -> Any:
+    return lambda *args, **kwargs: answer
+
+
+def _seed(seed: int) -> None:
+    torch.default_generator.manual_seed(seed)
+
+
+def _set_rng_states(states: Sequence[Tensor]) -> None:
+    torch.default_generator.set_state(states[0])

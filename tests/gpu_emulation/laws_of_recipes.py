@@ -1,0 +1,159 @@
+"""Every recipe runs on a GPU, with every choice of the command line, and ends where it ends on the CPU."""
+
+import pytest
+import torch
+import yamame
+from yamame import conf_dir
+from yamame.checks import UsageError
+from yamame.runs.run import Run
+
+CONF = conf_dir()
+ON_POLICY = (
+    "debug=tiny", "logger=none", "evaluation.num_episodes=2", "evaluation.max_steps=12", "evaluation.video_frames=1",
+    "checkpoint.interval=1",
+)  # fmt: skip
+TINY = (*ON_POLICY, "schedule.anneal_lr=false")
+NARROW = {
+    "transformer": "encoder.d_model=16 encoder.num_layers=1 encoder.dropout=0",
+    "gru": "encoder.hidden_size=16 encoder.out_features=16",
+    "linear_recurrent": "encoder.d_model=16",
+    "memoryless": "encoder.d_model=16",
+    "hf": "encoder.d_model=16 encoder.num_heads=2 +encoder.settings.attn_pdrop=0 +encoder.settings.resid_pdrop=0"
+    " +encoder.settings.embd_pdrop=0",
+}
+NARROW |= {"transformer_naive": NARROW["transformer"], "window": NARROW["memoryless"]}
+NARROW |= {"lstm": NARROW["gru"], "gru_selective": NARROW["gru"]}
+"""Small networks without dropout, for which a GPU draws other numbers."""
+SHORT = {
+    "bandits": "env.time_limit=20", "dark_key_to_door": "env.time_limit=20", "mazerunner": "env.time_limit=20",
+    "package_delivery": "env.time_limit=30", "wind": "env.time_limit=20", "tmaze": "env.length=12",
+    "active_tmaze": "env.length=12", "frozenlake": "", "gym": "env.time_limit=20",
+}  # fmt: skip
+"""Episodes of which some end."""
+CHOICES = (
+    "env=mazerunner encoder=transformer relabel=rarity goal_encoder=token exploration=bilevel",
+    "env=mazerunner encoder=window relabel=hide_future_goals agent=separate goal_encoder=mlp timestep_encoder=auto",
+    "env=mazerunner encoder=lstm relabel=all exploration=epsilon_greedy",
+    "env=mazerunner encoder=memoryless relabel=some",
+    "env=package_delivery agent=naive encoder=transformer_naive relabel=all_or_nothing",
+    "env=package_delivery encoder=gru relabel=single_goal packing=null",
+    "env=dark_key_to_door encoder=linear_recurrent agent=amago2 agent/returns=binned",
+    "env=tmaze encoder=gru_selective agent=bc exploration=edges",
+    "env=active_tmaze encoder=memoryless agent=amago agent/returns=popart",
+    "env=frozenlake encoder=transformer relabel=none encoder.window=8 encoder.sinks=1 encoder.positions=rotary",
+    "env=wind encoder=gru agent=separate exploration=gaussian",
+    "env=wind encoder=transformer agent.box_distribution=beta encoder.sigma_reparam=true",
+    "env=bandits encoder=transformer exploration=none timestep_encoder=mlp encoder.checkpoint_layers=true",
+    "env=gym env.id=Pendulum-v1 trials=repeated trials.num_trials=2 encoder=gru",
+    "env=tmaze encoder=hf",
+)
+GROUPS = (
+    "agent", "agent/returns", "encoder", "exploration", "goal_encoder", "relabel", "timestep_encoder", "trials",
+)  # fmt: skip
+ENVS = (
+    "active_tmaze", "bandits", "dark_key_to_door", "frozenlake", "mazerunner", "package_delivery", "tmaze", "wind",
+)  # fmt: skip
+AGENTS = ("amago", "amago2", "bc", "naive", "separate")
+
+
+def narrowed(choice: str) -> list[str]:
+    """The arguments of a choice, with a small encoder and short episodes."""
+    chosen = dict(text.split("=", 1) for text in choice.split())
+    return [*choice.split(), *NARROW[chosen["encoder"]].split(), *SHORT[chosen["env"]].split()]
+
+
+DOOR = (*TINY, *narrowed("env=dark_key_to_door encoder=transformer"))
+OTHERS = {
+    "ppo": (*ON_POLICY, *narrowed("env=bandits encoder=gru")),
+    "distill": (*DOOR, "source.horizon=40", "source.subsample=2", "schedule.updates_per_iteration=1"),
+}
+"""Recipes that collect in another way, and their arguments."""
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch, skip_if_missing):
+    """Trains without pictures, in a folder of the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("yamame.runs.outcome.log_artifacts", lambda run: None)
+
+    def train(*overrides: str, recipe: str = "train") -> Run:
+        try:
+            return yamame.train(*overrides, recipe=recipe)
+        except UsageError as error:
+            skip_if_missing(str(error))
+            raise
+
+    return train
+
+
+def agent(run: Run) -> dict[str, torch.Tensor]:
+    """The parameters in the last checkpoint of a run."""
+    payload = torch.load(run.checkpoints.last, map_location="cpu", weights_only=True)
+    return payload["components"]["agent"]
+
+
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    """The same computation in another order: a hundredth of what an update moves with these learning rates."""
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=3e-6)
+
+
+def test_every_choice_and_native_environment_is_run():
+    every = {f"{group}/{path.stem}" for group in GROUPS for path in (CONF / group).glob("*.yaml")}
+    every |= {f"env/{name}" for name in ENVS}
+    chosen = {text.replace("=", "/") for choice in CHOICES for text in choice.split()}
+    assert every - chosen == {"encoder/mamba"}  # its package has kernels of its own
+    assert {path.stem for path in (CONF / "agent").glob("*.yaml")} == set(AGENTS)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_run_that_was_resumed_on_the_device_ends_as_on_the_cpu(choice, train):
+    arguments = [*TINY, *narrowed(choice)]
+    begun = agent(train(*arguments, "run.name=gpu", "device=cuda", "budget.updates=2"))
+    ended = agent(train(*arguments, "run.name=gpu", "device=cuda", "budget.updates=3", "resume=true"))
+    assert_same(ended, agent(train(*arguments, "run.name=cpu", "device=cpu", "budget.updates=3")))
+    with pytest.raises(AssertionError):
+        assert_same(ended, begun)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", AGENTS)
+@pytest.mark.parametrize("encoder", sorted(NARROW))
+@pytest.mark.parametrize("env", ENVS)
+def test_every_environment_encoder_and_agent_ends_as_on_the_cpu(env, encoder, kind, train):
+    arguments = [*TINY, f"agent={kind}", *narrowed(f"env={env} encoder={encoder}")]
+    there, here = (train(*arguments, f"run.name={device}", f"device={device}") for device in ("cuda", "cpu"))
+    assert_same(agent(there), agent(here))
+
+
+@pytest.mark.parametrize(("recipe", "arguments"), OTHERS.items())
+def test_other_recipes_that_train_end_as_on_the_cpu(recipe, arguments, train):
+    ended = []
+    for device in ("cuda", "cpu"):
+        run = (*arguments, f"run.name={device}", f"device={device}")
+        train(*run, "budget.updates=2", recipe=recipe)
+        ended.append(agent(train(*run, "budget.updates=3", "resume=true", recipe=recipe)))
+    assert_same(*ended)
+
+
+def test_what_is_done_with_a_run_is_done_on_the_device_as_on_the_cpu(play, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    trained = yamame.train(*DOOR, "run.name=a", "device=cuda")
+    ended, scores = [], []
+    for device in ("cuda", "cpu"):
+        data = ("data=runs", f"data.path={trained.path}", f"run.name={device}", f"device={device}")
+        ended.append(agent(yamame.train(*DOOR, *data, recipe="offline")))
+        settings = (f"run={trained.path}", f"output=out/{device}", f"device={device}")
+        ways = ("num_episodes=4", "control=true", "gammas=all", "attention=true")
+        scores.append(yamame.evaluate(*settings, *ways)["run"])
+        assert play("play", *settings, "max_steps=5", "greedy=true")
+    assert_same(*ended)
+    assert scores[0] == scores[1]
+
+
+def test_a_run_in_lower_precision_keeps_finite_weights(train):
+    weights = agent(train(*DOOR, "schedule.autocast=bfloat16", "collector.autocast=bfloat16", "device=cuda"))
+    assert all(value.isfinite().all() for value in weights.values())
+
+
+def test_the_doctor_tries_a_run_on_the_device(play):
+    assert "of the GPU's" in play("doctor", *DOOR, "measure.seconds=1", "device=cuda")
