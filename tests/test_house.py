@@ -47,7 +47,7 @@ def test_the_package_and_its_rooms_stay_small():
     rooms = {room.name: lines(room.rglob("*.py")) for room in PACKAGE.iterdir() if room.is_dir()}
     assert rooms["trajectory"] <= 2_150  # of which 303 adapt models of the library transformers
     assert {name: size for name, size in rooms.items() if size > 2_500} == {}
-    assert lines(PACKAGE.rglob("*.py")) <= 23_550
+    assert lines(PACKAGE.rglob("*.py")) <= 23_850
 
 
 def test_the_tools_stay_small():
