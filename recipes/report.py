@@ -3,9 +3,11 @@
     python recipes/report.py [key=value]                      # --help lists the keys
     python recipes/report.py runs=[maze-*,tmaze-0] directory=report/mazes
     python recipes/report.py strict=true                      # exit status 1 where less came out than was expected
+    python recipes/report.py tables=[README.md,docs/results.md]   # the numbers of their marked tables, too
 
 The page <directory>/index.html needs nothing else. Pictures of evaluations (PNG), videos and numbers (CSV) lie beside
-it. Only runs that ended by themselves count; the others are listed with the reason.
+it. Only runs that ended by themselves count; the others are listed with the reason. `yamame.report.tables` says how a
+table of a page is marked.
 """
 
 import yamame.cli.front
@@ -22,7 +24,7 @@ from yamame.checks import UsageError
 from yamame.cli.app import main
 from yamame.cli.nodes import instantiate
 from yamame.files.run_directory import check_folder
-from yamame.report import RunReader, build_content, falls_short, make_sections, write_report
+from yamame.report import RunReader, build_content, falls_short, make_sections, write_report, write_tables
 from yamame.tracking.mlflow_store import absolute_uri
 from yamame.tracking.pages import ui_command
 
@@ -44,13 +46,15 @@ def report(cfg: DictConfig) -> Path:
     )
     store = absolute_uri(cfg.store.tracking_uri)
     served_by = ui_command(store) and f"mlflow ui --backend-store-uri {store}"  # from whatever folder
+    pages = [cfg.tables] if isinstance(cfg.tables, str) else cfg.tables or []
+    not_run = write_tables([Path(page) for page in pages], sections, resampling)
     page = write_report(content, Path(cfg.directory), served_by=served_by)
     for verdict in content.verdicts:
         print(verdict)
     for run, reason in left_out:
         print(f"not counted: {run.name} ({run.run_id}): {reason}")
-    print(page)
-    if cfg.strict and falls_short(content.verdicts):
+    print(*not_run, page, sep="\n")
+    if cfg.strict and (not_run or falls_short(content.verdicts)):
         raise SystemExit(1)
     return page
 

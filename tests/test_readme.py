@@ -4,7 +4,9 @@ import re
 import runpy
 from pathlib import Path
 
+import pytest
 from yamame import conf_dir
+from yamame.report import Resampling, write_tables
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -16,11 +18,27 @@ def scripts(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
 
 
-def test_the_readme_is_short_and_its_table_is_what_the_command_prints():
+def test_the_readme_is_short():
     assert len(README.splitlines()) <= 120
-    table = list(runpy.run_path(str(ROOT / "tools" / "results.py"))["table"]())
-    assert "\n".join(table) in README
-    assert len(table) == 13
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
+def test_marked_tables_can_be_written_and_name_experiments_that_there_are(tmp_path, name):
+    page = tmp_path / "page.md"
+    page.write_text((ROOT / name).read_text())
+    rows = write_tables([page], [], Resampling())  # of no runs: every row is named
+    assert len(rows) > 10
+    assert page.read_text().count("not run") > len(rows)
+    for row in rows:
+        (experiment,) = re.findall(r"experiment=(\w+)", row)
+        assert experiment in choices("experiment")
+        assert set(re.findall(r"ablation=(\w+)", row)) <= choices("ablation")
+
+
+def test_the_picture_of_the_readme_is_drawn_from_the_tables_of_the_report(tmp_path, monkeypatch):
+    names = runpy.run_path(str(ROOT / "tools" / "results.py"))
+    monkeypatch.setitem(names["draw"].__globals__, "FIGURES", tmp_path)
+    assert names["draw"]().stat().st_size > 10_000
 
 
 def test_the_script_of_the_readme_runs(tmp_path, monkeypatch):

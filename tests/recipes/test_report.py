@@ -67,6 +67,28 @@ def test_the_report_tells_the_verdict_the_runs_left_out_and_the_path_last(report
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report"]
 
 
+def test_numbers_of_marked_tables_are_those_of_the_runs(report, database, tmp_path):
+    uri = f"sqlite:///{database}/mlflow.db"
+    tracker = MLflowTracker(tracking_uri=uri, experiment="marked", system_metrics=False)
+    for seed, value in enumerate((0.7, 1.0)):
+        folder = database / f"marked-{seed}"
+        folder.mkdir()
+        tags = {"command": f"python recipes/train.py experiment=cpu_mazerunner seed={seed}"}
+        with tracker.start(folder, name=folder.name, params={"seed": seed}, tags=tags):
+            tracker.log({"eval/success_mean": value}, step=1)
+    page = tmp_path / "page=1.md"
+    head = "| task | `python recipes/train.py ...` | at the end |\n|---|---|---|\n"
+    rows = ["| two goals | `experiment=cpu_mazerunner` | 0.99 |", "| three | `experiment=other` | 0.99 |"]
+    page.write_text(f"<!-- runs: -->\n{head}" + "\n".join(rows) + "\n<!-- end of runs -->\n")
+    options = ("resampling.num_resamples=50", "store.experiment=marked")
+    status, out, err = report(*options, f"tables={page}", "strict=true")
+    assert (status, err) == (1, "")
+    assert out.splitlines()[-2] == f"{page}: not run: python recipes/train.py experiment=other"
+    assert "| two goals | `experiment=cpu_mazerunner` | 0.700, 1.000 |" in page.read_text()
+    assert "0.99" not in page.read_text()
+    assert report(*options, "tables=[none.md]")[2].strip().endswith("got none.md")
+
+
 def test_strict_ends_with_status_one_where_less_came_out_than_expected(report):
     arguments = ("runs=[memoryless-*]", "resampling.num_resamples=50")
     status, out, _ = report(*arguments, "strict=true")

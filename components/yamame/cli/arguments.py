@@ -12,7 +12,7 @@ EASED: dict[str, dict[str, Collection[str]]] = {
     "export": {"texts": ("run", "path")},
     "play": {"texts": ("run", "instruction", "output"), "below": _PLAYED_IN},
     "replay_batch": {"texts": ("bundle",)},
-    "report": {"texts": ("runs", "base", "directory", "metric")},
+    "report": {"texts": ("runs", "base", "directory", "metric", "tables")},
     "sync": {"texts": ("run",)},
 }
 """What `ease` is told, by the name of the main YAML file."""

@@ -143,6 +143,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "metric": str | None,
         "thresholds": list[float],
         "strict": bool,
+        "tables": str | list[str] | None,
         "store": {"tracking_uri": str, "experiment": str},
         "resampling": Node,
     },

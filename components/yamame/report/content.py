@@ -172,7 +172,7 @@ def build_content(
         raise UsageError(f"metric: must be one of {names}, got {metric!r}")
     resampling = resampling or Resampling()
     results = [
-        _section_result(number, section, metric or _metric_of(section), thresholds, resampling, artifact)
+        _section_result(number, section, metric or metric_of(section), thresholds, resampling, artifact)
         for number, section in enumerate(sections, start=1)
     ]
     return Content(results, list(left_out), unmeasured(sections, left_out), resampling)
@@ -184,7 +184,8 @@ def _evaluated(group: Group) -> set[str]:
     return {name.removeprefix("eval/") for name in names if name.startswith("eval/")}
 
 
-def _metric_of(section: Section) -> str:
+def metric_of(section: Section) -> str:
+    """What its groups are compared by, unless something else is asked for."""
     if section.expected is not None:
         return section.expected.metric
     has_success = any("success_mean" in _evaluated(group) for group in section.groups)
@@ -205,7 +206,7 @@ def _section_result(
         GroupResult(
             group=group,
             finals={name: final(group, name, resampling) for name in names},
-            costs=_costs(group),
+            costs=costs_of(group),
             passed=[passed(group, metric, level) for level in levels],
             comparison=compare(section.base, group, metric, resampling)
             if group is not section.base
@@ -226,7 +227,9 @@ def _section_result(
     )
 
 
-def _costs(group: Group) -> dict[str, float | None]:
+def costs_of(group: Group) -> dict[str, float | None]:
+    """What its runs took up to their last evaluation, the means over seeds; None where that was not logged."""
+
     def cost(run: RunHistory, name: Axis) -> float | None:
         if name != run.axis:
             return run.last(f"cost/{name}")

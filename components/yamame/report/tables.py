@@ -1,0 +1,247 @@
+"""Tables of Markdown pages whose numbers come from runs: words are typed, numbers are written by `write_tables`.
+
+A page marks a table, and its head says what stands where:
+
+    <!-- runs: seeds=0,1,2; typed=AMAGO 3.3 -->
+
+    | task | `python recipes/train.py ...` | mark | at the end | reached after CPU-s | AMAGO 3.3 |
+    |---|---|---|---|---|---|
+    | two goals | `experiment=cpu_mazerunner` | 0.95 | | | 280 |
+
+    <!-- end of runs -->
+
+``task``, the command, ``metric`` and ``mark`` (of ``reached after``) are typed, and so are columns that the marker
+names; all others are those of `COLUMNS` and written, whatever stood there. The command finds the runs: those that were
+started with the same overrides, whatever their seed and name. Of several such groups the latest counts. ``seeds``
+leaves out others.
+"""
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from yamame.checks import UsageError
+from yamame.evaluation.intervals import Resampling
+from yamame.files.atomic import atomic_writer
+from yamame.files.identity import is_a_setting, key_of
+from yamame.report.content import costs_of, metric_of
+from yamame.report.estimates import compare, final, passed
+from yamame.report.groups import Group, Section
+from yamame.report.page import interval, number, seconds, signed
+
+NOT_RUN = "not run"
+_MARKED = re.compile(r"(<!-- runs:(.*?)-->\n)(.*?)(<!-- end of runs -->)", re.DOTALL)
+_BEGIN = "<!-- runs:"
+_RECIPE = re.compile(r"`python recipes/(\w+)\.py \.\.\.`")
+_BAR = re.compile(r"(?<!\\)\|")
+_TYPED = ("task", "metric", "mark")
+
+
+class _Row(NamedTuple):
+    """The runs of a row, beside those they are compared with."""
+
+    group: Group
+    base: Group
+    metric: str
+    mark: float | None
+    resampling: Resampling
+
+
+def _ends(row: _Row) -> str:
+    values = (run.last(f"eval/{row.metric}") for run in row.group.runs)
+    return ", ".join(map(number, values))
+
+
+def _mean(row: _Row) -> str:
+    end = final(row.group, row.metric, row.resampling)
+    if end is None:
+        return number(None)
+    return " ".join(filter(None, (number(end.mean), end.over_seeds and interval(end.over_seeds), end.method)))
+
+
+def _difference(row: _Row) -> str:
+    comparison = None if row.group is row.base else compare(row.base, row.group, row.metric, row.resampling)
+    if comparison is None:
+        return ""
+    value, ends, method = (
+        comparison.difference.value,
+        comparison.difference.ends,
+        comparison.difference.method,
+    )
+    return " ".join(filter(None, (signed(value), ends and interval(ends), method)))
+
+
+def _reached(row: _Row, *, in_seconds: bool) -> str:
+    """When each seed crossed the mark."""
+    if row.mark is None:
+        return ""
+    told = []
+    for run in row.group.runs:
+        crossing = passed(replace(row.group, runs=(run,)), row.metric, row.mark)
+        places = crossing.cpu_s if in_seconds else crossing.env_steps
+        told.append((seconds(places[0]) if in_seconds else f"{places[0]:,.0f}") if places else "never")
+    return ", ".join(told)
+
+
+def _budget(row: _Row) -> str:
+    """By what its runs ended, as they were last started."""
+    told = []
+    for key, unit in (("env_steps", "steps"), ("updates", "updates"), ("minutes", "min")):
+        value = row.group.settings.get(f"budget.{key}", "None")
+        if value != "None":
+            told.append(f"{float(value):,.6g} {unit}")
+    return ", ".join(told)
+
+
+def _cost(name: str) -> Callable[[_Row], str]:
+    def tell(row: _Row) -> str:
+        value = costs_of(row.group)[name]
+        return number(value) if name == "env_steps" else seconds(value)
+
+    return tell
+
+
+COLUMNS: dict[str, Callable[[_Row], str]] = {
+    "seeds": lambda row: ", ".join(run.seed for run in row.group.runs),
+    "at the end": _ends,
+    "mean": _mean,
+    "difference": _difference,
+    "reached after CPU-s": lambda row: _reached(row, in_seconds=True),
+    "reached after steps": lambda row: _reached(row, in_seconds=False),
+    "steps": _cost("env_steps"),
+    "CPU-s": _cost("cpu_s"),
+    "wall-s": _cost("wall_s"),
+    "budget": _budget,
+    "revision": lambda row: ", ".join(revision[:7] for revision in row.group.revisions),
+}
+"""What can be written: the last evaluation of every seed, their mean with its interval, the difference to the base of
+the section, when every seed crossed the mark, the means of what runs took, their budget and their revision."""
+
+
+def write_tables(pages: Sequence[Path], sections: Sequence[Section], resampling: Resampling) -> list[str]:
+    """Writes the marked tables of pages.
+
+    Args:
+        pages: Markdown files.
+        sections: From `make_sections`.
+        resampling: How intervals are made.
+
+    Returns:
+        A line for every row of which no run counts.
+
+    Raises:
+        UsageError: A page has no marked table, or one that cannot be read; nothing is written then.
+    """
+    texts, missing = {}, []
+    for page in pages:
+        if not page.is_file() or not _MARKED.search(text := page.read_text()):
+            raise UsageError(f"tables: must name pages with {_BEGIN} ... -->, got {page}")
+        if text.count(_BEGIN) != len(_MARKED.findall(text)):
+            raise UsageError(f"tables: a table must end with <!-- end of runs -->, got none in {page}")
+        written, start = "", 0
+        for match in _MARKED.finditer(text):
+            table, lost = _filled(page, match[2], match[3], sections, resampling)
+            missing += lost
+            written += f"{text[start : match.start()]}{match[1]}\n{table}\n\n{match[4]}"
+            start = match.end()
+        texts[page] = written + text[start:]
+    for page, text in texts.items():
+        with atomic_writer(page) as file:
+            file.write(text.encode())
+    return missing
+
+
+def _filled(
+    page: Path, options: str, table: str, sections: Sequence[Section], resampling: Resampling
+) -> tuple[str, list[str]]:
+    """A table with its numbers, and a line for every row without."""
+    given = dict(part.strip().partition("=")[::2] for part in options.split(";") if part.strip())
+    if unknown := given.keys() - {"seeds", "typed"}:
+        raise UsageError(f"tables: a marker may say seeds and typed, got {min(unknown)} in {page}")
+    head, rows, recipe = _read(page, table, typed=given.get("typed", "").split(","))
+    lines, missing = [head, ["---"] * len(head)], []
+    for row in rows:
+        cells = dict(zip(head, row, strict=True))
+        command = _command(cells)
+        found = _runs_of(sections, recipe, command, given.get("seeds"))
+        if found is None:
+            missing.append(f"{page}: {NOT_RUN}: python recipes/{recipe}.py {command}")
+            lines.append([NOT_RUN if name in COLUMNS else cells[name] for name in head])
+            continue
+        group, base, metric = found
+        mark = float(cells["mark"]) if cells.get("mark") else None
+        of_row = _Row(group, base, cells.get("metric", "").strip("`") or metric, mark, resampling)
+        lines.append([_cell(COLUMNS[name](of_row)) if name in COLUMNS else cells[name] for name in head])
+    return "\n".join(re.sub(r"\|  (?=\|)", "| ", f"| {' | '.join(line)} |") for line in lines), missing
+
+
+def _command(cells: Mapping[str, str]) -> str:
+    """The overrides of a row."""
+    return next(cell for name, cell in cells.items() if _RECIPE.fullmatch(name)).strip("`")
+
+
+def _cell(text: str) -> str:
+    """A text as one cell, whatever a run was called."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _read(page: Path, table: str, *, typed: Sequence[str]) -> tuple[list[str], list[list[str]], str]:
+    """Head and rows of a table, and the recipe that its commands are of."""
+    lines = [line.strip()[1:-1] for line in table.splitlines() if line.strip()] or [""]
+    head, *rows = [[cell.strip() for cell in _BAR.split(line)] for line in lines[:1] + lines[2:]]
+    recipe = next((match[1] for name in head if (match := _RECIPE.fullmatch(name))), None)
+    if recipe is None:
+        raise UsageError(
+            f"tables: a table must have a column `python recipes/<recipe>.py ...`, got {head} in {page}"
+        )
+    known = {*_TYPED, *(name.strip() for name in typed), *COLUMNS}
+    for name in head:
+        if name not in known and not _RECIPE.fullmatch(name):
+            raise UsageError(
+                f"tables: a column must be typed or one of {', '.join(COLUMNS)}, got {name} in {page}"
+            )
+    for row in rows:
+        if len(row) != len(head):
+            raise UsageError(f"tables: a row must have {len(head)} cells, got {' | '.join(row)} in {page}")
+        cells = dict(zip(head, row, strict=True))
+        try:
+            shlex.split(_command(cells))
+        except ValueError as error:
+            raise UsageError(f"tables: a command must be one, got {_command(cells)} in {page}") from error
+        mark = cells.get("mark", "")
+        if not re.fullmatch(r"(-?\d+(\.\d+)?)?", mark):
+            raise UsageError(f"tables: a mark must be a number, got {mark} in {page}")
+    return head, rows, recipe
+
+
+def _runs_of(
+    sections: Sequence[Section], recipe: str, command: str, seeds: str | None
+) -> tuple[Group, Group, str] | None:
+    """The latest group that a command has started, the base of its section, and the section's metric."""
+    wanted = _settings_of(shlex.split(command))
+    found = [
+        (section, group)
+        for section in sections
+        for group in section.groups
+        if group.recipe == recipe and any(_settings_of(each.words) == wanted for each in group.commands)
+    ]
+    if not found:
+        return None
+    section, group = max(found, key=lambda pair: max(run.started_ms for run in pair[1].runs))
+    kept = None if seeds is None else {seed.strip() for seed in seeds.split(",")}
+
+    def chosen(group: Group) -> Group:
+        return replace(group, runs=tuple(run for run in group.runs if kept is None or run.seed in kept))
+
+    base = section.base
+    ours = chosen(group)
+    return (ours, ours if group is base else chosen(base), metric_of(section)) if ours.runs else None
+
+
+def _settings_of(words: Sequence[str]) -> frozenset[str]:
+    """The overrides among the words of a command line that make a run what it is."""
+    given = (word.lstrip("+") for word in words if "=" in word or word.startswith("~"))
+    return frozenset(word for word in given if is_a_setting(key_of(word)))

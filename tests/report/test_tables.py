@@ -1,0 +1,144 @@
+"""Tables of pages: numbers are those of runs, whatever was typed; words stay as they were."""
+
+import re
+
+import pytest
+from yamame.checks import UsageError
+from yamame.report import Resampling, make_sections, write_tables
+from yamame.report.tables import COLUMNS
+
+RESAMPLING = Resampling(num_resamples=50)
+HEAD = "| task | `python recipes/train.py ...` |"
+
+
+def page_of(tmp_path, columns, *rows, options=""):
+    """A page with a marked table."""
+    path = tmp_path / "page.md"
+    head = f"{HEAD} {' | '.join(columns)} |"
+    table = "\n".join([head, "|---" * (2 + len(columns)) + "|", *rows])
+    path.write_text(
+        f"before 0.5\n\n<!-- runs:{options} -->\n\n{table}\n\n<!-- end of runs -->\n\nafter 0.5\n"
+    )
+    return path
+
+
+def cells(path, row=0):
+    """The cells of a row behind task and command."""
+    lines = [line for line in path.read_text().splitlines() if line.startswith("|")]
+    return [cell.strip() for cell in lines[2 + row].strip("|").split("|")][2:]
+
+
+@pytest.fixture
+def sections(make_run):
+    """Three seeds of an experiment, and of it with something less."""
+
+    def run(seed, value, arguments="", **options):
+        metrics = {
+            "eval/success_mean": {100: value / 2, 200: value},
+            "cost/cpu_s": {100: 10.0 + seed, 200: 20.0 + seed},
+        }
+        command = f"python recipes/train.py experiment=dark {arguments} seed={seed} run.name=a{seed}"
+        tags = {"command": command, "mlflow.source.git.commit": "0123456789abcdef"}
+        settings = {"budget__env_steps": 200, "budget__minutes": "None", **options}
+        return make_run(seed, metrics, tags=tags, **settings)
+
+    runs = [run(seed, value) for seed, value in enumerate((0.8, 0.9, 1.0))]
+    runs += [run(seed, value, "+ablation=no_memory", lr=2) for seed, value in enumerate((0.2, 0.1, 0.3))]
+    return make_sections(runs)[0]
+
+
+def test_a_typed_number_is_overwritten_and_words_are_not(tmp_path, sections):
+    columns = ["at the end", "mean", "steps", "CPU-s", "budget", "revision", "theirs"]
+    page = page_of(
+        tmp_path, columns, "| recall, 0.5 | `experiment=dark` | 9.99 | 9.99 | 9 | 9 | 9 | 9 | 0.77 |",
+        options=" typed=theirs",
+    )  # fmt: skip
+    assert write_tables([page], sections, RESAMPLING) == []
+    text = page.read_text()
+    assert "9.99" not in text
+    assert cells(page) == [
+        "0.800, 0.900, 1.000", "0.900 [0.652, 1.000] Student", "200", "21.0", "200 steps", "0123456", "0.77",
+    ]  # fmt: skip
+    assert "| recall, 0.5 | `experiment=dark` |" in text
+    assert text.startswith("before 0.5\n\n<!-- runs: typed=theirs -->\n\n")
+    assert text.endswith("\n\n<!-- end of runs -->\n\nafter 0.5\n")
+    write_tables([page], sections, RESAMPLING)
+    assert page.read_text() == text
+
+
+def test_a_command_finds_the_runs_of_its_settings_and_seeds_leave_out_others(tmp_path, sections):
+    rows = ["| a | `+ablation=no_memory experiment=dark` | | | |", "| b | `experiment=dark` | | | |"]
+    page = page_of(tmp_path, ["seeds", "at the end", "difference"], *rows, options=" seeds=0, 2")
+    write_tables([page], sections, RESAMPLING)
+    ends = cells(page)
+    assert ends[:2] == ["0, 2", "0.200, 0.300"]
+    assert re.fullmatch(r"M0.650 \[M\d\.\d+, \d\.\d+\] Welch", ends[2].replace("\N{MINUS SIGN}", "M"))
+    assert cells(page, 1) == ["0, 2", "0.800, 1.000", ""]
+
+
+def test_a_mark_is_reached_where_every_seed_crossed_it(tmp_path, sections):
+    rows = ["| a | `experiment=dark` | 0.9 | | |", "| b | `experiment=dark` | | 1 | 1 |"]
+    page = page_of(tmp_path, ["mark", "reached after CPU-s", "reached after steps"], *rows)
+    write_tables([page], sections, RESAMPLING)
+    # From 0.5 to 1 within 100 steps and 10 s, and from 0.45 to 0.9.
+    assert cells(page) == ["0.9", "never, 21.0, 20.0", "never, 200, 180"]
+    assert cells(page, 1) == ["", "", ""]
+
+
+def test_the_latest_of_several_settings_with_one_command_counts(tmp_path, make_run):
+    tags = {"command": "python recipes/train.py experiment=dark seed=0"}
+    runs = [make_run(0, {"eval/success_mean": {1: value}}, tags=tags, lr=value) for value in (0.1, 0.2)]
+    page = page_of(tmp_path, ["at the end"], "| a | `experiment=dark` | |")
+    write_tables([page], make_sections(runs)[0], RESAMPLING)
+    assert cells(page) == ["0.200"]
+
+
+@pytest.mark.parametrize("command", ["experiment=darker", "experiment=dark lr=3", "experiment=dark ~trials"])
+def test_a_row_that_was_not_run_says_so_and_keeps_no_number(tmp_path, sections, command):
+    page = page_of(tmp_path, ["at the end", "CPU-s"], f"| a | `{command}` | 0.99 | 12 |")
+    assert write_tables([page], sections, RESAMPLING) == [
+        f"{page}: not run: python recipes/train.py {command}"
+    ]
+    assert cells(page) == ["not run", "not run"]
+
+
+def test_names_of_runs_stay_in_their_cell(tmp_path, make_run):
+    tags = {"command": "python recipes/train.py experiment=dark", "mlflow.source.git.commit": "a|<b\n"}
+    page = page_of(tmp_path, ["revision"], "| a | `experiment=dark` | |")
+    write_tables([page], make_sections([make_run(tags=tags)])[0], RESAMPLING)
+    before = page.read_text()
+    assert r"| a | `experiment=dark` | a\|&lt;b |" in before
+    write_tables([page], [], RESAMPLING)
+    assert page.read_text() == before.replace(r"a\|&lt;b", "not run")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("<!-- runs:", "<!-- run:"), "must name pages with <!-- runs: ... -->"),
+        (("after 0.5", "<!-- runs: -->"), "a table must end with <!-- end of runs -->"),
+        (("train.py ...", "train.py"), r"must have a column `python recipes/<recipe>.py ...`"),
+        (("at the end", "at the and"), "a column must be typed or one of seeds, .* got at the and in"),
+        (
+            ("| 0.5 |\n", "| 0.5 | 1 |\n"),
+            "a row must have 4 cells, got a | `experiment=dark` | 0 | 0.5 | 1 in",
+        ),
+        (("| 0.5 |\n", "| half |\n"), "a mark must be a number, got half in"),
+        (("=dark", "='dark"), "a command must be one, got experiment='dark in"),
+        (("runs:", "runs: seed=0"), "a marker may say seeds and typed, got seed in"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_named_and_no_page_is_written(tmp_path, sections, change, message):
+    good = page_of(tmp_path, ["at the end"], "| a | `experiment=dark` | 0 |").rename(tmp_path / "good.md")
+    page = page_of(tmp_path, ["at the end", "mark"], "| a | `experiment=dark` | 0 | 0.5 |")
+    page.write_text(page.read_text().replace(*change))
+    before = good.read_text(), page.read_text()
+    with pytest.raises(UsageError, match=message.replace("|", r"\|")):
+        write_tables([good, page], sections, RESAMPLING)
+    assert (good.read_text(), page.read_text()) == before
+
+
+def test_every_column_can_be_written(tmp_path, sections):
+    page = page_of(tmp_path, list(COLUMNS), f"| a | `experiment=dark` {'| ' * len(COLUMNS)}|")
+    write_tables([page], sections, RESAMPLING)
+    assert len(cells(page)) == len(COLUMNS)
