@@ -51,7 +51,7 @@ HARMLESS = ("trial: stopped", "no video")
 
 def doctor(cfg: DictConfig) -> None:
     """The recipe."""
-    say("packages", packages.shown())
+    say("packages", packages.as_text())
     say("machine", machine.described(cfg))
     problems = [*machine.problems(cfg)]
     if not problems:

@@ -71,7 +71,7 @@ def print_whole(text: str) -> None:
         os.dup2(nowhere, sys.stdout.fileno())  # Python writes there once more at the end
 
 
-def shown(value: Any) -> str:
+def as_text(value: Any) -> str:
     """A value as YAML has it; a long one ends in dots."""
     text = json.dumps(value) if isinstance(value, bool | None) else repr(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -54,12 +54,14 @@ ENTRIES = (
     Entry("action", "(*)", None, "the action executed at t", False, True, True),
     Entry("reward", "(1)", "float32", "stored under ``next``", False, False, True),
     Entry("done", "(1)", "bool", "terminated or truncated", False, False, True),
-    Entry("terminated", "(1)", "bool", "the value is cut here; stored under ``next``", False, False, True),
+    Entry(
+        "terminated", "(1)", "bool", "no value beyond it counts; stored under ``next``", False, False, True
+    ),
     Entry(
         "truncated",
         "(1)",
         "bool",
-        "the value is bootstrapped here; stored under ``next``",
+        "the value beyond it counts; stored under ``next``",
         False,
         False,
         True,

@@ -214,6 +214,6 @@ class OfEachRank:
         self.component.load_state_dict(states[str(rank())])
 
 
-def told(component: Any) -> Any:
+def state_of(component: Any) -> Any:
     """The component of a checkpoint, or the states of those that differ between ranks; all ranks must ask."""
     return component.state_dict() if isinstance(component, OfEachRank) else component

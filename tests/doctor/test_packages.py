@@ -3,7 +3,7 @@
 import platform
 
 import pytest
-from yamame.doctor.packages import conflicts, require_packages, shown
+from yamame.doctor.packages import as_text, conflicts, require_packages
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def install(tmp_path, monkeypatch):
 
 def test_what_tests_run_with_fits():
     assert list(conflicts("yamame", "train")) == []
-    assert f"python {platform.python_version()}, yamame " in shown()
+    assert f"python {platform.python_version()}, yamame " in as_text()
 
 
 def test_a_missing_package_is_named_with_what_installs_it(install):

@@ -18,7 +18,7 @@ from yamame.cli.validation import (
     parameters_of,
     undeclared,
 )
-from yamame.failures import shown
+from yamame.failures import as_text
 from yamame.files.config import flatten
 from yamame.files.identity import is_one_of
 from yamame.files.trusted import SPECIAL, check_name, locate, prefixes_of
@@ -126,7 +126,7 @@ def check(
     nodes = located(config, trust=config.get("trust", ()))
     for name in undeclared(config, settings) if settings else ():
         if is_one_of(name, tuple(typed or ())):  # a preset may set what another recipe takes
-            raise UsageError(f"{name}: there is no such key, got {shown(OmegaConf.select(cfg, name))}")
+            raise UsageError(f"{name}: there is no such key, got {as_text(OmegaConf.select(cfg, name))}")
     check_settings(settings, config)
     # What changes an environment has no target of its own.
     changes = {f"{name}.env": config.get(name, {}).get("env", {}) for name in ("evaluation", "source")}
@@ -137,7 +137,7 @@ def check(
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             takes = f"{node.get('_target_', target.__name__)} takes {', '.join(parameters)}"
             for name in [name for name in node if name not in SPECIAL and name not in parameters]:
-                foreign[f"{key}.{name}"] = f"{takes}, not {name!r}, got {shown(node[name])}"
+                foreign[f"{key}.{name}"] = f"{takes}, not {name!r}, got {as_text(node[name])}"
         check_arguments(target, node, key)
     if foreign:
         # Those that the command line did not set can be dropped by it.
@@ -169,7 +169,7 @@ def instantiate(node: Any, **runtime: Any) -> Any:
     config = plain(node) if is_config else node
     located(config, key=key, trust=trust)
     if "_target_" not in config:
-        raise UsageError(f"{key}._target_ must be given, got {shown(config)}")
+        raise UsageError(f"{key}._target_ must be given, got {as_text(config)}")
     key = key or config["_target_"]
     try:
         built = hydra.utils.instantiate(config, _partial_=True, _convert_="all")
@@ -201,5 +201,5 @@ def _blame(key: str, error: BaseException, node: Mapping[str, Any]) -> str:
     }
     if numbers and not any(re.search(rf"\b{re.escape(name)}\b", message) for name in node):
         largest = sorted(numbers, key=lambda name: -abs(numbers[name]))
-        message += f"; got {', '.join(f'{name}={shown(numbers[name])}' for name in largest)}"
+        message += f"; got {', '.join(f'{name}={as_text(numbers[name])}' for name in largest)}"
     return f"{key}: {message}"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired
 
 from yamame.checks import UsageError
-from yamame.failures import shown
+from yamame.failures import as_text
 
 _TEXTS = {bool: "true or false", int: "an integer", float: "a number", str: "a text", types.NoneType: "null"}
 _LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
@@ -88,7 +88,9 @@ def check_groups(settings: Mapping[str, Any], values: Mapping[str, Any], key: st
         below = _below(hint)
         if below and name in values and not isinstance(values[name], Mapping):
             full = f"{key}.{name}" if key else name
-            raise UsageError(f"{full}: must be a mapping with {', '.join(below)}, got {shown(values[name])}")
+            raise UsageError(
+                f"{full}: must be a mapping with {', '.join(below)}, got {as_text(values[name])}"
+            )
 
 
 def undeclared(values: Mapping[str, Any], settings: Mapping[str, Any], key: str = "") -> list[str]:
@@ -202,7 +204,7 @@ def _check(key: str, value: Any, hint: Any) -> None:
         elif isinstance(value, int) and abs(value) > _LARGEST[int]:
             texts[_TEXTS[int]] = " of 64 bits"
         words = [text + (more or "") for text, more in texts.items()]
-        raise UsageError(f"{key}: must be {' or '.join(words)}, got {shown(value)}")
+        raise UsageError(f"{key}: must be {' or '.join(words)}, got {as_text(value)}")
 
 
 def _text(hint: Any) -> str:
@@ -213,7 +215,7 @@ def _text(hint: Any) -> str:
     if kind is Annotated:
         return f"{_text(parts[0])} of at least {parts[1]}"
     if kind is Literal:
-        return f"one of {', '.join(map(shown, parts))}"
+        return f"one of {', '.join(map(as_text, parts))}"
     if kind in _LISTS:
         return "a list of numbers" if parts[:1] == (float,) else "a list"
     if kind is Node:

@@ -20,7 +20,7 @@ from yamame.deploy.inputs import Inputs, read_flags, read_names, read_reward
 from yamame.deploy.interface import Interface
 from yamame.deploy.sessions import Sessions
 from yamame.deploy.step import ActingStep
-from yamame.failures import shown
+from yamame.failures import as_text
 
 _ALONE = (None,)
 """The one session of an agent that is given no names."""
@@ -99,7 +99,7 @@ class DeployedAgent:
         gamma = agent.gammas[-1] if gamma is None else gamma
         if gamma not in agent.gammas:
             known = ", ".join(map(str, agent.gammas))
-            raise UsageError(f"load: gamma must be one of {known} in {saved.source}, got {shown(gamma)}")
+            raise UsageError(f"load: gamma must be one of {known} in {saved.source}, got {as_text(gamma)}")
         self.gamma = gamma
         evaluation = saved.config.get("evaluation")
         if greedy is None:

@@ -15,7 +15,7 @@ from torchrl.data import Composite, TensorSpec
 from yamame.agent import InContextAgent
 from yamame.checks import UsageError
 from yamame.deploy.interface import Interface
-from yamame.failures import one_line, shown
+from yamame.failures import as_text, one_line
 from yamame.files.trusted import check_file, locate, prefixes_of, without_foreign_weights
 
 _LEARNING = ("critic.", "critic_encoder.", "returns.")
@@ -128,7 +128,7 @@ def build_agent(
 def _remembering(node: Mapping[str, Any], length: Any, trust: Sequence[str]) -> dict[str, Any]:
     """The node of an encoder that remembers so many timesteps; refuses one that lets no number be chosen."""
     if type(length) is not int or length < 1:
-        raise UsageError(f"context_length must be a whole number of at least 1, got {shown(length)}")
+        raise UsageError(f"context_length must be a whole number of at least 1, got {as_text(length)}")
     target = locate(node["_target_"], "encoder", trust)
     parameters = inspect.signature(target).parameters
     if "context_length" not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):

@@ -7,7 +7,7 @@ from torchrl.data import Composite, TensorSpec
 
 from yamame.deploy.agent import SavedAgent
 from yamame.deploy.build import learned_gammas
-from yamame.failures import shown
+from yamame.failures import as_text
 from yamame.keys import CONTEXT, GOAL_KEYS
 
 _USE = """```python
@@ -27,9 +27,9 @@ def model_card(saved: SavedAgent, source: str) -> str:
         "trials": described(config["trials"]) if config.get("trials") else "one an episode",
         "memory": described(config["encoder"]),
         "discount factors": ", ".join(map(str, learned_gammas(config))),
-        "horizon": shown(saved.interface.horizon),
-        "seed of training": shown(config.get("seed")),
-        "steps of training": shown(about.get("step")),
+        "horizon": as_text(saved.interface.horizon),
+        "seed of training": as_text(config.get("seed")),
+        "steps of training": as_text(about.get("step")),
         "parameters": f"{sum(value.numel() for value in saved.weights.values()):,}",
     }
     results = about.get("results") or {}
@@ -58,7 +58,7 @@ def described(value: Any) -> str:
     'Wind(time_limit=30)'
     """
     if not isinstance(value, dict) or "_target_" not in value:
-        return shown(value)
+        return as_text(value)
     names = [name for name in value if not name.startswith("_") and name != "workers"]
     return f"{_name(value)}({', '.join(f'{name}={described(value[name])}' for name in names)})"
 
@@ -85,4 +85,4 @@ def _spec(spec: TensorSpec) -> str:
 
 
 def _number(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else shown(value)
+    return f"{value:.4g}" if isinstance(value, float) else as_text(value)

@@ -21,7 +21,7 @@ from yamame.checks import UsageError
 from yamame.deploy.agent import SavedAgent
 from yamame.deploy.card import model_card
 from yamame.deploy.interface import Interface
-from yamame.failures import one_line, shown
+from yamame.failures import as_text, one_line
 from yamame.files.atomic import (
     TEMPORARY_SUFFIX,
     atomic_writer,
@@ -115,7 +115,7 @@ def read_folder(folder: Path) -> SavedAgent:
     data = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
     given = data.get("yamame_format")
     if given not in (_WITHOUT_CHECKSUM, FORMAT) or isinstance(given, bool):
-        what = f"yamame_format {shown(given)}" if data else f"no {CONFIG}"
+        what = f"yamame_format {as_text(given)}" if data else f"no {CONFIG}"
         raise UsageError(
             f"load: {folder} must be a folder of save_pretrained with yamame_format {FORMAT}, it has {what}"
         )
@@ -158,6 +158,6 @@ def zoo_folder(name: str) -> Path:
     found = {path.parent.name: path.parent for place in ZOOS for path in sorted(place.glob(f"*/{CONFIG}"))}
     if not _NAME.fullmatch(name) or name not in found:
         raise UsageError(
-            f"load: zoo: must be followed by one of {', '.join(found) or 'no name yet'}, got {shown(name)}"
+            f"load: zoo: must be followed by one of {', '.join(found) or 'no name yet'}, got {as_text(name)}"
         )
     return found[name]

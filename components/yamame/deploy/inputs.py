@@ -9,7 +9,7 @@ from tensordict import NestedKey, TensorDict, TensorDictBase, unravel_key
 from torch import Tensor
 from torchrl.data import Composite, TensorSpec
 
-from yamame.failures import shown
+from yamame.failures import as_text
 from yamame.keys import CONTEXT, ENTRIES
 
 _OWNER = "DeployedAgent"
@@ -57,7 +57,7 @@ class Inputs:
             raise ValueError(f"{_OWNER}: observation must have {self._names()}, got {unknown[0]!r} as well")
         values = {key: _entry(observation, key, self._names()) for key in self._leaves}
         batch = () if num is None else (num,)
-        tensors = {key: _tensor(value, f"observation {shown(key)}") for key, value in values.items()}
+        tensors = {key: _tensor(value, f"observation {as_text(key)}") for key, value in values.items()}
         entries = {key: _fitted(tensors[key], spec, batch, key) for key, spec in self._leaves.items()}
         nested = TensorDict({}, [1 if num is None else num])
         for key, value in entries.items():
@@ -65,7 +65,7 @@ class Inputs:
         return nested, any(isinstance(value, Tensor) for value in values.values())
 
     def _names(self) -> str:
-        return ", ".join(f"{shown(key)} {tuple(spec.shape)}" for key, spec in self._leaves.items())
+        return ", ".join(f"{as_text(key)} {tuple(spec.shape)}" for key, spec in self._leaves.items())
 
 
 def read_flags(value: Any, name: str, num: int | None) -> Tensor:
@@ -105,7 +105,7 @@ def read_reward(value: Any, num: int | None, begins: Tensor, fresh: Tensor) -> T
 def read_names(sessions: Any) -> list[Any]:
     """Names of sessions."""
     if not isinstance(sessions, list | tuple | range) or not len(sessions):
-        raise ValueError(f"{_OWNER}: sessions must be a list with at least one name, got {shown(sessions)}")
+        raise ValueError(f"{_OWNER}: sessions must be a list with at least one name, got {as_text(sessions)}")
     names = list(sessions)
     try:
         twice = len(set(names)) < len(names)
@@ -114,7 +114,7 @@ def read_names(sessions: Any) -> list[Any]:
             f"{_OWNER}: sessions must be names that hash, as text and numbers do: {error}"
         ) from error
     if twice:
-        raise ValueError(f"{_OWNER}: sessions must be different ones, got {shown(names)}")
+        raise ValueError(f"{_OWNER}: sessions must be different ones, got {as_text(names)}")
     return names
 
 
@@ -130,7 +130,7 @@ def _entry(observation: Any, key: NestedKey, names: str) -> Any:
     for part in (key,) if isinstance(key, str) else key:
         value = value.get(part, None) if isinstance(value, Mapping | TensorDictBase) else None
         if value is None:
-            raise ValueError(f"{_OWNER}: observation must have {names}, it has no {shown(key)}")
+            raise ValueError(f"{_OWNER}: observation must have {names}, it has no {as_text(key)}")
     return value
 
 
@@ -154,7 +154,7 @@ def _tensor(value: Any, name: str) -> Tensor:
 
 def _fitted(tensor: Tensor, spec: TensorSpec, batch: tuple[int, ...], key: NestedKey) -> Tensor:
     """A tensor of the shape and dtype of a spec, ``[N, ...]``."""
-    name, shape = f"observation {shown(key)}", (*batch, *spec.shape)
+    name, shape = f"observation {as_text(key)}", (*batch, *spec.shape)
     if tuple(tensor.shape) != shape:
         raise ValueError(f"{_OWNER}: {name} must have the shape {shape}, got {tuple(tensor.shape)}")
     dtype, cast = str(spec.dtype).removeprefix("torch."), tensor
@@ -173,4 +173,4 @@ def _first(values: Tensor) -> float:
 
 
 def _kind(value: Any) -> str:
-    return type(value).__name__ if not isinstance(value, str | int | float | bool | None) else shown(value)
+    return type(value).__name__ if not isinstance(value, str | int | float | bool | None) else as_text(value)

@@ -11,7 +11,7 @@ from yamame.deploy.agent import DeployedAgent, SavedAgent
 from yamame.deploy.folder import CONFIG, read_folder, zoo_folder
 from yamame.deploy.interface import Interface
 from yamame.deploy.sources import Which, check_which, read_checkpoint
-from yamame.failures import shown
+from yamame.failures import as_text
 from yamame.files.atomic import json_safe
 from yamame.files.checkpoint import LoadedCheckpoint
 
@@ -87,7 +87,7 @@ def agent_folder(source: str | Path) -> Path | None:
     """
     if not isinstance(source, str | Path):
         wanted = "a path, zoo:NAME or the id of an MLflow run"
-        raise UsageError(f"load: source must be {wanted}, got {shown(source)}")
+        raise UsageError(f"load: source must be {wanted}, got {as_text(source)}")
     name = str(source)
     if name.startswith(_ZOO):
         return zoo_folder(name.removeprefix(_ZOO))

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from yamame.checks import UsageError
-from yamame.failures import one_line, shown
+from yamame.failures import as_text, one_line
 from yamame.files.checkpoint import Checkpointer, LoadedCheckpoint
 
 Which = Literal["best", "last"]
@@ -58,7 +58,7 @@ def read_checkpoint(
 def check_which(which: Any) -> None:
     """Refuses what names no checkpoint of a run."""
     if which not in get_args(Which):
-        raise UsageError(f"load: checkpoint must be best or last, got {shown(which)}")
+        raise UsageError(f"load: checkpoint must be best or last, got {as_text(which)}")
 
 
 def _read(files: Sequence[Path], which: Which, optional: Collection[str]) -> LoadedCheckpoint:

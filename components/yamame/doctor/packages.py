@@ -62,7 +62,7 @@ def _conflict(needed: Requirement, owner: str) -> str | None:
     return f"{needed.name}: must be {wanted} for {owner}, got {version}; run: {remedy}"
 
 
-def shown() -> str:
+def as_text() -> str:
     """The versions that matter most, in a line."""
     return ", ".join([f"python {platform.python_version()}", *(f"{n} {metadata.version(n)}" for n in SHOWN)])
 

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from yamame.checks import UsageError
-from yamame.failures import shown
+from yamame.failures import as_text
 
 OURS = ("yamame.", "yamame_envs.")
 LAYERS = ("torch.nn.", "torch.optim.", "torchrl.modules.", "torchrl.objectives.")
@@ -92,7 +92,7 @@ def prefixes_of(trust: Any) -> tuple[str, ...]:
     packages = [trust] if isinstance(trust, str) else trust
     for package in packages if isinstance(packages, list | tuple) else [packages]:
         if not isinstance(package, str) or not _PACKAGE.fullmatch(package):
-            raise UsageError(f"trust: must be a list of packages, as [mylab.], got {shown(trust)}")
+            raise UsageError(f"trust: must be a list of packages, as [mylab.], got {as_text(trust)}")
     return tuple(f"{package.rstrip('.')}." for package in packages)
 
 
@@ -107,7 +107,7 @@ def check_name(path: Any, key: str, trust: Iterable[str] = ()) -> None:
     allowed = (*OURS, *LAYERS)
     if not isinstance(path, str) or not _DOTTED.fullmatch(path) or not path.startswith((*allowed, *trust)):
         raise UsageError(
-            f"{key}._target_ must begin with {' or '.join(allowed)} or a package of trust=[...], got {shown(path)}"
+            f"{key}._target_ must begin with {' or '.join(allowed)} or a package of trust=[...], got {as_text(path)}"
         )
 
 
@@ -170,7 +170,7 @@ your own must be in trust=[...]; got 'os.system'
             if module not in _REGISTERING and not f"{module}.".startswith(tuple(trust)):
                 problem = f"a text that imports no module, in a file; {own}"
         if problem is not None:
-            raise UsageError(f"{key or 'configuration'} must be {problem}; got {shown(value)}")
+            raise UsageError(f"{key or 'configuration'} must be {problem}; got {as_text(value)}")
 
 
 def own_modules(env: Mapping[str, Any]) -> list[str]:

@@ -21,7 +21,7 @@ from yamame.collectors import Collector
 from yamame.data import Mixture, TrajectoryDataset, TrajectoryFormat
 from yamame.deploy.build import assemble
 from yamame.deploy.build import check_device as check_device
-from yamame.failures import shown
+from yamame.failures import as_text
 from yamame.keys import GOAL_KEYS
 from yamame.replay import Window
 from yamame.replay.disk.files import read_manifests
@@ -151,7 +151,7 @@ def build_callbacks(cfg: DictConfig, given: Sequence[Callback]) -> Callbacks:
     }
     for name, node in cfg.callbacks.items():
         if not isinstance(node, DictConfig):
-            raise UsageError(f"callbacks.{name}: must be a mapping with _target_, got {shown(node)}")
+            raise UsageError(f"callbacks.{name}: must be a mapping with _target_, got {as_text(node)}")
         if name in named:
             raise UsageError(
                 f"callbacks.{name}: must have another name, for that of the run itself has this one"

@@ -306,7 +306,7 @@ class Run:
         self.progress.callbacks = self.callbacks.state_dict()
         self.progress.saved_at = step = self.progress.step
         metric = None if result is None else score(result)
-        components = {name: ranks.told(part) for name, part in self.components.items()}
+        components = {name: ranks.state_of(part) for name, part in self.components.items()}
         path = ranks.first(lambda: self.checkpoints.save(components, step=step, metric=metric))
         self._saved = (self.progress.env_steps, self.progress.updates)
         self.on_saved()

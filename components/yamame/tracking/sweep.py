@@ -114,7 +114,7 @@ def close_sweep(error: BaseException | None, jobs: Mapping[int, Mapping[str, Any
         run = _open_sweeps.pop()
         try:
             _record(run, {number: job["objective"] for number, job in jobs.items()})
-            run.log_tags({f"job.{number}": told(job) for number, job in jobs.items()})
+            run.log_tags({f"job.{number}": job_as_text(job) for number, job in jobs.items()})
             _summarise(run, jobs)
             run.set_status(run_status(error))
             uri = run.client.tracking_uri
@@ -165,10 +165,10 @@ def groups_of(jobs: Mapping[int, Mapping[str, Any]]) -> dict[str, list[float]]:
     return groups
 
 
-def told(job: Mapping[str, Any]) -> str:
+def job_as_text(job: Mapping[str, Any]) -> str:
     """What became of a job, and of which.
 
-    >>> told({"outcome": "ran", "overrides": ["seed=1", "env=wind"]})
+    >>> job_as_text({"outcome": "ran", "overrides": ["seed=1", "env=wind"]})
     'ran: seed=1 env=wind'
     """
     return f"{job['outcome']}: {' '.join(job['overrides'])}"
