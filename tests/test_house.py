@@ -51,7 +51,9 @@ def test_a_planted_kernel_is_found(tmp_path):
 
 def test_the_package_and_its_rooms_stay_small():
     rooms = {room.name: lines(room.rglob("*.py")) for room in PACKAGE.iterdir() if room.is_dir()}
-    assert rooms["trajectory"] <= 2_860  # of which 303 adapt models of the library transformers, 593 read in segments
+    assert (
+        rooms["trajectory"] <= 2_860
+    )  # of which 303 adapt models of the library transformers, 593 read in segments
     assert {name: size for name, size in rooms.items() if size > 2_860} == {}
     assert lines(PACKAGE.rglob("*.py")) <= 24_900
 

@@ -131,6 +131,7 @@ class _Tally:
     """What the first episodes of E envs have brought so far; it grows with their trials, not with their steps."""
 
     def __init__(self, num_envs: int, device: torch.device) -> None:
+        self.look_every = 1 if device.type == "cpu" else 16  # steps, for a look waits for the device
         self.playing = torch.ones(num_envs, dtype=torch.bool, device=device)
         self.lengths = torch.zeros(num_envs, dtype=torch.int64, device=device)
         self.trial = torch.zeros_like(self.lengths)
@@ -145,7 +146,7 @@ class _Tally:
             return True
         playing, latest = torch.stack((self.playing.any().long(), self.trial.amax())).tolist()
         if latest + 1 + self.look_every > self.returns.shape[1]:
-            self.returns = F.pad(self.returns, (0, self.returns.shape[1]))
+            self.returns = F.pad(self.returns, (0, max(self.look_every, self.returns.shape[1])))
         return bool(playing)
 
     def add(self, reward: Tensor, flags: dict[str, Tensor]) -> None:
