@@ -39,7 +39,7 @@ from yamame.evaluation import evaluate
 from yamame.files.atomic import write_json
 from yamame.replay import TrialSubsampling
 from yamame.report.figures import learning_curve
-from yamame.runs.build import build_agent, build_env, build_learner, build_replay, relabels
+from yamame.runs.build import build_agent, build_env, build_learner, build_replay, evaluated_policy, relabels
 from yamame.runs.callbacks import Callback
 from yamame.runs.held_out import held_out_env, play_held_out
 from yamame.runs.run import Run
@@ -54,7 +54,8 @@ def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
         seed_everything(cfg.seed)
         held_out = run.closing(held_out_env(cfg))
         agent = build_agent(cfg, held_out)
-        learner, policy = build_learner(cfg, agent, guard=run.guard), agent.policy()
+        learner = build_learner(cfg, agent, guard=run.guard, budget=run.budget)
+        policy = evaluated_policy(agent, learner)
         longer = longer_episodes(cfg)
         env = run.closing(build_env(longer, num_envs=cfg.schedule.num_envs, seed=cfg.seed))
         source = instantiate(cfg.source.learner)(agent.action_space)
