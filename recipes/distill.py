@@ -45,6 +45,7 @@ from yamame.runs.build import (
     build_learner,
     build_packing,
     build_replay,
+    evaluated_policy,
     relabels,
 )
 from yamame.runs.callbacks import Callback
@@ -61,7 +62,8 @@ def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
         seed_everything(cfg.seed)
         held_out = run.closing(held_out_env(cfg))
         agent = build_agent(cfg, held_out)
-        learner, policy = build_learner(cfg, agent, guard=run.guard), agent.policy()
+        learner = build_learner(cfg, agent, guard=run.guard, budget=run.budget)
+        policy = evaluated_policy(agent, learner)
         longer = longer_episodes(cfg)
         env = run.closing(build_env(longer, num_envs=cfg.schedule.num_envs, seed=cfg.seed))
         source = instantiate(cfg.source.learner)(agent.action_space)

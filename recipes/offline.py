@@ -27,7 +27,7 @@ from omegaconf import DictConfig
 from yamame import ranks
 from yamame.checks import UsageError
 from yamame.cli.app import main
-from yamame.runs.build import build_agent, build_data, build_learner, build_transform
+from yamame.runs.build import build_agent, build_data, build_learner, build_transform, evaluated_policy
 from yamame.runs.callbacks import Callback
 from yamame.runs.held_out import held_out_env
 from yamame.runs.run import Run
@@ -41,13 +41,14 @@ def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
         seed_everything(ranks.own_seed(cfg.seed))
         held_out = run.closing(held_out_env(cfg))
         agent = ranks.equal(build_agent(cfg, held_out))
-        policy, learner = agent.policy(), build_learner(cfg, agent, guard=run.guard)
+        learner = build_learner(cfg, agent, guard=run.guard, budget=run.budget)
         data = build_data(cfg, held_out, transform=build_transform(cfg, held_out))
         if data is None:
             raise UsageError("data: must be given, got none; set data=runs data.path=..., or data=npz")
         batch_size = ranks.part(cfg.schedule.batch_size, "schedule.batch_size")
         batches = Prefetcher(partial(data.sample, batch_size), cfg.device)
-        run.begin({"agent": agent, **learner.components(), "data": data}, policy=policy, held_out=held_out)
+        policy, components = evaluated_policy(agent, learner), {"agent": agent, **learner.components()}
+        run.begin({**components, "data": data}, policy=policy, held_out=held_out)
 
         while not run.ended():
             for batch, meanwhile in batches.up_to(run.updates_left(), ends=run.is_last):

@@ -30,7 +30,15 @@ from yamame.checks import UsageError
 from yamame.cli.app import main
 from yamame.collectors import EpisodeCollector
 from yamame.replay import OnPolicyBuffer, minibatches
-from yamame.runs.build import build_agent, build_env, build_learner, build_packing, longest_episode, relabels
+from yamame.runs.build import (
+    build_agent,
+    build_env,
+    build_learner,
+    build_packing,
+    evaluated_policy,
+    longest_episode,
+    relabels,
+)
 from yamame.runs.callbacks import Callback
 from yamame.runs.held_out import held_out_env
 from yamame.runs.run import Run
@@ -48,13 +56,13 @@ def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
         held_out = run.closing(held_out_env(cfg))
         agent = build_agent(cfg, env)
         check_context(agent, env)
-        policy, learner = agent.policy(), build_learner(cfg, agent, guard=run.guard)
+        policy, learner = agent.policy(), build_learner(cfg, agent, guard=run.guard, budget=run.budget)
         packing = Compose(*build_packing(cfg, longest_episode(env)))
         episodes = OnPolicyBuffer()
         collector = EpisodeCollector(env, policy, episodes)
         # Checkpoints are made when no episodes are held.
         components = {"agent": agent, **learner.components(), "collector": collector}
-        run.begin(components, policy=policy, held_out=held_out)
+        run.begin(components, policy=evaluated_policy(agent, learner), held_out=held_out)
 
         while not run.ended():
             run.count(collector.collect(cfg.schedule.steps_per_iteration))

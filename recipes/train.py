@@ -43,6 +43,7 @@ from yamame.runs.build import (
     build_source,
     build_transform,
     check_lengths,
+    evaluated_policy,
 )
 from yamame.runs.callbacks import Callback
 from yamame.runs.held_out import held_out_env
@@ -61,7 +62,7 @@ def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
         held_out = run.closing(held_out_env(cfg))
         check_lengths(cfg, env)
         agent = ranks.equal(build_agent(cfg, env))
-        policy, learner = agent.policy(), build_learner(cfg, agent, guard=run.guard)
+        policy, learner = agent.policy(), build_learner(cfg, agent, guard=run.guard, budget=run.budget)
         exploration = instantiate(cfg.exploration, action_space=agent.action_space)
         transform = build_transform(cfg, env)
         path = ranks.own_folder(run.path / "replay")
@@ -73,7 +74,8 @@ def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
         collector = build_collector(cfg, env=env, policy=policy, replay=replay, exploration=exploration)
         run.exits.callback(collector.shutdown)
         components = {"agent": agent, **learner.components(), "collector": collector, "replay": source}
-        run.begin(components, policy=policy, held_out=held_out, on_saved=replay.protect)
+        evaluated = evaluated_policy(agent, learner)
+        run.begin(components, policy=evaluated, held_out=held_out, on_saved=replay.protect)
 
         learn_offline(run, learner, batches)
         collector.update_policy_weights_(TensorDict.from_module(policy).data)

@@ -51,6 +51,11 @@ class Budget:
     def _spent(self, env_steps: int, updates: int) -> dict[str, float]:
         return {"env_steps": env_steps, "updates": updates, "minutes": self.elapsed_s / 60}
 
+    @property
+    def time_spent(self) -> float:
+        """The spent share of the minutes, at most 1; 0 where they are not limited."""
+        return 0.0 if self.minutes is None else min(1.0, self.elapsed_s / 60 / self.minutes)
+
     def fraction(self, *, env_steps: int, updates: int) -> float:
         """The spent fraction of the limit that is nearest, at most 1."""
         spent = self._spent(env_steps, updates)

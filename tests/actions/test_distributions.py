@@ -237,6 +237,20 @@ def test_discrete_and_bits_agree_with_torch_distributions():
     torch.testing.assert_close(bits(logits).log_prob(coins), expected)
 
 
+@families
+def test_what_is_cloned_has_the_log_probability_without_the_floor_and_its_gradient(make, actions):
+    logits = (20 * torch.randn(3, actions.shape[-1])).requires_grad_()
+    action = actions[torch.randint(len(actions), (3,))]
+    floored, plain = make(logits, 0.01), make(logits, 0.0)
+    torch.testing.assert_close(floored.cloning_log_prob(action), plain.log_prob(action))
+    assert not torch.allclose(floored.log_prob(action), plain.log_prob(action))
+    gradients = [
+        torch.autograd.grad(log_prob.sum(), logits)[0]
+        for log_prob in (floored.cloning_log_prob(action), plain.log_prob(action))
+    ]
+    torch.testing.assert_close(*gradients)
+
+
 def test_log_probabilities_far_below_float_range_stay_exact_without_a_floor():
     log_prob = discrete(torch.tensor([200.0, 0.0])).log_prob(torch.tensor([0.0, 1.0]))
     assert log_prob.item() == pytest.approx(-200.0)

@@ -167,14 +167,15 @@ def test_members_start_apart_and_on_the_scale_of_linear_layers():
             assert torch.corrcoef(ours.flatten(1)).triu(1).abs().max() < 5 / math.sqrt(ours[0].numel())
 
 
-def test_autocast_changes_precision_only():
+def test_autocast_changes_precision_only_and_not_that_of_the_last_layer():
     context, action = torch.randn(5, D), torch.rand(5, G, A)
     for critic, inputs in ((state_action(), (context,)), (action_input(), (context, action))):
         with torch.autocast("cpu", torch.bfloat16):
             half = critic(*inputs)
-        assert half.dtype == torch.bfloat16
         # bfloat16 keeps 8 bits; values here are of order 1.
-        torch.testing.assert_close(half.float(), critic(*inputs), rtol=0, atol=0.05)
+        torch.testing.assert_close(half, critic(*inputs), rtol=0, atol=0.05)
+        assert not torch.equal(half, half.bfloat16().float())
+        assert not torch.equal(half, critic(*inputs))
 
 
 def test_the_critic_is_chosen_by_whether_actions_can_be_enumerated():

@@ -10,6 +10,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from yamame.actions import ActionSpace
 from yamame.losses import MultiGammaREDQLoss
+from yamame.losses.policy_values import PolicyValues
 
 Make = Callable[..., MultiGammaREDQLoss]
 MakeBatch = Callable[..., TensorDict]
@@ -38,6 +39,11 @@ class _NaiveUpdate:
         actor = self.loss._targets["actor"] if target else self.loss.actor_network
         logits = actor(self.context[b, t])
         return ((1 - FLOOR) * logits.softmax(-1) + FLOOR / logits.shape[-1]).tolist()
+
+    def log_prob(self, b: int, t: int, action: int, g: int) -> float:
+        """Without the floor: what is cloned."""
+        logits: Tensor = self.loss.actor_network(self.context[b, t])
+        return logits[g].log_softmax(-1)[action].item()
 
     def raw(self, b: int, t: int, *, target: bool) -> Tensor:
         critic = self.loss._targets["critic"] if target else self.loss.critic_network
@@ -90,7 +96,7 @@ class _NaiveUpdate:
             expected = [sum(p * self.value(raw, c, a, g) for a, p in enumerate(probs)) for c in range(3)]
             advantage = sum(self.value(raw, c, taken, g) - expected[c] for c in range(3)) / 3
             good = advantage > self.loss.filter_threshold
-            cloning -= good * torch.tensor(probs[taken]).log().item()
+            cloning -= good * self.log_prob(b, t, taken, g)
             kept[g] += good
             values[g] += sum(self.value(raw, c, taken, g) for c in range(3)) / 3
         count = len(targets)
@@ -220,12 +226,27 @@ def test_unfiltered_cloning_is_the_mean_log_likelihood(
     batch, loss = make_batch(space), make_loss(space, cloning_filter="none", **settings)
     context = loss._contexts(loss.encoder, batch)[0][:, :-1]
     policy = space.distribution(loss.actor_network(context))
-    log_prob = policy.log_prob(space.encode(batch["action"][:, :-1]).unsqueeze(-2))
+    log_prob = policy.cloning_log_prob(space.encode(batch["action"][:, :-1]).unsqueeze(-2))
     expected = -log_prob[loss._valid_transitions(batch)].mean()
     torch.testing.assert_close(loss(batch)["loss_cloning"], expected)
     filtered = make_loss(space, filter_threshold=1e9, **settings)(batch)
     assert filtered["loss_cloning"] == 0.0
     assert filtered["filter_weight"] == 0.0
+
+
+def test_the_filter_tells_actions_apart_whose_values_differ_by_what_float32_rounds_away(
+    discrete: ActionSpace, make_loss: Make
+) -> None:
+    loss = make_loss(discrete, filter_threshold=0.0)
+    with torch.no_grad():
+        loss.returns.moments.mean.fill_(1e6)  # where neighbours in float32 are 0.06 apart
+        loss.returns.moments.variance.fill_(1.0)
+    raw = torch.tensor([0.50, 0.51, 0.49]).view(1, 1, 1, 3, 1, 1)  # [B, T, C, A, G, O], of three actions
+    policy = PolicyValues(raw, torch.full((1, 1, 1, 3, 1), 1 / 3))
+    returns = loss.returns.to_returns(raw).squeeze()
+    assert returns.unique().numel() == 1  # nothing is left of the difference in units of returns
+    kept = [bool(loss._cloning_weight(raw[:, :, :, action], policy).all()) for action in range(3)]
+    assert kept[1:] == [True, False]
 
 
 def test_exponential_filter_uses_its_temperature(

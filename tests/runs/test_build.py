@@ -97,11 +97,8 @@ def test_the_learning_rate_ends_with_whichever_limit_comes_first():
     assert total_updates(annealed(env_steps=11_000, updates=250)) == 200
 
 
-def test_minutes_alone_give_no_end_to_anneal_to():
-    with pytest.raises(
-        ValueError, match=r"schedule\.anneal_lr: budget\.env_steps or budget\.updates must be given"
-    ):
-        total_updates(annealed())
+def test_minutes_alone_limit_no_number_of_updates():
+    assert total_updates(annealed()) is None
 
 
 def test_a_budget_that_ends_before_learning_starts_still_has_an_end():

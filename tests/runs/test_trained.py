@@ -13,6 +13,7 @@ from yamame.cli.nodes import plain
 from yamame.files.checkpoint import Checkpointer
 from yamame.runs.build import build_agent, build_env
 from yamame.runs.trained import load_trained
+from yamame.training import AveragedWeights
 
 SMALL = ["encoder.d_model=16", "encoder.num_heads=2", "encoder.num_layers=1", "env.size=7"]
 SMALL += ["+evaluation.env.time_limit=33"]
@@ -51,6 +52,19 @@ def test_a_directory_and_a_file_give_the_agent_with_its_weights(run):
         assert torch.equal(agents_weight(trained), weights_of(files[step])["actor.mlp.0.weight"])
         assert not trained.build_agent(trained.build_env(num_envs=2, seed=0)).training
     assert not torch.equal(*(weights_of(file)["actor.mlp.0.weight"] for file in files.values()))
+
+
+def test_averaged_weights_are_those_that_act(run, tmp_path):
+    trained = load_trained(run)
+    agent = trained.build_agent(trained.build_env(num_envs=2, seed=0))
+    averaged = AveragedWeights(agent.policy(), decay=0.5)
+    agent.actor.mlp[0].weight.data.fill_(1.0)
+    averaged.update()
+    checkpointer = Checkpointer(tmp_path / "checkpoints", config=plain(trained.config))
+    checkpointer.save({"agent": agent, "averaged": averaged}, step=1, metric=1.0)
+    acting = agents_weight(load_trained(tmp_path))
+    assert torch.equal(acting, averaged.network.actor.mlp[0].weight)
+    assert not torch.equal(acting, agent.actor.mlp[0].weight)
 
 
 @pytest.mark.parametrize("step", [10, 20])

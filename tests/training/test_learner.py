@@ -6,6 +6,7 @@ from tensordict import TensorDict
 from torch import nn
 from yamame.checks import UsageError
 from yamame.files.checkpoint import Checkpointer
+from yamame.training.averaging import AveragedWeights
 from yamame.training.guard import NonFiniteGuard
 from yamame.training.learner import Learner
 
@@ -67,6 +68,51 @@ def test_the_learning_rate_falls_linearly_to_zero_after_the_warm_up(tmp_path):
         learner.update(batch(1.0))
     moves = torch.tensor([1.0, *learner.loss.seen]).diff().neg()
     assert moves.tolist() == pytest.approx([0.05, 0.1, 0.1, 0.075, 0.05, 0.025, 0.0, 0.0], abs=1e-5)
+
+
+def test_the_learning_rate_is_zero_when_time_is_out_and_ignores_its_first_half(tmp_path):
+    spent = iter([0.0, 0.25, 0.5, 0.75, 1.0, 1.0])  # asked when it is built and after every update
+    learner = make(tmp_path, total_updates=1000, time_spent=lambda: next(spent))
+    for _ in range(5):
+        learner.update(batch(1.0))
+    moves = torch.tensor([1.0, *learner.loss.seen]).diff().neg()
+    assert moves.tolist() == pytest.approx([0.1, 0.0999, 0.0998, 0.05, 0.0], abs=1e-5)
+
+
+def test_averaged_weights_follow_every_update_that_is_made(tmp_path):
+    loss = Quadratic()
+    averaged = AveragedWeights(loss, decay=0.5)
+    learner = make(tmp_path, loss, averaged=averaged)
+    expected = 1.0
+    for slope in (1.0, torch.nan, 1.0):
+        learner.update(batch(slope))
+        if slope == 1.0:
+            expected = 0.5 * expected + 0.5 * loss.weight.item()
+    assert averaged.network.weight.item() == pytest.approx(expected)
+    assert averaged.network.weight.item() != pytest.approx(loss.weight.item())
+    assert learner.components()["averaged"] is averaged
+
+
+def test_averaged_weights_have_the_present_statistics_and_survive_a_checkpoint(tmp_path):
+    network = nn.BatchNorm1d(2)
+    averaged = AveragedWeights(network, decay=0.9)
+    network(torch.randn(8, 2) + 3)
+    network.weight.data.fill_(2.0)
+    averaged.update()
+    assert torch.equal(averaged.network.running_mean, network.running_mean)
+    assert averaged.network.weight.tolist() == pytest.approx([1.1, 1.1])
+    assert not averaged.network.training
+    again = AveragedWeights(nn.BatchNorm1d(2), decay=0.9)
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save({"averaged": averaged}, step=1)
+    checkpointer.load({"averaged": again})
+    assert again.network.weight.tolist() == pytest.approx([1.1, 1.1])
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.0])
+def test_a_decay_out_of_range_is_refused(decay):
+    with pytest.raises(ValueError, match=f"AveragedWeights: decay must be in .0, 1., got {decay}"):
+        AveragedWeights(nn.Linear(1, 1), decay=decay)
 
 
 def test_a_loss_that_is_not_finite_changes_nothing(tmp_path):

@@ -42,6 +42,14 @@ class ActionDistribution(torch.distributions.Distribution):
     def __init__(self, batch_shape: Size, encoded_size: int) -> None:
         super().__init__(batch_shape, Size([encoded_size]), validate_args=False)
 
+    def cloning_log_prob(self, encoded: Tensor) -> Tensor:
+        """Log-probability of actions to clone: without a floor, under which a policy cannot be told from others.
+
+        The floor is for acting and for expectations. The gradient of its log-probability falls with the probability
+        below the floor, so an action that the policy has dropped would hardly be cloned back.
+        """
+        return self.log_prob(encoded)
+
     @property
     def deterministic_sample(self) -> Tensor:
         """The mode, as TorchRL calls it."""
@@ -97,6 +105,9 @@ class _Categorical(_StraightThrough):
     def log_prob(self, encoded: Tensor) -> Tensor:
         if self._floor > 0:
             return (encoded * self.probs).sum(-1).clamp_min(_TINY).log()
+        return self.cloning_log_prob(encoded)
+
+    def cloning_log_prob(self, encoded: Tensor) -> Tensor:
         # Without a floor probabilities underflow, and their gradient with them: stay in log space.
         log_probs = self._logits.log_softmax(-1)
         chosen = torch.where(encoded > 0.5, log_probs, 0.0).sum(-1)
@@ -187,6 +198,11 @@ class MultiDiscreteDistribution(_StraightThrough):
         parts = zip(self._choices, encoded.split(self._nvec, -1), strict=True)
         return torch.stack([choice.log_prob(part) for choice, part in parts]).sum(0)
 
+    def cloning_log_prob(self, encoded: Tensor) -> Tensor:
+        """Sum of the choices' log-probabilities without the floor."""
+        parts = zip(self._choices, encoded.split(self._nvec, -1), strict=True)
+        return torch.stack([choice.cloning_log_prob(part) for choice, part in parts]).sum(0)
+
     def entropy(self) -> Tensor:
         """Sum of the choices' entropies."""
         return torch.stack([choice.entropy() for choice in self._choices]).sum(0)
@@ -225,9 +241,13 @@ class MultiBinaryDistribution(_StraightThrough):
 
     def log_prob(self, encoded: Tensor) -> Tensor:
         """Sum of the bits' log-probabilities."""
-        on = encoded > 0.5
         if self._floor > 0:
-            return torch.where(on, self.probs, 1 - self.probs).clamp_min(_TINY).log().sum(-1)
+            return torch.where(encoded > 0.5, self.probs, 1 - self.probs).clamp_min(_TINY).log().sum(-1)
+        return self.cloning_log_prob(encoded)
+
+    def cloning_log_prob(self, encoded: Tensor) -> Tensor:
+        """Sum of the bits' log-probabilities without the floor."""
+        on = encoded > 0.5
         chosen = F.logsigmoid(torch.where(on, self._logits, -self._logits))
         return chosen.nan_to_num(neginf=_LOG_TINY).sum(-1)
 

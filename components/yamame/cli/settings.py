@@ -23,6 +23,7 @@ _SCHEDULE = {
     "max_grad_norm": float,
     "warmup_updates": Annotated[int, 0],
     "max_refused": float,
+    "average_decay": NotRequired[Annotated[float, 0] | None],
     "autocast": Literal["bfloat16"] | None,
 }
 _OFF_POLICY = {"anneal_lr": bool, "cuda_graph": bool}

@@ -17,7 +17,7 @@ Which = Literal["best", "last"]
 def read_checkpoint(
     source: str, which: Which, *, tracking_uri: str | None = None, optional: Collection[str] = ()
 ) -> LoadedCheckpoint:
-    """The weights of a run, as the component ``agent``; temporary files are gone afterwards.
+    """The weights of a run as the component ``agent``, averaged ones where it has them; temporary files are gone then.
 
     Args:
         source: A run directory, a checkpoint file, or the id of an MLflow run whose artifacts hold checkpoints.
@@ -66,7 +66,11 @@ def _read(files: Sequence[Path], which: Which, optional: Collection[str]) -> Loa
     read = []
     for path in files[-1:] if which == "last" else files:
         try:
-            read.append(Checkpointer(path.parent).load({"agent": None}, which=path, optional=optional))
+            loaded = Checkpointer(path.parent).load(
+                {"agent": None}, which=path, optional=[*optional, "averaged"]
+            )
+            loaded.values["agent"] |= loaded.values.pop("averaged", {})
+            read.append(loaded)
         except UsageError:
             raise
         except Exception as error:  # other people's files make torch.load raise almost anything

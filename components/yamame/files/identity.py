@@ -39,7 +39,12 @@ MACHINE = (
 )
 """How a machine computes, precision and speed: other last bits, the same experiment. (Two are of earlier versions.)"""
 
-ADDED = {"float32_matmul_precision": "highest", "packing.row_multiple": 1, "packing.length_multiple": 1}
+ADDED = {
+    "float32_matmul_precision": "highest",
+    "packing.row_multiple": 1,
+    "packing.length_multiple": 1,
+    "schedule.average_decay": None,
+}
 """Settings that earlier versions did not have, and what they did."""
 
 

@@ -5,6 +5,7 @@ from torchrl.modules import MLP
 
 from yamame.actions.spaces import ActionSpace
 from yamame.checks import require, require_at_least
+from yamame.heads.ensemble import full_precision_output
 
 
 class ActorHead(nn.Module):
@@ -57,6 +58,6 @@ class ActorHead(nn.Module):
         )
 
     def forward(self, context: Tensor) -> Tensor:
-        """`context [*, D]` to policy parameters `[*, G, P]`."""
-        params: Tensor = self.mlp(context)
-        return params
+        """`context [*, D]` to policy parameters `[*, G, P]`, float32 also under autocast."""
+        params = full_precision_output(self.mlp, context)
+        return params.unflatten(-1, (self.num_gammas, self.action_space.num_params))

@@ -28,6 +28,19 @@ class EnsembleLinear(nn.Module):
         return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT)
 
 
+def full_precision_output(layers: nn.Sequential, x: Tensor) -> Tensor:
+    """What layers make of an input, the last of them in float32 under autocast as well.
+
+    The advantage of an action is a small difference of large values, about as small as what bfloat16 rounds away.
+    """
+    *hidden, last = layers
+    for layer in hidden:
+        x = layer(x)
+    with torch.autocast(x.device.type, enabled=False):
+        out: Tensor = last(x.float())
+    return out
+
+
 class EnsembleMLP(nn.Module):
     """C independent perceptrons: `num_layers` times (linear, LeakyReLU), then a linear output.
 
@@ -52,7 +65,7 @@ class EnsembleMLP(nn.Module):
         self.layers = nn.Sequential(*layers[:-1])
 
     def forward(self, x: Tensor) -> Tensor:
-        """The input `[*, in]` that all members read, to `[*, C, out]`."""
+        """The input `[*, in]` that all members read, to `[*, C, out]`, float32 also under autocast."""
         flat = x.reshape(-1, x.shape[-1])
-        out = self.layers(flat.expand(self.num_members, *flat.shape))
+        out = full_precision_output(self.layers, flat.expand(self.num_members, *flat.shape))
         return out.view(self.num_members, *x.shape[:-1], out.shape[-1]).movedim(0, -2)

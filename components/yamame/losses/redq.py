@@ -215,10 +215,10 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
             if self.online_coeff > 0:
                 output["loss_online"] = self.online_coeff * self._actor_loss(policy_values, policy, valid)
             if self._filters:
-                weight = self._cloning_weight(q_value, policy_values)
+                weight = self._cloning_weight(taken.detach(), policy_values)
                 output |= gamma_means("filter_weight", weight, valid, self.discounts)
         if self.cloning_coeff > 0:
-            log_prob = policy.log_prob(action.unsqueeze(-2))
+            log_prob = policy.cloning_log_prob(action.unsqueeze(-2))
             assert log_prob.shape == weight.shape == (*valid.shape, len(self.discounts))
             output["loss_cloning"] = self.cloning_coeff * masked_mean(-weight * log_prob, valid)
         acting = self._distribution(params[..., -1:, :].detach(), mask)
@@ -283,12 +283,15 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         return -masked_mean(value, valid)
 
     @torch.no_grad()
-    def _cloning_weight(self, q_value: Tensor, policy_values: PolicyValues) -> Tensor:
-        """How much the taken actions, of values [B, T, C, G], are cloned: [B, T, G]."""
-        state_value = policy_values.expect(self.returns.to_returns(policy_values.raw))
-        assert state_value.shape == q_value.shape
+    def _cloning_weight(self, taken: Tensor, policy_values: PolicyValues) -> Tensor:
+        """How much the taken actions, of raw values [B, T, C, G, O], are cloned: [B, T, G].
+
+        Values are subtracted in normalised units: float32 rounds the difference of two large returns away.
+        """
+        normalized = self.returns.to_normalized
+        advantage = normalized(taken) - policy_values.expect(normalized(policy_values.raw))
         return advantage_filter(
-            (q_value - state_value).mean(2),
+            advantage.mean(2) * self.returns.std,
             kind=self.cloning_filter,
             threshold=self.filter_threshold,
             temperature=self.filter_temperature,

@@ -13,6 +13,7 @@ from torchrl.envs import Compose, EnvBase, SerialEnv, Transform, TransformedEnv
 
 from yamame import ranks
 from yamame.agent import InContextAgent, InContextPolicy
+from yamame.budget import Budget
 from yamame.checks import UsageError
 from yamame.cli.nodes import instantiate, plain, target_of
 from yamame.cli.threads import share_threads
@@ -27,6 +28,7 @@ from yamame.replay import Window
 from yamame.replay.disk.files import read_manifests
 from yamame.runs.callbacks import Callback, Callbacks, EndlessWarning, RewardWarning, Tracking
 from yamame.runs.progress_bar import ProgressBar
+from yamame.training.averaging import AveragedWeights
 from yamame.training.guard import NonFiniteGuard
 from yamame.training.learner import Learner
 from yamame.training.progress import Progress
@@ -98,8 +100,16 @@ def build_collector(
     return collector
 
 
-def build_learner(cfg: DictConfig, agent: InContextAgent, *, guard: NonFiniteGuard | None = None) -> Learner:
-    """The learner of the configuration for an agent; the guard refuses updates that are not finite.
+def build_learner(
+    cfg: DictConfig,
+    agent: InContextAgent,
+    *,
+    guard: NonFiniteGuard | None = None,
+    budget: Budget | None = None,
+) -> Learner:
+    """The learner of the configuration for an agent.
+
+    The guard refuses updates that are not finite; the minutes of the budget let the learning rate fall in time.
 
     Raises:
         UsageError: The loss takes one discount factor, and the agent has several; or a setting of the schedule is
@@ -122,19 +132,28 @@ def build_learner(cfg: DictConfig, agent: InContextAgent, *, guard: NonFiniteGua
         **given,
     ).to(cfg.device)
     optimizer = instantiate(cfg.optimizer, params=[p for p in agent.parameters() if p.requires_grad])
+    anneals, decay = cfg.schedule.get("anneal_lr"), cfg.schedule.get("average_decay")
     try:
         return Learner(
             loss,
             optimizer,
             max_grad_norm=cfg.schedule.max_grad_norm,
             warmup_updates=cfg.schedule.warmup_updates,
-            total_updates=total_updates(cfg) if cfg.schedule.get("anneal_lr") else None,
+            total_updates=total_updates(cfg) if anneals else None,
             autocast=cfg.schedule.autocast,
             cuda_graph=bool(cfg.schedule.get("cuda_graph")),
             guard=guard,
+            averaged=None if decay is None else AveragedWeights(agent.policy(), decay=decay),
+            time_spent=lambda: budget.time_spent if anneals and budget is not None else 0.0,
         )
     except ValueError as error:  # its arguments are keys of the schedule
-        raise UsageError(str(error).replace("Learner: ", "schedule.", 1)) from error
+        keyed = str(error).replace("AveragedWeights: decay", "schedule.average_decay", 1)
+        raise UsageError(keyed.replace("Learner: ", "schedule.", 1)) from error
+
+
+def evaluated_policy(agent: InContextAgent, learner: Learner) -> InContextPolicy:
+    """The policy that is evaluated and deployed: that of averaged weights, where they are kept."""
+    return agent.policy() if learner.averaged is None else learner.averaged.network
 
 
 def build_callbacks(cfg: DictConfig, given: Sequence[Callback]) -> Callbacks:
@@ -306,20 +325,11 @@ def build_replay(cfg: DictConfig, path: Path, *, transform: Transform, owner: st
     return instantiate(cfg.replay, owner=None if resume else owner, resume=resume, **given)
 
 
-def total_updates(cfg: DictConfig) -> int:
-    """The updates that the budget allows, whatever its minutes.
-
-    Raises:
-        ValueError: If the budget has neither environment steps nor updates.
-    """
+def total_updates(cfg: DictConfig) -> int | None:
+    """The updates that the budget allows, whatever its minutes; None where only these are limited."""
     budget, schedule = cfg.budget, cfg.schedule
     limits = [] if budget.updates is None else [budget.updates]
     if budget.env_steps is not None and "offline_updates" in schedule:  # others make no update per step
         allowed = int((budget.env_steps - schedule.learning_starts) * schedule.updates_per_step)
         limits.append(allowed + schedule.offline_updates)
-    if not limits:
-        raise ValueError(
-            "schedule.anneal_lr: budget.env_steps or budget.updates must be given, got neither; set one, or "
-            "schedule.anneal_lr=false"
-        )
-    return max(1, int(min(limits)))
+    return max(1, int(min(limits))) if limits else None

@@ -1,7 +1,6 @@
 """One gradient step at a time, as every recipe makes it."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -12,6 +11,7 @@ from yamame.checks import UsageError, require, require_at_least, require_choice
 from yamame.keys import NUM_SEGMENTS
 from yamame.ranks import average_, means
 from yamame.recorder import cuda_recorder
+from yamame.training.averaging import AveragedWeights
 from yamame.training.guard import NonFiniteGuard
 from yamame.training.recorded_updates import Metrics, RecordedUpdates
 
@@ -31,6 +31,9 @@ class Learner:
         cuda_graph: Record the update of batches of a shape that comes again and again, and replay it: see
             `yamame.training.recorded_updates`. Makes the optimizer capturable and its learning rate a tensor.
         guard: Refuses updates that are not finite; None for one that keeps no evidence.
+        averaged: Weights that follow those that are learned; None for none.
+        time_spent: Share of the time there is that was spent, in [0, 1]. Once it exceeds a half, the learning rate
+            falls at least as fast as it must to be zero at 1.
 
     Raises:
         ValueError: If a setting is out of its range; if ``cuda_graph`` is wanted on a CPU, or of an optimizer or an
@@ -56,6 +59,8 @@ class Learner:
         autocast: Literal["bfloat16"] | None = None,
         cuda_graph: bool = False,
         guard: NonFiniteGuard | None = None,
+        averaged: AveragedWeights[Any] | None = None,
+        time_spent: Callable[[], float] = lambda: 0.0,
     ) -> None:
         require("Learner", "max_grad_norm", max_grad_norm, max_grad_norm > 0, "be positive")
         require_at_least("Learner", 0, warmup_updates=warmup_updates)
@@ -67,8 +72,12 @@ class Learner:
         self.max_grad_norm = max_grad_norm
         self.autocast = autocast
         self.guard = NonFiniteGuard() if guard is None else guard
+        self.averaged = averaged
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, partial(learning_rate_share, warmup=warmup_updates, total=total_updates)
+            optimizer,
+            lambda updates: learning_rate_share(
+                updates, warmup=warmup_updates, total=total_updates, time_spent=time_spent()
+            ),
         )
         self._recorded: RecordedUpdates | None = None
         if cuda_graph:
@@ -162,13 +171,16 @@ class Learner:
         update_targets = getattr(self.loss, "update_targets", None)
         if update_targets is not None:
             update_targets()
+        if self.averaged is not None:
+            self.averaged.update()
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def components(self) -> dict[str, Any]:
         """What a checkpoint needs to go on learning."""
-        return {"loss": self.loss, "optimizer": self.optimizer, "schedule": self.schedule}
+        averaged = {} if self.averaged is None else {"averaged": self.averaged}
+        return {"loss": self.loss, "optimizer": self.optimizer, "schedule": self.schedule, **averaged}
 
 
 def _random_state(batch: TensorDictBase) -> dict[str, Tensor]:
@@ -179,12 +191,17 @@ def _random_state(batch: TensorDictBase) -> dict[str, Tensor]:
     return state
 
 
-def learning_rate_share(updates: int, *, warmup: int, total: int | None) -> float:
+def learning_rate_share(updates: int, *, warmup: int, total: int | None, time_spent: float = 0.0) -> float:
     """The learning rate after so many updates, as a share of its value: up, then straight down to zero at ``total``.
+
+    Where time runs out before, it is zero then. Time counts only in its second half, so that a run that ends by its
+    updates has the same rates however fast it is, if it is about equally fast throughout.
 
     >>> [learning_rate_share(k, warmup=2, total=6) for k in range(7)]
     [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
+    >>> [learning_rate_share(k, warmup=2, total=10, time_spent=k / 4) for k in range(5)]
+    [0.5, 1.0, 1.0, 0.5, 0.0]
     """
     rise = (updates + 1) / max(1, warmup)
     fall = 1.0 if total is None else max(0.0, (total - updates) / max(1, total - warmup))
-    return min(1.0, rise, fall)
+    return min(1.0, rise, fall, max(0.0, 2.0 * (1.0 - time_spent)))
