@@ -28,7 +28,7 @@ LONG = (
 
 EXTRAS = (
     "tests/deploy", "tests/data", "tests/trajectory/test_hf.py", "tests/recipes/test_hf.py",
-    "tests/recipes/test_api.py", "tests/envs/adapters/test_robotics.py",
+    "tests/recipes/test_api.py", "tests/test_conf.py", "tests/envs/adapters/test_robotics.py",
 )  # fmt: skip
 """Tests of what other libraries do here, which skip where these are missing."""
 

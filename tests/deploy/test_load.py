@@ -332,3 +332,17 @@ def test_a_gpu_that_is_not_there_is_one_line():
 
 def test_a_length_that_can_be_chosen_is_taken():
     assert yamame.load("zoo:cpu_tmaze", context_length=5).context_length == 5
+
+
+def test_a_card_names_revision_and_cost_where_the_run_tells_them(run, tmp_path):
+    told = ("| revision | 1a2b3c |", "| CPU-seconds of its run | 12.5 |")
+    for name, summary, knows in (
+        ("whole", {"git_revision": "1a2b3c", "cpu_s": 12.5}, True),
+        ("old", {}, False),
+        ("damaged", None, False),
+    ):
+        path = shutil.copytree(run, tmp_path / name)
+        (path / "summary.json").write_text("{" if summary is None else json.dumps(summary))
+        for source in (path, yamame.load(path).save_pretrained(tmp_path / f"{name}-folder")):
+            card = (yamame.load(source).save_pretrained(tmp_path / f"{name}-again") / "README.md").read_text()
+            assert [line in card for line in told] == [knows, knows]

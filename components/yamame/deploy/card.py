@@ -30,6 +30,7 @@ def model_card(saved: SavedAgent, source: str) -> str:
         "horizon": as_text(saved.interface.horizon),
         "seed of training": as_text(config.get("seed")),
         "steps of training": as_text(about.get("step")),
+        **_costs(about),
         "parameters": f"{sum(value.numel() for value in saved.weights.values()):,}",
     }
     results = about.get("results") or {}
@@ -61,6 +62,12 @@ def described(value: Any) -> str:
         return as_text(value)
     names = [name for name in value if not name.startswith("_") and name != "workers"]
     return f"{_name(value)}({', '.join(f'{name}={described(value[name])}' for name in names)})"
+
+
+def _costs(about: dict[str, Any]) -> dict[str, str]:
+    """What is known of the run that trained it."""
+    told = {"revision": about.get("revision"), "CPU-seconds of its run": about.get("cpu_s")}
+    return {name: _number(value).strip("\"'") for name, value in told.items() if value is not None}
 
 
 def _name(node: Any) -> str:

@@ -12,7 +12,7 @@ from yamame.deploy.folder import CONFIG, read_folder, zoo_folder
 from yamame.deploy.interface import Interface
 from yamame.deploy.sources import Which, check_which, read_checkpoint
 from yamame.failures import as_text
-from yamame.files.atomic import json_safe
+from yamame.files.atomic import json_safe, read_json
 from yamame.files.checkpoint import LoadedCheckpoint
 
 _ZOO = "zoo:"
@@ -103,8 +103,19 @@ def from_checkpoint(source: str, loaded: LoadedCheckpoint, interface: Interface)
     about: dict[str, Any] = {"step": loaded.step, "results": {}}
     if "machine" in loaded.values:
         about["versions"] = loaded.values["machine"]["versions"]
+    about |= _costs(Path(source) / "summary.json")
     progress = loaded.values.get("progress", {})
     for point in progress.get("curve", []):
         if point.get(progress["unit"]) == loaded.step:
             about["results"] = {name: value for name, value in json_safe(point).items() if value is not None}
     return SavedAgent(source, loaded.config, interface, loaded.values["agent"], about)
+
+
+def _costs(path: Path) -> dict[str, Any]:
+    """The revision that a run has ended with and what all of it took, where its summary tells them."""
+    try:
+        summary = read_json(path) if path.is_file() else {}
+    except UsageError:  # damaged; an agent acts without
+        return {}
+    told = {"revision": summary.get("git_revision"), "cpu_s": summary.get("cpu_s")}
+    return {name: value for name, value in told.items() if value is not None}
