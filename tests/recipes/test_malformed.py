@@ -84,28 +84,11 @@ WRONG = {
 """By the type of a default: what is none of its values, whatever the setting means."""
 EDGE = ("-1", "0", "1", "-0.5", "1e30", "null", "[]", str(2**62), "abc", "cpu")
 """What some settings can be and others cannot."""
-SYNTAX = (
-    "={0}",
-    "~=3",
-    "{0}",
-    "{0}==3",
-    "{0}=[1",
-    "{0}={{a:",
-    "{0}='a",
-    "{0}=1,2",
-    "--{0}=3",
-    "{0}=${{nothing}}",
-)
-SYNTAX += ("@{0}=3", "{0}.a=3")
+SYNTAX = ["={0}", "~=3", "{0}", "{0}==3", "{0}=[1", "{0}={{a:", "{0}='a", "{0}=1,2", "--{0}=3"]
+SYNTAX += ["{0}=${{nothing}}", "@{0}=3", "{0}.a=3"]
 """What cannot be read."""
-RANGES = (
-    "range(0)",
-    "range(3,0)",
-    "range(0,3,0)",
-    "range(0,1e9)",
-    "shuffle(range(0,10000000))",
-    "range(0,nan)",
-)
+RANGES = ["range(0)", "range(3,0)", "range(0,3,0)", "range(0,1e9)", "range(0,nan)"]
+RANGES += ["shuffle(range(0,10000000))"]
 SWEEPS = [*(f"{{0}}={values}" for values in (*RANGES, "interval(0,1)", "range(a,b)")), "hydra.job.name=a,b"]
 SWEEPS += ["hydra.sweeper.params.{0}=1,2"]
 """Sweeps with no jobs, with too many, or that only a search can make."""
