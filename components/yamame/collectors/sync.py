@@ -23,6 +23,7 @@ from yamame.checks import require, require_choice
 from yamame.collectors.assembly import TrajectoryAssembler
 from yamame.collectors.base import Episodes, PreparesToAct, Records, Remembers, Replay, outermost
 from yamame.collectors.block import on_host
+from yamame.collectors.memory import MemoryAfterUpdate, check_memory, renew_memory
 from yamame.collectors.recorded import Carries, RecordedSteps, carries
 from yamame.keys import NOT_STORED
 from yamame.recorder import Recorder, cuda_recorder
@@ -42,10 +43,12 @@ class SyncCollector:
         autocast: Precision in which the policy computes, where a processor is faster so; None for that of its weights.
         cuda_graph: Record CUDA graphs: of whole steps where policy, exploration and environment allow it
             (`yamame.collectors.recorded.Carries`), else of the policy's decisions.
+        memory_after_update: What the policy remembers of open episodes when its weights change: ``keep``, ``rebuild``
+            (by the new weights) or ``reset``; see `yamame.collectors.memory`.
 
     Raises:
         ValueError: If the environment has another number of batch dimensions or no ``is_init``, ``autocast`` is
-            unknown, or decisions are to be recorded and cannot be.
+            unknown, decisions are to be recorded and cannot be, or the memory cannot be rebuilt or reset.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class SyncCollector:
         greedy: bool = False,
         autocast: Literal["bfloat16"] | None = None,
         cuda_graph: bool = False,
+        memory_after_update: MemoryAfterUpdate = "keep",
     ) -> None:
         owner = type(self).__name__
         require_choice(owner, "autocast", autocast, (None, "bfloat16"))
@@ -66,7 +70,8 @@ class SyncCollector:
         observed = list(env.observation_spec.keys(True, True))
         condition = "emit is_init (yamame.transforms.ContextTransform does)"
         require(owner, "env", observed, "is_init" in observed, condition)
-        self.env, self.replay = env, replay
+        check_memory(owner, policy, memory_after_update, cuda_graph=cuda_graph)
+        self.env, self.replay, self.memory_after_update = env, replay, memory_after_update
         self.exploration = (
             exploration if exploration is None or env.device is None else exploration.to(env.device)
         )
@@ -184,9 +189,11 @@ class SyncCollector:
         return Episodes(done.numel(), returns, lengths, success, num_aborted)
 
     def update_policy_weights_(self, weights: TensorDictBase) -> None:
-        """Copies ``TensorDict.from_module(policy).data`` into the acting policy. Its memory survives."""
+        """Copies ``TensorDict.from_module(policy).data`` into the acting policy; see ``memory_after_update``."""
         TensorDict.from_module(self.policy).data.update_(weights)
         self._prepare_to_act()
+        with self._precision:
+            renew_memory(self.policy, self.memory_after_update, self.assembler, self.env.device)
 
     def _prepare_to_act(self) -> None:
         for _, module in outermost(self.policy, PreparesToAct):
