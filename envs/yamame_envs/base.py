@@ -209,7 +209,9 @@ class BatchedEnv(ContextEnv):
             self._check_action(action, env_state.state["step_index"])
         else:
             low, high = self._encoding.bounds(action.device)
-            self._faults[0].logical_or_(~((action >= low) & (action <= high)).all())
+            good = (action >= low) & (action <= high)
+            self._faults[0].logical_or_(~good.all())
+            action = torch.where(good, action, low.to(action.dtype))  # a device ends the process over a wrong index
         state, reward, success = self._transition(env_state.task, env_state.state, action)
         state["step_index"] = env_state.state["step_index"] + 1
         terminated = success | (state["step_index"] >= self._horizon)

@@ -22,6 +22,7 @@ from yamame.transforms import context_values
 
 from yamame_envs.base import BatchedEnv
 from yamame_envs.context import ContextEnv
+from yamame_envs.env_state import EnvState
 from yamame_envs.streams import fold
 from yamame_envs.tasks import Tensors
 
@@ -159,43 +160,55 @@ class RepeatedTrials(ContextEnv):
             self.env._number(streams, episodes)
 
     def _begin_episodes(self, begins: Tensor, tensordict: TensorDictBase | None) -> None:
-        chosen, begun = self._chosen_tasks(tensordict), begins.unsqueeze(-1)
+        chosen = self._chosen_tasks(tensordict)
         task_seed = fold(self._streams, self._episodes) if chosen is None else chosen
+        first = self._request(begins, task_seed)
         if chosen is None:
             self._episodes = self._episodes + begins
-        state = {name: value.masked_fill(begun, 0) for name, value in self._state.items()}
-        state["task_seed"] = torch.where(begun, task_seed.unsqueeze(-1), state["task_seed"])
-        self._state = state
+            if self._counts_alike:
+                del first["task_seed"]
+        if tensordict is not None:
+            first.update(tensordict.select(*self._overrides, strict=False))
+        self._begin_tasks(begins, task_seed, first)
+
+    def _begin_again(self, begins: Tensor, task_seed: Tensor) -> None:
+        if self._counts_alike:
+            self._begin_tasks(begins, task_seed.squeeze(-1), None)
+        else:
+            super()._begin_again(begins, task_seed)
+
+    def _begin_tasks(self, begins: Tensor, task_seed: Tensor, first: TensorDict | None) -> None:
+        begun = begins.unsqueeze(-1)
+        seeds = torch.where(begun, task_seed.unsqueeze(-1), self._state["task_seed"])
+        self._state = {**{k: v.masked_fill(begun, 0) for k, v in self._state.items()}, "task_seed": seeds}
         old = self._timestep or {**self.observation_spec.zero(), **self.full_done_spec.zero()}
         timestep = {k: v.masked_fill(begun, 0) for k, v in old.items() if k not in self._passed}
         for name in ("trial_start", "is_init"):
             timestep[name] = timestep[name] | begun
-        first = self._request(begun)
-        if chosen is None and self._counts_alike:
-            del first["task_seed"]
-        if tensordict is not None:
-            first.update(tensordict.select(*self._overrides, strict=False))
-        self._timestep = {**self._begin_trials(begun, old, first), **timestep}
+        self._timestep = {**self._begin_trials(begins, old, first), **timestep}
 
-    def _request(self, begun: Tensor) -> TensorDict:
-        """What the inner environment is asked for when a trial begins in some envs ``[N, 1]``."""
-        return self._wrap({"_reset": begun.clone(), "task_seed": self._state["task_seed"].clone()})
+    def _request(self, begins: Tensor, task_seed: Tensor) -> TensorDict:
+        """What the inner environment is asked for when a trial begins in the envs of a mask ``[N]``."""
+        return self._wrap(
+            {"_reset": begins.unsqueeze(-1).clone(), "task_seed": task_seed.unsqueeze(-1).clone()}
+        )
 
     def _begin_trials(
-        self, begun: Tensor, old: Mapping[str, Any], first: TensorDict | None = None
+        self, begins: Tensor, old: Mapping[str, Any], first: TensorDict | None = None
     ) -> dict[str, Any]:
-        """Begins a trial in some envs ``[N, 1]``; what is then seen in all envs, ``old`` in the others.
+        """Begins a trial in the envs of a mask ``[N]``; what is then seen in all envs, ``old`` in the others.
 
         ``first`` is what the first trial of an episode asks for; without it, envs play their task again.
         """
         if isinstance(self.env, ContextEnv):
             if first is None:
-                self.env._begin_again(begun.squeeze(-1), self._state["task_seed"].clone())
+                self.env._begin_again(begins, self._state["task_seed"].clone())
             else:
-                self.env._begin_episodes(begun.squeeze(-1), first)
+                self.env._begin_episodes(begins, first)
             return self._pass_on(self.env._present)
-        new = self.env._reset(self._request(begun) if first is None else first)
-        return {name: _choose(begun, new.get(name), old[name]) for name in self._passed}
+        asked = self._request(begins, self._state["task_seed"].squeeze(-1)) if first is None else first
+        new = self.env._reset(asked)
+        return {name: _choose(begins, new.get(name), old[name]) for name in self._passed}
 
     def _advance(self, action: Tensor) -> tuple[Mapping[str, Any], Tensor]:
         played, true_reward = self._play(action)
@@ -209,7 +222,7 @@ class RepeatedTrials(ContextEnv):
         done = over | failed
         again = played["done"] & ~done
         if self._may_be_any(again):
-            seen = self._begin_trials(again, seen)
+            seen = self._begin_trials(again.squeeze(-1), seen)
         timestep = {
             **seen,
             **context_values(
@@ -297,24 +310,16 @@ class RepeatedTrials(ContextEnv):
 
     def carried(self) -> Tensors:
         """As `BatchedEnv.carried`, with those of the inner environment."""
-        return {
-            "streams": self._streams,
-            "episodes": self._episodes,
-            **{f"state.{name}": value for name, value in self._state.items()},
-            **{f"timestep.{name}": value for name, value in self._timestep.items()},
-            **{f"env.{name}": value for name, value in self.env.carried().items()},
-        }
+        own = EnvState(self._streams, self._episodes, {}, self._state, dict(self._timestep))
+        return {**own.tensors(), **{f"env.{name}": value for name, value in self.env.carried().items()}}
 
     def carry(self, tensors: Mapping[str, Tensor]) -> None:
         """As `BatchedEnv.carry`."""
-        parts: dict[str, Tensors] = {"state": {}, "timestep": {}, "env": {}}
-        for name, value in tensors.items():
-            part, _, entry = name.partition(".")
-            if entry:
-                parts[part][entry] = value
-        self._streams, self._episodes = tensors["streams"], tensors["episodes"]
-        self._state, self._timestep = parts["state"], parts["timestep"]
-        self.env.carry(parts["env"])
+        inner = {name for name in tensors if name.startswith("env.")}
+        self.env.carry({name.removeprefix("env."): tensors[name] for name in inner})
+        own = EnvState.of({name: value for name, value in tensors.items() if name not in inner})
+        self._streams, self._episodes = own.streams, own.episodes
+        self._state, self._timestep = own.state, own.timestep
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RepeatedTrials":
         super()._apply(fn, recurse)
@@ -339,7 +344,7 @@ class RepeatedTrials(ContextEnv):
 
 
 def _choose(chosen: Tensor, new: Any, old: Any) -> Any:
-    """``new`` in some envs ``[N, 1]`` and ``old`` in the others: tensors or tensordicts ``[N, ...]``."""
+    """``new`` in the envs of a mask ``[N]`` and ``old`` in the others: tensors or tensordicts ``[N, ...]``."""
     if isinstance(new, TensorDictBase):
-        return new.where(chosen.squeeze(-1), old)
+        return new.where(chosen, old)
     return torch.where(chosen.view(-1, *[1] * (new.ndim - 1)), new, old)

@@ -11,6 +11,7 @@ from yamame_envs import (
     MetaFrozenLake,
     PackageDelivery,
     PassiveTMaze,
+    RepeatedTrials,
     Wind,
 )
 from yamame_envs.streams import fold, integers, uniform
@@ -107,6 +108,13 @@ KINDS = {
     "wind": _wind,
     "bandits": _bandits,
 }
+TRIALS = {
+    "trials": lambda **settings: RepeatedTrials(_maze(**settings), num_trials=2),
+    "trials, horizon": lambda **settings: RepeatedTrials(_lake(**settings), num_trials=None, horizon=17),
+    "trials of trials": lambda **settings: RepeatedTrials(
+        RepeatedTrials(_delivery(**settings), num_trials=2), num_trials=2, num_warmup=1
+    ),
+}
 FIXED_LENGTH = {"corridor", "fetch", "dark", "dark, reset steps", "wind", "bandits"}
 """Kinds of which all episodes have the same number of steps."""
 
@@ -160,6 +168,12 @@ def kind(request):
 def make(kind):
     """Builds an environment of every kind."""
     return KINDS[kind]
+
+
+@pytest.fixture(params=[*KINDS, *TRIALS])
+def native(request):
+    """Builds an environment of every kind, and repeated trials in some."""
+    return {**KINDS, **TRIALS}[request.param]
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot, TensorSpec
 
 from yamame.checks import require
@@ -115,9 +114,9 @@ class ActionEncoding:
         if self.kind in ("one_hot", "bits"):
             return action.float()
         if self.kind == "index":
-            return F.one_hot(action.long(), self.encoded_size).float()
-        choices = zip(action.long().unbind(-1), self.nvec, strict=True)
-        return torch.cat([F.one_hot(choice, n) for choice, n in choices], -1).float()
+            return _one_hot(action, self.encoded_size)
+        choices = zip(action.unbind(-1), self.nvec, strict=True)
+        return torch.cat([_one_hot(choice, n) for choice, n in choices], -1)
 
     def decode(self, encoded: Tensor) -> Tensor:
         """An encoding `[*, A]` to the environment's action, which is within its bounds."""
@@ -130,6 +129,11 @@ class ActionEncoding:
         if self.kind == "index":
             return encoded.argmax(-1).to(self.dtype)
         return torch.stack([part.argmax(-1) for part in encoded.split(self.nvec, -1)], -1).to(self.dtype)
+
+
+def _one_hot(index: Tensor, size: int) -> Tensor:
+    """``[*] -> [*, size]`` float32, as `torch.nn.functional.one_hot` does it, which reads indices back on a CPU."""
+    return (index.long().unsqueeze(-1) == torch.arange(size, device=index.device)).float()
 
 
 def _kind(spec: TensorSpec, batch_dims: int) -> Literal["index", "indices", "one_hot", "bits", "box"]:

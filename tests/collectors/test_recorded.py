@@ -1,0 +1,238 @@
+"""Whole steps that are recorded: they collect what ordinary ones do, bit for bit."""
+
+from functools import partial
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torchrl.envs import TransformedEnv
+from torchrl.envs.transforms import RewardSum
+from yamame.capturing import capturing
+from yamame.collectors import SyncCollector
+from yamame.exploration import BilevelEpsilon, EpsilonGreedy, GaussianNoise
+from yamame.trajectory import GRUEncoder, MemorylessEncoder, TransformerEncoder, WindowEncoder
+from yamame_envs import MazeRunner, MetaFrozenLake, RepeatedTrials, Wind
+
+NUM_ENVS, LENGTH = 3, 20
+
+
+def maze(**settings):
+    return MazeRunner(
+        **{"num_envs": NUM_ENVS, "size": 7, "num_goals": 2, "time_limit": 15, "seed": 3, **settings}
+    )
+
+
+ENCODERS = {
+    "transformer": partial(TransformerEncoder, d_model=16, num_heads=2, num_layers=1),
+    "latest": partial(TransformerEncoder, d_model=16, num_heads=2, num_layers=1, context_length=9, sinks=1),
+    "gru": partial(GRUEncoder, hidden_size=8, out_features=8),
+    "last timesteps": partial(WindowEncoder, window=3, d_model=8),
+    "memoryless": partial(MemorylessEncoder, d_model=8),
+}
+CASES = {
+    **{name: (maze, encoder, BilevelEpsilon) for name, encoder in ENCODERS.items()},
+    "trials": (lambda: RepeatedTrials(maze(), num_trials=2, seed=3), ENCODERS["gru"], EpsilonGreedy),
+    "lake": (
+        lambda: MetaFrozenLake(num_envs=NUM_ENVS, size=3, num_trials=2, hard=True, slip=0.1, seed=3),
+        ENCODERS["transformer"],
+        BilevelEpsilon,
+    ),
+    "wind": (lambda: Wind(num_envs=NUM_ENVS, time_limit=13, seed=3), ENCODERS["gru"], GaussianNoise),
+}
+
+
+class Tape:
+    """Records as a CUDA graph does: a replay repeats operations on the same tensors, and no line of the function.
+
+    A recording leaves everything as it was.
+    """
+
+    def __init__(self, context):
+        self.context, self.warmed, self.records, self.replays = context, 0, 0, 0
+
+    def warm(self, function):
+        assert not capturing()
+        self.warmed += 1
+        return function()
+
+    def record(self, function):
+        assert capturing()
+        self.records += 1
+        calls, written = [], {}
+
+        class Log(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                for argument, value in zip(func._schema.arguments, args, strict=False):
+                    if argument.alias_info is not None and argument.alias_info.is_write:
+                        storage = value.untyped_storage()
+                        written.setdefault(storage.data_ptr(), (storage, storage.clone()))
+                out = func(*args, **(kwargs or {}))
+                if not func.is_view:
+                    calls.append((func, args, kwargs or {}, tree_leaves(out)))
+                return out
+
+        state = torch.get_rng_state()
+        with self.context(), Log():
+            assert function() == {}
+        for storage, before in written.values():
+            storage.copy_(before)
+        torch.set_rng_state(state)
+
+        def replay():
+            self.replays += 1
+            for func, args, kwargs, outs in calls:
+                for out, new in zip(outs, tree_leaves(func(*args, **kwargs)), strict=True):
+                    if out is not new:
+                        out.copy_(new)
+
+        return replay, {}
+
+
+class Compiled:
+    """Records by compiling the function as one graph."""
+
+    def __init__(self):
+        self.records = self.replays = 0
+
+    def warm(self, function):
+        return function()
+
+    def record(self, function):
+        self.records += 1
+        compiled = torch.compile(function, fullgraph=True, backend="eager", dynamic=False)
+
+        def run():
+            self.replays += 1
+            compiled()
+
+        return run, {}
+
+
+@pytest.fixture
+def make(make_policy, make_shelf, monkeypatch):
+    """Makes a collector of a case, which records with a recorder if one is given."""
+
+    def make(case, recorder=None, *, env=None, **settings):
+        make_env, encoder, noise = CASES[case]
+        env = make_env() if env is None else env
+        monkeypatch.setattr("yamame.collectors.sync.cuda_recorder", lambda device, owner: recorder)
+        return SyncCollector(
+            env,
+            make_policy(env, encoder),
+            make_shelf(),
+            exploration=noise(env.full_action_spec["action"], anneal_steps=NUM_ENVS * LENGTH * 6),
+            cuda_graph=recorder is not None,
+            **settings,
+        )
+
+    return make
+
+
+def collect(collector, blocks, length=LENGTH):
+    """The trajectories of some blocks. Where steps are recorded, a cache has slots for a whole block."""
+    for _ in range(blocks):
+        collector.policy.reserve(length)
+        collector.collect(NUM_ENVS * length)
+    return collector.replay.take()
+
+
+def same(ones, others):
+    assert len(ones) == len(others)
+    return all((a == b).all() for a, b in zip(ones, others, strict=True))
+
+
+def act_out(collector, again):
+    """Blocks between which weights, memory and block length change; the last ones by a collector of the same state."""
+    weights = TensorDict.from_module(collector.policy).data.apply(lambda value: value * 1.3 + 0.05)
+    torch.manual_seed(1)
+    parts = collect(collector, 3)
+    collector.update_policy_weights_(weights)
+    parts += collect(collector, 1)
+    memory = collector.policy.memory_state_dict()
+    parts += collect(collector, 1)
+    collector.policy.load_memory_state_dict(memory)
+    parts += collect(collector, 2, length=LENGTH - 3)
+    collector.policy.reset_memory()
+    parts += collect(collector, 1)
+    again.load_state_dict(collector.state_dict())
+    parts += collect(again, 2)
+    collector.load_state_dict(again.state_dict())
+    return parts + collect(collector, 1, length=LENGTH + 5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_recorded_steps_collect_what_ordinary_ones_do_and_read_nothing_back(make, case, nothing_read_back):
+    recorder = Tape(nothing_read_back)
+    ordinary = act_out(make(case), make(case))
+    recorded = act_out(make(case, recorder), make(case, recorder))
+    assert len(ordinary) > 10
+    assert same(ordinary, recorded)
+    assert recorder.replays > 8 * LENGTH
+    assert recorder.records <= (8 if case in ("transformer", "lake") else 3)
+
+
+def test_what_is_recorded_without_its_environment_is_noticed(make, nothing_read_back):
+    recorder = Tape(nothing_read_back)
+    ordinary, recorded = make("gru"), make("gru", recorder)
+    recorded._recorded._parts.pop()
+    trajectories = []
+    for collector in (ordinary, recorded):
+        torch.manual_seed(1)
+        trajectories.append(collect(collector, 4))
+    assert recorder.replays > 40
+    assert len(trajectories[0]) != len(trajectories[1]) or not same(*trajectories)
+
+
+@pytest.mark.parametrize("case", ["transformer", "wind", "trials"])
+def test_compiled_as_one_graph_a_whole_step_is_what_it_is(make, case):
+    recorder, trajectories = Compiled(), []
+    for collector in (make(case), make(case, recorder)):
+        torch.manual_seed(1)
+        trajectories.append(collect(collector, 3))
+    assert len(trajectories[0]) > 5
+    assert same(*trajectories)
+    assert recorder.replays > 2 * LENGTH
+    torch.compiler.reset()
+
+
+def test_what_cannot_be_recorded_for_a_while_is_not(make, nothing_read_back):
+    """An exploration that is off, and an instruction that is asked for: it is looked at as episodes begin."""
+
+    def act(collector):
+        torch.manual_seed(1)
+        parts, replays = [], []
+        for number in range(4):
+            collector.exploration.enabled = number != 1
+            collector.env.set_instruction("1,2" if number == 2 else None)
+            parts += collect(collector, 2)
+            replays.append(recorder.replays)
+        return parts, replays
+
+    recorder = Tape(nothing_read_back)
+    (ordinary, _), (recorded, replays) = (
+        act(make("gru", each, env=maze(size=5))) for each in (None, recorder)
+    )
+    assert same(ordinary, recorded)
+    assert replays[0] == replays[1] == replays[2] > 0
+    assert replays[3] > replays[2]
+
+
+def test_where_the_environment_does_not_allow_it_decisions_are_recorded(make):
+    class Noting:
+        def warm(self, function):
+            return function()
+
+        def record(self, function):
+            raise AssertionError("nothing is to be recorded")
+
+    whole = make("gru", Noting())
+    assert whole._recorded is not None
+    assert whole.policy._recorded is None
+    others = [TransformedEnv(maze(), RewardSum()), maze()]
+    others[1].set_instruction("5,3")
+    for env in others:
+        decisions = make("gru", Noting(), env=env)
+        assert decisions._recorded is None
+        assert decisions.policy._recorded is not None
