@@ -211,7 +211,9 @@ class BatchedEnv(ContextEnv):
             low, high = self._encoding.bounds(action.device)
             good = (action >= low) & (action <= high)
             self._faults[0].logical_or_(~good.all())
-            action = torch.where(good, action, low.to(action.dtype))  # a device ends the process over a wrong index
+            action = torch.where(
+                good, action, low.to(action.dtype)
+            )  # a device ends the process over a wrong index
         state, reward, success = self._transition(env_state.task, env_state.state, action)
         state["step_index"] = env_state.state["step_index"] + 1
         terminated = success | (state["step_index"] >= self._horizon)
