@@ -73,10 +73,11 @@ class InContextAgent(nn.Module):
                 goals = goal_encoder(*observation_spec["goal"].shape[batch_dims:])
             inputs = inputs_from_spec(observation_spec, batch_dims=batch_dims)
             timesteps = timestep_encoder(inputs, goal_encoder=goals)
-            return timesteps, trajectory_encoder(timesteps.out_features)
+            encoder = trajectory_encoder(timesteps.out_features)
+            check_encoder(encoder, timesteps.out_features)
+            return timesteps, encoder
 
         self.timestep_encoder, self.trajectory_encoder = build()
-        check_encoder(self.trajectory_encoder, self.timestep_encoder.out_features)
         self.critic_encoder = None if share_encoders else TensorDictSequential(*build())
         width = self.trajectory_encoder.out_features
         self.actor = actor(width, action_space=self.action_space, num_gammas=len(self.gammas))
