@@ -131,7 +131,6 @@ class _Tally:
     """What the first episodes of E envs have brought so far; it grows with their trials, not with their steps."""
 
     def __init__(self, num_envs: int, device: torch.device) -> None:
-        self.look_every = 1 if device.type == "cpu" else 16  # steps, for a look waits for the device
         self.playing = torch.ones(num_envs, dtype=torch.bool, device=device)
         self.lengths = torch.zeros(num_envs, dtype=torch.int64, device=device)
         self.trial = torch.zeros_like(self.lengths)
