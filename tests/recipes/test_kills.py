@@ -115,6 +115,7 @@ def points(folder: Path, name: str) -> list[tuple]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(7200)  # two hundred kills on a busy machine
 @pytest.mark.parametrize("pair", PAIRS)
 def test_killed_runs_go_on_to_the_same_bits_points_and_files(pair, tmp_path, components, differing):
     number = max(1, NUM_KILLS // len(PAIRS))

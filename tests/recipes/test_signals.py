@@ -138,7 +138,7 @@ def check(tmp_path, components, differing, recipe, number, *arguments, logger="n
         assert outcome["truth"] in (None, {"status": "KILLED", "last": True}), outcome
         (line,) = [line for line in outcome["err"].splitlines() if outcome["signal"] in line]
         assert ("resume=true" in line) or ("before the run began" in line)
-    assert not any("Traceback" in outcome["err"] for outcome in outcomes)
+    assert [outcome["err"] for outcome in outcomes if "Traceback" in outcome["err"]] == []
     for outcome in outcomes:  # those that had ended by themselves
         if outcome["code"] != 75:
             assert (outcome["code"], outcome["truth"]["status"]) == (0, "FINISHED"), outcome
