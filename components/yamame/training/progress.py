@@ -78,7 +78,7 @@ class Progress:
         if not made:
             return {}
         # One transfer for all of them, and then a row for each: a mean of a column would add in another order.
-        numbers = torch.stack([torch.stack([m[key] for key in made[0]]) for m in made]).cpu()
+        numbers = torch.stack([torch.stack([m[key].reshape(()) for key in made[0]]) for m in made]).cpu()
         return dict(zip(made[0], (float(row.mean()) for row in numbers.T.contiguous()), strict=True))
 
     def state_dict(self) -> dict[str, Any]:
