@@ -47,7 +47,7 @@ def replay(cfg: DictConfig) -> float:
     """The recipe: how many entries, terms and gradients are not finite."""
     path = bundle_file(Path(cfg.bundle))
     trained = load_trained(path, device=cfg.device, trust=list(cfg.trust))
-    config = OmegaConf.merge(trained.config, {"schedule": {"cuda_graph": False}})
+    config = OmegaConf.merge(trained.config, {"schedule": {"cuda_graph": False, "compile": False}})
     kept = Checkpointer(path.parent).load({"loss": None, "update": None}, which=path).values
     try:
         learner = rebuild(config, kept["loss"])

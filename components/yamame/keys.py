@@ -69,9 +69,6 @@ ENTRIES = (
 )
 """Everything at the root of a timestep that is no observation of the environment's own."""
 
-NUM_SEGMENTS = "num_segments"
-"""Beside the tensors of a batch, on the host: how many memories begin in it, so that no device is asked."""
-
 CONTEXT = ("prev_action", "prev_reward", "time", "trial_start", "step_index", "is_init")
 """What is added to an environment's observations so that an agent can act from its history."""
 

@@ -1,16 +1,23 @@
-"""CUDA graphs: a computation is recorded once and then launched as a whole, by the device alone.
+"""Computations that are prepared once and then run again: recorded as CUDA graphs, compiled, or both.
 
-What may not be done while it is recorded stands in `yamame.capturing`.
+A CUDA graph is launched as a whole, by the device alone. `torch.compile` writes fewer and larger kernels. What may not
+be done meanwhile stands in `yamame.capturing`.
 """
 
+import importlib.util
+import inspect
+import os
+import shutil
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from yamame.keys import NUM_SEGMENTS
+from yamame.capturing import NUM_SEGMENTS, capturing
+from yamame.failures import tell_aside
 
 T = TypeVar("T")
 
@@ -74,6 +81,80 @@ def cuda_recorder(device: torch.device, owner: str) -> CudaRecorder:
     if device.type != "cuda":
         raise ValueError(f"{owner}: cuda_graph must be false on {device.type}, got true")
     return CudaRecorder(device)
+
+
+class Compiled(Generic[T]):
+    """A function of TensorDicts, compiled as a whole for every structure of them that comes again.
+
+    The first calls of a structure are ordinary ones, for to compile takes up to minutes. Of the compiled ones the last
+    ``limit`` that were used are kept. It may be captured in a CUDA graph: nothing is compiled meanwhile.
+
+    Args:
+        function: Decides nothing by the data, nor by anything that changes between two calls.
+        name: What it is called when it is compiled first.
+        backend: Of `torch.compile`.
+        warmup: Ordinary calls of a structure before it is compiled.
+        limit: Compiled structures kept at a time.
+
+    >>> from tensordict import TensorDict
+    >>> double = Compiled(lambda batch: 2 * batch["x"], name="a product", backend="eager", warmup=0)
+    >>> double(TensorDict({"x": torch.ones(2)}, [2]))
+    tensor([2., 2.])
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., T],
+        *,
+        name: str,
+        backend: str = "inductor",
+        warmup: int = 1,
+        limit: int = 16,
+    ) -> None:
+        self._function, self._name, self._backend = function, name, backend
+        self._warmup, self._limit = warmup, limit
+        self._calls: Counter[Hashable] = Counter()
+        self._compiled: OrderedDict[Hashable, Callable[..., T]] = OrderedDict()  # last used, last
+
+    def __call__(self, *inputs: TensorDictBase) -> T:
+        """What the function returns."""
+        key = tuple(structure(entries) for entries in inputs)
+        if key in self._compiled:
+            self._compiled.move_to_end(key)
+        elif capturing() or self._calls[key] < self._warmup:
+            self._calls[key] += 1
+            return self._function(*inputs)
+        else:
+            self._compiled[key] = self._compile()
+        return self._compiled[key](*inputs)
+
+    def _compile(self) -> Callable[..., T]:
+        if not self._compiled:
+            tell_aside(f"{self._name} is compiled, which takes up to minutes for every new shape")
+        while len(self._compiled) >= self._limit:
+            self._compiled.popitem(last=False)
+        # Every structure has a cache of its own: one of them all would end after a few.
+        options: Any = {"fullgraph": True, "dynamic": False, "isolate_recompiles": True}
+        return torch.compile(self._function, backend=self._backend, **options)
+
+
+def missing_compiler(device: torch.device) -> str | None:
+    """What is missing to compile for a device; None if nothing is."""
+    names = (os.environ.get("CXX"), "g++", "clang++", "cl")
+    if "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
+        return f"torch {torch.__version__}, it takes 2.13"
+    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        return "no package triton"
+    if device.type == "cpu" and not any(shutil.which(name) for name in names if name):
+        return "no C++ compiler (g++, clang++ or CXX)"
+    return None
+
+
+def check_compiler(device: torch.device, owner: str) -> None:
+    """Raises a ``ValueError`` where something is missing to compile for a device."""
+    missing = missing_compiler(device)
+    if missing is not None:
+        raise ValueError(f"{owner}: compile must be false with {missing}, got true")
 
 
 def structure(batch: TensorDictBase) -> Hashable:

@@ -10,8 +10,9 @@ import torch
 from tensordict import TensorDict
 from torch.fx.experimental.proxy_tensor import make_fx
 from torchrl.envs.utils import ExplorationType, set_exploration_type
+from yamame.agent import policy as policy_module
 from yamame.capturing import capturing
-from yamame.recorder import CudaRecorder
+from yamame.recorder import Compiled, CudaRecorder
 from yamame.trajectory import (
     GRUEncoder,
     LinearRecurrentEncoder,
@@ -71,6 +72,17 @@ class OnTheHost:
                 result.copy_(value)
 
         return replay, results
+
+
+class Again:
+    """Records on a CPU by calling the function again: what is compiled cannot be traced."""
+
+    def warm(self, function):
+        return function()
+
+    def record(self, function):
+        results = {}
+        return lambda: results.update(function()), results
 
 
 class Undone:
@@ -144,7 +156,7 @@ def parameters(policy, seen):
     """Of the distributions of actions."""
     encoder, params = policy.trajectory_encoder, []
     for step in seen:
-        decide = policy._recorded or policy.decide
+        decide = policy._recorded or policy._compiled or policy.decide
         memory = encoder.ready_memory(encoder.read_is_init(step))
         chosen, encoder.memory = decide(step.select(*policy.in_keys, strict=False), memory)
         params.append(chosen)
@@ -263,6 +275,40 @@ def test_copies_and_pickles_do_not_record(make_policy, record):
     for other in (copy.deepcopy(recorded), pickle.loads(pickle.dumps(recorded))):
         torch.testing.assert_close(parameters(other, seen[:20]), expected, rtol=1e-4, atol=1e-5)
     assert recorder.warmed + recorder.replays == made
+
+
+@pytest.mark.parametrize("encoder", ["transformer", "latest", "lstm"])
+def test_compiled_decisions_are_those_of_the_policy_and_may_be_recorded(make_policy, monkeypatch, encoder):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(policy_module, "Compiled", partial(Compiled, backend=backend))
+    policy, seen = make_policy(encoder), history()
+    compiled = acting(policy)
+    compiled.compile_decisions()
+    expected, found = parameters(acting(policy), seen), parameters(compiled, seen)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    structures = 2 if encoder == "transformer" else 1
+    assert len(graphs) == structures
+    compiled.reset_memory()
+    compiled.record(Again())
+    torch.testing.assert_close(parameters(compiled, seen), expected, rtol=1e-4, atol=1e-5)
+    assert len(compiled._recorded._recorded) == len(graphs) == structures
+    assert copy.deepcopy(compiled)._compiled is None
+
+
+def test_decisions_of_code_that_cannot_be_captured_are_refused(make_policy, monkeypatch):
+    policy = make_policy("transformer")
+    policy.trajectory_encoder.capture_obstacle = "checkpoint_layers"  # in whole sequences alone
+    policy.compile_decisions()
+    monkeypatch.setattr(TransformerEncoder, "capture_obstacle", "a library")
+    with pytest.raises(ValueError, match="compile must be false with TransformerEncoder, got true"):
+        policy.compile_decisions()
+    with pytest.raises(ValueError, match="cuda_graph must be false with TransformerEncoder, got true"):
+        policy.record(Again())
 
 
 @pytest.mark.gpu

@@ -328,6 +328,14 @@ def test_a_policy_that_cannot_record_is_refused(monkeypatch):
         build(counting, cuda_graph=True)
 
 
+def test_a_policy_that_cannot_compile_is_refused(monkeypatch):
+    monkeypatch.setattr("yamame.collectors.sync.check_compiler", lambda device, owner: None)
+    with pytest.raises(
+        ValueError, match=r"SyncCollector: policy must have compile_decisions\(\), got 'Counting'"
+    ):
+        build(counting, compile=True)
+
+
 def test_a_policy_that_can_record_does_so_with_the_recorder_of_its_device(monkeypatch):
     class Recording(Counting):
         def record(self, recorder):

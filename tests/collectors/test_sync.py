@@ -13,6 +13,7 @@ from yamame.capturing import recording
 from yamame.collectors import SyncCollector
 from yamame.exploration import BilevelEpsilon
 from yamame.heads import ActorHead, PopArt, make_critic
+from yamame.recorder import Compiled
 from yamame.timestep import MLPGoalEncoder, MLPTimestepEncoder
 from yamame.trajectory import GRUEncoder, TransformerEncoder
 from yamame.transforms import ContextTransform
@@ -306,6 +307,35 @@ def test_a_recorded_policy_collects_what_an_ordinary_one_does_and_goes_on_where_
     assert all((a == b).all() for stored in states[1:] for a, b in zip(states[0], stored, strict=True))
     for one, other in zip(ordinary.replay.trajectories, recorded.replay.trajectories, strict=True):
         assert (one == other).all()
+
+
+def test_a_compiled_policy_collects_what_an_ordinary_one_does_recorded_or_not(monkeypatch):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr("yamame.agent.policy.Compiled", partial(Compiled, backend=backend))
+    monkeypatch.setattr("yamame.collectors.sync.cuda_recorder", lambda device, owner: OnTheHost())
+    stored = []
+    for settings in ({}, {"compile": True}, {"compile": True, "cuda_graph": True}):
+        collector = make_collector(PassiveTMaze(num_envs=2, length=4), **settings)
+        torch.manual_seed(1)
+        collector.collect(2 * 20)
+        stored.append(collector.replay.trajectories)
+        assert len(graphs) == len(stored) - 1  # one for each collector that compiles
+    assert len(stored[0]) >= 6
+    for other in stored[1:]:
+        assert all((one == its).all() for one, its in zip(stored[0], other, strict=True))
+
+
+def test_what_cannot_be_compiled_is_refused(monkeypatch):
+    monkeypatch.setattr("yamame.recorder.missing_compiler", lambda device: f"nothing on {device}")
+    with pytest.raises(
+        ValueError, match="SyncCollector: compile must be false with nothing on cpu, got true"
+    ):
+        make_collector(PassiveTMaze(num_envs=2, length=4), compile=True)
 
 
 def test_recording_is_refused_without_a_gpu():

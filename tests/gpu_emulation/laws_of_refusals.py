@@ -9,7 +9,7 @@ from yamame.checks import UsageError
 TINY = ("debug=tiny", "logger=none")
 REFUSED = {
     "device=cuda:1": r"device: must be available, got 'cuda:1': .*invalid device ordinal",
-    "collector.cuda_graph=true": r"collector: .*cuda_graph must be false on cpu, got true",
+    "collector.cuda_graph=true": r"collector\.cuda_graph must be false on cpu, got true",
     "hardware=gpu device=cpu": r"schedule\.cuda_graph must be false on cpu, got true",
     "device=cuda schedule.cuda_graph=true encoder.checkpoint_layers=true": r"schedule\.cuda_graph must be false with "
     "checkpoint_layers, got true",

@@ -185,6 +185,11 @@ def test_float32_products_have_the_precision_that_is_asked_for(tmp_path, monkeyp
     assert seen == ["high", "highest"]
 
 
+def test_a_cpu_is_the_default_and_changes_nothing():
+    assert yamame.compose() == yamame.compose("hardware=cpu") == yamame.compose("~hardware")
+    assert yamame.compose() != yamame.compose("hardware=gpu")
+
+
 def test_hardware_gives_way_to_what_is_written_behind_it():
     cfg = yamame.compose("experiment=dark_key_to_door", "hardware=gpu", "schedule.num_envs=64")
     assert (cfg.device, cfg.schedule.num_envs, cfg.collector.cuda_graph) == ("cuda", 64, True)

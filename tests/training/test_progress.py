@@ -32,10 +32,13 @@ def test_a_state_without_a_newer_counter_leaves_it_at_its_beginning():
 def test_metrics_are_averaged_over_updates_as_one_by_one_to_the_last_bit():
     torch.manual_seed(0)
     made = [{name: torch.randn(()) for name in ("loss", "entropy", "q_value")} for _ in range(37)]
+    made[0]["entropy"] = made[0]["entropy"].reshape(1)  # as losses of TorchRL write some
+    made[1]["entropy"] = made[1]["entropy"] + torch.tensor([1.0, -1.0])
+    made[1]["q_value"] = made[1]["q_value"].expand(2, 3)
     progress = Progress()
     progress.unlogged.extend(made)
     means = progress.take_means()
-    assert means == {name: float(torch.stack([m[name] for m in made]).mean()) for name in made[0]}
+    assert means == {name: float(torch.stack([m[name].mean() for m in made]).mean()) for name in made[0]}
     assert (list(means), progress.unlogged) == (list(made[0]), [])
     assert progress.take_means() == {}
 

@@ -13,7 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from yamame import conf_dir
 from yamame.capturing import capturing, recording
+from yamame.checks import UsageError
 from yamame.files.checkpoint import Checkpointer
+from yamame.recorder import Compiled
 from yamame.replay import Relabel, SequencePacking, pack
 from yamame.runs.build import build_agent, build_env, build_learner
 from yamame.training.guard import NonFiniteGuard
@@ -43,7 +45,7 @@ def configured(*overrides):
         return compose("train", overrides=[*small, *overrides])
 
 
-def sequences(cfg, seed, *, counted=False):
+def sequences(cfg, seed, *, counted=False, packing=None):
     """A relabelled and packed batch, in which memories begin inside sequences; the same shape for every seed."""
     torch.manual_seed(seed)
     rollout = build_env(cfg, num_envs=5, seed=seed).rollout(30, break_when_any_done=False)
@@ -55,7 +57,7 @@ def sequences(cfg, seed, *, counted=False):
         batch["action_mask"] = torch.rand(5, 31, 5) < torch.tensor([1.0, 0.7, 0.7, 0.7, 0.7])
     batch["is_init"][:, 0] = True
     batch["mask"] = (torch.arange(31) < torch.tensor(LENGTHS).unsqueeze(1)).unsqueeze(-1)
-    packed = SequencePacking()(batch)
+    packed = (packing or SequencePacking())(batch)
     assert packed["is_init"][:, 1:].any()
     return with_num_segments(packed) if counted else packed
 
@@ -316,6 +318,109 @@ def test_recorded_and_ordinary_updates_train_alike(actions):
     assert (parameters(learners[0]) - start).abs().max() > 1e-3
 
 
+PADDED = SequencePacking(row_multiple=4, length_multiple=24)
+
+
+@pytest.mark.parametrize("choice", ["encoder=transformer", "encoder=gru"])
+def test_padded_batches_train_alike_whether_they_are_recorded_or_not(choice):
+    cfg = configured(choice)
+    batches = [sequences(cfg, seed, counted=True, packing=PADDED) for seed in range(3)]
+    assert {tuple(batch.shape) for batch in batches} == {(4, 48)}
+    assert {batch["num_segments"] for batch in batches} == {5}
+    learners, losses = (learner_of(cfg), learner_of(cfg)), ([], [])
+    recorder, start = graphed(learners[1], warmup=1), parameters(learners[0])
+    for learner, seen in zip(learners, losses, strict=True):
+        torch.manual_seed(3)
+        seen.extend(float(learner.update(batches[step % 3])["loss"]) for step in range(6))
+    assert recorder.replays == 2 * 5
+    torch.testing.assert_close(parameters(learners[1]), parameters(learners[0]), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(torch.tensor(losses[1]), torch.tensor(losses[0]), rtol=1e-4, atol=1e-5)
+    assert (parameters(learners[0]) - start).abs().max() > 1e-3
+    # What the host says is believed: as if no memory began inside of a sequence.
+    batch, terms = batches[0].copy().set_non_tensor("num_segments", 4), []
+    for told in (batches[0], batch):
+        torch.manual_seed(3)
+        with recording():
+            terms.append(float(learners[0]._gradients(told)["loss"].detach()))
+    assert abs(terms[0] - terms[1]) > 1e-3
+
+
+def compiled_loss(learner, **options):
+    """What `Learner` makes of its loss if it compiles."""
+    return Compiled(lambda batch: dict(learner.loss(batch).items()), name="it", **options)
+
+
+COMPILED = {
+    "divided": ([], {}),
+    "not counted": ([], {"counted": False}),
+    "undivided": (["encoder.dropout=0"], {"whole": True}),
+    "window": (["env=wind", "encoder.window=8", "encoder.positions=rotary", "agent/returns=binned"], {}),
+    "linear": (["agent=amago2", "encoder=linear_recurrent"], {}),
+    "last timesteps": (["agent=bc", "encoder=window"], {}),
+    "memoryless": (["agent=naive", "encoder=memoryless"], {}),
+    "sigma": (["encoder.sigma_reparam=true", "encoder.positions=learned", "encoder.num_positions=40"], {}),
+    "gru": (["encoder=gru"], {}),
+    "separate": (["agent=separate"], {}),
+    "separate transformers": (["agent=separate", "encoder=transformer"], {}),
+    "lower precision": (["schedule.autocast=bfloat16"], {}),
+}
+OFTEN = ("divided", "undivided", "window")
+
+
+# Of torch's own code while it compiles a function that says how it is differentiated.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize(
+    "case", [case if case in OFTEN else pytest.param(case, marks=pytest.mark.slow) for case in COMPILED]
+)
+def test_the_loss_compiles_as_one_graph_with_the_same_terms_and_gradients(case):
+    (overrides, options), graphs = COMPILED[case], []
+    cfg = configured(*overrides)
+    learner = learner_of(cfg)
+    one, other = (sequences(cfg, seed, counted=options.get("counted", True)) for seed in (0, 1))
+    if "whole" in options:
+        for batch in (one, other):
+            batch["is_init"][:, 1:], batch["mask"][:] = False, True
+            batch["action_mask"][:] = True
+            batch.set_non_tensor("num_segments", len(batch))
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    ordinary, compiled = learner.loss, compiled_loss(learner, backend=backend, warmup=0)
+    state = copy.deepcopy(learner.loss.state_dict())
+    for batch in (one, other, one):
+        found = []
+        for function in (ordinary, compiled):
+            learner.loss.load_state_dict(state)
+            torch.manual_seed(7)
+            learner._compute = function
+            found.append([value.clone() for value in gradients(learner, batch)])
+        # Where the number of segments is not known, what is compiled makes a mask: sums in another order.
+        torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+        assert len(graphs) == 1
+    assert len(found[0]) > 20
+
+
+def test_a_compiled_loss_is_what_recorded_updates_record():
+    learners, losses, graphs = (sloped(), sloped()), ([], []), []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    recorder, learner = graphed(learners[1]), learners[1]
+    learner._compute = compiled_loss(learner, backend=backend)
+    for learner, seen in zip(learners, losses, strict=True):
+        for step in range(8):
+            seen.append(float(learner.update(of_size(2, 1.0 + step))["loss"]))
+            # The second of the three ordinary updates is the first that is compiled.
+            assert len(graphs) == (learner is learners[1] and step > 0)
+    assert (recorder.warmed, recorder.replays) == (3, 2 * 5)
+    assert losses[0] == pytest.approx(losses[1])
+    assert len(set(losses[0])) == 8
+
+
 class Slope(nn.Module):
     """Pulls a weight down by the mean of ``batch["x"]``."""
 
@@ -451,18 +556,35 @@ def test_a_resumed_learner_goes_on_with_tensors_of_its_own(tmp_path, before):
 
 
 def test_without_a_gpu_recording_is_refused():
-    with pytest.raises(ValueError, match="Learner: cuda_graph must be false on cpu, got true"):
+    with pytest.raises(UsageError, match=r"schedule\.cuda_graph must be false on cpu, got true"):
         learner_of(configured("schedule.cuda_graph=true"))
 
 
 def test_what_cannot_be_recorded_is_refused():
     learner = learner_of(configured("encoder.checkpoint_layers=true"))
     with pytest.raises(ValueError, match="cuda_graph must be false with checkpoint_layers, got true"):
-        refuse_obstacles(learner.loss, learner.optimizer)
+        refuse_obstacles("cuda_graph", learner.loss, learner.optimizer)
     learner = learner_of(configured())
-    refuse_obstacles(learner.loss, learner.optimizer)
+    refuse_obstacles("cuda_graph", learner.loss, learner.optimizer)
     with pytest.raises(ValueError, match="cuda_graph must be false with SGD, got true"):
-        refuse_obstacles(learner.loss, torch.optim.SGD(learner.loss.parameters(), lr=0.1))
+        refuse_obstacles("cuda_graph", learner.loss, torch.optim.SGD(learner.loss.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize(
+    ("override", "obstacle"),
+    [
+        ("encoder.checkpoint_layers=true", "checkpoint_layers"),
+        ("encoder=gru", "GRUEncoder"),
+        ("encoder=lstm", "LSTMEncoder"),
+        ("agent=separate", "GRUEncoder"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_by_the_key_of_its_setting(override, obstacle):
+    message = rf"schedule\.compile must be false with {obstacle}, got true"
+    with pytest.raises(UsageError, match=message):
+        learner_of(configured("schedule.compile=true", override))
+    learner_of(configured("schedule.compile=true"))
+    learner_of(configured(override))
 
 
 @pytest.mark.gpu

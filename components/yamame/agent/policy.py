@@ -18,7 +18,7 @@ from torchrl.envs.utils import ExplorationType, exploration_type
 from yamame.actions import ActionSpace
 from yamame.agent.recorded import RecordedDecisions
 from yamame.checks import require
-from yamame.recorder import Recorder
+from yamame.recorder import Compiled, Recorder
 from yamame.trajectory import SigmaReparamLinear, TrajectoryEncoder
 
 
@@ -67,6 +67,7 @@ class InContextPolicy(TensorDictModuleBase):
         needed = [*timestep_encoder.in_keys, *trajectory_encoder.in_keys]
         self.in_keys = [key for key in dict.fromkeys(needed) if key not in written]
         self.out_keys = [action_key]
+        self._compiled: Compiled[tuple[Tensor, TensorDict]] | None = None
         self._recorded: RecordedDecisions | None = None
 
     @torch.no_grad()
@@ -83,7 +84,7 @@ class InContextPolicy(TensorDictModuleBase):
         return self._act(tensordict, memory)
 
     def _act(self, tensordict: TensorDictBase, memory: TensorDict) -> TensorDictBase:
-        decide = self.decide if self._recorded is None else self._recorded
+        decide = self._recorded or self._compiled or self.decide
         params, memory = decide(tensordict.select(*self.in_keys, strict=False), memory)
         self.trajectory_encoder.keep_memory(memory)
         distribution = self.action_space.distribution(params, tensordict.get("action_mask", None))
@@ -106,12 +107,37 @@ class InContextPolicy(TensorDictModuleBase):
             if isinstance(module, SigmaReparamLinear):
                 module.prepare_to_act()
 
+    def compile_decisions(self) -> None:
+        """Compiles decisions from now on, all but the draw of the action; copies and pickles do not.
+
+        Raises:
+            ValueError: The trajectory encoder calls code that nobody has compiled.
+        """
+        self._refuse_obstacles("compile")
+        self._compiled = Compiled(self.decide, name="InContextPolicy: a decision")
+
     def record(self, recorder: Recorder) -> None:
         """Records decisions from now on, all but the draw of the action; copies and pickles do not.
 
         Weights may change in place, and the memory may be loaded and reset.
+
+        Raises:
+            ValueError: The trajectory encoder calls code that nobody has captured.
         """
-        self._recorded = RecordedDecisions(self.decide, recorder)
+        self._refuse_obstacles("cuda_graph")
+        self._recorded = RecordedDecisions(self._compiled or self.decide, recorder)
+
+    @property
+    def capture_obstacle(self) -> str | None:
+        """What keeps steps from being captured and compiled; None if nothing does."""
+        kind = type(self.trajectory_encoder)  # that of an object is about whole sequences
+        return None if getattr(kind, "capture_obstacle", None) is None else kind.__name__
+
+    def _refuse_obstacles(self, setting: str) -> None:
+        if self.capture_obstacle is not None:
+            raise ValueError(
+                f"InContextPolicy: {setting} must be false with {self.capture_obstacle}, got true"
+            )
 
     def reserve(self, num_steps: int) -> bool:
         """Makes room in the memory for so many steps, so that none waits for the device; whether `act` may follow."""
@@ -142,4 +168,4 @@ class InContextPolicy(TensorDictModuleBase):
         self.trajectory_encoder.load_memory_state_dict(state)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_recorded": None}
+        return {**self.__dict__, "_compiled": None, "_recorded": None}

@@ -26,7 +26,7 @@ _SCHEDULE = {
     "average_decay": NotRequired[Annotated[float, 0] | None],
     "autocast": Literal["bfloat16"] | None,
 }
-_OFF_POLICY = {"anneal_lr": bool, "cuda_graph": bool}
+_OFF_POLICY = {"anneal_lr": bool, "cuda_graph": bool, "compile": bool}
 _FROM_REPLAY = _OFF_POLICY | {"learning_starts": Annotated[int, 0]}
 _TRAINING = {
     "seed": Annotated[int, 0],

@@ -109,6 +109,14 @@ class PreparesToAct(Protocol):
 
 
 @runtime_checkable
+class Compiles(Protocol):
+    """A policy whose decisions can be compiled."""
+
+    def compile_decisions(self) -> None:
+        """Compiles decisions from now on; those that are recorded, if this is called before."""
+
+
+@runtime_checkable
 class Records(Protocol):
     """A policy whose decisions can be recorded as CUDA graphs."""
 

@@ -21,12 +21,12 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from yamame.capturing import capturing
 from yamame.checks import require, require_choice
 from yamame.collectors.assembly import TrajectoryAssembler
-from yamame.collectors.base import Episodes, PreparesToAct, Records, Remembers, Replay, outermost
+from yamame.collectors.base import Compiles, Episodes, PreparesToAct, Records, Remembers, Replay, outermost
 from yamame.collectors.block import on_host
 from yamame.collectors.memory import MemoryAfterUpdate, check_memory, renew_memory
 from yamame.collectors.recorded import Carries, RecordedSteps, carries
 from yamame.keys import NOT_STORED
-from yamame.recorder import Recorder, cuda_recorder
+from yamame.recorder import Recorder, check_compiler, cuda_recorder
 
 
 class SyncCollector:
@@ -43,6 +43,7 @@ class SyncCollector:
         autocast: Precision in which the policy computes, where a processor is faster so; None for that of its weights.
         cuda_graph: Record CUDA graphs: of whole steps where policy, exploration and environment allow it
             (`yamame.collectors.recorded.Carries`), else of the policy's decisions.
+        compile: Compile the policy's decisions; what is recorded then launches what was compiled.
         memory_after_update: What the policy remembers of open episodes when its weights change: ``keep``, ``rebuild``
             (by the new weights) or ``reset``; see `yamame.collectors.memory`.
 
@@ -61,6 +62,7 @@ class SyncCollector:
         greedy: bool = False,
         autocast: Literal["bfloat16"] | None = None,
         cuda_graph: bool = False,
+        compile: bool = False,
         memory_after_update: MemoryAfterUpdate = "keep",
     ) -> None:
         owner = type(self).__name__
@@ -93,6 +95,11 @@ class SyncCollector:
         parts = [part for part in (self.policy, self.exploration, env) if part is not None]
         self._parts: list[Carries] = [part for part in parts if carries(part)]
         self._recorded: RecordedSteps | None = None
+        if compile:
+            check_compiler(device, owner)
+            able = isinstance(self.policy, Compiles)
+            require(owner, "policy", type(policy).__name__, able, "have compile_decisions()")
+            self.policy.compile_decisions()
         if cuda_graph:
             self._record(cuda_recorder(device, owner), device, whole=len(self._parts) == len(parts))
         self._prepare_to_act()

@@ -35,7 +35,7 @@ UNSEEN = (
 MACHINE = (
     *("device", "float32_matmul_precision", "packing", "encoder.checkpoint_layers"),
     *("encoder.compiled", "collector.compile_policy"),
-    *(f"{part}.{key}" for part in ("schedule", "collector") for key in ("autocast", "cuda_graph")),
+    *(f"{part}.{key}" for part in ("schedule", "collector") for key in ("autocast", "cuda_graph", "compile")),
 )
 """How a machine computes, precision and speed: other last bits, the same experiment. (Two are of earlier versions.)"""
 
@@ -44,6 +44,8 @@ ADDED = {
     "packing.row_multiple": 1,
     "packing.length_multiple": 1,
     "schedule.average_decay": None,
+    "schedule.compile": False,
+    "collector.compile": False,
 }
 """Settings that earlier versions did not have, and what they did."""
 

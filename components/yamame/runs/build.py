@@ -71,6 +71,9 @@ def build_agent(cfg: DictConfig, env: EnvBase) -> InContextAgent:
         raise UsageError(
             f"encoder.settings: must have positions for the longest episode, {steps} steps: {given}"
         )
+    if getattr(agent.trajectory_encoder, "needs_cuda", False) and not cfg.device.startswith("cuda"):
+        name = type(agent.trajectory_encoder).__name__
+        raise UsageError(f"device: must be cuda with encoder {name}, got {cfg.device}")
     return agent.to(cfg.device)
 
 
@@ -115,8 +118,6 @@ def build_learner(
         UsageError: The loss takes one discount factor, and the agent has several; or a setting of the schedule is
             refused.
     """
-    if ranks.world() > 1 and cfg.schedule.get("cuda_graph"):
-        raise UsageError("schedule.cuda_graph: must be false under torchrun, got true")
     given: dict[str, Any] = {"gammas": agent.gammas}
     if "gamma" in parameters_of(target_of(cfg.agent.loss)):
         if len(agent.gammas) != 1:
@@ -142,6 +143,7 @@ def build_learner(
             total_updates=total_updates(cfg) if anneals else None,
             autocast=cfg.schedule.autocast,
             cuda_graph=bool(cfg.schedule.get("cuda_graph")),
+            compile=bool(cfg.schedule.get("compile")),
             guard=guard,
             averaged=None if decay is None else AveragedWeights(agent.policy(), decay=decay),
             time_spent=lambda: budget.time_spent if anneals and budget is not None else 0.0,

@@ -23,8 +23,8 @@ from yamame.failures import OutsideError, tell_aside
 from yamame.files.checkpoint import Checkpointer, LoadedCheckpoint
 from yamame.files.run_directory import RunDirectory
 from yamame.report.expected import Expected
-from yamame.runs import outcome, resuming
-from yamame.runs.build import build_callbacks, check_device
+from yamame.runs import machine, outcome, resuming
+from yamame.runs.build import build_callbacks
 from yamame.runs.callbacks import Callback, Callbacks
 from yamame.runs.held_out import play_held_out, score
 from yamame.tracking.costs import CostMeter
@@ -99,7 +99,7 @@ class Run:
         self.cfg, self.config = cfg, plain(cfg)
         if ranks.world() > 1:
             self.config["processes"] = ranks.world()  # a run goes on with as many
-        check_device(cfg.device)
+        machine.check_machine(cfg)
         self.name = str(cfg.run.name or prefix + run_name(cfg))
         self.path = Path(cfg.run.root) / self.name
         self.extra: dict[str, Any] = {}

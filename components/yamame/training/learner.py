@@ -7,13 +7,13 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from yamame.capturing import NUM_SEGMENTS
 from yamame.checks import UsageError, require, require_at_least, require_choice
-from yamame.keys import NUM_SEGMENTS
 from yamame.ranks import average_, means
-from yamame.recorder import cuda_recorder
+from yamame.recorder import Compiled, check_compiler, cuda_recorder
 from yamame.training.averaging import AveragedWeights
 from yamame.training.guard import NonFiniteGuard
-from yamame.training.recorded_updates import Metrics, RecordedUpdates
+from yamame.training.recorded_updates import Metrics, RecordedUpdates, refuse_obstacles
 
 
 class Learner:
@@ -30,6 +30,8 @@ class Learner:
             statistics and the optimizer keep theirs.
         cuda_graph: Record the update of batches of a shape that comes again and again, and replay it: see
             `yamame.training.recorded_updates`. Makes the optimizer capturable and its learning rate a tensor.
+        compile: Compile the loss, and what differentiates it, for batches of a shape that comes again: see
+            `yamame.recorder.Compiled`. With ``cuda_graph`` it is recorded when it is compiled.
         guard: Refuses updates that are not finite; None for one that keeps no evidence.
         averaged: Weights that follow those that are learned; None for none.
         time_spent: Share of the time there is that was spent, in [0, 1]. Once it exceeds a half, the learning rate
@@ -37,7 +39,8 @@ class Learner:
 
     Raises:
         ValueError: If a setting is out of its range; if ``cuda_graph`` is wanted on a CPU, or of an optimizer or an
-            encoder that cannot be recorded.
+            encoder that cannot be recorded; if ``compile`` is wanted without a compiler, or of an encoder that cannot
+            be compiled.
 
     >>> from tensordict.nn import TensorDictModule
     >>> from tensordict import TensorDict
@@ -58,6 +61,7 @@ class Learner:
         total_updates: int | None = None,
         autocast: Literal["bfloat16"] | None = None,
         cuda_graph: bool = False,
+        compile: bool = False,
         guard: NonFiniteGuard | None = None,
         averaged: AveragedWeights[Any] | None = None,
         time_spent: Callable[[], float] = lambda: 0.0,
@@ -80,8 +84,15 @@ class Learner:
             ),
         )
         self._recorded: RecordedUpdates | None = None
+        self._compute: Callable[[TensorDictBase], Any] = loss  # what it writes, by name
+        device = self._parameters()[0].device
+        if compile:
+            check_compiler(device, "Learner")
+            refuse_obstacles("compile", loss, optimizer)
+            # Nothing else is, for optimizers and `Tensor.backward` are not taken whole.
+            self._compute = Compiled(lambda batch: dict(loss(batch).items()), name="Learner: the loss")
         if cuda_graph:
-            recorder = cuda_recorder(self._parameters()[0].device, "Learner")
+            recorder = cuda_recorder(device, "Learner")
             self._recorded = RecordedUpdates(
                 self._gradients, self._step, loss=loss, optimizer=optimizer, recorder=recorder
             )
@@ -139,7 +150,7 @@ class Learner:
     def _gradients(self, batch: TensorDictBase) -> Metrics:
         """The first half of an update: the loss, its gradients and their norm."""
         with self.precision():
-            out = self.loss(batch)
+            out = self._compute(batch)
         total = torch.stack(self._terms(out)).sum()
         self.optimizer.zero_grad()
         total.backward()

@@ -78,7 +78,7 @@ class Progress:
         if not made:
             return {}
         # One transfer for all of them, and then a row for each: a mean of a column would add in another order.
-        numbers = torch.stack([torch.stack([m[key] for key in made[0]]) for m in made]).cpu()
+        numbers = torch.stack([torch.stack([_scalar(m[key]) for key in made[0]]) for m in made]).cpu()
         return dict(zip(made[0], (float(row.mean()) for row in numbers.T.contiguous()), strict=True))
 
     def state_dict(self) -> dict[str, Any]:
@@ -89,3 +89,8 @@ class Progress:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores `state_dict`."""
         vars(self).update(state, outcomes=deque(state["outcomes"], maxlen=_RECENT))
+
+
+def _scalar(metric: Tensor) -> Tensor:
+    """The metric, or its mean where it has dimensions."""
+    return metric if metric.ndim == 0 else metric.mean()

@@ -13,6 +13,7 @@ stream, static inputs, gradients allocated by the capture, one memory pool for g
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
+from typing import Literal
 
 import torch
 from tensordict import TensorDictBase
@@ -59,7 +60,7 @@ class RecordedUpdates:
         limit: int = 16,
     ) -> None:
         assert min(warmup, limit) >= 1
-        refuse_obstacles(loss, optimizer)
+        refuse_obstacles("cuda_graph", loss, optimizer)
         self._gradients, self._step = gradients, step
         self._optimizer, self._recorder = optimizer, recorder
         self._warmup, self._limit, self._has_told = warmup, limit, False
@@ -131,10 +132,13 @@ def make_capturable(optimizer: torch.optim.Optimizer) -> None:
         group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=group["params"][0].device)
 
 
-def refuse_obstacles(loss: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raises a ``ValueError`` where the optimizer reads back, or an encoder's sizes depend on data."""
-    obstacles = [getattr(module, "capture_obstacle", None) for module in loss.modules()]
-    if not all("capturable" in group for group in optimizer.param_groups):
+def refuse_obstacles(
+    setting: Literal["cuda_graph", "compile"], loss: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Raises a ``ValueError`` where the optimizer reads back, or an encoder cannot be captured or compiled."""
+    kinds = ("capture_obstacle", *(("compile_obstacle",) if setting == "compile" else ()))
+    obstacles = [getattr(module, kind, None) for module in loss.modules() for kind in kinds]
+    if setting == "cuda_graph" and not all("capturable" in group for group in optimizer.param_groups):
         obstacles.append(type(optimizer).__name__)
     for obstacle in filter(None, obstacles):
-        raise ValueError(f"Learner: cuda_graph must be false with {obstacle}, got true")
+        raise ValueError(f"Learner: {setting} must be false with {obstacle}, got true")

@@ -40,8 +40,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchrl.modules import recurrent_mode
 
+from yamame.capturing import NUM_SEGMENTS
 from yamame.checks import require, require_at_least, require_choice
-from yamame.keys import NUM_SEGMENTS
 
 Device = torch.device | str | None
 _FAR = 16
@@ -86,6 +86,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
         memory: What is remembered between calls: neither parameter nor buffer. It stays when weights change, and
             ``copy.deepcopy`` and ``pickle`` leave it behind. Nothing is differentiated through it.
         capture_obstacle: What keeps the parallel pass from being captured as a CUDA graph; None if nothing does.
+        compile_obstacle: What keeps it from being compiled, and not from being captured.
 
     Raises:
         ValueError: If a size is not positive, or ``keys.memory`` is set for an encoder that is not recurrent.
@@ -93,6 +94,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
 
     is_recurrent = False
     capture_obstacle: str | None = None
+    compile_obstacle: str | None = None
 
     def __init__(
         self,

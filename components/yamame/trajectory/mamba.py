@@ -45,6 +45,7 @@ class MambaEncoder(RecurrentEncoder):
     """
 
     capture_obstacle = "MambaEncoder"  # nobody has captured the package's kernels yet
+    needs_cuda = True
 
     def __init__(
         self,

@@ -114,6 +114,9 @@ class StackedCells(RecurrentEncoder):
         require_at_least(owner, 1, **sizes, max_time_constant=max_time_constant)
         require(owner, "gate_gain", gate_gain, finite, "be finite and not negative")
         super().__init__(in_features, out_features, keys=keys)
+        self.compile_obstacle = (
+            owner  # the compiler writes every timestep out, where cuDNN has one kernel for all
+        )
         self.layers = nn.RNNBase(self.mode, in_features, hidden_size, num_layers, batch_first=True)
         self.out = nn.Linear(hidden_size, out_features)
         self.norm = nn.LayerNorm(out_features)

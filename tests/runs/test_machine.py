@@ -1,0 +1,88 @@
+"""What a machine cannot do is refused before a run begins, in a line with key and value."""
+
+from functools import partial
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from yamame import conf_dir, ranks
+from yamame.checks import UsageError
+from yamame.runs import machine
+from yamame.runs.build import build_agent, build_env
+from yamame.runs.machine import check_machine
+from yamame.runs.run import Run
+
+RECORDED = ("schedule.cuda_graph", "collector.cuda_graph")
+COMPILED = ("schedule.compile", "collector.compile")
+
+
+def configured(*overrides):
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return compose("train", overrides=["logger=none", *overrides])
+
+
+@pytest.fixture
+def any_device(monkeypatch):
+    """A machine that has every device and a compiler for each."""
+    monkeypatch.setattr(machine, "check_device", lambda device: device)
+    monkeypatch.setattr(machine, "missing_compiler", lambda device: None)
+
+
+@pytest.mark.parametrize("key", RECORDED)
+def test_a_cpu_records_nothing(any_device, key):
+    with pytest.raises(UsageError, match=f"^{key} must be false on cpu, got true$"):
+        check_machine(configured(f"{key}=true"))
+    check_machine(configured(f"{key}=true", "device=cuda:1"))
+    check_machine(configured())
+
+
+@pytest.mark.parametrize("key", COMPILED)
+def test_without_a_compiler_nothing_is_compiled(any_device, monkeypatch, key):
+    check_machine(configured(f"{key}=true"))
+    monkeypatch.setattr(machine, "missing_compiler", lambda device: f"nothing on {device}")
+    with pytest.raises(UsageError, match=f"^{key} must be false with nothing on cuda:1, got true$"):
+        check_machine(configured(f"{key}=true", "device=cuda:1"))
+    check_machine(configured())
+
+
+@pytest.mark.parametrize("key", [RECORDED[0], COMPILED[0]])
+def test_processes_that_learn_together_record_and_compile_no_update(any_device, monkeypatch, key):
+    monkeypatch.setattr(ranks, "world", lambda: 2)
+    with pytest.raises(UsageError, match=f"^{key} must be false under torchrun, got true$"):
+        check_machine(configured(f"{key}=true", "device=cuda"))
+    check_machine(configured("collector.cuda_graph=true", "collector.compile=true", "device=cuda"))
+
+
+def test_a_device_that_is_not_there_is_refused():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(UsageError, match=r"^device: must be available, got 'cuda'"):
+        check_machine(configured("hardware=gpu"))
+
+
+def test_actors_get_no_gpu_where_there_is_none(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    wanted = partial(configured, "collector=ray", "collector.resources.num_gpus=1")
+    with pytest.raises(
+        UsageError, match=r"^collector.resources.num_gpus must be 0 on a machine without a GPU, got 1$"
+    ):
+        check_machine(wanted())
+    check_machine(wanted("collector.address=auto"))  # a cluster may have some
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    check_machine(wanted())
+
+
+def test_an_encoder_for_a_gpu_is_refused_elsewhere(monkeypatch):
+    cfg = configured("env=tmaze")
+    env = build_env(cfg, num_envs=2, seed=0)
+    build_agent(cfg, env)
+    monkeypatch.setattr("yamame.trajectory.TransformerEncoder.needs_cuda", True, raising=False)
+    with pytest.raises(UsageError, match=r"^device: must be cuda with encoder TransformerEncoder, got cpu$"):
+        build_agent(cfg, env)
+
+
+def test_a_run_asks_before_anything_is_written(tmp_path):
+    cfg = configured("schedule.cuda_graph=true", f"run.root={tmp_path}/runs")
+    with pytest.raises(UsageError, match=r"^schedule\.cuda_graph"):
+        Run(cfg)
+    assert list(tmp_path.iterdir()) == []
