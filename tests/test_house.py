@@ -55,11 +55,13 @@ def test_the_package_and_its_rooms_stay_small():
         rooms["trajectory"] <= 2_860
     )  # of which 303 adapt models of the library transformers, 593 read in segments
     assert {name: size for name, size in rooms.items() if size > 2_860} == {}
-    assert lines(PACKAGE.rglob("*.py")) <= 24_900
+    assert lines(PACKAGE.rglob("*.py")) <= 25_700
 
 
 def test_the_tools_stay_small():
-    assert 0 < lines((ROOT / "tools").glob("*.py")) <= 1_240  # of which 142 make the site
+    assert (
+        0 < lines((ROOT / "tools").glob("*.py")) <= 1_700
+    )  # of which 142 make the site and 343 are the first run on a GPU
 
 
 # What a part needs beside it.
