@@ -17,6 +17,7 @@ from torchrl.envs.utils import ExplorationType, exploration_type
 
 from yamame.actions import ActionSpace
 from yamame.agent.recorded import RecordedDecisions
+from yamame.capturing import capturing
 from yamame.checks import require
 from yamame.recorder import Compiled, Recorder
 from yamame.trajectory import SigmaReparamLinear, TrajectoryEncoder
@@ -72,21 +73,16 @@ class InContextPolicy(TensorDictModuleBase):
 
     @torch.no_grad()
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Writes the action of every env of ``tensordict`` ``[N]`` and returns it."""
+        """Writes the action of every env of ``tensordict`` ``[N]`` and returns it.
+
+        While it is captured, after `reserve`, it decides nothing by the data.
+        """
         encoder = self.trajectory_encoder
-        return self._act(tensordict, encoder.ready_memory(encoder.read_is_init(tensordict)))
-
-    @torch.no_grad()
-    def act(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """`forward` after `reserve`: it decides nothing by the data, so that it may be captured."""
-        memory = self.trajectory_encoder.memory
+        memory = encoder.memory if capturing() else encoder.ready_memory(encoder.read_is_init(tensordict))
         assert memory is not None
-        return self._act(tensordict, memory)
-
-    def _act(self, tensordict: TensorDictBase, memory: TensorDict) -> TensorDictBase:
         decide = self._recorded or self._compiled or self.decide
         params, memory = decide(tensordict.select(*self.in_keys, strict=False), memory)
-        self.trajectory_encoder.keep_memory(memory)
+        encoder.keep_memory(memory)
         distribution = self.action_space.distribution(params, tensordict.get("action_mask", None))
         deterministic = exploration_type() in (ExplorationType.DETERMINISTIC, ExplorationType.MODE)
         encoded = distribution.mode if deterministic else distribution.sample()

@@ -18,7 +18,6 @@ from torch import Tensor
 from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from yamame.capturing import capturing
 from yamame.checks import require, require_choice
 from yamame.collectors.assembly import TrajectoryAssembler
 from yamame.collectors.base import Compiles, Episodes, PreparesToAct, Records, Remembers, Replay, outermost
@@ -140,7 +139,7 @@ class SyncCollector:
     def _step(self, timestep: TensorDictBase) -> tuple[dict[NestedKey, Tensor], TensorDictBase]:
         """A step, and what is kept of it: that of `collect` once more, with a policy that may be captured."""
         with set_exploration_type(self._mode), self._precision:
-            timestep = self.policy.act(timestep) if capturing() else self.policy(timestep)
+            timestep = self.policy(timestep)
         if self.exploration is not None:
             timestep = self.exploration(timestep)
         step, timestep = self.env.step_and_maybe_reset(timestep)
