@@ -108,7 +108,7 @@ def closure(package: Path, start: Path) -> set[Path]:
 
 
 PARTS = [
-    ("yamame.trajectory", "TransformerEncoder", 8, 1_000),
+    ("yamame.trajectory", "TransformerEncoder", 8, 1_100),
     ("yamame.trajectory", "GRUEncoder", 4, 1_000),
     ("yamame.timestep", "MLPTimestepEncoder", 4, 1_000),
     ("yamame.transforms", "ContextTransform", 4, 1_000),

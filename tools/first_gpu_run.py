@@ -246,15 +246,13 @@ ORDER = ("machine", "smoke", "waits", "update", "acting", "parity", "sampling", 
 
 
 def play(subject: Subject) -> TensorDict:
-    """Sixty steps of 64 environments with actions that depend on the seed alone, on the CPU."""
-    env, generator, steps = subject.make_env(64), torch.Generator().manual_seed(1), []
-    timestep, spec = env.reset(), env.full_action_spec["action"]
+    """Sixty steps of 64 environments with actions that are drawn on the CPU."""
+    torch.manual_seed(1)
+    env, steps = subject.make_env(64), []
+    timestep, spec = env.reset(), env.full_action_spec["action"].to("cpu")
     for _ in range(60):
-        noise = torch.rand(spec.shape, generator=generator)
-        action = (noise * getattr(spec, "n", 2)).long() if not spec.dtype.is_floating_point else 2 * noise - 1
-        step, timestep = env.step_and_maybe_reset(
-            timestep.set("action", action.to(subject.device, spec.dtype))
-        )
+        timestep["action"] = spec.rand().to(subject.device)
+        step, timestep = env.step_and_maybe_reset(timestep)
         steps.append(step["next"].cpu())
     return torch.stack(steps)
 

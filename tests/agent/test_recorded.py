@@ -171,7 +171,7 @@ def test_recorded_decisions_are_those_of_the_policy_and_read_nothing_back(make_p
     expected, found = parameters(ordinary, seen), parameters(recorded, seen)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert expected.std(0).min() > 1e-4
-    structures = 2 if encoder in ("transformer", "rotary", "learned") else 1
+    structures = 2 if encoder in ("transformer", "rotary", "learned", "memo") else 1
     assert (recorder.warmed, recorder.records) == (3 * structures, structures)
     assert recorder.replays == STEPS - 3 * structures
 
