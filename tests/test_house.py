@@ -59,7 +59,7 @@ def test_the_package_and_its_rooms_stay_small():
 
 
 def test_the_tools_stay_small():
-    assert 0 < lines((ROOT / "tools").glob("*.py")) <= 1_240  # of which 142 make the site
+    assert 0 < lines((ROOT / "tools").glob("*.py")) <= 1_260  # of which 142 make the site
 
 
 # What a part needs beside it.

@@ -44,6 +44,7 @@ ADDED = {
     "packing.row_multiple": 1,
     "packing.length_multiple": 1,
     "schedule.average_decay": None,
+    "env.split": "all",
 }
 """Settings that earlier versions did not have, and what they did."""
 
