@@ -60,7 +60,7 @@ def test_the_package_and_its_rooms_stay_small():
 
 def test_the_tools_stay_small():
     assert (
-        0 < lines((ROOT / "tools").glob("*.py")) <= 1_700
+        0 < lines((ROOT / "tools").glob("*.py")) <= 1_720
     )  # of which 142 make the site and 343 are the first run on a GPU
 
 

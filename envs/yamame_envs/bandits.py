@@ -52,6 +52,8 @@ class Bandits(BatchedEnv):
     torch.Size([2, 100, 1])
     """
 
+    _identity = ("means",)
+
     def __init__(
         self,
         *,

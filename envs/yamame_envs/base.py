@@ -8,6 +8,7 @@ The horizon is finite and visible (``time``): an episode that reaches it is term
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +16,12 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from yamame.capturing import capturing
-from yamame.checks import require
+from yamame.checks import require, require_choice
 from yamame.transforms import context_values
 
 from yamame_envs.context import ContextEnv
 from yamame_envs.env_state import EnvState, restore
+from yamame_envs.split import Split, draw_side, hash_of
 from yamame_envs.tasks import TaskQueue, Tensors, sent
 
 _FAR = 16
@@ -45,6 +47,25 @@ class BatchedEnv(ContextEnv):
     def capture_obstacle(self) -> str | None:
         """None, unless a subclass decides by the data."""
         return None
+
+    _split: Split = "all"
+    """Which tasks episodes play; a subclass that lets one choose sets it before its base is built (`_choose`)."""
+    _identity: tuple[str, ...] = ()
+    """Entries of a task that tell it from others, those that it has; all of them where none are named."""
+
+    @classmethod
+    def _choose(cls, split: Split) -> Split:
+        require_choice(cls.__name__, "split", split, get_args(Split))
+        return split
+
+    def tasks_of(self, task_seed: Tensor) -> Tensors:
+        """The tasks ``[R, ...]`` of seeds ``[R]`` on the CPU, on the side that episodes play (`yamame_envs.split`)."""
+        return draw_side(self._draw_tasks, self.task_hash, task_seed, self._split, self.label)
+
+    def task_hash(self, task: Tensors) -> Tensor:
+        """Hashes ``[R]`` int64 of tasks ``[R, ...]``; equal tasks have equal ones, whatever their seeds."""
+        names = self._identity or tuple(name for name in task if name not in ("task_seed", "number"))
+        return hash_of({name: task[name] for name in names if name in task})
 
     @abstractmethod
     def _draw_tasks(self, task_seed: Tensor) -> Tensors:
@@ -117,7 +138,7 @@ class BatchedEnv(ContextEnv):
             got = "one of an earlier step was not"
             require(self.label, "action", got, not out_of_bounds, f"be in {bounds}")
             raise RuntimeError(f"{self.label}: reserve must be called before steps that are captured")
-        self._room = self._queue.reserve(num_steps, streams, episodes, self._draw_tasks, self.device)
+        self._room = self._queue.reserve(num_steps, streams, episodes, self.tasks_of, self.device)
         return super().reserve(num_steps)
 
     def _begin_episodes(self, begins: Tensor, tensordict: TensorDictBase | None) -> None:
@@ -143,7 +164,7 @@ class BatchedEnv(ContextEnv):
         if chosen is None:
             task = self._numbered_tasks(begins)
         else:
-            drawn = {"task_seed": chosen, **self._draw_tasks(chosen.cpu())}
+            drawn = {"task_seed": chosen, **self.tasks_of(chosen.cpu())}
             task = {name: sent(value, self.device) for name, value in drawn.items()}
         if tensordict is not None:
             self._override(task, tensordict, begins)
@@ -155,7 +176,7 @@ class BatchedEnv(ContextEnv):
             self._room = 0  # nobody counts these steps
         elif begins.is_cpu:
             if queue.lacks(begins, env_state.episodes):
-                queue.reserve(1, env_state.streams, env_state.episodes, self._draw_tasks)
+                queue.reserve(1, env_state.streams, env_state.episodes, self.tasks_of)
         else:
             if self._room < 1:
                 self.reserve(_FAR)
@@ -239,7 +260,7 @@ class BatchedEnv(ContextEnv):
         Raises:
             ValueError: If an entry is missing or has another number of envs.
         """
-        self._env_state = restore(state_dict, self._env_state.streams, self._draw_tasks)
+        self._env_state = restore(state_dict, self._env_state.streams, self.tasks_of)
         self._number(self._env_state.streams, self._env_state.episodes)
 
     def carried(self) -> Tensors:

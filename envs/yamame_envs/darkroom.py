@@ -15,6 +15,7 @@ from yamame.checks import require, require_choice
 from yamame_envs.base import BatchedEnv
 from yamame_envs.maze import DIRECTIONS
 from yamame_envs.rendering import Palette, disc, frame, goal
+from yamame_envs.split import Split
 from yamame_envs.streams import fold, integers, permutation
 from yamame_envs.tasks import Tensors
 
@@ -47,6 +48,8 @@ class DarkKeyDoor(BatchedEnv):
             leads to the start, whatever its action, and pays nothing.
         light: Whether the door and the key can be seen.
         randomize_actions: Whether what the five actions do is permuted anew in every episode.
+        split: Which rooms episodes play: ``all``; ``train``, all but a share that is held out; ``test``, that share
+            (`yamame_envs.split`).
         seed: Names the tasks of all episodes.
         device: Where all tensors live.
 
@@ -58,6 +61,7 @@ class DarkKeyDoor(BatchedEnv):
     torch.Size([2, 100, 4])
     """
 
+    _identity = ("start", "key", "door", "actions")
     _next_cell: Tensor
     _places: Tensor
     _trial_length: Tensor
@@ -72,6 +76,7 @@ class DarkKeyDoor(BatchedEnv):
         attempts: Attempts = "soft_reset",
         light: bool = False,
         randomize_actions: bool = False,
+        split: Split = "all",
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
@@ -79,6 +84,7 @@ class DarkKeyDoor(BatchedEnv):
         require(self.label, "trial_limit", trial_limit, trial_limit >= 1, "be at least 1")
         known = get_args(Attempts)
         require_choice(self.label, "attempts", attempts, known)
+        self._split = self._choose(split)
         self._size = size
         self._trial_limit = trial_limit
         self._attempts = attempts

@@ -13,6 +13,7 @@ from yamame.goals import GOAL_PAD, num_goals
 
 from yamame_envs.goal_env import GoalEnv
 from yamame_envs.rendering import Palette, disc, frame, goal
+from yamame_envs.split import Split
 from yamame_envs.streams import fold, integers, permutation
 from yamame_envs.tasks import Tensors
 
@@ -47,6 +48,8 @@ class PackageDelivery(GoalEnv):
         min_packages: Destinations at least; every number up to ``max_packages`` is equally likely.
         max_packages: Destinations at most.
         time_limit: Steps of an episode at most.
+        split: Which roads episodes play: ``all``; ``train``, all but a share that is held out; ``test``, that share
+            (`yamame_envs.split`).
         seed: Names the tasks of all episodes.
         device: Where all tensors live.
 
@@ -59,6 +62,8 @@ class PackageDelivery(GoalEnv):
     torch.Size([2, 3, 4, 1])
     """
 
+    _identity = ("onward", "button", "instruction")
+
     def __init__(
         self,
         *,
@@ -67,10 +72,12 @@ class PackageDelivery(GoalEnv):
         min_packages: int = 2,
         max_packages: int = 4,
         time_limit: int = 180,
+        split: Split = "all",
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
         self._check_settings(length, min_packages, max_packages)
+        self._split = self._choose(split)
         self._length = length
         self._packages = (min_packages, max_packages)
         self._forks = (length // 5 // 2, length // 5)

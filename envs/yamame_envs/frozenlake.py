@@ -15,6 +15,7 @@ from yamame.checks import require
 
 from yamame_envs.base import BatchedEnv
 from yamame_envs.rendering import Palette, disc, frame, goal, ring
+from yamame_envs.split import Split
 from yamame_envs.streams import fold, uniform
 from yamame_envs.tasks import Tensors
 
@@ -57,6 +58,8 @@ class MetaFrozenLake(BatchedEnv):
         hard: Whether actions are swapped, places misread and the ice cracks.
         recover: Whether holes cost a little instead of ending the attempt.
         slip: Probability that an action has no effect, in [0, 1).
+        split: Which lakes episodes play: ``all``; ``train``, all but a share that is held out; ``test``, that share
+            (`yamame_envs.split`).
         seed: Names the tasks of all episodes.
         device: Where all tensors live.
 
@@ -69,6 +72,7 @@ class MetaFrozenLake(BatchedEnv):
             [0., 0., 1., 0.]])
     """
 
+    _identity = ("holes", "effects")
     _places: Tensor
     _progress: Tensor
     _targets: Tensor
@@ -82,12 +86,14 @@ class MetaFrozenLake(BatchedEnv):
         hard: bool = False,
         recover: bool = False,
         slip: float = 0.0,
+        split: Split = "all",
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
         require(self.label, "size", size, size >= 2, "be at least 2")
         require(self.label, "num_trials", num_trials, num_trials >= 1, "be at least 1")
         require(self.label, "slip", slip, 0 <= slip < 1, "be in [0, 1)")
+        self._split = self._choose(split)
         self._size = size
         self._num_trials = num_trials
         self._hard, self._recover, self._slip = hard, recover, slip

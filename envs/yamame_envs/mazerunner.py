@@ -14,6 +14,7 @@ from yamame.goals import GOAL_PAD
 from yamame_envs.goal_env import GoalEnv
 from yamame_envs.maze import DIRECTIONS, clear_spawn, grow_walls, sight
 from yamame_envs.rendering import Palette, disc, frame, goal
+from yamame_envs.split import Split
 from yamame_envs.streams import fold, integers, permutation, subset
 from yamame_envs.tasks import Tensors
 
@@ -38,6 +39,8 @@ class MazeRunner(GoalEnv):
             ``None``: always ``num_goals``.
         time_limit: Steps of an episode at most.
         randomize_actions: Whether what the five actions do is permuted anew in every episode.
+        split: Which mazes episodes play: ``all``; ``train``, all but a share that is held out; ``test``, that share
+            (`yamame_envs.split`).
         seed: Names the tasks of all episodes.
         device: Where all tensors live.
 
@@ -49,6 +52,7 @@ class MazeRunner(GoalEnv):
     torch.Size([2, 3, 2, 2])
     """
 
+    _identity = ("walls", "instruction", "actions")
     _side: Tensor
     _offsets: Tensor
     _cells: Tensor
@@ -63,12 +67,14 @@ class MazeRunner(GoalEnv):
         min_goals: int | None = None,
         time_limit: int = 100,
         randomize_actions: bool = False,
+        split: Split = "all",
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
         self._check_settings(size, num_goals, min_goals)
         self._goals = (num_goals if min_goals is None else min_goals, num_goals)
         self._randomize = randomize_actions
+        self._split = self._choose(split)
         self._size = size
         super().__init__(
             num_envs=num_envs,

@@ -46,6 +46,7 @@ ADDED = {
     "schedule.average_decay": None,
     "schedule.compile": False,
     "collector.compile": False,
+    "env.split": "all",
 }
 """Settings that earlier versions did not have, and what they did."""
 

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import gymnasium
 import torch
 from torch import Tensor
+from yamame.checks import require, require_choice
 from yamame.failures import tell_aside
 
 from yamame_envs.adapters.env import HostedEnv
@@ -17,6 +18,7 @@ from yamame_envs.adapters.registered import find, make_registered
 from yamame_envs.adapters.spaces import Array
 from yamame_envs.adapters.task import DrawTask, make_with_tasks
 from yamame_envs.adapters.workers import Workers
+from yamame_envs.split import HELD_OUT, Split
 
 _MANY_EPISODES = 10  # after which it is told that none had success in its info
 
@@ -38,6 +40,8 @@ class Gym(HostedEnv):
         tasks: What draws the task of an episode by its task seed, so that another trial of the same task has another
             noise (`yamame_envs.adapters.task.TaskEnv`): a function ``(seed) -> task``, or ``own`` for the environment's
             ``sample_task``. None: the task seed decides everything, and trials repeat the noise.
+        split: Which of these tasks episodes play: ``all``; ``train``, all but a share that is held out; ``test``, that
+            share (`yamame_envs.split`). All but ``all`` need the environment's ``task_hash(task)``.
         num_envs: N, at least 1.
         seed: Names the tasks of all episodes.
         device: Where all tensors live.
@@ -62,12 +66,17 @@ class Gym(HostedEnv):
         time_limit: int | Literal["registered"] | None = "registered",
         success: str | None = "auto",
         tasks: DrawTask | Literal["own"] | None = None,
+        split: Split = "all",
         num_envs: int = 1,
         seed: int = 0,
         device: str | torch.device = "cpu",
         workers: Workers = Workers(),  # noqa: B008 (immutable)
     ) -> None:
-        self._id, self._settings, self._draw_task = id, dict(settings), tasks
+        self._id = id
+        require_choice(self.label, "split", split, get_args(Split))
+        apart = split == "all" or tasks is not None
+        require(self.label, "split", split, apart, "be 'all' where tasks is None")
+        self._settings, self._draw_task, self._split = dict(settings), tasks, split
         self._looks_for_success, self._num_ended = True, 0
         self._counts_attempts = tasks is not None
         limit = self._registered_limit() if time_limit == "registered" else time_limit
@@ -92,7 +101,8 @@ class Gym(HostedEnv):
         if self._draw_task is None:
             return make
         draw = None if self._draw_task == "own" else self._draw_task
-        return partial(make_with_tasks, make, draw=draw, owner=self.label)
+        apart = {"draw": draw, "split": self._split, "held_out": HELD_OUT, "owner": self.label}
+        return partial(make_with_tasks, make, **apart)
 
     def _step_envs(self, batch: Array, over: Array, wrong: Array) -> tuple[Outcome, Array]:
         outcome, aborted = super()._step_envs(batch, over, wrong)

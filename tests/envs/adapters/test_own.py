@@ -10,6 +10,7 @@ from yamame.goals import GOAL_COMPLETED, GOAL_PAD
 from yamame.replay import Relabel, pack
 from yamame_envs import Gym, GymGoals, RepeatedTrials, Workers
 from yamame_envs.adapters.goals import SingleGoal
+from yamame_envs.adapters.task import TaskApart
 
 REACH, SLOT = "own_envs:own/PointReach-v0", "own_envs:own/Slot-v0"
 
@@ -197,3 +198,59 @@ def test_an_environment_that_draws_no_tasks_is_refused():
     with pytest.raises(ValueError, match=r"tasks must be a function \(seed\) -> task, as env\.tasks"):
         Gym(id="CartPole-v1", tasks="own")
     assert gymnasium.spec("own/Slot-v0").id == "own/Slot-v0"
+
+
+class Door(gymnasium.Env):
+    """One of fifty doors is the right one; the noise of an episode is no part of its task."""
+
+    observation_space = gymnasium.spaces.Box(0.0, 50.0, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def sample_task(self, seed):
+        return int(np.random.default_rng(seed).integers(50))
+
+    def task_hash(self, task):
+        return task
+
+    def set_task(self, task):
+        self.task = task
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.array([self.task], np.float32), {}
+
+    def step(self, action):
+        return np.array([self.task], np.float32), 0.0, True, False, {}
+
+
+def doors(split, seed):
+    """The doors of many episodes."""
+    if "own/Door-v0" not in gymnasium.registry:
+        gymnasium.register("own/Door-v0", Door)
+    env = Gym(id="own/Door-v0", tasks="own", split=split, num_envs=8, time_limit=None, seed=seed)
+    return set(env.rollout(40, break_when_any_done=False)["observation"].flatten().int().tolist())
+
+
+def test_tasks_of_ones_own_are_held_out_by_their_hash():
+    assert len(doors("all", 0)) == len(doors("all", 1)) == 50
+    train, test = doors("train", 0), doors("test", 1)
+    assert train | test == set(range(50))
+    assert train & test == set()
+    assert 3 < len(test) < 25
+    assert doors("train", 2) == train
+
+
+def test_what_cannot_tell_its_tasks_apart_holds_none_out():
+    with pytest.raises(
+        ValueError, match=r"split must be 'all', or the environment must have task_hash\(task\)"
+    ):
+        Gym(id="own/Slot-v0", tasks="own", split="train")
+    with pytest.raises(ValueError, match="split must be 'all' where tasks is None, got 'test'"):
+        Gym(id="CartPole-v1", split="test")
+
+
+def test_too_few_tasks_of_ones_own_are_named():
+    apart = TaskApart(Door(), draw=lambda seed: 7, split="train", held_out=0.25)
+    other = TaskApart(Door(), draw=lambda seed: 7, split="test", held_out=0.25)
+    with pytest.raises(ValueError, match="split must be 'all' where there are so few tasks"):
+        [env.reset(seed=0) for env in (apart, other)]
