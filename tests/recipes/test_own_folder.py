@@ -20,6 +20,7 @@ TINY = ["debug=tiny", "logger=none", "budget.updates=3", "evaluation.num_episode
 def folder(tmp_path, monkeypatch):
     """A copy of the example, whose module and place are forgotten afterwards."""
     monkeypatch.setattr(sys, "path", [*sys.path])
+    sys.modules.pop("mylab", None)  # of a page that has one, too
     yield shutil.copytree(EXAMPLE, tmp_path / "lab")
     sys.modules.pop("mylab", None)
     gymnasium.registry.pop("Levers-v0", None)

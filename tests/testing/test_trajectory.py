@@ -13,8 +13,10 @@ from yamame.trajectory import (
     LinearRecurrentEncoder,
     LSTMEncoder,
     MambaEncoder,
+    MemoEncoder,
     MemorylessEncoder,
     RecurrentEncoder,
+    RSMEncoder,
     TrajectoryEncoder,
     TransformerEncoder,
     WindowEncoder,
@@ -45,6 +47,8 @@ ENCODERS = {
     "latest four": lambda: WindowEncoder(5, window=4, d_model=16),
     "more than there is": lambda: WindowEncoder(5, window=40, d_model=16, num_layers=2),
     "memoryless": lambda: MemorylessEncoder(5, d_model=16, num_layers=2),
+    "rewritten summary": lambda: RSMEncoder(5, **SMALL, segment_length=4, num_slots=2),
+    "accumulated summaries": lambda: MemoEncoder(5, **SMALL, segment_length=4, num_slots=2),
 }
 NEED_CUDA = {MambaEncoder, HFEncoder}
 """Their laws are checked in tests of their own: one needs CUDA, one a package."""
@@ -359,7 +363,7 @@ def test_a_cache_slot_off_by_one_breaks_parity(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_mask_that_looks_ahead_breaks_causality(monkeypatch: pytest.MonkeyPatch) -> None:
-    def everything(starts, *, window, sinks):
+    def everything(starts, **options):
         return torch.ones(1, 1, starts.shape[1], starts.shape[1], dtype=torch.bool)
 
     monkeypatch.setattr("yamame.trajectory.attention.visibility", everything)

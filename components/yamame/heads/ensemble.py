@@ -36,9 +36,10 @@ def full_precision_output(layers: nn.Sequential, x: Tensor) -> Tensor:
     *hidden, last = layers
     for layer in hidden:
         x = layer(x)
+    if x.dtype == torch.float32:
+        return last(x)
     with torch.autocast(x.device.type, enabled=False):
-        out: Tensor = last(x.float())
-    return out
+        return last(x.float())
 
 
 class EnsembleMLP(nn.Module):
