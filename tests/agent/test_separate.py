@@ -53,7 +53,8 @@ def rollout(agent: InContextAgent, num_steps: int) -> TensorDict:
 @pytest.mark.parametrize("choice", ENCODERS)
 def test_every_encoder_works_for_both_and_one_update_moves_every_parameter(choice, skip_if_missing):
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        encoder = instantiate(compose("train", overrides=[f"encoder={choice}"]).encoder)
+        short = ["encoder.segment_length=4", "encoder.jitter=0"] if choice in ("rsm", "memo") else []
+        encoder = instantiate(compose("train", overrides=[f"encoder={choice}", *short]).encoder)
     try:
         agent = make_agent(encoder)
     except ValueError as error:
