@@ -20,6 +20,7 @@ CHOICES = {
         "env=tmaze", "env.length=12", "encoder.window=8", "encoder.sinks=1", "encoder.positions=rotary", *NARROW,
     ),
     "recurrent layers": ("env=bandits", SHORT, "encoder=gru", "encoder.hidden_size=16", "encoder.num_layers=1"),
+    "an environment of the host": ("env=gym", "env.id=Pendulum-v1", SHORT, *NARROW),
     "a linear recurrence": ("env=active_tmaze", "env.length=12", "encoder=linear_recurrent", "encoder.d_model=16"),
     "two encoders": ("env=tmaze", "env.length=12", "agent=separate", "encoder=window", "encoder.d_model=16"),
     "values as bins": ("env=active_tmaze", "env.length=12", "agent=amago2", "agent/returns=binned", *NARROW),
@@ -47,6 +48,8 @@ def train(tmp_path, monkeypatch, counts):
     return train
 
 
+ACTING = {"an environment of the host": {"agent/recorded.py"}}
+"""What is recorded of acting, where it is not whole steps."""
 RARE = ("a window", "a linear recurrence", "two encoders", "values as bins")
 
 
@@ -57,7 +60,7 @@ def test_a_recorded_run_ends_as_one_that_is_not(name, train):
     plain, none = train(*CHOICES[name], "run.name=plain")
     recorded, launches = train(*CHOICES[name], "run.name=recorded", *RECORDED)
     assert not none
-    assert launches == {"training/recorded_updates.py", "agent/recorded.py"}
+    assert launches == {"training/recorded_updates.py", *ACTING.get(name, {"collectors/recorded.py"})}
     assert_same(recorded, plain)
 
 
@@ -74,6 +77,6 @@ def test_a_recorded_run_that_was_resumed_ends_as_one_that_is_not(train):
 def test_the_settings_for_a_gpu_are_recorded_and_end_as_ones_that_are_not(train):
     preset = ("hardware=gpu", SHORT, *NARROW)
     recorded, launches = train(*preset, "run.name=recorded")
-    assert launches == {"training/recorded_updates.py", "agent/recorded.py"}
+    assert launches == {"training/recorded_updates.py", "collectors/recorded.py"}
     plain, _ = train(*preset, "run.name=plain", "schedule.cuda_graph=false", "collector.cuda_graph=false")
     assert_same(recorded, plain)

@@ -126,26 +126,6 @@ def _replace_guards() -> None:
     torch.UntypedStorage.clone = clone  # type: ignore[method-assign]
 
 
-class _ToHost(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return torch.ops.emulated.to_host(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return torch.ops.emulated.to_device(gradient)
-
-
-class _ToDevice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return torch.ops.emulated.to_device(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return torch.ops.emulated.to_host(gradient)
-
-
 def _gru_cell(x: Tensor, hidden: Tensor, *weights: Tensor) -> Tensor:
     from_input, from_state = (
         nn.functional.linear(value, *weights[i::2]) for i, value in enumerate((x, hidden))
@@ -165,40 +145,54 @@ def _lstm_cell(x: Tensor, states: Sequence[Tensor], *weights: Tensor) -> tuple[T
     return out.sigmoid() * cell.tanh(), cell
 
 
-def _on_host(function: Any) -> Any:
-    """A recurrent layer as the CPU computes it, with its gradients."""
+def _gru(x: Tensor, hidden: Tensor, weights: Sequence[Tensor], *options: Any) -> tuple[Tensor, Tensor]:
+    outputs, (last,) = _layers(
+        lambda now, states, own: (_gru_cell(now, *states, *own),), x, (hidden,), weights, *options
+    )
+    return outputs, last
 
-    def computed(*args: Any) -> Any:
-        if State.capture is not None:
-            raise NotImplementedError("the emulated device does not capture whole recurrent layers")
-        return _moved(function(*_moved(args, _ToHost)), _ToDevice)
 
-    return computed
+def _lstm(
+    x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor], *options: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    outputs, last = _layers(
+        lambda now, states, own: _lstm_cell(now, states, *own), x, states, weights, *options
+    )
+    return outputs, *last
+
+
+def _layers(
+    cell: Any, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor],
+    biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    """Outputs of the last of several recurrent layers and the last states of all, timestep by timestep."""
+    if bidirectional or (dropout and train):
+        raise NotImplementedError("the emulated device has no such recurrent layers")
+    last, per_layer = [], len(weights) // num_layers
+    outputs = x.unbind(1 if batch_first else 0)
+    for layer, present in enumerate(zip(*states, strict=True)):
+        own, made = weights[layer * per_layer : (layer + 1) * per_layer], []
+        for now in outputs:
+            present = cell(now, present, own)
+            made.append(present[0])
+        outputs = made
+        last.append(present)
+    return torch.stack(list(outputs), 1 if batch_first else 0), [
+        torch.stack(s) for s in zip(*last, strict=True)
+    ]
 
 
 def _replace_recurrent_layers() -> None:
     """A GPU has kernels of its own for them, and PyTorch looks for these alone."""
-    aten = torch.ops.aten
-    replaced = {
-        "gru.input": _on_host(aten.gru.input), "lstm.input": _on_host(aten.lstm.input),
-        "gru_cell": _gru_cell, "lstm_cell": _lstm_cell,
-    }  # fmt: skip
     library = torch.library.Library("aten", "IMPL")
-    for name, function in replaced.items():
+    functions = {"gru.input": _gru, "lstm.input": _lstm, "gru_cell": _gru_cell, "lstm_cell": _lstm_cell}
+    for name, function in functions.items():
         for key in ("CUDA", "AutogradCUDA"):
             library.impl(name, function, key)
     _kept.append(library)
 
 
 _kept: list[Any] = []
-
-
-def _moved(value: Any, through: Any) -> Any:
-    if isinstance(value, Tensor):
-        return through.apply(value)
-    if isinstance(value, list | tuple):
-        return type(value)(_moved(item, through) for item in value)
-    return value
 
 
 def _always(answer: Any) -> Any:

@@ -340,17 +340,6 @@ int64_t attention_by_its_definition(
   return 0;
 }
 
-Tensor host_copy(const Tensor& tensor) {
-  const Alone alone;
-  return on_host(tensor).clone();
-}
-
-Tensor device_copy(const Tensor& tensor) {
-  const Alone alone;
-  const Tensor copy = tensor.clone();
-  return seen_as(storage_on(copy.storage(), kDevice, &device_memory), copy, DispatchKey::CUDA);
-}
-
 } // namespace
 
 namespace c10::impl {
@@ -374,18 +363,4 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("set_.source_Tensor", set_tensor);
   library.impl("record_stream", record_stream);
   library.impl("_fused_sdp_choice", attention_by_its_definition);
-}
-
-// Copies that no CUDA device makes: computations that PyTorch gives to libraries for a GPU pass through the host.
-TORCH_LIBRARY(emulated, library) {
-  library.def("to_host(Tensor tensor) -> Tensor");
-  library.def("to_device(Tensor tensor) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(emulated, CUDA, library) {
-  library.impl("to_host", host_copy);
-}
-
-TORCH_LIBRARY_IMPL(emulated, CPU, library) {
-  library.impl("to_device", device_copy);
 }
