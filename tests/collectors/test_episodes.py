@@ -12,9 +12,9 @@ from yamame_envs import MetaFrozenLake
 NUM_ENVS = 6
 
 
-def make(seed=0):
+def make(seed=0, size=4):
     torch.manual_seed(seed)
-    env = MetaFrozenLake(num_envs=NUM_ENVS, size=4, num_trials=1, seed=3)
+    env = MetaFrozenLake(num_envs=NUM_ENVS, size=size, num_trials=1, seed=3)
     agent = InContextAgent(
         env.observation_spec,
         env.full_action_spec["action"],
@@ -49,6 +49,23 @@ def test_a_round_brings_one_complete_episode_of_every_env():
     torch.testing.assert_close(batch["next", "reward"].flatten(1).sum(-1), episodes.returns)
     steps = batch["step_index"].squeeze(-1)
     assert torch.equal(steps, torch.where(mask, torch.arange(mask.shape[1]), 0))
+
+
+def test_a_round_is_the_same_where_a_look_at_its_end_waits_for_a_device():
+    rounds = []
+    for waits in (False, True):
+        collector, buffer, _ = make(size=5)
+        collector._waits, stepped, step = waits, [], collector.env.step_and_maybe_reset
+        collector.env.step_and_maybe_reset = lambda td, step=step, stepped=stepped: (
+            stepped.append(1) or step(td)
+        )
+        rounds.append((len(stepped), collector.collect(1), buffer.take(), len(stepped)))
+    (_, episodes, batch, exact), (_, others, again, steps) = rounds
+    assert exact % 16 != 0
+    assert steps == exact + -exact % 16
+    assert (batch == again).all()
+    assert episodes.num_steps == others.num_steps == NUM_ENVS * exact
+    assert torch.equal(episodes.returns, others.returns)
 
 
 def test_every_round_begins_with_the_first_timestep_of_every_env():

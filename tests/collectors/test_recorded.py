@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from tensordict import TensorDict
+from tensordict.nn import TensorDictModuleBase
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torchrl.envs import TransformedEnv
@@ -217,6 +218,69 @@ def test_what_cannot_be_recorded_for_a_while_is_not(make, nothing_read_back):
     assert same(ordinary, recorded)
     assert replays[0] == replays[1] == replays[2] > 0
     assert replays[3] > replays[2]
+
+
+class Alternating(TensorDictModuleBase):
+    """A stranger's policy: counts the steps of an episode."""
+
+    def __init__(self):
+        super().__init__()
+        self.in_keys, self.out_keys = ["is_init"], ["action"]
+        self.count = torch.zeros(NUM_ENVS, dtype=torch.int64)
+
+    def forward(self, tensordict):
+        self.count = torch.where(tensordict["is_init"].squeeze(-1), 0, self.count + 1)
+        return tensordict.set("action", self.count % 5)
+
+    def reserve(self, num_steps):
+        return True
+
+    def carried(self):
+        return {"count": self.count}
+
+    def carry(self, tensors):
+        self.count = tensors["count"]
+
+
+class Turning(TensorDictModuleBase):
+    """A stranger's exploration: turns every action, one further at every step."""
+
+    def __init__(self):
+        super().__init__()
+        self.in_keys = self.out_keys = ["action"]
+        self.turn = torch.zeros((), dtype=torch.int64)
+
+    def forward(self, tensordict):
+        self.turn = self.turn + 1
+        return tensordict.set("action", (tensordict["action"] + self.turn // 7) % 5)
+
+    def step(self, num_env_steps):
+        self.turn.sub_(3)
+
+    def reserve(self, num_steps):
+        return True
+
+    def carried(self):
+        return {"turn": self.turn}
+
+    def carry(self, tensors):
+        self.turn = tensors["turn"]
+
+
+def test_parts_of_strangers_are_recorded_if_they_carry_their_tensors(
+    make_shelf, monkeypatch, nothing_read_back
+):
+    recorder, trajectories = Tape(nothing_read_back), []
+    monkeypatch.setattr("yamame.collectors.sync.cuda_recorder", lambda device, owner: recorder)
+    for cuda_graph in (False, True):
+        settings = {"exploration": Turning(), "cuda_graph": cuda_graph}
+        collector = SyncCollector(maze(), Alternating(), make_shelf(), **settings)
+        for _ in range(4):
+            collector.collect(NUM_ENVS * LENGTH)
+        trajectories.append(collector.replay.take())
+    assert same(*trajectories)
+    assert recorder.replays > 3 * LENGTH
+    assert len({tuple(one["action"].tolist()) for one in trajectories[0]}) > 3
 
 
 def test_where_the_environment_does_not_allow_it_decisions_are_recorded(make):

@@ -35,7 +35,7 @@ def test_every_env_attends_to_its_own_last_timesteps(capacity: int | None, sinks
     histories = [[[] for _ in range(num_envs)] for _ in range(layers)]
     for t in range(50):
         is_init = (torch.rand(num_envs) < 0.07) | (t == 0)
-        now = CacheStep(grow_cache(cache, capacity=capacity), is_init, capacity=capacity, sinks=sinks)
+        now = CacheStep(grow_cache(cache, capacity=capacity)[0], is_init, capacity=capacity, sinks=sinks)
         for layer in range(layers):
             q, k, v = torch.randn(3, num_envs, heads, 1, size)
             output = now.attention(layer)(q, k, v)
@@ -53,15 +53,15 @@ def test_every_env_attends_to_its_own_last_timesteps(capacity: int | None, sinks
 def test_a_cache_grows_up_to_its_capacity_and_keeps_what_it_holds() -> None:
     cache, sizes = empty_cache(3), []
     for t in range(600):
-        cache = grow_cache(cache, capacity=550)
+        cache, _ = grow_cache(cache, capacity=550)
         sizes.append(cache["keys"].shape[3])
         assert sizes[-1] > min(t, 549)
         cache["keys"][..., min(t, 549), :] = t
         cache["position"] += 1
     assert sorted(set(sizes)) == [32, 64, 128, 256, 384, 512, 550]
     assert torch.equal(cache["keys"][1, 0, 0, :549, 0], torch.arange(549.0))
-    assert grow_cache(cache, capacity=550) is cache
-    assert grow_cache(cache, capacity=None)["keys"].shape[3] == 678
+    assert grow_cache(cache, capacity=550)[0] is cache
+    assert grow_cache(cache, capacity=None)[0]["keys"].shape[3] == 678
 
 
 def test_the_first_cache_may_have_any_room() -> None:

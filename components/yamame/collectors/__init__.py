@@ -1,6 +1,7 @@
 """From a policy and environments to whole trajectories in replay."""
 
 from yamame.collectors.assembly import TrajectoryAssembler as TrajectoryAssembler
+from yamame.collectors.base import Carries as Carries
 from yamame.collectors.base import Collector as Collector
 from yamame.collectors.base import Episodes as Episodes
 from yamame.collectors.base import PreparesToAct as PreparesToAct

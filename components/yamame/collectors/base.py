@@ -1,7 +1,8 @@
 """What a training loop needs of a collector, and what a collector asks of a policy, a replay and an environment.
 
 A policy is any TensorDict module that writes ``action`` into a tensordict ``[N]``. Where it, or a module in it, keeps
-to `Remembers`, `PreparesToAct` or `Records`, the collector uses that; none of them has to be there.
+to `Remembers`, `PreparesToAct` or `Records`, the collector uses that; none of them has to be there. Where policy,
+exploration and environment all keep to `Carries`, whole steps can be recorded.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -122,6 +123,30 @@ class Records(Protocol):
 
     def record(self, recorder: Recorder) -> None:
         """Records decisions from now on."""
+
+
+class Carries(Protocol):
+    """A policy, an exploration or an environment whose part of a step can be recorded, with that of the others.
+
+    It decides nothing by the data, and what it remembers from one step to the next is in tensors that can be exchanged.
+    A policy whose ``forward`` does work of the host has a method ``act`` that does not. What can never be recorded says
+    why in an attribute ``capture_obstacle``.
+    """
+
+    def reserve(self, num_steps: int) -> bool:
+        """Does ahead what the host has to do for so many steps; whether they can be recorded now."""
+
+    def carried(self) -> Mapping[str, Tensor]:
+        """The tensors that a step reads and changes. It puts new ones in their place, which are no views of others."""
+
+    def carry(self, tensors: Mapping[str, Tensor]) -> None:
+        """Goes on with these tensors, which are like those of `carried`; they are not copied."""
+
+
+def carries(part: Any) -> bool:
+    """Whether a part keeps to `Carries`. Its class is asked, for wrappers hand on what they are asked for."""
+    able = all(hasattr(type(part), name) for name in ("reserve", "carried", "carry"))
+    return able and getattr(part, "capture_obstacle", None) is None
 
 
 def outermost(module: nn.Module, protocol: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -12,7 +12,7 @@ have recorded.
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -20,31 +20,13 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from yamame.capturing import recording
+from yamame.collectors.base import Carries
 from yamame.recorder import Recorder
 
 Named = dict[tuple[Any, Any], Tensor]
 """Tensors by owner and name: a part by its number, or None for the timestep."""
 Step = Callable[[TensorDictBase], tuple[Mapping[NestedKey, Tensor], TensorDictBase]]
 """A timestep ``[N]`` -> what is kept of the step, and the next timestep."""
-
-
-class Carries(Protocol):
-    """A part of a step whose tensors can be exchanged, so that the step can be recorded."""
-
-    def reserve(self, num_steps: int) -> bool:
-        """Does ahead what the host has to do for so many steps; whether they can be recorded now."""
-
-    def carried(self) -> Mapping[str, Tensor]:
-        """The tensors that a step reads and changes. It puts new ones in their place, which are no views of others."""
-
-    def carry(self, tensors: Mapping[str, Tensor]) -> None:
-        """Goes on with these tensors, which are like those of `carried`; they are not copied."""
-
-
-def carries(part: Any) -> bool:
-    """Whether a part is one. Its class is asked, for wrappers hand on what they are asked for."""
-    able = all(hasattr(type(part), name) for name in ("reserve", "carried", "carry"))
-    return able and getattr(part, "capture_obstacle", None) is None
 
 
 class RecordedSteps:

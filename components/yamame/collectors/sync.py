@@ -20,10 +20,20 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from yamame.checks import require, require_choice
 from yamame.collectors.assembly import TrajectoryAssembler
-from yamame.collectors.base import Compiles, Episodes, PreparesToAct, Records, Remembers, Replay, outermost
+from yamame.collectors.base import (
+    Carries,
+    Compiles,
+    Episodes,
+    PreparesToAct,
+    Records,
+    Remembers,
+    Replay,
+    carries,
+    outermost,
+)
 from yamame.collectors.block import on_host
 from yamame.collectors.memory import MemoryAfterUpdate, check_memory, renew_memory
-from yamame.collectors.recorded import Carries, RecordedSteps, carries
+from yamame.collectors.recorded import RecordedSteps
 from yamame.keys import NOT_STORED
 from yamame.recorder import Recorder, check_compiler, cuda_recorder
 
@@ -41,7 +51,7 @@ class SyncCollector:
         greedy: Act by the mode of the policy's distribution; exploration still changes the action.
         autocast: Precision in which the policy computes, where a processor is faster so; None for that of its weights.
         cuda_graph: Record CUDA graphs: of whole steps where policy, exploration and environment allow it
-            (`yamame.collectors.recorded.Carries`), else of the policy's decisions.
+            (`yamame.collectors.Carries`), else of the policy's decisions.
         compile: Compile the policy's decisions; what is recorded then launches what was compiled.
         memory_after_update: What the policy remembers of open episodes when its weights change: ``keep``, ``rebuild``
             (by the new weights) or ``reset``; see `yamame.collectors.memory`.

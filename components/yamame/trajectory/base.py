@@ -74,7 +74,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
     """Base of everything that turns features over time into context.
 
     A subclass implements `init_memory` and `step`, `parallel` where one step after the other is too slow, and `grow` if
-    its memory has a length, with `grow_by` where to look at it waits for the device.
+    its memory has a length; or `grow_by`, so that not every step on a device waits for a look at that length.
 
     Args:
         in_features: Size E of the features.
@@ -174,12 +174,13 @@ class TrajectoryEncoder(TensorDictModuleBase):
 
     def grow(self, memory: TensorDict) -> TensorDict:
         """``memory`` with room for one timestep more. Called between steps; only where memory has a length."""
-        return memory
+        return self.grow_by(memory, 1)[0]
 
     def grow_by(self, memory: TensorDict, num_steps: int) -> tuple[TensorDict, int]:
-        """``memory`` with room for several timesteps more, where it can be told; and for how many there surely is."""
-        grows = type(self).grow is not TrajectoryEncoder.grow
-        return self.grow(memory), 1 if grows else sys.maxsize
+        """``memory`` with room for so many timesteps more, if that can be told; and for how many there is."""
+        if type(self).grow is TrajectoryEncoder.grow:
+            return memory, sys.maxsize
+        return self.grow(memory), 1
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Writes the context: of whole sequences under ``recurrent_mode()``, else of one timestep.

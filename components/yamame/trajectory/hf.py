@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from yamame.checks import require, require_at_least
 from yamame.failures import one_line
 from yamame.trajectory.base import Device, TrajectoryEncoder, TrajectoryKeys, segment_positions
-from yamame.trajectory.kv_cache import CacheStep, grow_cache, init_cache, reserve_slots
+from yamame.trajectory.kv_cache import CacheStep, grow_cache, init_cache
 
 _OWNER = "HFEncoder"
 _OF_TOKENS = (
@@ -130,13 +130,9 @@ class HFEncoder(TrajectoryEncoder):
         slots = 0 if capacity is None else min(capacity, self.context_length or capacity)
         return init_cache((num_envs, layers, heads, slots, size), dtype=weight.dtype, device=device)
 
-    def grow(self, memory: TensorDict) -> TensorDict:
-        """``memory`` with a slot for one timestep more; see `TrajectoryEncoder.grow`."""
-        return grow_cache(memory, capacity=self.context_length)
-
     def grow_by(self, memory: TensorDict, num_steps: int) -> tuple[TensorDict, int]:
-        """``memory`` with slots for several timesteps more; see `TrajectoryEncoder.grow_by`."""
-        return reserve_slots(memory, num_steps, capacity=self.context_length)
+        """``memory`` with slots for some timesteps more; see `TrajectoryEncoder.grow_by`."""
+        return grow_cache(memory, num_steps, capacity=self.context_length)
 
     def step(
         self, x: Tensor, memory: TensorDict, is_init: Tensor, step_index: Tensor | None = None

@@ -26,26 +26,19 @@ def init_cache(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.devi
     return TensorDict(entries, shape[:1], device=device)
 
 
-def grow_cache(cache: TensorDict, *, capacity: int | None) -> TensorDict:
-    """The cache itself if it has a slot for the next timestep of every env, else a larger copy.
+def grow_cache(cache: TensorDict, num_steps: int = 1, *, capacity: int | None) -> tuple[TensorDict, int]:
+    """The cache itself if it has slots for so many timesteps of every env, else a larger copy; and for how many it has.
 
     Args:
         cache: See the module.
+        num_steps: Of every env.
         capacity: Number of slots from which on the oldest is overwritten; None for never.
-    """
-    return reserve_slots(cache, 1, capacity=capacity)[0]
-
-
-def reserve_slots(cache: TensorDict, num: int, *, capacity: int | None) -> tuple[TensorDict, int]:
-    """The cache itself if it has slots for so many timesteps of every env, else a larger copy; and for how many it has.
-
-    Arguments are those of `grow_cache`.
     """
     held = slots = cache["keys"].shape[3]
     if held == capacity:
         return cache, sys.maxsize
     used = int(cache["position"].max())  # which waits for the device
-    while slots < used + num and slots != capacity:
+    while slots < used + num_steps and slots != capacity:
         slots = max(_FEWEST, slots + min(slots, _MOST_MORE))
         slots = slots if capacity is None else min(slots, capacity)
     room = sys.maxsize if slots == capacity else slots - used

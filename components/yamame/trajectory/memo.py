@@ -5,6 +5,8 @@ The memory grows by ``num_slots`` slots per segment: see `yamame.trajectory.segm
 Source: Memo, arXiv 2510.19732.
 """
 
+import sys
+
 import torch
 from tensordict import TensorDict
 from torch import Tensor

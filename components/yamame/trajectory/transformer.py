@@ -31,7 +31,7 @@ from yamame.trajectory.base import (
     TrajectoryKeys,
     activation_function,
 )
-from yamame.trajectory.kv_cache import CacheStep, grow_cache, init_cache, reserve_slots
+from yamame.trajectory.kv_cache import CacheStep, grow_cache, init_cache
 from yamame.trajectory.positions import Sinusoids, rotate
 from yamame.trajectory.sigma import SigmaReparamLinear, frozen_power_iteration
 
@@ -203,13 +203,9 @@ class TransformerEncoder(TrajectoryEncoder):
         shape = (num_envs, len(self.layers), self.num_heads, slots, self.out_features // self.num_heads)
         return init_cache(shape, dtype=dtype, device=device)
 
-    def grow(self, memory: TensorDict) -> TensorDict:
-        """``memory`` with a slot for one timestep more; see `TrajectoryEncoder.grow`."""
-        return grow_cache(memory, capacity=self.capacity)
-
     def grow_by(self, memory: TensorDict, num_steps: int) -> tuple[TensorDict, int]:
-        """``memory`` with slots for several timesteps more; see `TrajectoryEncoder.grow_by`."""
-        return reserve_slots(memory, num_steps, capacity=self.capacity)
+        """``memory`` with slots for some timesteps more; see `TrajectoryEncoder.grow_by`."""
+        return grow_cache(memory, num_steps, capacity=self.capacity)
 
     def step(
         self, x: Tensor, memory: TensorDict, is_init: Tensor, step_index: Tensor | None = None
