@@ -10,10 +10,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torchrl.envs import TransformedEnv
 from torchrl.envs.transforms import RewardSum
-from yamame.capturing import capturing
+from yamame.capturing import capturing, recording
 from yamame.collectors import SyncCollector
 from yamame.exploration import BilevelEpsilon, EpsilonGreedy, GaussianNoise
-from yamame.trajectory import GRUEncoder, MemorylessEncoder, TransformerEncoder, WindowEncoder
+from yamame.trajectory import (
+    GRUEncoder,
+    MemoEncoder,
+    MemorylessEncoder,
+    RSMEncoder,
+    TrajectoryEncoder,
+    TransformerEncoder,
+    WindowEncoder,
+)
+from yamame.trajectory.kv_cache import grow_cache
 from yamame_envs import MazeRunner, MetaFrozenLake, RepeatedTrials, Wind
 
 NUM_ENVS, LENGTH = 3, 20
@@ -31,6 +40,8 @@ ENCODERS = {
     "gru": partial(GRUEncoder, hidden_size=8, out_features=8),
     "last timesteps": partial(WindowEncoder, window=3, d_model=8),
     "memoryless": partial(MemorylessEncoder, d_model=8),
+    "rsm": partial(RSMEncoder, d_model=8, num_heads=2, segment_length=4),
+    "memo": partial(MemoEncoder, d_model=8, num_heads=2, segment_length=4, jitter=0.0),
 }
 CASES = {
     **{name: (maze, encoder, BilevelEpsilon) for name, encoder in ENCODERS.items()},
@@ -42,6 +53,16 @@ CASES = {
     ),
     "wind": (lambda: Wind(num_envs=NUM_ENVS, time_limit=13, seed=3), ENCODERS["gru"], GaussianNoise),
 }
+
+
+class OneMore(TransformerEncoder):
+    """A stranger's encoder whose memory grows by one timestep at a time, after a look at it."""
+
+    def grow(self, memory):
+        return grow_cache(memory, capacity=self.capacity)[0]
+
+    def grow_by(self, memory, num_steps):
+        return TrajectoryEncoder.grow_by(self, memory, num_steps)
 
 
 class Tape:
@@ -67,8 +88,8 @@ class Tape:
             def __torch_dispatch__(self, func, types, args=(), kwargs=None):
                 for argument, value in zip(func._schema.arguments, args, strict=False):
                     if argument.alias_info is not None and argument.alias_info.is_write:
-                        storage = value.untyped_storage()
-                        written.setdefault(storage.data_ptr(), (storage, storage.clone()))
+                        for storage in (each.untyped_storage() for each in tree_leaves(value)):
+                            written.setdefault(storage.data_ptr(), (storage, storage.clone()))
                 out = func(*args, **(kwargs or {}))
                 if not func.is_view:
                     calls.append((func, args, kwargs or {}, tree_leaves(out)))
@@ -76,19 +97,19 @@ class Tape:
 
         state = torch.get_rng_state()
         with self.context(), Log():
-            assert function() == {}
+            results = function()
         for storage, before in written.values():
             storage.copy_(before)
         torch.set_rng_state(state)
 
         def replay():
-            self.replays += 1
+            self.replays += not results  # of whole steps, which return nothing
             for func, args, kwargs, outs in calls:
                 for out, new in zip(outs, tree_leaves(func(*args, **kwargs)), strict=True):
                     if out is not new:
                         out.copy_(new)
 
-        return replay, {}
+        return replay, results
 
 
 class Compiled:
@@ -116,7 +137,7 @@ def make(make_policy, make_shelf, monkeypatch):
     """Makes a collector of a case, which records with a recorder if one is given."""
 
     def make(case, recorder=None, *, env=None, **settings):
-        make_env, encoder, noise = CASES[case]
+        make_env, encoder, noise = (maze, case, BilevelEpsilon) if callable(case) else CASES[case]
         env = make_env() if env is None else env
         monkeypatch.setattr("yamame.collectors.sync.cuda_recorder", lambda device, owner: recorder)
         return SyncCollector(
@@ -199,7 +220,7 @@ def test_compiled_as_one_graph_a_whole_step_is_what_it_is(make, case):
 
 
 def test_what_cannot_be_recorded_for_a_while_is_not(make, nothing_read_back):
-    """An exploration that is off, and an instruction that is asked for: it is looked at as episodes begin."""
+    """An exploration that is off, and an instruction, which is looked at as episodes begin."""
 
     def act(collector):
         torch.manual_seed(1)
@@ -284,19 +305,45 @@ def test_parts_of_strangers_are_recorded_if_they_carry_their_tensors(
 
 
 def test_where_the_environment_does_not_allow_it_decisions_are_recorded(make):
-    class Noting:
-        def warm(self, function):
-            return function()
+    asked = maze()
+    asked.set_instruction("5,3")
+    for env in (TransformedEnv(maze(), RewardSum()), asked):
+        recorder = Decisions()
+        collector = make("gru", recorder, env=env)
+        assert collector._recorded is None
+        collect(collector, 2)
+        assert recorder.names == {"params"}
+    recorder = Decisions()
+    collect(make("gru", recorder), 2)
+    assert recorder.names == set()  # of a whole step, which returns nothing
 
-        def record(self, function):
-            raise AssertionError("nothing is to be recorded")
 
-    whole = make("gru", Noting())
-    assert whole._recorded is not None
-    assert whole.policy._recorded is None
-    others = [TransformedEnv(maze(), RewardSum()), maze()]
-    others[1].set_instruction("5,3")
-    for env in others:
-        decisions = make("gru", Noting(), env=env)
-        assert decisions._recorded is None
-        assert decisions.policy._recorded is not None
+class Decisions:
+    """Notes what is returned by what is recorded, and runs it."""
+
+    def __init__(self):
+        self.names = None
+
+    def warm(self, function):
+        return function()
+
+    def record(self, function):
+        results = {}
+
+        def run():
+            with recording():
+                results.update(function())
+            self.names = set(results)
+
+        return run, results
+
+
+def test_a_memory_of_which_nobody_can_tell_its_room_is_looked_at_before_every_step(make, nothing_read_back):
+    encoder = partial(OneMore, d_model=16, num_heads=2, num_layers=1)
+    recorder, trajectories = Tape(nothing_read_back), []
+    for collector in (make(encoder), make(encoder, recorder)):
+        torch.manual_seed(1)
+        assert not collector.policy.reserve(2)
+        trajectories.append(collect(collector, 3))
+    assert same(*trajectories)
+    assert recorder.replays > 40

@@ -232,6 +232,29 @@ def test_a_cache_without_room_is_refused() -> None:
         encoder.step(torch.zeros(2, 3), encoder.init_memory(2), torch.ones(2, dtype=torch.bool))
 
 
+@every
+@torch.no_grad()
+def test_a_reserved_memory_has_room_for_as_many_steps_as_were_asked_for(name: str) -> None:
+    encoder, ordinary = (MAKE[name]().eval() for _ in range(2))
+    ordinary.load_state_dict(encoder.state_dict())
+    assert not encoder.reserve(1)  # there is no memory yet
+    starts = torch.ones(2, dtype=torch.bool)
+    for step in range(3):
+        for each in (encoder, ordinary):
+            context(each, rows(2, start=step == 0, step=step, seed=step))
+    assert encoder.reserve(150)
+    memory, shapes = encoder.memory, {key: value.shape for key, value in encoder.memory.items()}
+    for step in range(3, 153):
+        seen = rows(2, start=False, step=step, seed=step)
+        found, memory = encoder.step(seen["features"], memory, ~starts, seen["step_index"].flatten())
+        torch.testing.assert_close(found, context(ordinary, seen))
+    assert {key: value.shape for key, value in memory.items()} == shapes
+    encoder.memory = memory
+    assert encoder.reserve(1)
+    grows = name in ("transformer", "memo")
+    assert ({key: value.shape for key, value in ordinary.memory.items()} != shapes) <= grows
+
+
 class MeanOfAll(TrajectoryEncoder):
     """A stranger's encoder whose memory has a length: the mean of all features, kept one by one."""
 
@@ -259,7 +282,11 @@ class MeanOfAll(TrajectoryEncoder):
 
 
 def test_a_strangers_encoder_of_two_methods_and_a_growing_memory_keeps_the_laws() -> None:
-    check_trajectory_encoder(MeanOfAll(3, 3))
+    encoder = MeanOfAll(3, 3)
+    check_trajectory_encoder(encoder)
+    context(encoder, rows(2, start=True))
+    assert encoder.reserve(1)
+    assert not encoder.reserve(2)  # which cannot be told
 
 
 @every

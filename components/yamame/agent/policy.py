@@ -135,10 +135,6 @@ class InContextPolicy(TensorDictModuleBase):
                 f"InContextPolicy: {setting} must be false with {self.capture_obstacle}, got true"
             )
 
-    def act(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """`forward` after `reserve`."""
-        return self.forward(tensordict, reserved=True)
-
     def reserve(self, num_steps: int) -> bool:
         """Makes room in the memory for so many steps, so that none waits for the device; whether there is any."""
         return self.trajectory_encoder.reserve(num_steps)

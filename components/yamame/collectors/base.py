@@ -129,8 +129,8 @@ class Carries(Protocol):
     """A policy, an exploration or an environment whose part of a step can be recorded, with that of the others.
 
     It decides nothing by the data, and what it remembers from one step to the next is in tensors that can be exchanged.
-    A policy whose ``forward`` does work of the host has a method ``act`` that does not. What can never be recorded says
-    why in an attribute ``capture_obstacle``.
+    Work of the host is not done while `yamame.capturing.capturing`. What can never be recorded says why in an attribute
+    ``capture_obstacle``.
     """
 
     def reserve(self, num_steps: int) -> bool:

@@ -74,16 +74,17 @@ class RecordedSteps:
         self._place.zero_()
         left = num_steps
         while left > 0:
-            ready = [part.reserve(left) for part in self._parts]
-            recorded = self._recording(timestep) if all(ready) else None
+            # A memory of which nobody can tell for how many steps there is room is looked at before every one.
+            count = next((n for n in (left, 1) if all(part.reserve(n) for part in self._parts)), 0)
+            recorded = self._recording(timestep) if count else None
             if recorded is None:
                 timestep = self._recorder.warm(partial(self._once, timestep))
                 left -= 1
             else:
                 run, timestep = recorded
-                for _ in range(left):
+                for _ in range(count):
                     run()
-                left = 0
+                left -= count
         return {key: value[:num_steps] for key, value in self._block.items()}, timestep
 
     def _once(self, timestep: TensorDictBase) -> TensorDictBase:

@@ -98,19 +98,25 @@ class MemoEncoder(SegmentEncoder):
         capacity = min(capacity, self.context_length or capacity)
         return self.num_slots * max(1, (capacity - 1) // self.segment_length)
 
-    def grow(self, memory: TensorDict) -> TensorDict:
-        """``memory`` with slots for one boundary more; see `TrajectoryEncoder.grow`."""
-        held = memory["keys"].shape[3] - self.segment_length
-        needed = self.num_slots * (int(memory["boundaries"].max()) + 1)  # which waits for the device
-        if held == self.most_slots or held >= needed:
-            return memory
-        more = min(max(held // self.num_slots, _FEWEST), _MOST_MORE) * self.num_slots
-        slots = held + more if self.most_slots is None else min(held + more, self.most_slots)
+    def grow_by(self, memory: TensorDict, num_steps: int) -> tuple[TensorDict, int]:
+        """``memory`` with slots for the boundaries of some timesteps more; see `TrajectoryEncoder.grow_by`."""
+        held = slots = memory["keys"].shape[3] - self.segment_length
+        if held == self.most_slots:
+            return memory, sys.maxsize
+        passed = int(memory["boundaries"].max())  # which waits for the device
+        needed = self.num_slots * (passed + 1 + (num_steps - 1) // self.segment_length)
+        while slots < needed and slots != self.most_slots:
+            slots += min(max(slots // self.num_slots, _FEWEST), _MOST_MORE) * self.num_slots
+            slots = slots if self.most_slots is None else min(slots, self.most_slots)
+        room = (slots // self.num_slots - passed) * self.segment_length
+        room = sys.maxsize if slots == self.most_slots else room
+        if slots == held:
+            return memory, room
         larger = memory.copy()
         for name in ("keys", "values"):
             old = memory[name]
             larger[name] = torch.cat((old, old.new_zeros(*old.shape[:3], slots - held, old.shape[4])), 3)
-        return larger
+        return larger, room
 
     def needs_slots(self, memory: TensorDict, full: Tensor) -> Tensor:
         """Where a segment ends."""
