@@ -45,7 +45,13 @@ def build_env(cfg: DictConfig, *, num_envs: int, seed: int, held_out: bool = Fal
     given = {"num_envs": num_envs, "seed": seed, "device": cfg.device}
     known = parameters_of(target_of(cfg.env))
     build = partial(instantiate, cfg.env, **{k: v for k, v in given.items() if k in known}, **changed)
-    env = build() if "num_envs" in known else SerialEnv(num_envs, build, device=cfg.device)
+    try:
+        env = build() if "num_envs" in known else SerialEnv(num_envs, build, device=cfg.device)
+    except UsageError as error:
+        named = [f".{name}" for name in changed if name in str(error)]
+        if not named:
+            raise
+        raise UsageError(f"evaluation.env{named[0]}: {str(error).removeprefix('env: ')}") from error
     if "seed" not in known:
         env.set_seed(seed)
     trials = cfg.get("trials")
