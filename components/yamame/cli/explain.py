@@ -124,7 +124,8 @@ def _hint(wrong: str, known: Sequence[str]) -> str:
     (', did you mean seed?', ', did you mean budget.minutes?')
     """
     known = [name for name in known if not wrong.startswith(f"{name}.")]
-    close = difflib.get_close_matches(wrong, known, n=3)
+    near = difflib.get_close_matches(wrong, known, n=3, cutoff=0.75)
+    close = near or difflib.get_close_matches(wrong, known, n=3)
     if not close:
         by_leaf = {key.rpartition(".")[2]: key for key in known}
         close = [by_leaf[leaf] for leaf in difflib.get_close_matches(wrong.rpartition(".")[2], by_leaf, n=3)]
