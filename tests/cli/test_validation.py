@@ -22,6 +22,7 @@ SETTINGS = {
     "changed": dict,
     "node": dict | None,
     "checkpoint": {"keep": Annotated[int, 1], "limit": Annotated[int, 1] | None},
+    "envs": NotRequired[Annotated[int, range(1, 9)]],
     "maybe": NotRequired[int],
 }
 VALUES = {
@@ -84,6 +85,8 @@ def without(name):
             {"checkpoint": {"keep": 2, "limit": 0}},
             "checkpoint.limit: must be an integer of at least 1 or null, got 0",
         ),
+        ({"envs": 9}, "envs: must be an integer in 1..8, got 9"),
+        ({"envs": True}, "envs: must be an integer in 1..8, got true"),
         ({"checkpoint": {}}, "checkpoint.keep: must be given, got ~checkpoint.keep"),
     ],
 )

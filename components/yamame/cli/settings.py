@@ -11,6 +11,8 @@ from yamame.cli.validation import Node, Pattern
 
 Count = Annotated[int, 1]
 """An integer of at least 1."""
+Many = Annotated[int, range(1, 1_000_001)]
+"""How many are played side by side: a slip of the keyboard would ask for more memory than there is."""
 _DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "npu", "mtia", "xla")
 _IN_WORDS = f"one of {', '.join(_DEVICES)}, or as cuda:1 with its number"
 Device = Annotated[str, Pattern(f"({'|'.join(_DEVICES)})(:[0-9]+)?", _IN_WORDS)]
@@ -18,7 +20,7 @@ Device = Annotated[str, Pattern(f"({'|'.join(_DEVICES)})(:[0-9]+)?", _IN_WORDS)]
 Free = dict[str, Any]
 
 _SCHEDULE = {
-    "num_envs": Count,
+    "num_envs": Many,
     "batch_size": Count,
     "max_grad_norm": float,
     "warmup_updates": Annotated[int, 0],
@@ -38,11 +40,11 @@ _TRAINING = {
     "run": {"name": str | int | None, "root": str, "overwrite": bool},
     "budget": Budget,
     "evaluation": {
-        "num_episodes": Count,
+        "num_episodes": Many,
         "interval": Count,
         "seed": Annotated[int, 0],
         "greedy": bool,
-        "num_envs": Count | None,
+        "num_envs": Many | None,
         "max_steps": Count | None,
         "video_frames": Count,
         "env": Free,
@@ -114,8 +116,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     | {
         "run": str | list[str],
         "against": str | list[str] | None,
-        "num_episodes": Count | None,
-        "num_envs": Count | None,
+        "num_episodes": Many | None,
+        "num_envs": Many | None,
         "seed": Annotated[int, 0] | None,
         "greedy": bool | None,
         "gamma_index": int | None,
@@ -160,7 +162,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "greedy": bool | None,
         "gamma": float | None,
         "context_length": Count | None,
-        "num_streams": Count,
+        "num_streams": Many,
     },
 }
 SETTINGS["doctor"] = SETTINGS["train"] | {"measure": {"seconds": Annotated[float, 1]}}

@@ -1,7 +1,8 @@
 """What a setting may be, told from annotations alone, before anything is built.
 
 The type of a setting is the annotation of the parameter that takes it: of the class or function that a ``_target_``
-names, or what `yamame.cli.settings` says. ``Annotated[int, 1]`` stands for an integer of at least 1, and
+names, or what `yamame.cli.settings` says. ``Annotated[int, 1]`` stands for an integer of at least 1,
+``Annotated[int, range(1, 9)]`` for one of these, and
 ``Annotated[str, Pattern(...)]`` for a text that a pattern matches.
 """
 
@@ -170,7 +171,7 @@ def fits(value: Any, hint: Any) -> bool:
         inner, bound = typing.get_args(hint)
         if isinstance(bound, Pattern):
             return fits(value, inner) and re.fullmatch(bound.regex, value) is not None
-        return fits(value, inner) and bool(value >= bound)
+        return fits(value, inner) and (value in bound if isinstance(bound, range) else bool(value >= bound))
     if kind is Literal:
         return value in typing.get_args(hint)
     if kind in (int, float):
@@ -212,6 +213,8 @@ def _text(hint: Any) -> str:
     kind, parts = typing.get_origin(hint) or hint, typing.get_args(hint)
     if kind is Annotated and isinstance(parts[1], Pattern):
         return parts[1].words
+    if kind is Annotated and isinstance(parts[1], range):
+        return f"{_text(parts[0])} in {parts[1][0]}..{parts[1][-1]}"
     if kind is Annotated:
         return f"{_text(parts[0])} of at least {parts[1]}"
     if kind is Literal:
