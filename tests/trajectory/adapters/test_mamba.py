@@ -157,7 +157,7 @@ def test_missing_kernels_are_named_with_the_command_that_installs_them(monkeypat
         assert name == "mamba_ssm"
         raise ABSENCES[message]
 
-    monkeypatch.setattr("yamame.trajectory.mamba.import_module", fail)
+    monkeypatch.setattr("yamame.trajectory.adapters.mamba.import_module", fail)
     with pytest.raises(kind, match=f"^MambaEncoder: {message}{COMMAND}$"):
         MambaEncoder(3)
 
