@@ -98,7 +98,7 @@ class ForgetsToReset(MambaEncoder):
 class ReadsOn(MambaEncoder):
     """Reads sequences as if nothing started inside them."""
 
-    def parallel(self, x, step_index, starts):
+    def parallel(self, x, step_index, starts, num_segments=None):
         begins = torch.zeros_like(starts)
         begins[:, 0] = True
         return super().parallel(x, step_index, begins)
