@@ -27,7 +27,7 @@ LONG = (
 """Tests that take seconds: they play, learn or start processes. ``quick`` leaves them out."""
 
 EXTRAS = (
-    "tests/deploy", "tests/data", "tests/trajectory/test_hf.py", "tests/recipes/test_hf.py",
+    "tests/deploy", "tests/data", "tests/trajectory/adapters/test_hf.py", "tests/recipes/test_hf.py",
     "tests/recipes/test_api.py", "tests/test_conf.py", "tests/envs/adapters/test_robotics.py",
 )  # fmt: skip
 """Tests of what other libraries do here, which skip where these are missing."""

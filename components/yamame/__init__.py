@@ -59,9 +59,9 @@ def __getattr__(name: str) -> Any:
         except ModuleNotFoundError as error:
             from yamame.failures import explain_missing
 
-            if (told := explain_missing(error)) is None:
+            if (reason := explain_missing(error)) is None:
                 raise
-            raise ModuleNotFoundError(f"yamame.{name}: {told}", name=error.name) from None
+            raise ModuleNotFoundError(f"yamame.{name}: {reason}", name=error.name) from None
     raise AttributeError(f"module 'yamame' has no attribute {name!r}")
 
 

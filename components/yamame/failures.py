@@ -40,8 +40,8 @@ def explain_missing(error: ModuleNotFoundError) -> str | None:
     "training needs the package hydra, run: pip install 'yamame[train]'"
     """
     name = str(error.name).partition(".")[0]
-    told = f"training needs the package {name}, run: pip install 'yamame[train]'"
-    return told if name in OF_TRAINING else None
+    reason = f"training needs the package {name}, run: pip install 'yamame[train]'"
+    return reason if name in OF_TRAINING else None
 
 
 def one_line(error: BaseException, longest: int = 300) -> str:

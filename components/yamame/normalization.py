@@ -6,10 +6,9 @@ moments would not be finite stands still.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from yamame.checks import require, require_at_least
-from yamame.ranks import totals
 
 LARGEST = 1e10
 """Beyond it a number is taken for a fault: in float32 its square drowns all others, and overflows before long."""
@@ -73,10 +72,10 @@ class RunningMoments(nn.Module):
             valid = valid & mask.unsqueeze(-1)
         some = valid.any().long()
         x, valid = (t.reshape(-1, self.num_features) for t in (x, valid & (x.abs() <= LARGEST)))
-        total, some, sums = totals(valid.sum(0), some, torch.where(valid, x, 0.0).sum(0))
+        total, some, sums = _over_ranks(valid.sum(0), some, torch.where(valid, x, 0.0).sum(0))
         count = total.clamp(min=1)
         batch_mean = sums / count
-        (squares,) = totals(torch.where(valid, x - batch_mean, 0.0).square().sum(0))
+        (squares,) = _over_ranks(torch.where(valid, x - batch_mean, 0.0).square().sum(0))
         batch_variance = squares / count
 
         self.num_updates.add_(some > 0)
@@ -91,6 +90,14 @@ class RunningMoments(nn.Module):
         finite = variance.isfinite() & mean.float().isfinite()
         self.variance.copy_(torch.where(finite, variance, self.variance))
         self.mean.copy_(torch.where(finite, mean, self.mean))
+
+
+def _over_ranks(*sums: Tensor) -> tuple[Tensor, ...]:
+    """Sums over all processes, where several learn together (`yamame.ranks`)."""
+    if distributed.is_available() and distributed.is_initialized():
+        for value in sums:
+            distributed.all_reduce(value)
+    return sums
 
 
 class RunningNormalizer(RunningMoments):

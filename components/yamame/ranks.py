@@ -1,9 +1,9 @@
 """Several processes that learn together, as ``torchrun`` starts them: one agent, the batch shared out.
 
 Every process (rank) has environments, replay and a part of each batch of its own. What depends on the whole batch is
-summed here: gradients, counts of means, running statistics. So all ranks make the same update, and no parameter is sent
-but at the beginning. Decisions that depend on clocks, signals or users are those of the first rank. In one process
-every function gives back what it was given.
+summed: gradients and counts of means here, running statistics where they are (`yamame.normalization`). So all ranks
+make the same update, and no parameter is sent but at the beginning. Decisions that depend on clocks, signals or users
+are those of the first rank. In one process every function gives back what it was given.
 
 There is no DistributedDataParallel: it would average means of shares that differ in size, and knows no statistics.
 """

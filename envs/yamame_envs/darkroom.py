@@ -134,26 +134,26 @@ class DarkKeyDoor(BatchedEnv):
         return state
 
     def _transition(self, task: Tensors, state: Tensors, action: Tensor) -> tuple[Tensors, Tensor, Tensor]:
-        cell, found, opens = self._walk(task, state, action)
+        cell, picks_up, opens = self._walk(task, state, action)
         clock = state["clock"] + 1
         extra: Tensors = {}
         if self._attempts == "soft_reset":
             over = begins = opens | (clock > self._trial_limit)
         else:
             begins = state["over"]
-            found, opens = found & ~begins, opens & ~begins
+            picks_up, opens = picks_up & ~begins, opens & ~begins
             over = opens | ((clock >= self._trial_limit) & ~begins)
             extra["over"] = over
         opened = torch.where(over, opens, state["opened"])
         last = state["step_index"] + 1 >= self._horizon
         new = {
             "cell": torch.where(begins, task["start"], cell),
-            "has_key": (state["has_key"] | found) & ~begins,
+            "has_key": (state["has_key"] | picks_up) & ~begins,
             "clock": clock.masked_fill(begins, 0),
             "opened": opened,
             "trial_start": begins.unsqueeze(-1),
         }
-        reward = (found | opens).unsqueeze(-1).to(torch.float32)
+        reward = (picks_up | opens).unsqueeze(-1).to(torch.float32)
         return {**new, **extra}, reward, last & opened.unsqueeze(-1)
 
     def _walk(self, task: Tensors, state: Tensors, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -70,10 +70,10 @@ def draw_side(
         if start >= _MOST:
             raise ValueError(f"{label}: split must be all where there are so few tasks, got {split!r}")
         good = (is_held_out(task_hash(drawn)) == (split == "test")).view(len(missing), stop - start)
-        found, first = good.any(1), good.to(torch.uint8).argmax(1)
+        is_drawn, first = good.any(1), good.to(torch.uint8).argmax(1)
         taken = torch.arange(len(missing), device=seeds.device) * (stop - start) + first
-        task = {k: v.index_copy(0, missing[found], drawn[k][taken[found]]) for k, v in task.items()}
-        missing, start, stop = missing[~found], stop, 2 * stop + 1
+        task = {k: v.index_copy(0, missing[is_drawn], drawn[k][taken[is_drawn]]) for k, v in task.items()}
+        missing, start, stop = missing[~is_drawn], stop, 2 * stop + 1
         if len(missing):
             drawn = draw(candidates(seeds[missing], start, stop).flatten())
     return task

@@ -137,34 +137,34 @@ class WritesDoubles(GRUEncoder):
 
 
 class Detaches(GRUEncoder):
-    def parallel(self, x, step_index, is_init):
+    def parallel(self, x, step_index, is_init, num_segments=None):
         return super().parallel(x, step_index, is_init).detach()
 
 
 class LearnsNothing(GRUEncoder):
-    def parallel(self, x, step_index, is_init):
+    def parallel(self, x, step_index, is_init, num_segments=None):
         return super().parallel(x.detach(), step_index, is_init)
 
 
 class LooksAhead(TransformerEncoder):
-    def parallel(self, x, step_index, starts):
+    def parallel(self, x, step_index, starts, num_segments=None):
         return super().parallel(x, step_index, starts) + 0.1 * x.mean((1, 2), keepdim=True)
 
 
 class LooksOneStepAhead(GRUEncoder):
-    def parallel(self, x, step_index, starts):
+    def parallel(self, x, step_index, starts, num_segments=None):
         return super().parallel(x.roll(-1, 1), step_index, starts)
 
 
 class LooksAheadForStarts(GRUEncoder):
-    def parallel(self, x, step_index, starts):
+    def parallel(self, x, step_index, starts, num_segments=None):
         return super().parallel(x, step_index, starts) + starts.float().mean(1)[:, None, None]
 
 
 class SeesPadding(GRUEncoder):
     """Takes padding for history: real timesteps after it continue from it."""
 
-    def parallel(self, x, step_index, starts):
+    def parallel(self, x, step_index, starts, num_segments=None):
         begins = torch.zeros_like(starts)
         begins[:, 0] = True
         return super().parallel(x, step_index, begins if step_index[:, :3].eq(0).all() else starts)
@@ -179,7 +179,7 @@ class SeesPaddingValues(GRUEncoder):
 
 
 class MixesEnvs(GRUEncoder):
-    def parallel(self, x, step_index, starts):
+    def parallel(self, x, step_index, starts, num_segments=None):
         context = super().parallel(x, step_index, starts)
         return context + 0.01 * context.mean(0)
 
@@ -196,7 +196,7 @@ class ResetsAllEnvs(GRUEncoder):
 
 
 class IgnoresStarts(GRUEncoder):
-    def parallel(self, x, step_index, starts):
+    def parallel(self, x, step_index, starts, num_segments=None):
         begins = torch.zeros_like(starts)
         begins[:, 0] = True
         return super().parallel(x, step_index, begins)
@@ -270,7 +270,7 @@ class ForgetsInSilence(GRUEncoder):
 
 
 class Forgets(GRUEncoder):
-    def parallel(self, x, step_index, starts):
+    def parallel(self, x, step_index, starts, num_segments=None):
         return super().parallel(x, step_index, torch.ones_like(starts))
 
     def step(self, x, memory, is_init, step_index=None):

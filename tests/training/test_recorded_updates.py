@@ -20,9 +20,9 @@ from yamame.replay import Relabel, SequencePacking, pack
 from yamame.runs.build import build_agent, build_env, build_learner
 from yamame.training.guard import NonFiniteGuard
 from yamame.training.learner import Learner
+from yamame.training.prefetch import with_num_segments
 from yamame.training.recorded_updates import RecordedUpdates, make_capturable, refuse_obstacles
 from yamame.trajectory import attention
-from yamame.trajectory.base import with_num_segments
 
 SMALL = [
     "encoder.d_model=16",

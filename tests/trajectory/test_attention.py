@@ -15,7 +15,7 @@ def test_visibility_agrees_with_a_plain_loop(window: int | None, sinks: int, cha
     torch.manual_seed(0)
     starts = torch.rand(3, 14) < chance
     starts[:, 0] = True
-    found = visibility(starts, window=window, sinks=sinks)
+    found = visibility(starts, window=window, sinks=sinks, divided=chance > 0)
     for b in range(3):
         start = 0
         for i in range(14):
@@ -30,11 +30,11 @@ def test_visibility_agrees_with_a_plain_loop(window: int | None, sinks: int, cha
 def test_a_plain_causal_pattern_needs_no_mask() -> None:
     starts = torch.zeros(2, 6).bool()
     starts[:, 0] = True
-    assert visibility(starts, window=None, sinks=0) is None
-    assert visibility(starts, window=6, sinks=0) is None
-    assert visibility(starts, window=5, sinks=0).shape == (1, 1, 6, 6)
+    assert visibility(starts, window=None, sinks=0, divided=False) is None
+    assert visibility(starts, window=6, sinks=0, divided=False) is None
+    assert visibility(starts, window=5, sinks=0, divided=False).shape == (1, 1, 6, 6)
     starts[1, 3] = True
-    assert visibility(starts, window=None, sinks=0).shape == (2, 1, 6, 6)
+    assert visibility(starts, window=None, sinks=0, divided=True).shape == (2, 1, 6, 6)
 
 
 @pytest.mark.parametrize("queries", [1, 14])

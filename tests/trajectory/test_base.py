@@ -366,7 +366,7 @@ def test_a_memory_that_grows_stays_out_of_the_tensordict_and_a_primer_needs_a_ke
 class OnlySteps(GRUEncoder):
     """As a user's own encoder may be: a step and a memory, and no parallel pass."""
 
-    parallel = TrajectoryEncoder.parallel
+    parallel, takes_num_segments = TrajectoryEncoder.parallel, False
 
 
 def test_an_encoder_that_only_steps_is_trained_through_its_steps() -> None:

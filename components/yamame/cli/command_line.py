@@ -57,14 +57,14 @@ class CommandLine:
     @contextmanager
     def composing(self) -> Iterator[None]:
         """Within the block `composed` finds what the command line would find."""
-        found = create_config_search_path(self.directory)
+        search_path = create_config_search_path(self.directory)
         if self.own_directory is not None:
             own = f"file://{self.own_directory}"
-            found.prepend(provider="command-line", path=own, anchor=SearchPathQuery(provider="schema"))
+            search_path.prepend(provider="command-line", path=own, anchor=SearchPathQuery(provider="schema"))
         former = GlobalHydra.instance().hydra
         GlobalHydra.instance().clear()
         try:
-            Hydra.create_main_hydra2(task_name=self.config_name, config_search_path=found)
+            Hydra.create_main_hydra2(task_name=self.config_name, config_search_path=search_path)
             yield
         finally:
             GlobalHydra.instance().hydra = former

@@ -23,9 +23,9 @@ def main() -> None:
         try:
             runpy.run_path(sys.argv[0], run_name="__main__")
         except ModuleNotFoundError as error:
-            if (told := explain_missing(error)) is None:
+            if (reason := explain_missing(error)) is None:
                 raise
-            print(f"yamame {name}: {told}", file=sys.stderr)
+            print(f"yamame {name}: {reason}", file=sys.stderr)
             raise SystemExit(1) from None
     else:
         close = difflib.get_close_matches(name, recipes, n=1)
@@ -36,12 +36,12 @@ def main() -> None:
 
 def _usage(recipes: dict[str, Path]) -> str:
     """A line per recipe: the first of what it says of itself."""
-    told = {
+    summaries = {
         name: (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
         for name, path in recipes.items()
     }
-    width = max(map(len, told))
-    lines = [f"  {name.ljust(width)}  {text}" for name, text in told.items()]
+    width = max(map(len, summaries))
+    lines = [f"  {name.ljust(width)}  {text}" for name, text in summaries.items()]
     return "\n".join(
         ["yamame COMMAND [group=choice] [key=value]   (yamame COMMAND --help lists them)", "", *lines]
     )

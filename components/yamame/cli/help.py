@@ -76,8 +76,8 @@ def _keys(line: CommandLine, cfg: Any, chosen: dict[str, str | None]) -> str:
     rows = []
     for key, value in flatten({name: node for name, node in settings.items() if name != "hydra"}).items():
         if not key.endswith("._partial_"):
-            shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
-            rows.append(_row(f"{key}={shown}", comments.get(key, "")))
+            text = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
+            rows.append(_row(f"{key}={text}", comments.get(key, "")))
     return "\n".join(["Keys, as key=value:", *rows])
 
 
@@ -117,17 +117,17 @@ def _comments(text: str, package: str) -> Iterator[tuple[str, str]]:
     ... )
     ({'run.name': 'of the run'}, {'env.size': 'cells along a side'})
     """
-    if found := _PACKAGE.search(text):
-        package = {"_global_": ""}.get(found[1], found[1])
+    if declared := _PACKAGE.search(text):
+        package = {"_global_": ""}.get(declared[1], declared[1])
     above: list[tuple[int, str]] = []
-    key, told = "", ""
+    key, comment = "", ""
     for row in [*text.splitlines(), "end_of_file:"]:
-        if (more := _CONTINUED.match(row)) and told:
-            told = f"{told} {more['comment'].strip()}"
+        if (more := _CONTINUED.match(row)) and comment:
+            comment = f"{comment} {more['comment'].strip()}"
         elif entry := _LINE.match(row):
-            if told:
-                yield key, told
+            if comment:
+                yield key, comment
             indent = len(entry["indent"])
             above = [*(parent for parent in above if parent[0] < indent), (indent, entry["key"])]
             key = ".".join([*([package] if package else []), *(name for _, name in above)])
-            told = (entry["comment"] or "").strip()
+            comment = (entry["comment"] or "").strip()

@@ -109,8 +109,8 @@ def run_name(cfg: DictConfig, hydra_config: Any = None) -> str:
     hydra_config = HydraConfig.get() if hydra_config is None else hydra_config
     known = hydra_config.runtime.choices
     groups = [group for group in _NAMED_AFTER if group in known]
-    told = [text for text in hydra_config.overrides.task if makes_another_name(key_of(text))]
-    others = sorted(text for text in told if not text.startswith(tuple(f"{group}=" for group in groups)))
+    overrides = [text for text in hydra_config.overrides.task if makes_another_name(key_of(text))]
+    others = sorted(text for text in overrides if not text.startswith(tuple(f"{group}=" for group in groups)))
     return file_name([*(str(known[group]) for group in groups), *others], end=f"-seed={cfg.seed}")
 
 
@@ -195,8 +195,8 @@ def noted_job(answer: Answer, command: str) -> Iterator[None]:
     except Exception as error:
         say("failed")
         if isinstance(error, UsageError | OSError | OutsideError):
-            told = str(error) if isinstance(error, UsageError) else explain_outside(error)
-            result = " ".join(told.split())
+            message = str(error) if isinstance(error, UsageError) else explain_outside(error)
+            result = " ".join(message.split())
             tell_aside(f"{command}: job {number}: {result}")
         else:
             result = f"{type(error).__name__}: {error}".partition("\n")[0]

@@ -147,7 +147,7 @@ class SyncCollector:
         return episodes
 
     def _step(self, timestep: TensorDictBase) -> tuple[dict[NestedKey, Tensor], TensorDictBase]:
-        """A step, and what is kept of it: that of `collect` once more."""
+        """A step to record, and what is kept of it; `collect` writes it out, so that a traceback is short."""
         with set_exploration_type(self._mode), self._precision:
             timestep = self.policy(timestep)
         if self.exploration is not None:

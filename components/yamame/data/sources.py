@@ -50,8 +50,8 @@ def runs(
     """
     for folder in (matching := _matching(path)):
         require("data", "path", str(folder), folder.is_dir(), "be a folder")
-    found = [folder / "replay" if (folder / "replay").is_dir() else folder for folder in matching]
-    stores = [TrajectoryFollower(folder) for folder in found]
+    folders = [folder / "replay" if (folder / "replay").is_dir() else folder for folder in matching]
+    stores = [TrajectoryFollower(folder) for folder in folders]
     for store in stores:
         store.verify()
         format.check_fields(store.fields, str(store.path))
@@ -255,13 +255,13 @@ def _inside(group: Any, h5py: Any) -> dict[str, Any]:
 
 def _matching(path: Paths) -> list[Path]:
     """Files or folders that paths and patterns name, in order; each at least one."""
-    found: list[Path] = []
+    paths: list[Path] = []
     for one in [path] if isinstance(path, str) else path:
         names = sorted(glob.glob(os.path.expanduser(one)))
         require("data", "path", one, bool(names), "name something that is there")
-        found += map(Path, names)
-    require("data", "path", path, bool(found), "name something")
-    return found
+        paths += map(Path, names)
+    require("data", "path", path, bool(paths), "name something")
+    return paths
 
 
 def _without_tuples(value: Any) -> Any:
@@ -275,14 +275,14 @@ def _imported(library: str) -> Any:
     """A library that only some sources need."""
     try:
         if library == "h5py":
-            import h5py as found
+            import h5py as module
         else:
-            import minari as found
+            import minari as module
     except ImportError as error:
         raise UsageError(
             f"data: {library} must be installed, with pip install 'yamame[data]': {error}"
         ) from error
-    return found
+    return module
 
 
 def _read_folder(path: str) -> TensorDictBase:

@@ -99,12 +99,14 @@ def rollout(table: Table, observed: list[NestedKey], name: str, *, drop_unfinish
     ends = {key: _flags(table, key, num_steps, name) for key in ("terminated", "truncated")}
     some = [key for key in ("terminated", "truncated") if _found(table, key) is not None]
     require(name, "arrays", sorted(table), bool(some), "hold 'terminated' or 'truncated'")
-    shown = {key: _shown(table, "observations", key, name) for key in observed if key != "achieved_mask"}
+    observations = {
+        key: _shown(table, "observations", key, name) for key in observed if key != "achieved_mask"
+    }
     for key in ("achieved_mask", "trial_start"):
         array = _array(table, key, name, optional=True)
-        shown |= {} if array is None else {key: array}
+        observations |= {} if array is None else {key: array}
     root, after = {}, {}
-    for key, value in shown.items():
+    for key, value in observations.items():
         fits = len(value) in (num_steps, num_steps + 1)
         condition = f"have one step for each of the {num_steps} actions, or one more"
         require(name, f"length of {key!r}", len(value), fits, condition)

@@ -66,8 +66,8 @@ def described(value: Any) -> str:
 
 def _costs(about: dict[str, Any]) -> dict[str, str]:
     """What is known of the run that trained it."""
-    told = {"revision": about.get("revision"), "CPU-seconds of its run": about.get("cpu_s")}
-    return {name: _number(value).strip("\"'") for name, value in told.items() if value is not None}
+    costs = {"revision": about.get("revision"), "CPU-seconds of its run": about.get("cpu_s")}
+    return {name: _number(value).strip("\"'") for name, value in costs.items() if value is not None}
 
 
 def _name(node: Any) -> str:

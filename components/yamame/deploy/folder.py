@@ -155,9 +155,9 @@ def zoo_folder(name: str) -> Path:
     Raises:
         UsageError: There is none of this name.
     """
-    found = {path.parent.name: path.parent for place in ZOOS for path in sorted(place.glob(f"*/{CONFIG}"))}
-    if not _NAME.fullmatch(name) or name not in found:
+    folders = {path.parent.name: path.parent for place in ZOOS for path in sorted(place.glob(f"*/{CONFIG}"))}
+    if not _NAME.fullmatch(name) or name not in folders:
         raise UsageError(
-            f"load: zoo: must be followed by one of {', '.join(found) or 'no name yet'}, got {as_text(name)}"
+            f"load: zoo: must be followed by one of {', '.join(folders) or 'no name yet'}, got {as_text(name)}"
         )
-    return found[name]
+    return folders[name]

@@ -117,5 +117,5 @@ def _costs(path: Path) -> dict[str, Any]:
         summary = read_json(path) if path.is_file() else {}
     except UsageError:  # damaged; an agent acts without
         return {}
-    told = {"revision": summary.get("git_revision"), "cpu_s": summary.get("cpu_s")}
-    return {name: value for name, value in told.items() if value is not None}
+    costs = {"revision": summary.get("git_revision"), "cpu_s": summary.get("cpu_s")}
+    return {name: value for name, value in costs.items() if value is not None}

@@ -120,17 +120,17 @@ def locate(path: str, key: str, trust: Iterable[str] = ()) -> Callable[..., Any]
         UsageError: There is none, it belongs to another package, or it is of torch and no layer or optimizer.
     """
     try:
-        found = resolve_name(path)
+        target = resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(f"{key}._target_ must name a class or function, got {path!r}: {error}") from error
-    package, home = path.partition(".")[0], str(getattr(found, "__module__", ""))
-    if not callable(found) or home.partition(".")[0] != package:
+    package, home = path.partition(".")[0], str(getattr(target, "__module__", ""))
+    if not callable(target) or home.partition(".")[0] != package:
         raise UsageError(f"{key}._target_ must name a class or function of {package}, got {path!r}")
     if path.startswith(LAYERS) and not path.startswith(tuple(trust)):
-        is_layer = inspect.isclass(found) and issubclass(found, Module | Optimizer | LRScheduler)
+        is_layer = inspect.isclass(target) and issubclass(target, Module | Optimizer | LRScheduler)
         if not is_layer or {"llm", "rlhf"} & set(home.split(".")):  # those fetch models from elsewhere
             raise UsageError(f"{key}._target_ must name a layer or an optimizer of {package}, got {path!r}")
-    return found
+    return target
 
 
 def check_file(config: Any, trust: Iterable[str] = ()) -> None:

@@ -72,9 +72,9 @@ def _values(plot: Plot, axes: Any) -> str:
             band = line.curve.band
             ends = "" if band is None else f" [{band[0][index]:.3g}, {band[1][index]:.3g}]"
             x, y = line.curve.x[index], line.curve.y[index]
-            told = f"{line.name}: {y:.3g}{ends} at {x:,.6g} {plot.x_label}"
+            label = f"{line.name}: {y:.3g}{ends} at {x:,.6g} {plot.x_label}"
             place = f'cx="{right:.1f}" cy="{axes.figure.bbox.height - up:.1f}"'
-            circles.append(f'<circle class="value" {place} r="5"><title>{escape(told)}</title></circle>')
+            circles.append(f'<circle class="value" {place} r="5"><title>{escape(label)}</title></circle>')
     return "\n".join(circles)
 
 

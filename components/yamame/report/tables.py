@@ -78,22 +78,22 @@ def _reached(row: _Row, *, in_seconds: bool) -> str:
     """When each seed crossed the mark."""
     if row.mark is None:
         return ""
-    told = []
+    crossings = []
     for run in row.group.runs:
         crossing = passed(replace(row.group, runs=(run,)), row.metric, row.mark)
         places = crossing.cpu_s if in_seconds else crossing.env_steps
-        told.append((seconds(places[0]) if in_seconds else f"{places[0]:,.0f}") if places else "never")
-    return ", ".join(told)
+        crossings.append((seconds(places[0]) if in_seconds else f"{places[0]:,.0f}") if places else "never")
+    return ", ".join(crossings)
 
 
 def _budget(row: _Row) -> str:
     """By what its runs ended, as they were last started."""
-    told = []
+    limits = []
     for key, unit in (("env_steps", "steps"), ("updates", "updates"), ("minutes", "min")):
         value = row.group.settings.get(f"budget.{key}", "None")
         if value != "None":
-            told.append(f"{float(value):,.6g} {unit}")
-    return ", ".join(told)
+            limits.append(f"{float(value):,.6g} {unit}")
+    return ", ".join(limits)
 
 
 def _cost(name: str) -> Callable[[_Row], str]:
@@ -166,12 +166,12 @@ def _filled(
     for row in rows:
         cells = dict(zip(head, row, strict=True))
         command = _command(cells)
-        found = _runs_of(sections, recipe, command, given.get("seeds"))
-        if found is None:
+        latest = _runs_of(sections, recipe, command, given.get("seeds"))
+        if latest is None:
             missing.append(f"{page}: {NOT_RUN}: python recipes/{recipe}.py {command}")
             lines.append([NOT_RUN if name in COLUMNS else cells[name] for name in head])
             continue
-        group, base, metric = found
+        group, base, metric = latest
         mark = float(cells["mark"]) if cells.get("mark") else None
         of_row = _Row(group, base, cells.get("metric", "").strip("`") or metric, mark, resampling)
         lines.append([_cell(COLUMNS[name](of_row)) if name in COLUMNS else cells[name] for name in head])
@@ -222,15 +222,15 @@ def _runs_of(
 ) -> tuple[Group, Group, str] | None:
     """The latest group that a command has started, the base of its section, and the section's metric."""
     wanted = _settings_of(shlex.split(command))
-    found = [
+    matching = [
         (section, group)
         for section in sections
         for group in section.groups
         if group.recipe == recipe and any(_settings_of(each.words) == wanted for each in group.commands)
     ]
-    if not found:
+    if not matching:
         return None
-    section, group = max(found, key=lambda pair: max(run.started_ms for run in pair[1].runs))
+    section, group = max(matching, key=lambda pair: max(run.started_ms for run in pair[1].runs))
     kept = None if seeds is None else {seed.strip() for seed in seeds.split(",")}
 
     def chosen(group: Group) -> Group:

@@ -130,12 +130,12 @@ class Tracking(Callback):
 class RewardWarning(Callback):
     """Tells once that there are rewards of which the learner makes nothing."""
 
-    told = False
+    warned = False
 
     def on_collect(self, run: Run, episodes: Episodes) -> None:
         """Looks at the returns."""
-        if not self.told and not (episodes.returns.abs() <= LARGEST).all():
-            self.told = True
+        if not self.warned and not (episodes.returns.abs() <= LARGEST).all():
+            self.warned = True
             tell_aside(
                 f"rewards that are NaN or beyond {LARGEST:g} are not learned from, episodes have such returns"
             )
@@ -144,14 +144,17 @@ class RewardWarning(Callback):
 class EndlessWarning(Callback):
     """Tells once that no episode has ended for long, without which there is nothing to learn from."""
 
-    steps, told = 0, False
+    steps, warned = 0, False
 
     def on_collect(self, run: Run, episodes: Episodes) -> None:
         """Looks whether any has."""
         ended = len(episodes.lengths) > 0 or run.progress.outcome is not None
         self.steps = 0 if ended else self.steps + episodes.num_steps
-        if self.steps >= _LONG_WITHOUT_AN_END * int(run.cfg.schedule.get("num_envs") or 1) and not self.told:
-            self.told = True
+        if (
+            self.steps >= _LONG_WITHOUT_AN_END * int(run.cfg.schedule.get("num_envs") or 1)
+            and not self.warned
+        ):
+            self.warned = True
             tell_aside(
                 f"no episode has ended in {self.steps} steps, and only whole ones are learned from: bound them, with "
                 "env.time_limit, and evaluations with evaluation.max_steps"

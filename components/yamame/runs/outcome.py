@@ -124,8 +124,8 @@ def write_summary(run: "Run", status: Status) -> None:
     summary = build_summary(counted, status=status, extra=run.extra)
     path = write_json(run.path / "summary.json", summary)
     if not is_job():  # a sweep has a table of its own
-        shown = [key for key in summary if key not in ("versions", *run.extra)]
-        print_columns(run.name, [{"what": key, "value": summary[key]} for key in shown])
+        keys = [key for key in summary if key not in ("versions", *run.extra)]
+        print_columns(run.name, [{"what": key, "value": summary[key]} for key in keys])
         if steps := next_steps(run):
             tell("\n".join(["next:", *(f"  {step}" for step in steps)]))
     tell(path)
@@ -137,6 +137,6 @@ def next_steps(run: "Run") -> list[str]:
     if run.checkpoints.last is not None:
         packages = [*(run.cfg.get("trust") or []), *own_modules(run.config["env"])]
         trust = [f"trust=[{','.join(dict.fromkeys(packages))}]"] if packages else []
-        told = shlex.join([f"run={run.path}", *trust])
-        steps += [f"{recipe('play')} {told}", f"{recipe('evaluate')} {told} control=true"]
+        arguments = shlex.join([f"run={run.path}", *trust])
+        steps += [f"{recipe('play')} {arguments}", f"{recipe('evaluate')} {arguments} control=true"]
     return [step for step in steps if step]

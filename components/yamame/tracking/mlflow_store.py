@@ -145,8 +145,9 @@ class MLflowRun:
             return None
         client = connect(tracking_uri)
         with _answering(tracking_uri):
-            found = _find_experiment(client, tracking_uri, experiment)
-            runs = [] if found is None else client.search_runs([found], f"tags.`{RUN_TAG}` = '{uuid}'")
+            experiment_id = _find_experiment(client, tracking_uri, experiment)
+            wanted = f"tags.`{RUN_TAG}` = '{uuid}'"
+            runs = [] if experiment_id is None else client.search_runs([experiment_id], wanted)
         return cls(client, runs[0].info.run_id, runs[0].info.experiment_id) if runs else None
 
     def last_steps(self) -> dict[str, int]:
@@ -307,28 +308,28 @@ def check_store(cfg: Mapping[str, Any]) -> None:
 
 def _find_experiment(client: "MlflowClient", tracking_uri: str, name: str) -> str | None:
     """The id of an experiment, if there is one that takes runs or none of this name."""
-    found = client.get_experiment_by_name(name)
-    if found is not None and found.lifecycle_stage == "deleted":
+    experiment = client.get_experiment_by_name(name)
+    if experiment is not None and experiment.lifecycle_stage == "deleted":
         raise UsageError(
             f"logger.experiment: must not be deleted, but {name} is in {tracking_uri}; restore it there with "
-            f"mlflow experiments restore --experiment-id {found.experiment_id}, or choose another"
+            f"mlflow experiments restore --experiment-id {experiment.experiment_id}, or choose another"
         )
-    return None if found is None else str(found.experiment_id)
+    return None if experiment is None else str(experiment.experiment_id)
 
 
 def _experiment_id(client: "MlflowClient", tracking_uri: str, name: str) -> str:
     from mlflow.exceptions import MlflowException
 
-    found = _find_experiment(client, tracking_uri, name)
-    if found is not None:
-        return found
+    experiment_id = _find_experiment(client, tracking_uri, name)
+    if experiment_id is not None:
+        return experiment_id
     database = database_of(tracking_uri)
     location = None if database is None else (database.parent / "mlruns" / clean_key(name)).as_uri()
     try:
         return str(client.create_experiment(name, artifact_location=location, tags=EXPERIMENT_TAGS))
     except MlflowException:
         # Another process made it in the meantime; anything else shows up again here.
-        found = _find_experiment(client, tracking_uri, name)
-        if found is None:
+        experiment_id = _find_experiment(client, tracking_uri, name)
+        if experiment_id is None:
             raise
-        return found
+        return experiment_id

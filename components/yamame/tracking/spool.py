@@ -219,21 +219,21 @@ class Sender:
             tell_aside(f"MLflow does not answer, {self.spool.waiting} points wait; send them with: {command}")
 
     def _work(self) -> None:
-        failures, told, since = 0, False, time.monotonic()
+        failures, warned, since = 0, False, time.monotonic()
         if not self._at_once:
             self._closing.wait(self._pause_s)
         while not self.spool.closed and not (self._closing.is_set() and not self.spool.waiting):
             since = since if failures else time.monotonic()
             try:
                 self.send()
-                if told and not self.spool.closed:
+                if warned and not self.spool.closed:
                     tell_aside("MLflow answers again, all points are sent")
-                failures, told = 0, False
+                failures, warned = 0, False
             except Exception as error:  # databases, drivers and servers make MLflow raise almost anything
                 failures += 1
-                if not (told or self.spool.closed) and time.monotonic() - since > _UNTOLD_S:
+                if not (warned or self.spool.closed) and time.monotonic() - since > _UNTOLD_S:
                     tell_aside(f"MLflow does not answer, {self.spool.waiting} points wait: {one_line(error)}")
-                    told = True
+                    warned = True
             pause = min(2.0 ** (failures - 1), _LONGEST_PAUSE_S) if failures else self._pause_s
             if self._closing.wait(pause) and failures:
                 time.sleep(_SHORTEST_PAUSE_S)

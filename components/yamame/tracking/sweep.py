@@ -51,8 +51,8 @@ class SweepParent(Callback):
             absolute_uri(node.get("tracking_uri", TRACKING_URI)),
             node.get("experiment", EXPERIMENT),
         )
-        told = f"{Path(config.hydra.sweep.dir).resolve()} {config.hydra.job.name} {overrides}"
-        identity = hashlib.sha256(told.encode()).hexdigest()[:16]
+        description = f"{Path(config.hydra.sweep.dir).resolve()} {config.hydra.job.name} {overrides}"
+        identity = hashlib.sha256(description.encode()).hexdigest()[:16]
         replaces = OmegaConf.select(config, "run.overwrite")
         former = None if replaces else _find(uri, experiment, identity)
         if former is None:
@@ -93,11 +93,11 @@ def _record(run: MLflowRun, objectives: Mapping[int, float | None]) -> None:
 def _find(tracking_uri: str, experiment: str, identity: str) -> str | None:
     """The id of the parent run that a sweep had when it was started before."""
     client = connect(tracking_uri)
-    found = client.get_experiment_by_name(experiment)
-    if found is None:
+    known = client.get_experiment_by_name(experiment)
+    if known is None:
         return None
     wanted = f"tags.`{_IDENTITY}` = '{identity}'"
-    runs = client.search_runs([found.experiment_id], wanted, max_results=1)
+    runs = client.search_runs([known.experiment_id], wanted, max_results=1)
     return str(runs[0].info.run_id) if runs else None
 
 

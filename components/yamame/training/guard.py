@@ -93,7 +93,7 @@ class NonFiniteGuard:
         self._recent.append(True)
         numbers = {name: value.item() for name, value in metrics.items()}
         path = self._save({**evidence, "numbers": numbers}, step) if self.directory and evidence else None
-        shown = " and ".join(f"{name} {value:g}" for name, value in numbers.items())
+        values = " and ".join(f"{name} {value:g}" for name, value in numbers.items())
         kept = (
             ""
             if path is None
@@ -104,9 +104,9 @@ class NonFiniteGuard:
         if row or count >= max(_FEWEST, self.max_refused * among):
             how_often = f"{self._in_row} times in a row" if row else f"in {count} of the last {among} updates"
             raise FloatingPointError(
-                f"NonFiniteGuard: {' and '.join(metrics)} must be finite, they were not {how_often}: {shown}{kept}"
+                f"NonFiniteGuard: {' and '.join(metrics)} must be finite, they were not {how_often}: {values}{kept}"
             )
-        self._tell(f": {shown}{kept}, ")
+        self._tell(f": {values}{kept}, ")
 
     def _tell(self, why: str) -> None:
         """A line, if the share of refused updates has changed much since the last one."""

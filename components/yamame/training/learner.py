@@ -159,8 +159,8 @@ class Learner:
         self._own_loss = total.detach()  # that of all ranks is not finite where that of one is not
         if "mask" in batch.keys():  # what is no timestep costs as much as one
             out = {**out, "padding_share": 1.0 - batch["mask"].float().mean()}
-        told = means({**out, "loss": total})
-        return {**told, "grad_norm": nn.utils.get_total_norm(gradients)}
+        metrics = means({**out, "loss": total})
+        return {**metrics, "grad_norm": nn.utils.get_total_norm(gradients)}
 
     def _terms(self, out: Metrics) -> list[Tensor]:
         """What the loss wrote to be minimised; refuses what has no sum of one meaning."""

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 import torch
 from tensordict import TensorDictBase
 
-from yamame.trajectory.base import with_num_segments
+from yamame.capturing import NUM_SEGMENTS
+from yamame.trajectory import segment_starts
 
 Transfer = Callable[[TensorDictBase], Callable[[], TensorDictBase]]
 """Starts to copy a batch to a device, and returns what gives the copy. Neither waits for the device."""
@@ -102,3 +103,19 @@ class Prefetcher:
         """A batch, and beside its tensors what a device would have to be asked for, where there is something."""
         batch = self._sample()
         return with_num_segments(batch) if batch.ndim == 2 and "is_init" in batch.keys() else batch
+
+
+def with_num_segments(batch: TensorDictBase) -> TensorDictBase:
+    """A batch ``[B, L]`` of the host, with the number of its segments beside its tensors: they go along to a device.
+
+    >>> from tensordict import TensorDict
+    >>> is_init = torch.tensor([[1, 0, 0, 1, 0], [1, 0, 0, 0, 0]]).bool()
+    >>> with_num_segments(TensorDict({"is_init": is_init}, [2, 5]))["num_segments"]
+    3
+    """
+    is_init, mask = (
+        None if value is None else value.reshape(batch.shape)
+        for value in (batch.get(key, None) for key in ("is_init", "mask"))
+    )
+    starts = segment_starts(batch.shape, is_init, mask, device=torch.device("cpu"))
+    return batch.copy().set_non_tensor(NUM_SEGMENTS, int(starts.sum()))

@@ -1,18 +1,18 @@
 """Features over time -> context: the swappable sequence models."""
 
+from yamame.trajectory.adapters.hf import HFEncoder as HFEncoder
+from yamame.trajectory.adapters.mamba import MambaEncoder as MambaEncoder
 from yamame.trajectory.base import TrajectoryEncoder as TrajectoryEncoder
 from yamame.trajectory.base import TrajectoryKeys as TrajectoryKeys
 from yamame.trajectory.base import segment_positions as segment_positions
 from yamame.trajectory.base import segment_starts as segment_starts
-from yamame.trajectory.hf import HFEncoder as HFEncoder
 from yamame.trajectory.linear_recurrent import LinearRecurrentEncoder as LinearRecurrentEncoder
-from yamame.trajectory.mamba import MambaEncoder as MambaEncoder
-from yamame.trajectory.memo import MemoEncoder as MemoEncoder
 from yamame.trajectory.memoryless import MemorylessEncoder as MemorylessEncoder
 from yamame.trajectory.recurrent import GRUEncoder as GRUEncoder
 from yamame.trajectory.recurrent import LSTMEncoder as LSTMEncoder
 from yamame.trajectory.recurrent import RecurrentEncoder as RecurrentEncoder
-from yamame.trajectory.rsm import RSMEncoder as RSMEncoder
+from yamame.trajectory.segments.memo import MemoEncoder as MemoEncoder
+from yamame.trajectory.segments.rsm import RSMEncoder as RSMEncoder
 from yamame.trajectory.sigma import SigmaReparamLinear as SigmaReparamLinear
 from yamame.trajectory.streams import separate_memory as separate_memory
 from yamame.trajectory.transformer import TransformerEncoder as TransformerEncoder

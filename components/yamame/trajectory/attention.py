@@ -31,9 +31,10 @@ def sequence_attention(
         sinks: How many of the first timesteps after a start are seen whatever the window.
         num_segments: How many memories begin, at most; None where the host does not know.
     """
-    divided = None if num_segments is None else num_segments > len(is_init)
-    window, divided = _restrictions(is_init, window, sinks, divided)
     batch, length = is_init.shape
+    divided = capturing() or bool(is_init[:, 1:].any()) if num_segments is None else num_segments > batch
+    if window is not None and window + sinks >= length:
+        window = None
     queries = max(_FEWEST_QUERIES, _LARGEST_MASK // (length * (batch if divided else 1)))
     if queries < length and (divided or window is not None):
         return _block_attention(is_init, queries, window=window, sinks=sinks, divided=divided)
@@ -79,29 +80,21 @@ def dot_product(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, causal:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
 
 
-def _restrictions(
-    is_init: Tensor, window: int | None, sinks: int, divided: bool | None
-) -> tuple[int | None, bool]:
-    """The window if it hides anything, and whether a fresh memory may begin inside a sequence."""
-    if window is not None and window + sinks >= is_init.shape[1]:
-        window = None
-    return window, capturing() or bool(is_init[:, 1:].any()) if divided is None else divided
-
-
 def visibility(
-    is_init: Tensor, *, window: int | None, sinks: int, first: int = 0, divided: bool | None = None
+    is_init: Tensor, *, window: int | None, sinks: int, divided: bool, first: int = 0
 ) -> Tensor | None:
     """Which keys a query sees, ``[B or 1, 1, L - first, L]`` bool, for queries from ``first`` on.
 
     None where plain causal attention says the same of all queries. ``divided`` says whether a fresh memory may begin
-    inside a sequence, where that is known.
+    inside a sequence.
 
-    >>> visibility(torch.tensor([[True, False, True]]), window=None, sinks=0)[0, 0].int()
+    >>> visibility(torch.tensor([[True, False, True]]), window=None, sinks=0, divided=True)[0, 0].int()
     tensor([[1, 0, 0],
             [1, 1, 0],
             [0, 0, 1]], dtype=torch.int32)
     """
-    window, divided = _restrictions(is_init, window, sinks, divided)
+    if window is not None and window + sinks >= is_init.shape[1]:
+        window = None
     if first == 0 and window is None and not divided:
         return None
     column = torch.arange(is_init.shape[1], device=is_init.device)

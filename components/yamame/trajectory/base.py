@@ -25,7 +25,6 @@ wherever ``is_init`` says so, and where real timesteps follow padding. Laws (see
 another env or on anything before the last start.
 """
 
-import inspect
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -87,12 +86,15 @@ class TrajectoryEncoder(TensorDictModuleBase):
             ``copy.deepcopy`` and ``pickle`` leave it behind. Nothing is differentiated through it.
         capture_obstacle: What keeps the parallel pass from being captured as a CUDA graph; None if nothing does.
         compile_obstacle: What keeps it from being compiled, and not from being captured.
+        takes_num_segments: Whether `parallel` has an argument ``num_segments``: how many memories begin, at most, where
+            the host knows without asking the device, else None.
 
     Raises:
         ValueError: If a size is not positive, or ``keys.memory`` is set for an encoder that is not recurrent.
     """
 
     is_recurrent = False
+    takes_num_segments = False
     capture_obstacle: str | None = None
     compile_obstacle: str | None = None
 
@@ -114,13 +116,9 @@ class TrajectoryEncoder(TensorDictModuleBase):
         self.keys = keys = TrajectoryKeys() if keys is None else keys
         self.in_keys: list[NestedKey] = [keys.features, keys.step_index, keys.is_init]
         self.out_keys: list[NestedKey] = [keys.context]
-        if keys.memory is not None and not self.is_recurrent:
-            raise ValueError(
-                f"{name}: keys.memory must be None: only recurrent encoders have it, got {keys.memory!r}"
-            )
+        fits, condition = keys.memory is None or self.is_recurrent, "be None: only recurrent encoders have it"
+        require(name, "keys.memory", keys.memory, fits, condition)
         self.memory = None
-        usual = (keys.is_init, keys.mask) == ("is_init", "mask")  # whose segments are counted
-        self._counts_segments = usual and "num_segments" in inspect.signature(self.parallel).parameters
 
     @property
     def memory(self) -> TensorDict | None:
@@ -162,8 +160,7 @@ class TrajectoryEncoder(TensorDictModuleBase):
         """Encodes whole sequences ``[B, L, E] -> [B, L, D]``; here, one step after the other.
 
         ``step_index`` is ``[B, L]`` int64; ``is_init`` ``[B, L]`` bool says where a fresh memory begins, True in the
-        first column. One that names a further argument ``num_segments`` is told by it how many begin, at most, where
-        the host knows without asking the device, else None; see `with_num_segments`.
+        first column.
         """
         memory = self.init_memory(len(x), capacity=x.shape[1], device=x.device)
         contexts = []
@@ -226,27 +223,22 @@ class TrajectoryEncoder(TensorDictModuleBase):
         memory, num_envs = self.memory, len(is_init)
         # Normal tensors even under inference mode, so that a later step outside it may write into them.
         with torch.inference_mode(False):
-            if memory is not None and len(memory) != num_envs:
-                if not (memory.is_empty() or is_init.all()):
+            if memory is None or len(memory) != num_envs:
+                if memory is not None and not (memory.is_empty() or is_init.all()):
                     raise ValueError(
                         f"{type(self).__name__}: the number of envs must stay {len(memory)} until all of them start"
                         f" afresh (is_init), got {num_envs}; act inside separate_memory() for a second stream, or keep"
                         " a memory of your own for each and call step()"
                     )
-                memory = None
-            if memory is None:
-                memory = self.init_memory(num_envs, device=is_init.device)
+                self.memory = memory = self.init_memory(num_envs, device=is_init.device)
             elif memory.device != is_init.device:
-                memory = memory.to(is_init.device)
-            if memory is not self.memory:
-                self.memory = memory
+                self.memory = memory = memory.to(is_init.device)
             if is_init.is_cpu:  # where a look costs nothing
-                memory, self._room = self.grow(memory), 1
+                self._memory, self._room = self.grow(memory), 1
             elif self._room < 1:
-                memory, self._room = self.grow_by(memory, _FAR)
+                self.reserve(_FAR)
         self._room -= 1
-        self.keep_memory(memory)
-        return memory
+        return self._memory
 
     def keep_memory(self, memory: TensorDict) -> None:
         """Remembers what a step made of `ready_memory`. Another memory is set as an attribute."""
@@ -254,10 +246,12 @@ class TrajectoryEncoder(TensorDictModuleBase):
 
     def reserve(self, num_steps: int) -> bool:
         """Makes room in the memory for so many steps, none of which looks whether there is any; whether there is."""
-        if self.memory is not None and self._room < num_steps:
+        if self.memory is None:
+            return False
+        if self._room < num_steps:
             with torch.inference_mode(False):
-                self._memory, self._room = self.grow_by(self.memory, num_steps)
-        return self.memory is not None and self._room >= num_steps
+                self.memory, self._room = self.grow_by(self.memory, num_steps)
+        return self._room >= num_steps
 
     def reset_memory(self) -> None:
         """Forgets everything: the next step starts every env afresh."""
@@ -289,8 +283,11 @@ class TrajectoryEncoder(TensorDictModuleBase):
             padding = ~mask.bool()
             x = x.masked_fill(padding.unsqueeze(-1), 0)
             step_index = step_index.masked_fill(padding, 0)
-        known = {}
-        if self._counts_segments:
+        known, usual = (
+            {},
+            (self.keys.is_init, self.keys.mask) == ("is_init", "mask"),
+        )  # of which they are counted
+        if self.takes_num_segments and usual:
             known["num_segments"] = tensordict.get_non_tensor(NUM_SEGMENTS, default=None)
         context = self.parallel(x, step_index, starts, **known)
         return context.reshape(*batch_size, self.out_features)
@@ -318,21 +315,6 @@ def segment_starts(
         real = mask.bool()
         starts[:, 1:] |= real[:, 1:] & ~real[:, :-1]
     return starts
-
-
-def with_num_segments(batch: TensorDictBase) -> TensorDictBase:
-    """A batch ``[B, L]`` of the host, with the number of its segments beside its tensors: they go along to a device.
-
-    >>> is_init = torch.tensor([[1, 0, 0, 1, 0], [1, 0, 0, 0, 0]]).bool()
-    >>> with_num_segments(TensorDict({"is_init": is_init}, [2, 5]))["num_segments"]
-    3
-    """
-    is_init, mask = (
-        None if value is None else value.reshape(batch.shape)
-        for value in (batch.get(key, None) for key in ("is_init", "mask"))
-    )
-    starts = segment_starts(batch.shape, is_init, mask, device=torch.device("cpu"))
-    return batch.copy().set_non_tensor(NUM_SEGMENTS, int(starts.sum()))
 
 
 def segment_positions(starts: Tensor) -> Tensor:

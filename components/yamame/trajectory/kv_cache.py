@@ -12,6 +12,7 @@ import sys
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+from torch.nn import functional as F
 
 from yamame.trajectory.attention import Attend, dot_product
 
@@ -44,12 +45,8 @@ def grow_cache(cache: TensorDict, num_steps: int = 1, *, capacity: int | None) -
     room = sys.maxsize if slots == capacity else slots - used
     if slots == held:
         return cache, room
-    larger = cache.empty()
-    for name in ("keys", "values"):
-        old = cache[name]
-        larger[name] = old.new_zeros(*old.shape[:3], slots, old.shape[4])
-        larger[name][..., :held, :] = old
-    return larger.set("position", cache["position"]), room
+    larger = {name: F.pad(cache[name], (0, 0, 0, slots - held)) for name in ("keys", "values")}
+    return cache.copy().update(larger), room
 
 
 class CacheStep:

@@ -89,6 +89,7 @@ class StackedCells(RecurrentEncoder):
         ValueError: If a size is not positive, a time constant below 1, or the gain negative or not finite.
     """
 
+    takes_num_segments = True
     mode: ClassVar[str]
     """What `nn.RNNBase` calls the layers."""
     states: ClassVar[tuple[str, ...]]

@@ -72,19 +72,16 @@ class SigmaReparamLinear(nn.Module):
     def effective_weight(self) -> Tensor:
         """The weight that multiplies the input, ``[out_features, in_features]``; in training, one power iteration."""
         with torch.autocast(self.weight.device.type, enabled=False):
-            scale = self.gamma.float() / self._sigma()
+            weight = self.weight.float()
+            if self.training and not _frozen:
+                with torch.no_grad():
+                    u = F.normalize(torch.mv(weight, self.v), dim=0)
+                    self.u.copy_(u)
+                    self.v.copy_(F.normalize(torch.mv(weight.t(), u), dim=0))
+            # The graph must not hold the buffers: a training forward before its backward would change them.
+            u, v = (self.u.clone(), self.v.clone()) if torch.is_grad_enabled() else (self.u, self.v)
+            scale = self.gamma.float() / torch.dot(u, torch.mv(weight, v))
             return self.weight * scale.to(self.weight.dtype)
-
-    def _sigma(self) -> Tensor:
-        weight = self.weight.float()
-        if self.training and not _frozen:
-            with torch.no_grad():
-                u = F.normalize(torch.mv(weight, self.v), dim=0)
-                self.u.copy_(u)
-                self.v.copy_(F.normalize(torch.mv(weight.t(), u), dim=0))
-        # The graph must not hold the buffers: a training forward before its backward would change them.
-        u, v = (self.u.clone(), self.v.clone()) if torch.is_grad_enabled() else (self.u, self.v)
-        return torch.dot(u, torch.mv(weight, v))
 
     def train(self, mode: bool = True) -> "SigmaReparamLinear":
         """Sets the mode, and forgets what `prepare_to_act` computed."""

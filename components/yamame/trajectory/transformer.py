@@ -125,6 +125,8 @@ class TransformerEncoder(TrajectoryEncoder):
     torch.Size([5, 8])
     """
 
+    takes_num_segments = True
+
     def __init__(
         self,
         in_features: int,
@@ -226,7 +228,12 @@ class TransformerEncoder(TrajectoryEncoder):
         if self.rotary:
             rotation = self.positions(step_index).unsqueeze(1)
         else:
-            x = x + self._positions(step_index).to(self.norm.weight.dtype)
+            try:
+                x = x + self.positions(step_index).to(self.norm.weight.dtype)
+            except IndexError as error:
+                name, largest = f"num_positions {self.positions.num_embeddings}", int(step_index.max())
+                message = f"TransformerEncoder: step_index must be below {name}, got {largest}"
+                raise ValueError(message) from error
         x = self.dropout(x)
         for index, layer in enumerate(self.layers):
             inputs = x, attention(index), rotation
@@ -241,13 +248,6 @@ class TransformerEncoder(TrajectoryEncoder):
             else:
                 x = layer(*inputs)
         return self.norm(x)
-
-    def _positions(self, step_index: Tensor) -> Tensor:
-        try:
-            return self.positions(step_index)
-        except IndexError as error:
-            name, largest = f"num_positions {self.positions.num_embeddings}", int(step_index.max())
-            raise ValueError(f"TransformerEncoder: step_index must be below {name}, got {largest}") from error
 
 
 def _position_module(

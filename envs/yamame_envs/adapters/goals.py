@@ -93,14 +93,14 @@ class SingleGoal(gymnasium.Wrapper):
         goal, achieved = (self._goal(observation[name]).astype(np.float64) for name in _GOALS)
         reached = bool(np.square(achieved - goal).sum() <= 1.0)
         info = {**info, "success": reached}
-        shown = self._shown(observation, reached=reached)
-        return shown, float(reached), bool(terminated) or reached, bool(truncated), info
+        seen = self._shown(observation, reached=reached)
+        return seen, float(reached), bool(terminated) or reached, bool(truncated), info
 
     def _shown(self, observation: Mapping[str, Any], *, reached: bool) -> dict[str, Any]:
-        shown = {name: value for name, value in observation.items() if name not in _GOALS}
+        others = {name: value for name, value in observation.items() if name not in _GOALS}
         goal, achieved = (self._goal(observation[name])[None] for name in _GOALS)
         goal = np.full_like(goal, GOAL_COMPLETED) if reached else goal
-        return {**shown, "goal": goal, "achieved": achieved, "achieved_mask": np.ones(1, np.int8)}
+        return {**others, "goal": goal, "achieved": achieved, "achieved_mask": np.ones(1, np.int8)}
 
     def _goal(self, value: Any) -> Array:
         """A goal ``[d]`` as it is told; one that looks like an unused slot is moved by the least that can be told."""

@@ -117,8 +117,8 @@ class Gym(HostedEnv):
             self._num_ended += int((self._current.column("done") & ~over).sum())
             if self._num_ended >= _MANY_EPISODES:
                 self._looks_for_success = False
-                told = f"no info of {self._num_ended} episodes has had {key!r}, and success counts as false"
-                tell_aside(f"{self.label}: success={key}: {told}")
+                reason = f"no info of {self._num_ended} episodes has had {key!r}, and success counts as false"
+                tell_aside(f"{self.label}: success={key}: {reason}")
         return advanced
 
     def _registered_limit(self) -> int | None:

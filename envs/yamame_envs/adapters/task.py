@@ -69,8 +69,10 @@ class TaskApart(gymnasium.Wrapper):
         super().__init__(env)
         inner: Any = env.unwrapped
         own = getattr(inner, "sample_task", None)
-        told = "be a function (seed) -> task, as env.tasks, or the environment must have sample_task(seed)"
-        require(owner, "tasks", "own" if draw is None else draw, callable(draw or own), told)
+        condition = (
+            "be a function (seed) -> task, as env.tasks, or the environment must have sample_task(seed)"
+        )
+        require(owner, "tasks", "own" if draw is None else draw, callable(draw or own), condition)
         self._draw: Any = own if draw is None else draw
         self._set_task = getattr(inner, "set_task", None)
         self._hash: Any = getattr(inner, "task_hash", None)

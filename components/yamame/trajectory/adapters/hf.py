@@ -248,15 +248,15 @@ def _pretrained(config: Any, path: str) -> Any:
     require(_OWNER, "path", path, whole and not (folder / "adapter_config.json").exists(), condition)
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     with _refusing("path", path, condition):
-        found = library.AutoConfig.from_pretrained(folder, **options).to_dict()
+        saved = library.AutoConfig.from_pretrained(folder, **options).to_dict()
     stated, general = (
         config.to_dict(),
         _fields(library.PreTrainedConfig) | {*_OF_TOKENS, "initializer_range", "auto_map"},
     )
     other = {
-        name: found.get(name)
-        for name in sorted((stated.keys() | found.keys()) - general)
-        if not name.startswith("_") and stated.get(name) != found.get(name)
+        name: saved.get(name)
+        for name in sorted((stated.keys() | saved.keys()) - general)
+        if not name.startswith("_") and stated.get(name) != saved.get(name)
     }
     require(_OWNER, "path", path, not other, f"hold what the arguments say; its config.json has {other}")
     with _refusing("path", path, condition), _quiet(library):

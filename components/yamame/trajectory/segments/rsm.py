@@ -1,6 +1,6 @@
 """Recurrent summary memory: a Transformer over short segments, and a summary of fixed size that it rewrites.
 
-The memory does not grow: see `yamame.trajectory.segments`, of which it has ``num_slots`` memory slots, and
+The memory does not grow: see `yamame.trajectory.segments.base`, of which it has ``num_slots`` memory slots, and
 
 ===========  ==============  ============================================
 key          shape           meaning
@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from yamame.trajectory.base import Activation, Device, TrajectoryKeys
-from yamame.trajectory.segments import EVERYONE, SPREAD, SegmentEncoder, Slots
+from yamame.trajectory.segments.base import EVERYONE, SPREAD, SegmentEncoder, Slots
 
 
 class RSMEncoder(SegmentEncoder):

@@ -46,6 +46,7 @@ class MambaEncoder(RecurrentEncoder):
 
     capture_obstacle = "MambaEncoder"  # nobody has captured the package's kernels yet
     needs_cuda = True
+    takes_num_segments = True
 
     def __init__(
         self,

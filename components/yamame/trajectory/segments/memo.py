@@ -1,6 +1,6 @@
 """Accumulated summaries: a Transformer over short segments, each of which leaves some slots that later ones see.
 
-The memory grows by ``num_slots`` slots per segment: see `yamame.trajectory.segments`.
+The memory grows by ``num_slots`` slots per segment: see `yamame.trajectory.segments.base`.
 
 Source: Memo, arXiv 2510.19732.
 """
@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from yamame.trajectory.base import Activation, TrajectoryKeys
-from yamame.trajectory.segments import SegmentEncoder, Slots
+from yamame.trajectory.segments.base import SegmentEncoder, Slots
 
 _FEWEST, _MOST_MORE = 8, 32
 """Boundaries for which a memory has slots when it first grows, and for how many more it grows at most."""

@@ -98,7 +98,7 @@ class ForgetsToReset(MambaEncoder):
 class ReadsOn(MambaEncoder):
     """Reads sequences as if nothing started inside them."""
 
-    def parallel(self, x, step_index, starts):
+    def parallel(self, x, step_index, starts, num_segments=None):
         begins = torch.zeros_like(starts)
         begins[:, 0] = True
         return super().parallel(x, step_index, begins)
@@ -157,7 +157,7 @@ def test_missing_kernels_are_named_with_the_command_that_installs_them(monkeypat
         assert name == "mamba_ssm"
         raise ABSENCES[message]
 
-    monkeypatch.setattr("yamame.trajectory.mamba.import_module", fail)
+    monkeypatch.setattr("yamame.trajectory.adapters.mamba.import_module", fail)
     with pytest.raises(kind, match=f"^MambaEncoder: {message}{COMMAND}$"):
         MambaEncoder(3)
 

@@ -1,0 +1,1 @@
+"""Trajectory encoders whose layers are those of other libraries."""

@@ -1,0 +1,1 @@
+"""Trajectory encoders that read their history in segments, and pass on what these leave."""
