@@ -82,12 +82,12 @@ def located(
     """
     check_targets(node, key=key, trust=trust)
     prefixes = prefixes_of(trust)
-    located = [(name, n, locate(n["_target_"], name, prefixes)) for name, n in targets(node, key)]
-    for name, n, target in located:
+    classes = [(name, n, locate(n["_target_"], name, prefixes)) for name, n in targets(node, key)]
+    for name, n, target in classes:
         for argument in free_data_of(target) & n.keys():
             for place, inner in targets(n[argument], f"{name}.{argument}"):
                 raise UsageError(f"{place}._target_: must be plain data there, got {inner['_target_']!r}")
-    return located
+    return classes
 
 
 def target_of(node: Any) -> Callable[..., Any]:

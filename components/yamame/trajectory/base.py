@@ -283,11 +283,8 @@ class TrajectoryEncoder(TensorDictModuleBase):
             padding = ~mask.bool()
             x = x.masked_fill(padding.unsqueeze(-1), 0)
             step_index = step_index.masked_fill(padding, 0)
-        known, usual = (
-            {},
-            (self.keys.is_init, self.keys.mask) == ("is_init", "mask"),
-        )  # of which they are counted
-        if self.takes_num_segments and usual:
+        known = {}
+        if self.takes_num_segments and (self.keys.is_init, self.keys.mask) == ("is_init", "mask"):
             known["num_segments"] = tensordict.get_non_tensor(NUM_SEGMENTS, default=None)
         context = self.parallel(x, step_index, starts, **known)
         return context.reshape(*batch_size, self.out_features)
