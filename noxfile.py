@@ -16,7 +16,8 @@ LONG = (
     "runs", "tracking",
     "agent/test_recorded.py", "agent/test_separate.py", "cli/test_app.py", "cli/test_console.py", "cli/test_front.py",
     "cli/test_jobs.py",
-    "data/test_sources.py", "losses/test_continuous.py", "losses/test_redq_learning.py", "replay/disk/test_storage.py",
+    "data/test_sources.py", "evaluation/test_held_out.py",
+    "losses/test_continuous.py", "losses/test_redq_learning.py", "replay/disk/test_storage.py",
     "test_ablations.py", "test_benchmark.py", "test_examples.py", "test_tutorials.py",
     "test_house.py", "testing/test_trajectory.py", "timestep/test_cnn.py",
     "training/test_recorded_updates.py", "trajectory/test_compiled.py",
@@ -58,14 +59,14 @@ def quick(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     session.install("-e", ".[dev]")
-    session.run("pytest", "-n", "auto", "--dist", "worksteal", "-m", DEFAULT, *session.posargs)
+    session.run("pytest", "-n", "auto", "-m", DEFAULT, *session.posargs)
 
 
 @nox.session
 def newest(session: nox.Session) -> None:
     """All tests with the newest versions that the bounds admit, of torch and of what trains."""
     session.install("--upgrade", "--upgrade-strategy", "eager", "-e", ".[dev]")
-    session.run("pytest", "-n", "auto", "--dist", "worksteal", "-m", DEFAULT, *session.posargs)
+    session.run("pytest", "-n", "auto", "-m", DEFAULT, *session.posargs)
 
 
 @nox.session

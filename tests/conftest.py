@@ -1,10 +1,15 @@
 """What all tests share."""
 
 import importlib.util
+import json
 import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -48,6 +53,48 @@ def nothing_read_back() -> type:
             return func(*args, **(kwargs or {}))
 
     return NothingReadBack
+
+
+class Forked(NamedTuple):
+    """A program that runs as a copy of the process of `forking.py`."""
+
+    pid: int
+    server: subprocess.Popen
+    folder: Path
+
+    def wait(self) -> subprocess.CompletedProcess:
+        """Its end, and what it printed."""
+        status = int(self.server.stdout.readline())
+        out, err = ((self.folder / name).read_text() for name in ("stdout", "stderr"))
+        return subprocess.CompletedProcess([], status, out, err)
+
+
+@pytest.fixture(scope="session")
+def begin_forked(tmp_path_factory):
+    """Begins a Python program, in a process that has torch and the recipes' imports already; one at a time."""
+    command, servers = [sys.executable, str(Path(__file__).with_name("forking.py"))], []
+
+    def begin(program, *arguments, cwd, **env):
+        if not servers:
+            servers.append(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
+        folder = tmp_path_factory.mktemp("forked")
+        files = {name: str(folder / name) for name in ("stdout", "stderr")}
+        asked = {"program": program, "arguments": arguments, "cwd": str(cwd), "env": env, **files}
+        print(json.dumps(asked), file=servers[0].stdin, flush=True)
+        return Forked(int(servers[0].stdout.readline()), servers[0], folder)
+
+    yield begin
+    for server in servers:
+        server.kill()
+        server.communicate()
+
+
+@pytest.fixture(scope="session")
+def run_forked(begin_forked):
+    """Runs a Python program as `begin_forked` begins it: what became of it, and what it printed."""
+    return lambda program, *arguments, cwd, **env: begin_forked(program, *arguments, cwd=cwd, **env).wait()
 
 
 @pytest.fixture

@@ -54,13 +54,21 @@ def test_an_ablation_differs_from_the_full_agent_in_what_it_says_and_nothing_els
     assert difference(ablation=ablation) == CHANGED[ablation]
 
 
-@pytest.mark.parametrize("experiment", ["", *(name for name in EXPERIMENTS if name != "cpu_fetch_reach")])
-def test_without_memory_only_the_encoder_differs_and_is_as_wide_as_the_heads(experiment):
-    chosen = [f"experiment={experiment}"] if experiment else []
-    assert {key.split(".")[0] for key in difference(*chosen, ablation="no_memory")} == {"encoder"}
-    config = configuration(*chosen, "+ablation=no_memory")
-    assert config["encoder"]["_target_"] == "yamame.trajectory.MemorylessEncoder"
-    assert instantiate(config["encoder"])(8).out_features == config["agent"]["actor"]["hidden_size"]
+def test_without_memory_only_the_encoder_differs_and_is_as_wide_as_the_heads():
+    """In the full agent, and in one experiment of all that have the same encoder and heads."""
+    alike = {repr(configuration()["encoder"]): []}
+    for name in EXPERIMENTS:
+        if name != "cpu_fetch_reach":
+            config = configuration(f"experiment={name}")
+            parts = (config["encoder"], config["agent"]["actor"]["hidden_size"])
+            alike.setdefault(repr(parts), [f"experiment={name}"])
+    assert len(alike) > 5
+    for chosen in alike.values():
+        differing = {key.split(".")[0] for key in difference(*chosen, ablation="no_memory")}
+        assert differing == {"encoder"}, chosen
+        config = configuration(*chosen, "+ablation=no_memory")
+        assert config["encoder"]["_target_"] == "yamame.trajectory.MemorylessEncoder"
+        assert instantiate(config["encoder"])(8).out_features == config["agent"]["actor"]["hidden_size"]
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+import shutil
 import sys
 import textwrap
 from pathlib import Path
@@ -154,7 +155,8 @@ def test_the_settings_that_how_tos_name_are_there():
 
 
 @pytest.mark.parametrize("page", HOWTOS, ids=lambda page: page.stem)
-def test_the_python_of_a_how_to_runs(page, tmp_path, monkeypatch):
+def test_the_python_of_a_how_to_runs(page, empty_store, tmp_path, monkeypatch):
+    shutil.copy(empty_store, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "mylab", raising=False)

@@ -2,7 +2,6 @@
 
 import ast
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -166,7 +165,7 @@ def own_frames(frame):
     names = []
     while frame is not None:
         file = os.path.realpath(frame.f_code.co_filename)
-        if file.startswith(root + os.sep):
+        if file.startswith(root + os.sep) and not file.startswith(os.path.join(root, "tests")):
             names.append((os.path.relpath(file, root), frame.f_code.co_name))
         frame = frame.f_back
     return names[::-1]
@@ -194,16 +193,15 @@ finally:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(run_forked, tmp_path_factory):
     """A short run of the recipe: the stacks that led to the watched functions, and whether a compiler was called."""
     folder = tmp_path_factory.mktemp("run")
     compiler, called, log = folder / "failing_compiler", folder / "called", folder / "stacks.json"
     compiler.write_text(f"#!/bin/sh\necho called >> '{called}'\nexit 1\n")
     compiler.chmod(0o755)
     recipe = [str(ROOT / "recipes" / "train.py"), "debug=tiny", "logger=none"]
-    environment = {**os.environ, "CC": str(compiler), "CXX": str(compiler)}
-    command = [sys.executable, "-c", PROGRAM, str(ROOT), str(log), *recipe]
-    done = subprocess.run(command, env=environment, cwd=folder, check=False, capture_output=True, text=True)
+    compilers = {"CC": str(compiler), "CXX": str(compiler)}
+    done = run_forked(PROGRAM, str(ROOT), str(log), *recipe, cwd=folder, **compilers)
     assert done.returncode == 0, done.stderr[-2000:]
     compiled = called.exists()
     assert subprocess.run([compiler], check=False).returncode == 1

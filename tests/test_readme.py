@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,8 @@ def test_the_picture_of_the_readme_is_drawn_from_the_tables_of_the_report(tmp_pa
     assert names["draw"]().stat().st_size > 10_000
 
 
-def test_the_script_of_the_readme_runs(tmp_path, monkeypatch):
+def test_the_script_of_the_readme_runs(empty_store, tmp_path, monkeypatch):
+    shutil.copy(empty_store, tmp_path)
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     (script,) = scripts(README)
@@ -50,7 +52,8 @@ def test_the_script_of_the_readme_runs(tmp_path, monkeypatch):
     assert names["agent"].action_spec.is_in(names["action"])
 
 
-def test_the_script_that_trains_from_python_runs(tmp_path, monkeypatch):
+def test_the_script_that_trains_from_python_runs(empty_store, tmp_path, monkeypatch):
+    shutil.copy(empty_store, tmp_path)
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     script = scripts(USE)[0].replace('"budget.minutes=0.1"', '"debug=tiny"')

@@ -56,7 +56,8 @@ def wait_for_port(port: int, process: subprocess.Popen) -> None:
 
 
 @pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda path: path.stem)
-def test_a_tutorial_runs_as_it_stands(tutorial, tmp_path, monkeypatch, capsys):
+def test_a_tutorial_runs_as_it_stands(tutorial, empty_store, tmp_path, monkeypatch, capsys):
+    shutil.copy(empty_store, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")

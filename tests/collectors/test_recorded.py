@@ -207,7 +207,7 @@ def test_what_is_recorded_without_its_environment_is_noticed(make, nothing_read_
     assert len(trajectories[0]) != len(trajectories[1]) or not same(*trajectories)
 
 
-@pytest.mark.parametrize("case", ["transformer", "wind", "trials"])
+@pytest.mark.parametrize("case", ["transformer", pytest.param("wind", marks=pytest.mark.slow), "trials"])
 def test_compiled_as_one_graph_a_whole_step_is_what_it_is(make, case):
     recorder, trajectories = Compiled(), []
     for collector in (make(case), make(case, recorder)):

@@ -165,6 +165,12 @@ def kind(request):
 
 
 @pytest.fixture
+def number(kind):
+    """The number of a kind among all."""
+    return list(KINDS).index(kind)
+
+
+@pytest.fixture
 def make(kind):
     """Builds an environment of every kind."""
     return KINDS[kind]
@@ -173,6 +179,12 @@ def make(kind):
 @pytest.fixture(params=[*KINDS, *TRIALS])
 def native(request):
     """Builds an environment of every kind, and repeated trials in some."""
+    return {**KINDS, **TRIALS}[request.param]
+
+
+@pytest.fixture(params=["shuffled", "drift", "delivery", "hard lake", "fetch", "wind", "bandits", *TRIALS])
+def kind_of_each_class(request):
+    """Builds an environment of every class but those that differ from another in their rules alone."""
     return {**KINDS, **TRIALS}[request.param]
 
 

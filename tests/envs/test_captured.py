@@ -69,7 +69,8 @@ def test_a_step_that_begins_episodes_in_the_wrong_envs_is_no_step_of_the_loop(ma
     assert differing(env, maze, actions_of(env, STEPS), env.step_and_maybe_reset)[0] > 10
 
 
-def test_compiled_as_one_graph_a_step_is_what_it_is(native, actions_of, same):
+def test_compiled_as_one_graph_a_step_is_what_it_is(kind_of_each_class, actions_of, same):
+    native = kind_of_each_class
     env, other = native(num_envs=NUM_ENVS), native(num_envs=NUM_ENVS)
     step = torch.compile(other.step_and_maybe_reset, fullgraph=True, backend="eager")
     td, again, ends = env.reset(), other.reset(), 0

@@ -171,8 +171,10 @@ def _compare_with_the_plain_loop(make, settings, play, actions_of):
     assert ended >= 1
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_all_rows_play_as_a_plain_loop_over_trials_plays_them(make, settings, play, actions_of):
+@pytest.mark.parametrize("turn", [0, 2])
+def test_all_rows_play_as_a_plain_loop_over_trials_plays_them(number, make, turn, play, actions_of):
+    """Every kind with two of the settings, every setting with several kinds."""
+    settings = SETTINGS[(number + turn) % len(SETTINGS)]
     _compare_with_the_plain_loop(make, settings, play, actions_of)
 
 

@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> None:
     if kind == "laws":
         import pytest
 
-        sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *rest]))
+        sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *rest]))
     sys.argv = rest
     sys.path.insert(0, str(Path(rest[0]).resolve().parent))
     runpy.run_path(rest[0], run_name="__main__")

@@ -1,10 +1,8 @@
 """Two processes with half a batch each learn what one learns from the whole."""
 
 import importlib.util
-import os
 import socket
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,14 +28,22 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
-def start(folder: Path, world: int) -> list[subprocess.Popen]:
-    env = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    env |= {"TORCHELASTIC_RUN_ID": "test", **os.environ} if world > 1 else os.environ
-    given = [{**env, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
-    return [subprocess.Popen([sys.executable, str(PROGRAM), str(folder)], env=own) for own in given]
+RANKS = """
+import os, runpy, sys
+
+sys.argv.pop(0)
+children = []
+for rank in range(int(os.environ["WORLD_SIZE"])):
+    children.append(os.fork())
+    if children[-1] == 0:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        os._exit(0)
+assert {os.waitpid(child, 0)[1] for child in children} == {0}
+"""
 
 
-def learn_both_ways(folder: Path, num: int) -> SimpleNamespace:
+def learn_both_ways(run_forked: Callable, folder: Path, num: int) -> SimpleNamespace:
     """What one process and what each of two got from the same batches, by case."""
     program = load()
     data = {case: program.batches(overrides, num) for case, overrides in program.CASES.items()}
@@ -47,15 +53,17 @@ def learn_both_ways(folder: Path, num: int) -> SimpleNamespace:
     empty["mask"][1::2] = False
     data |= {BROKEN: [whole, broken, whole], EMPTY: [empty]}
     torch.save(data, folder / "batches.pt")
-    for world in (1, 2):
-        assert [process.wait(300) for process in start(folder, world)] == [0] * world
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for env in ({"WORLD_SIZE": "1"}, {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "test", **place}):
+        done = run_forked(RANKS, str(PROGRAM), str(folder), cwd=folder, **env)
+        assert done.returncode == 0, done.stderr
     alone, *both = (torch.load(folder / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
     return SimpleNamespace(alone=alone, both=both, folder=folder, cases=list(program.CASES))
 
 
 @pytest.fixture(scope="module", params=[6, pytest.param(50, marks=pytest.mark.slow)])
-def learned(request, tmp_path_factory):
-    return learn_both_ways(tmp_path_factory.mktemp("learned"), request.param)
+def learned(request, run_forked, tmp_path_factory):
+    return learn_both_ways(run_forked, tmp_path_factory.mktemp("learned"), request.param)
 
 
 def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:

@@ -19,7 +19,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 
 def load(name: str) -> ModuleType:
     """A recipe, freshly loaded from its file."""
-    spec = importlib.util.spec_from_file_location(f"{name}_recipe", RECIPES / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, RECIPES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

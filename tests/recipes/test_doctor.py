@@ -168,17 +168,16 @@ def test_a_sweep_is_refused_before_anything_is_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_ends_it_and_leaves_nothing_behind(tmp_path):
+def test_ctrl_c_ends_it_and_leaves_nothing_behind(begin_forked, tmp_path):
     recipe = Path(__file__).parents[2] / "recipes" / "doctor.py"
-    command = [sys.executable, str(recipe), *TINY, "budget.updates=null", "measure.seconds=600"]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    program = "import runpy, sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
+    settings = (*TINY, "budget.updates=null", "measure.seconds=600")
+    process, until = begin_forked(program, str(recipe), *settings, cwd=tmp_path), time.monotonic() + 60
     while not list(tmp_path.glob("runs/.doctor-*/trial/*")):
-        assert process.poll() is None
+        assert time.monotonic() < until
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "Traceback" not in err
+    os.kill(process.pid, signal.SIGINT)
+    done = process.wait()
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []

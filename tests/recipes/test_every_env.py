@@ -11,9 +11,9 @@ RUNS = [
     # Environments that need nothing, each with choices of other groups.
     "env=active_tmaze agent=naive encoder=transformer_naive",
     "env=bandits encoder=linear_recurrent exploration=none timestep_encoder=mlp",
-    "env=dark_key_to_door agent=amago2 agent/returns=binned relabel=none agent.returns.labels=hl_gauss",
-    "env=dark_key_to_door encoder=lstm agent.loss.cloning_filter=exponential agent.loss.n_step=3",
-    "env=frozenlake encoder=gru agent.loss.discrete_gradient=straight_through",
+    "env=dark_key_to_door env.time_limit=40 agent=amago2 agent/returns=binned agent.returns.labels=hl_gauss",
+    "env=dark_key_to_door env.time_limit=40 encoder=lstm agent.loss.cloning_filter=exponential agent.loss.n_step=3",
+    "env=frozenlake relabel=none encoder=gru agent.loss.discrete_gradient=straight_through",
     "env=gym env.id=Blackjack-v1 evaluation.num_envs=3 encoder=gru_selective",
     "env=gym env.id=Pendulum-v1 exploration=gaussian env.time_limit=20 trials=repeated trials.num_trials=2",
     "env=mazerunner agent=amago relabel=rarity encoder=window exploration=bilevel goal_encoder=mlp",

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -14,7 +13,12 @@ import pytest
 import yamame
 from yamame.report import RunReader
 
-CHANGES = "debug=tiny env=mazerunner env.size=7 'expected={metric:success_mean,interval:[0,1],source:a b}'"
+CHANGES = (
+    "debug=tiny",
+    "env=mazerunner",
+    "env.size=7",
+    "expected={metric:success_mean,interval:[0,1],source:a b}",
+)
 SCREENS = {"desktop": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
 BROKEN = """() => [...document.querySelectorAll("svg text, figcaption, tbody th, td, h1, h2, h3, h4")].filter(each => {
   const own = each.getBoundingClientRect(), around = (each.closest("svg") ?? document.body).getBoundingClientRect();
@@ -24,33 +28,31 @@ BROKEN = """() => [...document.querySelectorAll("svg text, figcaption, tbody th,
 """Texts that are cut off, or stand beside their picture or the page."""
 
 
-def run_in(folder: Path, store: Path, command: str) -> None:
-    """Runs a command line in a folder with the recipes and an empty store, as people do in a checkout."""
-    shutil.copy(store, folder)
-    (folder / "recipes").symlink_to(Path(__file__).parents[2] / "recipes")
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        command, shell=True, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True
-    )
-    assert done.returncode == 0, done.stderr.decode()
+def read_by_a_shell(command: str) -> list[str]:
+    """What a program is given that a shell starts by this line."""
+    printing = f"python() {{ printf '%s\\0' \"$@\"; }}; {command}"
+    done = subprocess.run(["sh", "-c", printing], capture_output=True, text=True, check=True)
+    return done.stdout.split("\0")[:-1]
 
 
 @pytest.fixture(scope="module")
-def page(empty_store, tmp_path_factory) -> Path:
+def page(play, tmp_path_factory) -> Path:
     """The page of two settings with two seeds each."""
     folder = tmp_path_factory.mktemp("project")
-    run_in(folder, empty_store, f"python recipes/train.py -m {CHANGES} encoder=transformer,gru seed=0,1")
+    assert play("train", folder, "-m", *CHANGES, "encoder=transformer,gru", "seed=0,1")[0] == 0
     with contextlib.chdir(folder):
         return yamame.make_report("directory=a page").resolve()
 
 
-def test_the_command_on_a_page_runs_as_it_is_printed(page, empty_store, tmp_path):
+def test_the_command_on_a_page_runs_as_it_is_printed(page, play, tmp_path):
     printed = re.findall("<pre><code>(.*?)</code></pre>", page.read_text(), re.DOTALL)
     commands = [html.unescape(text) for text in printed]
     assert [command.split()[-2:] for command in commands] == [
         [f"encoder={name}", "seed=0,1"] for name in ("transformer", "gru")
     ]
-    run_in(tmp_path, empty_store, commands[1])
+    script, *arguments = read_by_a_shell(commands[1])
+    assert script == "recipes/train.py"
+    assert play("train", tmp_path, *arguments)[0] == 0
     made = sorted(tmp_path.glob("runs/*/config.yaml"))
     assert [path.parent.name[-6:] for path in made] == ["seed=0", "seed=1"]
     before = page.parents[1] / made[0].relative_to(tmp_path)

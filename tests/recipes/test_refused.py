@@ -100,7 +100,7 @@ def test_a_run_whose_every_second_update_is_refused_ends(train, tmp_path):
 
 
 @pytest.mark.parametrize("where", [(0, 0), slice(None)], ids=["one reward", "all rewards"])
-@pytest.mark.parametrize("reward", [1e18, 1e30, 1e38])
+@pytest.mark.parametrize("reward", [1e18, 1e38])
 def test_a_huge_finite_reward_costs_at_most_its_batch(train, tmp_path, components, reward, where):
     summary, _ = train(reward, {4}, where=where)
     assert (summary["status"], summary["updates"]) == ("FINISHED", 20)

@@ -6,8 +6,6 @@ import re
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -160,7 +158,7 @@ def test_a_run_that_is_not_done_goes_on_whatever_its_summary_says(runner, tmp_pa
     assert play(*arguments)[0] == 0
     # As if a longer session had been killed before its last evaluation.
     told = summary("runs/a")
-    for change in ({"status": "FAILED"}, {"status": "KILLED"}, {"updates": told["updates"] - 1}):
+    for change in ({"status": "KILLED"}, {"updates": told["updates"] - 1}):
         Path("runs/a/summary.json").write_text(json.dumps(told | change))
         assert "is done" not in play(*arguments)[2]
         assert summary("runs/a")["status"] == "FINISHED"
@@ -296,18 +294,24 @@ while status == -signal.SIGKILL:
 """
 
 
-def killed(program, how, number, folder, *arguments):
+@pytest.fixture
+def killed(run_forked, tmp_path):
     """Runs a program that kills runs; gives the numbers it prints, a list per line."""
-    command = [sys.executable, "-c", program, str(RECIPES), str(torch.get_num_threads()), how, str(number)]
-    done = subprocess.run(
-        [*command, *arguments], cwd=folder, check=True, timeout=590, capture_output=True, text=True
-    )
-    return [line.split() for line in done.stdout.splitlines()]
+
+    def killed(program, how, number, *arguments):
+        settings = (str(RECIPES), str(torch.get_num_threads()), how, str(number))
+        done = run_forked(program, *settings, *arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return [line.split() for line in done.stdout.splitlines()]
+
+    return killed
 
 
 @pytest.mark.parametrize("number", [2, pytest.param(KILLS, marks=pytest.mark.slow)])
-def test_resume_auto_is_the_one_command_whenever_a_run_was_killed(tmp_path, components, differing, number):
-    lines = killed(AT_FILES, "files", number, tmp_path, *PLAIN, "resume=auto", "run.name=")
+def test_resume_auto_is_the_one_command_whenever_a_run_was_killed(
+    killed, tmp_path, components, differing, number
+):
+    lines = killed(AT_FILES, "files", number, *PLAIN, "resume=auto", "run.name=")
     assert len(lines) == number
     assert {status for _, status, *_ in lines} == {str(-signal.SIGKILL)}
     assert {end for *_, end in lines} == {"0"}
@@ -324,10 +328,10 @@ def test_resume_auto_is_the_one_command_whenever_a_run_was_killed(tmp_path, comp
     ("jobs", "kills", "tracker"), [(2, 1, ["logger=none"]), pytest.param(12, 8, [], marks=pytest.mark.slow)]
 )
 def test_a_sweep_that_is_killed_and_issued_again_runs_each_job_to_its_end_once(
-    tmp_path, jobs, kills, tracker
+    killed, tmp_path, jobs, kills, tracker
 ):
     seeds = ",".join(map(str, range(jobs)))
-    lines = killed(IN_A_SWEEP, "steps", kills, tmp_path, "-m", *SMALL, *tracker, f"seed={seeds}")
+    lines = killed(IN_A_SWEEP, "steps", kills, "-m", *SMALL, *tracker, f"seed={seeds}")
     assert lines == [[str(-signal.SIGKILL)]] * kills + [["0"]]
     assert sorted(map(int, (tmp_path / "ends").read_text().split())) == list(range(jobs))
     table = [line.split() for line in (tmp_path / "out").read_text().splitlines()[-jobs - 1 : -1]]

@@ -8,7 +8,7 @@ import os
 import sqlite3
 import subprocess
 import sys
-import textwrap
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -127,10 +127,14 @@ def points(folder, name):
     return status, found
 
 
-def check(tmp_path, components, differing, recipe, number, *arguments, logger="none"):
+@pytest.fixture
+def check(run_forked, tmp_path, components, differing):
     """Sends signals to runs, which are resumed, and compares each with one that was never stopped."""
-    program = [sys.executable, "-c", PROGRAM, str(RECIPES), recipe, logger, str(number), *arguments]
-    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
+    return partial(compare, run_forked, tmp_path, components, differing)
+
+
+def compare(run_forked, tmp_path, components, differing, recipe, number, *arguments, logger="none"):
+    done = run_forked(PROGRAM, str(RECIPES), recipe, logger, str(number), *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     outcomes = json.loads((tmp_path / "outcomes.json").read_text())
     hit = [outcome for outcome in outcomes if outcome["code"] == 75]
@@ -152,8 +156,8 @@ def check(tmp_path, components, differing, recipe, number, *arguments, logger="n
     return hit
 
 
-def test_a_run_that_five_signals_end_goes_on_to_the_same_bits(tmp_path, components, differing):
-    hit = check(tmp_path, components, differing, "train", 5, *SMALL)
+def test_a_run_that_five_signals_end_goes_on_to_the_same_bits(check):
+    hit = check("train", 5, *SMALL)
     assert {outcome["signal"] for outcome in hit} <= set(NAMES)
     assert len(hit) >= 4
 
@@ -164,37 +168,42 @@ def test_a_run_that_five_signals_end_goes_on_to_the_same_bits(tmp_path, componen
     ("recipe", "share", "arguments", "logger"),
     [("train", 0.6, SMALL, "mlflow"), ("ppo", 0.2, PPO, "none"), ("distill", 0.2, DISTILL, "none")],
 )
-def test_many_signals(tmp_path, components, differing, recipe, share, arguments, logger):
+def test_many_signals(check, recipe, share, arguments, logger):
     number = int(share * int(os.environ.get("YAMAME_SIGNALS", "20")))
-    hit = check(tmp_path, components, differing, recipe, number, *arguments, logger=logger)
+    hit = check(recipe, number, *arguments, logger=logger)
     assert len(hit) >= 0.8 * number
 
 
-SLOW_EVALUATION = """
-    import os, signal, sys, threading, time
-    sys.path.insert(0, sys.argv[1])
-    import train
-    import yamame.evaluation.held_out as held_out
-    from yamame.cli.app import main
+EVALUATION = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import train
+import yamame.evaluation.held_out as held_out
+from yamame.cli.app import main
 
-    act = held_out.act
-    def slowly(*args, **options):
-        time.sleep(0.5)
-        return act(*args, **options)
-    held_out.act = slowly
-    threading.Timer(6.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    sys.argv = ["train.py", "debug=tiny", "logger=none", "run.name=slow"]
+act, acted = held_out.act, 0
+def act_and_count(*args, **options):
+    global acted
+    acted += 1
+    if acted == 3:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return act(*args, **options)
+held_out.act = act_and_count
+sys.argv = ["train.py", "debug=tiny", "logger=none", "run.name=a"]
+try:
     main(train.train, config_name="train", resumable=True)
+finally:
+    print(acted)
 """
 
 
-def test_an_evaluation_does_not_delay_the_end(tmp_path, components):
-    program = [sys.executable, "-c", textwrap.dedent(SLOW_EVALUATION), str(RECIPES)]
-    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100)
+def test_an_evaluation_does_not_delay_the_end(run_forked, tmp_path, components):
+    done = run_forked(EVALUATION, str(RECIPES), cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (75, 1), done.stderr
-    summary = json.loads((tmp_path / "runs/slow/summary.json").read_text())
+    assert int(done.stdout.split()[-1]) <= 4  # of 50 steps
+    summary = json.loads((tmp_path / "runs/a/summary.json").read_text())
     assert (summary["status"], summary["updates"]) == ("KILLED", 2)
-    assert components(tmp_path / "runs/slow")["progress"]["updates"] == 2
+    assert components(tmp_path / "runs/a")["progress"]["updates"] == 2
 
 
 @pytest.mark.parametrize(("name", "status"), [("SIGINT", 75), ("SIGTERM", 75)])

@@ -32,6 +32,24 @@ TINY = (
 )
 
 
+AGAIN = """
+import runpy, sys
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+sys.argv.pop(0)
+
+
+def share():
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+place = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "again"}
+config = LaunchConfig(1, 1, 2, start_method="fork", max_restarts=0, **place)
+elastic_launch(config, share)()
+"""
+"""What torchrun does, with processes that have imported torch already."""
+
+
 def command(*arguments: str, recipe: Path = TRAIN) -> list[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     return [*launcher, str(recipe), *TINY, *arguments]
@@ -47,7 +65,7 @@ def summary(folder: Path) -> dict:
     return json.loads((folder / "runs/a/summary.json").read_text())
 
 
-def test_two_processes_share_one_run_out(tmp_path, components):
+def test_two_processes_share_one_run_out(tmp_path, components, run_forked):
     done = shared(tmp_path, "budget.env_steps=384")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("runs/a/summary.json") == 1
@@ -60,7 +78,8 @@ def test_two_processes_share_one_run_out(tmp_path, components):
     assert not torch.equal(saved["rng"]["0"]["torch_cpu"], saved["rng"]["1"]["torch_cpu"])
     assert saved["progress"]["env_steps"] == 384
     assert {path.name for path in (tmp_path / "runs/a/replay").iterdir()} == {"rank0", "rank1"}
-    again = shared(tmp_path, "budget.env_steps=384", "resume=auto")
+    settings = (*TINY, "budget.env_steps=384", "resume=auto")
+    again = run_forked(AGAIN, str(TRAIN), *settings, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "runs/a is done" in again.stderr
 

@@ -3,8 +3,6 @@
 import json
 import logging
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -275,10 +273,8 @@ assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
 """
 
 
-def test_several_processes_may_set_up_one_database_at_once(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", TOGETHER], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+def test_several_processes_may_set_up_one_database_at_once(run_forked, tmp_path):
+    done = run_forked(TOGETHER, cwd=tmp_path)
     assert (done.returncode, done.stderr[-500:]) == (0, "")
     with sqlite3.connect(tmp_path / "together.db") as database:
         assert database.execute("select name, status from runs order by name").fetchall() == [

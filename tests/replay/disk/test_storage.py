@@ -305,7 +305,7 @@ def test_a_file_that_may_not_grow_is_an_error_with_its_path_and_no_signal(tmp_pa
 # --- rollback ---
 
 
-@pytest.mark.parametrize(("capacity", "keep"), [(50, 1), (40, 2), (30, 3), (9, 2)])
+@pytest.mark.parametrize(("capacity", "keep"), [(50, 1), (30, 3), (9, 2)])
 def test_any_of_the_states_protected_last_comes_back_bit_for_bit_also_in_a_new_process(
     tmp_path, capacity, keep
 ):

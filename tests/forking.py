@@ -1,0 +1,51 @@
+"""Starts programs as copies of one process that has imported what takes seconds.
+
+It reads a line of JSON per program and answers with two: the id of the process, and how it ended.
+"""
+
+import json
+import os
+import sys
+import traceback
+
+import yamame_envs  # noqa: F401
+
+
+def run(asked: dict) -> None:
+    """The program, in this process: its arguments, folder, variables, and files for what it prints."""
+    os.chdir(asked["cwd"])
+    os.environ.update(asked["env"])
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(asked[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+    sys.argv = ["-c", *asked["arguments"]]
+    exec(compile(asked["program"], "<program>", "exec"), {"__name__": "__main__"})
+
+
+def main() -> None:
+    """Copies itself until there is nothing more to read."""
+    answers = os.fdopen(os.dup(1), "w")
+    for line in iter(
+        sys.stdin.buffer.raw.readline, b""
+    ):  # nothing is read ahead, which a copy would have, too
+        process = os.fork()
+        if process == 0:
+            answers.close()
+            status = 1
+            try:
+                run(json.loads(line))
+                status = 0
+            except SystemExit as ended:
+                status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+        print(process, file=answers, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
