@@ -143,6 +143,16 @@ def test_updates_that_would_be_replayed_are_counted(benchmark, monkeypatch, caps
     assert row == "| 1 | 12.5% | 62.5% | 0.0% |"
 
 
+def test_what_an_agent_plays_is_shorter_than_random_actions(benchmark, monkeypatch):
+    shapes, lengths = sys.modules["benchmark_shapes"], []
+    monkeypatch.setattr(shapes, "NUM_UPDATES", 4)
+    monkeypatch.setattr(shapes, "_NUM_ENVS", 8)
+    for agent in (None, "zoo:cpu_mazerunner"):
+        batches = shapes.sampled(["experiment=cpu_mazerunner", "packing=null", "relabel=none"], agent)
+        lengths.append(sum(float(batch["mask"].sum()) for batch in batches))
+    assert lengths[1] < 0.5 * lengths[0]
+
+
 def test_sampling_and_a_whole_run_are_measured(benchmark, sections, subject, monkeypatch):
     monkeypatch.setattr(sections, "_STORED", 6)
     monkeypatch.setattr(sections, "_LONGEST", 12)

@@ -190,7 +190,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--against", help="a git revision to compare with")
     parser.add_argument("--versus", nargs="+", default=[], help="overrides to compare those given with")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each side of a comparison")
-    parser.add_argument("--agent", help="whose trajectories shapes counts, e.g. zoo:cpu_mazerunner; of no data")
+    parser.add_argument(
+        "--agent", help="whose trajectories shapes counts, e.g. zoo:cpu_mazerunner; of no data"
+    )
     parser.add_argument("--peak", type=int, help=argparse.SUPPRESS)
     options = parser.parse_intermixed_args()
     options.overrides = [text for text in options.what if "=" in text]

@@ -102,12 +102,12 @@ def agent(run: Run) -> dict[str, torch.Tensor]:
 def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
     """The same computation in another order: a quarter of what the last update moves.
 
-    A unit whose input is zero but for rounding may have the other slope, and its few weights other gradients.
+    A unit whose input is zero but for rounding may have the other slope, and then a few weights move otherwise.
     """
     assert one.keys() == other.keys()
     for name, value in one.items():
         differing = ~torch.isclose(value, other[name], rtol=1e-4, atol=3e-6)
-        assert differing.sum() <= math.ceil(0.001 * value.numel()), name
+        assert differing.sum() <= math.ceil(0.01 * value.numel()), name
 
 
 def test_every_choice_and_native_environment_is_run():
