@@ -30,6 +30,7 @@ from tensordict import TensorDict
 from yamame.cli.nodes import instantiate
 from yamame.replay import TrajectoryReplayBuffer, Window, pack
 from yamame.training import Prefetcher
+from yamame.trajectory.base import with_num_segments
 
 ROOT = Path(__file__).parents[1]
 BFLOAT16 = ("float32_matmul_precision=high", "schedule.autocast=bfloat16", "collector.autocast=bfloat16")
@@ -135,7 +136,7 @@ class Probes:
         results: dict[str, Any] = {}
         for name, more in {"one by one": (), "recorded": RECORDED}.items():
             subject = self.subject(*more, "env.time_limit=200")
-            batch = subject.batch(4, 33)
+            batch = batch_of(subject, 4, 33)
             for _ in range(6):
                 subject.update(batch)
             results[f"update, {name}"] = waits_of(lambda s=subject, b=batch: s.update(b))
@@ -149,7 +150,7 @@ class Probes:
         results = {}
         for name, more in self.settings().items():
             subject = self.subject(*more)
-            batch = subject.batch(16, self.length)
+            batch = batch_of(subject, 16, self.length)
             torch.cuda.reset_peak_memory_stats()
             for _ in range(6):
                 subject.update(batch)
@@ -175,7 +176,7 @@ class Probes:
         losses = {}
         for name, more in {"one by one": (), "recorded": RECORDED}.items():
             subject = self.subject(*more, "agent.loss.num_target_critics=4")
-            batch = subject.batch(8, min(self.length, 101))
+            batch = batch_of(subject, 8, min(self.length, 101))
             losses[name] = [round(float(subject.learner.update(batch)["loss"]), 5) for _ in range(10)]
         results: dict[str, Any] = {"losses": losses}
         for env in (
@@ -237,6 +238,11 @@ class Probes:
         exploration = instantiate(subject.cfg.exploration, action_space=subject.agent.action_space)
         given = {"policy": subject.agent.policy(), "replay": Nowhere(), "exploration": exploration}
         return instantiate(subject.cfg.collector, env=subject.make_env(num_envs), **given)
+
+
+def batch_of(subject: Subject, size: int, length: int) -> Any:
+    """Sequences as a run gets them: counted on the host."""
+    return with_num_segments(subject.batch(size, length).cpu()).to(subject.device)
 
 
 def python() -> list[str]:
