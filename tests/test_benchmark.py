@@ -143,6 +143,16 @@ def test_updates_that_would_be_replayed_are_counted(benchmark, monkeypatch, caps
     assert row == "| 1 | 12.5% | 62.5% | 0.0% |"
 
 
+def test_what_an_agent_plays_is_shorter_than_random_actions(benchmark, monkeypatch):
+    shapes, lengths = sys.modules["benchmark_shapes"], []
+    monkeypatch.setattr(shapes, "NUM_UPDATES", 4)
+    monkeypatch.setattr(shapes, "_NUM_ENVS", 8)
+    for agent in (None, "zoo:cpu_mazerunner"):
+        batches = shapes.sampled(["experiment=cpu_mazerunner", "packing=null", "relabel=none"], agent)
+        lengths.append(sum(float(batch["mask"].sum()) for batch in batches))
+    assert lengths[1] < 0.5 * lengths[0]
+
+
 def test_sampling_and_a_whole_run_are_measured(benchmark, sections, subject, monkeypatch):
     monkeypatch.setattr(sections, "_STORED", 6)
     monkeypatch.setattr(sections, "_LONGEST", 12)
@@ -203,3 +213,11 @@ def test_a_row_stands_beside_the_one_of_its_name(benchmark, capsys):
     assert new == "| update | new | 2 s / call |  |  |  |  |"
     assert kept == "| update | kept | 2 s / call |  |  | 6 s | 3.00 |"
     assert gone == "| update | gone | | |  | 6 s / call | |"
+
+
+def test_a_fit_on_a_gpu_is_projected_from_probes_that_did_not_fail(benchmark):
+    first = importlib.import_module("first_gpu_run")
+    measured = {"update": {"float32": {"ms": 1.0}}, "acting": {"float32, 12 envs": 0.5}}
+    steps, updates = first.STEPS / 12 * 0.5, first.UPDATES * 1.0
+    assert first.projected(measured) == {"float32, 12 envs": round((steps + updates) / 6e4, 1)}
+    assert first.projected({**measured, "acting": "out of memory"}) == {}

@@ -7,6 +7,7 @@
     python tools/benchmark.py update --against HEAD~3               # two revisions, in alternation
     python tools/benchmark.py update --versus encoder=gru           # two settings, in alternation
     python tools/benchmark.py shapes hardware=gpu env=frozenlake    # whether its batches have few shapes
+    python tools/benchmark.py shapes --agent zoo:cpu_tmaze hardware=gpu experiment=cpu_tmaze   # of what it plays
 
 On a CPU times are CPU seconds, on a GPU they are taken between CUDA events. The limit of a row is the time that its
 floating-point operations would take at the machine's own matrix product rate, or its bytes at the rate of a copy, both
@@ -189,6 +190,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--against", help="a git revision to compare with")
     parser.add_argument("--versus", nargs="+", default=[], help="overrides to compare those given with")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each side of a comparison")
+    parser.add_argument(
+        "--agent", help="whose trajectories shapes counts, e.g. zoo:cpu_mazerunner; of no data"
+    )
     parser.add_argument("--peak", type=int, help=argparse.SUPPRESS)
     options = parser.parse_intermixed_args()
     options.overrides = [text for text in options.what if "=" in text]
@@ -203,7 +207,7 @@ def main() -> None:
     options = parsed()
     torch.set_num_threads(options.threads)
     if "shapes" in options.sections:
-        print("\n".join(shape_table(options.overrides)))
+        print("\n".join(shape_table(options.overrides, options.agent)))
     elif options.peak:
         print(json.dumps(peak(Subject(options.overrides, options.device), options.peak)))
     elif options.against or options.versus:

@@ -10,9 +10,11 @@ from hydra import compose, initialize_config_dir
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torchrl.envs import EnvBase
+from torchrl.envs.utils import ExplorationType, set_exploration_type
 from yamame import conf_dir
 from yamame.replay import pack
 from yamame.runs.build import build_data, build_env, build_replay, build_transform, longest_episode
+from yamame.runs.trained import load_trained
 from yamame.training.recorded_updates import RecordedUpdates
 
 NUM_UPDATES = 600
@@ -52,10 +54,10 @@ class Counting:
         return replay, function()
 
 
-def shape_table(overrides: list[str]) -> Iterator[str]:
+def shape_table(overrides: list[str], agent: str | None = None) -> Iterator[str]:
     """The lines of a table with a row for a configuration of the training recipe."""
     counting, shapes, cells, real = Counting(), set(), 0, 0
-    for batch in sampled(overrides):
+    for batch in sampled(overrides, agent):
         counting.update(tuple(batch.shape))
         shapes.add(tuple(batch.shape))
         cells, real = cells + batch.numel(), real + int(batch["mask"].sum())
@@ -65,8 +67,8 @@ def shape_table(overrides: list[str]) -> Iterator[str]:
     yield f"| {len(shapes)} | {recorded:.1%} | {replayed:.1%} | {1 - real / cells:.1%} |"
 
 
-def sampled(overrides: list[str]) -> Iterator[TensorDictBase]:
-    """Batches of the training recipe: of its data, or of what random actions make of its environment."""
+def sampled(overrides: list[str], agent: str | None) -> Iterator[TensorDictBase]:
+    """Batches of the training recipe: of its data, or of what an agent or random actions make of its environment."""
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         cfg = compose("train", overrides=["logger=none", *overrides, "device=cpu"])
     torch.manual_seed(cfg.seed)
@@ -77,14 +79,17 @@ def sampled(overrides: list[str]) -> Iterator[TensorDictBase]:
         if source is None:
             path = Path(folder) / "replay"
             source = build_replay(cfg, path, transform=transform, owner="shapes", resume=False)
-            source.extend(played(env))
+            policy = None if agent is None else load_trained(agent).build_agent(env).policy()
+            source.extend(played(env, policy))
         for _ in range(NUM_UPDATES):
             yield source.sample(cfg.schedule.batch_size)
 
 
-def played(env: EnvBase) -> TensorDictBase:
-    """Whole episodes of random actions."""
+@torch.no_grad()
+@set_exploration_type(ExplorationType.RANDOM)
+def played(env: EnvBase, policy: nn.Module | None) -> TensorDictBase:
+    """Whole episodes of a policy, or of random actions."""
     steps = 2 * (longest_episode(env) or _STEPS)
-    packed = pack(env.rollout(steps, break_when_any_done=False)).exclude(("next", "aborted"))
+    packed = pack(env.rollout(steps, policy, break_when_any_done=False)).exclude(("next", "aborted"))
     ended = packed["next", "terminated"] | packed["next", "truncated"]
     return packed[ended.flatten(1).any(1)]

@@ -1,8 +1,9 @@
-"""The first minutes on a GPU: checks that everything runs there, and measures what `docs/gpu.md` predicts.
+"""The first minutes on a GPU: checks that everything runs there, and measures what `docs/howto/gpu.md` predicts.
 
     python tools/first_gpu_run.py                    # all probes, the most important first, until --minutes are over
     python tools/first_gpu_run.py --probe update     # one of them
     python tools/first_gpu_run.py --out results      # where gpu.json is written, after every probe
+    python tests/gpu_emulation/program.py run tools/first_gpu_run.py --tiny      # on an emulated device, all but tests
 
 Each probe is a process of its own, for a capture that fails spoils the device for its process. The table that is
 printed at the end, in Markdown, has every prediction beside what was measured.
@@ -29,6 +30,7 @@ from tensordict import TensorDict
 from yamame.cli.nodes import instantiate
 from yamame.replay import TrajectoryReplayBuffer, Window, pack
 from yamame.training import Prefetcher
+from yamame.trajectory.base import with_num_segments
 
 ROOT = Path(__file__).parents[1]
 BFLOAT16 = ("float32_matmul_precision=high", "schedule.autocast=bfloat16", "collector.autocast=bfloat16")
@@ -123,12 +125,8 @@ class Probes:
         results = {}
         with tempfile.TemporaryDirectory() as folder:
             for number, (name, arguments) in enumerate(runs.items()):
-                command = [
-                    sys.executable,
-                    str(ROOT / "recipes/train.py"),
-                    f"run.root={folder}",
-                    f"run.name=r{number}",
-                ]
+                recipe = [*python(), str(ROOT / "recipes/train.py")]
+                command = [*recipe, f"run.root={folder}", f"run.name=r{number}"]
                 done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=150)
                 results[name] = 0 if done.returncode == 0 else (done.stderr + done.stdout)[-800:]
         return results
@@ -138,7 +136,7 @@ class Probes:
         results: dict[str, Any] = {}
         for name, more in {"one by one": (), "recorded": RECORDED}.items():
             subject = self.subject(*more, "env.time_limit=200")
-            batch = subject.batch(4, 33)
+            batch = batch_of(subject, 4, 33)
             for _ in range(6):
                 subject.update(batch)
             results[f"update, {name}"] = waits_of(lambda s=subject, b=batch: s.update(b))
@@ -152,7 +150,7 @@ class Probes:
         results = {}
         for name, more in self.settings().items():
             subject = self.subject(*more)
-            batch = subject.batch(16, self.length)
+            batch = batch_of(subject, 16, self.length)
             torch.cuda.reset_peak_memory_stats()
             for _ in range(6):
                 subject.update(batch)
@@ -178,7 +176,7 @@ class Probes:
         losses = {}
         for name, more in {"one by one": (), "recorded": RECORDED}.items():
             subject = self.subject(*more, "agent.loss.num_target_critics=4")
-            batch = subject.batch(8, min(self.length, 101))
+            batch = batch_of(subject, 8, min(self.length, 101))
             losses[name] = [round(float(subject.learner.update(batch)["loss"]), 5) for _ in range(10)]
         results: dict[str, Any] = {"losses": losses}
         for env in (
@@ -242,6 +240,16 @@ class Probes:
         return instantiate(subject.cfg.collector, env=subject.make_env(num_envs), **given)
 
 
+def batch_of(subject: Subject, size: int, length: int) -> Any:
+    """Sequences as a run gets them: counted on the host."""
+    return with_num_segments(subject.batch(size, length).cpu()).to(subject.device)
+
+
+def python() -> list[str]:
+    """What runs a script as this one was run, so that an emulated device is there for it, too."""
+    return [sys.executable, *sys.orig_argv[1 : sys.orig_argv.index(sys.argv[0])]]
+
+
 ORDER = ("machine", "smoke", "waits", "update", "acting", "parity", "sampling", "tests")
 
 
@@ -280,10 +288,12 @@ def waits_of(call: Callable[[], Any]) -> dict[str, int]:
 def projected(results: dict[str, Any]) -> dict[str, float]:
     """Minutes of the published fit by what was measured, evaluations aside."""
     minutes = {}
+    found = (results.get(name) for name in ("update", "acting"))  # why a probe failed is a text
+    updates, steps = (result if isinstance(result, dict) else {} for result in found)
     rows = {"float32, 12 envs": ("float32", 12), "bfloat16, recorded, 128 envs": ("bfloat16, recorded", 128)}
     for name, (setting, num_envs) in rows.items():
-        update = results.get("update", {}).get(setting, {}).get("ms")
-        step = results.get("acting", {}).get(f"{setting}, {num_envs} envs")
+        update = updates.get(setting, {}).get("ms")
+        step = steps.get(f"{setting}, {num_envs} envs")
         if update and step:
             minutes[name] = round((UPDATES * update + STEPS / num_envs * step) / 6e4, 1)
     return minutes
@@ -302,7 +312,7 @@ def run_all(minutes: float, out: Path, tiny: bool) -> None:
     begin, results = time.monotonic(), dict[str, Any]()
     for name in ORDER:
         left = 60 * minutes - (time.monotonic() - begin)
-        command = [sys.executable, __file__, "--probe", name, *(["--tiny"] if tiny else [])]
+        command = [*python(), __file__, "--probe", name, *(["--tiny"] if tiny else [])]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=max(1.0, left))
             lines = done.stdout.strip().splitlines()

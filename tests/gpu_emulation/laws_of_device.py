@@ -267,3 +267,15 @@ def test_only_memory_of_the_host_is_pinned(x):
     assert not torch.ones(2).is_pinned()
     with pytest.raises(RuntimeError, match="cannot pin"):
         x.pin_memory()
+
+
+def test_waits_are_warnings_where_that_is_asked_for():
+    x = torch.zeros(1, device="cuda")
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        x.add_(1)
+        with pytest.warns(UserWarning, match="synchronizing CUDA operation"):
+            x.item()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert x.item() == 1  # warnings are errors

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from emulated_cuda.counting import State, wait
+from emulated_cuda.counting import State, set_sync_debug_mode, wait
 from emulated_cuda.graphs import CUDAGraph
 from torch import Tensor, nn
 
@@ -95,7 +95,7 @@ def _replace_module() -> None:
         "stream": lambda stream: contextlib.nullcontext(),
         "synchronize": lambda device=None: wait("torch.cuda.synchronize"),
         "is_current_stream_capturing": lambda: State.capture is not None,
-        "manual_seed": _seed, "manual_seed_all": _seed,
+        "manual_seed": _seed, "manual_seed_all": _seed, "set_sync_debug_mode": set_sync_debug_mode,
         "get_rng_state": lambda device=None: torch.default_generator.get_state(),
         "set_rng_state": lambda state, device=None: torch.default_generator.set_state(state),
         "get_rng_state_all": lambda: [torch.default_generator.get_state()],

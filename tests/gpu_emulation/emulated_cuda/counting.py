@@ -5,9 +5,10 @@ that PyTorch composes of others are seen as those others where it can differenti
 """
 
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,6 +82,8 @@ class State:
     counts: Counts | None = None
     capture: Any = None
     watched = False
+    warning = ExitStack()  # open while every wait is a warning
+    warns = False
 
 
 def wait(kind: str) -> None:
@@ -91,10 +94,20 @@ def wait(kind: str) -> None:
     """
     if State.counts is not None:
         State.counts.waits[kind, where()] += 1
+    if State.warns:
+        warnings.warn(f"called a synchronizing CUDA operation ({kind})", stacklevel=2)
     if State.capture is not None:
         raise RuntimeError(
             f"CUDA error: operation not permitted when stream is capturing ({kind}, {where()})"
         )
+
+
+def set_sync_debug_mode(mode: str) -> None:
+    """Whether every wait is a warning: ``warn`` or ``default``."""
+    State.warning.close()
+    State.warns = mode == "warn"
+    if State.warns:
+        State.warning.enter_context(watched())
 
 
 def where() -> str:
