@@ -30,7 +30,7 @@ from tensordict import TensorDict
 from yamame.cli.nodes import instantiate
 from yamame.replay import TrajectoryReplayBuffer, Window, pack
 from yamame.training import Prefetcher
-from yamame.trajectory.base import with_num_segments
+from yamame.training.prefetch import with_num_segments
 
 ROOT = Path(__file__).parents[1]
 BFLOAT16 = ("float32_matmul_precision=high", "schedule.autocast=bfloat16", "collector.autocast=bfloat16")
@@ -101,7 +101,7 @@ class Probes:
 
     def smoke(self) -> dict[str, Any]:
         """Exit status and last lines of tiny runs of recipes."""
-        tiny = ["device=cuda", "debug=tiny", "logger=none"]
+        tiny, preset = [[setting, "debug=tiny", "logger=none"] for setting in ("device=cuda", "hardware=gpu")]
         more = [
             "budget.updates=9",
             "schedule.updates_per_step=0.1",
@@ -116,9 +116,7 @@ class Probes:
             "hardware=gpu": [
                 "env=dark_key_to_door",
                 "env.time_limit=60",
-                "hardware=gpu",
-                "debug=tiny",
-                "logger=none",
+                *preset,
                 *more,
             ],
         }

@@ -26,10 +26,16 @@ _later = False
 
 
 class Terminated(SystemExit):
-    """The process was asked to end. A ``SystemExit``: it passes ``except Exception`` and has no traceback."""
+    """The process was asked to end. A ``SystemExit``: it passes ``except Exception`` and has no traceback.
+
+    Attributes:
+        signal: What asked this process; None if it was another one.
+        told: Whether the user was told what has become of the run.
+    """
 
     def __init__(self) -> None:
         super().__init__(STATUS)
+        self.signal, self.told = _noted, False
 
 
 def noted() -> signal.Signals | None:
@@ -70,6 +76,10 @@ def stopping(*, at_once: bool) -> Iterator[None]:
     former = _install(_raise if at_once else _note)
     try:
         yield
+    except Terminated as ended:
+        if at_once and not ended.told and ended.signal is not None:
+            _say_not_begun(ended.signal)
+        raise
     finally:
         for number, handler in former.items():
             # The recipe is over, and its result stands: what comes now changes the status no more.
@@ -119,16 +129,17 @@ def _note(number: int, frame: FrameType | None) -> None:
 
 def _raise(number: int, frame: FrameType | None) -> None:
     _note(number, frame)
-    if frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
-        return  # imports swallow what is raised in some of their functions; a run asks before it begins
-    _say(number)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return  # whoever imports may swallow what is raised meanwhile; a run asks before it begins
+        frame = frame.f_back
     raise Terminated
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    _say(number)
+    _say_not_begun(signal.Signals(number))
     os._exit(STATUS)
 
 
-def _say(number: int) -> None:
-    os.write(2, f"{signal.Signals(number).name}: ended before the run began\n".encode())
+def _say_not_begun(number: signal.Signals) -> None:
+    os.write(2, f"{number.name}: ended before the run began\n".encode())

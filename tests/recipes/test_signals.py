@@ -140,7 +140,9 @@ def compare(run_forked, tmp_path, components, differing, recipe, number, *argume
     hit = [outcome for outcome in outcomes if outcome["code"] == 75]
     for outcome in hit:
         assert outcome["truth"] in (None, {"status": "KILLED", "last": True}), outcome
-        (line,) = [line for line in outcome["err"].splitlines() if outcome["signal"] in line]
+        lines = [line for line in outcome["err"].splitlines() if outcome["signal"] in line]
+        assert len(lines) == 1, outcome["err"]
+        (line,) = lines
         assert ("resume=true" in line) or ("before the run began" in line)
     assert [outcome["err"] for outcome in outcomes if "Traceback" in outcome["err"]] == []
     for outcome in outcomes:  # those that had ended by themselves
@@ -172,6 +174,36 @@ def test_many_signals(check, recipe, share, arguments, logger):
     number = int(share * int(os.environ.get("YAMAME_SIGNALS", "20")))
     hit = check(recipe, number, *arguments, logger=logger)
     assert len(hit) >= 0.8 * number
+
+
+IN_THE_LAST_ITERATION = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import train
+from yamame.cli.app import main
+from yamame.runs.run import Run
+
+learned, asked = Run.learned, False
+def learned_and_asked(self, metrics):
+    global asked
+    learned(self, metrics)
+    if self.progress.env_steps >= self.cfg.budget.env_steps and not (asked or self.resumed):
+        asked = True
+        os.kill(os.getpid(), signal.SIGTERM)
+Run.learned = learned_and_asked
+sys.argv = ["train.py", *sys.argv[2:]]
+main(train.train, config_name="train", resumable=True)
+"""
+
+
+def test_a_run_that_is_asked_to_end_in_its_last_iteration_misses_no_update(run_forked, tmp_path):
+    arguments = [*SMALL, "logger=none", "run.name=a", "resume=auto", "schedule.updates_per_step=0.1"]
+    counts = []
+    for code in (75, 0):
+        done = run_forked(IN_THE_LAST_ITERATION, str(RECIPES), *arguments, cwd=tmp_path)
+        assert done.returncode == code, done.stderr
+        counts.append(json.loads((tmp_path / "runs/a/summary.json").read_text())["updates"])
+    assert counts == [89, 89]  # a tenth of the 1,024 steps but the first 128
 
 
 EVALUATION = """

@@ -42,7 +42,7 @@ def test_a_living_child_counts_already():
 def test_costs_continue_from_a_checkpoint():
     meter = CostMeter()
     meter.load_state_dict({"cpu_s": 100.0, "wall_s": 200.0})
-    assert 100 <= meter.state_dict()["cpu_s"] < 110
+    assert 100 - 1e-9 <= meter.state_dict()["cpu_s"] < 110  # a difference of clocks is rounded
     assert 200 <= meter.state_dict()["wall_s"] < 210
 
 

@@ -19,6 +19,7 @@ Memory has room for ``context_length`` timesteps from the start, so that no shap
 import copy
 import importlib.util
 import io
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,6 @@ from yamame.capturing import recording
 from yamame.checks import UsageError, require_at_least
 from yamame.deploy.step import ActingStep
 from yamame.files.atomic import atomic_writer, make_folder
-from yamame.trajectory import TrajectoryEncoder
 
 _CONTEXT = ("reward", "is_init", "trial_start")
 
@@ -56,7 +56,8 @@ class GreedyStep(nn.Module):
         """
         encoder = self.step.policy.trajectory_encoder
         capacity: int | None = getattr(encoder, "capacity", encoder.context_length)
-        if capacity is None and type(encoder).grow is not TrajectoryEncoder.grow:
+        _, room = encoder.grow_by(encoder.init_memory(1), 1)
+        if capacity is None and room < sys.maxsize:
             raise UsageError(
                 "export: the memory must have a largest length; load the agent with context_length=..."
             )

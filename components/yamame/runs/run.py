@@ -196,18 +196,16 @@ class Run:
         self.progress.stopped = reason
 
     def ended(self) -> bool:
-        """Whether the budget is spent; to be asked where a checkpoint may be made.
-
-        Raises:
-            Terminated: A signal has asked the run to end.
-        """
+        """Whether the budget is spent, where a checkpoint may be made; a run that was asked to ends here."""
         self.end_if_asked()
         return self._spent()
 
     def is_last(self) -> bool:
         """Whether no update may follow the next one, whatever steps there are to learn from."""
         spent = self.spends(env_steps=0, updates=self.progress.updates + 1)
-        return ranks.any_of(spent or signals.noted() is not None)
+        may = ranks.any_of(spent or signals.noted() is not None)
+        # A run whose budget is spent makes the updates of its last iteration now: no resumed run would.
+        return may and (ranks.any_of(spent) or not self._spent())
 
     def _spent(self) -> bool:
         return ranks.any_of(self.spends(env_steps=self.progress.env_steps, updates=self.progress.updates))
@@ -328,10 +326,13 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        status, asked = run_status(error), signals.noted()
-        if isinstance(error, signals.Terminated) and asked is not None and ranks.is_first():
-            saved = f"{self.checkpoints.last} is saved; resume=true goes on from there"
-            tell_aside(f"{asked.name}: {saved if self.directory.begun else 'ended before the run began'}")
+        status = run_status(error)
+        if isinstance(error, signals.Terminated) and error.signal is not None and self.directory.begun:
+            error.told = True
+            if ranks.is_first():
+                tell_aside(
+                    f"{error.signal.name}: {self.checkpoints.last} is saved; resume=true goes on from there"
+                )
         try:
             self.exits.__exit__(kind, error, trace)  # the tracker first, then environments
         except BaseException as raised:
