@@ -330,9 +330,8 @@ class Run:
         if isinstance(error, signals.Terminated) and error.signal is not None and self.directory.begun:
             error.told = True
             if ranks.is_first():
-                tell_aside(
-                    f"{error.signal.name}: {self.checkpoints.last} is saved; resume=true goes on from there"
-                )
+                saved = f"{self.checkpoints.last} is saved"
+                tell_aside(f"{error.signal.name}: {saved}; resume=true goes on from there")
         try:
             self.exits.__exit__(kind, error, trace)  # the tracker first, then environments
         except BaseException as raised:
