@@ -6,7 +6,6 @@ It reads a line of JSON per program and answers with two: the id of the process,
 import json
 import os
 import sys
-import traceback
 
 import yamame_envs  # noqa: F401
 
@@ -31,18 +30,8 @@ def main() -> None:
         process = os.fork()
         if process == 0:
             answers.close()
-            status = 1
-            try:
-                run(json.loads(line))
-                status = 0
-            except SystemExit as ended:
-                status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(status)
+            run(json.loads(line))
+            return
         print(process, file=answers, flush=True)
         print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), file=answers, flush=True)
 
