@@ -234,7 +234,11 @@ class RayCollector:
 
     def _join(self) -> None:
         """Starts Ray on this machine, or joins the cluster of ``address``; raises ValueError if none answers there."""
+        refused = f"{type(self).__name__}: address must be that of a Ray cluster, got {self._address}"
         if self._ray.is_initialized():
+            address, joined = self._address or "", self._ray.get_runtime_context().gcs_address
+            if ":" in address and "://" not in address and address != joined:
+                raise ValueError(f"{refused}: this process has joined {joined}")
             return
         options: dict[str, Any] = {"address": self._address}
         if self._address is None:
@@ -244,8 +248,7 @@ class RayCollector:
             with unheard(), kept():  # the learner's process is asked to end, and ends Ray's
                 self._ray.init(log_to_driver=False, logging_level="error", **options)
         except ConnectionError as error:
-            problem = f"must be that of a Ray cluster, got {self._address}: {one_line(error)}"
-            raise ValueError(f"{type(self).__name__}: address {problem}") from error
+            raise ValueError(f"{refused}: {one_line(error)}") from error
         self._owns_ray = True
 
     def _start(self) -> None:
