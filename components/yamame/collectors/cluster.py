@@ -134,9 +134,7 @@ class RayCollector:
         """No actor plays."""
         self._actors: list[Any] = []
         self._asked: dict[Any, int] = {}  # the actor of every block that is not yet collected, oldest first
-        self._open = [(0, 0)] * len(
-            self._envs
-        )  # unfinished episodes and their steps, at every actor's last answer
+        self._open = [(0, 0)] * len(self._envs)  # unfinished episodes, and their steps, at each actor's last answer
         self._version = self._num_steps = self._deaths = 0
         self._last_death = "no actor died"
         self._owns_ray = False
@@ -236,8 +234,8 @@ class RayCollector:
         """Starts Ray on this machine, or joins the cluster of ``address``; raises ValueError if none answers there."""
         refused = f"{type(self).__name__}: address must be that of a Ray cluster, got {self._address}"
         if self._ray.is_initialized():
-            address, joined = self._address or "", self._ray.get_runtime_context().gcs_address
-            if ":" in address and "://" not in address and address != joined:
+            joined = self._ray.get_runtime_context().gcs_address
+            if (self._address or "").count(":") == 1 and self._address != joined:  # and no ray://host:port
                 raise ValueError(f"{refused}: this process has joined {joined}")
             return
         options: dict[str, Any] = {"address": self._address}
