@@ -134,7 +134,7 @@ class RayCollector:
         """No actor plays."""
         self._actors: list[Any] = []
         self._asked: dict[Any, int] = {}  # the actor of every block that is not yet collected, oldest first
-        self._open = [(0, 0)] * len(self._envs)  # unfinished episodes, and their steps, at each actor's last answer
+        self._open = [(0, 0)] * len(self._envs)  # unfinished episodes, and their steps, at the last answers
         self._version = self._num_steps = self._deaths = 0
         self._last_death = "no actor died"
         self._owns_ray = False
