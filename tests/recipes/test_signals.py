@@ -161,7 +161,7 @@ def compare(run_forked, tmp_path, components, differing, recipe, number, *argume
 def test_a_run_that_five_signals_end_goes_on_to_the_same_bits(check):
     hit = check("train", 5, *SMALL)
     assert {outcome["signal"] for outcome in hit} <= set(NAMES)
-    assert len(hit) >= 4
+    assert len(hit) >= 3
 
 
 @pytest.mark.slow
