@@ -96,3 +96,11 @@ def test_what_a_run_is_kept_by_may_change_but_no_other_key_that_begins_alike():
         compare_config(CONFIG, {**CONFIG, "budgets": 1})
     with pytest.raises(UsageError, match=r"agent\.gammas: \[0.9\] -> \[0.8\]"):
         compare_config(CONFIG, {**CONFIG, "agent": {**CONFIG["agent"], "gammas": [0.8]}})
+
+
+def test_a_run_from_before_tasks_were_held_out_is_not_resumed_on_other_tasks():
+    before, after = {"env": {"size": 9}}, {"env": {"size": 9, "split": "train"}}
+    with pytest.raises(UsageError, match=r"env\.split: 'all' -> 'train'"):
+        compare_config(before, after)
+    compare_config(before, {"env": {"size": 9, "split": "all"}})
+    compare_config({"env": {"split": "train"}}, {"env": {"split": "train"}})  # that of another environment

@@ -88,7 +88,7 @@ def test_a_tiny_run_writes_its_summary_and_prints_the_path_last(tiny):
         (["exploration=gaussian"], r"GaussianNoise"),
         (["trials=repeated"], r"relabel.strategy=some.*RepeatedTrials.*relabel=none"),
         (["env=gym", "env.id=NoSuch-v0"], r"env: .*NoSuch-v0"),
-        (["env=gym", "+evaluation.env.split=test"], r"evaluation.env.split: .*'test'"),
+        (["env=gym", "+evaluation.env.slip=test"], r"evaluation.env.slip: .*'test'"),
         (["~env"], r"env: must be given, got ~env"),
         (
             ["budget.env_steps=2000", "schedule.learning_starts=4096"],

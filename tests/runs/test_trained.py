@@ -10,10 +10,12 @@ from hydra import compose, initialize_config_dir
 from yamame import conf_dir
 from yamame.checks import UsageError
 from yamame.cli.nodes import plain
+from yamame.evaluation import evaluate
 from yamame.files.checkpoint import Checkpointer
 from yamame.runs.build import build_agent, build_env
 from yamame.runs.trained import load_trained
 from yamame.training import AveragedWeights
+from yamame_envs.split import is_held_out
 
 SMALL = ["encoder.d_model=16", "encoder.num_heads=2", "encoder.num_layers=1", "env.size=7"]
 SMALL += ["+evaluation.env.time_limit=33"]
@@ -78,6 +80,25 @@ def test_a_run_id_gives_the_checkpoints_among_the_artifacts(run, start, tracking
     assert trained.step == step
     expected = weights_of(run / f"checkpoints/step-{step:012d}.pt")["actor.mlp.0.weight"]
     assert torch.equal(agents_weight(trained), expected)
+
+
+def test_a_run_plays_its_held_out_tasks_and_one_from_before_there_were_any_plays_all(run, tmp_path):
+    env = load_trained(run).build_env(num_envs=64, seed=0)
+    env.reset()
+    assert is_held_out(env.task_hash(env._env_state.task)).all()
+    old = tmp_path / "old.pt"
+    saved = torch.load(run / "checkpoints/step-000000000020.pt", weights_only=True)
+    del saved["config"]["env"]["split"], saved["config"]["evaluation"]["env"]["split"]
+    torch.save(saved, old)
+    trained = load_trained(old)
+    env = trained.build_env(num_envs=64, seed=0)
+    env.reset()
+    assert 0 < is_held_out(env.task_hash(env._env_state.task)).sum() < 64
+    played = evaluate(trained.build_agent(env).policy(), env, max_steps=5)
+    assert played.returns.shape == (64,)
+    env = load_trained(old, env={"split": "test"}).build_env(num_envs=64, seed=0)
+    env.reset()
+    assert is_held_out(env.task_hash(env._env_state.task)).all()
 
 
 def test_held_out_settings_hold_and_what_is_asked_holds_above_them(run):
