@@ -206,12 +206,11 @@ def test_a_push_of_weights_does_not_wait_for_actors(make_collector, slow):
     weights = TensorDict.from_module(collector.policy).data.clone()
     assert sum(value.numel() for value in weights.values(True, True)) > 3.5e6
     collector.collect(20)
-    wall, cpu = time.monotonic(), time.process_time()
+    start = time.monotonic()
     for _ in range(5):
         collector.update_policy_weights_(weights)
-    wall, cpu = (time.monotonic() - wall) / 5, (time.process_time() - cpu) / 5
-    print(f"a push of 3.9M parameters: {1000 * wall:.0f} ms, of CPU {1000 * cpu:.0f} ms")
-    assert cpu < 0.05
+    wall = (time.monotonic() - start) / 5
+    print(f"a push of 3.9M parameters: {1000 * wall:.0f} ms")
     assert wall < 0.5  # a block takes a second
 
 
