@@ -28,12 +28,12 @@ class Palette:
 
 def frame(walls: npt.NDArray[np.bool_]) -> Picture:
     """Paints a grid of floor and walls: ``[R, C] -> [R * CELL, C * CELL, 3]``."""
-    picture = np.empty((walls.shape[0] * CELL, walls.shape[1] * CELL, 3), np.uint8)
-    wall = np.kron(walls, np.ones((CELL, CELL), bool))
-    picture[:] = np.where(wall[..., None], Palette.WALL, Palette.FLOOR)
-    edge = np.where(wall[..., None], Palette.WALL_EDGE, Palette.GRID)
-    picture[::CELL] = edge[::CELL]
-    picture[:, ::CELL] = edge[:, ::CELL]
+    is_wall = walls.astype(int)
+    cells = np.array([Palette.FLOOR, Palette.WALL], np.uint8)[is_wall]
+    picture = cells.repeat(CELL, 0).repeat(CELL, 1)
+    edges = np.array([Palette.GRID, Palette.WALL_EDGE], np.uint8)[is_wall]
+    picture[::CELL] = edges.repeat(CELL, 1)
+    picture[:, ::CELL] = edges.repeat(CELL, 0)
     return picture
 
 
