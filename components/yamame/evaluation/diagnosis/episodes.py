@@ -67,7 +67,7 @@ def record_episodes(
             kept["action"] = agent.action_space.encode(step.get(env.action_key))
             steps.append(TensorDict(kept, env.batch_size))
             playing = playing & ~step.get("next").get("done")
-    episodes: Any = torch.stack(steps, 1)  # type: ignore[arg-type]
+    episodes: Any = torch.stack(steps, 1)
     longest_first = episodes["mask"].sum((1, 2)).argsort(descending=True, stable=True)
     played: TensorDict = episodes[longest_first]
     return played
