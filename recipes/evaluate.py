@@ -3,6 +3,7 @@
     python recipes/evaluate.py run=runs/mine [key=value]      # --help lists the keys
     python recipes/evaluate.py run=runs/mine env.size=13 context_length=2048 control=true
     python recipes/evaluate.py run=[runs/a,runs/b] against=[runs/c,runs/d]
+    python recipes/evaluate.py run=runs/mine diagnose=all     # what its memory holds and does: docs/howto/diagnose.md
 
 A run is a directory, a checkpoint file or the id of an MLflow run. All runs play the same held-out tasks: not those by
 which training chose its best checkpoint, unless seed= says so. Results go to <output>/evaluation.json, once everything
@@ -34,7 +35,9 @@ from yamame.files.identity import key_of
 from yamame.files.run_directory import check_folder
 from yamame.report.aggregate import Statistic, aggregate, probability_of_improvement, score_table
 from yamame.report.figures import draw_attention, learning_curve
+from yamame.report.memory import draw_memory
 from yamame.report.terminal import print_columns
+from yamame.runs.diagnosis import Asked, diagnose, diagnosed, keep, told
 from yamame.runs.trained import Trained, load_asked
 from yamame.trajectory import TransformerEncoder
 from yamame.trajectory.attention_maps import attention_maps
@@ -62,6 +65,7 @@ def evaluate_runs(cfg: DictConfig) -> dict[str, Any]:
     if not groups["run"]:
         raise UsageError("run must name a run, got none")
     everyone = [*groups["run"], *groups["against"]]
+    twin = None if cfg.diagnose_twin is None else load_asked(cfg.diagnose_twin, asked, "diagnose_twin")
     output = output_of(cfg, groups["run"])
     check_folder(output, "output")
     try:
@@ -69,6 +73,9 @@ def evaluate_runs(cfg: DictConfig) -> dict[str, Any]:
         for trained in everyone:
             check_agent(cfg, trained)
         played = {name: [play(cfg, trained) for trained in group] for name, group in groups.items()}
+        for run, trained in zip([run for runs in played.values() for run in runs], everyone, strict=True):
+            if found := diagnosis(cfg, trained, twin):
+                run["diagnosis"] = found
         scores = [acting(run).get("success_mean", acting(run)["return_mean"]) for run in played["run"]]
         report = {"settings": asked, **played, "score": sum(scores) / len(scores)}
         if len(everyone) > 1:
@@ -88,13 +95,15 @@ def check(cfg: DictConfig) -> None:
         raise UsageError(f"gamma={cfg.gamma} and gamma_index={cfg.gamma_index} must not be given together")
     if not 0.0 < cfg.confidence < 1.0:
         raise UsageError(f"confidence must be in (0, 1), got {cfg.confidence}")
+    if "observable" not in diagnosed(listed(cfg.diagnose)) and cfg.diagnose_twin is not None:
+        raise UsageError(f"diagnose_twin={cfg.diagnose_twin} needs diagnose=observable or diagnose=all")
     if cfg.attention_steps < 1:
         raise UsageError(f"attention_steps must be positive, got {cfg.attention_steps}")
 
 
 def listed(value: Any) -> list[str]:
     """One name or several."""
-    return [] if value is None else [str(item) for item in (value if isinstance(value, list) else [value])]
+    return [] if value is None else [str(item) for item in ([value] if isinstance(value, str) else value)]
 
 
 def output_of(cfg: DictConfig, runs: list[Trained]) -> Path:
@@ -183,6 +192,23 @@ def numbers_of(result: EvaluationResult, confidence: float) -> dict[str, Any]:
     return {**result.summary(confidence=confidence), "trials": result.trial_curve(confidence=confidence)}
 
 
+def diagnosis(cfg: DictConfig, trained: Trained, twin: Trained | None) -> dict[str, Any]:
+    """What is asked of a run's memory, written into its directory too; empty where nothing is."""
+    names = diagnosed(listed(cfg.diagnose))
+    asked = Asked(
+        trained,
+        acting_gamma(cfg, trained),
+        setting_of(cfg, trained),
+        twin,
+        most_steps=cfg.diagnose_steps,
+        confidence=cfg.confidence,
+    )
+    found = diagnose(names, asked, all_of_them="all" in listed(cfg.diagnose))
+    if found:
+        keep(trained, found)
+    return found
+
+
 def attention(cfg: DictConfig, trained: Trained) -> torch.Tensor:
     """Where the encoder looks during the first held-out episode: ``[layers, H, L, L]``."""
     setting = setting_of(cfg, trained)
@@ -233,7 +259,7 @@ def compare(played: dict[str, list[dict[str, Any]]], resampling: Resampling) -> 
 def write(folder: Path, report: dict[str, Any], maps: list[torch.Tensor]) -> None:
     """Writes numbers and pictures, in place of those of an earlier evaluation, and shows the tables."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("in_context.png", "attention.png", "attention-[0-9]*.png"):
+    for name in ("in_context.png", "attention.png", "attention-[0-9]*.png", "recall.png", "probes.png"):
         for picture in folder.glob(name):
             picture.unlink()
     played = report["run"] + report["against"]
@@ -243,8 +269,12 @@ def write(folder: Path, report: dict[str, Any], maps: list[torch.Tensor]) -> Non
     for index, probabilities in enumerate(maps):
         name = f"attention-{index}.png" if len(played) > 1 else "attention.png"
         draw_attention(folder / name, probabilities, title=played[index]["source"])
+    found = {name: run["diagnosis"] for name, run in named(played).items() if "diagnosis" in run}
+    draw_memory(folder, found)
     path = write_json(folder / "evaluation.json", report)
     print_columns("held-out tasks", [line for run in played for line in lines_of(run)])
+    for name, one in found.items():
+        print_columns(f"memory of {name}", told(one))
     if "aggregate" in report:
         groups = report["aggregate"].items()
         print_columns("over runs and tasks", [line for name, group in groups for line in sums(name, group)])
@@ -255,12 +285,19 @@ def write(folder: Path, report: dict[str, Any], maps: list[torch.Tensor]) -> Non
     print(path)
 
 
+def named(played: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The runs by the names of their directories; those of one name by their place too."""
+    names = [Path(run["source"]).name for run in played]
+    return {
+        name if names.count(name) == 1 else f"{index} {name}": run
+        for index, (run, name) in enumerate(zip(played, names, strict=True))
+    }
+
+
 def in_context_curves(played: list[dict[str, Any]]) -> dict[str, list[list[float]]]:
     """The return of every trial with its interval, of runs whose episodes have several trials."""
     curves = {}
-    names = [Path(run["source"]).name for run in played]
-    for index, (run, name) in enumerate(zip(played, names, strict=True)):
-        name = name if names.count(name) == 1 else f"{index} {name}"
+    for name, run in named(played).items():
         for suffix, numbers in (("", acting(run)), (", memory wiped", acting(run).get("control"))):
             trials = numbers and numbers["trials"]
             if trials and len(trials["mean"]) > 1:

@@ -41,6 +41,7 @@ class Bandits(BatchedEnv):
         time_limit: Steps of an episode, at least 1.
         reward: What an arm pays.
         gaussian_std: Standard deviation of the noise of Gaussian rewards, at least 0.
+        observable: Whether the arms' means are shown, as ``hidden`` ``[N, num_arms]``.
         seed: Names the tasks of all episodes.
         device: Where all tensors live.
 
@@ -62,6 +63,7 @@ class Bandits(BatchedEnv):
         time_limit: int = 100,
         reward: Literal["bernoulli", "gaussian"] = "bernoulli",
         gaussian_std: float = 1.0,
+        observable: bool = False,
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
@@ -77,6 +79,7 @@ class Bandits(BatchedEnv):
             time_limit=time_limit,
             action=Categorical(num_arms),
             observations={"observation": Bounded(0.0, 1.0, shape=(1,), dtype=torch.float32, device=device)},
+            hidden=num_arms if observable else 0,
             seed=seed,
             device=device,
         )
@@ -103,6 +106,9 @@ class Bandits(BatchedEnv):
 
     def _observe(self, task: Tensors, state: Tensors) -> Tensors:
         return {"observation": torch.zeros_like(state["step_index"], dtype=torch.float32)}
+
+    def _hidden(self, task: Tensors, state: Tensors) -> Tensor:
+        return task["means"].to(torch.float32, copy=True)
 
     def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
         """Draws one env: ``[H, W, 3]`` uint8 RGB.

@@ -8,13 +8,15 @@ The horizon is finite and visible (``time``): an episode that reaches it is term
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
+from torchrl.data import Unbounded
+from torchrl.data.tensor_specs import TensorSpec
 from yamame.capturing import capturing
 from yamame.checks import require, require_choice
 from yamame.transforms import context_values
@@ -40,8 +42,17 @@ class BatchedEnv(ContextEnv):
     Steps can be captured: nothing but `_draw_tasks` decides by the data, or `capture_obstacle` says what does. Tasks
     are drawn on the CPU, so what `_draw_tasks` reads must be there.
 
-    Its arguments are those of `ContextEnv`; there is a time limit, after which an episode is terminated.
+    Args:
+        observations: Spec of one env of every entry that `_observe` returns.
+        hidden: How many numbers `_hidden` gives, which are shown as ``hidden`` ``[N, hidden]`` float32; 0 where what
+            is hidden stays so.
+        arguments: Those of `ContextEnv`; there is a time limit, after which an episode is terminated.
     """
+
+    def __init__(self, *, observations: Mapping[str, TensorSpec], hidden: int = 0, **arguments: Any) -> None:
+        self._shows_hidden = hidden > 0
+        shown = {"hidden": Unbounded(hidden, device=arguments["device"])} if hidden else {}
+        super().__init__(observations={**observations, **shown}, **arguments)
 
     @property
     def capture_obstacle(self) -> str | None:
@@ -87,6 +98,10 @@ class BatchedEnv(ContextEnv):
     @abstractmethod
     def _observe(self, task: Tensors, state: Tensors) -> Tensors:
         """What is seen: new tensors ``[N, ...]``, one for every entry of ``observations``."""
+
+    def _hidden(self, task: Tensors, state: Tensors) -> Tensor:
+        """What decides how an episode goes and is not seen: a new tensor ``[N, H]`` float32 of numbers about 1."""
+        raise NotImplementedError(f"{self.label}: nothing is known to be hidden")
 
     def render(self, env_id: int = 0) -> npt.NDArray[np.uint8]:
         """Draws one env: ``[H, W, 3]`` uint8 RGB.
@@ -208,8 +223,10 @@ class BatchedEnv(ContextEnv):
     ) -> Tensors:
         """All that is shown of a timestep, in tensors that no later step reads."""
         is_init = torch.full_like(success, starts)
+        hidden = {"hidden": self._hidden(task, state)} if self._shows_hidden else {}
         return {
             **self._observe(task, state),
+            **hidden,
             **context_values(
                 state["step_index"].clone(),
                 prev_action=prev_action,

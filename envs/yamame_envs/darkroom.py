@@ -17,7 +17,7 @@ from yamame_envs.maze import DIRECTIONS
 from yamame_envs.rendering import Palette, disc, frame, goal
 from yamame_envs.split import Split
 from yamame_envs.streams import fold, integers, permutation
-from yamame_envs.tasks import Tensors
+from yamame_envs.tasks import Tensors, one_hots
 
 Attempts = Literal["soft_reset", "reset_step"]
 
@@ -50,6 +50,8 @@ class DarkKeyDoor(BatchedEnv):
         randomize_actions: Whether what the five actions do is permuted anew in every episode.
         split: Which rooms episodes play: ``all``; ``train``, all but a share that is held out; ``test``, that share
             (`yamame_envs.split`).
+        observable: Whether door and key are shown as ``hidden`` ``[N, 4]``, as ``light`` has them; permuted actions
+            stand behind them as one-hots, ``[N, 29]``.
         seed: Names the tasks of all episodes.
         device: Where all tensors live.
 
@@ -77,6 +79,7 @@ class DarkKeyDoor(BatchedEnv):
         light: bool = False,
         randomize_actions: bool = False,
         split: Split = "all",
+        observable: bool = False,
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
@@ -96,6 +99,7 @@ class DarkKeyDoor(BatchedEnv):
             time_limit=time_limit,
             action=Categorical(5),
             observations={"observation": Bounded(0.0, 1.0, shape=shape, dtype=torch.float32, device=device)},
+            hidden=(29 if randomize_actions else 4) if observable else 0,
             seed=seed,
             device=device,
         )
@@ -170,6 +174,10 @@ class DarkKeyDoor(BatchedEnv):
         if self._light:
             seen += [self._places.index_select(0, task[name]) for name in ("door", "key")]
         return {"observation": torch.cat(seen, 1)}
+
+    def _hidden(self, task: Tensors, state: Tensors) -> Tensor:
+        seen = [self._places.index_select(0, task[name]) for name in ("door", "key")]
+        return torch.cat(seen + ([one_hots(task["actions"], 5)] if self._randomize else []), 1)
 
     def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
         """Draws one env: ``[H, W, 3]`` uint8 RGB.

@@ -15,7 +15,7 @@ from yamame_envs.goal_env import GoalEnv
 from yamame_envs.rendering import Palette, disc, frame, goal
 from yamame_envs.split import Split
 from yamame_envs.streams import fold, integers, permutation
-from yamame_envs.tasks import Tensors
+from yamame_envs.tasks import Tensors, one_hots
 
 _COLUMNS_SHOWN = 41
 _BUTTONS = 3, 6  # first and last action that places a package
@@ -50,6 +50,8 @@ class PackageDelivery(GoalEnv):
         time_limit: Steps of an episode at most.
         split: Which roads episodes play: ``all``; ``train``, all but a share that is held out; ``test``, that share
             (`yamame_envs.split`).
+        observable: Whether ``hidden`` ``[N, length + 4]`` shows which branch goes on at every cell (1 right, -1 left,
+            0 no fork) and which button places packages, as a one-hot.
         seed: Names the tasks of all episodes.
         device: Where all tensors live.
 
@@ -73,6 +75,7 @@ class PackageDelivery(GoalEnv):
         max_packages: int = 4,
         time_limit: int = 180,
         split: Split = "all",
+        observable: bool = False,
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
@@ -90,6 +93,7 @@ class PackageDelivery(GoalEnv):
             instruction=(max_packages, 1),
             achieved_slots=1,
             goal_high=length - 1,
+            hidden=length + 4 if observable else 0,
             seed=seed,
             device=device,
         )
@@ -170,6 +174,10 @@ class PackageDelivery(GoalEnv):
 
     def _achieved(self, task: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
         return state["position"].to(torch.float32).view(-1, 1, 1), state["placed"].unsqueeze(-1).clone()
+
+    def _hidden(self, task: Tensors, state: Tensors) -> Tensor:
+        branches = (task["onward"] == 2).to(torch.float32) - (task["onward"] == 1).to(torch.float32)
+        return torch.cat([branches, one_hots(task["button"] - _BUTTONS[0], 4)], 1)
 
     def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
         """Draws one env: ``[H, W, 3]`` uint8 RGB; of a long road, the part around the agent.

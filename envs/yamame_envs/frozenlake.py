@@ -60,6 +60,8 @@ class MetaFrozenLake(BatchedEnv):
         slip: Probability that an action has no effect, in [0, 1).
         split: Which lakes episodes play: ``all``; ``train``, all but a share that is held out; ``test``, that share
             (`yamame_envs.split`).
+        observable: Whether the present holes are shown as ``hidden`` ``[N, size * size]``; when ``hard``, the true row
+            and column and whether actions are swapped stand behind them.
         seed: Names the tasks of all episodes.
         device: Where all tensors live.
 
@@ -87,6 +89,7 @@ class MetaFrozenLake(BatchedEnv):
         recover: bool = False,
         slip: float = 0.0,
         split: Split = "all",
+        observable: bool = False,
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
@@ -103,6 +106,7 @@ class MetaFrozenLake(BatchedEnv):
             time_limit=num_trials * self._trial_limit,
             action=Categorical(len(MOVES)),
             observations={"observation": Bounded(0.0, 1.0, shape=(4,), dtype=torch.float32, device=device)},
+            hidden=size * size + (3 if hard else 0) if observable else 0,
             seed=seed,
             device=device,
         )
@@ -201,6 +205,14 @@ class MetaFrozenLake(BatchedEnv):
         error = error * (chance[:, :1] < _JITTER)
         row, column = cell // size + error[:, 0], cell % size + error[:, 1]
         return row.clamp(0, size - 1) * size + column.clamp(0, size - 1)
+
+    def _hidden(self, task: Tensors, state: Tensors) -> Tensor:
+        if not self._hard:
+            return task["holes"].to(torch.float32)
+        swapped = (task["effects"][:, 1:2] != 1).to(torch.float32)
+        return torch.cat(
+            [state["holes"].to(torch.float32), self._places.index_select(0, state["cell"]), swapped], 1
+        )
 
     def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
         """Draws one env: ``[H, W, 3]`` uint8 RGB.

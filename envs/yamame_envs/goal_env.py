@@ -40,6 +40,7 @@ class GoalEnv(BatchedEnv):
         instruction: Size (K, d) of an instruction.
         achieved_slots: Goals that can hold at the same time (M).
         goal_high: Upper bound of a goal's coordinates; their lower bound is 0.
+        hidden: As for `BatchedEnv`.
         seed: Names the tasks of all episodes.
         device: Where all tensors live.
     """
@@ -56,6 +57,7 @@ class GoalEnv(BatchedEnv):
         instruction: tuple[int, int],
         achieved_slots: int,
         goal_high: float,
+        hidden: int = 0,
         seed: int,
         device: str | torch.device,
     ) -> None:
@@ -74,6 +76,7 @@ class GoalEnv(BatchedEnv):
             time_limit=time_limit,
             action=action,
             observations=entries,
+            hidden=hidden,
             seed=seed,
             device=device,
         )

@@ -16,7 +16,7 @@ from yamame_envs.maze import DIRECTIONS, clear_spawn, grow_walls, sight
 from yamame_envs.rendering import Palette, disc, frame, goal
 from yamame_envs.split import Split
 from yamame_envs.streams import fold, integers, permutation, subset
-from yamame_envs.tasks import Tensors
+from yamame_envs.tasks import Tensors, one_hots
 
 _COMPLEXITY = 0.75
 _DENSITY = 0.75
@@ -41,6 +41,8 @@ class MazeRunner(GoalEnv):
         randomize_actions: Whether what the five actions do is permuted anew in every episode.
         split: Which mazes episodes play: ``all``; ``train``, all but a share that is held out; ``test``, that share
             (`yamame_envs.split`).
+        observable: Whether the map, 1 for a wall, is shown as ``hidden`` ``[N, size * size]``, with permuted actions as
+            one-hots behind it, 25 more.
         seed: Names the tasks of all episodes.
         device: Where all tensors live.
 
@@ -68,6 +70,7 @@ class MazeRunner(GoalEnv):
         time_limit: int = 100,
         randomize_actions: bool = False,
         split: Split = "all",
+        observable: bool = False,
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
@@ -84,6 +87,7 @@ class MazeRunner(GoalEnv):
             instruction=(num_goals, 2),
             achieved_slots=1,
             goal_high=size - 1,
+            hidden=size * size + (25 if randomize_actions else 0) if observable else 0,
             seed=seed,
             device=device,
         )
@@ -179,6 +183,10 @@ class MazeRunner(GoalEnv):
         cell = state["cell"]
         mask = torch.ones(cell.shape[0], 1, dtype=torch.bool, device=cell.device)
         return self._cells.index_select(0, cell).unsqueeze(1), mask
+
+    def _hidden(self, task: Tensors, state: Tensors) -> Tensor:
+        walls = task["walls"].to(torch.float32)
+        return torch.cat([walls, one_hots(task["actions"], 5)], 1) if self._randomize else walls
 
     def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
         """Draws one env: ``[H, W, 3]`` uint8 RGB.

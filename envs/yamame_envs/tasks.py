@@ -100,3 +100,9 @@ def sent(value: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and value.is_cpu:
         value = value.pin_memory()
     return value.to(device, non_blocking=True)
+
+
+def one_hots(index: Tensor, size: int) -> Tensor:
+    """Indices ``[N]`` or ``[N, K]`` as one-hots ``[N, K * size]`` float32; can be captured, unlike torch's."""
+    places = torch.arange(size, device=index.device)
+    return (index.unsqueeze(-1) == places).to(torch.float32).reshape(len(index), -1)

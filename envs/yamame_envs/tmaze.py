@@ -38,6 +38,7 @@ class _TMaze(BatchedEnv):
         num_envs: int = 1,
         length: int = 32,
         penalty: float | None = None,
+        observable: bool = False,
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
@@ -52,6 +53,7 @@ class _TMaze(BatchedEnv):
             time_limit=self._last + 1,
             action=Categorical(4),
             observations={"observation": Bounded(-1.0, 1.0, shape=(2,), dtype=torch.float32, device=device)},
+            hidden=1 if observable else 0,
             seed=seed,
             device=device,
         )
@@ -86,6 +88,9 @@ class _TMaze(BatchedEnv):
         x, y = state["place"].unbind(-1)
         sign = torch.where(state["unread"] & (x == 0), task["side"], y)
         return {"observation": torch.stack([x == self._junction, sign], -1).to(torch.float32)}
+
+    def _hidden(self, task: Tensors, state: Tensors) -> Tensor:
+        return task["side"].unsqueeze(-1).to(torch.float32)
 
     def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
         """Draws one env: ``[H, W, 3]`` uint8 RGB; of a long corridor, the part around the agent.
@@ -129,6 +134,7 @@ class PassiveTMaze(_TMaze):
         num_envs: Corridors played at the same time.
         length: Steps from the start to the junction, at least 1.
         penalty: Reward of an action other than "right" before the last step. ``None``: -1 / ``length``.
+        observable: Whether the side is shown at every step, as ``hidden`` ``[N, 1]``.
         seed: Names the tasks of all episodes.
         device: Where all tensors live.
 
@@ -160,6 +166,7 @@ class ActiveTMaze(_TMaze):
         length: Steps from the start to the junction, at least 1.
         penalty: Reward of an action other than "right" between the first and the last step. ``None``:
             -1 / ``length``.
+        observable: Whether the side is shown at every step, as ``hidden`` ``[N, 1]``.
         seed: Names the tasks of all episodes.
         device: Where all tensors live.
 

@@ -46,6 +46,7 @@ class Wind(BatchedEnv):
             every episode.
         time_limit: Steps of an episode, at least 1.
         goal_radius: Distance from the goal that still pays, above 0.
+        observable: Whether the wind is shown, as ``hidden`` ``[N, 2]``, as shares of the strongest.
         seed: Names the tasks of all episodes.
         device: Where all tensors live.
 
@@ -66,6 +67,7 @@ class Wind(BatchedEnv):
         num_tasks: int | None = None,
         time_limit: int = 75,
         goal_radius: float = 0.03,
+        observable: bool = False,
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
@@ -80,6 +82,7 @@ class Wind(BatchedEnv):
             time_limit=time_limit,
             action=Bounded(-_SPEED, _SPEED, shape=(2,), dtype=torch.float32),
             observations={"observation": place},
+            hidden=2 if observable else 0,
             seed=seed,
             device=device,
         )
@@ -105,6 +108,9 @@ class Wind(BatchedEnv):
 
     def _observe(self, task: Tensors, state: Tensors) -> Tensors:
         return {"observation": state["place"].clone()}
+
+    def _hidden(self, task: Tensors, state: Tensors) -> Tensor:
+        return task["wind"] * (1.0 / _STRONGEST)
 
     def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
         """Draws one env: ``[H, W, 3]`` uint8 RGB.

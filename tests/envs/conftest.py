@@ -94,6 +94,11 @@ def _bandits(**settings):
     return Bandits(**{"time_limit": 7, "num_arms": 3, **settings})
 
 
+def _twin(kind):
+    """The same in the environment that shows what is hidden."""
+    return lambda **settings: kind(observable=True, **settings)
+
+
 KINDS = {
     "maze": _maze,
     "shuffled": _shuffled_maze,
@@ -107,6 +112,10 @@ KINDS = {
     "dark, reset steps": _dark_with_reset_steps,
     "wind": _wind,
     "bandits": _bandits,
+    **{
+        f"{name}, twin": _twin(kind)
+        for name, kind in (("shuffled", _shuffled_maze), ("delivery", _delivery), ("hard lake", _hard_lake))
+    },
 }
 TRIALS = {
     "trials": lambda **settings: RepeatedTrials(_maze(**settings), num_trials=2),

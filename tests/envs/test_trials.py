@@ -105,7 +105,9 @@ def naive(make, row, actions, *, num_trials, horizon=None, num_warmup=0, seed=0)
     inner = make(num_envs=1)
     horizon = num_trials * inner._time_limit if horizon is None else horizon
     size = inner.observation_spec["prev_action"].shape[-1]
-    passed = [key for key in ("observation", "goal", "aborted") if key in inner.observation_spec.keys()]
+    passed = [
+        key for key in ("observation", "hidden", "goal", "aborted") if key in inner.observation_spec.keys()
+    ]
     tells_success = "success" in inner.observation_spec.keys()
     actions, episode, steps = iter(actions), 0, []
 

@@ -201,9 +201,21 @@ def test_wiping_the_memory_shows_what_memory_is_worth():
     assert set((wiped.returns / with_memory.returns).nan_to_num(0).tolist()) == {0.0, 1.0}
 
 
+def test_memory_wiped_once_per_trial_lasts_until_the_next_one_begins():
+    options = {"num_episodes": 60}
+    kept = evaluate(Remember(), CueEnv(), **options)
+    per_trial = evaluate(Remember(), CueEnv(), memory_wiped="trials", **options)
+    every_step = evaluate(Remember(), CueEnv(), memory_wiped=True, **options)
+    assert per_trial.trial_returns[:, 0].equal(kept.trial_returns[:, 0])
+    assert per_trial.trial_returns[:, 1:].nan_to_num().equal(every_step.trial_returns[:, 1:].nan_to_num())
+    assert float(every_step.returns.sum()) < float(per_trial.returns.sum()) < float(kept.returns.sum())
+    with pytest.raises(ValueError, match="emit trial_start for memory_wiped=trials"):
+        evaluate(Remember(), CueEnv(trials=False), memory_wiped="trials")
+
+
 def test_wiping_needs_to_know_where_memory_begins():
     env = GymEnv("CartPole-v1")
-    with pytest.raises(ValueError, match="env must emit is_init for memory_wiped, got"):
+    with pytest.raises(ValueError, match="env must emit is_init for memory_wiped=True, got"):
         evaluate(Coin(), env, memory_wiped=True)
 
 

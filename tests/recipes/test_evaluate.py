@@ -17,6 +17,7 @@ MAZES = [*TINY, "env.size=7", "env.num_goals=1", "env.time_limit=40"]
 RUNS = {
     "a-seed=0": MAZES,
     "b": [*MAZES, "seed=1"],
+    "twin": [*MAZES, "env.observable=true"],
     "single": [*MAZES, "+ablation=no_multigamma"],
     "trials": ["debug=tiny", "logger=none", "env=gym", "env.time_limit=15", "encoder=gru", "trials=repeated"],
 }
@@ -168,6 +169,50 @@ def test_the_discount_factor_that_acts_is_chosen_by_value_or_place(run):
 def test_attention_is_drawn_for_a_transformer(run, tmp_path):
     assert run("run=runs/a-seed=0", "attention=true")[0] == 0
     assert (tmp_path / "out/attention.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_diagnosis_is_written_drawn_and_told_and_what_a_run_does_not_allow_has_a_reason(
+    run, trained, tmp_path
+):
+    options = ["diagnose=all", "num_episodes=12", "max_steps=15"]
+    status, report, out, _ = run("run=runs/b", "diagnose_twin=runs/twin", *options)
+    assert status == 0
+    found = report["run"][0]["diagnosis"]
+    assert list(found) == ["recall", "wiped", "observable", "probes"]
+    assert sum(found["recall"]["all"]["density"]) == pytest.approx(1.0)
+    assert "several attempts" in found["wiped"]["left_out"]
+    gap = found["observable"]["success"]
+    assert gap["gap"]["mean"] == pytest.approx(gap["twin"] - gap["ours"])
+    assert len(found["probes"]["context"]["r2"]) == len(found["probes"]["encoding"]["r2"]) == 15
+    assert json.loads((trained / "runs/b/diagnosis.json").read_text()) == found
+    for name in ("recall", "probes"):
+        assert (tmp_path / f"out/{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert "share of the first timestep" in out
+    found = run("run=runs/trials", "diagnose=all", "num_episodes=4")[1]["run"][0]["diagnosis"]
+    assert len(found["wiped"]["wiped"]["trials"]["mean"]) > 1
+    assert "Gym has none" in found["probes"]["left_out"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run=runs/b", "diagnose=[recal]"], r"diagnose: must be all or of recall, wiped, .* got recal"),
+        (["run=runs/b", "diagnose=wiped"], r"diagnose=wiped: the environment must have several attempts"),
+        (
+            ["run=runs/b", "diagnose=observable"],
+            r"diagnose_twin must name a run that was trained with env.obs",
+        ),
+        (["run=runs/b", "diagnose_twin=runs/twin"], r"diagnose_twin=runs/twin needs diagnose=observable"),
+        (
+            ["run=runs/b", "diagnose=observable", "diagnose_twin=runs/trials"],
+            r"diagnose_twin must be a run of",
+        ),
+    ],
+)
+def test_a_diagnosis_that_cannot_be_is_refused(run, arguments, message):
+    status, _, _, err = run(*arguments)
+    assert status == 2
+    assert re.search(message, err), err
 
 
 def test_several_runs_are_summed_up_and_compared(run):

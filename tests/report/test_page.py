@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import math
 import re
 from dataclasses import replace
@@ -349,7 +350,7 @@ def test_the_video_is_that_of_the_best_seed(make_run, tell, video):
         return video
 
     page, _ = tell(runs, artifact=artifact)
-    assert asked == [(runs[1].run_id, "episodes.gif")]
+    assert [one for one in asked if one[1] == "episodes.gif"] == [(runs[1].run_id, "episodes.gif")]
     assert "seed 1" in page.text
 
 
@@ -412,3 +413,20 @@ def test_a_table_of_files_that_no_report_wrote_takes_nothing_away(make_run, tmp_
     write_report(build_content(sections, left_out), tmp_path)
     assert (tmp_path / "mine.txt").read_text() == "mine"
     assert (tmp_path / "files.csv").read_text().startswith("file\n")
+
+
+def test_a_diagnosis_of_memory_is_drawn_where_a_run_has_one(make_run, write):
+    curve = {"lags": [0, 1, 2], "density": [0.1, 0.2, 0.7]}
+    found = {"recall": {"all": curve, "last": curve}, "probes": {"left_out": "no twin"}}
+    files = {"diagnosis.json": json.dumps(found).encode()}
+    runs = [make_run(0, metrics(0.1, 0.7))]
+    page, folder, content = write(runs, artifact=lambda run_id, name: files.get(name))
+    assert "Memory" in page.text
+    assert [plot.name for plot in content.sections[0].memory] == [
+        "section-1-recall-all",
+        "section-1-recall-last",
+    ]
+    assert content.sections[0].memory[0].lines[0].curve.y.tolist() == [0.1, 0.2, 0.7]
+    assert (folder / "section-1-recall-last.png").is_file()
+    for broken in (None, b"GIF89a\xff", b"[]"):
+        assert not write(runs, artifact=lambda run_id, name, broken=broken: broken)[2].sections[0].memory

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 _PLAYED_IN = ("env", "trials")
 EASED: dict[str, dict[str, Collection[str]]] = {
-    "evaluate": {"texts": ("run", "against", "output"), "below": _PLAYED_IN},
+    "evaluate": {"texts": ("run", "against", "output", "diagnose_twin"), "below": _PLAYED_IN},
     "export": {"texts": ("run", "path")},
     "play": {"texts": ("run", "instruction", "output"), "below": _PLAYED_IN},
     "replay_batch": {"texts": ("bundle",)},

@@ -125,6 +125,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "control": bool,
         "attention": bool,
         "attention_steps": int,
+        "diagnose": str | list[str] | None,
+        "diagnose_twin": str | None,
+        "diagnose_steps": Count,
         "confidence": float,
     },
     "play": _TRAINED

@@ -10,6 +10,7 @@ put back; no step is stored.
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import numpy as np
 import torch
@@ -26,6 +27,8 @@ from yamame.goals import num_goals
 from yamame.signals import end_if_noted
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
+Wiped = Literal["trials"] | bool
+"""When memory is wiped: at every step, as every trial begins, or never."""
 
 
 def evaluate(
@@ -35,7 +38,7 @@ def evaluate(
     num_episodes: int | None = None,
     greedy: bool = False,
     max_steps: int | None = None,
-    memory_wiped: bool = False,
+    memory_wiped: Wiped = False,
     seed: int = 0,
 ) -> EvaluationResult:
     """Plays complete episodes and reports each.
@@ -52,12 +55,13 @@ def evaluate(
         greedy: Act by the mode of the policy instead of sampling.
         max_steps: Steps after which an episode is cut and reported as not finished; None for no limit.
         memory_wiped: The control that shows what memory is worth: the policy sees ``is_init`` set at every
-            step, so that only the current timestep (with its previous action and reward) informs it.
+            step, so that only the current timestep (with its previous action and reward) informs it. *trials*: it
+            is set where a trial begins, so that nothing is carried from one attempt to the next.
         seed: Of the environment and of the policy's samples, in the first round; those of others follow from it.
 
     Raises:
         ValueError: If the environment has several batch dimensions, a number is not positive, or memory is to
-            be wiped and the environment emits no ``is_init``.
+            be wiped and the environment emits no ``is_init``, or of trials no ``trial_start``.
     """
     require("evaluate", "env", tuple(env.batch_size), env.batch_dims <= 1, "have at most one batch dimension")
     num_envs = env.batch_size.numel()
@@ -103,13 +107,15 @@ def acting(seed: int, *, greedy: bool) -> Iterator[None]:
 
 
 def _play_round(
-    policy: Policy, env: EnvBase, count: int, max_steps: int | None, memory_wiped: bool
+    policy: Policy, env: EnvBase, count: int, max_steps: int | None, memory_wiped: Wiped
 ) -> EvaluationResult:
     """The first episode of each of the first ``count`` envs."""
     timestep = env.reset()
     if memory_wiped:
         keys = sorted(map(str, timestep.keys()))
-        require("evaluate", "env", keys, "is_init" in timestep.keys(), "emit is_init for memory_wiped")
+        needed = ("is_init", "trial_start") if memory_wiped == "trials" else ("is_init",)
+        for key in needed:
+            require("evaluate", "env", keys, key in keys, f"emit {key} for memory_wiped={memory_wiped}")
     num_envs, goal = env.batch_size.numel(), timestep.get("goal", None)
     tally, num_steps = _Tally(num_envs, timestep.get("done").device), 0
     while (max_steps is None or num_steps < max_steps) and tally.goes_on(num_steps):
@@ -179,15 +185,17 @@ class _Tally:
 
 
 def act(
-    policy: Policy, timestep: TensorDictBase, action_key: NestedKey, memory_wiped: bool = False
+    policy: Policy, timestep: TensorDictBase, action_key: NestedKey, memory_wiped: Wiped = False
 ) -> TensorDictBase:
     """The timestep with the policy's action; the policy always sees ``[N]``. A process that is asked to end does so."""
     end_if_noted()
     seen = timestep if timestep.batch_dims else timestep.unsqueeze(0)
     if memory_wiped:
-        seen = seen.copy().set("is_init", torch.ones_like(seen.get("is_init")))
+        starts = seen.get("is_init")
+        starts = starts | seen.get("trial_start") if memory_wiped == "trials" else torch.ones_like(starts)
+        seen = seen.copy().set("is_init", starts)
     acted = policy(seen)
     if not timestep.batch_dims:
         acted = acted.squeeze(0)
-    # What the policy keeps in the tensordict travels on with it, unless its memory is to be wiped.
-    return timestep.set(action_key, acted.get(action_key)) if memory_wiped else acted
+    # What the policy keeps in the tensordict travels on with it, unless its memory is wiped at every step.
+    return timestep.set(action_key, acted.get(action_key)) if memory_wiped is True else acted

@@ -47,6 +47,7 @@ ADDED = {
     "schedule.compile": False,
     "collector.compile": False,
     "env.split": "all",
+    "env.observable": False,
 }
 """Settings that earlier versions did not have, and what they did."""
 

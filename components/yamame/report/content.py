@@ -20,6 +20,7 @@ from yamame.report.estimates import (
 )
 from yamame.report.expected import Expected
 from yamame.report.groups import Group, LeftOut, Section
+from yamame.report.memory import memory_plots
 from yamame.report.plots import Plot, learning_plots, training_plots, trial_plots
 from yamame.tracking.history import Axis, RunHistory
 
@@ -97,7 +98,13 @@ class SectionResult:
     learning: list[Plot]
     training: list[Plot]
     trials: list[Plot]
+    memory: list[Plot]
     verdict: Verdict | None
+
+    @property
+    def pictures(self) -> list[Plot]:
+        """What evaluations say, each a file beside the page."""
+        return [*self.learning, *self.trials, *self.memory]
 
     @property
     def best(self) -> list[GroupResult]:
@@ -161,7 +168,7 @@ def build_content(
         metric: Metric of evaluations to compare by, without ``eval/``; None for what a section expects, else success,
             else the return.
         resampling: How intervals are made.
-        artifact: Where videos come from.
+        artifact: Where videos and diagnoses of memory come from.
 
     Raises:
         UsageError: No run that counts has logged the metric.
@@ -223,6 +230,7 @@ def _section_result(
         learning_plots(section, metric, prefix, resampling),
         training_plots(section, prefix, resampling),
         trial_plots(section, prefix, resampling),
+        memory_plots(section, prefix, resampling, artifact),
         _verdict(section, resampling),
     )
 

@@ -48,7 +48,7 @@ def write_report(content: Content, directory: Path, *, served_by: str | None = N
     directory.mkdir(parents=True, exist_ok=True)
     files: dict[str, bytes] = {}
     for index, result in enumerate(content.sections, start=1):
-        files |= {f"{plot.name}.png": draw(plot) for plot in [*result.learning, *result.trials]}
+        files |= {f"{plot.name}.png": draw(plot) for plot in result.pictures}
         for entry in result.results:
             if entry.video is not None:
                 files[video_name(index, entry.group)] = entry.video.content
@@ -124,7 +124,7 @@ def _tables(content: Content) -> dict[str, list[list[object]]]:
                 tables["ablations"].append(
                     [title, group.letter, parameters, metric, *difference, *base_better]
                 )
-        tables["curves"] += _points(title, [*result.learning, *result.trials])
+        tables["curves"] += _points(title, result.pictures)
         tables["training"] += _points(title, result.training)
     for verdict in content.verdicts:
         expected = verdict.expected

@@ -113,7 +113,9 @@ def learning_plots(section: Section, metric: str, prefix: str, resampling: Resam
     axes: tuple[Axis, ...] = (section.base.runs[0].axis, "cpu_s", "wall_s")
     plots = []
     for axis in axes:
-        lines = _lines(section, (learning_curve_of(g, metric, resampling, axis=axis) for g in section.groups))
+        lines = group_lines(
+            section, (learning_curve_of(g, metric, resampling, axis=axis) for g in section.groups)
+        )
         plots.append(
             Plot(
                 f"{prefix}-{_file_name(metric)}-{axis}",
@@ -134,27 +136,27 @@ def training_plots(section: Section, prefix: str, resampling: Resampling) -> lis
     plots = []
     for metric, meaning in TRAINING.items():
         curves = (training_curve_of(group, f"train/{metric}", resampling) for group in section.groups)
-        lines = _lines(section, curves)
+        lines = group_lines(section, curves)
         plots.append(Plot(f"{prefix}-train-{metric}", metric.replace("_", " "), label, meaning, lines))
     for family, members in families(section.groups).items():
         title = family.replace("_", " ")
         meaning = TRAINING.get(family, title)
         for gamma, metric in members.items():
             name = f"{prefix}-train-{_file_name(family)}-gamma-{gamma}"
-            lines = _lines(section, (training_curve_of(g, metric, resampling) for g in section.groups))
+            lines = group_lines(section, (training_curve_of(g, metric, resampling) for g in section.groups))
             plots.append(Plot(name, f"{title}, gamma {gamma}", label, meaning, lines, family=meaning))
     return [plot for plot in plots if plot.lines]
 
 
 def trial_plots(section: Section, prefix: str, resampling: Resampling) -> list[Plot]:
     """The in-context curve, where episodes had several trials."""
-    lines = _lines(section, (trial_curve_of(group, resampling) for group in section.groups))
+    lines = group_lines(section, (trial_curve_of(group, resampling) for group in section.groups))
     title = "in-context curve of the last evaluation"
     plot = Plot(f"{prefix}-trials", title, "trial", "return of the trial", lines, whole=True)
     return [plot] if lines else []
 
 
-def _lines(section: Section, curves: Iterable[Curve | None]) -> list[Line]:
+def group_lines(section: Section, curves: Iterable[Curve | None]) -> list[Line]:
     """A line per group that has a curve."""
     return [
         Line(f"{group.letter}  {group.label}", curve, index)

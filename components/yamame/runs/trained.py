@@ -184,7 +184,8 @@ def load_asked(source: str, asked: Mapping[str, Any], key: str = "run") -> Train
 
 
 def _described(node: Mapping[str, Any]) -> str:
-    """A node of a configuration in one line; where its work is done does not count."""
-    kept = {key: value for key, value in node.items() if key not in ("_target_", "workers")}
+    """A node of a configuration in one line; where its work is done does not count, nor that it has no twin's sight."""
+    silent = ("_target_", "workers") if node.get("observable") else ("_target_", "workers", "observable")
+    kept = {key: value for key, value in node.items() if key not in silent}
     name = str(node["_target_"]).rpartition(".")[2]
     return f"{name}({', '.join(f'{key}={value}' for key, value in kept.items())})"
