@@ -19,6 +19,7 @@ WITH_HELP = (
     "export",
     "sync",
     "doctor",
+    "leaderboard",
     "replay_batch",
 )
 LIGHT = """

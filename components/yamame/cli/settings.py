@@ -150,6 +150,22 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "store": {"tracking_uri": str, "experiment": str},
         "resampling": Node,
     },
+    "leaderboard": {
+        "suite": {
+            "title": str,
+            "key": str,
+            "tiers": dict[str, Any],
+            "against": str,
+            "published": dict[str, Any],
+        },
+        "tier": str,
+        "seeds": list[int],
+        "overrides": list[str],
+        "page": str | None,
+        "only_check": bool,
+        "store": {"tracking_uri": str, "experiment": str},
+        "resampling": Node,
+    },
     "sync": {"run": str | list[str]},
     "export": {
         "run": str,
