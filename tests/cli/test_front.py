@@ -20,6 +20,7 @@ WITH_HELP = (
     "sync",
     "doctor",
     "leaderboard",
+    "reproduce",
     "replay_batch",
 )
 LIGHT = """

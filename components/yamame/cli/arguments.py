@@ -15,6 +15,7 @@ EASED: dict[str, dict[str, Any]] = {
     "play": {"texts": ("run", "instruction", "output"), "below": _PLAYED_IN},
     "replay_batch": {"texts": ("bundle",)},
     "report": {"texts": ("runs", "base", "directory", "metric", "tables")},
+    "reproduce": {"first": "reproduce", "texts": ("root", "overrides")},
     "sync": {"texts": ("run",)},
 }
 """What `ease` is told, by the name of the main YAML file."""
