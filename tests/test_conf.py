@@ -18,9 +18,9 @@ from yamame.files.config import flatten
 
 CONF = conf_dir()
 CHOICES = sorted(str(path.relative_to(CONF).with_suffix("")) for path in CONF.rglob("*/*.yaml"))
-COMPOSED_ELSEWHERE = ("experiment", "ablation", "launcher", "sweeper", "hardware")
-"""Groups of which `test_ablations.py` composes and checks every choice, those of packages that may be missing, and what
-sets keys of other groups (`recipes/test_api.py`)."""
+COMPOSED_ELSEWHERE = ("experiment", "ablation", "launcher", "sweeper", "hardware", "suite", "reproduce")
+"""Groups of which `test_ablations.py` composes and checks every choice, those of packages that may be missing, what
+sets keys of other groups (`recipes/test_api.py`), and those of other recipes (`recipes/test_leaderboard.py`)."""
 APPENDED = ("ablation",)
 """Groups that no main file has in its defaults list, so that they are added: ``+ablation=no_memory``."""
 PARTS = ("base", "quiet")

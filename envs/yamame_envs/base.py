@@ -103,6 +103,10 @@ class BatchedEnv(ContextEnv):
         """What decides how an episode goes and is not seen: a new tensor ``[N, H]`` float32 of numbers about 1."""
         raise NotImplementedError(f"{self.label}: nothing is known to be hidden")
 
+    def _limit(self, task: Tensors) -> Tensor:
+        """The time limit of these tasks, a scalar or ``[N, 1]`` float32: that of all, unless a task has its own."""
+        return self._horizon
+
     def render(self, env_id: int = 0) -> npt.NDArray[np.uint8]:
         """Draws one env: ``[H, W, 3]`` uint8 RGB.
 
@@ -233,7 +237,7 @@ class BatchedEnv(ContextEnv):
                 prev_reward=prev_reward,
                 is_init=is_init,
                 trial_start=state.get("trial_start", is_init).clone(),
-                horizon=self._horizon,
+                horizon=self._limit(task),
             ),
             "success": success.clone(),
             "done": terminated.clone(),
@@ -254,7 +258,7 @@ class BatchedEnv(ContextEnv):
             )  # a device ends the process over a wrong index
         state, reward, success = self._transition(env_state.task, env_state.state, action)
         state["step_index"] = env_state.state["step_index"] + 1
-        terminated = success | (state["step_index"] >= self._horizon)
+        terminated = success | (state["step_index"] >= self._limit(env_state.task))
         if "ended" in state:
             terminated = terminated | state["ended"]
         env_state.state = state

@@ -24,6 +24,8 @@ _COLUMNS_SHOWN = 41
 class _TMaze(BatchedEnv):
     """The sign is at x = 0, the start ``_START`` cells behind it, the junction ``length`` cells behind that.
 
+    Of several lengths every task has one.
+
     The sign is seen at the first visit of x = 0. There is time to go to it, back and on to the junction, and
     for one step more. Every step in which it could still be fetched in time, the first ``_START`` ones, is
     free.
@@ -36,21 +38,21 @@ class _TMaze(BatchedEnv):
         self,
         *,
         num_envs: int = 1,
-        length: int = 32,
+        length: int | list[int] = 32,
         penalty: float | None = None,
         observable: bool = False,
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
-        require(self.label, "length", length, length >= 1, "be at least 1")
+        lengths = [length] if isinstance(length, int) else length
+        require(self.label, "length", length, bool(lengths) and min(lengths) >= 1, "be at least 1")
         require(self.label, "penalty", penalty, penalty is None or penalty <= 0, "be at most 0")
-        self._length = length
-        self._junction = self._START + length
-        self._last = self._START + self._junction
-        self._penalty = -1.0 / length if penalty is None else penalty
+        self._lengths = lengths
+        self._junction = self._START + max(lengths)
+        self._penalty = -1.0 / max(lengths) if penalty is None else penalty
         super().__init__(
             num_envs=num_envs,
-            time_limit=self._last + 1,
+            time_limit=self._junction + self._START + 1,
             action=Categorical(4),
             observations={"observation": Bounded(-1.0, 1.0, shape=(2,), dtype=torch.float32, device=device)},
             hidden=1 if observable else 0,
@@ -61,7 +63,16 @@ class _TMaze(BatchedEnv):
         self.register_buffer("_moves", moves, persistent=False)
 
     def _draw_tasks(self, task_seed: Tensor) -> Tensors:
-        return {"side": 2 * integers(fold(task_seed, 0), 2) - 1}
+        task = {"side": 2 * integers(fold(task_seed, 0), 2) - 1}
+        if len(self._lengths) > 1:
+            which = integers(fold(task_seed, 1), len(self._lengths))
+            task["junction"] = self._START + torch.tensor(self._lengths)[which]
+        return task
+
+    def _limit(self, task: Tensors) -> Tensor:
+        if "junction" not in task:
+            return super()._limit(task)
+        return (task["junction"] + self._START + 1).to(torch.float32).unsqueeze(-1)
 
     def _begin(self, task: Tensors) -> Tensors:
         side = task["side"]
@@ -72,12 +83,13 @@ class _TMaze(BatchedEnv):
 
     def _transition(self, task: Tensors, state: Tensors, action: Tensor) -> tuple[Tensors, Tensor, Tensor]:
         place, step = state["place"], state["step_index"]
+        junction = task.get("junction", self._junction)
+        last = step + 1 == self._limit(task)
         unread = state["unread"] & (place[:, 0] != 0)
         target = place + self._moves.index_select(0, action)
         x, y = target.unbind(-1)
-        exists = (x >= 0) & (x <= self._junction) & (y.abs() <= ((x == self._junction).to(torch.int64)))
+        exists = (x >= 0) & (x <= junction) & (y.abs() <= ((x == junction).to(torch.int64)))
         place = torch.where(exists.unsqueeze(-1), target, place)
-        last = step == self._last
         success = last & (place[:, 1] == task["side"]).unsqueeze(-1)
         free = (action == 0).unsqueeze(-1) | last
         if self._START > 0:
@@ -87,7 +99,8 @@ class _TMaze(BatchedEnv):
     def _observe(self, task: Tensors, state: Tensors) -> Tensors:
         x, y = state["place"].unbind(-1)
         sign = torch.where(state["unread"] & (x == 0), task["side"], y)
-        return {"observation": torch.stack([x == self._junction, sign], -1).to(torch.float32)}
+        at_junction = x == task.get("junction", self._junction)
+        return {"observation": torch.stack([at_junction, sign], -1).to(torch.float32)}
 
     def _hidden(self, task: Tensors, state: Tensors) -> Tensor:
         return task["side"].unsqueeze(-1).to(torch.float32)
@@ -101,11 +114,12 @@ class _TMaze(BatchedEnv):
         env_state = self._env_state
         x, y = env_state.state["place"][env_id].tolist()
         side = int(env_state.task["side"][env_id])
-        columns = min(self._junction + 1, _COLUMNS_SHOWN)
-        left = min(max(x - columns // 2, 0), self._junction + 1 - columns)
+        end = int(env_state.task["junction"][env_id]) if "junction" in env_state.task else self._junction
+        columns = min(end + 1, _COLUMNS_SHOWN)
+        left = min(max(x - columns // 2, 0), end + 1 - columns)
         walls = np.ones((5, columns + 2), bool)
         walls[2, 1:-1] = False
-        junction = self._junction - left + 1
+        junction = end - left + 1
         if junction <= columns:
             walls[1:4, junction] = False
         picture = frame(walls)
@@ -132,8 +146,8 @@ class PassiveTMaze(_TMaze):
 
     Args:
         num_envs: Corridors played at the same time.
-        length: Steps from the start to the junction, at least 1.
-        penalty: Reward of an action other than "right" before the last step. ``None``: -1 / ``length``.
+        length: Steps from the start to the junction, at least 1; of several, every episode has one.
+        penalty: Reward of an action other than "right" before the last step. ``None``: -1 / ``length``, the longest.
         observable: Whether the side is shown at every step, as ``hidden`` ``[N, 1]``.
         seed: Names the tasks of all episodes.
         device: Where all tensors live.
@@ -163,9 +177,9 @@ class ActiveTMaze(_TMaze):
 
     Args:
         num_envs: Corridors played at the same time.
-        length: Steps from the start to the junction, at least 1.
+        length: Steps from the start to the junction, at least 1; of several, every episode has one.
         penalty: Reward of an action other than "right" between the first and the last step. ``None``:
-            -1 / ``length``.
+            -1 / ``length``, the longest.
         observable: Whether the side is shown at every step, as ``hidden`` ``[N, 1]``.
         seed: Names the tasks of all episodes.
         device: Where all tensors live.

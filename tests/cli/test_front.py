@@ -19,6 +19,8 @@ WITH_HELP = (
     "export",
     "sync",
     "doctor",
+    "leaderboard",
+    "reproduce",
     "replay_batch",
 )
 LIGHT = """

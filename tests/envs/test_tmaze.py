@@ -30,21 +30,26 @@ class Walker:
         return float(self.y == self.side), True
 
 
-@pytest.mark.parametrize(("length", "penalty"), [(1, None), (4, None), (4, -0.3)])
+@pytest.mark.parametrize(("length", "penalty"), [(1, None), (4, None), (4, -0.3), ([1, 4, 2], None)])
 def test_every_step_follows_the_rules(length, penalty):
     n = 40
     env = PassiveTMaze(num_envs=n, length=length, penalty=penalty, seed=5)
     td = env.reset()
-    expected_penalty = -1 / length if penalty is None else penalty
+    longest = length if isinstance(length, int) else max(length)
+    expected_penalty = -1 / longest if penalty is None else penalty
     generator = torch.Generator().manual_seed(0)
 
-    def walkers():
-        return [Walker(length, side, expected_penalty) for side in env._env_state.task["side"].tolist()]
+    def walker_of(row):
+        task = env._env_state.task
+        own = task["junction"][row] if "junction" in task else length
+        return Walker(int(own), int(task["side"][row]), expected_penalty)
 
-    running = walkers()
+    running = [walker_of(row) for row in range(n)]
+    played = {walker.length for walker in running}
     won = turned = 0
-    for _ in range(12 * (length + 1)):
+    for _ in range(12 * (longest + 1)):
         assert td["observation"].tolist() == [w.observation() for w in running]
+        assert td["time"].flatten().tolist() == pytest.approx([w.t / (w.length + 1) for w in running])
         # Mostly to the right, so that the junction is reached.
         action = torch.multinomial(torch.tensor([0.7, 0.1, 0.1, 0.1]).expand(n, 4), 1, generator=generator)[
             :, 0
@@ -59,9 +64,9 @@ def test_every_step_follows_the_rules(length, penalty):
             assert after["observation"].tolist() == walker.observation()
             won += int(done and reward == 1)
             turned += int(walker.y != 0)
-        if step["next", "done"].any():
-            assert step["next", "done"].all()
-            running = walkers()
+            if after["done"].item():
+                running[row] = walker_of(row)
+    assert played == ({length} if isinstance(length, int) else set(length))
     assert won > 10
     assert turned > won
 
@@ -70,7 +75,7 @@ def play(env, choose):
     td = env.reset()
     total = torch.zeros(env.batch_size[0], 1)
     sign = td["observation"][:, 1].clone()
-    for t in range(env._length + 1):
+    for t in range(int(env._horizon)):
         step, td = env.step_and_maybe_reset(td.set("action", choose(t, sign)))
         total += step["next", "reward"]
     assert step["next", "done"].all()
@@ -105,6 +110,8 @@ def test_both_sides_are_equally_likely():
     ("settings", "message"),
     [
         ({"length": 0}, "PassiveTMaze: length must be at least 1, got 0"),
+        ({"length": [3, 0]}, r"PassiveTMaze: length must be at least 1, got \[3, 0\]"),
+        ({"length": []}, r"PassiveTMaze: length must be at least 1, got \[\]"),
         ({"penalty": 0.5}, "PassiveTMaze: penalty must be at most 0, got 0.5"),
     ],
 )

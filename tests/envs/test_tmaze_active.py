@@ -79,7 +79,7 @@ def play(env, choose):
     td = env.reset()
     n = env.batch_size[0]
     total, sign, won = torch.zeros(n, 1), torch.zeros(n), torch.zeros(n, 1, dtype=torch.bool)
-    for t in range(env._length + 3):
+    for t in range(int(env._horizon)):
         step, td = env.step_and_maybe_reset(td.set("action", choose(t, sign)))
         seen = step["next", "observation"]
         sign = torch.where((seen[:, 0] == 0) & (seen[:, 1] != 0), seen[:, 1], sign)

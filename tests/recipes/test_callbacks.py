@@ -128,6 +128,21 @@ def test_stopping_ends_a_run_in_order_and_only_another_budget_goes_on(capsys):
     assert further.progress.env_steps > run.progress.env_steps
 
 
+def test_a_limit_of_cost_ends_a_run_in_order_and_what_was_spent_before_counts():
+    limit = ("callbacks=cost_limit", "callbacks.cost_limit.cpu_s=0.01", "budget.env_steps=100000")
+    run = yamame.train(*TINY, "budget.updates=null", *limit)
+    assert run.summary["status"] == "FINISHED"
+    assert "CPU-seconds are spent" in run.progress.stopped
+    assert run.progress.env_steps == run.config["schedule"]["steps_per_iteration"]
+    more = ("callbacks=cost_limit", "budget.env_steps=100001", "resume=auto")
+    cpu_s = run.summary["cpu_s"]
+    enough = (*more, f"callbacks.cost_limit.cpu_s={cpu_s + 0.5}")
+    further = yamame.train(*TINY, "budget.updates=null", *enough)
+    assert run.progress.env_steps < further.progress.env_steps < 100000
+    with pytest.raises(UsageError, match="cpu_s must be positive, got 0"):
+        yamame.train(*TINY, "run.name=b", "callbacks=cost_limit", "callbacks.cost_limit.cpu_s=0.0")
+
+
 @pytest.mark.parametrize(
     ("values", "patience", "stops_at"), [([1, 2, 3, 4], 2, None), ([1, 3, 2, 3], 2, 4), ([2, 1], 1, 2)]
 )

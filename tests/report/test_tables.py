@@ -4,7 +4,7 @@ import re
 
 import pytest
 from yamame.checks import UsageError
-from yamame.report import Resampling, make_sections, write_tables
+from yamame.report import Resampling, make_sections, place_table, write_tables
 from yamame.report.tables import COLUMNS
 
 RESAMPLING = Resampling(num_resamples=50)
@@ -125,7 +125,8 @@ def test_names_of_runs_stay_in_their_cell(tmp_path, make_run):
         ),
         (("| 0.5 |\n", "| half |\n"), "a mark must be a number, got half in"),
         (("=dark", "='dark"), "a command must be one, got experiment='dark in"),
-        (("runs:", "runs: seed=0"), "a marker may say seeds and typed, got seed in"),
+        (("runs:", "runs: seed=0"), "a marker may say seeds, typed and against, got seed in"),
+        (("runs:", "runs: against=theirs"), "against must name a column, got theirs in"),
     ],
 )
 def test_a_table_that_cannot_be_read_is_named_and_no_page_is_written(tmp_path, sections, change, message):
@@ -136,6 +137,54 @@ def test_a_table_that_cannot_be_read_is_named_and_no_page_is_written(tmp_path, s
     with pytest.raises(UsageError, match=message.replace("|", r"\|")):
         write_tables([good, page], sections, RESAMPLING)
     assert (good.read_text(), page.read_text()) == before
+
+
+@pytest.mark.parametrize(
+    ("theirs", "verdict"),
+    [
+        ("0.5", "above"),
+        ("0.85 ± 0.01", "within"),
+        ("0.95 ± 0.01", "below"),
+        ("0.95 ± 0.05", "within"),
+        ("\N{MINUS SIGN}0.2", "above"),
+        ("(0.5)", ""),
+        ("", ""),
+    ],
+)
+def test_a_verdict_puts_the_best_evaluation_beside_a_published_number(tmp_path, make_run, theirs, verdict):
+    values = {1: 0.2, 2: 0.85, 3: 0.4}
+    metrics = {"eval/success_mean": values}
+    metrics |= {
+        f"eval/success_{end}": {k: v + by for k, v in values.items()}
+        for end, by in (("low", -0.05), ("high", 0.05))
+    }
+    runs = [make_run(0, metrics, tags={"command": "python recipes/train.py experiment=dark seed=0"})]
+    row = f"| a | `experiment=dark` | | | | {theirs} |"
+    page = page_of(
+        tmp_path, ["at the end", "best", "verdict", "theirs"], row, options=" typed=theirs; against=theirs"
+    )
+    write_tables([page], make_sections(runs)[0], RESAMPLING)
+    assert cells(page) == ["0.400", "0.850", verdict, theirs]
+
+
+def test_a_verdict_on_several_seeds_goes_by_their_spread(tmp_path, sections):
+    rows = [f"| a | `experiment=dark` | | | {theirs} |" for theirs in (0.66, 0.64, 1.2)]
+    page = page_of(tmp_path, ["best", "verdict", "theirs"], *rows, options=" typed=theirs; against=theirs")
+    write_tables([page], sections, RESAMPLING)
+    # Student's interval of 0.8, 0.9 and 1.0 begins at 0.652.
+    assert [cells(page, row)[1] for row in range(3)] == ["within", "above", "below"]
+
+
+def test_a_table_takes_the_place_of_that_of_a_page(tmp_path):
+    page = tmp_path / "new" / "page.md"
+    table = "<!-- runs: -->\n\n| a |\n\n<!-- end of runs -->"
+    place_table(page, "Title", table, "notes")
+    assert page.read_text() == f"# Title\n\n{table}\n\nnotes\n"
+    place_table(page, "Other", table.replace("a", "\\1"), "other")
+    assert page.read_text() == f"# Title\n\n{table.replace('a', chr(92) + '1')}\n\nnotes\n"
+    page.write_text(f"{table}\n{table}")
+    with pytest.raises(UsageError, match="page: must have one marked table, got 2 in"):
+        place_table(page, "Title", table, "notes")
 
 
 def test_every_column_can_be_written(tmp_path, sections):

@@ -1,5 +1,8 @@
 """Complete episodes on held-out tasks, in-context curves, intervals and videos."""
 
+from yamame.evaluation.contract import joint_estimate as joint_estimate
+from yamame.evaluation.contract import judge as judge
+from yamame.evaluation.contract import measure as measure
 from yamame.evaluation.episode import describe_step as describe_step
 from yamame.evaluation.episode import describe_timestep as describe_timestep
 from yamame.evaluation.episode import play_episode as play_episode

@@ -8,13 +8,13 @@ put back; no step is stored.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
 import numpy as np
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchrl.envs import EnvBase
@@ -40,6 +40,7 @@ def evaluate(
     max_steps: int | None = None,
     memory_wiped: Wiped = False,
     seed: int = 0,
+    task_seeds: Sequence[int] | None = None,
 ) -> EvaluationResult:
     """Plays complete episodes and reports each.
 
@@ -58,6 +59,8 @@ def evaluate(
             step, so that only the current timestep (with its previous action and reward) informs it. *trials*: it
             is set where a trial begins, so that nothing is carried from one attempt to the next.
         seed: Of the environment and of the policy's samples, in the first round; those of others follow from it.
+        task_seeds: Names of the tasks, one episode each, of an environment whose reset takes ``task_seed``; then
+            ``num_episodes`` is their number.
 
     Raises:
         ValueError: If the environment has several batch dimensions, a number is not positive, or memory is to
@@ -66,6 +69,8 @@ def evaluate(
     require("evaluate", "env", tuple(env.batch_size), env.batch_dims <= 1, "have at most one batch dimension")
     num_envs = env.batch_size.numel()
     wanted = num_envs if num_episodes is None else num_episodes
+    if task_seeds is not None:
+        wanted = len(task_seeds)
     require_at_least("evaluate", 1, num_episodes=wanted, max_steps=1 if max_steps is None else max_steps)
     with acting(seed, greedy=greedy):
         rounds = []
@@ -73,7 +78,8 @@ def evaluate(
             following = int(np.random.SeedSequence([seed, number]).generate_state(1)[0]) >> 1
             env.set_seed(following if number else seed)
             count = min(num_envs, wanted - start)
-            rounds.append(_play_round(fresh_copy(policy), env, count, max_steps, memory_wiped))
+            tasks = None if task_seeds is None else task_seeds[start : start + count]
+            rounds.append(_play_round(fresh_copy(policy), env, count, max_steps, memory_wiped, tasks))
     return concatenate(rounds)
 
 
@@ -107,10 +113,15 @@ def acting(seed: int, *, greedy: bool) -> Iterator[None]:
 
 
 def _play_round(
-    policy: Policy, env: EnvBase, count: int, max_steps: int | None, memory_wiped: Wiped
+    policy: Policy,
+    env: EnvBase,
+    count: int,
+    max_steps: int | None,
+    memory_wiped: Wiped,
+    tasks: Sequence[int] | None,
 ) -> EvaluationResult:
-    """The first episode of each of the first ``count`` envs."""
-    timestep = env.reset()
+    """The first episode of each of the first ``count`` envs, of these tasks if they are given."""
+    timestep = env.reset() if tasks is None else env.reset(_named(tasks, env))
     if memory_wiped:
         keys = sorted(map(str, timestep.keys()))
         needed = ("is_init", "trial_start") if memory_wiped == "trials" else ("is_init",)
@@ -131,6 +142,13 @@ def _play_round(
         num_steps += 1
     goals = None if goal is None else num_goals(goal.reshape(num_envs, *goal.shape[-2:]))[:count].cpu()
     return tally.result(count, goals)
+
+
+def _named(tasks: Sequence[int], env: EnvBase) -> TensorDict:
+    """What a reset is given for its first envs to play these tasks; the others play the last of them."""
+    num_envs = env.batch_size.numel()
+    seeds = torch.tensor([*tasks, *[tasks[-1]] * (num_envs - len(tasks))], device=env.device)
+    return TensorDict({"task_seed": seeds.view(*env.batch_size, 1)}, env.batch_size, device=env.device)
 
 
 class _Tally:

@@ -13,9 +13,11 @@ A page marks a table, and its head says what stands where:
 ``task``, the command, ``metric`` and ``mark`` (of ``reached after``) are typed, and so are columns that the marker
 names; all others are those of `COLUMNS` and written, whatever stood there. The command finds the runs: those that were
 started with the same overrides, whatever their seed and name. Of several such groups the latest counts. ``seeds``
-leaves out others.
+leaves out others. ``against`` names a typed column of published numbers, ``0.53`` or ``0.53 ± 0.01``, for the verdict;
+what else stands there, as ``(0.53)``, is not compared.
 """
 
+import math
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +29,9 @@ from yamame.checks import UsageError
 from yamame.evaluation.intervals import Resampling
 from yamame.files.atomic import atomic_writer
 from yamame.files.identity import is_a_setting, key_of
+from yamame.report.aggregate import aggregate
 from yamame.report.content import costs_of, metric_of
-from yamame.report.estimates import compare, final, passed
+from yamame.report.estimates import compare, final, less_is_better, passed
 from yamame.report.groups import Group, Section
 from yamame.report.page import interval, number, seconds, signed
 
@@ -38,6 +41,7 @@ _BEGIN = "<!-- runs:"
 _RECIPE = re.compile(r"`python recipes/(\w+)\.py \.\.\.`")
 _BAR = re.compile(r"(?<!\\)\|")
 _TYPED = ("task", "metric", "mark")
+_PUBLISHED = re.compile(r"(-?\d+(?:\.\d+)?)(?: ± (\d+(?:\.\d+)?))?")
 
 
 class _Row(NamedTuple):
@@ -48,11 +52,43 @@ class _Row(NamedTuple):
     metric: str
     mark: float | None
     resampling: Resampling
+    published: str = ""
 
 
 def _ends(row: _Row) -> str:
     values = (run.last(f"eval/{row.metric}") for run in row.group.runs)
     return ", ".join(map(number, values))
+
+
+def _bests(row: _Row) -> list[tuple[float, float]]:
+    """The best evaluation of every seed, and its step."""
+    sign = -1 if less_is_better(row.metric) else 1
+    found = []
+    for run in row.group.runs:
+        steps, values = run.along(f"eval/{row.metric}", run.axis)
+        if len(values):
+            place = int((sign * values).argmax())
+            found.append((float(values[place]), float(steps[place])))
+    return found
+
+
+def _verdict(row: _Row) -> str:
+    """Where the best evaluations lie beside a published number: an interval beside twice its deviation.
+
+    The interval is over seeds, of a single one over the episodes of its best evaluation.
+    """
+    match, bests = _PUBLISHED.fullmatch(row.published.replace("\N{MINUS SIGN}", "-")), _bests(row)
+    if match is None or not bests:
+        return ""
+    mean = aggregate([[value] for value, _ in bests], statistic="mean", resampling=row.resampling)
+    stem, (value, step) = row.metric.removesuffix("_mean"), bests[0]
+    ends = mean.ends or [row.group.runs[0].at(f"eval/{stem}_{end}", step) for end in ("low", "high")]
+    low, high = (value if math.isnan(end) else end for end in ends)
+    theirs, apart = float(match[1]), 2 * float(match[2] or 0.0)
+    above, below = low > theirs + apart, high < theirs - apart
+    if less_is_better(row.metric):
+        above, below = below, above
+    return "above" if above else "below" if below else "within"
 
 
 def _mean(row: _Row) -> str:
@@ -107,6 +143,8 @@ def _cost(name: str) -> Callable[[_Row], str]:
 COLUMNS: dict[str, Callable[[_Row], str]] = {
     "seeds": lambda row: ", ".join(run.seed for run in row.group.runs),
     "at the end": _ends,
+    "best": lambda row: ", ".join(number(value) for value, _ in _bests(row)),
+    "verdict": _verdict,
     "mean": _mean,
     "difference": _difference,
     "reached after CPU-s": lambda row: _reached(row, in_seconds=True),
@@ -117,8 +155,9 @@ COLUMNS: dict[str, Callable[[_Row], str]] = {
     "budget": _budget,
     "revision": lambda row: ", ".join(revision[:7] for revision in row.group.revisions),
 }
-"""What can be written: the last evaluation of every seed, their mean with its interval, the difference to the base of
-the section, when every seed crossed the mark, the means of what runs took, their budget and their revision."""
+"""What can be written: the last evaluation of every seed and its best one, whether that is above, within or below what
+was published, the mean of the last ones with its interval, the difference to the base of the section, when every seed
+crossed the mark, the means of what runs took, their budget and their revision."""
 
 
 def write_tables(pages: Sequence[Path], sections: Sequence[Section], resampling: Resampling) -> list[str]:
@@ -154,14 +193,32 @@ def write_tables(pages: Sequence[Path], sections: Sequence[Section], resampling:
     return missing
 
 
+def place_table(page: Path, title: str, table: str, notes: str) -> None:
+    """Puts a marked table in the place of that of a page; one that is not there is made, with a title and notes.
+
+    Raises:
+        UsageError: The page has no marked table, or several.
+    """
+    text = page.read_text() if page.exists() else f"# {title}\n\n{table}\n\n{notes}\n"
+    placed, count = _MARKED.subn(lambda match: table, text)
+    if count != 1:
+        raise UsageError(f"page: must have one marked table, got {count} in {page}")
+    page.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_writer(page) as file:
+        file.write(placed.encode())
+
+
 def _filled(
     page: Path, options: str, table: str, sections: Sequence[Section], resampling: Resampling
 ) -> tuple[str, list[str]]:
     """A table with its numbers, and a line for every row without."""
     given = dict(part.strip().partition("=")[::2] for part in options.split(";") if part.strip())
-    if unknown := given.keys() - {"seeds", "typed"}:
-        raise UsageError(f"tables: a marker may say seeds and typed, got {min(unknown)} in {page}")
-    head, rows, recipe = _read(page, table, typed=given.get("typed", "").split(","))
+    if unknown := given.keys() - {"seeds", "typed", "against"}:
+        raise UsageError(f"tables: a marker may say seeds, typed and against, got {min(unknown)} in {page}")
+    typed, against = given.get("typed", "").split(","), given.get("against", "")
+    head, rows, recipe = _read(page, table, typed=typed)
+    if against and against not in head:
+        raise UsageError(f"tables: against must name a column, got {against} in {page}")
     lines, missing = [head, ["---"] * len(head)], []
     for row in rows:
         cells = dict(zip(head, row, strict=True))
@@ -173,7 +230,8 @@ def _filled(
             continue
         group, base, metric = latest
         mark = float(cells["mark"]) if cells.get("mark") else None
-        of_row = _Row(group, base, cells.get("metric", "").strip("`") or metric, mark, resampling)
+        metric = cells.get("metric", "").strip("`") or metric
+        of_row = _Row(group, base, metric, mark, resampling, cells.get(against, ""))
         lines.append([_cell(COLUMNS[name](of_row)) if name in COLUMNS else cells[name] for name in head])
     return "\n".join(re.sub(r"\|  (?=\|)", "| ", f"| {' | '.join(line)} |") for line in lines), missing
 

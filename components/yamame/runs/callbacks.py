@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from yamame.checks import require_at_least
+from yamame.checks import require, require_at_least
 from yamame.cli.app import command
 from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
@@ -214,3 +214,23 @@ class EarlyStopping(Callback):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores `state_dict`."""
         self.best, self.waited = state["best"], state["waited"]
+
+
+class CostLimit(Callback):
+    """Ends a run, in order, when it has taken so much processor time: after the iteration in which it does.
+
+    Args:
+        cpu_s: User and system seconds of the process and its children, those before a resume included.
+
+    Raises:
+        ValueError: ``cpu_s`` is not positive.
+    """
+
+    def __init__(self, cpu_s: float = 600.0) -> None:
+        require("CostLimit", "cpu_s", cpu_s, cpu_s > 0, "be positive")
+        self.cpu_s = cpu_s
+
+    def on_log(self, run: Run, metrics: Mapping[str, float], step: int) -> None:
+        """Stops the run if it is time."""
+        if (spent := run.costs.cpu_s) >= self.cpu_s:
+            run.stop(f"{spent:.0f} CPU-seconds are spent")

@@ -63,7 +63,7 @@ def loop(encoder, episode: torch.Tensor) -> torch.Tensor:
         written = out[len(slots) + len(segment) :]
         if accumulates:
             slots = torch.cat((slots, written))
-        else:
+        elif encoder.carry:
             slots = encoder.write(written) + (slots if encoder.residual else 0)
     return torch.cat(contexts)
 
@@ -229,3 +229,15 @@ def test_a_training_pass_moves_every_parameter() -> None:
 def test_arguments_outside_their_range_are_refused(name: str, arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ENCODERS[name](**arguments)
+
+
+@pytest.mark.parametrize("carry", [True, False])
+def test_without_carrying_a_segment_is_read_as_if_it_were_the_first(carry: bool) -> None:
+    torch.manual_seed(0)
+    encoder, (x, position, is_init) = make("rsm", carry=carry), sequences(2, 8, 0.0)
+    parallel, acted = encoder.parallel(x, position, is_init), act(encoder, x, is_init)[0]
+    torch.testing.assert_close(parallel, acted, **CLOSE)
+    torch.testing.assert_close(parallel, torch.stack([loop(encoder, row) for row in x]), **CLOSE)
+    begins = [encoder.parallel(part, position[:, :3], is_init[:, :3]) for part in (x[:, :3], x[:, 3:6])]
+    torch.testing.assert_close(parallel[:, :3], begins[0], **CLOSE)
+    assert torch.allclose(parallel[:, 3:6], begins[1], **CLOSE) != carry

@@ -34,6 +34,7 @@ class RSMEncoder(SegmentEncoder):
         segment_length: Timesteps C of a segment.
         num_slots: Slots M of the summary.
         residual: Add to the summary instead of replacing it (RSM-R): a new network passes more over a boundary.
+        carry: Pass the summary on. If not, every segment reads the first one: the control without memory.
         jitter: Lengths of segments are drawn within this share of ``segment_length`` in training.
         keys: Where to read and write, if not under the usual names.
 
@@ -59,6 +60,7 @@ class RSMEncoder(SegmentEncoder):
         segment_length: int = 32,
         num_slots: int = 4,
         residual: bool = False,
+        carry: bool = True,
         jitter: float = 0.0,
         keys: TrajectoryKeys | None = None,
     ) -> None:
@@ -76,7 +78,7 @@ class RSMEncoder(SegmentEncoder):
             context_length=None,
             keys=keys,
         )
-        self.residual = residual
+        self.residual, self.carry = residual, carry
         self.start = nn.Parameter(SPREAD * torch.randn(num_slots, d_model))
         self.write = nn.Linear(d_model, d_model)
 
@@ -87,6 +89,8 @@ class RSMEncoder(SegmentEncoder):
 
     def next_slots(self, written: Slots, read: Slots) -> Slots:
         """The next summaries."""
+        if not self.carry:
+            return Slots(self.start.expand_as(written.tokens), written.owner)
         summary = self.write(written.tokens)
         if self.residual:
             summary = summary + _read_by(written.owner, read)
@@ -119,7 +123,8 @@ class RSMEncoder(SegmentEncoder):
         written = self.write(self.attend(memory, queries, places[1], all_slots))
         written = (written + summary if self.residual else written).to(summary.dtype).nan_to_num()
         summary = torch.where(full.view(-1, 1, 1), written, summary)
-        memory["summary"] = torch.where(starts.view(-1, 1, 1), self.start.to(summary.dtype), summary)
+        fresh = starts if self.carry else full | starts
+        memory["summary"] = torch.where(fresh.view(-1, 1, 1), self.start.to(summary.dtype), summary)
         alone = memory.copy().set("filled", torch.zeros_like(all_slots))
         store_at = self.segment_length + places[0]
         self.attend(alone, memory["summary"], places[0], torch.zeros_like(all_slots), store_at, full | starts)

@@ -1,0 +1,73 @@
+"""Published evaluations: the tasks that are named are played, and seeds and tasks vary together."""
+
+import numpy as np
+import pytest
+import torch
+from yamame.evaluation import evaluate, joint_estimate, judge, measure
+from yamame_envs import DarkKeyDoor, MazeRunner, PassiveTMaze
+
+UP = 1
+
+
+def upwards(length):
+    """Walks to the junction and turns up, whatever the sign was."""
+
+    def policy(td):
+        last = td["step_index"].flatten() == length
+        return td.set("action", torch.where(last, UP, 0))
+
+    return policy
+
+
+def test_the_tasks_that_are_named_are_played_in_their_order_and_in_rounds():
+    tasks = list(range(5_000_000, 5_000_010))
+    env = PassiveTMaze(num_envs=4, length=3)
+    sides = PassiveTMaze(num_envs=1, length=3).tasks_of(torch.tensor(tasks))["side"]
+    result = evaluate(upwards(3), env, task_seeds=tasks)
+    assert result.success.tolist() == (sides == 1).tolist()
+    assert measure(result, "success").tolist() == (sides == 1).double().tolist()
+    assert 0 < int(result.success.sum()) < 10
+    assert evaluate(upwards(3), env, task_seeds=tasks[::-1]).success.tolist() == result.success.tolist()[::-1]
+    assert evaluate(upwards(3), env, num_episodes=10).success.tolist() != result.success.tolist()
+
+
+def test_doors_are_the_attempts_in_which_both_were_found():
+    env = DarkKeyDoor(num_envs=30, size=2, trial_limit=8, time_limit=60, attempts="reset_step")
+    torch.manual_seed(0)
+    played = evaluate(lambda td: td.set("action", torch.randint(5, (30,))), env, task_seeds=range(30))
+    doors = measure(played, "doors")
+    keys = played.returns - doors
+    assert (doors <= keys).all()  # a key for every door, and some that opened none
+    assert (doors < keys).any()
+    assert doors.sum() > 30
+
+
+def test_goals_are_shares_and_an_endpoint_must_be_told():
+    env = MazeRunner(num_envs=4, size=5, num_goals=2, time_limit=200)
+    torch.manual_seed(0)
+    played = evaluate(lambda td: td.set("action", torch.randint(5, (4,))), env)
+    assert measure(played, "goals").tolist() == (played.returns / 2).tolist()
+    assert measure(played, "accuracy").tolist() == ((played.returns + 1) / 2).tolist()
+    with pytest.raises(ValueError, match=r"measure: endpoint must be one of .*, got 'keys'"):
+        measure(played, "keys")
+
+
+def test_an_interval_has_the_spread_of_seeds_and_of_tasks():
+    tasks = np.arange(100) % 2.0
+    same = joint_estimate([tasks, tasks])
+    assert same.value == 0.5
+    assert same.seeds == [0.5, 0.5]
+    # Both seeds meet the same tasks: there are 100 observations, not 200.
+    assert same.high - same.low == pytest.approx(2 * 1.96 * 0.05, rel=0.15)
+    apart = joint_estimate([tasks * 0, tasks * 0 + 1])
+    assert (apart.low, apart.high) == (0.0, 1.0)
+    alone = joint_estimate([tasks * 0 + 0.25])
+    assert (alone.low, alone.high) == (0.25, 0.25)
+    assert joint_estimate([tasks, tasks]) == same
+    with pytest.raises(ValueError, match="scores must be finite"):
+        joint_estimate([[np.nan]])
+
+
+@pytest.mark.parametrize(("ours", "outcome"), [(0.5, "comparable"), (0.8, "above"), (0.2, "below")])
+def test_a_margin_decides(ours, outcome):
+    assert judge(ours, 0.5, 0.1) == outcome

@@ -1,0 +1,109 @@
+"""A suite of tasks: what is missing is run, what is done is not run again, and the table has both sides."""
+
+import re
+
+import pytest
+import yamame
+from yamame.runs import CostLimit
+from yamame.tracking.history import RunReader
+
+SUITE = """# A suite of three corridors
+title: Corridors
+key: env.length
+tiers:
+  short: {{experiment: cpu_tmaze, tasks: [{tasks}]}}
+against: theirs
+published:
+  theirs: {{source: a paper, changed: ["4"], values: {{"3": [-2.0, 0.1], "4": 0.5}}}}
+  others: {{source: nobody, changed: [], values: {{}}}}
+"""
+TINY = "overrides=[debug=tiny,encoder=gru]"
+
+
+@pytest.fixture
+def board(play, tmp_path):
+    """Runs the recipe on a suite of one's own: exit status, output, error output, and the cells of the table."""
+    own = tmp_path.parent / f"{tmp_path.name}-own"
+    (own / "suite").mkdir(parents=True)
+
+    def board(tasks, *arguments):
+        (own / "suite" / "corridors.yaml").write_text(SUITE.format(tasks=tasks))
+        told = play(
+            "leaderboard", tmp_path, "corridors", f"--config-dir={own}", "tier=short", TINY, *arguments
+        )
+        page = tmp_path / "leaderboard" / "corridors-short.md"
+        lines = page.read_text().splitlines() if page.exists() else []
+        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")]
+        return *told, [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
+
+    return board
+
+
+def runs_of(folder):
+    return [run.run_id for run in RunReader.open(f"sqlite:///{folder}/mlflow.db", "yamame").read()]
+
+
+def test_what_is_missing_is_run_what_failed_is_told_and_what_is_done_stays(board, tmp_path):
+    status, out, errors, rows = board("0, 3")
+    assert status == 1
+    assert "length must be at least 1, got 0" in errors
+    assert "not run: python recipes/train.py experiment=cpu_tmaze env.length=0 debug=tiny" in out
+    assert [row["best"] == "not run" for row in rows] == [True, False]
+    first = rows[1]
+    assert (first["theirs"], first["verdict"]) == ("-2.000 ± 0.100", "above")
+    assert re.fullmatch(r"\d\.\d{3}", first["best"])
+    assert float(first["CPU-s"]) > 0
+    ids = runs_of(tmp_path)
+    status, out, errors, rows = board("3, 4")
+    assert (status, out.splitlines()[-1]) == (0, "leaderboard/corridors-short.md"), errors
+    assert rows[0] == first
+    assert (rows[1]["task"], rows[1]["theirs"], rows[1]["verdict"]) == ("4", "(0.500)", "")
+    assert runs_of(tmp_path)[:1] == ids
+    assert len(runs_of(tmp_path)) == 2
+    assert "- *theirs*: a paper" in (tmp_path / "leaderboard" / "corridors-short.md").read_text()
+
+
+def test_a_run_that_is_asked_to_end_ends_the_recipe_which_goes_on_later(board, monkeypatch):
+    seen = []
+
+    def interrupted(*overrides):
+        seen.append(overrides)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(yamame, "train", interrupted)
+    assert board("3, 4")[0] == 75
+    assert len(seen) == 1
+    assert "resume=auto" in seen[0]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "arguments", "message"),
+    [
+        ("3", ["tier=long"], "tier: must be one of short, got long"),
+        ("x", [], "env.length: must be an integer, got 'x'"),
+        ("3", ["overrides=[encodr=gru]"], "encodr: no such key"),
+    ],
+)
+def test_all_runs_are_checked_before_the_first_one(board, tmp_path, tasks, arguments, message):
+    status, _, errors, _ = board(tasks, *arguments)
+    assert status == 2
+    assert message in errors
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
+
+
+def test_the_suite_of_popgym_names_its_tasks_and_what_is_limited_by_cost(play, tmp_path):
+    status, out, errors = play("leaderboard", tmp_path, "popgym", "tier=gpu", "only_check=true")
+    assert status == 0, errors
+    lines = out.splitlines()
+    assert len(lines) == len(set(lines)) == 48
+    assert lines[0] == "python recipes/train.py experiment=popgym env.id=RepeatFirstEasy seed=0"
+    suite = yamame.compose(recipe="leaderboard").suite
+    assert len(suite.tiers.cpu.tasks) >= 14
+    tasks = set(suite.tiers.gpu.tasks)
+    assert set(suite.tiers.cpu.tasks) < tasks
+    for column in suite.published.values():
+        assert set(column["values"]) <= tasks
+        assert len(column["source"]) > 10
+    limit = yamame.compose(f"experiment={suite.tiers.cpu.experiment}").callbacks.cost_limit
+    assert limit.cpu_s == 150.0
+    assert limit._target_.endswith(CostLimit.__name__)

@@ -1,0 +1,65 @@
+"""A published experiment in pieces: what is done stays, what was measured is written, mistakes begin nothing."""
+
+import json
+
+import pytest
+import yamame
+
+SMALL = ("edition=small", "num_tasks=6", "seeds=[42,100]", "overrides=[logger=none]")
+
+
+def test_all_seeds_are_trained_once_and_measured_on_the_tasks_that_are_named(play, tmp_path):
+    call = ("rsm/dark_key_to_door", "memory=gru", *SMALL)
+    status, out, errors = play("reproduce", tmp_path, *call)
+    assert status == 0, errors
+    assert "no verdict on edition=small" in out
+    report = json.loads((tmp_path / "runs/rsm_dark_key_to_door-gru-small/contract.json").read_text())
+    assert [len(tasks) for tasks in report["tasks"]] == [6, 6]
+    assert report["contract"]["published"]["gru"][0] == 29.6
+    assert report["cpu_s"] > 0
+    assert report["ours"]["seeds"] == pytest.approx([sum(tasks) / 6 for tasks in report["tasks"]])
+    files = sorted((tmp_path / "runs/rsm_dark_key_to_door-gru-small-42/checkpoints").iterdir())
+    times = [file.stat().st_mtime_ns for file in files]
+    assert play("reproduce", tmp_path, *call)[0] == 0
+    assert [file.stat().st_mtime_ns for file in files] == times
+
+
+def test_a_piece_ends_within_its_minutes_and_says_what_the_rest_takes(play, tmp_path):
+    call = ("rsm/tmaze", "memory=gru", *SMALL)
+    status, out, _ = play("reproduce", tmp_path, *call, "minutes=0.0001")
+    assert status == 75
+    assert "rsm_tmaze-gru-small-42: " in out
+    assert "the rest takes" in out
+    assert not (tmp_path / "runs/rsm_tmaze-gru-small").exists()
+    assert play("reproduce", tmp_path, *call)[0] == 0
+    assert (tmp_path / "runs/rsm_tmaze-gru-small/contract.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["rsm/tmaze", "memory=lstm"],
+            "memory: must be one of transformer, rsm, rsm_r, memo, gru, memoryless",
+        ),
+        (["rsm/tmaze", "edition=large"], "edition: must be one of full, small, got large"),
+        (["rsm/tmazes"], "Could not find 'reproduce/rsm/tmazes'"),
+    ],
+)
+def test_a_mistake_begins_nothing(play, tmp_path, arguments, message):
+    status, _, errors = play("reproduce", tmp_path, *arguments)
+    assert status == 2
+    assert message in errors
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
+
+
+@pytest.mark.parametrize("name", ["dark_key_to_door", "tmaze", "mazerunner", "countrecall"])
+def test_a_contract_makes_the_updates_that_were_published(name):
+    cfg = yamame.compose(f"reproduce=rsm/{name}", recipe="reproduce")
+    run = yamame.compose(f"experiment={cfg.contract.experiment}", *cfg.memories.rsm)
+    schedule, steps = run.schedule, run.budget.env_steps
+    assert int((steps - schedule.learning_starts) * schedule.updates_per_step) == 127_872
+    assert (steps, schedule.batch_size, run.optimizer.lr) == (8_000_000, 16, 1e-4)
+    assert set(cfg.contract.published) == set(cfg.memories)
+    assert run.schedule.autocast is None
+    assert run.agent.loss.reward_multiplier == 100.0
