@@ -28,7 +28,7 @@ def test_marked_tables_can_be_written_and_name_experiments_that_there_are(tmp_pa
     page = tmp_path / "page.md"
     page.write_text((ROOT / name).read_text())
     rows = write_tables([page], [], Resampling())  # of no runs: every row is named
-    assert len(rows) > 8
+    assert len(rows) >= 8
     assert page.read_text().count("not run") > len(rows)
     for row in rows:
         (experiment,) = re.findall(r"experiment=(\w+)", row)
