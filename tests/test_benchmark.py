@@ -62,7 +62,8 @@ def test_the_published_agent_is_measured_on_its_maze(benchmark):
 
 def test_another_environment_is_measured_without_the_settings_of_the_maze(benchmark):
     subject = benchmark.Subject(["env=tmaze", "env.length=9", *SMALL], "cpu")
-    assert subject.cfg.env == {"_target_": "yamame_envs.PassiveTMaze", "length": 9, "penalty": None}
+    settings = {"length": 9, "penalty": None, "observable": False}
+    assert subject.cfg.env == {"_target_": "yamame_envs.PassiveTMaze", **settings}
     batch = subject.batch(3, 40)
     assert batch.shape == (3, 40)
     assert batch["mask"].all()

@@ -28,7 +28,7 @@ RUNS = [
     *("env=tmaze encoder=rsm", "env=tmaze encoder=memo"),
     "env=wind agent.box_distribution=beta",
     "env=wind agent=amago2 callbacks=early_stopping",
-    "env=wind agent=separate encoder=memoryless",
+    "env=wind agent=separate encoder=memoryless callbacks=cost_limit",
     "env=tmaze encoder=hf",
     # Environments and encoders of other packages; nothing else is tested with these alone.
     *("env=crafter goal_encoder=token", "env=minigrid", "env=multi_domain", "env=popgym", "encoder=mamba"),
@@ -37,6 +37,7 @@ RUNS = [
 ]
 ELSEWHERE = {"collector/ray", "debug/tiny", "env/gym_goals", "hardware/gpu", "logger/mlflow", "logger/none"}
 ELSEWHERE |= {"launcher/local", "launcher/slurm", "sweeper/optuna"}
+ELSEWHERE |= {"suite/popgym", *(f"reproduce/rsm/{path.stem}" for path in CONF.glob("reproduce/rsm/*"))}
 ELSEWHERE |= {f"data/{name}" for name in ("hdf5", "minari", "none", "npz", "runs", "torchrl")}
 """Choices of all runs here, and of tests of their own."""
 

@@ -58,7 +58,7 @@ _IN_FILES = {
     "collector": {"yamame.collectors": "RayCollector SyncCollector"},
     "packing": {"yamame.replay": "SequencePacking"},
     "window": {"yamame.replay": "Window"},
-    "callbacks": {"yamame.runs": "EarlyStopping"},
+    "callbacks": {"yamame.runs": "CostLimit EarlyStopping"},
     "data": {"yamame.data": "hdf5 minari npz runs torchrl"},
     "source": {"yamame.baselines": "TabularQLearning"},
     "logger": {
