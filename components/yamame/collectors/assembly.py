@@ -71,7 +71,11 @@ class TrajectoryAssembler:
         """The unfinished episodes."""
         if self._open is None or self._length is None:
             return {"steps": None, "length": None}
-        return {"steps": self._open[:, : int(self._length.max())].clone(), "length": self._length}
+        steps = self._open[:, : int(self._length.max())].clone()
+        beyond = torch.arange(steps.shape[1]) >= self._length.unsqueeze(-1)
+        for value in steps.values(True, True):  # beyond its end an episode has what an earlier one left there
+            value[beyond] = 0
+        return {"steps": steps, "length": self._length}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores `state_dict`."""
