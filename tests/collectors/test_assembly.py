@@ -59,3 +59,16 @@ def test_saved_and_restored_assembler_goes_on_where_it_stood():
     second.load_state_dict(first.state_dict())
     later = (steps[13:], done[13:], terminal_timesteps(steps[13:], done[13:]))
     assert (whole.add(*later) == second.add(*later)).all()
+
+
+def test_what_is_saved_holds_nothing_of_episodes_that_are_over():
+    steps, done, _ = play(num_envs=4, num_steps=30, seed=1)
+    assembler, num_empty = TrajectoryAssembler(), 0
+    for t in range(0, 30, 5):
+        block = slice(t, t + 5)
+        assembler.add(steps[block], done[block], terminal_timesteps(steps[block], done[block]))
+        saved = assembler.state_dict()
+        beyond = torch.arange(saved["steps"].shape[1]) >= saved["length"].unsqueeze(-1)
+        assert not saved["steps"]["action"][beyond].any()
+        num_empty += int(beyond.sum())
+    assert num_empty > 10

@@ -206,12 +206,15 @@ def test_a_push_of_weights_does_not_wait_for_actors(make_collector, slow):
     weights = TensorDict.from_module(collector.policy).data.clone()
     assert sum(value.numel() for value in weights.values(True, True)) > 3.5e6
     collector.collect(20)
-    start = time.monotonic()
+    seconds = []
     for _ in range(5):
+        start = time.monotonic()
         collector.update_policy_weights_(weights)
-    wall = (time.monotonic() - start) / 5
-    print(f"a push of 3.9M parameters: {1000 * wall:.0f} ms")
-    assert wall < 0.5  # a block takes a second
+        seconds.append(time.monotonic() - start)
+    print(
+        f"a push of 3.9M parameters: {1000 * sum(seconds) / 5:.0f} ms, at most {1000 * max(seconds):.0f} ms"
+    )
+    assert max(seconds) < 0.5  # a block takes a second
 
 
 @pytest.mark.cluster

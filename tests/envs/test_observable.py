@@ -2,31 +2,21 @@
 
 import pytest
 import torch
+import yamame_envs as envs
 from torchrl.envs.utils import check_env_specs
-from yamame_envs import (
-    ActiveTMaze,
-    Bandits,
-    DarkKeyDoor,
-    MazeRunner,
-    MetaFrozenLake,
-    PackageDelivery,
-    PassiveTMaze,
-    RepeatedTrials,
-    Wind,
-)
 
 TWINS = [
-    (PassiveTMaze, {"length": 5}, 1),
-    (ActiveTMaze, {"length": 5}, 1),
-    (Bandits, {"num_arms": 3, "time_limit": 9}, 3),
-    (Wind, {"time_limit": 9}, 2),
-    (DarkKeyDoor, {"size": 3, "trial_limit": 5, "time_limit": 20}, 4),
-    (DarkKeyDoor, {"size": 3, "time_limit": 20, "randomize_actions": True}, 29),
-    (MazeRunner, {"size": 5, "num_goals": 1, "time_limit": 9}, 25),
-    (MazeRunner, {"size": 5, "num_goals": 1, "randomize_actions": True}, 50),
-    (MetaFrozenLake, {"size": 3, "num_trials": 2}, 9),
-    (MetaFrozenLake, {"size": 3, "num_trials": 2, "hard": True}, 12),
-    (PackageDelivery, {"length": 10, "time_limit": 20}, 14),
+    (envs.PassiveTMaze, {"length": 5}, 1),
+    (envs.ActiveTMaze, {"length": 5}, 1),
+    (envs.Bandits, {"num_arms": 3, "time_limit": 9}, 3),
+    (envs.Wind, {"time_limit": 9}, 2),
+    (envs.DarkKeyDoor, {"size": 3, "trial_limit": 5, "time_limit": 20}, 4),
+    (envs.DarkKeyDoor, {"size": 3, "time_limit": 20, "randomize_actions": True}, 29),
+    (envs.MazeRunner, {"size": 5, "num_goals": 1, "time_limit": 9}, 25),
+    (envs.MazeRunner, {"size": 5, "num_goals": 1, "randomize_actions": True}, 50),
+    (envs.MetaFrozenLake, {"size": 3, "num_trials": 2}, 9),
+    (envs.MetaFrozenLake, {"size": 3, "num_trials": 2, "hard": True}, 12),
+    (envs.PackageDelivery, {"length": 10, "time_limit": 20}, 14),
 ]
 IDS = [f"{kind.__name__}-{size}" for kind, _, size in TWINS]
 
@@ -49,19 +39,19 @@ def test_a_twin_shows_one_entry_more_and_plays_the_same(kind, settings, size):
 
 
 def test_a_twin_tells_what_decides():
-    maze = played(PassiveTMaze(num_envs=6, length=3, observable=True))
+    maze = played(envs.PassiveTMaze(num_envs=6, length=3, observable=True))
     assert maze["hidden"][:, 0, 0].equal(maze["observation"][:, 0, 1])
     assert len(maze["hidden"].unique()) == 2
-    room = played(DarkKeyDoor(num_envs=4, size=3, time_limit=30, light=True, observable=True))
+    room = played(envs.DarkKeyDoor(num_envs=4, size=3, time_limit=30, light=True, observable=True))
     assert room["hidden"].equal(room["observation"][..., 4:])
     torch.manual_seed(0)
-    wind = Wind(num_envs=4, time_limit=30, observable=True).rollout(20)
+    wind = envs.Wind(num_envs=4, time_limit=30, observable=True).rollout(20)
     moved = wind["next", "observation"] - wind["observation"] - wind["action"]
     torch.testing.assert_close(moved, 0.08 * wind["hidden"], atol=1e-5, rtol=0)
 
 
 def test_a_twin_in_repeated_trials_shows_it_too_and_other_environments_know_nothing_of_it():
-    env = RepeatedTrials(PassiveTMaze(num_envs=2, length=3, observable=True), num_trials=2)
+    env = envs.RepeatedTrials(envs.PassiveTMaze(num_envs=2, length=3, observable=True), num_trials=2)
     assert played(env)["hidden"].shape == (2, 25, 1)
     with pytest.raises(TypeError, match="observable"):
-        RepeatedTrials(env, observable=True)
+        envs.RepeatedTrials(env, observable=True)

@@ -72,7 +72,7 @@ class TrajectoryAssembler:
         if self._open is None or self._length is None:
             return {"steps": None, "length": None}
         steps = self._open[:, : int(self._length.max())].clone()
-        beyond = torch.arange(steps.shape[1]) >= self._length.unsqueeze(-1)
+        beyond = torch.arange(steps.shape[1], device=self._length.device) >= self._length.unsqueeze(-1)
         for value in steps.values(True, True):  # beyond its end an episode has what an earlier one left there
             value[beyond] = 0
         return {"steps": steps, "length": self._length}

@@ -210,12 +210,6 @@ def write_gif(path: Path, frames: ArrayLike, *, fps: float = 10.0) -> Path:
     from PIL import Image
 
     images = [Image.fromarray(frame) for frame in _checked_frames("write_gif", frames, fps, most=50.0)]
-    counted = [image.getcolors(256) or [] for image in images]  # none where a picture has more
-    colors = {color for counts in counted for _, color in counts}
-    if all(counted) and len(colors) <= 256:  # one palette for all: five times as fast as one for each picture
-        palette = Image.new("P", (1, 1))
-        palette.putpalette(np.array(sorted(colors), np.uint8).tobytes())
-        images = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
     with atomic_writer(path) as file:
         images[0].save(
             file, format="GIF", save_all=True, append_images=images[1:], duration=round(1000 / fps), loop=0
