@@ -21,7 +21,7 @@ def read(name: str) -> list[dict[str, str]]:
 
 def draw() -> Path:
     """Three goals in a maze, with and without relabelling: means over the seeds, and their intervals."""
-    names = {"A  base": "with hindsight relabelling", "D  relabel.strategy=none": "without"}
+    names = {"A  relabel.strategy=some": "with hindsight relabelling", "B  relabel.strategy=none": "without"}
     columns: dict[str, list[list[float]]] = {name: [[], [], [], []] for name in names.values()}
     for row in read("curves"):
         is_there = row["section"].startswith("cpu_mazerunner_k3 ") and row["plot"].endswith(
