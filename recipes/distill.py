@@ -58,7 +58,7 @@ from yamame.training.seeding import seed_everything
 def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
     """The recipe: success on held-out tasks, or the mean return where an environment knows no success."""
     check(cfg)
-    with Run(cfg, prefix="distill-", unit="updates", callbacks=callbacks) as run:
+    with Run(cfg, unit="updates", callbacks=callbacks) as run:
         seed_everything(cfg.seed)
         held_out = run.closing(held_out_env(cfg))
         agent = build_agent(cfg, held_out)

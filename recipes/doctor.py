@@ -43,6 +43,7 @@ from yamame.doctor.trial import Forecast, Stopwatch, forecast, shortened
 from yamame.failures import OutsideError, one_line
 from yamame.runs.api import load_recipe
 from yamame.signals import Terminated
+from yamame.tracking.mlflow_store import check_store
 
 GIGABYTE = machine.GIGABYTE
 HARMLESS = ("trial: stopped", "no video")
@@ -54,13 +55,14 @@ def doctor(cfg: DictConfig) -> None:
     say("packages", packages.as_text())
     say("machine", machine.described(cfg))
     problems = [*machine.problems(cfg)]
-    if not problems:
+    may_try = not problems
+    problems += store_problems(cfg)
+    if may_try:
         say("trial", f"of {cfg.measure.seconds:g} s and an evaluation")
         watch = Stopwatch(cfg.measure.seconds)
         with folder_beside(Path(cfg.run.root)) as folder:
-            problems += try_out(shortened(cfg, folder, cfg.measure.seconds), watch)
-        if not problems:
-            problems += tell(watch, forecast(watch, cfg), cfg)
+            failed = try_out(shortened(cfg, folder, cfg.measure.seconds), watch)
+        problems += failed or tell(watch, forecast(watch, cfg), cfg)
     for problem in problems:
         say("problem", problem)
     if problems:
@@ -70,6 +72,15 @@ def doctor(cfg: DictConfig) -> None:
 def say(what: str, text: str) -> None:
     """Prints a line."""
     print(f"{what + ':':<10} {text}", flush=True)
+
+
+def store_problems(cfg: DictConfig) -> list[str]:
+    """Why the tracker's store takes no run, if it does not."""
+    try:
+        check_store(cfg)
+    except (UsageError, OSError, OutsideError) as error:
+        return [one_line(error)]
+    return []
 
 
 @contextmanager
@@ -157,4 +168,4 @@ def gpu_memory(cfg: DictConfig) -> str:
 
 
 if __name__ == "__main__":
-    main(doctor, config_name="doctor")
+    main(doctor, config_name="doctor", needs_store=False)

@@ -26,7 +26,8 @@ import torch
 from omegaconf import DictConfig
 from yamame.checks import UsageError
 from yamame.cli.app import main
-from yamame.cli.jobs import file_name, overrides
+from yamame.cli.jobs import overrides
+from yamame.cli.names import file_name
 from yamame.cli.nodes import plain
 from yamame.evaluation import EvaluationResult, evaluate, play_episode
 from yamame.evaluation.intervals import Resampling

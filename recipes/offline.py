@@ -37,7 +37,7 @@ from yamame.training.seeding import seed_everything
 
 def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
     """The recipe: success on held-out tasks, or the mean return where an environment knows no success."""
-    with ranks.joined(cfg.device), Run(cfg, prefix="offline-", unit="updates", callbacks=callbacks) as run:
+    with ranks.joined(cfg.device), Run(cfg, unit="updates", callbacks=callbacks) as run:
         seed_everything(ranks.own_seed(cfg.seed))
         held_out = run.closing(held_out_env(cfg))
         agent = ranks.equal(build_agent(cfg, held_out))

@@ -50,7 +50,7 @@ def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
     if relabels(cfg):
         strategy = cfg.relabel.get("strategy")
         raise UsageError(f"relabel.strategy={strategy}: learning on-policy cannot relabel; set relabel=none")
-    with Run(cfg, prefix="ppo-", callbacks=callbacks) as run:
+    with Run(cfg, callbacks=callbacks) as run:
         seed_everything(cfg.seed)
         env = run.closing(build_env(cfg, num_envs=cfg.schedule.num_envs, seed=cfg.seed))
         held_out = run.closing(held_out_env(cfg))

@@ -78,6 +78,11 @@ def test_every_key_of_the_main_file_has_a_comment():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (
+            ["env.length=8"],
+            "env.length: no such key; it is a key of env=active_tmaze, env=package_delivery, env=tmaze;",
+        ),
+        (["seed"], "seed: must be key=value, as seed=1"),
         (["encodr=gru"], "encodr: no such key, did you mean encoder"),
         (["encoder=gruu"], "encoder=gruu: no such choice, did you mean gru?"),
         (["-m", "seed=0,1", "env.sizze=3"], "env.sizze: no such key, did you mean env.size?"),
@@ -119,3 +124,17 @@ def test_the_configuration_and_completions_are_shown_without_torch():
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "_target_: yamame_envs.PassiveTMaze" in shown.stdout
     assert "complete -o nospace" in ask("train", "-sc", "install=bash").stdout
+
+
+def test_a_run_that_is_there_is_refused_before_torch_is_loaded(tmp_path):
+    run = tmp_path / "ppo-tmaze-gru-seed=0"
+    run.mkdir()
+    (run / ".lock").touch()
+    (run / "config.yaml").touch()
+    given = ("env=tmaze", "encoder=gru", f"run.root={tmp_path}")
+    refused = ask("ppo", *given)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(f"ppo: RunDirectory: {run} exists; continue it with resume=true")
+    assert refused.stdout == ""
+    for free in ("resume=true", "resume=auto", "run.overwrite=true", "run.name=other"):
+        assert "RunDirectory" not in ask("ppo", *given, free).stderr

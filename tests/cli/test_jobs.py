@@ -14,7 +14,8 @@ from omegaconf import OmegaConf
 from yamame.checks import UsageError
 from yamame.cli import jobs
 from yamame.cli.app import main
-from yamame.cli.jobs import AlreadyDone, resume_mode, run_name, say
+from yamame.cli.jobs import AlreadyDone, resume_mode, say
+from yamame.cli.names import run_name
 
 TRAIN = """
 defaults:
@@ -170,14 +171,16 @@ def test_the_same_name_in_other_directories_is_another_run(sweep, tmp_path):
     assert sweep(task, "-m", "seed=0,5", "run.name='mine-${seed}'")[0] == 0
 
 
-def named(*overrides, seed=0, **choices):
-    hydra_config = {"runtime": {"choices": choices}, "overrides": {"task": list(overrides)}}
+def named(*overrides, seed=0, recipe="train", **choices):
+    job = {"config_name": recipe}
+    hydra_config = {"job": job, "runtime": {"choices": choices}, "overrides": {"task": list(overrides)}}
     cfg = {"run": {"name": None}, "seed": seed}
     return run_name(OmegaConf.create(cfg), OmegaConf.create(hydra_config))
 
 
 def test_a_name_that_is_cut_ends_in_a_hash_of_all_that_makes_it_and_the_seed():
     assert named("env=tmaze", "env.size=3", env="tmaze", encoder="gru") == "tmaze-gru-env.size=3-seed=0"
+    assert named("env=tmaze", recipe="ppo", env="tmaze", encoder="gru") == "ppo-tmaze-gru-seed=0"
     many = [f"agent.critic.hidden_size_of_layer_{index}=16" for index in range(9)]
     names = {
         named(*many, last, seed=seed, env="tmaze", encoder="gru")

@@ -37,7 +37,8 @@ def play_recipe(which: str | ModuleType, folder: Path, *arguments: str) -> tuple
                 for name in ("train", "replay", "export", "doctor", "leaderboard", "reproduce")
                 if hasattr(module, name)
             )
-            main(task, config_name=Path(module.__file__).stem)
+            name = Path(module.__file__).stem
+            main(task, config_name=name, needs_store=name != "doctor")  # as the files call it
     except SystemExit as exit_:
         status = exit_.code
     finally:

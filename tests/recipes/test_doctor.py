@@ -108,6 +108,15 @@ def test_a_broken_set_up_is_named_in_one_line(arguments, told, doctor, own_modul
     assert told in lines[0]
 
 
+def test_an_unusable_store_is_named_beside_what_else_is_wrong(doctor, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    store = ("logger=mlflow", "logger.tracking_uri=http://127.0.0.1:9")
+    status, out, err = doctor(*TINY, *store, "schedule.learning_starts=1000000")
+    assert status == 1
+    assert err == "doctor: 2 to mend\n"
+    assert [line.partition(":")[0] for line in problems(out)] == ["tracking_uri", "schedule"]
+
+
 def without_cuda(monkeypatch, folder):
     (folder / "nvidia-smi").write_text("#!/bin/sh\n")
     (folder / "nvidia-smi").chmod(0o755)

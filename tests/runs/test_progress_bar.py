@@ -6,8 +6,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+import torch
 from torch import nn
 from yamame.budget import Budget
+from yamame.evaluation import EvaluationResult
 from yamame.runs.progress_bar import ProgressBar
 from yamame.training.progress import Progress
 
@@ -59,7 +62,16 @@ def test_a_log_gets_one_plain_line_per_interval_with_the_speed_of_that_interval(
     assert all(re.match(r"\d\d:\d\d:\d\d  ", line) for line in lines)
     assert lines[0].endswith("mine: 9 parameters, 16 environments, on cpu, in runs/mine")
     assert "5,000 steps" in lines[1]  # something moves at once
-    parts = ("20%", "6,000 steps", "20 updates", "success 0.250", "loss 1.5", "100 steps/s", "1.0 updates/s")
+    assert "- steps/s  - updates/s" in lines[1]  # and nothing is known of its speed
+    parts = (
+        "20%",
+        "6,000 steps",
+        "20 updates",
+        "success 0.250 of 1",
+        "loss 1.5",
+        "100 steps/s",
+        "1.0 updates/s",
+    )
     for part in (*parts, "1:20 left"):
         assert part in lines[2]
     assert not has_control_characters(stream.getvalue())
@@ -81,7 +93,7 @@ def test_the_share_that_the_learner_waits_is_that_of_the_interval_and_of_collect
     for second, waited in ((0.0, 5.0), (10.0, 7.5), (20.0, 17.5)):
         clock.now = second
         bar.on_log(run, {"collector/waited_s": waited}, 0)
-    assert re.findall("learner waits (.*?)  ", stream.getvalue()) == ["0%", "25%", "100%"]
+    assert re.findall("learner waits (.*?)  ", stream.getvalue()) == ["-", "25%", "100%"]
     clock.now = 30.0
     bar.on_log(run, {}, 0)
     assert stream.getvalue().count("learner waits") == 3
@@ -97,6 +109,19 @@ def test_it_tells_when_held_out_tasks_are_played():
         run.exits.close()
         assert "evaluating 64 held-out tasks" in stream.getvalue()
         assert has_control_characters(stream.getvalue()) == stream.isatty()
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
+def test_what_held_out_tasks_gave_stays_on_the_screen(stream):
+    run, bar = make_run(4), ProgressBar(stream=stream)
+    bar.on_begin(run)
+    run.progress.env_steps = 1024
+    both, returns = torch.tensor([True, True]), torch.ones(2, dtype=torch.float64)
+    bar.on_evaluate(
+        run, EvaluationResult(returns, torch.tensor([3, 4]), both, returns[:, None], success=both)
+    )
+    run.exits.close()
+    assert "held-out tasks after 1,024 steps: success 1.000 [0.342, 1.000]" in stream.getvalue()
 
 
 def test_a_terminal_gets_a_bar_until_the_run_is_over():

@@ -68,14 +68,14 @@ def main(
     settings: Mapping[str, Any] | None = None,
     resumable: bool = False,
     shared: bool = False,
+    needs_store: bool = True,
 ) -> None:
     """Runs a recipe from the command line.
 
-    A mistake of the user (`UsageError`, or anything Hydra refuses) becomes one line on the standard error and
-    exit status 2, before anything is written; the jobs of a sweep are all checked before the first one
-    starts. A failure of the outside world (``OSError``, `OutsideError`) becomes one line and exit status 1. Ctrl-C ends
-    it without a traceback. Other errors keep theirs. A job of a sweep that fails leaves the others alone: a table at
-    the end says what became of each, and the exit status is 1.
+    A mistake of the user (`UsageError`, or anything Hydra refuses) becomes one line on the standard error and exit
+    status 2, before anything is written or a job of a sweep begins. A failure of the outside world (``OSError``,
+    `OutsideError`) becomes one line and exit status 1. Ctrl-C ends it without a traceback. Other errors keep theirs. A
+    job of a sweep that fails leaves the others alone: a table says what became of each, and the exit status is 1.
 
     Args:
         task: The recipe.
@@ -84,6 +84,7 @@ def main(
         settings: What settings may be, see `yamame.cli.settings`; those of the package's YAML files are known.
         resumable: Signals end the recipe with `yamame.signals.STATUS`, for what was begun can go on later.
         shared: Several processes of torchrun may share one run out.
+        needs_store: Refuses to begin where the store of the tracker does not answer.
     """
     directory = str(Path(conf_dir() if config_dir is None else config_dir).resolve())
     if settings is None and config_dir is None:
@@ -93,7 +94,7 @@ def main(
     def checked(cfg: DictConfig) -> Any:
         with _answering(config_name) as answer:
             check(cfg, settings, typed=[key_of(text) for text in overrides()])
-            make_ready(cfg)
+            make_ready(cfg, needs_store=needs_store)
             answer.value = task(cfg)
         return answer.value
 
@@ -143,9 +144,9 @@ def _raising() -> Iterator[None]:
             os.environ["HYDRA_FULL_ERROR"] = former
 
 
-def make_ready(cfg: DictConfig) -> None:
+def make_ready(cfg: DictConfig, *, needs_store: bool = True) -> None:
     """Makes sure that the store answers, unless the run has one already, and sets what torch does in this process."""
-    if not goes_on(cfg) and started()[1] == 0:
+    if needs_store and not goes_on(cfg) and started()[1] == 0:
         check_store(cfg)
     share_threads(num_jobs=_jobs_at_once())
     torch.set_float32_matmul_precision(cfg.get("float32_matmul_precision", "highest"))

@@ -4,6 +4,7 @@ import difflib
 import errno
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from hydra import compose
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -47,6 +48,8 @@ def check_choices(line: CommandLine) -> None:
     """
     for text in line.overrides:
         group, value = key_of(text), text.partition("=")[2]
+        if "=" not in text and text[:1] != "~":
+            raise UsageError(f"{text}: must be key=value, as seed=1")
         if not group:
             raise UsageError(f"{text}: must be key=value, it has no key")
         if group.partition(".")[0] == "hydra" and "_target_" in text:  # which nothing checks
@@ -95,7 +98,7 @@ def explain(error: Exception, line: CommandLine) -> str:
         parent = key.rpartition(".")[0]
         if parent.endswith("settings") or parent == "callbacks" or key.startswith("callbacks."):
             return f"{key}: no such key there; a new one begins with a plus, as +{key}=...{got}"
-        return f"{key}: no such key{_hint(key, known)}{_siblings(key, known)}{got}"
+        return f"{key}: no such key{_elsewhere(line, key) or _hint(key, known)}{_siblings(key, known)}{got}"
     if isinstance(error, HydraException) and isinstance(error.__cause__, OmegaConfBaseException):
         text = f"{text.splitlines()[0]}: {str(error.__cause__).splitlines()[0]}"
     return text
@@ -130,6 +133,15 @@ def _hint(wrong: str, known: Sequence[str]) -> str:
         by_leaf = {key.rpartition(".")[2]: key for key in known}
         close = [by_leaf[leaf] for leaf in difflib.get_close_matches(wrong.rpartition(".")[2], by_leaf, n=3)]
     return f", did you mean {' or '.join(close)}?" if close else ""
+
+
+def _elsewhere(line: CommandLine, key: str) -> str:
+    """Other choices of the key's group that have it, as ``env=tmaze`` has ``env.length``."""
+    group, _, leaf = key.partition(".")
+    files = [path for root in line.roots for path in sorted((root / group).glob("*.yaml"))]
+    loaded: dict[str, Any] = {path.stem: OmegaConf.load(path) for path in files}
+    choices = [name for name, node in loaded.items() if leaf and leaf in (node.get(group) or node)]
+    return f"; it is a key of {', '.join(f'{group}={choice}' for choice in choices)}" if choices else ""
 
 
 def _siblings(wrong: str, known: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import hydra
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from yamame import conf_dir
@@ -23,9 +23,11 @@ from yamame.cli.arguments import EASED, ease
 from yamame.cli.command_line import CommandLine, jobs_of, read_command_line
 from yamame.cli.explain import check_choices, explain
 from yamame.cli.help import help_text
+from yamame.cli.names import run_name
 from yamame.cli.settings import SETTINGS
 from yamame.cli.validation import check_settings
 from yamame.failures import print_whole, tell_aside
+from yamame.files.run_directory import checked_path
 
 VERSION_BASE = "1.3"
 USAGE_STATUS = 2
@@ -59,7 +61,7 @@ def answer(config_name: str) -> None:
             raise SystemExit
         with line.composing():
             for job in islice(jobs_of(line), _JOBS):
-                _check_values(line.composed(job), config_name)
+                _check(line.composed(job, whole=True), config_name, alone=not line.is_sweep)
     except (UsageError, HydraException, OmegaConfBaseException) as error:
         fail(config_name, explain(error, line))
     if sys.stderr.isatty():  # in a log a mistake is one line
@@ -93,13 +95,22 @@ def fail(name: str, message: str, *, status: int = USAGE_STATUS) -> NoReturn:
     raise SystemExit(status)
 
 
-def _check_values(cfg: DictConfig, name: str) -> None:
-    """Refuses values of settings that no class takes; what is missing, or leads nowhere, is told later."""
+def _check(cfg: DictConfig, name: str, *, alone: bool) -> None:
+    """Refuses values of settings that no class takes, and for a run alone a place where another one is.
+
+    What is missing, or leads nowhere, is told later.
+    """
+    hydra_config = cfg.hydra
+    with open_dict(cfg):
+        del cfg["hydra"]
     try:
         values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException:
         return
     check_settings(SETTINGS.get(name, {}), values)  # type: ignore[arg-type]
+    if alone and name in _LOGGED and os.environ.get("RANK", "0") == "0":
+        setting, resume = cfg.run, cfg.resume or False
+        checked_path(setting.root, run_name(cfg, hydra_config), resume=resume, overwrite=setting.overwrite)
 
 
 def _nothing(cfg: object) -> None:

@@ -5,16 +5,15 @@ Jobs may run in other processes. They are told of a folder in the sweep's direct
 leave a file there, which the process that started the sweep reads.
 """
 
-import hashlib
 import json
 import math
 import os
-import re
+import shlex
 import shutil
 import socket
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,15 +27,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from yamame.checks import UsageError
 from yamame.cli.command_line import CommandLine, jobs_of
 from yamame.cli.explain import explain_outside
+from yamame.cli.names import run_name
 from yamame.cli.nodes import check
 from yamame.failures import OutsideError, one_line, tell_aside
 from yamame.files.atomic import is_left_behind, write_json
-from yamame.files.identity import key_of, makes_another_name
+from yamame.files.identity import key_of
 
 SWEEP_VARIABLE = "YAMAME_SWEEP"
 """Environment variable with the folder in which jobs say what became of them."""
-_NAMED_AFTER = ("env", "encoder")
-_LONGEST_NAME = 80
 
 Outcome = Literal["ran", "resumed", "done", "failed", "stopped"]
 _outcome: Outcome = "ran"
@@ -51,6 +49,18 @@ def recipe(name: str) -> str:
     """How a recipe is called from the present directory: in a checkout by its file, elsewhere by the console script."""
     path = Path("recipes") / f"{name}.py"
     return f"python {path}" if path.exists() else f"yamame {name}"
+
+
+def resuming_command(num_processes: int) -> str:
+    """The command with which the run that Hydra is running goes on, from the present directory."""
+    hydra_config = HydraConfig.get()
+    start = recipe(hydra_config.job.name)
+    if num_processes > 1:
+        start = f"torchrun --nproc-per-node={num_processes} {start.removeprefix('python ')}"
+    sources = {source.provider: source.path for source in hydra_config.runtime.config_sources}
+    folder = ["--config-dir", sources["command-line"]] if "command-line" in sources else []
+    given = [text for text in overrides() if key_of(text) not in ("resume", "run.overwrite")]
+    return f"{start} {shlex.join([*folder, *given, 'resume=true'])}"
 
 
 class AlreadyDone(Exception):  # noqa: N818 (it is none)
@@ -92,39 +102,6 @@ def goes_on(cfg: DictConfig) -> bool:
 def overrides() -> list[str]:
     """The command line of the run or job that Hydra is running, as it was typed."""
     return OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)  # type: ignore[return-value]
-
-
-def run_name(cfg: DictConfig, hydra_config: Any = None) -> str:
-    """The name a run is given, or one made of its environment, its encoder, its other overrides and its seed.
-
-    Equal command lines get equal names, different runs different ones: what is too long is cut, and then ends in a hash
-    of all that was to stand there. Overrides that leave the run what it is (its budget, say) do not count.
-
-    Args:
-        cfg: The composed configuration.
-        hydra_config: Hydra's own part of it; that of the run that Hydra is running when None.
-    """
-    if cfg.run.name:
-        return str(cfg.run.name)
-    hydra_config = HydraConfig.get() if hydra_config is None else hydra_config
-    known = hydra_config.runtime.choices
-    groups = [group for group in _NAMED_AFTER if group in known]
-    overrides = [text for text in hydra_config.overrides.task if makes_another_name(key_of(text))]
-    others = sorted(text for text in overrides if not text.startswith(tuple(f"{group}=" for group in groups)))
-    return file_name([*(str(known[group]) for group in groups), *others], end=f"-seed={cfg.seed}")
-
-
-def file_name(parts: Sequence[str], *, end: str = "") -> str:
-    """Parts as one name of a file; what is too long is cut, and then ends in a hash of all of them.
-
-    >>> file_name(["env=maze", "size=[9, 9]"], end="-seed=0")
-    'env=maze-size=-9,-9--seed=0'
-    """
-    whole = "-".join(parts)
-    name, end = (re.sub(r"[^A-Za-z0-9._=,+-]", "-", text) for text in (whole, end))
-    if len(name + end) > _LONGEST_NAME:
-        end = f"-{hashlib.sha256(whole.encode()).hexdigest()[:8]}{end}"
-    return name[: _LONGEST_NAME - len(end)] + end
 
 
 def check_sweep(line: CommandLine, settings: Mapping[str, Any] | None) -> Path:

@@ -69,7 +69,7 @@ class RunDirectory:
             UsageError: The name is no directory name; the run exists and neither option is set; both are set;
                 there is nothing to resume; the directory is not a run; another process has claimed it.
         """
-        path = _checked_path(root, name, resume=resume, overwrite=overwrite)
+        path = checked_path(root, name, resume=resume, overwrite=overwrite)
         for entry in (path / _FORMER, path / _MOVING, path / _DELETED, path / LOCK_FILE):
             if entry.is_symlink():
                 raise UsageError(f"RunDirectory: {entry} must be no link; remove it")
@@ -123,28 +123,8 @@ class SharedDirectory(RunDirectory):
         """Does nothing."""
 
 
-def check_folder(path: str | Path, key: str) -> None:
-    """Refuses what is no directory and cannot become one; nothing is made.
-
-    Args:
-        path: Where something is to be written later.
-        key: What the user called it.
-
-    Raises:
-        UsageError: There is a file in the way, or the place must not be written to.
-    """
-    if str(path).startswith("-"):
-        raise UsageError(f"{key}: must be a directory and not begin with a dash, got {path}")
-    path = Path(path).absolute()
-    there = next(folder for folder in (path, *path.parents) if folder.exists())
-    if not there.is_dir():
-        raise UsageError(f"{key}: must be a directory, got {path}: {there} is a file")
-    if not os.access(there, os.W_OK):
-        raise UsageError(f"{key}: must be a directory to write to, got {path}: {there} is not")
-
-
-def _checked_path(root: str | Path, name: str, *, resume: bool | Literal["auto"], overwrite: bool) -> Path:
-    """The path of a run after every refusal that can be decided without writing anything."""
+def checked_path(root: str | Path, name: str, *, resume: bool | Literal["auto"], overwrite: bool) -> Path:
+    """The path of a run after every refusal of `RunDirectory.open` that can be decided without writing anything."""
     if not _NAME.fullmatch(name):
         raise UsageError(
             "RunDirectory: run.name must be 1 to 128 letters, digits or . _ = , + - and begin with a letter "
@@ -163,6 +143,26 @@ def _checked_path(root: str | Path, name: str, *, resume: bool | Literal["auto"]
     if used and not (path / LOCK_FILE).exists():
         raise UsageError(f"RunDirectory: {path} must be a run's directory, it holds other files")
     return path
+
+
+def check_folder(path: str | Path, key: str) -> None:
+    """Refuses what is no directory and cannot become one; nothing is made.
+
+    Args:
+        path: Where something is to be written later.
+        key: What the user called it.
+
+    Raises:
+        UsageError: There is a file in the way, or the place must not be written to.
+    """
+    if str(path).startswith("-"):
+        raise UsageError(f"{key}: must be a directory and not begin with a dash, got {path}")
+    path = Path(path).absolute()
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not there.is_dir():
+        raise UsageError(f"{key}: must be a directory, got {path}: {there} is a file")
+    if not os.access(there, os.W_OK):
+        raise UsageError(f"{key}: must be a directory to write to, got {path}: {there} is not")
 
 
 def _refusal(path: Path) -> str:

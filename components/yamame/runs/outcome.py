@@ -10,8 +10,9 @@ import torch
 from omegaconf import OmegaConf
 from torchrl.envs import EnvBase
 
+from yamame import ranks
 from yamame.checks import UsageError
-from yamame.cli.jobs import is_job, recipe, tell
+from yamame.cli.jobs import is_job, recipe, resuming_command, tell
 from yamame.deploy import Interface, load
 from yamame.failures import OutsideError, tell_aside
 from yamame.files.atomic import atomic_writer, read_json, write_json
@@ -115,6 +116,7 @@ def write_summary(run: "Run", status: Status) -> None:
     counted = {
         "success": last.get("success_mean"),
         "return_mean": last.get("return_mean"),
+        "evaluated_at": last.get(run.progress.unit),
         "env_steps": run.progress.env_steps,
         "updates": run.progress.updates,
         "refused_updates": run.guard.num_refused,
@@ -126,14 +128,16 @@ def write_summary(run: "Run", status: Status) -> None:
     if not is_job():  # a sweep has a table of its own
         keys = [key for key in summary if key not in ("versions", *run.extra)]
         print_columns(run.name, [{"what": key, "value": summary[key]} for key in keys])
-        if steps := next_steps(run):
+        if steps := next_steps(run, status):
             tell("\n".join(["next:", *(f"  {step}" for step in steps)]))
     tell(path)
 
 
-def next_steps(run: "Run") -> list[str]:
-    """What shows a person what a run has come to: its pages in MLflow, and commands that play its agent."""
-    steps = ["  # ".join(run.tracker.pages())]
+def next_steps(run: "Run", status: Status) -> list[str]:
+    """What a person may do next: let the run go on if it has not ended by itself, look at its pages, play its agent."""
+    goes_on = status != "FINISHED" and run.checkpoints.last is not None
+    steps = [resuming_command(ranks.world())] if goes_on else []
+    steps.append("  # ".join(run.tracker.pages()))
     if run.checkpoints.last is not None:
         packages = [*(run.cfg.get("trust") or []), *own_modules(run.config["env"])]
         trust = [f"trust=[{','.join(dict.fromkeys(packages))}]"] if packages else []

@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from torch import nn
 
+from yamame.evaluation import EvaluationResult
 from yamame.runs.callbacks import Callback
+from yamame.training.progress import RECENT
 
 if TYPE_CHECKING:
     from yamame.runs.run import Run
@@ -48,7 +50,7 @@ class ProgressBar(Callback):
         self._told = False
         # Time, environment steps, updates, and seconds that the learner has waited.
         self._last: tuple[float, int, int, float] | None = None
-        self._speeds = (0.0, 0.0, 0.0)
+        self._speeds: tuple[float, float, float] | None = None  # none before the first interval has passed
         self._bar: Progress | None = None
 
     def on_begin(self, run: Run) -> None:
@@ -72,6 +74,14 @@ class ProgressBar(Callback):
         else:
             self._bar.update(self._bar.task_ids[0], description=text)
 
+    def on_evaluate(self, run: Run, result: EvaluationResult) -> None:
+        """Leaves a line with what the held-out tasks gave, above the bar."""
+        summary = result.summary()
+        name = "success" if "success_mean" in summary else "return"
+        mean, low, high = (format(summary[f"{name}_{part}"], ".3f") for part in ("mean", "low", "high"))
+        at = f"{run.progress.step:,} {'steps' if run.progress.unit == 'env_steps' else 'updates'}"
+        self._line(f"held-out tasks after {at}: {name} {mean} [{low}, {high}]")
+
     def on_log(self, run: Run, metrics: Mapping[str, float], step: int) -> None:
         """Tells where the run is, and how its episodes end; what is not known yet is shown as a dash."""
         env_steps, updates = run.progress.env_steps, run.progress.updates
@@ -87,22 +97,23 @@ class ProgressBar(Callback):
         if self._bar is None and not due and self._told:
             return
         self._told = True
+        steps_per_s, updates_per_s, waits = self._speeds or (None, None, None)
         fraction = run.budget.fraction(env_steps=env_steps, updates=updates)
         left = run.budget.remaining_s(
             env_steps=env_steps,
             updates=updates,
-            env_steps_per_s=self._speeds[0],
-            updates_per_s=self._speeds[1],
+            env_steps_per_s=steps_per_s or 0.0,
+            updates_per_s=updates_per_s or 0.0,
         )
         parts = (
             f"{fraction:4.0%}",
             f"{env_steps:,} steps",
             f"{updates:,} updates",
-            f"{run.progress.outcome_is} {_number(run.progress.outcome, '.3f')}",
+            f"{run.progress.outcome_is} {_number(run.progress.outcome, '.3f')}{_few(len(run.progress.outcomes))}",
             f"loss {_number(metrics.get('train/loss'), '.4g')}",
-            f"{self._speeds[0]:,.0f} steps/s",
-            f"{self._speeds[1]:.1f} updates/s",
-            *([] if waited is None else [f"learner waits {self._speeds[2]:.0%}"]),
+            f"{_number(steps_per_s, ',.0f')} steps/s",
+            f"{_number(updates_per_s, '.1f')} updates/s",
+            *([] if waited is None else [f"learner waits {_number(waits, '.0%')}"]),
             f"{'?' if left is None else timedelta(seconds=round(left))} left",
         )
         if self._bar is None:
@@ -129,6 +140,11 @@ def built(run: Run) -> str:
     if num_envs:
         parts.append(f"{num_envs} environments,")
     return " ".join([*parts, f"on {run.config['device']}, in {run.path}"])
+
+
+def _few(episodes: int) -> str:
+    """Of how many episodes a mean is, where they are fewer than it is meant for: the first to end are the shortest."""
+    return f" of {episodes}" if 0 < episodes < RECENT else ""
 
 
 def _number(value: float | None, form: str) -> str:

@@ -15,7 +15,8 @@ from yamame import ranks, signals
 from yamame.agent import InContextPolicy
 from yamame.budget import Budget
 from yamame.checks import UsageError
-from yamame.cli.jobs import resume_mode, run_name, say
+from yamame.cli.jobs import resume_mode, say
+from yamame.cli.names import run_name
 from yamame.cli.nodes import instantiate, plain
 from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
@@ -60,7 +61,6 @@ class Run:
 
     Args:
         cfg: The composed configuration of a recipe.
-        prefix: What the name of a run that is given none begins with.
         unit: The counter by which intervals, metrics and checkpoints go.
         callbacks: Are told what happens, after the tracker, the bar and those of the configuration.
 
@@ -92,7 +92,6 @@ class Run:
         self,
         cfg: DictConfig,
         *,
-        prefix: str = "",
         unit: Literal["env_steps", "updates"] = "env_steps",
         callbacks: Sequence[Callback] = (),
     ) -> None:
@@ -100,7 +99,7 @@ class Run:
         if ranks.world() > 1:
             self.config["processes"] = ranks.world()  # a run goes on with as many
         machine.check_machine(cfg)
-        self.name = str(cfg.run.name or prefix + run_name(cfg))
+        self.name = run_name(cfg)
         self.path = Path(cfg.run.root) / self.name
         self.extra: dict[str, Any] = {}
         self.exits = ExitStack()

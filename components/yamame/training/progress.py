@@ -7,7 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-_RECENT = 100
+RECENT = 100
+"""Training episodes whose mean outcome is told."""
 
 
 class Progress:
@@ -48,7 +49,7 @@ class Progress:
         self.evaluated_at = 0
         self.saved_at = 0
         self.aborted = 0
-        self.outcomes: deque[float] = deque(maxlen=_RECENT)
+        self.outcomes: deque[float] = deque(maxlen=RECENT)
         self.outcome_is = "success"
         self.curve: list[dict[str, float]] = []
         self.stopped: str | None = None
@@ -88,7 +89,7 @@ class Progress:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores `state_dict`."""
-        vars(self).update(state, outcomes=deque(state["outcomes"], maxlen=_RECENT))
+        vars(self).update(state, outcomes=deque(state["outcomes"], maxlen=RECENT))
 
 
 def _scalar(metric: Tensor) -> Tensor:
