@@ -13,21 +13,21 @@ import yamame
 
 def make_server(agent, port: int) -> ThreadingHTTPServer:
     """A server on the loopback; ``port`` 0 takes any that is free."""
-    lock = threading.Lock()  # an agent answers one call at a time
+    lock, calls = threading.Lock(), {"/reset": agent.reset, "/act": agent.act, "/forget": agent.forget}
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             try:
                 asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                names, given = [asked.pop("session")], {key: [value] for key, value in asked.items()}
-                if self.path == "/act" and isinstance(asked["observation"], dict):
+                given = {"sessions" if key == "session" else key: [value] for key, value in asked.items()}
+                if isinstance(asked.get("observation"), dict):
                     given["observation"] = {key: [value] for key, value in asked["observation"].items()}
-                call = {"/reset": agent.reset, "/act": agent.act, "/forget": agent.forget}[self.path]
-                with lock:
-                    actions = call(sessions=names, **given)
+                with lock:  # an agent answers one call at a time
+                    actions = calls[self.path](**given)
                 status, answer = 200, {} if actions is None else {"action": actions[0].tolist()}
             except (KeyError, ValueError, TypeError, AttributeError) as error:
-                status, answer = 400, {"error": f"{type(error).__name__}: {error}"}
+                status = 400 if self.path in calls else 404
+                answer = {"error": f"{type(error).__name__}: {error}"}
             self.send_response(status)
             self.end_headers()
             self.wfile.write(json.dumps(answer).encode())

@@ -74,4 +74,4 @@ def test_what_is_wrong_is_answered_with_its_reason(ask, observations, maze):
     assert "has no 'observation'" in answer["error"]
     assert ask("/act", session="a", observation=seen)[0] == 200
     assert ask("/forget", session="a") == (200, {})
-    assert ask("/nothing", session="a")[0] == 400
+    assert ask("/nothing", session="a") == (404, {"error": "KeyError: '/nothing'"})

@@ -209,6 +209,8 @@ class InProcessEnvs:
             if picture.dtype != np.uint8 or picture.ndim != 3:
                 mode = getattr(self._envs[env_id], "render_mode", None)
                 return Failure(f"render_mode {mode!r} gives no picture")
+        except NotImplementedError:  # as gymnasium.Env has it
+            return Failure("it has no method render()")
         except ENV_ERRORS as error:
             return Failure.of(error)
         return picture
