@@ -1,0 +1,162 @@
+"""How long a memory a task needs, told from what agents reach that see different numbers of past timesteps.
+
+All agents play the same tasks, so their differences are taken task by task. With several seeds an interval is over
+seeds, as `Resampling` makes it. With one it is over tasks, and says nothing of what another seed would learn.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from yamame.checks import require
+from yamame.evaluation.intervals import Array, Resampling, wilson_interval
+
+Standing = Literal["enough", "short", "unclear"]
+Outcome = Literal["needed", "not needed", "undecided", "nothing learnt"]
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean and its interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What agents reach that see so many timesteps.
+
+    Attributes:
+        window: The timesteps, the present one included; None for all.
+        score: Theirs.
+        behind: What the best agents are ahead by.
+        standing: Whether that is within the margin for certain, beyond it for certain, or neither.
+    """
+
+    window: int | None
+    score: Mean
+    behind: Mean
+    standing: Standing
+
+
+@dataclass(frozen=True)
+class NeededMemory:
+    """The verdict.
+
+    Attributes:
+        outcome: What it is in a word.
+        at_least: The task needs so many timesteps at least, for agents that see fewer fall short of the best.
+        at_most: It needs so many at most, for agents that see them do as well as the best; None for all.
+        reached: What every window reaches, shortest first.
+        random: What a random policy reaches.
+    """
+
+    outcome: Outcome
+    at_least: int
+    at_most: int | None
+    reached: list[Reached]
+    random: Mean
+
+    def __str__(self) -> str:
+        best = max(self.reached, key=lambda one: one.score.value)  # the shortest of equals
+        enough = next(one for one in self.reached if one.window == self.at_most)
+        told = "; ".join(
+            f"{_sight(one.window)} reaches {one.score}"
+            for one in dict.fromkeys((self.reached[0], enough, best, self.reached[-1]))
+        )
+        up_to = _timesteps(self.at_least, self.at_most)
+        if self.outcome == "nothing learnt":
+            return f"undecided: nobody learnt; a random policy reaches {self.random}, {told}"
+        if self.outcome == "undecided":
+            return f"undecided: {up_to} may do, more seeds or evaluation.num_episodes would tell; {told}"
+        if self.outcome == "not needed":
+            return f"memory brought nothing here within this budget; {told}"
+        return f"this task needs memory: {up_to}; {told}"
+
+
+def judge_memory(
+    windows: Sequence[int | None],
+    scores: ArrayLike,
+    random: ArrayLike,
+    *,
+    margin: float = 0.1,
+    resampling: Resampling | None = None,
+) -> NeededMemory:
+    """Which is the shortest memory that does as well as the best.
+
+    Args:
+        windows: How many timesteps agents see, shortest first; None for all.
+        scores: ``[windows, seeds, tasks]``, finite; more is better.
+        random: ``[tasks]``, those of a random policy.
+        margin: Differences up to this share of what the best agents are ahead of a random policy count for nothing.
+        resampling: How intervals are made.
+
+    Raises:
+        ValueError: Sizes do not fit, or the margin is no share.
+
+    >>> halves = np.arange(20) % 2
+    >>> found = judge_memory([1, None], [[halves], [halves * 0 + 1]], halves * 0)
+    >>> found.outcome, found.at_least, found.at_most
+    ('needed', 2, None)
+    """
+    table, chance = np.asarray(scores, np.float64), np.asarray(random, np.float64)
+    fits = table.ndim == 3 and table.size > 0 and (len(table), table.shape[2]) == (len(windows), chance.size)
+    require(
+        "judge_memory", "scores", table.shape, fits and bool(np.isfinite(table).all()), "be finite and fit"
+    )
+    require("judge_memory", "margin", margin, 0 <= margin < 1, "lie in [0, 1)")
+    resampling = resampling or Resampling()
+    best = table[int(table.mean((1, 2)).argmax())]
+    # The best of several is ahead by chance more often than one is.
+    strict = Resampling(
+        1 - (1 - resampling.confidence) / len(windows), resampling.num_resamples, resampling.seed
+    )
+    ahead, allowed = _mean(best - chance, strict), margin * float((best - chance).mean())
+    reached = []
+    for window, own in zip(windows, table, strict=True):
+        behind = _mean(best - own, resampling)
+        standing: Standing = (
+            "enough" if behind.high <= allowed else "short" if behind.low > allowed else "unclear"
+        )
+        reached.append(Reached(window, _score(own, resampling), behind, standing))
+    at_most = next((one.window for one in reached if one.standing == "enough"), windows[-1])
+    shorter = reached[: [one.window for one in reached].index(at_most)]
+    known = [one.window for one in shorter if one.standing == "short" and one.window is not None]
+    at_least = max(known, default=0) + 1
+    outcome: Outcome = "needed" if known else "not needed" if at_most == windows[0] else "undecided"
+    if ahead.low <= 0:
+        outcome = "nothing learnt"
+    return NeededMemory(outcome, at_least, at_most, reached, _score(chance[None], resampling))
+
+
+def _score(values: Array, resampling: Resampling) -> Mean:
+    """The mean of ``[seeds, tasks]``; that of successes of one seed with an interval that is no point at 0 and 1."""
+    if len(values) > 1 or not np.isin(values, (0, 1)).all():
+        return _mean(values, resampling)
+    ends = wilson_interval(int(values.sum()), values.size, confidence=resampling.confidence)
+    return Mean(float(values.mean()), *ends)
+
+
+def _mean(values: Array, resampling: Resampling) -> Mean:
+    """The mean of ``[seeds, tasks]``."""
+    sample = values.mean(1) if len(values) > 1 else values[0]
+    low, high = resampling.interval([sample], np.mean) if sample.size > 1 else (sample[0], sample[0])
+    return Mean(float(sample.mean()), float(low), float(high))
+
+
+def _sight(window: int | None) -> str:
+    return {1: "an agent without any", None: "one with all"}.get(window, f"one of {window} timesteps")
+
+
+def _timesteps(low: int, high: int | None) -> str:
+    if high is None:
+        return f"at least {low} timesteps"
+    return f"between {low} and {high} timesteps" if low < high else f"{high} timesteps"

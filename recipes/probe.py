@@ -1,0 +1,148 @@
+"""Asks whether a task needs memory, and how long: trains agents that differ only in how many timesteps they see.
+
+    python recipes/probe.py env=tmaze env.length=20                            # --help lists the keys
+    python recipes/probe.py env=bandits probe.windows=[1,4,16,null] probe.seeds=[0,1,2]
+    python recipes/probe.py env=gym env.id=mylab:Levers-v0 budget.env_steps=100000
+    python recipes/probe.py env=mazerunner callbacks=cost_limit callbacks.cost_limit.cpu_s=120
+
+It takes what recipes/train.py takes, the encoder aside: a Transformer of one layer sees the latest timesteps, its
+window, and nothing before. Its agents are ordinary runs with the same seeds, sizes and budget, in one folder: a run
+that is finished is not repeated, and one that was interrupted goes on. All then play the same held-out tasks with their
+best checkpoints, beside a random policy. A table, and the shortest memory that does as well as the best within the
+noise, are printed and written to <folder>/probe.json.
+"""
+
+import yamame.cli.front
+import yamame.cli.threads  # sets what torch reads when it is imported
+import yamame.signals
+
+if __name__ == "__main__":
+    import sys
+
+    yamame.signals.end_while_loading()
+    yamame.cli.front.answer("probe")
+    if {"-m", "--multirun"}.intersection(sys.argv):
+        yamame.cli.front.fail("probe", "-m: must be left out, a probe is many runs already; see probe.seeds")
+
+# isort: split
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+
+import yamame
+from omegaconf import DictConfig
+from yamame.checks import UsageError
+from yamame.cli.app import main
+from yamame.cli.jobs import file_name, overrides
+from yamame.evaluation import NeededMemory, evaluate, judge_memory
+from yamame.evaluation.intervals import Resampling
+from yamame.files.atomic import write_json
+from yamame.files.identity import is_one_of, key_of, makes_another_name
+from yamame.report.terminal import print_columns
+from yamame.runs.build import build_env, longest_episode
+from yamame.runs.run import Run
+from yamame.runs.trained import load_trained
+
+ONE_LAYER = ("encoder=transformer", "encoder.num_layers=1", "encoder.sinks=0")
+"""What of the encoder is no choice: further layers would see further back than the window."""
+ITS_OWN = (
+    "encoder.window",
+    *(text.partition("=")[0] for text in ONE_LAYER),
+    "seed",
+    "resume",
+    "run.overwrite",
+)
+TASKS = 2_000_000_011  # as in recipes/evaluate.py: not those that chose the best checkpoints
+
+
+def probe(cfg: DictConfig) -> NeededMemory:
+    """The recipe: what all agents reach, and how long a memory the task needs."""
+    typed, folder = typed_of(cfg)
+    with closing(build_env(cfg, num_envs=1, seed=0)) as env:
+        windows = windows_of(list(cfg.probe.windows), longest_episode(env))
+    common = [*cfg.probe.settings, *typed, *ONE_LAYER, "resume=auto", f"run.root='{folder}'"]
+    setting = yamame.compose(*common)
+    commands = [[[*common, *own_of(folder.name, w, seed)] for seed in cfg.probe.seeds] for w in windows]
+    runs = [[trained(command) for command in several] for several in commands]
+    chance, scores = played(setting), [[played(setting, run.path) for run in several] for several in runs]
+    resampling = Resampling(cfg.probe.confidence)
+    found = judge_memory(windows, scores, chance, margin=cfg.probe.margin, resampling=resampling)
+    tell(found, runs, folder, typed)
+    return found
+
+
+def typed_of(cfg: DictConfig) -> tuple[list[str], Path]:
+    """What every run is given of the command line, and the folder that they share.
+
+    Raises:
+        UsageError: Something was typed that is the probe's own.
+    """
+    typed = [text for text in overrides() if not is_one_of(key_of(text), ("probe", "run.name", "run.root"))]
+    if own := [key for key in map(key_of, typed) if key in ITS_OWN]:
+        raise UsageError(f"{own[0]}: must be left to the probe; see probe.windows and probe.seeds")
+    if not cfg.probe.windows or not cfg.probe.seeds:
+        raise UsageError("probe.windows and probe.seeds: must name one at least")
+    named = sorted(text for text in typed if makes_another_name(key_of(text)))
+    return typed, Path(cfg.run.root) / str(cfg.run.name or file_name(["probe", *named]))
+
+
+def windows_of(asked: list[int | None], longest: int | None) -> list[int | None]:
+    """Windows from the shortest to the longest, without those that see as much as others: a whole episode."""
+    bound = float("inf") if longest is None else longest
+    shorter = sorted({window for window in asked if window is not None and window < bound})
+    return [*shorter, *([None] if len(shorter) < len(set(asked)) else [])]
+
+
+def own_of(name: str, window: int | None, seed: int) -> list[str]:
+    """What a run has of its own."""
+    sees = "null" if window is None else window
+    return [f"encoder.window={sees}", f"seed={seed}", f"run.name='{name}-window-{sees}-seed-{seed}'"]
+
+
+def trained(command: list[str]) -> Run:
+    """The finished run; what is left of it is done first."""
+    try:
+        return yamame.train(*command)
+    except KeyboardInterrupt:
+        raise SystemExit(yamame.signals.STATUS) from None
+
+
+def played(cfg: DictConfig, path: Path | None = None) -> list[float]:
+    """Success, else the return, of every held-out task: of a run by its best checkpoint, or of a random policy."""
+    evaluation = cfg.evaluation
+    num_envs = min(evaluation.num_envs or evaluation.num_episodes, evaluation.num_episodes)
+    with closing(build_env(cfg, num_envs=num_envs, seed=TASKS, held_out=True)) as env:
+        policy = env.rand_action
+        if path is not None:
+            policy = load_trained(path, trust=list(cfg.trust), device=cfg.device).build_agent(env).policy()
+        options = {name: evaluation[name] for name in ("num_episodes", "greedy", "max_steps")}
+        result = evaluate(policy, env, seed=TASKS, **options)
+    return (result.returns if result.success is None else result.success.double()).tolist()
+
+
+def tell(found: NeededMemory, runs: list[list[Run]], folder: Path, typed: list[str]) -> None:
+    """Prints the table and the verdict, and writes them."""
+    rows = [
+        {
+            "timesteps seen": "all" if one.window is None else one.window,
+            "score": str(one.score),
+            "behind the best": str(one.behind),
+            "standing": one.standing,
+            "CPU-s": round(sum(run.summary["cpu_s"] for run in several)),
+        }
+        for one, several in zip(found.reached, runs, strict=True)
+    ]
+    print_columns(
+        " ".join(typed) or "probe", [*rows, {"timesteps seen": "random", "score": str(found.random)}]
+    )
+    print(found)
+    if len(runs[0]) == 1:
+        print("one seed: the intervals say nothing of what another one would learn; see probe.seeds")
+    print("who falls short may have needed a larger budget: budget.env_steps")
+    agents = [[str(run.path) for run in several] for several in runs]
+    written = {**asdict(found), "verdict": str(found), "command": typed, "runs": agents}
+    print(write_json(folder / "probe.json", written))
+
+
+if __name__ == "__main__":
+    main(probe, config_name="probe", resumable=True)
