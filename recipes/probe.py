@@ -59,7 +59,7 @@ def probe(cfg: DictConfig) -> NeededMemory:
     """The recipe: what all agents reach, and how long a memory the task needs."""
     typed, folder = typed_of(cfg)
     with closing(build_env(cfg, num_envs=1, seed=0)) as env:
-        windows = windows_of(list(cfg.probe.windows), longest_episode(env))
+        windows = windows_of(list(cfg.probe.windows), longest_episode(env), cfg.context_length)
     common = [*cfg.probe.settings, *typed, *ONE_LAYER, "resume=auto", f"run.root='{folder}'"]
     setting = yamame.compose(*common)
     commands = [[[*common, *own_of(folder.name, w, seed)] for seed in cfg.probe.seeds] for w in windows]
@@ -86,11 +86,12 @@ def typed_of(cfg: DictConfig) -> tuple[list[str], Path]:
     return typed, Path(cfg.run.root) / str(cfg.run.name or file_name(["probe", *named]))
 
 
-def windows_of(asked: list[int | None], longest: int | None) -> list[int | None]:
-    """Windows from the shortest to the longest, without those that see as much as others: a whole episode."""
-    bound = float("inf") if longest is None else longest
-    shorter = sorted({window for window in asked if window is not None and window < bound})
-    return [*shorter, *([None] if len(shorter) < len(set(asked)) else [])]
+def windows_of(asked: list[int | None], longest: int | None, context_length: int) -> list[int | None]:
+    """Windows from the shortest to the longest; those that see whole episodes are one, as long as an episode is."""
+    known = float("inf") if longest is None else longest
+    whole = longest if known <= context_length else None
+    windows = {whole if window is None or window >= known else window for window in asked}
+    return sorted(windows, key=lambda window: float("inf") if window is None else window)
 
 
 def own_of(name: str, window: int | None, seed: int) -> list[str]:
