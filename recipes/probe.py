@@ -25,6 +25,7 @@ if __name__ == "__main__":
         yamame.cli.front.fail("probe", "-m: must be left out, a probe is many runs already; see probe.seeds")
 
 # isort: split
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -34,8 +35,8 @@ from omegaconf import DictConfig
 from yamame.checks import UsageError
 from yamame.cli.app import main
 from yamame.cli.jobs import file_name, overrides
+from yamame.cli.nodes import instantiate
 from yamame.evaluation import NeededMemory, evaluate, judge_memory
-from yamame.evaluation.intervals import Resampling
 from yamame.files.atomic import write_json
 from yamame.files.identity import is_one_of, key_of, makes_another_name
 from yamame.report.terminal import print_columns
@@ -45,29 +46,25 @@ from yamame.runs.trained import load_trained
 
 ONE_LAYER = ("encoder=transformer", "encoder.num_layers=1", "encoder.sinks=0")
 """What of the encoder is no choice: further layers would see further back than the window."""
-ITS_OWN = (
-    "encoder.window",
-    *(text.partition("=")[0] for text in ONE_LAYER),
-    "seed",
-    "resume",
-    "run.overwrite",
-)
+ITS_OWN = {*map(key_of, ONE_LAYER), "encoder.window", "seed", "resume", "run.overwrite"}
 TASKS = 2_000_000_011  # as in recipes/evaluate.py: not those that chose the best checkpoints
 
 
 def probe(cfg: DictConfig) -> NeededMemory:
     """The recipe: what all agents reach, and how long a memory the task needs."""
+    resampling = instantiate(cfg.probe.resampling)
     typed, folder = typed_of(cfg)
-    with closing(build_env(cfg, num_envs=1, seed=0)) as env:
-        windows = windows_of(list(cfg.probe.windows), longest_episode(env), cfg.context_length)
     common = [*cfg.probe.settings, *typed, *ONE_LAYER, "resume=auto", f"run.root='{folder}'"]
     setting = yamame.compose(*common)
-    commands = [[[*common, *own_of(folder.name, w, seed)] for seed in cfg.probe.seeds] for w in windows]
-    runs = [[trained(command) for command in several] for several in commands]
+    with closing(build_env(setting, num_envs=1, seed=0)) as env:
+        windows = windows_of(cfg.probe.windows, longest_episode(env), setting.context_length)
+    runs = [[trained(common, folder, window, seed) for seed in cfg.probe.seeds] for window in windows]
     chance, scores = played(setting), [[played(setting, run.path) for run in several] for several in runs]
-    resampling = Resampling(cfg.probe.confidence)
     found = judge_memory(windows, scores, chance, margin=cfg.probe.margin, resampling=resampling)
-    tell(found, runs, folder, typed)
+    tell(found, runs, " ".join(typed))
+    agents = [[str(run.path) for run in several] for several in runs]
+    report = {**asdict(found), "verdict": str(found), "command": typed, "runs": agents}
+    print(write_json(folder / "probe.json", report))
     return found
 
 
@@ -78,32 +75,28 @@ def typed_of(cfg: DictConfig) -> tuple[list[str], Path]:
         UsageError: Something was typed that is the probe's own.
     """
     typed = [text for text in overrides() if not is_one_of(key_of(text), ("probe", "run.name", "run.root"))]
-    if own := [key for key in map(key_of, typed) if key in ITS_OWN]:
-        raise UsageError(f"{own[0]}: must be left to the probe; see probe.windows and probe.seeds")
-    if not cfg.probe.windows or not cfg.probe.seeds:
-        raise UsageError("probe.windows and probe.seeds: must name one at least")
+    if own := ITS_OWN.intersection(map(key_of, typed)):
+        raise UsageError(f"{min(own)}: must be left to the probe; see probe.windows and probe.seeds")
+    if not cfg.probe.seeds:
+        raise UsageError("probe.seeds: must name one at least")
     named = sorted(text for text in typed if makes_another_name(key_of(text)))
     return typed, Path(cfg.run.root) / str(cfg.run.name or file_name(["probe", *named]))
 
 
-def windows_of(asked: list[int | None], longest: int | None, context_length: int) -> list[int | None]:
-    """Windows from the shortest to the longest; those that see whole episodes are one, as long as an episode is."""
+def windows_of(asked: Iterable[int | None], longest: int | None, context_length: int) -> list[int | None]:
+    """Windows from 1 to the longest; those that see whole episodes are one, as long as an episode is."""
     known = float("inf") if longest is None else longest
     whole = longest if known <= context_length else None
-    windows = {whole if window is None or window >= known else window for window in asked}
+    windows = {whole if window is None or window >= known else window for window in (1, *asked)}
     return sorted(windows, key=lambda window: float("inf") if window is None else window)
 
 
-def own_of(name: str, window: int | None, seed: int) -> list[str]:
-    """What a run has of its own."""
+def trained(common: list[str], folder: Path, window: int | None, seed: int) -> Run:
+    """The finished run of a window and a seed; what is left of it is done first."""
     sees = "null" if window is None else window
-    return [f"encoder.window={sees}", f"seed={seed}", f"run.name='{name}-window-{sees}-seed-{seed}'"]
-
-
-def trained(command: list[str]) -> Run:
-    """The finished run; what is left of it is done first."""
+    named = f"run.name='{folder.name}-window-{sees}-seed-{seed}'"
     try:
-        return yamame.train(*command)
+        return yamame.train(*common, f"encoder.window={sees}", f"seed={seed}", named)
     except KeyboardInterrupt:
         raise SystemExit(yamame.signals.STATUS) from None
 
@@ -121,8 +114,8 @@ def played(cfg: DictConfig, path: Path | None = None) -> list[float]:
     return (result.returns if result.success is None else result.success.double()).tolist()
 
 
-def tell(found: NeededMemory, runs: list[list[Run]], folder: Path, typed: list[str]) -> None:
-    """Prints the table and the verdict, and writes them."""
+def tell(found: NeededMemory, runs: list[list[Run]], title: str) -> None:
+    """Prints the table and the verdict."""
     rows = [
         {
             "timesteps seen": "all" if one.window is None else one.window,
@@ -133,16 +126,11 @@ def tell(found: NeededMemory, runs: list[list[Run]], folder: Path, typed: list[s
         }
         for one, several in zip(found.reached, runs, strict=True)
     ]
-    print_columns(
-        " ".join(typed) or "probe", [*rows, {"timesteps seen": "random", "score": str(found.random)}]
-    )
+    print_columns(title, [*rows, {"timesteps seen": "random", "score": str(found.random)}])
     print(found)
     if len(runs[0]) == 1:
         print("one seed: the intervals say nothing of what another one would learn; see probe.seeds")
     print("who falls short may have needed a larger budget: budget.env_steps")
-    agents = [[str(run.path) for run in several] for several in runs]
-    written = {**asdict(found), "verdict": str(found), "command": typed, "runs": agents}
-    print(write_json(folder / "probe.json", written))
 
 
 if __name__ == "__main__":

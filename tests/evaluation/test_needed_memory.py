@@ -81,6 +81,12 @@ def test_being_ahead_of_chance_must_be_certain_of_the_best_of_several():
     assert decided <= 6
 
 
+def test_worse_than_chance_is_nothing():
+    found = told([-5.0, -4.0, -5.0, -5.0])
+    assert found.outcome == "nothing learnt"
+    assert found.reached[1].standing == "enough"
+
+
 def test_the_verdict_is_a_sentence():
     found = told([0.5, 0.5, 5.0, 5.0])
     assert str(found).startswith(
@@ -103,9 +109,10 @@ def test_a_single_task_or_seed_has_no_spread():
         (np.zeros((3, 1, 4)), np.zeros(4), {}, "scores must be finite and fit"),
         (np.zeros((2, 1, 4)), np.zeros(5), {}, "scores must be finite and fit"),
         (np.full((2, 1, 4), np.nan), np.zeros(4), {}, "scores must be finite and fit"),
-        (np.zeros((2, 1, 4)), np.zeros(4), {"margin": 1.0}, r"margin must lie in \[0, 1\)"),
+        (np.zeros((2, 1, 4)), np.zeros(4), {"margin": -0.1}, "margin must be at least 0"),
+        (np.zeros((2, 1, 4)), np.zeros(4), {"windows": [2, None]}, "windows must begin with 1"),
     ],
 )
 def test_what_does_not_fit_is_refused(scores, chance, options, message):
     with pytest.raises(ValueError, match=message):
-        judge_memory([1, None], scores, chance, **options)
+        judge_memory(**{"windows": [1, None], "scores": scores, "random": chance} | options)

@@ -15,7 +15,7 @@ FOLDER = "runs/probe-debug=tiny-env.length=3-env=tmaze"
 
 
 def test_agents_are_trained_once_and_judged_and_what_sees_a_whole_episode_counts_once(play, tmp_path):
-    call = (*TINY, "probe.windows=[2,1,4,9]")
+    call = (*TINY, "probe.windows=[2,4,9]")
     status, out, errors = play("probe", tmp_path, *call)
     assert status == 0, errors
     folder = tmp_path / FOLDER
@@ -96,7 +96,8 @@ def learned(agent, seen: TensorDict) -> torch.Tensor:
         (["encoder=gru"], "encoder: must be left to the probe; see probe.windows and probe.seeds"),
         (["seed=1"], "seed: must be left to the probe"),
         (["encoder.num_layers=2"], "encoder.num_layers: must be left to the probe"),
-        (["probe.windows=[]"], "probe.windows and probe.seeds: must name one at least"),
+        (["probe.seeds=[]"], "probe.seeds: must name one at least"),
+        (["probe.resampling.confidence=2"], "confidence must be in (0, 1), got 2"),
         (["probe.windows=[0]"], "probe.windows: must be a list"),
         (["probe.settings=[encoder.d_modl=3]"], "encoder.d_modl: no such key"),
         (["env.length=0"], "length must be at least 1, got 0"),

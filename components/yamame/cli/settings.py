@@ -211,7 +211,7 @@ SETTINGS["probe"] = SETTINGS["train"] | {
         "windows": list[Count | None],
         "seeds": list[Annotated[int, 0]],
         "margin": Annotated[float, 0],
-        "confidence": float,
+        "resampling": Node,
         "settings": list[str],
     }
 }

@@ -5,7 +5,7 @@ seeds, as `Resampling` makes it. With one it is over tasks, and says nothing of 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from yamame.checks import require
 from yamame.evaluation.intervals import Array, Resampling, wilson_interval
 
+_DEFAULT = Resampling()
 Standing = Literal["enough", "short", "unclear"]
 Outcome = Literal["needed", "not needed", "undecided", "nothing learnt"]
 
@@ -88,19 +89,19 @@ def judge_memory(
     random: ArrayLike,
     *,
     margin: float = 0.1,
-    resampling: Resampling | None = None,
+    resampling: Resampling = _DEFAULT,
 ) -> NeededMemory:
     """Which is the shortest memory that does as well as the best.
 
     Args:
-        windows: How many timesteps agents see, shortest first; None for all.
+        windows: How many timesteps agents see, from 1 to the most; None for all.
         scores: ``[windows, seeds, tasks]``, finite; more is better.
         random: ``[tasks]``, those of a random policy.
         margin: Differences up to this share of what the best agents are ahead of a random policy count for nothing.
         resampling: How intervals are made.
 
     Raises:
-        ValueError: Sizes do not fit, or the margin is no share.
+        ValueError: Sizes do not fit, or the margin is negative.
 
     >>> halves = np.arange(20) % 2
     >>> found = judge_memory([1, None], [[halves], [halves * 0 + 1]], halves * 0)
@@ -112,29 +113,27 @@ def judge_memory(
     require(
         "judge_memory", "scores", table.shape, fits and bool(np.isfinite(table).all()), "be finite and fit"
     )
-    require("judge_memory", "margin", margin, 0 <= margin < 1, "lie in [0, 1)")
-    resampling = resampling or Resampling()
+    require("judge_memory", "margin", margin, margin >= 0, "be at least 0")
+    require("judge_memory", "windows", windows, windows[0] == 1, "begin with 1")
     best = table[int(table.mean((1, 2)).argmax())]
     # The best of several is ahead by chance more often than one is.
-    strict = Resampling(
-        1 - (1 - resampling.confidence) / len(windows), resampling.num_resamples, resampling.seed
-    )
-    ahead, allowed = _mean(best - chance, strict), margin * float((best - chance).mean())
+    strict = replace(resampling, confidence=1 - (1 - resampling.confidence) / len(windows))
+    ahead = _mean(best - chance, strict)
+    allowed = margin * max(0.0, ahead.value)
     reached = []
     for window, own in zip(windows, table, strict=True):
         behind = _mean(best - own, resampling)
-        standing: Standing = (
-            "enough" if behind.high <= allowed else "short" if behind.low > allowed else "unclear"
-        )
+        standing: Standing = "unclear"
+        if behind.high <= allowed or behind.low > allowed:
+            standing = "enough" if behind.high <= allowed else "short"
         reached.append(Reached(window, _score(own, resampling), behind, standing))
-    at_most = next((one.window for one in reached if one.standing == "enough"), windows[-1])
-    shorter = reached[: [one.window for one in reached].index(at_most)]
-    known = [one.window for one in shorter if one.standing == "short" and one.window is not None]
-    at_least = max(known, default=0) + 1
-    outcome: Outcome = "needed" if known else "not needed" if at_most == windows[0] else "undecided"
+    enough = next(place for place, one in enumerate(reached) if one.standing == "enough")
+    short = [one.window or 0 for one in reached[:enough] if one.standing == "short"]
+    outcome: Outcome = "needed" if short else "not needed" if enough == 0 else "undecided"
     if ahead.low <= 0:
         outcome = "nothing learnt"
-    return NeededMemory(outcome, at_least, at_most, reached, _score(chance[None], resampling))
+    random_score = _score(chance[None], resampling)
+    return NeededMemory(outcome, max(short, default=0) + 1, windows[enough], reached, random_score)
 
 
 def _score(values: Array, resampling: Resampling) -> Mean:
