@@ -1,6 +1,6 @@
 """Asks whether a task needs memory, and how long: trains agents that differ only in how many timesteps they see.
 
-    python recipes/probe.py env=tmaze env.length=20                            # --help lists the keys
+    python recipes/probe.py env=tmaze env.length=6                             # --help lists the keys
     python recipes/probe.py env=bandits probe.windows=[1,4,16,null] probe.seeds=[0,1,2]
     python recipes/probe.py env=gym env.id=mylab:Levers-v0 budget.env_steps=100000
     python recipes/probe.py env=mazerunner callbacks=cost_limit callbacks.cost_limit.cpu_s=120
@@ -130,7 +130,7 @@ def tell(found: NeededMemory, runs: list[list[Run]], title: str) -> None:
     print(found)
     if len(runs[0]) == 1:
         print("one seed: the intervals say nothing of what another one would learn; see probe.seeds")
-    print("who falls short may have needed a larger budget: budget.env_steps")
+    print("what was not learnt yet looks like what cannot be known: budget.env_steps gives more time")
 
 
 if __name__ == "__main__":
