@@ -136,9 +136,10 @@ def settings(page: Path) -> set[tuple[str, ...]]:
     found = set()
     for line in (*commands, *spans):
         words = line.partition("#")[0].replace("python recipes/train.py", "yamame train").split()
-        _, recipe, *overrides = words if words[:1] == ["yamame"] else ["yamame", "train", *words]
+        bare = "probe" if line.startswith("probe.") else "train"
+        _, recipe, *overrides = words if words[:1] == ["yamame"] else ["yamame", bare, *words]
         is_setting = overrides and all(re.match(r"[+~]?[a-z_/.]+=[^.]", each) for each in overrides)
-        if recipe in ("train", "offline", "ppo") and is_setting and "mylab" not in line:
+        if recipe in ("train", "offline", "ppo", "probe") and is_setting and "mylab" not in line:
             found.add((recipe, *overrides))
     return found - {("train", "key=value")}
 

@@ -21,6 +21,7 @@ WITH_HELP = (
     "doctor",
     "leaderboard",
     "reproduce",
+    "probe",
     "replay_batch",
 )
 LIGHT = """

@@ -34,7 +34,7 @@ def play_recipe(which: str | ModuleType, folder: Path, *arguments: str) -> tuple
         with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             task = next(
                 getattr(module, name)
-                for name in ("train", "replay", "export", "doctor", "leaderboard", "reproduce")
+                for name in ("train", "replay", "export", "doctor", "leaderboard", "reproduce", "probe")
                 if hasattr(module, name)
             )
             name = Path(module.__file__).stem

@@ -13,6 +13,7 @@ EASED: dict[str, dict[str, Any]] = {
     "export": {"texts": ("run", "path")},
     "leaderboard": {"first": "suite", "texts": ("page", "overrides")},
     "play": {"texts": ("run", "instruction", "output"), "below": _PLAYED_IN},
+    "probe": {"texts": ("probe.settings",)},
     "replay_batch": {"texts": ("bundle",)},
     "report": {"texts": ("runs", "base", "directory", "metric", "tables")},
     "reproduce": {"first": "reproduce", "texts": ("root", "overrides")},

@@ -206,4 +206,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
 }
 SETTINGS["doctor"] = SETTINGS["train"] | {"measure": {"seconds": Annotated[float, 1]}}
+SETTINGS["probe"] = SETTINGS["train"] | {
+    "probe": {
+        "windows": list[Count | None],
+        "seeds": list[Annotated[int, 0]],
+        "margin": Annotated[float, 0],
+        "resampling": Node,
+        "settings": list[str],
+    }
+}
 """By the name of the main YAML file."""

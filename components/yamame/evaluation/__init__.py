@@ -10,4 +10,6 @@ from yamame.evaluation.episode import render_video as render_video
 from yamame.evaluation.held_out import evaluate as evaluate
 from yamame.evaluation.intervals import mean_interval as mean_interval
 from yamame.evaluation.intervals import wilson_interval as wilson_interval
+from yamame.evaluation.needed_memory import NeededMemory as NeededMemory
+from yamame.evaluation.needed_memory import judge_memory as judge_memory
 from yamame.evaluation.result import EvaluationResult as EvaluationResult

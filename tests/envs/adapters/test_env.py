@@ -205,7 +205,9 @@ def test_a_row_can_be_drawn(walks, steps):
 def test_what_cannot_be_drawn_says_why():
     env = HostedEnv(partial(Echo, spaces.Discrete(2)), num_envs=1)
     env.reset()
-    with pytest.raises(NotImplementedError, match=r"^HostedEnv: env 0 cannot be drawn: it has no method render"):
+    with pytest.raises(
+        NotImplementedError, match=r"^HostedEnv: env 0 cannot be drawn: it has no method render"
+    ):
         env.render()
 
 
