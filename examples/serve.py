@@ -1,7 +1,6 @@
 """A trained agent as a service over HTTP, for many sessions: python examples/serve.py AGENT [PORT [TRUST ...]]
 
-POST /reset or /forget {"session": "a"} -> {}
-POST /act {"session": "a", "observation": {...}, "reward": 1.0, "done": false} -> {"action": 3}"""
+POST /act {"session": "a", "observation": ..., "reward": 1.0, "done": false}, /reset {"session": "a"} or /forget"""
 
 import json
 import sys
@@ -18,17 +17,16 @@ def make_server(agent, port: int) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             try:
-                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                given = {"sessions" if key == "session" else key: [value] for key, value in asked.items()}
+                asked = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+                names, given = [asked.pop("session")], {key: [value] for key, value in asked.items()}
                 if isinstance(asked.get("observation"), dict):
                     given["observation"] = {key: [value] for key, value in asked["observation"].items()}
                 with lock:  # an agent answers one call at a time
-                    actions = calls[self.path](**given)
+                    actions = calls[self.path](sessions=names, **given)
                 status, answer = 200, {} if actions is None else {"action": actions[0].tolist()}
             except (KeyError, ValueError, TypeError, AttributeError) as error:
-                status = 400 if self.path in calls else 404
-                answer = {"error": f"{type(error).__name__}: {error}"}
-            self.send_response(status)
+                status, answer = 400, {"error": f"{type(error).__name__}: {error}"}
+            self.send_response(status if self.path in calls else 404)
             self.end_headers()
             self.wfile.write(json.dumps(answer).encode())
 
@@ -37,4 +35,6 @@ def make_server(agent, port: int) -> ThreadingHTTPServer:
 
 
 if __name__ == "__main__":
-    make_server(yamame.load(sys.argv[1], trust=sys.argv[3:]), int([*sys.argv, 8000][2])).serve_forever()
+    server = make_server(yamame.load(sys.argv[1], trust=sys.argv[3:]), int([*sys.argv, 8000][2]))
+    print(f"http://127.0.0.1:{server.server_port}", flush=True)
+    server.serve_forever()

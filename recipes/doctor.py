@@ -28,20 +28,23 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
 from datetime import timedelta
 from pathlib import Path
 
 import psutil
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from yamame.checks import UsageError
 from yamame.cli.app import main
+from yamame.cli.explain import explain_outside
 from yamame.cli.front import fail
 from yamame.doctor import machine, packages
 from yamame.doctor.trial import Forecast, Stopwatch, forecast, shortened
 from yamame.failures import OutsideError, one_line
 from yamame.runs.api import load_recipe
+from yamame.runs.build import build_agent, build_env
+from yamame.runs.machine import check_machine
 from yamame.signals import Terminated
 from yamame.tracking.mlflow_store import check_store
 
@@ -54,16 +57,24 @@ def doctor(cfg: DictConfig) -> None:
     """The recipe."""
     say("packages", packages.as_text())
     say("machine", machine.described(cfg))
-    problems = [*machine.problems(cfg)]
-    may_try = not problems
-    problems += store_problems(cfg)
-    if may_try:
+    problems, store = [*machine.problems(cfg)], []
+    with noting(store):
+        check_store(cfg)
+    if not problems:
+        with noting(problems):
+            check_machine(cfg)
+        elsewhere = {"device": "cpu"} if problems else {}  # what else is wrong shows there, too
+        part = OmegaConf.merge(cfg, elsewhere)
+        with noting(problems), closing(build_env(part, num_envs=1, seed=0)) as env:
+            build_agent(part, env)
+    if not problems:
         say("trial", f"of {cfg.measure.seconds:g} s and an evaluation")
         watch = Stopwatch(cfg.measure.seconds)
-        with folder_beside(Path(cfg.run.root)) as folder:
-            failed = try_out(shortened(cfg, folder, cfg.measure.seconds), watch)
-        problems += failed or tell(watch, forecast(watch, cfg), cfg)
-    for problem in problems:
+        with noting(problems), folder_beside(Path(cfg.run.root)) as folder:
+            problems += try_out(shortened(cfg, folder, cfg.measure.seconds), watch)
+        if not problems:
+            problems += tell(watch, forecast(watch, cfg), cfg)
+    for problem in (problems := store + problems):
         say("problem", problem)
     if problems:
         fail("doctor", f"{len(problems)} to mend", status=1)
@@ -74,13 +85,21 @@ def say(what: str, text: str) -> None:
     print(f"{what + ':':<10} {text}", flush=True)
 
 
-def store_problems(cfg: DictConfig) -> list[str]:
-    """Why the tracker's store takes no run, if it does not."""
+@contextmanager
+def noting(problems: list[str]) -> Iterator[None]:
+    """Within the block what fails becomes a line of the problems."""
     try:
-        check_store(cfg)
-    except (UsageError, OSError, OutsideError) as error:
-        return [one_line(error)]
-    return []
+        yield
+    except Terminated:
+        raise KeyboardInterrupt from None
+    except (UsageError, FloatingPointError) as error:
+        problems.append(lasting(one_line(error)))
+    except OSError as error:
+        problems.append(explain_outside(error))
+    except OutsideError as error:
+        problems.append(f"{one_line(error)}{place(error.__cause__)}")
+    except Exception as error:
+        problems.append(f"{type(error).__name__}: {one_line(error)}{place(error)}")
 
 
 @contextmanager
@@ -97,20 +116,11 @@ def folder_beside(root: Path) -> Iterator[Path]:
 
 
 def try_out(cfg: DictConfig, watch: Stopwatch) -> list[str]:
-    """Trains for a while; what fails, and what a run would warn of, a line each."""
+    """Trains for a while; what a run would warn of, a line each."""
     told = io.StringIO()
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(told):
         warnings.simplefilter("ignore")
-        try:
-            load_recipe("train").train(cfg, callbacks=[watch])
-        except Terminated:
-            raise KeyboardInterrupt from None
-        except (UsageError, FloatingPointError) as error:
-            return [lasting(one_line(error))]
-        except OutsideError as error:
-            return [f"{one_line(error)}{place(error.__cause__)}"]
-        except Exception as error:
-            return [f"{type(error).__name__}: {one_line(error)}{place(error)}"]
+        load_recipe("train").train(cfg, callbacks=[watch])
     lines = dict.fromkeys(told.getvalue().splitlines())
     return [lasting(line) for line in lines if line and not line.startswith(HARMLESS)]
 

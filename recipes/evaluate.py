@@ -114,7 +114,7 @@ def output_of(cfg: DictConfig, runs: list[Trained]) -> Path:
     own = runs[0].folder if len(runs) == 1 and cfg.against is None else None
     alone, folder = own is not None, (own or Path("runs")) / "evaluation"
     kept = ("device", "tracking_uri", "trust", *(["run"] if alone else []))
-    asked = sorted(text for text in overrides() if key_of(text) not in kept)
+    asked = sorted(text.lstrip("+") for text in overrides() if key_of(text) not in kept)
     return folder / file_name(asked) if asked else folder
 
 
@@ -320,7 +320,8 @@ def lines_of(run: dict[str, Any]) -> list[dict[str, Any]]:
                     line[metric] = interval(*(numbers[f"{metric}_{end}"] for end in ("mean", "low", "high")))
             if len(numbers["trials"]["mean"]) > 1:
                 line["return per trial"] = " ".join(f"{mean:.3g}" for mean in numbers["trials"]["mean"])
-            line |= {"length": numbers["length_mean"], "episodes": int(numbers["num_episodes"])}
+            whole, count = f"{numbers['finished']:.0%}", int(numbers["num_episodes"])
+            line |= {"length": numbers["length_mean"], "episodes": count, "played to the end": whole}
             lines.append(line)
     return lines
 

@@ -43,6 +43,10 @@ class Budget:
         self._start = clock()
         self._earlier_s = 0.0
 
+    def start(self) -> None:
+        """Time counts from now on: what was built before is not the run's."""
+        self._start = self._clock()
+
     @property
     def elapsed_s(self) -> float:
         """Wall-clock seconds of this run, those before a resume included."""
@@ -83,4 +87,4 @@ class Budget:
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Continues from the seconds spent before."""
         self._earlier_s = state["elapsed_s"]
-        self._start = self._clock()
+        self.start()

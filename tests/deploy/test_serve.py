@@ -75,3 +75,4 @@ def test_what_is_wrong_is_answered_with_its_reason(ask, observations, maze):
     assert ask("/act", session="a", observation=seen)[0] == 200
     assert ask("/forget", session="a") == (200, {})
     assert ask("/nothing", session="a") == (404, {"error": "KeyError: '/nothing'"})
+    assert ask("/act", observation=seen) == (400, {"error": "KeyError: 'session'"})

@@ -117,6 +117,14 @@ def test_an_unusable_store_is_named_beside_what_else_is_wrong(doctor, monkeypatc
     assert [line.partition(":")[0] for line in problems(out)] == ["tracking_uri", "schedule"]
 
 
+def test_parts_that_cannot_be_built_are_named_beside_a_device_that_is_not_there(doctor, monkeypatch):
+    monkeypatch.setitem(sys.modules, "metaworld", None)
+    status, out, err = doctor(*TINY, "env=metaworld", "device=cuda")
+    assert (status, err) == (1, "doctor: 2 to mend\n")
+    assert [line.partition(":")[0] for line in problems(out)] == ["device", "env"]
+    assert "trial:" not in out
+
+
 def without_cuda(monkeypatch, folder):
     (folder / "nvidia-smi").write_text("#!/bin/sh\n")
     (folder / "nvidia-smi").chmod(0o755)

@@ -8,12 +8,14 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 _PLAYED_IN = ("env", "trials")
+_NAMED: dict[str, Any] = {"texts": ("run.name",)}
 EASED: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("train", "offline", "ppo", "distill", "doctor"), _NAMED),
     "evaluate": {"texts": ("run", "against", "output", "diagnose_twin"), "below": _PLAYED_IN},
     "export": {"texts": ("run", "path")},
     "leaderboard": {"first": "suite", "texts": ("page", "overrides")},
     "play": {"texts": ("run", "instruction", "output"), "below": _PLAYED_IN},
-    "probe": {"texts": ("probe.settings",)},
+    "probe": {"texts": ("probe.settings", "run.name")},
     "replay_batch": {"texts": ("bundle",)},
     "report": {"texts": ("runs", "base", "directory", "metric", "tables")},
     "reproduce": {"first": "reproduce", "texts": ("root", "overrides")},

@@ -29,7 +29,7 @@ REMEDIES = {
     errno.EPERM: "ask for the permission",
     errno.ENOTDIR: "move the file that is in the way of a directory",
     errno.EISDIR: "move the directory that is in the way of a file",
-    errno.ENOENT: "put it back",
+    errno.ENOENT: "make it, or put it back",
     errno.EMFILE: "allow more open files, with ulimit -n",
 }
 """What helps against a failure of the system."""

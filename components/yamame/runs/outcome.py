@@ -68,7 +68,7 @@ def _save_model(run: "Run", folder: Path) -> None:
 def keep_traceback(run: "Run", error: BaseException | None) -> None:
     """Keeps the traceback of a failure of the outside world, of which the command line shows one line."""
     if isinstance(error, OSError | OutsideError):
-        error.add_note("then resume=true goes on")
+        error.add_note("once that is mended, resume=true goes on")
         path = run.path / "error.txt"
         with contextlib.suppress(OSError):
             path.write_text("".join(traceback.format_exception(error)))
@@ -117,6 +117,7 @@ def write_summary(run: "Run", status: Status) -> None:
         "success": last.get("success_mean"),
         "return_mean": last.get("return_mean"),
         "evaluated_at": last.get(run.progress.unit),
+        "ended_by": ended_by(run),
         "env_steps": run.progress.env_steps,
         "updates": run.progress.updates,
         "refused_updates": run.guard.num_refused,
@@ -131,6 +132,12 @@ def write_summary(run: "Run", status: Status) -> None:
         if steps := next_steps(run, status):
             tell("\n".join(["next:", *(f"  {step}" for step in steps)]))
     tell(path)
+
+
+def ended_by(run: "Run") -> str | None:
+    """The limit of the budget that is reached, or why the run was stopped before; None if it is not over."""
+    limit = run.budget.ended(env_steps=run.progress.env_steps, updates=run.progress.updates)
+    return run.progress.stopped or (limit and f"budget.{limit}={getattr(run.budget, limit):g}")
 
 
 def next_steps(run: "Run", status: Status) -> list[str]:

@@ -171,6 +171,7 @@ class Run:
             self._saved = (self.progress.env_steps, self.progress.updates)
         ranks.first(lambda: self._open(before))
         self.directory.begin()
+        self.budget.start()
         if self.progress.evaluating:
             self.evaluate_and_save()
 
