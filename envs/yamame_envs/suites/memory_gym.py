@@ -17,7 +17,7 @@ class MemoryGym(HostedEnv):
     """An environment of Memory Gym (arXiv 2309.17207).
 
     What is observed are pixels ``[84, 84, 3]``, in MortarMayhemB beside the commands as numbers. An episode has
-    success if all of it was done right. Endless environments have no success and no limit of their own.
+    success if all of it was done right, the end too. Endless environments have no success and no limit of their own.
 
     Args:
         id: ``MortarMayhem-Grid``, ``MysteryPath``, ``SearingSpotlights``, ``Endless-MortarMayhem`` and so on.

@@ -45,5 +45,11 @@ class MemoryGymTask(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Begins an episode; the seed decides all of it."""
         return self.env.reset(seed=seed, options=self._options)
 
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Plays one step. What ends with a mistake is no success, as Mortar Mayhem has it after the last command."""
+        seen, reward, terminated, truncated, info = self.env.step(action)
+        success = bool(info.get("success")) and float(reward) > 0
+        return seen, reward, terminated, truncated, {"success": success}
+
     def close(self) -> None:
         """Leaves the display open, for all envs of a process draw on the same one."""

@@ -51,13 +51,14 @@ def test_who_knows_the_commands_completes_them_within_the_limit():
     assert total.flatten().tolist() == pytest.approx([1.0, 1.0])
 
 
-def test_who_does_nothing_fails_with_the_first_command():
-    env = MemoryGym(seed=4, options={"command_count": [2]})
+@pytest.mark.parametrize("count", [1, 2])
+def test_who_does_nothing_fails_with_the_first_command_were_it_the_last(count):
+    env = MemoryGym(seed=4, options={"command_count": [count], "allowed_commands": 4})
     td = env.reset()
     while not td["done"].any():
         td = env.step(td.set("action", torch.zeros(1, dtype=torch.int64)))["next"]
     assert not td["success"].any()
-    assert 2 * 4 < td["step_index"].item() < 20  # two commands were shown, four steps each
+    assert count * 4 < td["step_index"].item() < 20  # commands are shown for four steps each
 
 
 def test_one_env_that_is_closed_leaves_the_others_their_display():
