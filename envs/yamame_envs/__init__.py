@@ -24,11 +24,14 @@ if TYPE_CHECKING:
     from yamame_envs.frozenlake import MetaFrozenLake as MetaFrozenLake
     from yamame_envs.goal_env import GoalEnv as GoalEnv
     from yamame_envs.mazerunner import MazeRunner as MazeRunner
+    from yamame_envs.suites.anymdp import AnyMDP as AnyMDP
     from yamame_envs.suites.atari import Atari as Atari
     from yamame_envs.suites.crafter import Crafter as Crafter
     from yamame_envs.suites.half_cheetah import HalfCheetahVel as HalfCheetahVel
+    from yamame_envs.suites.memory_gym import MemoryGym as MemoryGym
     from yamame_envs.suites.metaworld import MetaWorld as MetaWorld
     from yamame_envs.suites.minigrid import MiniGrid as MiniGrid
+    from yamame_envs.suites.minihack import MiniHack as MiniHack
     from yamame_envs.suites.multi_domain import MultiDomain as MultiDomain
     from yamame_envs.suites.popgym import POPGym as POPGym
     from yamame_envs.tmaze import ActiveTMaze as ActiveTMaze
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ActiveTMaze": "yamame_envs.tmaze",
+    "AnyMDP": "yamame_envs.suites.anymdp",
     "Atari": "yamame_envs.suites.atari",
     "Bandits": "yamame_envs.bandits",
     "BatchedEnv": "yamame_envs.base",
@@ -50,9 +54,11 @@ _HOMES = {
     "HalfCheetahVel": "yamame_envs.suites.half_cheetah",
     "HostedEnv": "yamame_envs.adapters.env",
     "MazeRunner": "yamame_envs.mazerunner",
+    "MemoryGym": "yamame_envs.suites.memory_gym",
     "MetaFrozenLake": "yamame_envs.frozenlake",
     "MetaWorld": "yamame_envs.suites.metaworld",
     "MiniGrid": "yamame_envs.suites.minigrid",
+    "MiniHack": "yamame_envs.suites.minihack",
     "MultiDomain": "yamame_envs.suites.multi_domain",
     "POPGym": "yamame_envs.suites.popgym",
     "PackageDelivery": "yamame_envs.delivery",

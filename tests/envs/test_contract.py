@@ -18,10 +18,13 @@ from yamame.runs.build import build_env
 CHOICES = sorted(path.stem for path in (conf_dir() / "env").glob("*.yaml"))
 SHORT: dict[str, list[str]] = {
     "active_tmaze": ["env.length=7"],
+    "anymdp": ["env.num_actions=3", "env.num_tasks=16", "env.time_limit=9"],
     "atari": ["env.time_limit=20"],
     "dark_key_to_door": ["env.trial_limit=9", "env.time_limit=31"],
     "half_cheetah_vel": ["env.time_limit=25"],
+    "memory_gym": ["+env.options.command_count=[1]"],
     "metaworld": ["env.time_limit=10"],
+    "minihack": ["env.time_limit=20"],
     "tmaze": ["env.length=7"],
 }
 """Settings that end episodes soon, where the usual ones do not."""

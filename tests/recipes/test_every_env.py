@@ -34,6 +34,8 @@ RUNS = [
     *("env=crafter goal_encoder=token", "env=minigrid", "env=multi_domain", "env=popgym", "encoder=mamba"),
     *("env=atari env.time_limit=40", "env=half_cheetah_vel env.time_limit=40"),
     "env=metaworld env.time_limit=20",
+    *("env=anymdp env.num_actions=3 env.num_tasks=16 env.time_limit=20", "env=memory_gym"),
+    "env=minihack env.time_limit=40",
 ]
 ELSEWHERE = {"collector/ray", "debug/tiny", "env/gym_goals", "hardware/gpu", "logger/mlflow", "logger/none"}
 ELSEWHERE |= {"launcher/local", "launcher/slurm", "sweeper/optuna"}

@@ -33,8 +33,8 @@ SPECIAL = {
 
 _OPTIMIZERS = "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop SGD"
 _ENVS = (
-    "ActiveTMaze Atari Bandits Crafter DarkKeyDoor Gym GymGoals HalfCheetahVel MazeRunner MetaFrozenLake MetaWorld "
-    "MiniGrid MultiDomain POPGym PackageDelivery PassiveTMaze Wind Workers"
+    "ActiveTMaze AnyMDP Atari Bandits Crafter DarkKeyDoor Gym GymGoals HalfCheetahVel MazeRunner MemoryGym "
+    "MetaFrozenLake MetaWorld MiniGrid MiniHack MultiDomain POPGym PackageDelivery PassiveTMaze Wind Workers"
 )
 _IN_FILES = {
     "env": {"yamame_envs": _ENVS},

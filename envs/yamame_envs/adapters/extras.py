@@ -9,13 +9,14 @@ class MissingExtra(ImportError, ValueError):  # noqa: N818
     """A library that an environment needs is not installed, or cannot be imported."""
 
 
-def import_extra(module: str, *, extra: str, owner: str) -> ModuleType:
+def import_extra(module: str, *, extra: str = "", owner: str, remedy: str = "") -> ModuleType:
     """Imports a library that is not part of the base installation; warnings of its import are not shown.
 
     Args:
         module: Name of the module.
-        extra: Extra of this distribution that installs it.
+        extra: Extra of this distribution that installs it, if one does.
         owner: Who needs it, for the message.
+        remedy: What installs it where no extra can.
 
     Raises:
         MissingExtra: If it, or something it needs, is not installed or cannot be imported.
@@ -23,7 +24,7 @@ def import_extra(module: str, *, extra: str, owner: str) -> ModuleType:
     >>> import_extra("math", extra="train", owner="Example").pi > 3
     True
     """
-    remedy = f"run: pip install 'yamame[{extra}]'"
+    remedy = f"run: {remedy}" if remedy else f"run: pip install 'yamame[{extra}]'"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,8 +1,9 @@
 """Meta-World's meta-learning benchmarks: a robot arm, and a goal that has to be found out.
 
 Source: Yu et al., "Meta-World: A Benchmark and Evaluation for Multi-Task and Meta Reinforcement Learning",
-arXiv 1910.10897. Tasks and their 50 goals per split are those of the official ``ML1(name, seed)``,
-``ML10(seed)`` and ``ML45(seed)``, number for number.
+arXiv 1910.10897; ML25 and the two versions of the reward are those of "Meta-World+" (NeurIPS 2025). Tasks and
+their 50 goals per split are those of the official ``ML1(name, seed)``, ``ML10(seed)``, ``ML25(seed)`` and
+``ML45(seed)``, number for number.
 
 An arm is a compiled MuJoCo model of some 20 MB, and compiling takes longer than resetting. So the envs of a
 process share what they have: arms are built when a task is first played, and idle ones are kept, though not
@@ -14,6 +15,7 @@ import pickle
 from collections.abc import Iterator
 from difflib import get_close_matches
 from functools import cache, partial
+from inspect import signature
 from typing import Any, Literal
 
 import gymnasium
@@ -21,12 +23,13 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from yamame_envs.adapters.extras import import_extra
+from yamame_envs.adapters.extras import MissingExtra, import_extra
 from yamame_envs.suites.display import require_display
 
 Vector = npt.NDArray[np.float32]
 Goals = npt.NDArray[np.float64]
 Split = Literal["train", "test"]
+RewardVersion = Literal["v1", "v2"]
 
 NUM_GOALS = 50
 """Goals per task and split."""
@@ -34,7 +37,7 @@ NUM_GOALS = 50
 ATTEMPT = 500
 """Steps of an attempt; the arm refuses more."""
 
-_FAMILIES = ("ML10", "ML45")
+_FAMILIES = ("ML10", "ML25", "ML45")
 
 _FEW = 24
 
@@ -51,10 +54,15 @@ def task_names(benchmark: str, split: Split) -> tuple[str, ...]:
 
     Raises:
         ValueError: If there is no such benchmark or split.
+        MissingExtra: If Meta-World is not installed, or lacks ML25 or versions of the reward.
     """
     if split not in ("train", "test"):
         raise ValueError(f"MetaWorld: split must be train or test, got {split!r}")
     tables = _library().env_dict
+    takes = signature(tables.ALL_V3_ENVIRONMENTS["reach-v3"]).parameters
+    if not hasattr(tables, "ML25_V3") or "reward_function_version" not in takes:
+        remedy = "run: pip install 'yamame[metaworld]'"
+        raise MissingExtra(f"MetaWorld: metaworld must have ML25 and versions of the reward, {remedy}")
     if benchmark in _FAMILIES:
         return tuple(getattr(tables, f"{benchmark}_V3")[split])
     singles = {f"ML1-{name}": name for name in tables.ALL_V3_ENVIRONMENTS}
@@ -129,9 +137,10 @@ class MetaWorldTask(gymnasium.Env[Vector, Vector]):
     """A Meta-World arm whose task and goal are drawn at every reset; the goal is hidden.
 
     Args:
-        benchmark: ``ML10``, ``ML45``, or ``ML1-`` and a task such as ``ML1-reach-v3``.
+        benchmark: ``ML10``, ``ML25``, ``ML45``, or ``ML1-`` and a task such as ``ML1-reach-v3``.
         split: Tasks and goals to train with, or those to test with.
         goal_seed: Which goals there are.
+        reward_function_version: Which rewards of Meta-World are paid, ``v1`` or ``v2``.
 
     Attributes:
         task_name: The task being played.
@@ -142,9 +151,17 @@ class MetaWorldTask(gymnasium.Env[Vector, Vector]):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 80}  # noqa: RUF012
     render_mode = "rgb_array"
 
-    def __init__(self, benchmark: str, *, split: Split = "train", goal_seed: int = 0) -> None:
+    def __init__(
+        self,
+        benchmark: str,
+        *,
+        split: Split = "train",
+        goal_seed: int = 0,
+        reward_function_version: RewardVersion = "v2",
+    ) -> None:
         self._names = task_names(benchmark, split)
         self._benchmark, self._split, self._goal_seed = benchmark, split, goal_seed
+        self._reward_version = reward_function_version
         self.observation_space = spaces.Box(-np.inf, np.inf, (39,), dtype=np.float32)
         self.action_space = spaces.Box(-1.0, 1.0, (4,), dtype=np.float32)
         self.task_name = ""
@@ -177,6 +194,7 @@ class MetaWorldTask(gymnasium.Env[Vector, Vector]):
         if self.arm is not None:
             _give_back(self.task_name, self.arm)
         self.arm, self.task_name = _take(name), name
+        self.arm.reward_function_version = self._reward_version  # envs of another version had it before
 
     def render(self) -> npt.NDArray[np.uint8]:
         """The picture: ``[480, 480, 3]``."""

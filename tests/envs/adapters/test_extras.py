@@ -37,3 +37,8 @@ def test_warnings_of_the_import_are_not_shown(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "noisy_package", raising=False)
     assert import_extra("noisy_package", extra="x", owner="Example").__name__ == "noisy_package"
+
+
+def test_what_no_extra_installs_has_a_remedy_of_its_own():
+    with pytest.raises(MissingExtra, match=r"must be installed, run: pip install --no-deps not-there$"):
+        import_extra("not_there", owner="Example", remedy="pip install --no-deps not-there")

@@ -58,16 +58,21 @@ def official(tasks, name):
 def test_benchmarks_have_their_published_tasks():
     for split, names in ML10.items():
         assert task_names("ML10", split) == tuple(f"{name}-v3" for name in names.split())
-    assert len(task_names("ML45", "train")) == 45
+    assert [len(task_names(name, "train")) for name in ("ML25", "ML45")] == [25, 45]
+    assert set(task_names("ML25", "test")) == {
+        f"{name}-v3" for name in ("basketball", "door-close", "shelf-place", "sweep", "button-press")
+    }
     assert set(task_names("ML45", "test")) == {
         f"{name}-v3" for name in ("bin-picking", "box-close", "hand-insert", "door-lock", "door-unlock")
     }
     assert task_names("ML1-door-open-v3", "test") == ("door-open-v3",)
 
 
-@pytest.mark.parametrize("benchmark", ["ML10", "ML45"])
-def test_no_task_of_the_test_split_is_trained_with(benchmark):
-    assert not set(task_names(benchmark, "train")) & set(task_names(benchmark, "test"))
+@pytest.mark.parametrize(
+    ("benchmark", "shared"), [("ML10", set()), ("ML25", {"basketball-v3"}), ("ML45", set())]
+)
+def test_no_task_of_the_test_split_is_trained_with_but_for_the_one_that_is_officially(benchmark, shared):
+    assert set(task_names(benchmark, "train")) & set(task_names(benchmark, "test")) == shared
 
 
 @pytest.mark.parametrize("task", ["reach-v3", "door-open-v3"])
@@ -139,6 +144,43 @@ def test_the_arm_moves_and_pays_as_the_official_one_and_the_goal_is_hidden():
         assert told == {"success": bool(info["success"])}
         assert not terminated
         assert not truncated
+
+
+def test_versions_of_the_reward_differ_and_move_alike_whoever_had_the_arm_before(empty):
+    def played(version):
+        row = MetaWorldTask("ML1-push-v3", reward_function_version=version)
+        seen = trajectory(row, 2, plan(30))[39:].reshape(30, 40)
+        metaworld_task._give_back(row.task_name, row.arm)  # to the next row
+        return seen[:, :39], seen[:, 39]
+
+    official = metaworld.env_dict.ALL_V3_ENVIRONMENTS["push-v3"](reward_function_version="v1")
+    official.set_task(metaworld.ML1("push-v3", seed=0).train_tasks[0])
+    official.reset()
+    first, second, third = played("v2"), played("v1"), played("v2")
+    assert len(empty["push-v3"]) == 1
+    assert np.array_equal(first[0], second[0])
+    assert np.array_equal(first[1], third[1])
+    assert not np.isclose(first[1], second[1]).any()
+    row = MetaWorldTask("ML1-push-v3", reward_function_version="v1")
+    row.reset(seed=2)
+    official._last_rand_vec = row.goal
+    official.reset()
+    for action, pay in zip(plan(30), second[1], strict=True):
+        assert official.step(action)[1] == pytest.approx(pay, abs=1e-6)  # stored as float32
+
+
+@pytest.mark.parametrize("lacks", ["ML25", "reward_function_version"])
+def test_a_meta_world_without_ml25_or_versions_is_refused_by_one_line(lacks, monkeypatch):
+    if lacks == "ML25":
+        monkeypatch.delattr(metaworld.env_dict, "ML25_V3")
+    else:
+        monkeypatch.setitem(metaworld.env_dict.ALL_V3_ENVIRONMENTS, "reach-v3", lambda render_mode: None)
+    message = (
+        r"MetaWorld: metaworld must have ML25 and versions of the reward, run: pip install .*\[metaworld\]"
+    )
+    with pytest.raises(ImportError, match=message) as error:
+        MetaWorld()
+    assert "\n" not in str(error.value)
 
 
 def test_a_seed_decides_the_whole_attempt_whatever_else_is_played(empty):
@@ -245,6 +287,7 @@ def test_attempts_follow_one_another():
         ({"benchmark": "ML1-reech-v3"}, r"benchmark must be .*ML1-reach-v3.*, got 'ML1-reech-v3'"),
         ({"benchmark": "ML11"}, r"benchmark must be one of ML10, .*, got 'ML11'"),
         ({"split": "valid"}, "split must be train or test, got 'valid'"),
+        ({"reward_function_version": "v3"}, r"reward_function_version must be one of .*, got 'v3'"),
         ({"time_limit": 501}, r"time_limit must be in 1\.\.500, got 501"),
         ({"goal_seed": -1}, "goal_seed must be in .*, got -1"),
     ],
