@@ -17,14 +17,14 @@ def make_server(agent, port: int) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             try:
-                asked = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+                asked = json.loads(self.rfile.read(max(0, int(self.headers.get("Content-Length", 0)))))
                 names, given = [asked.pop("session")], {key: [value] for key, value in asked.items()}
                 if isinstance(asked.get("observation"), dict):
                     given["observation"] = {key: [value] for key, value in asked["observation"].items()}
                 with lock:  # an agent answers one call at a time
                     actions = calls[self.path](sessions=names, **given)
                 status, answer = 200, {} if actions is None else {"action": actions[0].tolist()}
-            except (KeyError, ValueError, TypeError, AttributeError) as error:
+            except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
                 status, answer = 400, {"error": f"{type(error).__name__}: {error}"}
             self.send_response(status if self.path in calls else 404)
             self.end_headers()

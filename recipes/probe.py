@@ -78,10 +78,18 @@ def typed_of(cfg: DictConfig) -> tuple[list[str], Path]:
     typed = [text for text in overrides() if not is_one_of(key_of(text), ("probe", "run.name", "run.root"))]
     if own := ITS_OWN.intersection(map(key_of, typed)):
         raise UsageError(f"{min(own)}: must be left to the probe; see probe.windows and probe.seeds")
-    if not cfg.probe.seeds:
-        raise UsageError("probe.seeds: must name one at least")
-    named = sorted(text for text in typed if makes_another_name(key_of(text)))
-    return typed, Path(cfg.run.root) / str(cfg.run.name or file_name(["probe", *named]))
+    seeds, name = list(cfg.probe.seeds), str(cfg.run.name or "")
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise UsageError(f"probe.seeds: must name one at least, each once, got {seeds}")
+    if cfg.evaluation.num_episodes * len(seeds) < 2:
+        raise UsageError("evaluation.num_episodes: must be at least 2 with one seed, got 1")
+    if "/" in name or name.startswith("."):
+        raise UsageError(f"run.name: must be the name of a folder, got {name}")
+    kept = ("budget", "evaluation", "callbacks")  # agents that are compared have them in common
+    named = sorted(
+        text for text in typed if makes_another_name(key_of(text)) or is_one_of(key_of(text), kept)
+    )
+    return typed, Path(cfg.run.root) / (name or file_name(["probe", *named]))
 
 
 def windows_of(asked: Iterable[int | None], longest: int | None, context_length: int) -> list[int | None]:
@@ -97,9 +105,14 @@ def trained(common: list[str], folder: Path, window: int | None, seed: int) -> R
     sees = "null" if window is None else window
     named = f"run.name='{folder.name}-window-{sees}-seed-{seed}'"
     try:
-        return yamame.train(*common, f"encoder.window={sees}", f"seed={seed}", named)
+        run = yamame.train(*common, f"encoder.window={sees}", f"seed={seed}", named)
     except KeyboardInterrupt:
         raise SystemExit(yamame.signals.STATUS) from None
+    if (before := run.checkpoints.read_config()["budget"]) != run.config["budget"]:
+        raise UsageError(
+            f"run.name: {run.path} was trained with another budget, {before}; give the probe another name"
+        )
+    return run
 
 
 def played(cfg: DictConfig, path: Path | None = None) -> list[float]:

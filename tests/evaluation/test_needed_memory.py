@@ -98,11 +98,6 @@ def test_the_verdict_is_a_sentence():
     assert str(told([0.0] * 4)).startswith("undecided: nobody learnt; a random policy reaches ")
 
 
-def test_a_single_task_or_seed_has_no_spread():
-    found = judge_memory([1, None], [[[0.0]], [[1.0]]], [0.25])
-    assert found.reached[1].behind == Mean(0.0, 0.0, 0.0)
-
-
 @pytest.mark.parametrize(
     ("scores", "chance", "options", "message"),
     [
@@ -116,3 +111,29 @@ def test_a_single_task_or_seed_has_no_spread():
 def test_what_does_not_fit_is_refused(scores, chance, options, message):
     with pytest.raises(ValueError, match=message):
         judge_memory(**{"windows": [1, None], "scores": scores, "random": chance} | options)
+
+
+@pytest.mark.parametrize(
+    ("windows", "scores", "random", "message"),
+    [
+        ([1, 8, 4], np.ones((3, 1, 4)), np.zeros(4), "windows must begin with 1 and rise"),
+        ([1, 1], np.ones((2, 1, 4)), np.zeros(4), "windows must begin with 1 and rise"),
+        ([1, 2], np.ones((2, 1, 4)), np.full(4, np.nan), "random must be finite"),
+        ([1, 2], np.ones((2, 1, 1)), np.zeros(1), "scores must be of several tasks or seeds"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(windows, scores, random, message):
+    with pytest.raises(ValueError, match=message):
+        judge_memory(windows, scores, random)
+
+
+def test_equal_agents_are_seldom_told_apart():
+    draws = np.random.default_rng(0)
+    resampling = Resampling(num_resamples=200)
+    found = [
+        judge_memory(
+            [1, 2, 4, 8, None], draws.random((5, 1, 256)) < 0.1, np.zeros(256), resampling=resampling
+        ).outcome
+        for _ in range(60)
+    ]
+    assert found.count("needed") <= 4

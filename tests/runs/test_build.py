@@ -6,6 +6,7 @@ from omegaconf import OmegaConf
 from yamame import conf_dir
 from yamame.actions import BetaDistribution, TanhNormalDistribution
 from yamame.agent import InContextAgent
+from yamame.budget import Budget
 from yamame.losses import MultiGammaREDQLoss, SeparateREDQLoss
 from yamame.replay import SequencePacking
 from yamame.runs.build import build_agent, build_env, build_learner, build_transform, total_updates
@@ -95,6 +96,17 @@ def test_the_learning_rate_ends_with_whichever_limit_comes_first():
     assert total_updates(annealed(updates=150)) == 150
     assert total_updates(annealed(env_steps=11_000, updates=150)) == 150
     assert total_updates(annealed(env_steps=11_000, updates=250)) == 200
+
+
+def test_the_time_by_which_a_rate_falls_is_that_of_the_first_rank(monkeypatch):
+    asked = []
+    monkeypatch.setattr("yamame.ranks.agreed", lambda spent: asked.append(spent) or 0.75)
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        cfg = compose("train", overrides=["env=tmaze", "encoder=memoryless", "schedule.warmup_updates=0"])
+    agent = build_agent(cfg, build_env(cfg, num_envs=2, seed=0))
+    learner = build_learner(cfg, agent, budget=Budget(minutes=5.0))
+    assert asked
+    assert learner.schedule.get_last_lr() == [0.5 * cfg.optimizer.lr]
 
 
 def test_minutes_alone_limit_no_number_of_updates():

@@ -4,6 +4,7 @@ import difflib
 import errno
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from hydra import compose
@@ -139,8 +140,12 @@ def _elsewhere(line: CommandLine, key: str) -> str:
     """Other choices of the key's group that have it, as ``env=tmaze`` has ``env.length``."""
     group, _, leaf = key.partition(".")
     files = [path for root in line.roots for path in sorted((root / group).glob("*.yaml"))]
-    loaded: dict[str, Any] = {path.stem: OmegaConf.load(path) for path in files}
-    choices = [name for name, node in loaded.items() if leaf and leaf in (node.get(group) or node)]
+    choices = []
+    for path in files if leaf and leaf != "defaults" else []:
+        with suppress(Exception):  # a file that cannot be read is told where it is chosen
+            node: Any = OmegaConf.load(path)
+            if OmegaConf.is_dict(node) and leaf in (node.get(group) or node):
+                choices.append(path.stem)
     return f"; it is a key of {', '.join(f'{group}={choice}' for choice in choices)}" if choices else ""
 
 

@@ -21,7 +21,7 @@ from yamame import conf_dir
 from yamame.checks import UsageError
 from yamame.cli.arguments import EASED, ease
 from yamame.cli.command_line import CommandLine, jobs_of, read_command_line
-from yamame.cli.explain import check_choices, explain
+from yamame.cli.explain import check_choices, explain, explain_outside
 from yamame.cli.help import help_text
 from yamame.cli.names import run_name
 from yamame.cli.settings import SETTINGS
@@ -64,6 +64,8 @@ def answer(config_name: str) -> None:
                 _check(line.composed(job, whole=True), config_name, alone=not line.is_sweep)
     except (UsageError, HydraException, OmegaConfBaseException) as error:
         fail(config_name, explain(error, line))
+    except OSError as error:
+        fail(config_name, explain_outside(error), status=1)
     if sys.stderr.isatty():  # in a log a mistake is one line
         tell_aside(f"{config_name}: loading")
     if config_name in _LOGGED and not sys.stdout.isatty() and os.environ.get("RANK", "0") == "0":

@@ -56,11 +56,15 @@ def resuming_command(num_processes: int) -> str:
     hydra_config = HydraConfig.get()
     start = recipe(hydra_config.job.name)
     if num_processes > 1:
-        start = f"torchrun --nproc-per-node={num_processes} {start.removeprefix('python ')}"
+        program = start.removeprefix("python ") if start.startswith("python ") else f"--no-python {start}"
+        start = f"torchrun --nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', num_processes)} {program}"
     sources = {source.provider: source.path for source in hydra_config.runtime.config_sources}
-    folder = ["--config-dir", sources["command-line"]] if "command-line" in sources else []
+    flags = ["--config-dir", sources["command-line"]] if "command-line" in sources else []
+    if hydra_config.job.config_name != hydra_config.job.name:
+        flags += ["--config-name", str(hydra_config.job.config_name)]
+    own = [text for text in hydra_config.overrides.hydra if key_of(text) == "hydra.searchpath"]
     given = [text for text in overrides() if key_of(text) not in ("resume", "run.overwrite")]
-    return f"{start} {shlex.join([*folder, *given, 'resume=true'])}"
+    return f"{start} {shlex.join([*flags, *own, *given, 'resume=true'])}"
 
 
 class AlreadyDone(Exception):  # noqa: N818 (it is none)

@@ -31,8 +31,8 @@ def run_name(cfg: DictConfig, hydra_config: Any = None) -> str:
     groups = [group for group in _NAMED_AFTER if group in known]
     overrides = [text for text in hydra_config.overrides.task if makes_another_name(key_of(text))]
     others = sorted(text for text in overrides if not text.startswith(tuple(f"{group}=" for group in groups)))
-    recipe = [] if hydra_config.job.config_name == "train" else [str(hydra_config.job.config_name)]
-    return file_name([*recipe, *(str(known[group]) for group in groups), *others], end=f"-seed={cfg.seed}")
+    prefix = "" if hydra_config.job.config_name == "train" else f"{hydra_config.job.config_name}-"
+    return prefix + file_name([*(str(known[group]) for group in groups), *others], end=f"-seed={cfg.seed}")
 
 
 def file_name(parts: Sequence[str], *, end: str = "") -> str:

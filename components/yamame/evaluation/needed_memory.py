@@ -4,6 +4,7 @@ All agents play the same tasks, so their differences are taken task by task. Wit
 seeds, as `Resampling` makes it. With one it is over tasks, and says nothing of what another seed would learn.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -101,7 +102,7 @@ def judge_memory(
         resampling: How intervals are made.
 
     Raises:
-        ValueError: Sizes do not fit, or the margin is negative.
+        ValueError: Sizes do not fit, something is not finite, or the margin is negative.
 
     >>> halves = np.arange(20) % 2
     >>> found = judge_memory([1, None], [[halves], [halves * 0 + 1]], halves * 0)
@@ -114,9 +115,14 @@ def judge_memory(
         "judge_memory", "scores", table.shape, fits and bool(np.isfinite(table).all()), "be finite and fit"
     )
     require("judge_memory", "margin", margin, margin >= 0, "be at least 0")
-    require("judge_memory", "windows", windows, windows[0] == 1, "begin with 1")
+    lengths = [math.inf if window is None else window for window in windows]
+    rises = lengths[0] == 1 and lengths == sorted(set(lengths))
+    require("judge_memory", "windows", windows, rises, "begin with 1 and rise")
+    holds = bool(np.isfinite(chance).all())
+    require("judge_memory", "random", "what is not", holds, "be finite")
+    require("judge_memory", "scores", table.shape, table[0].size > 1, "be of several tasks or seeds")
     best = table[int(table.mean((1, 2)).argmax())]
-    # The best of several is ahead by chance more often than one is.
+    # The best of several is ahead by chance more often than one is, of a random policy and of the others.
     strict = replace(resampling, confidence=1 - (1 - resampling.confidence) / len(windows))
     ahead = _mean(best - chance, strict)
     allowed = margin * max(0.0, ahead.value)
@@ -124,8 +130,10 @@ def judge_memory(
     for window, own in zip(windows, table, strict=True):
         behind = _mean(best - own, resampling)
         standing: Standing = "unclear"
-        if behind.high <= allowed or behind.low > allowed:
-            standing = "enough" if behind.high <= allowed else "short"
+        if behind.high <= allowed:
+            standing = "enough"
+        elif _mean(best - own, strict).low > allowed:
+            standing = "short"
         reached.append(Reached(window, _score(own, resampling), behind, standing))
     enough = next(place for place, one in enumerate(reached) if one.standing == "enough")
     short = [one.window or 0 for one in reached[:enough] if one.standing == "short"]

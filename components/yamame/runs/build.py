@@ -140,6 +140,7 @@ def build_learner(
     ).to(cfg.device)
     optimizer = instantiate(cfg.optimizer, params=[p for p in agent.parameters() if p.requires_grad])
     anneals, decay = cfg.schedule.get("anneal_lr"), cfg.schedule.get("average_decay")
+    minutes = budget if anneals and budget is not None and budget.minutes is not None else None
     try:
         return Learner(
             loss,
@@ -152,7 +153,7 @@ def build_learner(
             compile=bool(cfg.schedule.get("compile")),
             guard=guard,
             averaged=None if decay is None else AveragedWeights(agent.policy(), decay=decay),
-            time_spent=lambda: budget.time_spent if anneals and budget is not None else 0.0,
+            time_spent=lambda: 0.0 if minutes is None else ranks.agreed(minutes.time_spent),
         )
     except ValueError as error:  # its arguments are keys of the schedule
         keyed = str(error).replace("AveragedWeights: decay", "schedule.average_decay", 1)

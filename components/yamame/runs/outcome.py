@@ -137,7 +137,7 @@ def write_summary(run: "Run", status: Status) -> None:
 def ended_by(run: "Run") -> str | None:
     """The limit of the budget that is reached, or why the run was stopped before; None if it is not over."""
     limit = run.budget.ended(env_steps=run.progress.env_steps, updates=run.progress.updates)
-    return run.progress.stopped or (limit and f"budget.{limit}={getattr(run.budget, limit):g}")
+    return run.progress.stopped or (limit and f"budget.{limit}={getattr(run.budget, limit)}")
 
 
 def next_steps(run: "Run", status: Status) -> list[str]:

@@ -23,7 +23,8 @@ class AnyMDP(HostedEnv):
         num_states: States, at least 8.
         num_actions: Actions, at least 2.
         num_tasks: Tasks that there are, on both sides of ``split``. xenoverse takes 0.1 to 1 s to draw a task, which is
-            kept until there are thousands. None: every episode draws one of its own.
+            kept until there are thousands, in every process: three tables of S x A x S numbers. None: every episode
+            draws one of its own.
         split: Which tasks episodes play: ``all``; ``train``, all but a share that is held out; ``test``, that share.
         time_limit: Steps after which an episode is over. The task's own limit, 100 steps or more, holds too.
         num_envs: N, the number of environments.
