@@ -66,3 +66,15 @@ def test_a_limit_must_be_a_positive_number(value):
 def test_a_budget_needs_a_limit():
     with pytest.raises(ValueError, match="must be given, got none of them"):
         Budget()
+
+
+def test_time_counts_from_the_start_and_over_resumes():
+    clock = Clock()
+    budget = Budget(minutes=1, clock=clock)
+    clock.now += 40  # what is built meanwhile
+    budget.load_state_dict({"elapsed_s": 10.0})
+    clock.now += 40
+    budget.start()
+    assert budget.elapsed_s == 10
+    clock.now += 5
+    assert budget.elapsed_s == 15

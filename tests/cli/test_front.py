@@ -139,3 +139,9 @@ def test_a_run_that_is_there_is_refused_before_torch_is_loaded(tmp_path):
     assert refused.stdout == ""
     for free in ("resume=true", "resume=auto", "run.overwrite=true", "run.name=other"):
         assert "RunDirectory" not in ask("ppo", *given, free).stderr
+
+
+def test_a_place_that_cannot_be_is_told_in_a_line(tmp_path):
+    refused = ask("train", "env=tmaze", f"run.root={tmp_path}/{'a' * 300}")
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert "File name too long" in refused.stderr

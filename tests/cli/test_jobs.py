@@ -206,3 +206,32 @@ def test_resuming_is_automatic_in_a_sweep_unless_runs_are_replaced_and_what_is_s
         monkeypatch.setattr(jobs.HydraConfig, "get", lambda mode=mode: SimpleNamespace(mode=mode))
         cfg = OmegaConf.create({"resume": said, "run": {"overwrite": replaced}})
         assert resume_mode(cfg) == answer
+
+
+@pytest.mark.parametrize(
+    ("num_processes", "told"),
+    [
+        (
+            1,
+            "yamame train --config-dir 'my conf' --config-name mine hydra.searchpath=x env=tmaze '~trials' resume=true",
+        ),
+        (
+            2,
+            "torchrun --nproc-per-node=2 --no-python yamame train --config-dir 'my conf' --config-name mine ",
+        ),
+    ],
+)
+def test_the_command_that_goes_on_has_all_that_the_run_was_begun_with(
+    num_processes, told, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    source = {"provider": "command-line", "path": "my conf"}
+    typed = ["env=tmaze", "~trials", "resume=auto", "run.overwrite=true"]
+    hydra_config = {
+        "job": {"name": "train", "config_name": "mine"},
+        "runtime": {"config_sources": [source]},
+        "overrides": {"hydra": ["hydra.searchpath=x", "hydra.mode=RUN"], "task": typed},
+    }
+    monkeypatch.setattr(jobs.HydraConfig, "get", lambda: OmegaConf.create(hydra_config))
+    assert jobs.resuming_command(num_processes).startswith(told)

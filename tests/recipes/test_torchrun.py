@@ -52,7 +52,8 @@ elastic_launch(config, share)()
 
 def command(*arguments: str, recipe: Path = TRAIN) -> list[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    return [*launcher, str(recipe), *TINY, *arguments]
+    settings = [text for text in TINY if recipe == TRAIN or "anneal_lr" not in text]  # which ppo has not
+    return [*launcher, str(recipe), *settings, *arguments]
 
 
 def shared(folder: Path, *arguments: str, recipe: Path = TRAIN) -> subprocess.CompletedProcess:

@@ -70,8 +70,18 @@ def test_a_tiny_run_writes_its_summary_and_prints_the_path_last(tiny):
     assert set(promised.split()) <= summary.keys()
     assert summary["status"] == "FINISHED"
     assert summary["updates"] == 2
+    assert (summary["ended_by"], summary["evaluated_at"]) == ("budget.updates=2", summary["env_steps"])
     assert 0.0 <= summary["success"] <= 1.0
     assert sorted(path.name for path in folder.iterdir()) == ["runs"]
+
+
+def test_the_minutes_of_the_budget_do_not_count_what_is_built(run, monkeypatch, tmp_path):
+    begun = []
+    monkeypatch.setattr(
+        "yamame.budget.Budget.start", lambda budget: begun.append((tmp_path / "runs/t").exists())
+    )
+    assert run(*TINY, "run.name=t", "logger=none")[0] == 0
+    assert begun == [True]
 
 
 @pytest.mark.parametrize(
