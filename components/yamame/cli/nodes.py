@@ -199,8 +199,8 @@ def _blame(key: str, error: BaseException, node: Mapping[str, Any]) -> str:
         for name, value in node.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and name not in SPECIAL
     }
-    told = isinstance(error, ImportError)  # of a package, to which no number matters
-    if numbers and not told and not any(re.search(rf"\b{re.escape(name)}\b", message) for name in node):
+    is_missing = isinstance(error, ImportError)  # a package, to which no number matters
+    if numbers and not is_missing and not any(re.search(rf"\b{re.escape(name)}\b", message) for name in node):
         largest = sorted(numbers, key=lambda name: -abs(numbers[name]))
         message += f"; got {', '.join(f'{name}={as_text(numbers[name])}' for name in largest)}"
     return f"{key}: {message}"
