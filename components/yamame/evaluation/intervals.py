@@ -1,13 +1,15 @@
 """Intervals of reported numbers: Wilson's for a success rate; for everything else Student's t or a bootstrap.
 
-`Resampling` makes all of the latter, and is the only bootstrap of the package. It needs SciPy, which is imported when
-an interval is computed: playing episodes does without.
+`Resampling` is the only bootstrap of the package. Quantiles and resamples are SciPy's, which is imported when an
+interval is computed; `mean_interval`, of the returns of an evaluation, does without the slow import of `scipy.stats`.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from statistics import NormalDist
+from types import ModuleType
 from typing import Literal
 
 import numpy as np
@@ -108,16 +110,11 @@ class Resampling:
         >>> Resampling().interval([np.array([1.0, 2.0, 3.0])], np.mean).round(2).tolist()
         [-0.48, 4.48]
         """
-        try:
-            from scipy.special import stdtrit
-            from scipy.stats import bootstrap
-        except ImportError as error:
-            remedy = "run: pip install 'yamame[train]'"
-            raise ImportError(f"Resampling: the package scipy must be installed, {remedy}") from error
+        stdtrit = _scipy("special").stdtrit
         tail, fewest = (1.0 - self.confidence) / 2, min(map(len, samples))
         larger = (fewest / (fewest - 1)) ** 0.5  # resamples of n vary less than samples, by this factor
         resample = partial(
-            bootstrap,
+            _scipy("stats").bootstrap,
             samples,
             statistic,
             axis=0,
@@ -135,6 +132,15 @@ class Resampling:
             return np.stack([centre - radius, centre + radius])
         outside = NormalDist().cdf(larger * float(stdtrit(fewest - 1, tail)))
         return np.stack(resample(confidence_level=1.0 - 2.0 * outside).confidence_interval)
+
+
+def _scipy(module: str) -> ModuleType:
+    """A module of SciPy, imported when it is needed."""
+    try:
+        return import_module(f"scipy.{module}")
+    except ImportError as error:
+        remedy = "run: pip install 'yamame[train]'"
+        raise ImportError(f"intervals: the package scipy must be installed, {remedy}") from error
 
 
 def _jackknife(samples: Sequence[Array], statistic: Callable[..., Array]) -> tuple[Array, Array]:
@@ -155,7 +161,7 @@ def _jackknife(samples: Sequence[Array], statistic: Callable[..., Array]) -> tup
 
 
 def mean_interval(values: Tensor, *, confidence: float = 0.95) -> tuple[float, float]:
-    """Interval of a mean as `Resampling` makes it; a single value is both of its ends.
+    """Student's t interval of a mean; a single value is both of its ends.
 
     Args:
         values: ``[n]``.
@@ -174,8 +180,11 @@ def mean_interval(values: Tensor, *, confidence: float = 0.95) -> tuple[float, f
             "mean_interval: values must be a non-empty vector of finite numbers, got shape "
             f"{tuple(values.shape)}, {int((~values.isfinite()).sum())} not finite"
         )
-    resampling = Resampling(confidence)
-    if len(values) == 1:
-        return float(values), float(values)
-    low, high = resampling.interval([values.detach().double().cpu().numpy()], np.mean)
-    return float(low), float(high)
+    require("mean_interval", "confidence", confidence, 0.0 < confidence < 1.0, "be in (0, 1)")
+    values, size = values.detach().double(), len(values)
+    mean = float(values.mean())
+    if size == 1:
+        return mean, mean
+    quantile = float(_scipy("special").stdtrit(size - 1, (1.0 + confidence) / 2))
+    radius = quantile * float(values.std()) / size**0.5
+    return mean - radius, mean + radius
