@@ -8,6 +8,7 @@ no wiping.
 """
 
 import sys
+from collections.abc import Sequence
 
 import torch
 from tensordict import TensorDict
@@ -15,15 +16,28 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from yamame.trajectory.attention import Attend, dot_product
+from yamame.trajectory.base import Device
 
 _FEWEST, _MOST_MORE = 32, 128
 """Slots of a first cache, and by how many one grows at most."""
 
 
-def init_cache(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> TensorDict:
-    """An empty cache whose keys and values have the shape ``[N, layers, H, S, d]``."""
+def init_cache(
+    shape: tuple[int, ...], weight: Tensor, device: Device, *, counts: Sequence[str] = ("position",)
+) -> TensorDict:
+    """An empty cache, as precise as what attention with the weights of ``weight`` is handed.
+
+    Args:
+        shape: Of keys and values: ``[N, layers, H, S, d]``.
+        weight: Of the network; autocast of a device other than the CPU goes before its precision.
+        device: None for that of ``weight``.
+        counts: Names of the entries ``[N]`` int64 beside keys and values.
+    """
+    device, dtype = weight.device if device is None else torch.device(device), weight.dtype
+    if device.type != "cpu" and torch.is_autocast_enabled(device.type):
+        dtype = torch.get_autocast_dtype(device.type)
     entries = {name: torch.zeros(shape, dtype=dtype, device=device) for name in ("keys", "values")}
-    entries["position"] = torch.zeros(shape[0], dtype=torch.int64, device=device)
+    entries |= {name: torch.zeros(shape[0], dtype=torch.int64, device=device) for name in counts}
     return TensorDict(entries, shape[:1], device=device)
 
 

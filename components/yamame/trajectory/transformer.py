@@ -196,14 +196,9 @@ class TransformerEncoder(TrajectoryEncoder):
 
     def init_memory(self, num_envs: int, *, capacity: int | None = None, device: Device = None) -> TensorDict:
         """An empty cache; see `yamame.trajectory.kv_cache`."""
-        weight = self.norm.weight
-        device = weight.device if device is None else torch.device(device)
-        dtype = weight.dtype
-        if device.type != "cpu" and torch.is_autocast_enabled(device.type):
-            dtype = torch.get_autocast_dtype(device.type)
         slots = 0 if capacity is None else min(capacity, self.capacity or capacity)
         shape = (num_envs, len(self.layers), self.num_heads, slots, self.out_features // self.num_heads)
-        return init_cache(shape, dtype=dtype, device=device)
+        return init_cache(shape, self.norm.weight, device)
 
     def grow_by(self, memory: TensorDict, num_steps: int) -> tuple[TensorDict, int]:
         """``memory`` with slots for some timesteps more; see `TrajectoryEncoder.grow_by`."""

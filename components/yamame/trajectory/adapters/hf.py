@@ -124,11 +124,9 @@ class HFEncoder(TrajectoryEncoder):
 
     def init_memory(self, num_envs: int, *, capacity: int | None = None, device: Device = None) -> TensorDict:
         """An empty cache; see `yamame.trajectory.kv_cache`."""
-        weight = self.embed.weight
-        device = weight.device if device is None else torch.device(device)
         layers, heads, size = self._cache_shape
         slots = 0 if capacity is None else min(capacity, self.context_length or capacity)
-        return init_cache((num_envs, layers, heads, slots, size), dtype=weight.dtype, device=device)
+        return init_cache((num_envs, layers, heads, slots, size), self.embed.weight, device)
 
     def grow_by(self, memory: TensorDict, num_steps: int) -> tuple[TensorDict, int]:
         """``memory`` with slots for some timesteps more; see `TrajectoryEncoder.grow_by`."""

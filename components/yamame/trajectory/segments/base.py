@@ -36,6 +36,7 @@ from yamame.capturing import capturing
 from yamame.checks import require, require_at_least
 from yamame.trajectory.attention import Attend, dot_product
 from yamame.trajectory.base import Activation, Device, TrajectoryEncoder, TrajectoryKeys, segment_positions
+from yamame.trajectory.kv_cache import init_cache
 from yamame.trajectory.positions import Sinusoids
 from yamame.trajectory.transformer import TransformerLayer
 
@@ -186,17 +187,9 @@ class SegmentEncoder(TrajectoryEncoder):
 
     def init_memory(self, num_envs: int, *, capacity: int | None = None, device: Device = None) -> TensorDict:
         """See the module."""
-        weight = self.norm.weight
-        device = weight.device if device is None else torch.device(device)
-        dtype = weight.dtype
-        if device.type != "cpu" and torch.is_autocast_enabled(device.type):
-            dtype = torch.get_autocast_dtype(device.type)
         slots = self.segment_length + self.memory_slots(capacity)
         shape = (num_envs, len(self.layers), self.num_heads, slots, self.out_features // self.num_heads)
-        entries = {name: torch.zeros(shape, dtype=dtype, device=device) for name in ("keys", "values")}
-        for name in ("filled", "boundaries"):
-            entries[name] = torch.zeros(num_envs, dtype=torch.int64, device=device)
-        return TensorDict(entries, [num_envs], device=device)
+        return init_cache(shape, self.norm.weight, device, counts=("filled", "boundaries"))
 
     def memory_slots(self, capacity: int | None) -> int:
         """How many memory slots a new memory has."""
