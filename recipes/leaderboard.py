@@ -49,6 +49,8 @@ def leaderboard(cfg: DictConfig) -> Path | None:
     failed = [
         task for task, command in commands.items() for seed in cfg.seeds if not trained(cfg, command, seed)
     ]
+    if len(failed) == len(commands) * len(cfg.seeds):
+        raise SystemExit(1)
     name = f"{suite['title']} ({cfg.tier})"
     page = Path(cfg.page or f"leaderboard/{suite['title'].lower()}-{cfg.tier}.md")
     place_table(page, name, table_of(suite, commands, list(cfg.seeds)), notes_of(suite))

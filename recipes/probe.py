@@ -107,6 +107,7 @@ def trained(common: list[str], folder: Path, window: int | None, seed: int) -> R
     try:
         run = yamame.train(*common, f"encoder.window={sees}", f"seed={seed}", named)
     except KeyboardInterrupt:
+        print("the same probe goes on where this one ended: its agents that are done are not trained again")
         raise SystemExit(yamame.signals.STATUS) from None
     if (before := run.checkpoints.read_config()["budget"]) != run.config["budget"]:
         raise UsageError(

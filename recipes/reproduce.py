@@ -15,8 +15,16 @@ import yamame.cli.threads  # sets what torch reads when it is imported
 import yamame.signals
 
 if __name__ == "__main__":
+    import sys
+
     yamame.signals.end_while_loading()
     yamame.cli.front.answer("reproduce")
+    if not any(
+        text.startswith("-") or "=" not in text or text.startswith("reproduce=") for text in sys.argv[1:]
+    ):
+        yamame.cli.front.fail(
+            "reproduce", "reproduce: must be named first, as in python recipes/reproduce.py rsm/tmaze"
+        )
 
 # isort: split
 import signal
@@ -107,8 +115,10 @@ def overrides_of(cfg: DictConfig) -> list[str]:
     """The command line of a run without its seed.
 
     Raises:
-        UsageError: There is no such memory or edition, or a run would be refused.
+        UsageError: There is no such memory or edition, no time, or a run would be refused.
     """
+    if cfg.minutes is not None and cfg.minutes <= 0:
+        raise UsageError(f"minutes: must be positive, or null for no limit, got {cfg.minutes}")
     for key, known in (("memory", cfg.memories), ("edition", cfg.editions)):
         if cfg[key] not in known:
             raise UsageError(f"{key}: must be one of {', '.join(known)}, got {cfg[key]}")

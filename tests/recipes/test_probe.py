@@ -98,7 +98,10 @@ def learned(agent, seen: TensorDict) -> torch.Tensor:
         (["encoder.num_layers=2"], "encoder.num_layers: must be left to the probe"),
         (["probe.seeds=[]"], "probe.seeds: must name one at least"),
         (["probe.resampling.confidence=2"], "confidence must be in (0, 1), got 2"),
-        (["probe.windows=[0]"], "probe.windows: must be a list"),
+        (
+            ["probe.windows=[0]"],
+            "probe.windows: must be a list, each an integer of at least 1 or null, got [0]",
+        ),
         (["probe.settings=[encoder.d_modl=3]"], "encoder.d_modl: no such key"),
         (["env.length=0"], "length must be at least 1, got 0"),
     ],

@@ -1,6 +1,9 @@
 """A published experiment in pieces: what is done stays, what was measured is written, mistakes begin nothing."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import yamame
@@ -43,7 +46,8 @@ def test_a_piece_ends_within_its_minutes_and_says_what_the_rest_takes(play, tmp_
             "memory: must be one of transformer, rsm, rsm_r, memo, gru, memoryless",
         ),
         (["rsm/tmaze", "edition=large"], "edition: must be one of full, small, got large"),
-        (["rsm/tmazes"], "Could not find 'reproduce/rsm/tmazes'"),
+        (["rsm/tmazes"], "reproduce=rsm/tmazes: no such choice, did you mean rsm/tmaze?"),
+        (["rsm/tmaze", "minutes=0"], "minutes: must be positive, or null for no limit, got 0"),
     ],
 )
 def test_a_mistake_begins_nothing(play, tmp_path, arguments, message):
@@ -51,6 +55,16 @@ def test_a_mistake_begins_nothing(play, tmp_path, arguments, message):
     assert status == 2
     assert message in errors
     assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
+
+
+def test_a_contract_must_be_named(tmp_path):
+    program = Path(__file__).resolve().parents[2] / "recipes" / "reproduce.py"
+    ended = subprocess.run(
+        [sys.executable, str(program), "edition=small"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert ended.returncode == 2
+    assert "must be named first, as in python recipes/reproduce.py rsm/tmaze" in ended.stderr
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["dark_key_to_door", "tmaze", "mazerunner", "countrecall"])

@@ -82,11 +82,18 @@ def explain_outside(error: OSError | OutsideError) -> str:
 def explain(error: Exception, line: CommandLine) -> str:
     """What was wrong on the command line, told by what Hydra or OmegaConf raised."""
     text = str(error)
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, choice = error.missing_cfg_file.rpartition("/")
+        options = error.options
+        if not options:  # those of a group of groups
+            group, _, choice = error.missing_cfg_file.partition("/")
+            folders = [root / group for root in line.roots]
+            files = {file.relative_to(folder) for folder in folders for file in folder.rglob("*.yaml")}
+            options = sorted(file.with_suffix("").as_posix() for file in files)
         if choice in SWEEPING.get(group, ()):
             return f"{group}={choice}: its package must be installed, run: pip install 'yamame[sweep]'"
-        return f"{group}={choice}: no such choice{_hint(choice, error.options)}; {_list(error.options)}"
+        if options:
+            return f"{group}={choice}: no such choice{_hint(choice, options)}; {_list(options)}"
     if isinstance(error, OverrideParseException):
         return f"{error.override!r} cannot be read: {error.message.splitlines()[0]}"
     match = _KEY.search(text)

@@ -220,6 +220,9 @@ def _text(hint: Any) -> str:
     if kind is Literal:
         return f"one of {', '.join(map(as_text, parts))}"
     if kind in _LISTS:
+        items = [part for inside in parts[:1] for part in _alternatives(inside)]
+        if any(typing.get_origin(item) is Annotated for item in items):
+            return f"a list, each {' or '.join(map(_text, items))}"
         return "a list of numbers" if parts[:1] == (float,) else "a list"
     if kind is Node:
         return "a mapping with a _target_"

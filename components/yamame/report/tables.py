@@ -172,7 +172,8 @@ def write_tables(pages: Sequence[Path], sections: Sequence[Section], resampling:
         A line for every row of which no run counts.
 
     Raises:
-        UsageError: A page has no marked table, or one that cannot be read; nothing is written then.
+        UsageError: A page has no marked table, one that cannot be read, or rows of which none was run; nothing is
+            written then.
     """
     texts, missing = {}, []
     for page in pages:
@@ -180,12 +181,17 @@ def write_tables(pages: Sequence[Path], sections: Sequence[Section], resampling:
             raise UsageError(f"tables: must name pages with {_BEGIN} ... -->, got {page}")
         if text.count(_BEGIN) != len(_MARKED.findall(text)):
             raise UsageError(f"tables: a table must end with <!-- end of runs -->, got none in {page}")
-        written, start = "", 0
+        written, start, found = "", 0, 0
         for match in _MARKED.finditer(text):
             table, lost = _filled(page, match[2], match[3], sections, resampling)
             missing += lost
+            found += table.count("\n") - 1 - len(lost)
             written += f"{text[start : match.start()]}{match[1]}\n{table}\n\n{match[4]}"
             start = match.end()
+        if not found:
+            raise UsageError(
+                f"tables: must name pages of which this store holds runs, none of {page} was run"
+            )
         texts[page] = written + text[start:]
     for page, text in texts.items():
         with atomic_writer(page) as file:
