@@ -19,9 +19,7 @@ if __name__ == "__main__":
 
     yamame.signals.end_while_loading()
     yamame.cli.front.answer("reproduce")
-    if not any(
-        text.startswith("-") or "=" not in text or text.startswith("reproduce=") for text in sys.argv[1:]
-    ):
+    if not any(text.startswith(("-", "reproduce=")) or "=" not in text for text in sys.argv[1:]):
         yamame.cli.front.fail(
             "reproduce", "reproduce: must be named first, as in python recipes/reproduce.py rsm/tmaze"
         )

@@ -107,7 +107,7 @@ def test_a_page_of_which_nothing_was_run_keeps_its_numbers(tmp_path, sections):
     page = page_of(tmp_path, ["at the end"], "| a | `experiment=dark` | 0.99 |")
     before = page.read_text()
     with pytest.raises(
-        UsageError, match="must name pages of which this store holds runs, none of .* was run"
+        UsageError, match=r"must name pages of which this store holds runs, none of .* was run"
     ):
         write_tables([page], [], RESAMPLING)
     assert page.read_text() == before

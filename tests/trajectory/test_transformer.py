@@ -247,6 +247,10 @@ def test_a_training_pass_moves_every_parameter() -> None:
         ),
         ({"positions": "absolute"}, "positions must be one of .*, got 'absolute'"),
         ({"positions": "learned"}, "num_positions must be at least 1 for learned positions, got None"),
+        (
+            {"positions": "rotary", "num_positions": 4},
+            "num_positions must be None for rotary positions, got 4",
+        ),
         ({"d_model": 9, "num_heads": 3}, "d_model must be even for sinusoidal positions, got 9"),
         (
             {"d_model": 6, "positions": "rotary"},
@@ -263,8 +267,3 @@ def test_a_step_index_beyond_the_learnt_table_is_refused() -> None:
     encoder = TransformerEncoder(3, **SMALL, positions="learned", num_positions=4)
     with pytest.raises(ValueError, match="step_index must be below num_positions 4, got 4"):
         run(encoder, torch.randn(1, 5, 3))
-
-
-def test_an_ignored_setting_warns() -> None:
-    with pytest.warns(UserWarning, match="num_positions 4 is ignored with rotary positions"):
-        TransformerEncoder(3, **SMALL, positions="rotary", num_positions=4)

@@ -87,9 +87,8 @@ def explain(error: Exception, line: CommandLine) -> str:
         options = error.options
         if not options:  # those of a group of groups
             group, _, choice = error.missing_cfg_file.partition("/")
-            folders = [root / group for root in line.roots]
-            files = {file.relative_to(folder) for folder in folders for file in folder.rglob("*.yaml")}
-            options = sorted(file.with_suffix("").as_posix() for file in files)
+            found = [(root / group, file) for root in line.roots for file in (root / group).rglob("*.yaml")]
+            options = sorted({file.relative_to(folder).with_suffix("").as_posix() for folder, file in found})
         if choice in SWEEPING.get(group, ()):
             return f"{group}={choice}: its package must be installed, run: pip install 'yamame[sweep]'"
         if options:

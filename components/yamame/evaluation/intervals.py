@@ -139,8 +139,8 @@ def _scipy(module: str) -> ModuleType:
     try:
         return import_module(f"scipy.{module}")
     except ImportError as error:
-        remedy = "run: pip install 'yamame[train]'"
-        raise ImportError(f"intervals: the package scipy must be installed, {remedy}") from error
+        remedy = "the package scipy must be installed, run: pip install 'yamame[train]'"
+        raise ImportError(f"intervals: {remedy}") from error
 
 
 def _jackknife(samples: Sequence[Array], statistic: Callable[..., Array]) -> tuple[Array, Array]:
@@ -181,10 +181,9 @@ def mean_interval(values: Tensor, *, confidence: float = 0.95) -> tuple[float, f
             f"{tuple(values.shape)}, {int((~values.isfinite()).sum())} not finite"
         )
     require("mean_interval", "confidence", confidence, 0.0 < confidence < 1.0, "be in (0, 1)")
-    values, size = values.detach().double(), len(values)
-    mean = float(values.mean())
+    size, mean = len(values), float(values.detach().double().mean())
     if size == 1:
         return mean, mean
     quantile = float(_scipy("special").stdtrit(size - 1, (1.0 + confidence) / 2))
-    radius = quantile * float(values.std()) / size**0.5
+    radius = quantile * float(values.detach().double().std()) / size**0.5
     return mean - radius, mean + radius

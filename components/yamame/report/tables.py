@@ -172,8 +172,7 @@ def write_tables(pages: Sequence[Path], sections: Sequence[Section], resampling:
         A line for every row of which no run counts.
 
     Raises:
-        UsageError: A page has no marked table, one that cannot be read, or rows of which none was run; nothing is
-            written then.
+        UsageError: A page has no table that can be read, or none of its rows was run; nothing is written then.
     """
     texts, missing = {}, []
     for page in pages:

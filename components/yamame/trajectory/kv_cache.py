@@ -25,14 +25,8 @@ _FEWEST, _MOST_MORE = 32, 128
 def init_cache(
     shape: tuple[int, ...], weight: Tensor, device: Device, *, counts: Sequence[str] = ("position",)
 ) -> TensorDict:
-    """An empty cache, as precise as what attention with the weights of ``weight`` is handed.
-
-    Args:
-        shape: Of keys and values: ``[N, layers, H, S, d]``.
-        weight: Of the network; autocast of a device other than the CPU goes before its precision.
-        device: None for that of ``weight``.
-        counts: Names of the entries ``[N]`` int64 beside keys and values.
-    """
+    """An empty cache with keys and values of ``shape`` ``[N, layers, H, S, d]``, as precise as ``weight`` or as
+    autocast on a GPU, and the integers ``counts`` ``[N]``."""
     device, dtype = weight.device if device is None else torch.device(device), weight.dtype
     if device.type != "cpu" and torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)

@@ -12,7 +12,6 @@ Source: AMAGO, arXiv 2310.09971, appendix A, with NormFormer (LN2, LN4, per-head
 sigma-reparametrised linear maps (arXiv 2303.06296). Sliding window with sinks: arXiv 2309.17453.
 """
 
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Literal, get_args
@@ -50,10 +49,10 @@ class TransformerLayer(nn.Module):
         d_ff: int,
         dropout: float,
         activation: Activation,
-        norm_attention: bool,
-        norm_feedforward: bool,
-        head_scaling: bool,
-        sigma_reparam: bool,
+        norm_attention: bool = True,
+        norm_feedforward: bool = True,
+        head_scaling: bool = True,
+        sigma_reparam: bool = False,
     ) -> None:
         super().__init__()
         linear: Callable[..., nn.Module] = SigmaReparamLinear if sigma_reparam else nn.Linear
@@ -254,12 +253,9 @@ def _position_module(
         given = num_positions is not None and num_positions >= 1
         require(owner, "num_positions", num_positions, given, "be at least 1 for learned positions")
         return nn.Embedding(num_positions or 1, d_model)
-    if num_positions is not None:
-        warnings.warn(
-            f"{owner}: num_positions {num_positions} is ignored with {positions} positions", stacklevel=3
-        )
-    name, size = (
-        ("d_model", d_model) if positions == "sinusoidal" else ("d_model / num_heads", d_model // num_heads)
-    )
+    fits = num_positions is None
+    require(owner, "num_positions", num_positions, fits, f"be None for {positions} positions")
+    size = d_model if positions == "sinusoidal" else d_model // num_heads
+    name = "d_model" if positions == "sinusoidal" else "d_model / num_heads"
     require(owner, name, size, size % 2 == 0, f"be even for {positions} positions")
     return Sinusoids(size)

@@ -99,10 +99,6 @@ class SegmentEncoder(TrajectoryEncoder):
                 d_ff=ff_factor * d_model,
                 dropout=dropout,
                 activation=activation,
-                norm_attention=True,
-                norm_feedforward=True,
-                head_scaling=True,
-                sigma_reparam=False,
             )
             for _ in range(num_layers)
         )
