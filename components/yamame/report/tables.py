@@ -180,11 +180,11 @@ def write_tables(pages: Sequence[Path], sections: Sequence[Section], resampling:
             raise UsageError(f"tables: must name pages with {_BEGIN} ... -->, got {page}")
         if text.count(_BEGIN) != len(_MARKED.findall(text)):
             raise UsageError(f"tables: a table must end with <!-- end of runs -->, got none in {page}")
-        written, start, found = "", 0, 0
+        written, start, found = "", 0, False
         for match in _MARKED.finditer(text):
             table, lost = _filled(page, match[2], match[3], sections, resampling)
             missing += lost
-            found += table.count("\n") - 1 - len(lost)
+            found |= len(lost) < table.count("\n") - 1  # below head and rule
             written += f"{text[start : match.start()]}{match[1]}\n{table}\n\n{match[4]}"
             start = match.end()
         if not found:
