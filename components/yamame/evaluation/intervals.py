@@ -181,9 +181,9 @@ def mean_interval(values: Tensor, *, confidence: float = 0.95) -> tuple[float, f
             f"{tuple(values.shape)}, {int((~values.isfinite()).sum())} not finite"
         )
     require("mean_interval", "confidence", confidence, 0.0 < confidence < 1.0, "be in (0, 1)")
-    size, mean = len(values), float(values.double().mean())
+    size, mean = len(values), float(values.detach().double().mean())
     if size == 1:
         return mean, mean
     quantile = _scipy("special").stdtrit(size - 1, (1.0 + confidence) / 2)
-    radius = float(quantile) * float(values.double().std()) / size**0.5
+    radius = float(quantile) * float(values.detach().double().std()) / size**0.5
     return mean - radius, mean + radius
