@@ -24,7 +24,7 @@ RUNS = [
     "env=mazerunner +ablation=separate encoder=transformer agent/returns=popart",
     "env=package_delivery relabel=single_goal optimizer=adamw replay=disk collector=sync",
     "env=package_delivery relabel=some agent=separate timestep_encoder=auto",
-    "env=tmaze agent=bc exploration=edges hardware=cpu",
+    "env=tmaze agent=bc exploration=edges hardware=cpu optimizer=muon",
     *("env=tmaze encoder=rsm", "env=tmaze encoder=memo"),
     "env=wind agent.box_distribution=beta",
     "env=wind agent=amago2 callbacks=early_stopping",

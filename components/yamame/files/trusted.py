@@ -53,7 +53,7 @@ _IN_FILES = {
     },
     "relabel": {"yamame.replay": "GoalFrequencies Relabel"},
     "exploration": {"yamame.exploration": "BilevelEpsilon EdgeEpsilon EpsilonGreedy GaussianNoise"},
-    "optimizer": {"torch.optim": _OPTIMIZERS},
+    "optimizer": {"torch.optim": _OPTIMIZERS, "yamame.training": "MuonAdamW"},
     "replay": {"yamame.replay": "TrajectoryReplayBuffer"},
     "collector": {"yamame.collectors": "RayCollector SyncCollector"},
     "packing": {"yamame.replay": "SequencePacking"},

@@ -4,6 +4,7 @@ from yamame.budget import Budget as Budget
 from yamame.training.averaging import AveragedWeights as AveragedWeights
 from yamame.training.guard import NonFiniteGuard as NonFiniteGuard
 from yamame.training.learner import Learner as Learner
+from yamame.training.muon import MuonAdamW as MuonAdamW
 from yamame.training.prefetch import Prefetcher as Prefetcher
 from yamame.training.progress import Progress as Progress
 from yamame.training.seeding import GlobalRNGState as GlobalRNGState
