@@ -104,7 +104,7 @@ class MuonAdamW(torch.optim.AdamW):
         """Nesterov's momentum after one more gradient."""
         state = self.state[parameter]
         if not state:
-            state["step"] = torch.zeros(())  # AdamW expects one where it loads a state
+            state["step"] = torch.zeros(())  # AdamW reads one where it loads a state
             state["momentum_buffer"] = torch.zeros_like(gradient)
         momentum: Tensor = state["momentum_buffer"].lerp_(gradient, 1.0 - self.momentum)
         return gradient.lerp(momentum, self.momentum)
@@ -118,11 +118,11 @@ def orthogonalized(matrices: Tensor, num_steps: int = 5) -> Tensor:
     True
     """
     a, b, c = _COEFFICIENTS
-    x = matrices.bfloat16()
+    x = matrices.reshape(-1, *matrices.shape[-2:]).bfloat16()
     is_tall = x.shape[-2] > x.shape[-1]
     x = x.mT if is_tall else x
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(num_steps):
         gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    return (x.mT if is_tall else x).float()
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if is_tall else x).reshape(matrices.shape).float()
