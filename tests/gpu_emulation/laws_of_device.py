@@ -3,10 +3,13 @@
 import copy
 import io
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from yamame.training import MuonAdamW
+from yamame.training.recorded_updates import make_capturable
 
 REFUSED = {
     "a sum": lambda there, here: there + here,
@@ -167,7 +170,8 @@ def assert_captured_and_repeated(x):
     assert torch.equal(total.cpu(), expected)
 
 
-def test_a_recorded_training_step_is_a_training_step():
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, partial(MuonAdamW, matrix_lr=0.1, smallest=3)])
+def test_a_recorded_training_step_is_a_training_step(kind):
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Linear(8, 1)).to("cuda")
     recorded = copy.deepcopy(plain)
@@ -178,10 +182,9 @@ def test_a_recorded_training_step_is_a_training_step():
         model(batch).pow(2).sum().backward()
         optimizer.step()
 
-    optimizers = {
-        model: torch.optim.AdamW(model.parameters(), lr=0.1, fused=True, capturable=True)
-        for model in (plain, recorded)
-    }
+    optimizers = {model: kind(model.parameters(), lr=0.1, fused=True) for model in (plain, recorded)}
+    for optimizer in optimizers.values():
+        make_capturable(optimizer)
     for model, optimizer in optimizers.items():
         step(model, optimizer)
     graph, _ = captured(lambda: step(recorded, optimizers[recorded]))
