@@ -1,6 +1,7 @@
 """Matrices move as torch's Muon moves them, alone or stacked; everything else as AdamW does."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -93,6 +94,24 @@ def test_a_saved_state_goes_on_exactly():
     assert all(map(torch.equal, run(other, copies, seed=2), expected))
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_a_copy_goes_on_exactly(copied):
+    params = parameters()
+    optimizer = MuonAdamW(params, momentum=0.5, num_steps=3)
+    run(optimizer, params, seed=1)
+    other, copies = copied((optimizer, params))
+    expected = run(optimizer, params, seed=2)
+    assert all(map(torch.equal, run(other, copies, seed=2), expected))
+
+
+def test_parameters_that_are_added_move_by_adamw():
+    ours, added, theirs = parameters(), parameters(1), parameters(1)
+    optimizer = MuonAdamW(ours, lr=0.01)
+    optimizer.add_param_group({"params": added})
+    expected = run(torch.optim.AdamW(theirs, lr=0.01, weight_decay=1e-3, fused=True), theirs)
+    assert all(map(torch.equal, run(optimizer, added), expected))
+
+
 def test_a_learning_rate_may_be_a_tensor_as_recorded_updates_have_it():
     params, copies = parameters(), parameters()
     optimizer = MuonAdamW(copies)
@@ -124,9 +143,9 @@ def test_a_gradient_of_zero_moves_nothing():
 
 
 @pytest.mark.parametrize(
-    "setting", [{"matrix_lr": -1.0}, {"momentum": -0.1}, {"smallest": 0}, {"num_steps": 0}]
+    "setting", [{"matrix_lr": -1.0}, {"momentum": -0.1}, {"momentum": 1.0}, {"smallest": 0}, {"num_steps": 0}]
 )
 def test_a_setting_out_of_range_is_refused(setting):
     (name,) = setting
-    with pytest.raises(ValueError, match=f"MuonAdamW: {name} must be at least"):
+    with pytest.raises(ValueError, match=f"MuonAdamW: {name} must "):
         MuonAdamW(parameters(), **setting)

@@ -1,11 +1,13 @@
 """Muon for weight matrices, AdamW for all other parameters."""
 
+from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from yamame.checks import require_at_least
+from yamame.checks import require, require_at_least
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the post: they raise small singular values fastest
 
@@ -55,18 +57,16 @@ class MuonAdamW(torch.optim.AdamW):
         betas: tuple[float, float] = (0.9, 0.999),
         fused: bool = True,
     ) -> None:
-        require_at_least("MuonAdamW", 0, matrix_lr=matrix_lr, momentum=momentum)
+        require_at_least("MuonAdamW", 0, matrix_lr=matrix_lr)
+        require("MuonAdamW", "momentum", momentum, 0 <= momentum < 1, "lie in [0, 1)")
         require_at_least("MuonAdamW", 1, smallest=smallest, num_steps=num_steps)
         matrices: list[Tensor] = []
         others: list[Tensor] = []
         for parameter in params:
             is_matrix = parameter.ndim >= 2 and min(parameter.shape[-2:]) >= smallest
             (matrices if is_matrix else others).append(parameter)
-        groups = [
-            {"params": matrices, "lr": matrix_lr, "orthogonal": True},
-            {"params": others, "lr": lr, "orthogonal": False},
-        ]
-        self.momentum, self.num_steps = momentum, num_steps
+        own = {"lr": matrix_lr, "momentum": momentum, "num_steps": num_steps}
+        groups: list[dict[str, Any]] = [{"params": matrices, **own}, {"params": others}]
         super().__init__(
             [group for group in groups if group["params"]],
             lr=lr,
@@ -80,9 +80,9 @@ class MuonAdamW(torch.optim.AdamW):
         """Moves every parameter that has a gradient."""
         taken: list[tuple[Tensor, Tensor]] = []
         for group in self.param_groups:
-            if group["orthogonal"]:
+            if "num_steps" in group:  # as matrices have it
                 moved = [(p, p.grad) for p in group["params"] if p.grad is not None]
-                self._move(moved, group["lr"], group["weight_decay"])
+                self._move(moved, group)
                 taken += moved
         for parameter, _ in taken:  # AdamW passes over what has no gradient
             parameter.grad = None
@@ -90,24 +90,25 @@ class MuonAdamW(torch.optim.AdamW):
         for parameter, gradient in taken:
             parameter.grad = gradient
 
-    def _move(self, moved: list[tuple[Tensor, Tensor]], lr: float | Tensor, weight_decay: float) -> None:
+    def _move(self, moved: list[tuple[Tensor, Tensor]], group: dict[str, Any]) -> None:
         """Moves matrices, those of one shape together: fewer and larger operations."""
-        by_shape: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
+        lr, by_shape = group["lr"], defaultdict[torch.Size, list[tuple[Tensor, Tensor]]](list)
         for parameter, gradient in moved:
-            by_shape.setdefault(parameter.shape, []).append((parameter, self._momentum(parameter, gradient)))
+            by_shape[parameter.shape].append((parameter, self._ahead(parameter, gradient, group["momentum"])))
         for shape, members in by_shape.items():
-            directions = orthogonalized(torch.stack([momentum for _, momentum in members]), self.num_steps)
+            directions = orthogonalized(torch.stack([ahead for _, ahead in members]), group["num_steps"])
             for (parameter, _), direction in zip(members, directions, strict=True):
-                parameter.mul_(1.0 - lr * weight_decay).sub_(lr * max(shape[-2:]) ** 0.5 * direction)
+                parameter.mul_(1.0 - lr * group["weight_decay"])
+                parameter.sub_(lr * max(shape[-2:]) ** 0.5 * direction)
 
-    def _momentum(self, parameter: Tensor, gradient: Tensor) -> Tensor:
+    def _ahead(self, parameter: Tensor, gradient: Tensor, momentum: float) -> Tensor:
         """Nesterov's momentum after one more gradient."""
         state = self.state[parameter]
         if not state:
             state["step"] = torch.zeros(())  # AdamW reads one where it loads a state
             state["momentum_buffer"] = torch.zeros_like(gradient)
-        momentum: Tensor = state["momentum_buffer"].lerp_(gradient, 1.0 - self.momentum)
-        return gradient.lerp(momentum, self.momentum)
+        buffer: Tensor = state["momentum_buffer"].lerp_(gradient, 1.0 - momentum)
+        return gradient.lerp(buffer, momentum)
 
 
 def orthogonalized(matrices: Tensor, num_steps: int = 5) -> Tensor:
