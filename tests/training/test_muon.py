@@ -37,7 +37,6 @@ def close(ours, theirs, start):
 def test_matrices_alone_and_stacked_move_as_by_torchs_muon():
     ours, start = parameters(), parameters()
     ours = run(MuonAdamW(ours, matrix_lr=0.2 * 0.01, momentum=0.9, weight_decay=0.0), ours)[:4]
-    gradients = parameters()
     singles = [nn.Parameter(m) for p in start[:4] for m in p.detach().reshape(-1, *p.shape[-2:]).clone()]
     theirs = torch.optim.Muon(
         singles, lr=0.01, momentum=0.9, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"
@@ -136,6 +135,33 @@ def test_both_learning_rates_follow_the_schedule_of_a_learner():
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.5, 0.25])
     learner.update(TensorDict({"x": torch.ones(2, 32)}))
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([1.0, 0.5])
+
+
+@pytest.mark.parametrize("num_steps", [1, 5])
+def test_steps_of_an_orthogonalisation_are_those_of_torchs_muon(num_steps):
+    ours, theirs = nn.Parameter(torch.zeros(40, 64)), nn.Parameter(torch.zeros(40, 64))
+    ours.grad = theirs.grad = parameters()[0].detach()
+    MuonAdamW([ours], matrix_lr=0.002, num_steps=num_steps).step()
+    torch.optim.Muon([theirs], lr=0.01, ns_steps=num_steps, adjust_lr_fn="match_rms_adamw").step()
+    torch.testing.assert_close(ours.norm(), theirs.norm(), rtol=0.02, atol=0.0)
+    assert close(ours.detach(), theirs.detach(), torch.zeros(40, 64))
+
+
+def test_the_size_of_a_gradient_does_not_matter():
+    matrices = parameters()[3].detach()
+    torch.testing.assert_close(orthogonalized(1e-3 * matrices), orthogonalized(matrices), rtol=0.0, atol=0.02)
+
+
+def test_betas_and_fused_are_those_of_adamw():
+    ours, theirs = parameters()[4:], parameters()[4:]
+    ours = run(MuonAdamW(ours, lr=0.01, betas=(0.5, 0.9), fused=False, weight_decay=0.1), ours)
+    theirs = run(torch.optim.AdamW(theirs, lr=0.01, betas=(0.5, 0.9), weight_decay=0.1), theirs)
+    assert all(map(torch.equal, ours, theirs))
+
+
+def test_a_closure_is_refused():
+    with pytest.raises(ValueError, match="MuonAdamW: closure must be None"):
+        MuonAdamW(parameters()).step(lambda: None)
 
 
 def test_a_gradient_of_zero_moves_nothing():

@@ -23,11 +23,12 @@ class MuonAdamW(torch.optim.AdamW):
     same for parameters that are single matrices, all of them.
 
     Args:
-        params: Parameters. Those of at least two dimensions whose last two have at least ``smallest`` are matrices.
+        params: Parameters. Those of at least two dimensions whose last two have at least ``smallest`` are matrices;
+            gates, or queries, keys and values, that lie in one weight are one.
         lr: Learning rate of all that are none.
         matrix_lr: Of matrices: the root mean square of what an entry changes by in one update.
         momentum: Share of the former momentum in the next one.
-        smallest: Shortest side of a matrix; narrow ones, such as first and last layers, are AdamW's.
+        smallest: Shortest side of a matrix; narrow ones, as most last layers and kernels are, are AdamW's.
         num_steps: Newton-Schulz steps of an orthogonalisation, which is approximate, and computed in bfloat16.
         weight_decay: Share of a parameter that it loses in an update, in units of its learning rate.
         betas: Of AdamW.
@@ -77,7 +78,8 @@ class MuonAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Moves every parameter that has a gradient."""
+        """Moves every parameter that has a gradient; a closure is refused."""
+        require("MuonAdamW", "closure", closure, closure is None, "be None")
         taken: list[tuple[Tensor, Tensor]] = []
         for group in self.param_groups:
             if "num_steps" in group:  # as matrices have it
