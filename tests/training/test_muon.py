@@ -164,12 +164,26 @@ def test_a_closure_is_refused():
         MuonAdamW(parameters()).step(lambda: None)
 
 
+def test_groups_of_a_callers_own_are_refused():
+    with pytest.raises(ValueError, match="MuonAdamW: params must be tensors, got <class 'dict'>"):
+        MuonAdamW([{"params": parameters()}])
+
+
 def test_a_gradient_of_zero_moves_nothing():
     assert torch.equal(orthogonalized(torch.zeros(2, 32, 40)), torch.zeros(2, 32, 40))
 
 
 @pytest.mark.parametrize(
-    "setting", [{"matrix_lr": -1.0}, {"momentum": -0.1}, {"momentum": 1.0}, {"smallest": 0}, {"num_steps": 0}]
+    "setting",
+    [
+        {"lr": -1.0},
+        {"weight_decay": -1.0},
+        {"matrix_lr": -1.0},
+        {"momentum": -0.1},
+        {"momentum": 1.0},
+        {"smallest": 0},
+        {"num_steps": 0},
+    ],
 )
 def test_a_setting_out_of_range_is_refused(setting):
     (name,) = setting

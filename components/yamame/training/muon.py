@@ -58,12 +58,12 @@ class MuonAdamW(torch.optim.AdamW):
         betas: tuple[float, float] = (0.9, 0.999),
         fused: bool = True,
     ) -> None:
-        require_at_least("MuonAdamW", 0, matrix_lr=matrix_lr)
+        require_at_least("MuonAdamW", 0, lr=lr, matrix_lr=matrix_lr, weight_decay=weight_decay)
         require("MuonAdamW", "momentum", momentum, 0 <= momentum < 1, "lie in [0, 1)")
         require_at_least("MuonAdamW", 1, smallest=smallest, num_steps=num_steps)
-        matrices: list[Tensor] = []
-        others: list[Tensor] = []
+        matrices, others = list[Tensor](), list[Tensor]()
         for parameter in params:
+            require("MuonAdamW", "params", type(parameter), isinstance(parameter, Tensor), "be tensors")
             is_matrix = parameter.ndim >= 2 and min(parameter.shape[-2:]) >= smallest
             (matrices if is_matrix else others).append(parameter)
         own = {"lr": matrix_lr, "momentum": momentum, "num_steps": num_steps}
