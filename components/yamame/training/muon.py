@@ -26,7 +26,7 @@ class MuonAdamW(torch.optim.AdamW):
         params: Parameters. Those of at least two dimensions whose last two have at least ``smallest`` are matrices;
             gates, or queries, keys and values, that lie in one weight are one.
         lr: Learning rate of all that are none.
-        matrix_lr: Of matrices: the root mean square of what an entry changes by in one update.
+        matrix_lr: Of matrices: at most about the root mean square of what an entry changes by in one update.
         momentum: Share of the former momentum in the next one.
         smallest: Shortest side of a matrix; narrow ones, as most last layers and kernels are, are AdamW's.
         num_steps: Newton-Schulz steps of an orthogonalisation, which is approximate, and computed in bfloat16.
