@@ -94,20 +94,20 @@ def test_the_latest_of_several_settings_with_one_command_counts(tmp_path, make_r
 
 
 @pytest.mark.parametrize("command", ["experiment=darker", "experiment=dark lr=3", "experiment=dark ~trials"])
-def test_a_row_that_was_not_run_says_so_and_keeps_no_number(tmp_path, sections, command):
-    rows = [f"| a | `{command}` | 0.99 | 12 |", "| b | `experiment=dark` | | |"]
+def test_a_row_that_was_not_run_is_named_and_keeps_what_it_had(tmp_path, sections, command):
+    rows = [f"| a | `{command}` | 0.99 | |", "| b | `experiment=dark` | | |"]
     page = page_of(tmp_path, ["at the end", "CPU-s"], *rows)
     assert write_tables([page], sections, RESAMPLING) == [
         f"{page}: not run: python recipes/train.py {command}"
     ]
-    assert cells(page) == ["not run", "not run"]
+    assert cells(page) == ["0.99", "not run"]
 
 
 def test_a_page_of_which_nothing_was_run_keeps_its_numbers(tmp_path, sections):
     page = page_of(tmp_path, ["at the end"], "| a | `experiment=dark` | 0.99 |")
     before = page.read_text()
     with pytest.raises(
-        UsageError, match=r"must name pages of which this store holds runs, none of .* was run"
+        UsageError, match=r"must name pages of which store.tracking_uri holds runs, none of .* was run"
     ):
         write_tables([page], [], RESAMPLING)
     assert page.read_text() == before
@@ -134,6 +134,11 @@ def test_names_of_runs_stay_in_their_cell(tmp_path, make_run):
         (("| 0.5 |\n", "| half |\n"), "a mark must be a number, got half in"),
         (("=dark", "='dark"), "a command must be one, got experiment='dark in"),
         (("runs:", "runs: seed=0"), "a marker may say seeds, typed and against, got seed in"),
+        (("runs:", "runs: seeds=0-2"), "seeds must be as 0,1,2, got 0-2 in"),
+        (
+            ("|---|---|---|---|\n", ""),
+            "a table must have a rule below its head, got a | `experiment=dark` | 0 | 0.5 in",
+        ),
         (("runs:", "runs: against=theirs"), "against must name a column, got theirs in"),
     ],
 )

@@ -183,6 +183,9 @@ def test_a_gradient_of_zero_moves_nothing():
         {"momentum": 1.0},
         {"smallest": 0},
         {"num_steps": 0},
+        {"num_steps": 2.5},
+        {"betas": (0.9,)},
+        {"betas": (1.5, 0.9)},
     ],
 )
 def test_a_setting_out_of_range_is_refused(setting):

@@ -11,10 +11,10 @@ A page marks a table, and its head says what stands where:
     <!-- end of runs -->
 
 ``task``, the command, ``metric`` and ``mark`` (of ``reached after``) are typed, and so are columns that the marker
-names; all others are those of `COLUMNS` and written, whatever stood there. The command finds the runs: those that were
-started with the same overrides, whatever their seed and name. Of several such groups the latest counts. ``seeds``
-leaves out others. ``against`` names a typed column of published numbers, ``0.53`` or ``0.53 ± 0.01``, for the verdict;
-what else stands there, as ``(0.53)``, is not compared.
+names; all others are those of `COLUMNS` and written where there are runs, whatever stood there. The command finds the
+runs: those that were started with the same overrides, whatever their seed and name. Of several such groups the latest
+counts. ``seeds`` leaves out others. ``against`` names a typed column of published numbers, ``0.53`` or ``0.53 ± 0.01``,
+for the verdict; what else stands there, as ``(0.53)``, is not compared.
 """
 
 import math
@@ -169,7 +169,7 @@ def write_tables(pages: Sequence[Path], sections: Sequence[Section], resampling:
         resampling: How intervals are made.
 
     Returns:
-        A line for every row of which no run counts.
+        A line for every row of which no run counts; its numbers stay, and say of which revision they are.
 
     Raises:
         UsageError: A page has no table that can be read, or none of its rows was run; nothing is written then.
@@ -189,7 +189,7 @@ def write_tables(pages: Sequence[Path], sections: Sequence[Section], resampling:
             start = match.end()
         if not found:
             raise UsageError(
-                f"tables: must name pages of which this store holds runs, none of {page} was run"
+                f"tables: must name pages of which store.tracking_uri holds runs, none of {page} was run"
             )
         texts[page] = written + text[start:]
     for page, text in texts.items():
@@ -221,6 +221,8 @@ def _filled(
     if unknown := given.keys() - {"seeds", "typed", "against"}:
         raise UsageError(f"tables: a marker may say seeds, typed and against, got {min(unknown)} in {page}")
     typed, against = given.get("typed", "").split(","), given.get("against", "")
+    if not re.fullmatch(r"\d+(, *\d+)*", given.get("seeds", "0")):
+        raise UsageError(f"tables: seeds must be as 0,1,2, got {given['seeds']} in {page}")
     head, rows, recipe = _read(page, table, typed=typed)
     if against and against not in head:
         raise UsageError(f"tables: against must name a column, got {against} in {page}")
@@ -231,7 +233,7 @@ def _filled(
         latest = _runs_of(sections, recipe, command, given.get("seeds"))
         if latest is None:
             missing.append(f"{page}: {NOT_RUN}: python recipes/{recipe}.py {command}")
-            lines.append([NOT_RUN if name in COLUMNS else cells[name] for name in head])
+            lines.append([cells[name] or (NOT_RUN if name in COLUMNS else "") for name in head])
             continue
         group, base, metric = latest
         mark = float(cells["mark"]) if cells.get("mark") else None
@@ -254,6 +256,8 @@ def _cell(text: str) -> str:
 def _read(page: Path, table: str, *, typed: Sequence[str]) -> tuple[list[str], list[list[str]], str]:
     """Head and rows of a table, and the recipe that its commands are of."""
     lines = [line.strip()[1:-1] for line in table.splitlines() if line.strip()] or [""]
+    if len(lines) > 1 and not re.fullmatch(r"[-:| ]+", lines[1]):
+        raise UsageError(f"tables: a table must have a rule below its head, got {lines[1].strip()} in {page}")
     head, *rows = [[cell.strip() for cell in _BAR.split(line)] for line in lines[:1] + lines[2:]]
     recipe = next((match[1] for name in head if (match := _RECIPE.fullmatch(name))), None)
     if recipe is None:

@@ -24,7 +24,7 @@ class MuonAdamW(torch.optim.AdamW):
 
     Args:
         params: Parameters. Those of at least two dimensions whose last two have at least ``smallest`` are matrices;
-            gates, or queries, keys and values, that lie in one weight are one.
+            gates, or queries, keys and values, that lie in one weight are one. Not groups: it makes two of its own.
         lr: Learning rate of all that are none.
         matrix_lr: Of matrices: at most about the root mean square of what an entry changes by in one update.
         momentum: Share of the former momentum in the next one.
@@ -61,6 +61,9 @@ class MuonAdamW(torch.optim.AdamW):
         require_at_least("MuonAdamW", 0, lr=lr, matrix_lr=matrix_lr, weight_decay=weight_decay)
         require("MuonAdamW", "momentum", momentum, 0 <= momentum < 1, "lie in [0, 1)")
         require_at_least("MuonAdamW", 1, smallest=smallest, num_steps=num_steps)
+        require("MuonAdamW", "num_steps", num_steps, isinstance(num_steps, int), "be a whole number")
+        are_betas = len(betas) == 2 and all(0 <= beta < 1 for beta in betas)
+        require("MuonAdamW", "betas", betas, are_betas, "be two numbers in [0, 1)")
         matrices, others = list[Tensor](), list[Tensor]()
         for parameter in params:
             require("MuonAdamW", "params", type(parameter), isinstance(parameter, Tensor), "be tensors")
