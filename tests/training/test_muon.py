@@ -70,6 +70,14 @@ def test_decay_is_in_units_of_the_learning_rate_of_each():
     assert [parameter[0].mean().item() for parameter in params] == pytest.approx([0.9, 0.95])
 
 
+def test_decay_comes_before_the_step_and_leaves_it_whole():
+    kept, decayed = nn.Parameter(torch.ones(40, 40)), nn.Parameter(torch.ones(40, 40))
+    kept.grad = decayed.grad = torch.randn(40, 40, generator=torch.Generator().manual_seed(0))
+    MuonAdamW([kept], matrix_lr=0.1, weight_decay=0.0).step()
+    MuonAdamW([decayed], matrix_lr=0.1, weight_decay=0.5).step()
+    torch.testing.assert_close(kept.detach() - decayed.detach(), torch.full((40, 40), 0.05))
+
+
 def test_a_gradient_is_left_and_none_is_passed_over():
     params = parameters()
     optimizer = MuonAdamW(params)

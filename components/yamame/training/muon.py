@@ -60,11 +60,13 @@ class MuonAdamW(torch.optim.AdamW):
     ) -> None:
         require_at_least("MuonAdamW", 0, lr=lr, matrix_lr=matrix_lr, weight_decay=weight_decay)
         require("MuonAdamW", "momentum", momentum, 0 <= momentum < 1, "lie in [0, 1)")
-        require_at_least("MuonAdamW", 1, smallest=smallest, num_steps=num_steps)
-        require("MuonAdamW", "num_steps", num_steps, isinstance(num_steps, int), "be a whole number")
+        require_at_least("MuonAdamW", 1, smallest=smallest)
+        are_steps = isinstance(num_steps, int) and num_steps >= 1
+        require("MuonAdamW", "num_steps", num_steps, are_steps, "be a whole number of at least 1")
         are_betas = len(betas) == 2 and all(0 <= beta < 1 for beta in betas)
         require("MuonAdamW", "betas", betas, are_betas, "be two numbers in [0, 1)")
-        matrices, others = list[Tensor](), list[Tensor]()
+        matrices: list[Tensor] = []
+        others: list[Tensor] = []
         for parameter in params:
             require("MuonAdamW", "params", type(parameter), isinstance(parameter, Tensor), "be tensors")
             is_matrix = parameter.ndim >= 2 and min(parameter.shape[-2:]) >= smallest
