@@ -17,6 +17,7 @@ from torchrl.modules import set_recurrent_mode
 from yamame import conf_dir
 from yamame.cli.nodes import instantiate
 from yamame.collectors import SyncCollector
+from yamame.precision import Precision, in_precision
 from yamame.replay import Relabel, SequencePacking, TrajectoryReplayBuffer, pack
 from yamame.runs.build import build_agent, build_env, build_learner, total_updates
 
@@ -74,10 +75,9 @@ class Subject:
         """One gradient step."""
         self.learner.update(batch)
 
-    def autocast(self, precision: str | None) -> torch.autocast:
+    def autocast(self, precision: Precision) -> torch.autocast:
         """The context of an update or of acting in a precision of the configuration."""
-        dtype = precision and getattr(torch, precision)
-        return torch.autocast(torch.device(self.device).type, dtype, enabled=precision is not None)
+        return in_precision(torch.device(self.device), precision)
 
     def batch(self, size: int, length: int) -> Any:
         """Sequences of random play, repeated to the length asked for."""
@@ -116,7 +116,9 @@ def update_rows(subject: Subject, clock: Clock, machine: Machine, lengths: list[
     """
     learner, size = subject.learner, subject.cfg.schedule.batch_size
     precision = subject.cfg.schedule.autocast
-    dtype = torch.float32 if precision is None else getattr(torch, precision)
+    with subject.autocast(precision):
+        lower = torch.is_autocast_enabled(torch.device(subject.device).type)
+    dtype = torch.bfloat16 if lower else torch.float32
     for length in lengths:
         batch = subject.batch(size, length)
 

@@ -26,7 +26,7 @@ _SCHEDULE = {
     "warmup_updates": Annotated[int, 0],
     "max_refused": float,
     "average_decay": NotRequired[Annotated[float, 0] | None],
-    "autocast": Literal["bfloat16"] | None,
+    "autocast": Literal["bfloat16", "auto"] | None,
 }
 _OFF_POLICY = {"anneal_lr": bool, "cuda_graph": bool, "compile": bool}
 _FROM_REPLAY = _OFF_POLICY | {"learning_starts": Annotated[int, 0]}

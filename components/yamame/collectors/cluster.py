@@ -14,18 +14,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from math import ceil
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torchrl.envs import EnvBase
 
-from yamame.checks import UsageError, require, require_at_least, require_choice
+from yamame.checks import UsageError, require, require_at_least
 from yamame.collectors.base import Episodes, Replay
 from yamame.collectors.pace import Pace
 from yamame.collectors.player import Answer, Job, Player, pack, unpack
 from yamame.failures import one_line, tell_aside
+from yamame.precision import Precision, check_precision
 from yamame.signals import kept, noted, unheard
 
 _PATIENCE = 1.0
@@ -99,14 +100,14 @@ class RayCollector:
         resources: Mapping[str, Any] | None = None,
         timeout: float = 300.0,
         greedy: bool = False,
-        autocast: Literal["bfloat16"] | None = None,
+        autocast: Precision = None,
     ) -> None:
         owner = type(self).__name__
         require(owner, "num_workers", num_workers, 1 <= num_workers <= num_envs, f"be in 1..{num_envs}")
         require_at_least(owner, 1, block_steps=block_steps)
         require_at_least(owner, num_envs * block_steps, max_staleness=max_staleness)
         require(owner, "timeout", timeout, timeout > 0, "be positive")
-        require_choice(owner, "autocast", autocast, (None, "bfloat16"))
+        check_precision(owner, autocast)
         self._resources = {"num_cpus": 1, **(resources or {})}
         known = self._resources.keys() <= set(_RESOURCES)
         require(owner, "resources", self._resources, known, f"have no keys but {', '.join(_RESOURCES)}")

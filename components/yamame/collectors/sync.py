@@ -8,7 +8,7 @@ environment set ``aborted`` (it failed) is dropped and counted.
 
 import copy
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -18,7 +18,7 @@ from torch import Tensor
 from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from yamame.checks import require, require_choice
+from yamame.checks import require
 from yamame.collectors.assembly import TrajectoryAssembler
 from yamame.collectors.base import (
     Carries,
@@ -35,6 +35,7 @@ from yamame.collectors.block import on_host
 from yamame.collectors.memory import MemoryAfterUpdate, check_memory, renew_memory
 from yamame.collectors.recorded import RecordedSteps
 from yamame.keys import NOT_STORED
+from yamame.precision import Precision, check_precision, in_precision
 from yamame.recorder import Recorder, check_compiler, cuda_recorder
 
 
@@ -49,7 +50,8 @@ class SyncCollector:
         exploration: Changes the policy's action before it is executed; the executed action is what is stored. Its
             ``step(num_env_steps)`` is called after every `collect`.
         greedy: Act by the mode of the policy's distribution; exploration still changes the action.
-        autocast: Precision in which the policy computes, where a processor is faster so; None for that of its weights.
+        autocast: Precision in which the policy computes: ``"bfloat16"``, ``"auto"`` for that where a device multiplies
+            it, None for that of its weights.
         cuda_graph: Record CUDA graphs: of whole steps where policy, exploration and environment allow it
             (`yamame.collectors.Carries`), else of the policy's decisions.
         compile: Compile the policy's decisions; what is recorded then launches what was compiled.
@@ -69,13 +71,12 @@ class SyncCollector:
         *,
         exploration: TensorDictModuleBase | None = None,
         greedy: bool = False,
-        autocast: Literal["bfloat16"] | None = None,
+        autocast: Precision = None,
         cuda_graph: bool = False,
         compile: bool = False,
         memory_after_update: MemoryAfterUpdate = "keep",
     ) -> None:
         owner = type(self).__name__
-        require_choice(owner, "autocast", autocast, (None, "bfloat16"))
         require(owner, "policy", policy, isinstance(policy, torch.nn.Module), "be a TensorDict module")
         require(owner, "env", tuple(env.batch_size), env.batch_dims == 1, "have one batch dimension")
         observed = list(env.observation_spec.keys(True, True))
@@ -97,9 +98,8 @@ class SyncCollector:
         self.policy = copy.deepcopy(policy).requires_grad_(False).eval()
         device = next((p.device for p in policy.parameters()), env.device or torch.device("cpu"))
         self._mode = ExplorationType.DETERMINISTIC if greedy else ExplorationType.RANDOM
-        self._precision = torch.autocast(
-            device.type, torch.bfloat16, enabled=autocast is not None, cache_enabled=False
-        )
+        check_precision(owner, autocast, device)
+        self._precision = in_precision(device, autocast, cache=False)
         self._waits = device.type != "cpu"  # for the device, whoever looks at what is there
         parts = [part for part in (self.policy, self.exploration, env) if part is not None]
         self._parts: list[Carries] = [part for part in parts if carries(part)]

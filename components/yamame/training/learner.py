@@ -1,14 +1,15 @@
 """One gradient step at a time, as every recipe makes it."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from yamame.capturing import NUM_SEGMENTS
-from yamame.checks import UsageError, require, require_at_least, require_choice
+from yamame.checks import UsageError, require, require_at_least
+from yamame.precision import Precision, check_precision, in_precision
 from yamame.ranks import average_, means
 from yamame.recorder import Compiled, check_compiler, cuda_recorder
 from yamame.training.averaging import AveragedWeights
@@ -26,8 +27,8 @@ class Learner:
         max_grad_norm: Global norm at which gradients are clipped.
         warmup_updates: Updates over which the learning rate rises linearly to its value.
         total_updates: Updates over which it falls linearly to zero, those of the warm-up included; None: it stays.
-        autocast: Precision of the networks' matrix products; None for that of the weights. Weights, losses,
-            statistics and the optimizer keep theirs.
+        autocast: Precision of the networks' matrix products: ``"bfloat16"``, ``"auto"`` for that where the device
+            multiplies it, None for that of the weights. Weights, losses, statistics and the optimizer keep theirs.
         cuda_graph: Record the update of batches of a shape that comes again and again, and replay it: see
             `yamame.training.recorded_updates`. Makes the optimizer capturable and its learning rate a tensor.
         compile: Compile the loss, and what differentiates it, for batches of a shape that comes again: see
@@ -59,7 +60,7 @@ class Learner:
         max_grad_norm: float,
         warmup_updates: int = 0,
         total_updates: int | None = None,
-        autocast: Literal["bfloat16"] | None = None,
+        autocast: Precision = None,
         cuda_graph: bool = False,
         compile: bool = False,
         guard: NonFiniteGuard | None = None,
@@ -70,7 +71,6 @@ class Learner:
         require_at_least("Learner", 0, warmup_updates=warmup_updates)
         ends = total_updates is None or total_updates >= 1
         require("Learner", "total_updates", total_updates, ends, "be at least 1 or None")
-        require_choice("Learner", "autocast", autocast, (None, "bfloat16"))
         self.loss = loss
         self.optimizer = optimizer
         self.max_grad_norm = max_grad_norm
@@ -86,6 +86,7 @@ class Learner:
         self._recorded: RecordedUpdates | None = None
         self._compute: Callable[[TensorDictBase], Any] = loss  # what it writes, by name
         device = self._parameters()[0].device
+        check_precision("Learner", autocast, device)
         if compile:
             check_compiler(device, "Learner")
             refuse_obstacles("compile", loss, optimizer)
@@ -144,8 +145,7 @@ class Learner:
 
     def precision(self) -> torch.autocast:
         """The context in which networks compute as they do in an update."""
-        device = self._parameters()[0].device.type
-        return torch.autocast(device, torch.bfloat16, enabled=self.autocast is not None)
+        return in_precision(self._parameters()[0].device, self.autocast)
 
     def _gradients(self, batch: TensorDictBase) -> Metrics:
         """The first half of an update: the loss, its gradients and their norm."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from yamame.checks import require, require_at_least
+from yamame.precision import multiplies_bfloat16
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the post: they raise small singular values fastest
 
@@ -29,7 +30,8 @@ class MuonAdamW(torch.optim.AdamW):
         matrix_lr: Of matrices: at most about the root mean square of what an entry changes by in one update.
         momentum: Share of the former momentum in the next one.
         smallest: Shortest side of a matrix; narrow ones, as most last layers and kernels are, are AdamW's.
-        num_steps: Newton-Schulz steps of an orthogonalisation, which is approximate, and computed in bfloat16.
+        num_steps: Newton-Schulz steps of an orthogonalisation, which is approximate, and computed in bfloat16 where
+            a device multiplies it.
         weight_decay: Share of a parameter that it loses in an update, in units of its learning rate.
         betas: Of AdamW.
         fused: Whether AdamW moves all parameters in one pass.
@@ -126,7 +128,8 @@ def orthogonalized(matrices: Tensor, num_steps: int = 5) -> Tensor:
     True
     """
     a, b, c = _COEFFICIENTS
-    x = matrices.reshape(-1, *matrices.shape[-2:]).bfloat16()
+    dtype = torch.bfloat16 if multiplies_bfloat16(matrices.device) else torch.float32
+    x = matrices.reshape(-1, *matrices.shape[-2:]).to(dtype)
     is_tall = x.shape[-2] > x.shape[-1]
     x = x.mT if is_tall else x
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
