@@ -24,6 +24,7 @@ CHOICES = {
     "a linear recurrence": ("env=active_tmaze", "env.length=12", "encoder=linear_recurrent", "encoder.d_model=16"),
     "two encoders": ("env=tmaze", "env.length=12", "agent=separate", "encoder=window", "encoder.d_model=16"),
     "values as bins": ("env=active_tmaze", "env.length=12", "agent=amago2", "agent/returns=binned", *NARROW),
+    "Muon": ("env=tmaze", "env.length=12", "optimizer=muon", "optimizer.smallest=16", *NARROW),
 }  # fmt: skip
 
 
@@ -50,7 +51,7 @@ def train(tmp_path, monkeypatch, counts):
 
 ACTING = {"an environment of the host": {"agent/recorded.py"}}
 """What is recorded of acting, where it is not whole steps."""
-RARE = ("a window", "a linear recurrence", "two encoders", "values as bins")
+RARE = ("a window", "a linear recurrence", "two encoders", "values as bins", "Muon")
 
 
 @pytest.mark.parametrize(
