@@ -177,6 +177,14 @@ def test_groups_of_a_callers_own_are_refused():
         MuonAdamW([{"params": parameters()}])
 
 
+def test_that_nothing_is_a_matrix_is_said(capsys):
+    MuonAdamW(parameters())
+    assert capsys.readouterr().err == ""
+    MuonAdamW(parameters()[4:])
+    said = "MuonAdamW: AdamW moves all, no matrix has sides of at least smallest=32"
+    assert capsys.readouterr().err == f"{said}\n"
+
+
 def test_a_gradient_of_zero_moves_nothing():
     assert torch.equal(orthogonalized(torch.zeros(2, 32, 40)), torch.zeros(2, 32, 40))
 
