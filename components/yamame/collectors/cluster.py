@@ -10,6 +10,7 @@ import copy
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
@@ -126,7 +127,7 @@ class RayCollector:
         self._acting = {"greedy": greedy, "autocast": autocast}
         self._num_restarts = 0
         self._num_begun = [0] * num_workers  # actors, in the place of each
-        self._lost = {"actors": 0, "blocks": 0, "episodes": 0, "steps": 0}
+        self._lost = Counter(actors=0, blocks=0, episodes=0, steps=0)
         self._forget()
         if address is not None:
             self._join()  # before anything is written of a run that would not begin
@@ -217,13 +218,7 @@ class RayCollector:
         for block in former:
             del self._asked[block]
         episodes, steps = self._open[index]
-        for name, number in {
-            "actors": 1,
-            "blocks": len(former) + 1,
-            "episodes": episodes,
-            "steps": steps,
-        }.items():
-            self._lost[name] += number
+        self._lost.update(actors=1, blocks=len(former) + 1, episodes=episodes, steps=steps)
         self._open[index] = (0, 0)
         self._ray.kill(self._actors[index])
         self._actors[index] = self._spawn(index)

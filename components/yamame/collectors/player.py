@@ -85,19 +85,16 @@ class Player:
             weights: Ray's reference to them, packed, in a list: they are fetched only where they are new.
             counted: Environment steps of all players that were collected when the block was asked for.
         """
-        if (
-            self._collector is None
-        ):  # here an error is that of a call, which is shown; above the player would die
+        if self._collector is None:  # an error here is that of a call, and shown; above the player would die
             self._collector = self._build()
         if version != self._version:
             import ray
 
             self._collector.update_policy_weights_(unpack(ray.get(weights[0])))
             self._version = version
-        if (
-            self._collector.exploration is not None and counted > self._counted
-        ):  # its schedule counts all steps
-            self._collector.exploration.step(counted - self._counted)
+        exploration = self._collector.exploration
+        if exploration is not None and counted > self._counted:  # its schedule counts all steps
+            exploration.step(counted - self._counted)
             self._counted = counted
         episodes = self._collector.collect(num_steps)
         self._counted += episodes.num_steps
