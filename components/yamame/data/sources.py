@@ -5,6 +5,7 @@ stored them. What is not whole or does not fit is refused with the name of the f
 """
 
 import glob
+import importlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -274,15 +275,11 @@ def _without_tuples(value: Any) -> Any:
 def _imported(library: str) -> Any:
     """A library that only some sources need."""
     try:
-        if library == "h5py":
-            import h5py as module
-        else:
-            import minari as module
+        return importlib.import_module(library)
     except ImportError as error:
         raise UsageError(
             f"data: {library} must be installed, with pip install 'yamame[data]': {error}"
         ) from error
-    return module
 
 
 def _read_folder(path: str) -> TensorDictBase:
