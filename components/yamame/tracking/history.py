@@ -248,7 +248,6 @@ def _connect_to_existing(tracking_uri: str, problem: str) -> "MlflowClient":
     database = database_of(tracking_uri)
     if database is not None and not database.is_file():
         raise UsageError(problem)
-    os.environ.setdefault(
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"
-    )  # thousands of requests, and no spool behind them
+    # There are thousands of requests, and no spool behind them.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     return connect(absolute_uri(tracking_uri))

@@ -79,7 +79,7 @@ class NoAnswerError(UsageError):
 
 @dataclass(frozen=True)
 class MLflowRun:
-    """A run that is open for writing. Made by `create`, `reopen` or `adopt`.
+    """A run that is open for writing. Made by `create`, `reopen` or `find`.
 
     What is stored twice is stored once, but for metrics in a store that is no database.
     """
@@ -134,8 +134,8 @@ class MLflowRun:
         return cls(client, run_id, info.experiment_id)
 
     @classmethod
-    def adopt(cls, tracking_uri: str, experiment: str, uuid: str) -> "MLflowRun | None":
-        """The run with this `RUN_TAG`, made by a process that died before it could say so; None where there is none.
+    def find(cls, tracking_uri: str, experiment: str, *, tag: str, value: str) -> "MLflowRun | None":
+        """The run that has this value of a tag; None where there is none.
 
         Raises:
             UsageError: The store cannot be asked.
@@ -146,7 +146,7 @@ class MLflowRun:
         client = connect(tracking_uri)
         with _answering(tracking_uri):
             experiment_id = _find_experiment(client, tracking_uri, experiment)
-            wanted = f"tags.`{RUN_TAG}` = '{uuid}'"
+            wanted = f"tags.`{tag}` = '{value}'"
             runs = [] if experiment_id is None else client.search_runs([experiment_id], wanted)
         return cls(client, runs[0].info.run_id, runs[0].info.experiment_id) if runs else None
 

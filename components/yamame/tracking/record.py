@@ -14,7 +14,7 @@ from pathlib import Path
 
 from yamame.checks import UsageError
 from yamame.files.atomic import read_json, write_json
-from yamame.tracking.mlflow_store import SQLITE, MLflowRun, NoAnswerError, database_of
+from yamame.tracking.mlflow_store import RUN_TAG, SQLITE, MLflowRun, NoAnswerError, database_of
 
 RUN_FILE = "mlflow.json"
 
@@ -50,7 +50,9 @@ def open_run(directory: Path, *, tracking_uri: str | None = None) -> MLflowRun |
     """
     record = read_record(directory)
     if "run_id" not in record:
-        run = MLflowRun.adopt(record["tracking_uri"], record["experiment"], record["run_uuid"])
+        # A process may have made it that died before it could say so.
+        place = record["tracking_uri"], record["experiment"]
+        run = MLflowRun.find(*place, tag=RUN_TAG, value=record["run_uuid"])
         if run is not None:
             write_record(directory, {**record, "run_id": run.run_id})
         return run

@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from yamame.failures import one_line, tell_aside
 from yamame.files.identity import key_of
-from yamame.tracking.mlflow_store import MLflowRun, absolute_uri, clean_key, connect
+from yamame.tracking.mlflow_store import MLflowRun, absolute_uri, clean_key
 from yamame.tracking.pages import experiment_address, ui_command
 from yamame.tracking.summary import run_status
 from yamame.tracking.tracker import EXPERIMENT, PARENT_VARIABLE, TRACKING_URI
@@ -47,19 +47,16 @@ class SweepParent(Callback):
         if node is None or not str(node.get("_target_", "")).endswith(".MLflowTracker"):
             return
         overrides = " ".join(text for text in config.hydra.overrides.task if key_of(text) != "launcher")
-        uri, experiment = (
-            absolute_uri(node.get("tracking_uri", TRACKING_URI)),
-            node.get("experiment", EXPERIMENT),
-        )
+        uri = absolute_uri(node.get("tracking_uri", TRACKING_URI))
+        experiment = node.get("experiment", EXPERIMENT)
         description = f"{Path(config.hydra.sweep.dir).resolve()} {config.hydra.job.name} {overrides}"
         identity = hashlib.sha256(description.encode()).hexdigest()[:16]
         replaces = OmegaConf.select(config, "run.overwrite")
-        former = None if replaces else _find(uri, experiment, identity)
-        if former is None:
+        run = None if replaces else MLflowRun.find(uri, experiment, tag=_IDENTITY, value=identity)
+        if run is None:
             tags = {"sweep": overrides, _IDENTITY: identity}
             run = MLflowRun.create(uri, experiment, name=f"sweep {overrides}"[:100], tags=tags)
         else:
-            run = MLflowRun.reopen(uri, former)
             run.set_status("RUNNING")
         _open_sweeps.append(run)
         os.environ[PARENT_VARIABLE] = run.run_id
@@ -67,15 +64,11 @@ class SweepParent(Callback):
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
         """Records a job's objective; in whichever process it ran."""
         value, parent = job_return._return_value, os.environ.get(PARENT_VARIABLE)
-        if (
-            parent is None
-            or job_return.status is not JobStatus.COMPLETED
-            or not isinstance(value, int | float)
-        ):
+        is_number = job_return.status is JobStatus.COMPLETED and isinstance(value, int | float)
+        if parent is None or not is_number:
             return
-        with contextlib.suppress(
-            Exception
-        ):  # a store that does not answer stops no sweep; `close_sweep` asks again
+        # A store that does not answer stops no sweep; `close_sweep` asks again.
+        with contextlib.suppress(Exception):
             run = MLflowRun.reopen(absolute_uri(config.logger.get("tracking_uri", TRACKING_URI)), parent)
             _record(run, {int(config.hydra.job.num): value})
 
@@ -88,17 +81,6 @@ def _record(run: MLflowRun, objectives: Mapping[int, float | None]) -> None:
         number: value for number, value in objectives.items() if number not in stored and value is not None
     }
     run.log_metrics([("objective", v, now, number) for number, v in missing.items() if math.isfinite(v)])
-
-
-def _find(tracking_uri: str, experiment: str, identity: str) -> str | None:
-    """The id of the parent run that a sweep had when it was started before."""
-    client = connect(tracking_uri)
-    known = client.get_experiment_by_name(experiment)
-    if known is None:
-        return None
-    wanted = f"tags.`{_IDENTITY}` = '{identity}'"
-    runs = client.search_runs([known.experiment_id], wanted, max_results=1)
-    return str(runs[0].info.run_id) if runs else None
 
 
 def close_sweep(error: BaseException | None, jobs: Mapping[int, Mapping[str, Any]]) -> None:
@@ -114,7 +96,8 @@ def close_sweep(error: BaseException | None, jobs: Mapping[int, Mapping[str, Any
         run = _open_sweeps.pop()
         try:
             _record(run, {number: job["objective"] for number, job in jobs.items()})
-            run.log_tags({f"job.{number}": job_as_text(job) for number, job in jobs.items()})
+            texts = {n: f"{job['outcome']}: {' '.join(job['overrides'])}" for n, job in jobs.items()}
+            run.log_tags({f"job.{number}": text for number, text in texts.items()})
             _summarise(run, jobs)
             run.set_status(run_status(error))
             uri = run.client.tracking_uri
@@ -163,12 +146,3 @@ def groups_of(jobs: Mapping[int, Mapping[str, Any]]) -> dict[str, list[float]]:
         if job["objective"] is not None:
             values.append(float(job["objective"]))
     return groups
-
-
-def job_as_text(job: Mapping[str, Any]) -> str:
-    """What became of a job, and of which.
-
-    >>> job_as_text({"outcome": "ran", "overrides": ["seed=1", "env=wind"]})
-    'ran: seed=1 env=wind'
-    """
-    return f"{job['outcome']}: {' '.join(job['overrides'])}"
