@@ -173,15 +173,13 @@ class Checkpointer:
             damaged.rename(damaged.with_name(f"damaged-{damaged.name}"))
         return loaded
 
-    def read_config(self, which: str | Path = "last") -> dict[str, Any]:
-        """The configuration in a checkpoint, to compare before anything is built; of the newest that can be read.
+    def read_config(self) -> dict[str, Any]:
+        """The configuration in the newest checkpoint that can be read, to compare before anything is built.
 
         Raises:
             UsageError: None can be read.
         """
-        newest = self._find(which)
-        if which != "last":
-            return decode(_read(newest)["config"])
+        newest = self._find("last")
         for path in reversed(self._files()):
             try:
                 return decode(_read(path)["config"])

@@ -10,17 +10,8 @@ from yamame.checks import UsageError
 from yamame.files.config import flatten
 
 BOOKKEEPING = (
-    "resume",
-    "run",
-    "logger",
-    "hydra",
-    "checkpoint",
-    "replay.keep",
-    "expected",
-    "trust",
-    "callbacks",
-    "launcher",
-    "sweeper",
+    *("run", "resume", "checkpoint", "replay.keep", "expected", "trust"),
+    *("hydra", "launcher", "sweeper", "logger", "callbacks"),
 )
 """Where a run is kept, how often, who is told of it, whom it trusts: nothing that it computes depends on these."""
 LENGTH = ("budget",)

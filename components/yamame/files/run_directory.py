@@ -78,7 +78,9 @@ class RunDirectory:
         lock = _claim(path)
         try:
             _put_back(path)  # a process may have died before its run began
-            _sweep(path)
+            sweep_partial_files(path)
+            if (path / _DELETED).exists():  # while a run was being deleted
+                shutil.rmtree(path / _DELETED)
             resumed = _is_used(path) if resume == "auto" else resume
             if overwrite:
                 _set_aside(path)
@@ -190,13 +192,6 @@ def _claim(path: Path) -> IO[str]:
     lock.write(f"{os.getpid()}\n")
     lock.flush()
     return lock
-
-
-def _sweep(path: Path) -> None:
-    """Deletes what killed processes left: files they were writing, and a run that was being deleted."""
-    sweep_partial_files(path)
-    if (path / _DELETED).exists():
-        shutil.rmtree(path / _DELETED)
 
 
 def _entries(path: Path) -> list[Path]:
