@@ -4,8 +4,7 @@ What it decides is what an evaluation decides (`yamame.evaluation.evaluate`), ti
 previous action and reward, and the time are its own business.
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -220,19 +219,11 @@ class DeployedAgent:
         distribution = space.distribution(params, mask)
         if self.greedy:
             return space.decode(distribution.mode)
-        with self._own_random_numbers():
-            return space.decode(distribution.sample())
-
-    @contextmanager
-    def _own_random_numbers(self) -> Iterator[None]:
-        """Distributions draw from PyTorch's generator: inside it is the agent's own."""
-        others = torch.get_rng_state()
-        torch.set_rng_state(self._random)
-        try:
-            yield
-        finally:
+        with torch.random.fork_rng(devices=[]):  # distributions draw from PyTorch's generator
+            torch.set_rng_state(self._random)
+            action = space.decode(distribution.sample())
             self._random = torch.get_rng_state()
-            torch.set_rng_state(others)
+        return action
 
     def _begun(self, sessions: Any) -> list[Hashable]:
         names = read_names(sessions)

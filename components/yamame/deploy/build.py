@@ -14,7 +14,7 @@ from torchrl.data import Composite, TensorSpec
 
 from yamame.agent import InContextAgent
 from yamame.checks import UsageError
-from yamame.deploy.interface import Interface
+from yamame.deploy.interface import STRANGE, Interface
 from yamame.failures import as_text, one_line
 from yamame.files.trusted import check_file, locate, prefixes_of, without_foreign_weights
 
@@ -111,15 +111,7 @@ def build_agent(
         return assemble(parts, *specs, instantiate=build, loss=loss).eval()
     except UsageError:
         raise
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        RuntimeError,
-        OverflowError,
-        MemoryError,
-    ) as error:
+    except STRANGE as error:
         raise UsageError(
             f"the configuration must describe an agent, it does not: {one_line(error)}"
         ) from error
@@ -189,8 +181,6 @@ def load_weights(
     try:
         agent.load_state_dict(weights)
     except (RuntimeError, TypeError, AttributeError) as error:
-        listed = str(error).split("\n\t")
-        problem = (
-            listed[1].rstrip(". ") if len(listed) > 1 else one_line(error)
-        )  # the first of those that torch lists
+        listed = str(error).split("\n\t")  # torch lists all problems
+        problem = listed[1].rstrip(". ") if len(listed) > 1 else one_line(error)
         raise UsageError(f"the weights of {source} must fit {fit}: {problem}{hint}") from error

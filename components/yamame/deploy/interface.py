@@ -38,9 +38,10 @@ _KINDS: dict[str, Any] = {
 }
 _INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*_INTEGERS, torch.float32, torch.float64)}
-
 _LARGEST = 2**28
 """Numbers of an observation at most: a file may ask for memory that there is not."""
+STRANGE = AttributeError, KeyError, MemoryError, OverflowError, RuntimeError, TypeError, ValueError
+"""What is raised where a file holds other data than it should."""
 
 
 @dataclass(frozen=True)
@@ -98,15 +99,7 @@ class Interface:
             if horizon is not None and not (type(horizon) is int and horizon >= 1):
                 raise ValueError(f"horizon must be a positive integer or null, got {horizon!r}")
             return cls(observations, action, horizon)
-        except (
-            KeyError,
-            TypeError,
-            ValueError,
-            RuntimeError,
-            OverflowError,
-            MemoryError,
-            AttributeError,
-        ) as error:
+        except STRANGE as error:
             raise UsageError(
                 f"interface must hold specs and a horizon, it cannot be read: {error!r}"
             ) from error
