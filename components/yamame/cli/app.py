@@ -89,7 +89,8 @@ def main(
     directory = str(Path(conf_dir() if config_dir is None else config_dir).resolve())
     if settings is None and config_dir is None:
         settings = SETTINGS.get(config_name)
-    line = _prepared(directory, config_name)
+    line = read_line(sys.argv[1:], directory, config_name)
+    sys.argv[1:] = [*line.flags, *line.overrides]  # the order that Hydra wants
 
     def checked(cfg: DictConfig) -> Any:
         with _answering(config_name) as answer:
@@ -150,13 +151,6 @@ def make_ready(cfg: DictConfig, *, needs_store: bool = True) -> None:
         check_store(cfg)
     share_threads(num_jobs=_jobs_at_once())
     torch.set_float32_matmul_precision(cfg.get("float32_matmul_precision", "highest"))
-
-
-def _prepared(directory: str, config_name: str) -> CommandLine:
-    """Reads the command line, and puts it in the order that Hydra wants."""
-    line = read_line(sys.argv[1:], directory, config_name)
-    sys.argv[1:] = [*line.flags, *line.overrides]
-    return line
 
 
 @contextmanager

@@ -57,7 +57,8 @@ def answer(config_name: str) -> None:
         if flags.intersection(_SHOWN_BY_HYDRA):
             sys.argv[1:] = [*line.flags, *line.overrides]
             os.environ["HYDRA_FULL_ERROR"] = "1"  # it raises, instead of printing and ending
-            hydra.main(version_base=VERSION_BASE, config_path=directory, config_name=config_name)(_nothing)()
+            shown = hydra.main(version_base=VERSION_BASE, config_path=directory, config_name=config_name)
+            shown(lambda cfg: None)()  # Hydra answers by itself
             raise SystemExit
         with line.composing():
             for job in islice(jobs_of(line), _JOBS):
@@ -113,7 +114,3 @@ def _check(cfg: DictConfig, name: str, *, alone: bool) -> None:
     if alone and name in _LOGGED and os.environ.get("RANK", "0") == "0":
         setting, resume = cfg.run, cfg.resume or False
         checked_path(setting.root, run_name(cfg, hydra_config), resume=resume, overwrite=setting.overwrite)
-
-
-def _nothing(cfg: object) -> None:
-    """Hydra answers by itself."""
