@@ -51,16 +51,14 @@ def draw_svg(plot: Plot) -> str:
     text, nothing = io.StringIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": plot.name}):
         figure.savefig(text, format="svg", metadata=nothing)
-    drawing = re.sub(
-        r' id="[\w.]+_\d+"', "", text.getvalue()
-    )  # those of hashes are referred to, and no other picture's
+    # Ids of hashes are referred to, and no other picture's.
+    drawing = re.sub(r' id="[\w.]+_\d+"', "", text.getvalue())
     names = {colour: f"--c{index}" for index, colour in enumerate(COLOURS)} | {_INK: "--ink", _GRID: "--line"}
     for colour, name in names.items():
         drawing = drawing.replace(colour, f"var({name})")
     head = f'<svg role="img" aria-label="{escape(plot.alt)}" '
-    return (
-        head + drawing[drawing.index("<svg") + 5 : drawing.rindex("</svg>")] + _values(plot, axes) + "</svg>"
-    )
+    inside = drawing[drawing.index("<svg") + 5 : drawing.rindex("</svg>")]
+    return f"{head}{inside}{_values(plot, axes)}</svg>"
 
 
 def _values(plot: Plot, axes: Any) -> str:

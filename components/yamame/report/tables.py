@@ -102,12 +102,9 @@ def _difference(row: _Row) -> str:
     comparison = None if row.group is row.base else compare(row.base, row.group, row.metric, row.resampling)
     if comparison is None:
         return ""
-    value, ends, method = (
-        comparison.difference.value,
-        comparison.difference.ends,
-        comparison.difference.method,
-    )
-    return " ".join(filter(None, (signed(value), ends and interval(ends), method)))
+    difference = comparison.difference
+    ends = difference.ends and interval(difference.ends)
+    return " ".join(filter(None, (signed(difference.value), ends, difference.method)))
 
 
 def _reached(row: _Row, *, in_seconds: bool) -> str:
@@ -132,14 +129,6 @@ def _budget(row: _Row) -> str:
     return ", ".join(limits)
 
 
-def _cost(name: str) -> Callable[[_Row], str]:
-    def tell(row: _Row) -> str:
-        value = costs_of(row.group)[name]
-        return number(value) if name == "env_steps" else seconds(value)
-
-    return tell
-
-
 COLUMNS: dict[str, Callable[[_Row], str]] = {
     "seeds": lambda row: ", ".join(run.seed for run in row.group.runs),
     "at the end": _ends,
@@ -149,9 +138,9 @@ COLUMNS: dict[str, Callable[[_Row], str]] = {
     "difference": _difference,
     "reached after CPU-s": lambda row: _reached(row, in_seconds=True),
     "reached after steps": lambda row: _reached(row, in_seconds=False),
-    "steps": _cost("env_steps"),
-    "CPU-s": _cost("cpu_s"),
-    "wall-s": _cost("wall_s"),
+    "steps": lambda row: number(costs_of(row.group)["env_steps"]),
+    "CPU-s": lambda row: seconds(costs_of(row.group)["cpu_s"]),
+    "wall-s": lambda row: seconds(costs_of(row.group)["wall_s"]),
     "budget": _budget,
     "revision": lambda row: ", ".join(revision[:7] for revision in row.group.revisions),
 }
