@@ -58,13 +58,7 @@ ENTRIES = (
         "terminated", "(1)", "bool", "no value beyond it counts; stored under ``next``", False, False, True
     ),
     Entry(
-        "truncated",
-        "(1)",
-        "bool",
-        "the value beyond it counts; stored under ``next``",
-        False,
-        False,
-        True,
+        "truncated", "(1)", "bool", "the value beyond it counts; stored under ``next``", False, False, True
     ),
 )
 """Everything at the root of a timestep that is no observation of the environment's own."""

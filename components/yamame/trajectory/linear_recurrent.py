@@ -17,12 +17,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from yamame.checks import require_at_least
-from yamame.trajectory.base import (
-    Activation,
-    Device,
-    TrajectoryKeys,
-    activation_function,
-)
+from yamame.trajectory.base import Activation, Device, TrajectoryKeys, activation_function
 from yamame.trajectory.recurrent import RecurrentEncoder, keep_bias
 from yamame.trajectory.scan import linear_scan
 

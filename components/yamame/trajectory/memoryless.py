@@ -7,13 +7,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from yamame.checks import require, require_at_least
-from yamame.trajectory.base import (
-    Activation,
-    Device,
-    TrajectoryEncoder,
-    TrajectoryKeys,
-    activation_function,
-)
+from yamame.trajectory.base import Activation, Device, TrajectoryEncoder, TrajectoryKeys, activation_function
 
 
 class MemorylessEncoder(TrajectoryEncoder):

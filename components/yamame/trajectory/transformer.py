@@ -23,13 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from yamame.checks import require, require_at_least, require_choice
 from yamame.trajectory.attention import Attend, sequence_attention
-from yamame.trajectory.base import (
-    Activation,
-    Device,
-    TrajectoryEncoder,
-    TrajectoryKeys,
-    activation_function,
-)
+from yamame.trajectory.base import Activation, Device, TrajectoryEncoder, TrajectoryKeys, activation_function
 from yamame.trajectory.kv_cache import CacheStep, grow_cache, init_cache
 from yamame.trajectory.positions import Sinusoids, rotate
 from yamame.trajectory.sigma import SigmaReparamLinear, frozen_power_iteration
