@@ -270,12 +270,9 @@ class TrajectoryEncoder(TensorDictModuleBase):
         x = tensordict.get(self.keys.features)
         batch_size = x.shape[:-1]
         x = x.reshape(-1, *x.shape[-2:])
-        is_init, mask, step_index = (
-            None if value is None else value.reshape(x.shape[:2])
-            for value in (
-                tensordict.get(key, None) for key in (self.keys.is_init, self.keys.mask, self.keys.step_index)
-            )
-        )
+        keys = self.keys.is_init, self.keys.mask, self.keys.step_index
+        values = [tensordict.get(key, None) for key in keys]
+        is_init, mask, step_index = (None if v is None else v.reshape(x.shape[:2]) for v in values)
         starts = segment_starts(x.shape[:2], is_init, mask, device=x.device)
         if step_index is None:
             step_index = segment_positions(starts)

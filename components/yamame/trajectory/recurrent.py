@@ -115,9 +115,8 @@ class StackedCells(RecurrentEncoder):
         require_at_least(owner, 1, **sizes, max_time_constant=max_time_constant)
         require(owner, "gate_gain", gate_gain, finite, "be finite and not negative")
         super().__init__(in_features, out_features, keys=keys)
-        self.compile_obstacle = (
-            owner  # the compiler writes every timestep out, where cuDNN has one kernel for all
-        )
+        # The compiler writes every timestep out, where cuDNN has one kernel for all.
+        self.compile_obstacle = owner
         self.layers = nn.RNNBase(self.mode, in_features, hidden_size, num_layers, batch_first=True)
         self.out = nn.Linear(hidden_size, out_features)
         self.norm = nn.LayerNorm(out_features)
@@ -143,14 +142,16 @@ class StackedCells(RecurrentEncoder):
     def _layers(self, segments: Tensor) -> Tensor:
         """Outputs of the last layer, from states of zero: ``[S, l, E] -> [S, l, H]``."""
         num_layers = self.layers.num_layers
-        state = segments.new_zeros(num_layers, len(segments), self.layers.hidden_size)
         weights = [weight for layer in self.layers.all_weights for weight in layer]
+        segments = segments.to(weights[0].dtype) if segments.is_cpu else segments
+        state = segments.new_zeros(num_layers, len(segments), self.layers.hidden_size)
         start = state if len(self.states) == 1 else (state,) * len(self.states)
         # cuDNN differentiates in training mode alone: PPO leaves nothing but `layers` in it.
         training = self.layers.training
-        outputs: Tensor = self.function(
-            segments, start, weights, True, num_layers, 0.0, training, False, True
-        )[0]
+        with torch.autocast("cpu", enabled=False):  # not every CPU has an LSTM in bfloat16
+            outputs: Tensor = self.function(
+                segments, start, weights, True, num_layers, 0.0, training, False, True
+            )[0]
         return outputs
 
     def init_memory(self, num_envs: int, *, capacity: int | None = None, device: Device = None) -> TensorDict:

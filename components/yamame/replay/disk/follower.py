@@ -16,15 +16,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from yamame.checks import require
-from yamame.replay.disk.files import (
-    DTYPES,
-    REMEDY,
-    STORE,
-    Manifest,
-    Segment,
-    read_manifests,
-    width_of,
-)
+from yamame.replay.disk.files import DTYPES, REMEDY, STORE, Manifest, Segment, read_manifests, width_of
 
 
 class TrajectoryFollower(Storage):
@@ -102,11 +94,8 @@ class TrajectoryFollower(Storage):
             if segment is None or len(segment.lengths) < end:
                 segment = Segment.open(self.path, number)
             lengths = segment.lengths[:end]
-            if (
-                len(lengths) < end
-                or (lengths < 1).any()
-                or len(segment.data) < lengths.sum() * width_of(fields)
-            ):
+            is_whole = len(lengths) == end and (lengths >= 1).all()
+            if not is_whole or len(segment.data) < lengths.sum() * width_of(fields):
                 raise FileNotFoundError
         except FileNotFoundError as error:
             raise FileNotFoundError(f"segment {number} in {self.path}") from error

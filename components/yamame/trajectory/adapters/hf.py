@@ -247,10 +247,8 @@ def _pretrained(config: Any, path: str) -> Any:
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     with _refusing("path", path, condition):
         saved = library.AutoConfig.from_pretrained(folder, **options).to_dict()
-    stated, general = (
-        config.to_dict(),
-        _fields(library.PreTrainedConfig) | {*_OF_TOKENS, "initializer_range", "auto_map"},
-    )
+    stated = config.to_dict()
+    general = _fields(library.PreTrainedConfig) | {*_OF_TOKENS, "initializer_range", "auto_map"}
     other = {
         name: saved.get(name)
         for name in sorted((stated.keys() | saved.keys()) - general)

@@ -10,6 +10,7 @@ import sys
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+from torch.nn import functional as F
 
 from yamame.trajectory.base import Activation, TrajectoryKeys
 from yamame.trajectory.segments.base import SegmentEncoder, Slots
@@ -112,11 +113,8 @@ class MemoEncoder(SegmentEncoder):
         room = sys.maxsize if slots == self.most_slots else room
         if slots == held:
             return memory, room
-        larger = memory.copy()
-        for name in ("keys", "values"):
-            old = memory[name]
-            larger[name] = torch.cat((old, old.new_zeros(*old.shape[:3], slots - held, old.shape[4])), 3)
-        return larger, room
+        larger = {name: F.pad(memory[name], (0, 0, 0, slots - held)) for name in ("keys", "values")}
+        return memory.copy().update(larger), room
 
     def needs_slots(self, memory: TensorDict, full: Tensor) -> Tensor:
         """Where a segment ends."""
