@@ -213,13 +213,7 @@ def check_lengths(cfg: DictConfig, env: EnvBase) -> None:
         UsageError: Names the key, and the length where the environment tells it.
     """
     schedule, allowed = cfg.schedule, cfg.budget.env_steps
-    offline = schedule.get("offline_updates")
-    if (
-        allowed is not None
-        and "learning_starts" in schedule
-        and schedule.updates_per_step > 0
-        and not offline
-    ):
+    if allowed is not None and schedule.updates_per_step > 0 and not schedule.offline_updates:
         least = schedule.learning_starts + math.ceil(1 / schedule.updates_per_step)
         if allowed < least:
             raise UsageError(
