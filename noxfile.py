@@ -14,13 +14,16 @@ nox.options.reuse_existing_virtualenvs = True
 LONG = (
     "base", "baselines", "collectors", "deploy", "envs", "files", "gpu_emulation", "ranks", "recipes", "report",
     "runs", "tracking",
+    "trajectory/adapters", "trajectory/segments",
     "agent/test_recorded.py", "agent/test_separate.py", "cli/test_app.py", "cli/test_console.py", "cli/test_front.py",
     "cli/test_jobs.py",
-    "data/test_sources.py", "evaluation/test_held_out.py",
+    "data/test_sources.py", "doctor/test_trial.py", "evaluation/test_diagnosis.py", "evaluation/test_held_out.py",
+    "evaluation/test_intervals.py",
     "losses/test_continuous.py", "losses/test_redq_learning.py", "replay/disk/test_storage.py",
-    "test_ablations.py", "test_benchmark.py", "test_examples.py", "test_tutorials.py",
+    "test_ablations.py", "test_benchmark.py", "test_examples.py", "test_recorder.py", "test_tutorials.py",
     "test_house.py", "testing/test_trajectory.py", "timestep/test_cnn.py",
     "training/test_recorded_updates.py", "trajectory/test_compiled.py",
+    "trajectory/test_recall.py", "trajectory/test_registry.py",
     "test_docs.py::test_the_python_of_a_how_to_runs", "test_docs.py::test_the_settings_that_how_tos_name_are_there",
     "test_readme.py::test_the_script_of_the_readme_runs",
     "test_readme.py::test_the_script_that_trains_from_python_runs",
@@ -48,7 +51,7 @@ def pinned(*names: str) -> list[str]:
 
 @nox.session(venv_backend="none")
 def quick(session: nox.Session) -> None:
-    """Lint, and all tests but the long ones: within a minute, in the environment that is active."""
+    """Lint, and all tests but the long ones: about a minute, in the environment that is active."""
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     left_out = [f"--{'deselect' if '::' in name else 'ignore'}=tests/{name}" for name in LONG]
