@@ -215,9 +215,7 @@ def _section_result(
             finals={name: final(group, name, resampling) for name in names},
             costs=costs_of(group),
             passed=[passed(group, metric, level) for level in levels],
-            comparison=compare(section.base, group, metric, resampling)
-            if group is not section.base
-            else None,
+            comparison=compare(section.base, group, metric, resampling),
             video=_video(group, metric, artifact),
         )
         for group in section.groups

@@ -164,14 +164,11 @@ class Comparison(NamedTuple):
 
 
 def compare(base: Group, group: Group, metric: str, resampling: Resampling) -> Comparison | None:
-    """Compares a group with the base by the last values of a metric; None where one of them has none."""
+    """Compares a group with the base by the last values of a metric; None for the base, and where one has none."""
     a, b = (np.array(list(last_values(each, metric).values())) for each in (group, base))
-    if not len(a) or not len(b):
+    if group is base or not len(a) or not len(b):
         return None
     sign = -1.0 if less_is_better(metric) else 1.0
+    difference = difference_of_means(a, b, resampling=resampling)
     better = probability_of_improvement(sign * b[:, None], sign * a[:, None], resampling=resampling)
-    return Comparison(
-        differences(base.settings, group.settings),
-        difference_of_means(a, b, resampling=resampling),
-        better,
-    )
+    return Comparison(differences(base.settings, group.settings), difference, better)

@@ -111,22 +111,13 @@ def learning_plots(section: Section, metric: str, prefix: str, resampling: Resam
     expected = section.expected
     interval = expected.interval if expected is not None and expected.metric == metric else None
     axes: tuple[Axis, ...] = (section.base.runs[0].axis, "cpu_s", "wall_s")
-    plots = []
+    meaning, plots = describe(metric), []
     for axis in axes:
-        lines = group_lines(
-            section, (learning_curve_of(g, metric, resampling, axis=axis) for g in section.groups)
-        )
-        plots.append(
-            Plot(
-                f"{prefix}-{_file_name(metric)}-{axis}",
-                f"{describe(metric).partition(',')[0]} against {_AXES[axis]}",
-                _AXES[axis],
-                describe(metric),
-                lines,
-                expected=interval,
-                share=is_share(metric),
-            )
-        )
+        curves = (learning_curve_of(group, metric, resampling, axis=axis) for group in section.groups)
+        lines, label = group_lines(section, curves), _AXES[axis]
+        name = f"{prefix}-{_file_name(metric)}-{axis}"
+        title = f"{meaning.partition(',')[0]} against {label}"
+        plots.append(Plot(name, title, label, meaning, lines, interval, share=is_share(metric)))
     return [plot for plot in plots if plot.lines]
 
 

@@ -99,7 +99,7 @@ def _mean(row: _Row) -> str:
 
 
 def _difference(row: _Row) -> str:
-    comparison = None if row.group is row.base else compare(row.base, row.group, row.metric, row.resampling)
+    comparison = compare(row.base, row.group, row.metric, row.resampling)
     if comparison is None:
         return ""
     difference = comparison.difference
