@@ -72,6 +72,12 @@ class TrajectoryFormat:
         strange = [key for key in fields if key not in self.entries]
         require(name, "entries", strange, not strange, "be those of the environment")
 
+    def check_length(self, longest: int, name: str) -> None:
+        """Refuses trajectories whose longest takes more steps than an episode of the environment."""
+        fits = self.horizon is None or longest <= self.horizon
+        condition = f"be at most {self.horizon}, as the environment's"
+        require(name, "steps of an episode", longest, fits, condition)
+
     def check_time(self, trajectory: TensorDictBase, name: str) -> None:
         """Refuses stored trajectories ``[L]`` of an environment whose episodes may take another number of steps.
 
@@ -133,10 +139,7 @@ class TrajectoryFormat:
         mask = packed.get("mask")
         lengths = mask.flatten(1).sum(-1)
         longest = int(lengths.max()) - 1
-        fits = self.horizon is None or longest <= self.horizon
-        require(
-            name, "steps of an episode", longest, fits, f"be at most {self.horizon}, as the environment's"
-        )
+        self.check_length(longest, name)
         step = torch.arange(packed.shape[1]).reshape(1, -1, 1).expand_as(mask)
         for key in ("terminated", "truncated", "success"):
             if ("next", key) not in packed.keys(True):

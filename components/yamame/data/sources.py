@@ -56,16 +56,8 @@ def runs(
     for store in stores:
         store.verify()
         format.check_fields(store.fields, str(store.path))
-        longest, horizon = int(store.lengths.max()) - 1 if len(store) else 0, format.horizon
-        fits = horizon is None or longest <= horizon
-        require(
-            str(store.path),
-            "steps of an episode",
-            longest,
-            fits,
-            f"be at most {horizon}, as the environment's",
-        )
         if len(store):
+            format.check_length(int(store.lengths.max()) - 1, str(store.path))
             format.check_time(store.get([int(store.lengths.argmax())])[0], str(store.path))
 
     def refresh() -> None:
