@@ -94,11 +94,7 @@ class SegmentEncoder(TrajectoryEncoder):
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList(
             TransformerLayer(
-                d_model,
-                num_heads,
-                d_ff=ff_factor * d_model,
-                dropout=dropout,
-                activation=activation,
+                d_model, num_heads, d_ff=ff_factor * d_model, dropout=dropout, activation=activation
             )
             for _ in range(num_layers)
         )
@@ -241,13 +237,8 @@ class SegmentEncoder(TrajectoryEncoder):
         seen = slot < memory["filled"].unsqueeze(1)
         seen |= (slot >= self.segment_length) & (slot - self.segment_length < visible_slots.unsqueeze(1))
         causal = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=at.device).tril()
-        mask = torch.cat(
-            (
-                seen.view(num_envs, 1, 1, -1).expand(-1, -1, num_tokens, -1),
-                causal.expand(num_envs, 1, -1, -1),
-            ),
-            -1,
-        )
+        seen = seen.view(num_envs, 1, 1, -1).expand(-1, -1, num_tokens, -1)
+        mask = torch.cat((seen, causal.expand(num_envs, 1, -1, -1)), -1)
 
         def attention(layer: int) -> Attend:
             def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -112,22 +112,19 @@ class RSMEncoder(SegmentEncoder):
 
     def write_slots(self, memory: TensorDict, full: Tensor) -> None:
         """Writes the summary, and what it is to the layers."""
-        num_envs, count = len(full), torch.arange(self.num_slots, device=full.device)
+        read_at = torch.arange(self.num_slots, device=full.device).expand(len(full), -1)
+        write_at = self.num_slots + self.segment_length + read_at
         starts, summary = memory["filled"] == 0, memory["summary"]
-        places = (
-            count.expand(num_envs, -1),
-            (self.num_slots + self.segment_length + count).expand(num_envs, -1),
-        )
         all_slots = torch.full_like(memory["filled"], self.num_slots)
-        queries = self.queries.expand(num_envs, -1, -1)
-        written = self.write(self.attend(memory, queries, places[1], all_slots))
+        queries = self.queries.expand(len(full), -1, -1)
+        written = self.write(self.attend(memory, queries, write_at, all_slots))
         written = (written + summary if self.residual else written).to(summary.dtype).nan_to_num()
         summary = torch.where(full.view(-1, 1, 1), written, summary)
         fresh = starts if self.carry else full | starts
         memory["summary"] = torch.where(fresh.view(-1, 1, 1), self.start.to(summary.dtype), summary)
         alone = memory.copy().set("filled", torch.zeros_like(all_slots))
-        store_at = self.segment_length + places[0]
-        self.attend(alone, memory["summary"], places[0], torch.zeros_like(all_slots), store_at, full | starts)
+        store_at = self.segment_length + read_at
+        self.attend(alone, memory["summary"], read_at, torch.zeros_like(all_slots), store_at, full | starts)
 
 
 def _read_by(owner: Tensor, read: Slots) -> Tensor:
