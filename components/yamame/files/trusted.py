@@ -184,22 +184,18 @@ def own_modules(env: Mapping[str, Any]) -> list[str]:
     return [f"{module}." for module in modules if module not in _REGISTERING]
 
 
-def without_foreign_weights(config: Mapping[str, Any]) -> dict[str, Any]:
+def without_foreign_weights(config: Any) -> Any:
     """A configuration from a file whose own weights come next: a path in it may be a stranger's, and is not opened.
 
     >>> without_foreign_weights({"encoder": {"_target_": "yamame.trajectory.HFEncoder", "path": "/home/you"}})
     {'encoder': {'_target_': 'yamame.trajectory.HFEncoder', 'path': None}}
     """
-    return {key: _without_paths(value) for key, value in config.items()}
-
-
-def _without_paths(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_without_paths(inner) for inner in value]
-    if not isinstance(value, Mapping):
-        return value
-    inner = {key: _without_paths(one) for key, one in value.items()}
-    return {**inner, "path": None} if value.get("_target_") == "yamame.trajectory.HFEncoder" else inner
+    if isinstance(config, list):
+        return [without_foreign_weights(value) for value in config]
+    if not isinstance(config, Mapping):
+        return config
+    kept = {key: without_foreign_weights(value) for key, value in config.items()}
+    return {**kept, "path": None} if config.get("_target_") == "yamame.trajectory.HFEncoder" else kept
 
 
 def _entries(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
