@@ -128,12 +128,8 @@ def recall(asked: Asked) -> dict[str, Any]:
 
 
 def _numbers(curve: RecallCurve) -> dict[str, Any]:
-    series = {"lags": curve.lags, "effect": curve.effect, "density": curve.density}
-    return {
-        "past": curve.past,
-        "first": curve.first,
-        **{name: values.tolist() for name, values in series.items()},
-    }
+    series = {name: getattr(curve, name).tolist() for name in ("lags", "effect", "density")}
+    return {"past": curve.past, "first": curve.first, **series}
 
 
 def wiped(asked: Asked) -> dict[str, Any]:
@@ -142,13 +138,11 @@ def wiped(asked: Asked) -> dict[str, Any]:
     kept, lost = asked.evaluated(*options), asked.evaluated(*options, memory_wiped="trials")
     if kept.common_trials().shape[1] < 2:
         raise UsageError("the environment must have several attempts per episode, it has one")
-    return {
-        name: {
-            "return": float(result.returns.mean()),
-            "trials": result.trial_curve(confidence=asked.confidence),
-        }
-        for name, result in (("kept", kept), ("wiped", lost))
-    } | {"difference": _difference(kept.returns - lost.returns, asked.confidence)}
+    found: dict[str, Any] = {}
+    for name, result in (("kept", kept), ("wiped", lost)):
+        trials = result.trial_curve(confidence=asked.confidence)
+        found[name] = {"return": float(result.returns.mean()), "trials": trials}
+    return {**found, "difference": _difference(kept.returns - lost.returns, asked.confidence)}
 
 
 def observable(asked: Asked) -> dict[str, Any]:
