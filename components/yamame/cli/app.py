@@ -104,8 +104,7 @@ def main(
     try:
         _check_processes(line, shared=shared)
         check_choices(line)
-        with ExitStack() as stack:
-            stack.enter_context(_raising())
+        with _raising(), ExitStack() as stack:
             if resumable:
                 stack.enter_context(stopping(at_once=True))
             if line.is_sweep:
