@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from torch import nn
 
 from yamame.evaluation import EvaluationResult
 from yamame.runs.callbacks import Callback
@@ -127,10 +128,18 @@ class ProgressBar(Callback):
 
 
 def built(run: Run) -> str:
-    """What a run is made of, and where it lives."""
-    size = sum(weight.numel() for weight in run.components["agent"].parameters())
-    num_envs, device = run.config["schedule"]["num_envs"], run.config["device"]
-    return f"{run.name}: {size:,} parameters, {num_envs} environments, on {device}, in {run.path}"
+    """What a run is made of, and where it lives.
+
+    Args:
+        run: One that begins; one without an agent or environments tells less.
+    """
+    agent, num_envs = run.components.get("agent"), run.config["schedule"].get("num_envs")
+    parts = [f"{run.name}:"]
+    if isinstance(agent, nn.Module):
+        parts.append(f"{sum(weight.numel() for weight in agent.parameters()):,} parameters,")
+    if num_envs:
+        parts.append(f"{num_envs} environments,")
+    return " ".join([*parts, f"on {run.config['device']}, in {run.path}"])
 
 
 def _few(episodes: int) -> str:

@@ -18,7 +18,6 @@ from yamame.cli.nodes import check, plain
 from yamame.cli.settings import SETTINGS
 from yamame.cli.validation import check_settings
 from yamame.deploy.build import learned_gammas, load_weights
-from yamame.deploy.card import described
 from yamame.deploy.load import agent_folder, read_saved
 from yamame.deploy.sources import Which, read_checkpoint
 from yamame.files.trusted import check_file, prefixes_of, without_foreign_weights
@@ -50,8 +49,9 @@ class Trained:
     def task(self) -> str:
         """The environment and its settings; two runs with the same text were trained for the same task."""
         config = plain(self.config)
-        env = {key: value for key, value in config["env"].items() if key != "observable" or value}
-        return " ".join(described(node) for node in (env, config.get("trials")) if node is not None)
+        return " ".join(
+            _described(node) for node in (config["env"], config.get("trials")) if node is not None
+        )
 
     @property
     def folder(self) -> Path | None:
@@ -181,3 +181,11 @@ def load_asked(source: str, asked: Mapping[str, Any], key: str = "run") -> Train
         return load_trained(source, **{name: asked[name] for name in options})
     except UsageError as error:
         raise UsageError(f"{key}={source}: {error}") from error
+
+
+def _described(node: Mapping[str, Any]) -> str:
+    """A node of a configuration in one line; where its work is done does not count, nor that it has no twin's sight."""
+    silent = ("_target_", "workers") if node.get("observable") else ("_target_", "workers", "observable")
+    kept = {key: value for key, value in node.items() if key not in silent}
+    name = str(node["_target_"]).rpartition(".")[2]
+    return f"{name}({', '.join(f'{key}={value}' for key, value in kept.items())})"
