@@ -1,7 +1,6 @@
 """What README and the page of use show runs as it stands, and names only what there is."""
 
 import re
-import runpy
 import shutil
 from pathlib import Path
 
@@ -40,12 +39,6 @@ def test_marked_tables_can_be_written_and_name_experiments_that_there_are(tmp_pa
         (experiment,) = re.findall(r"experiment=(\w+)", row)
         assert experiment in choices("experiment")
         assert set(re.findall(r"ablation=(\w+)", row)) <= choices("ablation")
-
-
-def test_the_picture_of_the_readme_is_drawn_from_the_tables_of_the_report(tmp_path, monkeypatch):
-    names = runpy.run_path(str(ROOT / "tools" / "results.py"))
-    monkeypatch.setitem(names["draw"].__globals__, "FIGURES", tmp_path)
-    assert names["draw"]().stat().st_size > 10_000
 
 
 def test_the_script_of_the_readme_runs(empty_store, tmp_path, monkeypatch):

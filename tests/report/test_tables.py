@@ -100,7 +100,14 @@ def test_a_row_that_was_not_run_is_named_and_keeps_what_it_had(tmp_path, section
     assert write_tables([page], sections, RESAMPLING) == [
         f"{page}: not run: python recipes/train.py {command}"
     ]
-    assert cells(page) == ["0.99", "not run"]
+    assert cells(page) == ["0.99", ""]  # as a difference of the base is
+
+
+def test_a_row_without_any_number_says_that_it_was_not_run(tmp_path, sections):
+    rows = ["| a | `experiment=darker` | | |", "| b | `experiment=dark` | | |"]
+    page = page_of(tmp_path, ["at the end", "CPU-s"], *rows)
+    write_tables([page], sections, RESAMPLING)
+    assert cells(page) == ["not run", "not run"]
 
 
 def test_a_page_of_which_nothing_was_run_keeps_its_numbers(tmp_path, sections):

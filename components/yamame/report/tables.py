@@ -222,7 +222,8 @@ def _filled(
         latest = _runs_of(sections, recipe, command, given.get("seeds"))
         if latest is None:
             missing.append(f"{page}: {NOT_RUN}: python recipes/{recipe}.py {command}")
-            lines.append([cells[name] or (NOT_RUN if name in COLUMNS else "") for name in head])
+            was_run = any(cells[name] for name in head if name in COLUMNS)
+            lines.append([NOT_RUN if name in COLUMNS and not was_run else cells[name] for name in head])
             continue
         group, base, metric = latest
         mark = float(cells["mark"]) if cells.get("mark") else None
