@@ -1,11 +1,17 @@
 """bfloat16 where a device multiplies it, and nowhere else unless it is asked for."""
 
+from types import SimpleNamespace
+from typing import ClassVar
+
 import pytest
 import torch
+from tensordict.nn import TensorDictModuleBase
 from torch import nn
-from yamame.precision import check_precision, in_precision, multiplies_bfloat16
+from yamame.collectors import SyncCollector
+from yamame.precision import check_precision, in_precision, instructions, multiplies_bfloat16
 from yamame.training import Learner
 from yamame.training.muon import orthogonalized
+from yamame_envs import MazeRunner
 
 CPU = torch.device("cpu")
 
@@ -54,10 +60,42 @@ def test_an_orthogonalisation_is_in_float32_where_bfloat16_is_imitated(instructi
     assert torch.equal(orthogonalized(matrix), rounded) == (instruction is not None)
 
 
-def test_a_learner_computes_in_its_precision(instruction):
+class Noting(TensorDictModuleBase):
+    """A policy that notes the precision of its product, and whether weights that were cast are kept."""
+
+    in_keys: ClassVar = ["observation"]
+    out_keys: ClassVar = ["action"]
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.seen = nn.Linear(2, 2), []
+
+    def forward(self, tensordict):
+        self.seen.append((self.linear(torch.ones(2)).dtype, torch.is_autocast_cache_enabled()))
+        return tensordict.set("action", torch.zeros(len(tensordict), dtype=torch.int64))
+
+
+@pytest.mark.parametrize("precision", ["auto", "bfloat16"])
+def test_parts_compute_in_their_precision_and_say_where_it_is_imitated(instruction, precision, capsys):
+    dtype = torch.bfloat16 if instruction or precision == "bfloat16" else torch.float32
     linear = nn.Linear(2, 2)
-    learner = Learner(
-        linear, torch.optim.SGD(linear.parameters(), lr=0.1), max_grad_norm=1.0, autocast="auto"
-    )
-    with learner.precision():
-        assert linear(torch.ones(2)).dtype == (torch.bfloat16 if instruction else torch.float32)
+    optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
+    with Learner(linear, optimizer, max_grad_norm=1.0, autocast=precision).precision():
+        assert linear(torch.ones(2)).dtype == dtype
+    env, shelf = MazeRunner(num_envs=2, time_limit=4), SimpleNamespace(extend=lambda data: None)
+    collector = SyncCollector(env, Noting(), shelf, autocast=precision)
+    collector.collect(4)
+    assert set(collector.policy.seen) == {(dtype, False)}
+    said = [line.split(":")[0] for line in capsys.readouterr().err.splitlines()]
+    assert said == (["Learner", "SyncCollector"] if precision == "bfloat16" and not instruction else [])
+
+
+def test_of_several_processes_the_first_one_speaks(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    monkeypatch.setattr("yamame.precision.is_first", lambda: False)
+    check_precision("Learner", "bfloat16", CPU)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_instructions_of_a_processor_are_named(instruction):
+    assert instructions().endswith(" with bfloat16") == (instruction is not None)

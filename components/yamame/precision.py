@@ -6,6 +6,7 @@ import torch
 
 from yamame.checks import require_choice
 from yamame.failures import tell_aside
+from yamame.ranks import is_first
 
 Precision = Literal["bfloat16", "auto"] | None
 """Of matrix products: bfloat16; ``"auto"``, which is bfloat16 where `multiplies_bfloat16`; or that of the weights."""
@@ -25,10 +26,18 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     return any(can.get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16"))  # the last is ARM's
 
 
+def instructions() -> str:
+    """What this processor computes with, as ``AVX2`` or ``AVX512 with bfloat16``."""
+    lower = " with bfloat16" if multiplies_bfloat16(torch.device("cpu")) else ""
+    return f"{torch.backends.cpu.get_cpu_capability()}{lower}"
+
+
 def check_precision(owner: str, precision: Precision, device: torch.device | None = None) -> None:
     """Raises ValueError for what is none, and says where a device would imitate the one that is asked for."""
     require_choice(owner, "autocast", precision, (None, "bfloat16", "auto"))
-    if precision == "bfloat16" and device is not None and not multiplies_bfloat16(device):
+    if precision != "bfloat16" or device is None or not is_first():
+        return
+    if not multiplies_bfloat16(device):
         tell_aside(
             f"{owner}: autocast=bfloat16 is slow on this {device.type}, which imitates it; set auto or null"
         )

@@ -24,7 +24,7 @@ def test_every_field_is_there_and_numbers_json_cannot_hold_become_null():
     assert built.keys() == FIELDS.keys() | {"status", "git_revision", "versions", "curve"}
     assert built["return_mean"] is None
     assert built["curve"] == [1.0, None]
-    assert {"python", "torch", "torchrl", "tensordict", "numpy", "yamame"} == built["versions"].keys()
+    assert {"python", "cpu", "torch", "torchrl", "tensordict", "numpy", "yamame"} == built["versions"].keys()
     assert json.loads(json.dumps(built, allow_nan=False)) == built
 
 

@@ -181,6 +181,8 @@ def test_that_nothing_is_a_matrix_is_said(capsys):
     MuonAdamW(parameters())
     assert capsys.readouterr().err == ""
     MuonAdamW(parameters()[4:])
+    with pytest.raises(ValueError, match="empty parameter list"):
+        MuonAdamW([])
     said = "MuonAdamW: AdamW moves all, no matrix has sides of at least smallest=32"
     assert capsys.readouterr().err == f"{said}\n"
 

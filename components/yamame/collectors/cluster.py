@@ -18,6 +18,7 @@ from math import ceil
 from typing import Any
 
 import numpy as np
+import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torchrl.envs import EnvBase
@@ -108,7 +109,6 @@ class RayCollector:
         require_at_least(owner, 1, block_steps=block_steps)
         require_at_least(owner, num_envs * block_steps, max_staleness=max_staleness)
         require(owner, "timeout", timeout, timeout > 0, "be positive")
-        check_precision(owner, autocast)
         self._resources = {"num_cpus": 1, **(resources or {})}
         known = self._resources.keys() <= set(_RESOURCES)
         require(owner, "resources", self._resources, known, f"have no keys but {', '.join(_RESOURCES)}")
@@ -116,6 +116,7 @@ class RayCollector:
             amount = self._resources.get(name, 0)
             is_amount = isinstance(amount, int | float) and not isinstance(amount, bool) and amount >= 0
             require(owner, f"resources.{name}", amount, is_amount, "be a number, at least 0")
+        check_precision(owner, autocast, None if self._resources.get("num_gpus") else torch.device("cpu"))
         self._ray = import_ray(owner)
         self.replay = replay
         self.policy = copy.deepcopy(policy).cpu().requires_grad_(False).eval()

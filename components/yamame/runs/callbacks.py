@@ -150,7 +150,8 @@ class EndlessWarning(Callback):
         """Looks whether any has."""
         ended = len(episodes.lengths) > 0 or run.progress.outcome is not None
         self.steps = 0 if ended else self.steps + episodes.num_steps
-        if self.steps >= _LONG_WITHOUT_AN_END * run.cfg.schedule.num_envs and not self.warned:
+        num_envs = run.cfg.schedule.get("num_envs") or 1
+        if self.steps >= _LONG_WITHOUT_AN_END * num_envs and not self.warned:
             self.warned = True
             tell_aside(
                 f"no episode has ended in {self.steps} steps, and only whole ones are learned from: bound them, with "

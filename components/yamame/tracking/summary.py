@@ -28,8 +28,11 @@ def run_status(error: BaseException | type[BaseException] | None) -> Status:
 
 
 def versions() -> dict[str, str]:
-    """The versions a result depends on."""
-    return {"python": platform.python_version()} | {name: metadata.version(name) for name in _PACKAGES}
+    """What a result depends on in its last bits: versions, and what the processor multiplies by."""
+    from yamame.precision import instructions  # here, for it loads torch
+
+    machine = {"python": platform.python_version(), "cpu": instructions()}
+    return machine | {name: metadata.version(name) for name in _PACKAGES}
 
 
 def git_revision() -> str | None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from yamame.checks import require, require_at_least
 from yamame.failures import tell_aside
 from yamame.precision import multiplies_bfloat16
+from yamame.ranks import is_first
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the post: they raise small singular values fastest
 
@@ -74,7 +75,7 @@ class MuonAdamW(torch.optim.AdamW):
             require("MuonAdamW", "params", type(parameter), isinstance(parameter, Tensor), "be tensors")
             is_matrix = parameter.ndim >= 2 and min(parameter.shape[-2:]) >= smallest
             (matrices if is_matrix else others).append(parameter)
-        if not matrices:
+        if others and not matrices and is_first():
             tell_aside(f"MuonAdamW: AdamW moves all, no matrix has sides of at least smallest={smallest}")
         own = {"lr": matrix_lr, "momentum": momentum, "num_steps": num_steps}
         groups: list[dict[str, Any]] = [{"params": matrices, **own}, {"params": others}]
