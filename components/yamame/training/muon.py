@@ -27,7 +27,8 @@ class MuonAdamW(torch.optim.AdamW):
 
     Args:
         params: Parameters. Those of at least two dimensions whose last two have at least ``smallest`` are matrices;
-            gates, or queries, keys and values, that lie in one weight are one. Not groups: it makes two of its own.
+            gates, or queries, keys and values, that lie in one weight are one. Not groups: it makes two of its own, and
+            moves those that are added later by AdamW.
         lr: Learning rate of all that are none.
         matrix_lr: Of matrices: at most about the root mean square of what an entry changes by in one update.
         momentum: Share of the former momentum in the next one.
