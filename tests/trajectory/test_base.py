@@ -521,3 +521,15 @@ def test_sizes_must_be_positive(argument: str, value: int) -> None:
 def test_context_length_must_be_positive() -> None:
     with pytest.raises(ValueError, match="context_length must be at least 1, got 0"):
         TrajectoryEncoder(3, 4, context_length=0)
+
+
+@pytest.mark.parametrize("make", [GRUEncoder, LSTMEncoder])
+def test_recurrent_layers_read_sequences_in_float32_under_autocast_on_a_cpu(make) -> None:
+    encoder, seen = make(3, hidden_size=8, out_features=4), []
+    whole = encoder.function
+    encoder.function = lambda *args: (
+        seen.append((args[0].dtype, torch.is_autocast_enabled("cpu"))) or whole(*args)
+    )
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        sequence(encoder, TensorDict({"features": torch.randn(2, 5, 3).bfloat16()}, [2, 5]))
+    assert seen == [(torch.float32, False)]
