@@ -7,7 +7,8 @@ import pytest
 import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
-from yamame.collectors import SyncCollector
+from yamame.checks import UsageError
+from yamame.collectors import RayCollector, SyncCollector
 from yamame.precision import check_precision, in_precision, instructions, multiplies_bfloat16
 from yamame.training import Learner
 from yamame.training.muon import orthogonalized
@@ -88,6 +89,18 @@ def test_parts_compute_in_their_precision_and_say_where_it_is_imitated(instructi
     assert set(collector.policy.seen) == {(dtype, False)}
     said = [line.split(":")[0] for line in capsys.readouterr().err.splitlines()]
     assert said == (["Learner", "SyncCollector"] if precision == "bfloat16" and not instruction else [])
+
+
+@pytest.mark.parametrize("resources", [{}, {"num_gpus": 1}])
+def test_a_collector_whose_actors_have_no_gpu_says_it_for_them(resources, monkeypatch, capsys):
+    def missing(owner):
+        raise UsageError("no Ray")
+
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    monkeypatch.setattr("yamame.collectors.cluster.import_ray", missing)
+    with pytest.raises(UsageError, match="no Ray"):
+        RayCollector(None, None, None, num_envs=16, seed=0, autocast="bfloat16", resources=resources)
+    assert ("RayCollector: autocast=bfloat16 is slow" in capsys.readouterr().err) == (not resources)
 
 
 def test_of_several_processes_the_first_one_speaks(monkeypatch, capsys):

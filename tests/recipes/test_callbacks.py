@@ -1,11 +1,14 @@
 """Callbacks: what they are told, in which order, what they may do, and that their state goes on with the run."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import yamame
+from omegaconf import OmegaConf
 from yamame.checks import UsageError
 from yamame.runs import EarlyStopping
+from yamame.runs.callbacks import EndlessWarning
 
 TINY = ("debug=tiny", "env=tmaze", "encoder=gru", "logger=none", "run.name=a")
 MINE = """
@@ -252,3 +255,10 @@ def test_one_of_a_foreign_module_is_named_in_a_configuration(own_module, tmp_pat
         yamame.train(*TINY, *own)
     run = yamame.train(*TINY, *own, "trust=[mylab_callbacks.]")
     assert (tmp_path / "seen.txt").read_text() == f"a FINISHED {run.objective}\n"
+
+
+def test_a_run_whose_schedule_names_no_environments_is_warned_of_endless_episodes(capsys):
+    progress, cfg = SimpleNamespace(outcome=None), OmegaConf.create({"schedule": {}})
+    run, episodes = SimpleNamespace(progress=progress, cfg=cfg), SimpleNamespace(lengths=[], num_steps=2000)
+    EndlessWarning().on_collect(run, episodes)
+    assert "no episode has ended in 2000 steps" in capsys.readouterr().err
