@@ -107,7 +107,7 @@ def test_it_tells_when_held_out_tasks_are_played():
         assert "evaluating" not in stream.getvalue()
         bar.on_evaluating(run)
         run.exits.close()
-        assert "evaluating 64 held-out tasks" in stream.getvalue()
+        assert "evaluating 64 tasks" in stream.getvalue()
         assert has_control_characters(stream.getvalue()) == stream.isatty()
 
 
@@ -121,7 +121,7 @@ def test_what_held_out_tasks_gave_stays_on_the_screen(stream):
         run, EvaluationResult(returns, torch.tensor([3, 4]), both, returns[:, None], success=both)
     )
     run.exits.close()
-    assert "held-out tasks after 1,024 steps: success 1.000 [0.342, 1.000]" in stream.getvalue()
+    assert "evaluation after 1,024 steps: success 1.000 [0.342, 1.000]" in stream.getvalue()
 
 
 def test_a_terminal_gets_a_bar_until_the_run_is_over():
