@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from yamame.checks import UsageError
 from yamame.failures import one_line
+from yamame.files.identity import key_of
 
 MOST_JOBS = 10_000
 """Of a sweep: all of them are composed and checked before the first begins."""
@@ -157,12 +158,12 @@ def _refuse(message: str) -> NoReturn:
 
 def _search_path(overrides: Sequence[str]) -> list[str]:
     """The directories of ``hydra.searchpath=[file://...]``."""
+    given = [text for text in overrides if key_of(text) == "hydra.searchpath"][:1]
     try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        values = [override.value() for override in OverridesParser.create().parse_overrides(given)]
     except HydraException:  # told where the command line is composed
         return []
-    given = [override.value() for override in parsed if override.get_key_element() == "hydra.searchpath"]
-    paths = given[0] if given and isinstance(given[0], list) else []
+    paths = values[0] if values and isinstance(values[0], list) else []
     return [
         path.removeprefix("file://") for path in paths if isinstance(path, str) and path.startswith("file://")
     ]
