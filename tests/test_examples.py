@@ -9,13 +9,13 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 RUN = {
-    "train_in_python": (["0.05"], "runs/tmaze-gru"),
+    "train_in_python": (["0.01"], "runs/tmaze-gru"),
     "own_encoder": ([], "every law is kept, contexts are (2, 32)"),
     "loss_over_own_module": (["21"], "20 "),
     "act_sessions": ([], "3 turned right"),
     "offline_from_npz": (["3"], "success"),
     "relabel_goals": ([], "all "),
-    "k_shot": (["0.02"], "wiped"),
+    "k_shot": (["0.005"], "wiped"),
     "tmaze_demonstrations": (["demos.npz", "5", "8"], ""),
 }
 """Arguments, and a part of what is printed. The service has a test of its own."""

@@ -136,14 +136,31 @@ def test_a_closure_follows_imports_through_packages_and_within_functions(tmp_pat
     assert found == {"start.py", "room/deep.py", "last.py", "room/inner.py"}
 
 
-def test_a_collector_loads_few_modules():
-    program = "import sys\nfrom yamame.collectors import SyncCollector\nprint(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    ).stdout
-    ours = [module for module in loaded.split() if module.split(".")[0] == "yamame"]
+IMPORTS = """
+import sys
+import yamame
+print(*sys.modules)
+from yamame.collectors import SyncCollector
+print(*sys.modules)
+from yamame.evaluation import mean_interval
+mean_interval(sys.modules["torch"].arange(20.0))
+yamame.load
+print(*sys.modules)
+"""
+
+
+def test_what_is_imported_loads_little():
+    command = [sys.executable, "-c", IMPORTS]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    bare, collector, acting = (set(line.split()) for line in told.splitlines())
+    assert "yamame" in bare
+    assert "torch" not in bare
+    ours = {module for module in collector if module.split(".")[0] == "yamame"}
     assert "yamame.collectors" in ours
     assert len(ours) <= 25, ours
+    assert {"yamame.deploy", "scipy.special"} <= acting
+    assert not {"hydra", "omegaconf", "mlflow", "gymnasium"} & acting
+    assert "scipy.stats" not in acting  # slow to import
 
 
 # What happens when `python recipes/train.py` runs.

@@ -55,7 +55,7 @@ def test_the_script_that_trains_from_python_runs(empty_store, tmp_path, monkeypa
     shutil.copy(empty_store, tmp_path)
     monkeypatch.chdir(tmp_path)
     names: dict = {}
-    script = scripts(USE)[0].replace('"budget.minutes=0.1"', '"debug=tiny"')
+    script = scripts(USE)[0].replace('"budget.minutes=0.1"', '"debug=tiny"').replace("=64", "=4")
     exec(compile(script, "use.md", "exec"), names)
     assert names["run"].summary["status"] == "FINISHED"
     assert len(list(tmp_path.glob("runs/*/evaluation/*/evaluation.json"))) == 2

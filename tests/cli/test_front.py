@@ -1,8 +1,10 @@
 """What is answered before torch is loaded, as a user meets it: in a process of its own."""
 
+import json
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -25,30 +27,43 @@ WITH_HELP = (
     "replay_batch",
 )
 LIGHT = """
-import runpy, sys
+import json, os, runpy, sys
 for name in ("torch", "torchrl", "tensordict", "mlflow"):
     sys.modules[name] = None  # importing it fails
-recipe = sys.argv[1]
-sys.argv = sys.argv[1:]
-runpy.run_path(recipe, run_name="__main__")
+import yamame.cli.front
+answers = []
+for line in json.loads(sys.argv[1]):
+    if os.fork() == 0:
+        for descriptor, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+        sys.argv = line
+        runpy.run_path(line[0], run_name="__main__")
+        sys.exit()
+    status = os.waitstatus_to_exitcode(os.wait()[1])
+    answers.append((line, status, open("stdout").read(), open("stderr").read()))
+print(json.dumps(answers))
 """
 
 
-def ask(recipe: str, *arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-c", LIGHT, str(RECIPES / f"{recipe}.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def ask(*lines: tuple[str, ...]) -> list[subprocess.CompletedProcess]:
+    """What recipes answer to arguments, each in a copy of one process that has loaded what answers."""
+    asked = json.dumps([[str(RECIPES / f"{recipe}.py"), *arguments] for recipe, *arguments in lines])
+    command = [sys.executable, "-c", LIGHT, asked]
+    with tempfile.TemporaryDirectory() as folder:
+        out = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder).stdout
+    return [subprocess.CompletedProcess(*answer) for answer in json.loads(out)]
 
 
-@pytest.mark.parametrize("recipe", WITH_HELP)
-def test_help_loads_no_torch_and_begins_with_what_the_recipe_does_and_examples(recipe):
-    asked = ask(recipe, "--help")
-    assert (asked.returncode, asked.stderr) == (0, "")
-    assert asked.stdout.count(f"python recipes/{recipe}.py") >= 2
-    assert "Keys, as key=value:" in asked.stdout
+def test_help_loads_no_torch_and_begins_with_what_the_recipe_does_and_examples():
+    for recipe, asked in zip(WITH_HELP, ask(*((recipe, "--help") for recipe in WITH_HELP)), strict=True):
+        assert (asked.returncode, asked.stderr) == (0, ""), recipe
+        assert asked.stdout.count(f"python recipes/{recipe}.py") >= 2
+        assert "Keys, as key=value:" in asked.stdout
 
 
 def test_help_shows_groups_first_what_is_chosen_and_every_key_with_the_comment_of_its_file():
-    out = ask("train", "--help", "env=tmaze", "encoder=gru").stdout
+    (asked,) = ask(("train", "--help", "env=tmaze", "encoder=gru"))
+    out = asked.stdout
     assert out.index("Groups") < out.index("  encoder ") < out.index("Keys") < out.index("Flags")
     assert "*gru gru_selective" in out
     assert "env.length=32                                cells of the corridor" in out
@@ -58,7 +73,8 @@ def test_help_shows_groups_first_what_is_chosen_and_every_key_with_the_comment_o
 
 
 def test_every_key_of_the_main_file_has_a_comment():
-    rows = ask("train", "--help").stdout.partition("Keys, as key=value:")[2].splitlines()
+    (asked,) = ask(("train", "--help"))
+    rows = asked.stdout.partition("Keys, as key=value:")[2].splitlines()
     keys = [row for row in rows if row.startswith("  ") and row[2:3].strip() and "=" in row.split()[0]]
     bare = [row.split("=")[0].strip() for row in keys if len(row.split()) == 1]
     own = (
@@ -76,37 +92,36 @@ def test_every_key_of_the_main_file_has_a_comment():
     assert [key for key in bare if key.startswith(own)] == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["env.length=8"],
-            "env.length: no such key; it is a key of env=active_tmaze, env=package_delivery, env=tmaze;",
-        ),
-        (["seed"], "seed: must be key=value, as seed=1"),
-        (["encodr=gru"], "encodr: no such key, did you mean encoder"),
-        (["encoder=gruu"], "encoder=gruu: no such choice, did you mean gru?"),
-        (["-m", "seed=0,1", "env.sizze=3"], "env.sizze: no such key, did you mean env.size?"),
-        (["-m", "encoder=gru,lstmm"], "encoder=lstmm"),
-        (["seed=[1"], "cannot be read"),
-        (["budget.minutes=abc"], "budget.minutes: must be a number or null, got 'abc'"),
-        (["-m", "seed=0,-1"], "seed: must be an integer of at least 0, got -1"),
-        (["device=gpuu"], "device: must be one of cpu, cuda, "),
-        (["-m", "device=cpu,cuda:x"], "or as cuda:1 with its number, got 'cuda:x'"),
-        (["--nosuch"], "settings have no dashes before them"),
-    ],
-)
-def test_a_mistake_in_keys_choices_and_values_is_told_in_one_line_without_torch(arguments, message, tmp_path):
-    asked = ask("train", *arguments)
-    assert asked.returncode == 2
-    assert message in asked.stderr
-    assert asked.stderr.count("\n") == 1
+MISTAKES = [
+    (
+        ("env.length=8",),
+        "env.length: no such key; it is a key of env=active_tmaze, env=package_delivery, env=tmaze;",
+    ),
+    (("seed",), "seed: must be key=value, as seed=1"),
+    (("encodr=gru",), "encodr: no such key, did you mean encoder"),
+    (("encoder=gruu",), "encoder=gruu: no such choice, did you mean gru?"),
+    (("-m", "seed=0,1", "env.sizze=3"), "env.sizze: no such key, did you mean env.size?"),
+    (("-m", "encoder=gru,lstmm"), "encoder=lstmm"),
+    (("seed=[1",), "cannot be read"),
+    (("budget.minutes=abc",), "budget.minutes: must be a number or null, got 'abc'"),
+    (("-m", "seed=0,-1"), "seed: must be an integer of at least 0, got -1"),
+    (("device=gpuu",), "device: must be one of cpu, cuda, "),
+    (("-m", "device=cpu,cuda:x"), "or as cuda:1 with its number, got 'cuda:x'"),
+    (("--nosuch",), "settings have no dashes before them"),
+]
+
+
+def test_a_mistake_in_keys_choices_and_values_is_told_in_one_line_without_torch():
+    for asked, (_, message) in zip(ask(*(("train", *given) for given, _ in MISTAKES)), MISTAKES, strict=True):
+        assert asked.returncode == 2, message
+        assert message in asked.stderr
+        assert asked.stderr.count("\n") == 1
 
 
 def test_a_log_begins_at_once_with_a_stamped_line_and_only_that_of_a_training_run():
-    begins = {recipe: ask(recipe, "seed=0").stdout for recipe in ("train", "doctor", "play")}
-    assert re.fullmatch(r"\d\d:\d\d:\d\d  train: loading\n", begins["train"])
-    assert begins["doctor"] == begins["play"] == ""
+    train, *others = ask(*((recipe, "seed=0") for recipe in ("train", "doctor", "play")))
+    assert re.fullmatch(r"\d\d:\d\d:\d\d  train: loading\n", train.stdout)
+    assert [asked.stdout for asked in others] == ["", ""]
 
 
 @pytest.mark.parametrize(
@@ -121,10 +136,10 @@ def test_help_ends_in_order_when_its_reader_has_seen_enough(program):
 
 
 def test_the_configuration_and_completions_are_shown_without_torch():
-    shown = ask("train", "--cfg", "job", "env=tmaze")
+    shown, completions = ask(("train", "--cfg", "job", "env=tmaze"), ("train", "-sc", "install=bash"))
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "_target_: yamame_envs.PassiveTMaze" in shown.stdout
-    assert "complete -o nospace" in ask("train", "-sc", "install=bash").stdout
+    assert "complete -o nospace" in completions.stdout
 
 
 def test_a_run_that_is_there_is_refused_before_torch_is_loaded(tmp_path):
@@ -132,16 +147,16 @@ def test_a_run_that_is_there_is_refused_before_torch_is_loaded(tmp_path):
     run.mkdir()
     (run / ".lock").touch()
     (run / "config.yaml").touch()
-    given = ("env=tmaze", "encoder=gru", f"run.root={tmp_path}")
-    refused = ask("ppo", *given)
+    given = ("ppo", "env=tmaze", "encoder=gru", f"run.root={tmp_path}")
+    free = ("resume=true", "resume=auto", "run.overwrite=true", "run.name=other")
+    refused, *others = ask(given, *((*given, setting) for setting in free))
     assert refused.returncode == 2
     assert refused.stderr.startswith(f"ppo: RunDirectory: {run} exists; continue it with resume=true")
     assert refused.stdout == ""
-    for free in ("resume=true", "resume=auto", "run.overwrite=true", "run.name=other"):
-        assert "RunDirectory" not in ask("ppo", *given, free).stderr
+    assert not [asked.args for asked in others if "RunDirectory" in asked.stderr]
 
 
 def test_a_place_that_cannot_be_is_told_in_a_line(tmp_path):
-    refused = ask("train", "env=tmaze", f"run.root={tmp_path}/{'a' * 300}")
+    (refused,) = ask(("train", "env=tmaze", f"run.root={tmp_path}/{'a' * 300}"))
     assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
     assert "File name too long" in refused.stderr

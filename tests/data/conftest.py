@@ -1,5 +1,7 @@
 """What tests of data share: trajectories that a collector has stored, and the arrays that files have of them."""
 
+import shutil
+from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -58,24 +60,41 @@ def arrays_of(trajectory, observed):
     return arrays
 
 
+def collect(name, folder, num_steps=300):
+    """Trajectories of an environment in a folder: its ``format``, the ``buffer`` and a list of ``arrays``."""
+    torch.manual_seed(0)
+    env = ENVS[name]()
+    buffer = TrajectoryReplayBuffer(folder / "replay", capacity=10_000, batch_size=4)
+    SyncCollector(env, RandomActions(env.full_action_spec["action"]), buffer).collect(num_steps)
+    shape = TrajectoryFormat(env)
+    lengths = buffer.storage.lengths.tolist()
+    arrays = [arrays_of(buffer.storage.get(n)[:length], shape.observed) for n, length in enumerate(lengths)]
+    assert len(arrays) > 2
+    return SimpleNamespace(env=env, format=shape, buffer=buffer, arrays=arrays, path=folder)
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory):
+    """What `collect` makes of an environment, once."""
+    return cache(lambda name: collect(name, tmp_path_factory.mktemp(name)))
+
+
 @pytest.fixture
-def collected(tmp_path):
-    """Makes trajectories of an environment: its ``format``, the ``buffer`` and a list of ``arrays``."""
+def collected(once, tmp_path):
+    """What `collect` makes, whose ``path`` is a copy; nobody may change its buffer."""
 
-    def make(name, num_steps=300):
-        torch.manual_seed(0)
-        env = ENVS[name]()
-        buffer = TrajectoryReplayBuffer(tmp_path / name / "replay", capacity=10_000, batch_size=4)
-        SyncCollector(env, RandomActions(env.full_action_spec["action"]), buffer).collect(num_steps)
-        shape = TrajectoryFormat(env)
-        lengths = buffer.storage.lengths.tolist()
-        arrays = [
-            arrays_of(buffer.storage.get(n)[:length], shape.observed) for n, length in enumerate(lengths)
-        ]
-        assert len(arrays) > 2
-        return SimpleNamespace(env=env, format=shape, buffer=buffer, arrays=arrays, path=tmp_path / name)
+    def copied(name):
+        made = once(name)
+        path = shutil.copytree(made.path, tmp_path / name)
+        return SimpleNamespace(**{**vars(made), "path": path, "arrays": [dict(held) for held in made.arrays]})
 
-    return make
+    return copied
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Makes the same anew."""
+    return lambda name: collect(name, tmp_path / name)
 
 
 @pytest.fixture

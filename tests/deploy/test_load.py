@@ -32,7 +32,7 @@ def run(maze, tmp_path_factory):
 
 def actions(agent, observations) -> list[int]:
     agent.reset()
-    seen = [observations(agent, seed=t) for t in range(30)]
+    seen = [observations(agent, seed=t) for t in range(12)]
     given = [{}, *({"reward": 0.5} for _ in seen[1:])]
     return [int(agent.act(entries, **more)) for entries, more in zip(seen, given, strict=True)]
 

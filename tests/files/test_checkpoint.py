@@ -3,8 +3,6 @@
 import os
 import random
 import resource
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -285,9 +283,9 @@ for attempt in range(10):
 """
 
 
-def test_killing_the_process_at_any_moment_leaves_a_complete_checkpoint(tmp_path):
-    command = [sys.executable, "-c", KILLER, str(tmp_path)]
-    killed = subprocess.run(command, capture_output=True, text=True, check=True)
+def test_killing_the_process_at_any_moment_leaves_a_complete_checkpoint(run_forked, tmp_path):
+    killed = run_forked(KILLER, str(tmp_path), cwd=tmp_path)
+    assert killed.returncode == 0, killed.stderr
     partial = 0
     for attempt, done in enumerate(map(int, killed.stdout.split())):
         folder = tmp_path / str(attempt)

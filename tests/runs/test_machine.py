@@ -1,6 +1,6 @@
 """What a machine cannot do is refused before a run begins, in a line with key and value."""
 
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -16,9 +16,17 @@ RECORDED = ("schedule.cuda_graph", "collector.cuda_graph")
 COMPILED = ("schedule.compile", "collector.compile")
 
 
-def configured(*overrides):
+@cache
+def composed(*choices):
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return compose("train", overrides=["logger=none", *overrides])
+        return compose("train", overrides=["logger=none", *choices])
+
+
+def configured(*settings, choices=()):
+    """A configuration of choices, in which settings are changed."""
+    cfg = composed(*choices).copy()
+    cfg.merge_with_dotlist(list(settings))
+    return cfg
 
 
 @pytest.fixture
@@ -57,12 +65,12 @@ def test_a_device_that_is_not_there_is_refused():
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(UsageError, match=r"^device: must be available, got 'cuda'"):
-        check_machine(configured("hardware=gpu"))
+        check_machine(composed("hardware=gpu"))
 
 
 def test_actors_get_no_gpu_where_there_is_none(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    wanted = partial(configured, "collector=ray", "collector.resources.num_gpus=1")
+    wanted = partial(configured, "collector.resources.num_gpus=1", choices=("collector=ray",))
     with pytest.raises(
         UsageError, match=r"^collector.resources.num_gpus must be 0 on a machine without a GPU, got 1$"
     ):
@@ -73,7 +81,7 @@ def test_actors_get_no_gpu_where_there_is_none(monkeypatch):
 
 
 def test_an_encoder_for_a_gpu_is_refused_elsewhere(monkeypatch):
-    cfg = configured("env=tmaze")
+    cfg = composed("env=tmaze")
     env = build_env(cfg, num_envs=2, seed=0)
     build_agent(cfg, env)
     monkeypatch.setattr("yamame.trajectory.TransformerEncoder.needs_cuda", True, raising=False)
