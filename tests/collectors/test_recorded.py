@@ -25,12 +25,12 @@ from yamame.trajectory import (
 from yamame.trajectory.kv_cache import grow_cache
 from yamame_envs import MazeRunner, MetaFrozenLake, RepeatedTrials, Wind
 
-NUM_ENVS, LENGTH = 3, 20
+NUM_ENVS, LENGTH = 3, 12
 
 
 def maze(**settings):
     return MazeRunner(
-        **{"num_envs": NUM_ENVS, "size": 7, "num_goals": 2, "time_limit": 15, "seed": 3, **settings}
+        **{"num_envs": NUM_ENVS, "size": 7, "num_goals": 2, "time_limit": 10, "seed": 3, **settings}
     )
 
 
@@ -40,18 +40,18 @@ ENCODERS = {
     "gru": partial(GRUEncoder, hidden_size=8, out_features=8),
     "last timesteps": partial(WindowEncoder, window=3, d_model=8),
     "memoryless": partial(MemorylessEncoder, d_model=8),
-    "rsm": partial(RSMEncoder, d_model=8, num_heads=2, segment_length=4),
-    "memo": partial(MemoEncoder, d_model=8, num_heads=2, segment_length=4, jitter=0.0),
+    "rsm": partial(RSMEncoder, d_model=8, num_heads=2, num_layers=1, segment_length=4),
+    "memo": partial(MemoEncoder, d_model=8, num_heads=2, num_layers=1, segment_length=4, jitter=0.0),
 }
 CASES = {
     **{name: (maze, encoder, BilevelEpsilon) for name, encoder in ENCODERS.items()},
-    "trials": (lambda: RepeatedTrials(maze(), num_trials=2, seed=3), ENCODERS["gru"], EpsilonGreedy),
+    "trials": (lambda: RepeatedTrials(maze(), num_trials=2, seed=3), ENCODERS["transformer"], EpsilonGreedy),
     "lake": (
         lambda: MetaFrozenLake(num_envs=NUM_ENVS, size=3, num_trials=2, hard=True, slip=0.1, seed=3),
         ENCODERS["transformer"],
         BilevelEpsilon,
     ),
-    "wind": (lambda: Wind(num_envs=NUM_ENVS, time_limit=13, seed=3), ENCODERS["gru"], GaussianNoise),
+    "wind": (lambda: Wind(num_envs=NUM_ENVS, time_limit=9, seed=3), ENCODERS["gru"], GaussianNoise),
 }
 
 
@@ -192,7 +192,7 @@ def test_recorded_steps_collect_what_ordinary_ones_do_and_read_nothing_back(make
     assert len(ordinary) > 10
     assert same(ordinary, recorded)
     assert recorder.replays > 8 * LENGTH
-    assert recorder.records <= (8 if case in ("transformer", "lake") else 3)
+    assert recorder.records <= (8 if case in ("transformer", "trials", "lake") else 3)
 
 
 def test_what_is_recorded_without_its_environment_is_noticed(make, nothing_read_back):
@@ -207,15 +207,15 @@ def test_what_is_recorded_without_its_environment_is_noticed(make, nothing_read_
     assert len(trajectories[0]) != len(trajectories[1]) or not same(*trajectories)
 
 
-@pytest.mark.parametrize("case", ["transformer", pytest.param("wind", marks=pytest.mark.slow), "trials"])
+@pytest.mark.parametrize("case", ["trials", pytest.param("wind", marks=pytest.mark.slow)])
 def test_compiled_as_one_graph_a_whole_step_is_what_it_is(make, case):
     recorder, trajectories = Compiled(), []
     for collector in (make(case), make(case, recorder)):
         torch.manual_seed(1)
-        trajectories.append(collect(collector, 3))
+        trajectories.append(collect(collector, 1, length=40))
     assert len(trajectories[0]) > 5
     assert same(*trajectories)
-    assert recorder.replays > 2 * LENGTH
+    assert recorder.replays > 30
     torch.compiler.reset()
 
 
@@ -346,4 +346,4 @@ def test_a_memory_of_which_nobody_can_tell_its_room_is_looked_at_before_every_st
         assert not collector.policy.reserve(2)
         trajectories.append(collect(collector, 3))
     assert same(*trajectories)
-    assert recorder.replays > 40
+    assert recorder.replays > 2 * LENGTH

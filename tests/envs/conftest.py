@@ -191,10 +191,27 @@ def native(request):
     return {**KINDS, **TRIALS}[request.param]
 
 
-@pytest.fixture(params=["shuffled", "drift", "delivery", "hard lake", "fetch", "wind", "bandits", *TRIALS])
+@pytest.fixture(
+    params=[
+        "shuffled",
+        "drift",
+        "hard lake",
+        "fetch",
+        "wind",
+        "bandits",
+        "trials, horizon",
+        "trials of trials",
+    ]
+)
 def kind_of_each_class(request):
     """Builds an environment of every class but those that differ from another in their rules alone."""
     return {**KINDS, **TRIALS}[request.param]
+
+
+@pytest.fixture(params=["shuffled, twin", "drift", "delivery", "hard lake", "corridor", "dark, reset steps"])
+def inner(request):
+    """Builds environments that differ in what a wrapper may see of them: goals, attempts, ends, actions."""
+    return KINDS[request.param]
 
 
 @pytest.fixture

@@ -13,22 +13,22 @@ def test_specs_describe_what_is_returned(make):
 
 
 def test_the_fused_step_equals_step_and_reset(make, play, same, desynchronised):
-    fused, td = play(make(num_envs=5), 80)
-    plain, td_plain = play(make(num_envs=5), 80, fused=False)
+    fused, td = play(make(num_envs=5), 40)
+    plain, td_plain = play(make(num_envs=5), 40, fused=False)
     for a, b in zip(fused, plain, strict=True):
         same(a, b)
     same(td, td_plain.exclude("action"))
     ends = torch.stack([s["next", "done"] for s in fused]).squeeze(-1)
-    assert ends.sum() >= 20
+    assert ends.sum() >= 10
     if desynchronised:
-        assert (ends.any(1) & ~ends.all(1)).sum() >= 10, "resets must be desynchronised"
+        assert (ends.any(1) & ~ends.all(1)).sum() >= 5, "resets must be desynchronised"
 
 
 def test_desynchronised_resets_are_those_of_step_and_reset(make, same, actions_of):
     def run(fused):
         env = make(num_envs=5)
         td, seen = env.reset(), []
-        for t, action in enumerate(actions_of(env, 60)):
+        for t, action in enumerate(actions_of(env, 30)):
             td.set("_reset", fold(torch.arange(5), t).remainder(9).eq(0).unsqueeze(-1))
             td = env.reset(td)
             step = env._step_and_maybe_reset if fused else lambda td: EnvBase._step_and_maybe_reset(env, td)
@@ -63,20 +63,16 @@ def test_the_policys_own_entries_pass_the_fused_step_as_they_pass_the_plain_one(
 
 
 def test_the_same_seed_replays_and_another_does_not(make, play, same, different):
-    first, again, other = (torch.stack(play(make(num_envs=3, seed=s), 60)[0]) for s in (4, 4, 5))
+    env = make(num_envs=3, seed=5)
+    other, first = (torch.stack(play(each, 30)[0]) for each in (env, make(num_envs=3, seed=4)))
+    env.set_seed(4)
+    again = torch.stack(play(env, 30)[0])
     same(first, again)
     assert different(first, other)
 
 
-def test_set_seed_starts_the_sequence_of_tasks_again(make, play, same):
-    env = make(num_envs=3, seed=4)
-    play(env, 30)
-    env.set_seed(4)
-    same(torch.stack(play(env, 30)[0]), torch.stack(play(make(num_envs=3, seed=4), 30)[0]))
-
-
 def test_a_row_does_not_depend_on_the_number_of_rows(make, play, same, different):
-    few, many = (torch.stack(play(make(num_envs=n), 60)[0], 1) for n in (4, 64))
+    few, many = (torch.stack(play(make(num_envs=n), 30)[0], 1) for n in (4, 64))
     same(few, many[:4])
     assert different(many[:4], many[4:8])
 
@@ -115,10 +111,10 @@ def test_a_partial_reset_touches_only_its_rows(make, play, same):
 def test_timesteps_carry_the_context_of_the_step_before(make, play, actions_of):
     env = make(num_envs=4)
     several_trials = isinstance(env, DarkKeyDoor | MetaFrozenLake)
-    steps, _ = play(env, 60)
+    steps, _ = play(env, 40)
     starts = torch.ones(4, 1, dtype=torch.bool)
     t = torch.zeros(4, 1, dtype=torch.int64)
-    for step, action in zip(steps, actions_of(env, 60), strict=True):
+    for step, action in zip(steps, actions_of(env, 40), strict=True):
         assert torch.equal(step["is_init"], starts)
         assert (step["trial_start"] >= starts).all()
         if not several_trials:

@@ -3,10 +3,16 @@
 import contextlib
 import io
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
+import torch
+from omegaconf import OmegaConf
+from yamame.checks import UsageError
+from yamame.runs.api import _composed, load_recipe
+from yamame.runs.callbacks import Callback
 
 sys.path.insert(0, str(Path(__file__).parent))  # where emulated_cuda is
 
@@ -19,13 +25,59 @@ def counts() -> Callable:
     return counted
 
 
+class Ended(NamedTuple):
+    """What a run has learned, and in which files graphs were launched."""
+
+    weights: dict[str, torch.Tensor]
+    launches: set[str]
+
+
+class Kept(Callback):
+    """Keeps a run."""
+
+    def on_begin(self, run):
+        self.run = run
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch, skip_if_missing) -> Callable[..., list[Ended]]:
+    """Trains without pictures, in a folder of the test: runs that differ in settings of one configuration."""
+    from emulated_cuda.counting import where
+
+    launches, replay = set(), torch.cuda.CUDAGraph.replay
+
+    def replay_noted(graph) -> None:
+        launches.add(where().split(":")[0])
+        replay(graph)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("yamame.runs.outcome.log_artifacts", lambda run: None)
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", replay_noted)
+
+    def train(*overrides: str, runs: Sequence[dict[str, Any]], recipe: str = "train") -> list[Ended]:
+        ended = []
+        try:
+            with _composed([*overrides, "run.name=a"], recipe, None) as cfg:
+                for settings in runs:
+                    launches.clear()
+                    kept = Kept()
+                    load_recipe(recipe).train(OmegaConf.merge(cfg, settings), callbacks=[kept])
+                    weights = kept.run.components["agent"].state_dict()
+                    ended.append(Ended({name: value.cpu() for name, value in weights.items()}, set(launches)))
+        except UsageError as error:
+            skip_if_missing(str(error))
+            raise
+        return ended
+
+    return train
+
+
 @pytest.fixture
 def play(tmp_path: Path) -> Callable[..., str]:
     """Runs a recipe that does not train, as the command line does, in a folder of the test: its output."""
 
     def play(name: str, *arguments: str) -> str:
         from yamame.cli.app import main
-        from yamame.runs.api import load_recipe
 
         module, out = load_recipe(name), io.StringIO()
         argv, sys.argv = sys.argv, [str(module.__file__), *arguments]

@@ -6,13 +6,10 @@ import pytest
 import torch
 import yamame
 from yamame import conf_dir
-from yamame.checks import UsageError
-from yamame.runs.run import Run
 
 CONF = conf_dir()
 ON_POLICY = (
     "debug=tiny", "logger=none", "evaluation.num_episodes=2", "evaluation.max_steps=12", "evaluation.video_frames=1",
-    "checkpoint.interval=1",
 )  # fmt: skip
 TINY = (*ON_POLICY, "schedule.anneal_lr=false")
 NARROW = {
@@ -39,20 +36,17 @@ CHOICES = (
     "env=mazerunner encoder=transformer relabel=rarity goal_encoder=token exploration=bilevel",
     "env=mazerunner encoder=window relabel=hide_future_goals agent=separate goal_encoder=mlp timestep_encoder=auto",
     "env=mazerunner encoder=lstm relabel=all exploration=epsilon_greedy",
-    "env=mazerunner encoder=memoryless relabel=some",
-    "env=package_delivery agent=naive encoder=transformer_naive relabel=all_or_nothing",
+    "env=mazerunner encoder=memoryless relabel=some agent=amago agent/returns=popart",
+    "env=package_delivery agent=naive encoder=transformer_naive relabel=all_or_nothing encoder.checkpoint_layers=true",
     "env=package_delivery encoder=gru relabel=single_goal packing=null",
     "env=dark_key_to_door encoder=linear_recurrent agent=amago2 agent/returns=binned",
     "env=tmaze encoder=gru_selective agent=bc exploration=edges",
-    "env=active_tmaze encoder=memoryless agent=amago agent/returns=popart",
+    "env=active_tmaze encoder=rsm",
     "env=frozenlake encoder=transformer relabel=none encoder.window=8 encoder.sinks=1 encoder.positions=rotary",
-    "env=wind encoder=gru agent=separate exploration=gaussian",
     "env=wind encoder=transformer agent.box_distribution=beta encoder.sigma_reparam=true",
-    "env=bandits encoder=transformer exploration=none timestep_encoder=mlp encoder.checkpoint_layers=true",
-    "env=gym env.id=Pendulum-v1 trials=repeated trials.num_trials=2 encoder=gru",
+    "env=bandits encoder=memo exploration=none timestep_encoder=mlp",
+    "env=gym env.id=Pendulum-v1 trials=repeated trials.num_trials=2 encoder=gru agent=separate exploration=gaussian",
     "env=tmaze encoder=hf",
-    "env=tmaze encoder=rsm",
-    "env=tmaze encoder=memo",
 )
 GROUPS = (
     "agent", "agent/returns", "encoder", "exploration", "goal_encoder", "relabel", "timestep_encoder", "trials",
@@ -70,33 +64,8 @@ def narrowed(choice: str) -> list[str]:
 
 
 DOOR = (*TINY, *narrowed("env=dark_key_to_door encoder=transformer"))
-OTHERS = {
-    "ppo": (*ON_POLICY, *narrowed("env=bandits encoder=gru")),
-    "distill": (*DOOR, "source.horizon=40", "source.subsample=2", "schedule.updates_per_iteration=1"),
-}
-"""Recipes that collect in another way, and their arguments."""
-
-
-@pytest.fixture
-def train(tmp_path, monkeypatch, skip_if_missing):
-    """Trains without pictures, in a folder of the test."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("yamame.runs.outcome.log_artifacts", lambda run: None)
-
-    def train(*overrides: str, recipe: str = "train") -> Run:
-        try:
-            return yamame.train(*overrides, recipe=recipe)
-        except UsageError as error:
-            skip_if_missing(str(error))
-            raise
-
-    return train
-
-
-def agent(run: Run) -> dict[str, torch.Tensor]:
-    """The parameters in the last checkpoint of a run."""
-    payload = torch.load(run.checkpoints.last, map_location="cpu", weights_only=True)
-    return payload["components"]["agent"]
+PPO = (*ON_POLICY, *narrowed("env=bandits encoder=gru"))
+DISTILL = (*DOOR, "source.horizon=40", "source.subsample=2", "schedule.updates_per_iteration=1")
 
 
 def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
@@ -118,13 +87,19 @@ def test_every_choice_and_native_environment_is_run():
     assert {path.stem for path in (CONF / "agent").glob("*.yaml")} == set(AGENTS)
 
 
-def assert_resumed_as_on_the_cpu(arguments, train) -> None:
+RESUMED = (
+    {"device": "cuda", "budget": {"updates": 2}},
+    {"device": "cuda", "budget": {"updates": 3}, "resume": True},
+)
+
+
+def assert_resumed_as_on_the_cpu(arguments, train, recipe="train") -> None:
     """Two updates on the device, a checkpoint, and one more after it, end as three on the CPU."""
-    begun = agent(train(*arguments, "run.name=gpu", "device=cuda", "budget.updates=2"))
-    ended = agent(train(*arguments, "run.name=gpu", "device=cuda", "budget.updates=3", "resume=true"))
-    assert_same(ended, agent(train(*arguments, "run.name=cpu", "device=cpu", "budget.updates=3")))
+    on_the_cpu = {"device": "cpu", "budget": {"updates": 3}, "run": {"name": "cpu"}}
+    begun, ended, expected = train(*arguments, runs=(*RESUMED, on_the_cpu), recipe=recipe)
+    assert_same(ended.weights, expected.weights)
     with pytest.raises(AssertionError):
-        assert_same(ended, begun)
+        assert_same(ended.weights, begun.weights)
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -141,35 +116,36 @@ def test_every_environment_encoder_and_agent_is_resumed_and_ends_as_on_the_cpu(e
     assert_resumed_as_on_the_cpu([*TINY, f"agent={kind}", *narrowed(choice)], train)
 
 
-@pytest.mark.parametrize(("recipe", "arguments"), OTHERS.items())
-def test_other_recipes_that_train_end_as_on_the_cpu(recipe, arguments, train):
-    ended = []
-    for device in ("cuda", "cpu"):
-        run = (*arguments, f"run.name={device}", f"device={device}")
-        train(*run, "budget.updates=2", recipe=recipe)
-        ended.append(agent(train(*run, "budget.updates=3", "resume=true", recipe=recipe)))
-    if recipe != "ppo":  # which looks less often there whether episodes have ended, and draws more actions
-        assert_same(*ended)
+def test_a_distilled_run_that_was_resumed_on_the_device_ends_as_on_the_cpu(train):
+    assert_resumed_as_on_the_cpu(DISTILL, train, recipe="distill")
 
 
-def test_what_is_done_with_a_run_is_done_on_the_device_as_on_the_cpu(play, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    trained = yamame.train(*DOOR, "run.name=a", "device=cuda")
-    ended, scores = [], []
+def test_ppo_learns_and_is_resumed_on_the_device(train):
+    # PPO looks less often there whether episodes have ended, and draws more actions than on the CPU.
+    begun, ended = train(*PPO, runs=RESUMED, recipe="ppo")
+    with pytest.raises(AssertionError):
+        assert_same(ended.weights, begun.weights)
+
+
+def test_what_is_done_with_a_run_is_done_on_the_device_as_on_the_cpu(train, play):
+    trained = yamame.train(*DOOR, "run.name=trained", "device=cuda")
+    scores = []
     for device in ("cuda", "cpu"):
-        data = ("data=runs", f"data.path={trained.path}", f"run.name={device}", f"device={device}")
-        ended.append(agent(yamame.train(*DOOR, *data, recipe="offline")))
         settings = (f"run={trained.path}", f"output=out/{device}", f"device={device}")
-        ways = ("num_episodes=4", "control=true", "gammas=all", "attention=true")
+        ways = ("num_episodes=2", "control=true", "gammas=all", f"attention={device == 'cuda'}")
         scores.append(yamame.evaluate(*settings, *ways)["run"])
-        assert play("play", *settings, "max_steps=5", "greedy=true")
-    assert_same(*ended)
     assert scores[0] == scores[1]
+    assert play("play", f"run={trained.path}", "output=out", "device=cuda", "max_steps=5", "greedy=true")
+    data = ("data=runs", f"data.path={trained.path}")
+    runs = [{"device": device, "run": {"name": device}} for device in ("cuda", "cpu")]
+    there, here = train(*DOOR, *data, runs=runs, recipe="offline")
+    assert_same(there.weights, here.weights)
 
 
 def test_a_run_in_lower_precision_keeps_finite_weights(train):
-    weights = agent(train(*DOOR, "schedule.autocast=bfloat16", "collector.autocast=bfloat16", "device=cuda"))
-    assert all(value.isfinite().all() for value in weights.values())
+    settings = ("schedule.autocast=bfloat16", "collector.autocast=bfloat16", "device=cuda")
+    (run,) = train(*DOOR, *settings, runs=[{}])
+    assert all(value.isfinite().all() for value in run.weights.values())
 
 
 def test_the_doctor_tries_a_run_on_the_device(play):

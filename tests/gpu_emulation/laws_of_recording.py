@@ -2,19 +2,17 @@
 
 import pytest
 import torch
-import yamame
 
 TINY = (
     "debug=tiny", "logger=none", "schedule.anneal_lr=false", "evaluation.num_episodes=2", "evaluation.max_steps=12",
     "device=cuda", "budget.updates=6", "schedule.updates_per_step=0.1",
     "packing.row_multiple=4", "packing.length_multiple=64",
 )  # fmt: skip
-RECORDED = ("schedule.cuda_graph=true", "collector.cuda_graph=true")
+RECORDED = {"schedule": {"cuda_graph": True}, "collector": {"cuda_graph": True}, "run": {"name": "recorded"}}
 NARROW = ("encoder.d_model=16", "encoder.dropout=0")
 SHORT = "env.time_limit=20"
-ROOM = ("env=dark_key_to_door", SHORT, *NARROW)
+MAZE = ("env=mazerunner", SHORT, *NARROW)
 CHOICES = {
-    "a maze": (SHORT, *NARROW),
     "continuous actions": ("env=wind", SHORT, "encoder.sigma_reparam=true", *NARROW),
     "a window": (
         "env=tmaze", "env.length=12", "encoder.window=8", "encoder.sinks=1", "encoder.positions=rotary", *NARROW,
@@ -33,23 +31,10 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
     torch.testing.assert_close(one, other, rtol=1e-4, atol=3e-6)
 
 
-@pytest.fixture
-def train(tmp_path, monkeypatch, counts):
-    """Trains without pictures: the parameters at the end, and where graphs were launched."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("yamame.runs.outcome.log_artifacts", lambda run: None)
-
-    def train(*overrides: str) -> tuple[dict[str, torch.Tensor], set[str]]:
-        with counts() as counted:
-            run = yamame.train(*TINY, *overrides)
-        payload = torch.load(run.checkpoints.last, map_location="cpu", weights_only=True)
-        launches = {place.split(":")[0] for kind, place in counted.kernels if kind == "graph launch"}
-        return payload["components"]["agent"], launches
-
-    return train
-
-
-ACTING = {"an environment of the host": {"agent/recorded.py"}}
+UPDATES = "training/recorded_updates.py"
+STEPS = "collectors/recorded.py"
+DECISIONS = "agent/recorded.py"
+ACTING = {"an environment of the host": DECISIONS}
 """What is recorded of acting, where it is not whole steps."""
 RARE = ("a window", "a linear recurrence", "two encoders", "values as bins", "Muon")
 
@@ -58,26 +43,23 @@ RARE = ("a window", "a linear recurrence", "two encoders", "values as bins", "Mu
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in RARE else []) for name in CHOICES]
 )
 def test_a_recorded_run_ends_as_one_that_is_not(name, train):
-    plain, none = train(*CHOICES[name], "run.name=plain")
-    recorded, launches = train(*CHOICES[name], "run.name=recorded", *RECORDED)
-    assert not none
-    assert launches == {"training/recorded_updates.py", *ACTING.get(name, {"collectors/recorded.py"})}
-    assert_same(recorded, plain)
+    plain, recorded = train(*TINY, *CHOICES[name], runs=[{}, RECORDED])
+    assert not plain.launches
+    assert recorded.launches == {UPDATES, ACTING.get(name, STEPS)}
+    assert_same(recorded.weights, plain.weights)
 
 
 def test_a_recorded_run_that_was_resumed_ends_as_one_that_is_not(train):
-    plain, _ = train(*ROOM, "run.name=plain")
-    begun, _ = train(*ROOM, "run.name=recorded", *RECORDED, "budget.updates=2")
-    ended, launches = train(*ROOM, "run.name=recorded", *RECORDED, "resume=true")
-    assert launches
-    assert_same(ended, plain)
+    runs = ({}, {**RECORDED, "budget": {"updates": 2}}, {**RECORDED, "resume": True})
+    plain, begun, ended = train(*TINY, *MAZE, "schedule.updates_per_step=0.03", runs=runs)
+    assert ended.launches == {UPDATES, STEPS}
+    assert_same(ended.weights, plain.weights)
     with pytest.raises(AssertionError):
-        assert_same(ended, begun)
+        assert_same(ended.weights, begun.weights)
 
 
 def test_the_settings_for_a_gpu_are_recorded_and_end_as_ones_that_are_not(train):
-    preset = ("hardware=gpu", SHORT, *NARROW)
-    recorded, launches = train(*preset, "run.name=recorded")
-    assert launches == {"training/recorded_updates.py", "collectors/recorded.py"}
-    plain, _ = train(*preset, "run.name=plain", "schedule.cuda_graph=false", "collector.cuda_graph=false")
-    assert_same(recorded, plain)
+    ordinary = {"schedule": {"cuda_graph": False}, "collector": {"cuda_graph": False}, "run": {"name": "b"}}
+    recorded, plain = train(*TINY, "hardware=gpu", SHORT, *NARROW, runs=[{}, ordinary])
+    assert recorded.launches == {UPDATES, STEPS}
+    assert_same(recorded.weights, plain.weights)

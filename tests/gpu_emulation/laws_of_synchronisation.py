@@ -1,5 +1,7 @@
 """How often the host waits for the device: per step of all environments while it acts, and per update."""
 
+from functools import cache
+
 import pytest
 import torch
 import yamame
@@ -12,8 +14,8 @@ MOST = {"steps": 0, "blocks": 3, "updates": 1}
 of a block and its last, elsewhere in a block, and per update."""
 TINY = (
     "debug=tiny", "logger=none", "device=cuda", "evaluation.num_episodes=2", "evaluation.max_steps=2",
-    "budget.updates=12", "schedule.updates_per_step=0.04", "packing.row_multiple=4", "packing.length_multiple=64",
-    "encoder.d_model=16", "encoder.num_layers=1",
+    "budget.updates=8", "schedule.steps_per_iteration=32", "schedule.updates_per_step=0.06",
+    "packing.row_multiple=4", "packing.length_multiple=64", "encoder.d_model=16", "encoder.num_layers=1",
 )  # fmt: skip
 WAYS = {"plain": (), "recorded": ("schedule.cuda_graph=true", "collector.cuda_graph=true")}
 ENVS = {
@@ -24,18 +26,20 @@ ENVS = {
 RUNS = [*((env, "plain") for env in ENVS), ("mazerunner", "recorded"), ("wind", "recorded")]
 
 
-@pytest.fixture
-def measure(monkeypatch, tmp_path):
-    """Trains, and counts what acting and learning cost."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("yamame.runs.outcome.log_artifacts", lambda run: None)
+@pytest.fixture(scope="module")
+def measure(tmp_path_factory):
+    """Trains, once with the same settings, and counts what acting and learning cost."""
 
+    @cache
     def measure(*overrides: str) -> Costs:
         with measured() as costs:
             yamame.train(*TINY, *overrides)
         return costs
 
-    return measure
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("synchronisation"))
+        patch.setattr("yamame.runs.outcome.log_artifacts", lambda run: None)
+        yield measure
 
 
 def assert_waits(what: str, counts: Counts, number: int, most: float) -> None:
@@ -63,10 +67,10 @@ def test_one_wait_more_is_found_with_its_line(measure, monkeypatch):
         assert norm.item() >= 0
         clip(parameters, largest, norm)
 
-    before = measure("env=tmaze", ENVS["tmaze"], "run.name=before")
+    before = measure("env=tmaze", ENVS["tmaze"])
     monkeypatch.setattr(InContextPolicy, "forward", decide_and_read)
     monkeypatch.setattr(torch.nn.utils, "clip_grads_with_norm_", clip_and_read)
-    after = measure("env=tmaze", ENVS["tmaze"], "run.name=after")
+    after = measure("env=tmaze", ENVS["tmaze"], "run.name=read")
     for what in ("steps", "updates"):
         (former, number), (present, _) = before.last(what), after.last(what)
         ((_, place),) = present.waits.keys() - former.waits.keys()

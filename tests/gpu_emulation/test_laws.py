@@ -1,5 +1,6 @@
 """The laws of this folder, in processes of their own: the emulated device is there for a whole process."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,39 +9,36 @@ import pytest
 from emulated_cuda.building import missing
 
 HERE = Path(__file__).parent
-PROCESSES = (("device", "recording", "refusals", "synchronisation"), ("recipes",))
-"""Laws that share a process, which takes seconds to begin."""
+LAWS = ("device", "recipes", "recording", "refusals", "synchronisation")
+BROKEN = "import torch\n\ndef test_it():\n    torch.zeros(1, device='cuda') + torch.zeros(1)\n"
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=f"no emulated device: {missing()}")
 
 
-def assert_laws(names: tuple[str, ...], marks: str) -> None:
+def run(names: tuple[str, ...], *arguments: str) -> subprocess.CompletedProcess:
     files = [str(HERE / f"laws_of_{name}.py") for name in names]
-    command = [sys.executable, str(HERE / "program.py"), "laws", *files, "-m", marks]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE.parents[1])
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    command = [sys.executable, str(HERE / "program.py"), "laws", *files, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE.parents[1])
 
 
 def test_all_laws_are_there():
-    assert {path.stem for path in HERE.glob("laws_of_*.py")} == {f"laws_of_{n}" for p in PROCESSES for n in p}
+    assert {path.stem for path in HERE.glob("laws_of_*.py")} == {f"laws_of_{name}" for name in LAWS}
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("names", PROCESSES, ids="+".join)
-def test_laws_hold_on_the_emulated_device(names):
-    assert_laws(names, "not slow")
+def test_laws_hold_on_the_emulated_device_and_one_that_does_not_is_found(tmp_path):
+    broken = tmp_path / "laws_of_nothing.py"
+    broken.write_text(BROKEN)
+    done = run(LAWS, str(broken), "-m", "not slow")
+    told = re.findall(r"^(?:FAILED|ERROR) (.*)", done.stdout, re.MULTILINE)
+    assert len(told) == 1, done.stdout[-8000:] + done.stderr[-2000:]
+    assert "test_it" in told[0]
+    assert "same device" in done.stdout
+    assert done.returncode == 1
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3600)
 def test_laws_hold_for_every_combination():
-    assert_laws(("recipes", "recording"), "slow")
-
-
-def test_a_law_that_does_not_hold_is_found(tmp_path):
-    broken = tmp_path / "laws_of_nothing.py"
-    broken.write_text("import torch\n\ndef test_it():\n    torch.zeros(1, device='cuda') + torch.zeros(1)\n")
-    command = [sys.executable, str(HERE / "program.py"), "laws", str(broken)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "same device" in done.stdout
+    done = run(("recipes", "recording"), "-m", "slow")
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

@@ -43,13 +43,10 @@ def _every_transition() -> TensorDict:
     ("returns", "settings"),
     [
         (PopArt(3, decay=0.01), {}),
-        (PopArt(3, decay=0.01), CLONING_ONLY),
-        (
-            BinnedReturns(3, num_bins=33, min_return=0.0, max_return=100.0),
-            {"online_coeff": 0.0, "cloning_coeff": 1.0},
-        ),
+        (BinnedReturns(3, num_bins=33, min_return=0.0, max_return=100.0), CLONING_ONLY),
+        pytest.param(PopArt(3, decay=0.01), CLONING_ONLY, marks=pytest.mark.slow),
     ],
-    ids=["policy_improvement", "filtered_cloning", "classification"],
+    ids=["policy_improvement", "classification", "filtered_cloning"],
 )
 def test_repeated_updates_find_the_optimal_values_and_policy_of_every_discount(
     returns: Returns, settings: dict[str, float]
@@ -74,9 +71,9 @@ def test_repeated_updates_find_the_optimal_values_and_policy_of_every_discount(
         target_tau=0.1,
         **settings,
     )
-    optimizer = torch.optim.Adam(loss.parameters(), lr=5e-3)
+    optimizer = torch.optim.Adam(loss.parameters(), lr=1e-2)
     batch = _every_transition()
-    for _ in range(600):
+    for _ in range(400):
         terms = loss(batch)
         optimizer.zero_grad()
         sum(value for name, value in terms.items() if name.startswith("loss_")).backward()

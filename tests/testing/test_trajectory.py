@@ -34,9 +34,9 @@ ENCODERS = {
     "window of one": lambda: TransformerEncoder(5, **SMALL, window=2, positions="rotary"),
     "window and sinks": lambda: TransformerEncoder(5, **SMALL, window=3, sinks=2),
     "gelu": lambda: TransformerEncoder(5, **SMALL, activation="gelu"),
-    "no norm_attention": lambda: TransformerEncoder(5, **SMALL, norm_attention=False),
-    "no norm_feedforward": lambda: TransformerEncoder(5, **SMALL, norm_feedforward=False),
-    "no head_scaling": lambda: TransformerEncoder(5, **SMALL, head_scaling=False),
+    "no stabilisers": lambda: TransformerEncoder(
+        5, **SMALL, norm_attention=False, norm_feedforward=False, head_scaling=False
+    ),
     "sigma_reparam": lambda: TransformerEncoder(5, **SMALL, sigma_reparam=True),
     "gru": lambda: GRUEncoder(5, hidden_size=8, num_layers=1, out_features=7),
     "deep gru": lambda: GRUEncoder(5, hidden_size=8, num_layers=3, out_features=7, max_time_constant=4.0),
@@ -55,10 +55,9 @@ NEED_CUDA = {MambaEncoder, HFEncoder}
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_every_configuration_keeps_every_law(name: str, seed: int) -> None:
-    torch.manual_seed(seed)
-    check_trajectory_encoder(ENCODERS[name](), seed=seed, has_memory=name != "memoryless")
+def test_every_configuration_keeps_every_law(name: str) -> None:
+    torch.manual_seed(0)
+    check_trajectory_encoder(ENCODERS[name](), has_memory=name != "memoryless")
 
 
 def test_every_public_encoder_is_among_the_configurations() -> None:

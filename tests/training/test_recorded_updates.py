@@ -2,10 +2,12 @@
 
 import copy
 from contextlib import nullcontext
+from functools import cache
 
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 from tensordict import TensorDict
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -27,22 +29,30 @@ from yamame.trajectory import attention
 SMALL = [
     "encoder.d_model=16",
     "encoder.num_heads=2",
+    "encoder.num_layers=1",
     "timestep_encoder.hidden_size=16",
     "timestep_encoder.out_size=16",
     "agent.actor.hidden_size=16",
     "agent.critic.hidden_size=16",
     "schedule.warmup_updates=10",
 ]
-ACTIONS = {"discrete": ["env=mazerunner"], "continuous": ["env=wind"]}
+ACTIONS = {"discrete": [], "continuous": ["env=wind"]}
 LENGTHS = (31, 12, 9, 25, 6)
 """Of the trajectories of a batch: five of them fit into three rows."""
+
+
+@cache
+def composed(*choices):
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return compose("train", overrides=list(choices))
 
 
 def configured(*overrides):
     other_encoder = any(text.startswith(("encoder=", "agent=separate")) for text in overrides)
     small = [text for text in SMALL if not (other_encoder and text.startswith("encoder."))]
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return compose("train", overrides=[*small, *overrides])
+    values = [text for text in (*small, *overrides) if "." in text.split("=")[0]]
+    choices = [text for text in overrides if text not in values]
+    return OmegaConf.merge(composed(*choices), OmegaConf.from_dotlist(values))
 
 
 def sequences(cfg, seed, *, counted=False, packing=None):
@@ -91,10 +101,16 @@ class OnlyOn(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    "setting", ["schedule.autocast=null", "schedule.autocast=bfloat16", "encoder.sigma_reparam=true"]
+    ("actions", "queries", "setting"),
+    [
+        ("discrete", 8, "schedule.autocast=null"),
+        ("continuous", 64, "schedule.autocast=null"),
+        ("discrete", 64, "schedule.autocast=bfloat16"),
+        ("continuous", 8, "schedule.autocast=bfloat16"),
+        ("discrete", 64, "encoder.sigma_reparam=true"),
+        ("continuous", 8, "encoder.sigma_reparam=true"),
+    ],
 )
-@pytest.mark.parametrize("queries", [64, 8])
-@pytest.mark.parametrize("actions", ACTIONS)
 def test_a_recorded_update_reads_nothing_back(monkeypatch, nothing_read_back, actions, queries, setting):
     if queries < 64:  # attention in blocks, computed again in the backward pass
         monkeypatch.setattr(attention, "_FEWEST_QUERIES", queries)
@@ -120,6 +136,16 @@ def check_that_nothing_is_read_back(monkeypatch, nothing_read_back, cfg):
         learner.update(batch)  # the guard looks at the loss
 
 
+@cache
+def on_meta(*overrides):
+    """A learner and a batch where there are no numbers to read."""
+    cfg = configured(*overrides, "optimizer.fused=false")
+    batch = sequences(cfg, 0, counted=True).to("meta")
+    learner = learner_of(cfg, device="meta")
+    learner.precision = nullcontext  # there is no autocast to a meta device
+    return learner, batch
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -135,13 +161,11 @@ def check_that_nothing_is_read_back(monkeypatch, nothing_read_back, cfg):
     ids=" ".join,
 )
 def test_a_recorded_update_needs_no_data_and_nothing_of_the_host(monkeypatch, overrides):
-    cfg = configured(*overrides, "optimizer.fused=false")
-    batch = sequences(cfg, 0).to("meta")
     monkeypatch.setattr(
         torch.Tensor, "is_set_to", lambda self, other: self is other
     )  # which has no meta version
-    learner = learner_of(cfg, device="meta")
-    monkeypatch.setattr(learner, "precision", nullcontext)  # there is no autocast to a meta device
+    learner, batch = on_meta(*overrides)
+    batch = batch.exclude("num_segments")
     with recording():
         learner._gradients(batch)  # what does not change is copied to the device once
         with OnlyOn("meta"):
@@ -156,8 +180,7 @@ def test_a_recorded_update_needs_no_data_and_nothing_of_the_host(monkeypatch, ov
 @pytest.mark.parametrize(
     "overrides",
     [
-        [],
-        ["env=wind"],
+        *ACTIONS.values(),
         ["agent=amago2"],
         ["agent=bc"],
         ["agent=naive"],
@@ -172,11 +195,8 @@ def test_a_recorded_update_needs_no_data_and_nothing_of_the_host(monkeypatch, ov
     ],
     ids=" ".join,
 )
-def test_off_the_cpu_an_ordinary_update_reads_nothing_back_before_the_guard_does(monkeypatch, overrides):
-    cfg = configured(*overrides, "optimizer.fused=false")
-    batch = sequences(cfg, 0, counted=True).to("meta")  # where there are no numbers to read
-    learner = learner_of(cfg, device="meta")
-    monkeypatch.setattr(learner, "precision", nullcontext)  # there is no autocast to a meta device
+def test_off_the_cpu_an_ordinary_update_reads_nothing_back_before_the_guard_does(overrides):
+    learner, batch = on_meta(*overrides)
     metrics = learner._gradients(batch)
     with pytest.raises(RuntimeError, match="meta"):
         learner.guard.accepts({"loss": metrics["loss"]})
@@ -353,7 +373,7 @@ def compiled_loss(learner, **options):
 COMPILED = {
     "divided": ([], {}),
     "not counted": ([], {"counted": False}),
-    "undivided": (["encoder.dropout=0"], {"whole": True}),
+    "undivided": (["env=wind", "agent/returns=binned", "encoder.dropout=0"], {"whole": True}),
     "window": (["env=wind", "encoder.window=8", "encoder.positions=rotary", "agent/returns=binned"], {}),
     "linear": (["agent=amago2", "encoder=linear_recurrent"], {}),
     "last timesteps": (["agent=bc", "encoder=window"], {}),
@@ -364,7 +384,7 @@ COMPILED = {
     "separate transformers": (["agent=separate", "encoder=transformer"], {}),
     "lower precision": (["schedule.autocast=bfloat16"], {}),
 }
-OFTEN = ("divided", "undivided", "window")
+OFTEN = ("divided", "undivided")
 
 
 # Of torch's own code while it compiles a function that says how it is differentiated.
@@ -380,7 +400,6 @@ def test_the_loss_compiles_as_one_graph_with_the_same_terms_and_gradients(case):
     if "whole" in options:
         for batch in (one, other):
             batch["is_init"][:, 1:], batch["mask"][:] = False, True
-            batch["action_mask"][:] = True
             batch.set_non_tensor("num_segments", len(batch))
 
     def backend(graph, inputs):
@@ -583,8 +602,11 @@ def test_what_cannot_be_compiled_is_refused_by_the_key_of_its_setting(override, 
     message = rf"schedule\.compile must be false with {obstacle}, got true"
     with pytest.raises(UsageError, match=message):
         learner_of(configured("schedule.compile=true", override))
-    learner_of(configured("schedule.compile=true"))
-    learner_of(configured(override))
+
+
+def test_other_updates_are_compiled():
+    assert learner_of(configured("schedule.compile=true"))._compute.__class__ is Compiled
+    assert learner_of(configured())._compute.__class__ is not Compiled
 
 
 @pytest.mark.gpu

@@ -16,7 +16,7 @@ from yamame.trajectory import (
     segment_positions,
 )
 
-SMALL = {"d_model": 8, "num_heads": 2, "num_layers": 2}
+SMALL = {"d_model": 8, "num_heads": 2, "num_layers": 1}
 ENCODERS = {
     "transformer": lambda: TransformerEncoder(3, **SMALL),
     "rotary": lambda: TransformerEncoder(3, **SMALL, positions="rotary", sigma_reparam=True),
@@ -24,8 +24,8 @@ ENCODERS = {
     "gru": lambda: GRUEncoder(3, hidden_size=8, out_features=8),
     "lstm": lambda: LSTMEncoder(3, hidden_size=8, out_features=8),
     "linear recurrence": lambda: LinearRecurrentEncoder(3, d_model=8),
-    "rsm": lambda: RSMEncoder(3, d_model=8, num_heads=2, num_layers=1, segment_length=3),
-    "memo": lambda: MemoEncoder(3, d_model=8, num_heads=2, num_layers=1, segment_length=3),
+    "rsm": lambda: RSMEncoder(3, **SMALL, segment_length=3),
+    "memo": lambda: MemoEncoder(3, **SMALL, segment_length=3),
     "window": lambda: WindowEncoder(3, window=4, d_model=8),
     "memoryless": lambda: MemorylessEncoder(3, d_model=8),
 }
@@ -64,14 +64,13 @@ class Step(nn.Module):
 def sequences(name):
     torch.manual_seed(0)
     encoder = ENCODERS[name]().eval()
-    is_init = torch.rand(2, 7) < 0.3
-    is_init[:, 0] = True
-    return encoder, torch.randn(2, 7, 3), segment_positions(is_init), is_init
+    is_init = torch.tensor([[1, 0, 0, 1, 0], [1, 0, 0, 0, 0]]).bool()
+    return encoder, torch.randn(2, 5, 3), segment_positions(is_init), is_init
 
 
-def compiled(module):
+def compiled(module, backend):
     torch.compiler.reset()
-    return torch.compile(module, fullgraph=True, backend="aot_eager")
+    return torch.compile(module, fullgraph=True, backend=backend)
 
 
 def exported(module, *inputs):
@@ -100,10 +99,10 @@ def test_a_step_compiles_and_exports_whole(name):
     def memory():
         return dict(encoder.init_memory(2, capacity=8).items())
 
-    functions = (compiled(Step(encoder)), exported(Step(encoder), x[:, 0], memory(), is_init[:, 0]))
+    functions = (compiled(Step(encoder), "eager"), exported(Step(encoder), x[:, 0], memory(), is_init[:, 0]))
     for function in functions:
         state, contexts = memory(), []
-        for t in range(7):
+        for t in range(5):
             context, state = function(x[:, t], state, is_init[:, t])
             contexts.append(context)
         torch.testing.assert_close(torch.stack(contexts, 1), expected, **CLOSE)
@@ -115,7 +114,7 @@ def test_the_parallel_pass_compiles_whole_and_is_trained_like_an_ordinary_one(na
     others = is_init.logical_not()
     others[:, 0] = True
     contexts, gradients = [], []
-    for function in (encoder.parallel, compiled(Parallel(encoder))):
+    for function in (encoder.parallel, compiled(Parallel(encoder), "aot_eager_default_partitioner")):
         encoder.zero_grad()
         contexts.append(function(x, step_index, is_init))
         contexts[-1].pow(3).sum().backward()

@@ -21,7 +21,7 @@ def test_every_encoder_on_the_command_line_keeps_the_laws(choice, skip_if_missin
     except ValueError as error:
         skip_if_missing(str(error))
         raise
-    check_trajectory_encoder(encoder, has_memory=choice != "memoryless")
+    check_trajectory_encoder(encoder, batch_size=2, length=8, has_memory=choice != "memoryless")
 
 
 def test_those_that_are_left_out_exist():

@@ -37,7 +37,7 @@ def draw(plot: Plot) -> bytes:
     axes.set_title(fill(plot.title, _WIDEST_TITLE), fontsize=10.5, loc="left", fontweight="bold")
     figure.legend(loc="outside lower left", frameon=False, fontsize=9, handlelength=3)
     picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=150, metadata={"Software": None}, pil_kwargs={"optimize": True})
+    figure.savefig(picture, format="png", dpi=150, metadata={"Software": None})
     return picture.getvalue()
 
 

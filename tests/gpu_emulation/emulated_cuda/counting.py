@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 OWN = ("/components/yamame/", "/envs/yamame_envs/")
 WAITING = frozenset(
@@ -185,7 +184,15 @@ def _count(counts: Counts, func: Any, name: str, copied: str | None) -> None:
 def _is_on_device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     device = kwargs.get("device")
     wanted = device is not None and torch.device(device).type == "cuda"
-    return wanted or any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in tree_leaves((args, kwargs)))
+    return wanted or _holds_one(args) or _holds_one(kwargs.values())
+
+
+def _holds_one(values: Iterable[Any]) -> bool:
+    """Whether one of them, or of a list among them, is a tensor on the device."""
+    return any(
+        value.is_cuda if isinstance(value, Tensor) else isinstance(value, list | tuple) and _holds_one(value)
+        for value in values
+    )
 
 
 def _copied(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, str | None] | None:

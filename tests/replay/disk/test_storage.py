@@ -7,8 +7,6 @@ import os
 import pickle
 import resource
 import shutil
-import subprocess
-import sys
 from itertools import count
 
 import pytest
@@ -84,11 +82,11 @@ def bytes_on_disk(path) -> int:
 
 
 @pytest.mark.parametrize("capacity", [200, 37, 9, 1])
-def test_it_holds_what_a_list_would_hold_through_hundreds_of_appends(tmp_path, capacity):
+def test_it_holds_what_a_list_would_hold_through_many_appends(tmp_path, capacity):
     generator = torch.Generator().manual_seed(capacity)
     storage = TrajectoryStorage(tmp_path, capacity=capacity)
     everything: list[tuple[int, int]] = []
-    for turn in range(150):
+    for turn in range(60):
         longest = min(capacity, 30 if draw(generator, 0, 9) == 0 else 8)
         lengths = [draw(generator, 1, longest) for _ in range(draw(generator, 1, 5))]
         batch = [trajectory(len(everything) + i, length) for i, length in enumerate(lengths)]
@@ -200,7 +198,7 @@ def test_between_any_two_writes_a_kill_or_a_reader_finds_whole_trajectories_and_
         killed.close()
         shutil.rmtree(copy)
 
-    for turn in range(16):
+    for turn in range(9):
         batch = [trajectory(len(everything) + i, draw(generator, 1, 12)) for i in range(2)]
         before = newest(everything, 30)
         everything += [(len(everything) + i, len(one)) for i, one in enumerate(batch)]
@@ -211,8 +209,8 @@ def test_between_any_two_writes_a_kill_or_a_reader_finds_whole_trajectories_and_
         if turn % 4 == 0:
             checkpoint, held_then = storage.state_dict(), content(storage)
             storage.protect()
-    assert len(contents) == 16 * (3 * 3 + 1)
-    assert len({tuple(held) for held in contents}) == 17
+    assert len(contents) == 9 * (3 * 3 + 1)
+    assert len({tuple(held) for held in contents}) == 10
 
 
 def test_that_check_would_notice_a_manifest_written_before_what_it_names(tmp_path):
@@ -314,7 +312,7 @@ def test_any_of_the_states_protected_last_comes_back_bit_for_bit_also_in_a_new_p
     held, number, rolled_back, extra = [], 0, 0, 0.0
     checkpoints = [(storage.state_dict(), [])]
     storage.protect()
-    for _ in range(400):
+    for _ in range(200):
         action = draw(generator, 0, 19)
         if action == 0:
             checkpoints.append((json.loads(json.dumps(storage.state_dict())), held))
@@ -335,7 +333,7 @@ def test_any_of_the_states_protected_last_comes_back_bit_for_bit_also_in_a_new_p
             number += len(lengths)
         assert content(storage) == held
         extra = max(extra, bytes_on_disk(tmp_path) / (STEP_BYTES * capacity))
-    assert rolled_back > 10
+    assert rolled_back > 5
     assert 1.5 < extra < 1 + keep + 4 * 30 / capacity
 
 
@@ -541,13 +539,13 @@ print(len(seen), len(set(seen)), storage.num_appended, resumed)
 """
 
 
-def test_after_a_kill_another_process_goes_on_from_the_last_checkpoint_or_the_one_before(tmp_path):
-    command = [sys.executable, "-c", PROCESSES, str(tmp_path), "4", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+def test_after_a_kill_another_process_goes_on_from_the_last_checkpoint_or_the_one_before(
+    tmp_path, run_forked
+):
+    result = run_forked(PROCESSES, str(tmp_path), "4", "1", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     read, different, appended, resumed = map(int, result.stdout.split())
-    assert read > 200
+    assert read > 100
     assert different > 20
     assert appended > 30
     assert resumed >= 4
