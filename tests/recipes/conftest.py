@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+import yamame
+from yamame.checks import UsageError
 from yamame.cli.app import main
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -72,6 +74,22 @@ def runner(monkeypatch, tmp_path) -> Callable[[str | ModuleType], Callable]:
     def make(which: str | ModuleType) -> Callable:
         module = load(which) if isinstance(which, str) else which
         return lambda *arguments: play_recipe(module, tmp_path, *arguments)
+
+    return make
+
+
+@pytest.fixture
+def refusal(monkeypatch, tmp_path) -> Callable[..., str]:
+    """Makes a mistake in the test's directory, and gives the line that tells it: nothing may be written."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(recipe: str, *arguments: str) -> str:
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(UsageError) as raised:
+            yamame.train(*arguments, recipe=recipe)
+        assert sorted(tmp_path.rglob("*")) == before
+        assert len(str(raised.value).splitlines()) == 1
+        return str(raised.value)
 
     return make
 

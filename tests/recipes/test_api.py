@@ -1,6 +1,7 @@
 """Recipes from Python: the same as from the command line, with values given back."""
 
 import asyncio
+import json
 import runpy
 import shutil
 import subprocess
@@ -14,7 +15,8 @@ import yamame
 from hydra.core.hydra_config import HydraConfig
 from yamame.checks import UsageError
 
-TINY = ("debug=tiny", "env=tmaze", "encoder=gru", "logger=none")
+TINY = ("debug=tiny", "env=tmaze", "env.length=8", "encoder=gru", "logger=none")
+NAME = "tmaze-gru-debug=tiny-env.length=8-seed=0"
 
 
 @pytest.fixture(autouse=True)
@@ -22,13 +24,19 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_it_trains_what_the_command_line_trains(components, differing, play, tmp_path):
-    run = yamame.train(*TINY)
-    (tmp_path / "shell").mkdir()
-    status, _, errors = play("train", tmp_path / "shell", *TINY)
+@pytest.fixture(scope="module")
+def typed(play, tmp_path_factory):
+    """A folder with what the command line trains."""
+    folder = tmp_path_factory.mktemp("typed")
+    status, _, errors = play("train", folder, *TINY)
     assert status == 0, errors
-    other = tmp_path / "shell" / run.path
-    assert run.name == "tmaze-gru-debug=tiny-seed=0"
+    return folder
+
+
+def test_it_trains_what_the_command_line_trains(components, differing, typed):
+    run = yamame.train(*TINY)
+    other = typed / run.path
+    assert run.name == NAME
     assert (other / "config.yaml").read_text() == (run.path / "config.yaml").read_text()
     assert differing(components(run.path), components(other)) == []
     assert run.objective == run.progress.curve[-1]["success_mean"]
@@ -36,27 +44,33 @@ def test_it_trains_what_the_command_line_trains(components, differing, play, tmp
     assert run.checkpoints.best.is_file()
 
 
-def test_a_loop_is_a_sweep_and_what_is_done_is_given_back():
+def test_a_loop_is_a_sweep_and_what_is_done_is_given_back(typed):
+    shutil.copytree(typed / "runs", "runs")
     runs = [yamame.train(*TINY, f"seed={seed}", "resume=auto") for seed in (0, 1, 0)]
     assert [run.name[-6:] for run in runs] == ["seed=0", "seed=1", "seed=0"]
-    assert runs[0].summary == runs[2].summary
-    assert runs[0].objective == runs[2].objective
+    done = json.loads((typed / "runs" / NAME / "summary.json").read_text())
+    assert runs[0].summary == runs[2].summary == done
+    assert runs[0].objective == runs[2].objective == done["success"]
 
 
-@pytest.mark.parametrize("recipe", ["ppo", "distill"])
-def test_other_recipes_train_too(recipe):
-    run = yamame.train("debug=tiny", "logger=none", recipe=recipe)
+DISTILL = ("env.time_limit=20", "source.horizon=40", "source.subsample=2", "encoder.d_model=16")
+
+
+@pytest.mark.parametrize(("recipe", "settings"), [("ppo", ["env.time_limit=9"]), ("distill", DISTILL)])
+def test_other_recipes_train_too(recipe, settings):
+    run = yamame.train("debug=tiny", "logger=none", *settings, recipe=recipe)
     assert run.name.startswith(recipe)
     assert run.progress.updates > 0
 
 
 def test_a_run_is_evaluated_and_reported(empty_store):
     shutil.copy(empty_store, ".")
-    run = yamame.train("debug=tiny", "env=bandits", "encoder=gru")
-    report = yamame.evaluate(f"run={run.path}", "num_episodes=8", "control=true")
+    short = ("env=bandits", "env.time_limit=9", "logger.models=false", "logger.system_metrics=false")
+    run = yamame.train("debug=tiny", "encoder=gru", *short)
+    report = yamame.evaluate(f"run={run.path}", "num_episodes=4", "control=true")
     assert report["run"][0]["source"] == str(run.path)
     assert isinstance(report["score"], float)
-    page = yamame.make_report("directory=page")
+    page = yamame.make_report("directory=page", "resampling.num_resamples=50")
     assert run.name in page.read_text()
 
 
@@ -105,7 +119,7 @@ def test_within_a_program_of_hydra_everything_stays_its_own(tmp_path, monkeypatc
     silent = ["hydra/job_logging=none", "hydra/hydra_logging=none"]  # which would stay in this process
     monkeypatch.setattr(sys, "argv", [str(program), *silent])
     runpy.run_path(str(program), run_name="__main__")
-    assert capsys.readouterr().out.splitlines()[-1] == "theirs tmaze-gru-debug=tiny-seed=0 main"
+    assert capsys.readouterr().out.splitlines()[-1] == f"theirs {NAME} main"
 
 
 def test_it_trains_within_an_event_loop_as_of_a_notebook():
@@ -115,18 +129,18 @@ def test_it_trains_within_an_event_loop_as_of_a_notebook():
     assert asyncio.run(cell()).summary["status"] == "FINISHED"
 
 
-def test_threads_wait_for_each_other_and_leave_the_callers_random_numbers(components):
+def test_threads_wait_for_each_other_and_leave_the_callers_random_numbers(components, typed):
     torch.manual_seed(3)
     expected = torch.rand(3)
     torch.manual_seed(3)
-    yamame.train(*TINY, "run.name=alone")
-    assert torch.equal(torch.rand(3), expected)
     with ThreadPoolExecutor(2) as pool:  # as a tuner has
         runs = list(pool.map(lambda n: yamame.train(*TINY, f"run.name=thread-{n}"), range(2)))
+    assert torch.equal(torch.rand(3), expected)
     assert [run.summary["status"] for run in runs] == ["FINISHED"] * 2
-    first, *others = (components(Path("runs") / name)["agent"] for name in ("alone", "thread-0", "thread-1"))
-    for other in others:
-        assert all(torch.equal(value, other[key]) for key, value in first.items())
+    alone = components(typed / "runs" / NAME)["agent"]
+    for run in runs:
+        other = components(run.path)["agent"]
+        assert all(torch.equal(value, other[key]) for key, value in alone.items())
 
 
 def test_a_study_of_optuna_calls_it_and_learns_of_every_evaluation():
@@ -166,22 +180,20 @@ def test_recipes_stand_beside_the_yaml_files():
     assert yamame.recipes_dir() == Path(yamame.conf_dir()).parent / "recipes"
 
 
-def test_float32_products_have_the_precision_that_is_asked_for(tmp_path, monkeypatch):
+@pytest.mark.parametrize("asked", ["high", "highest"])
+def test_float32_products_have_the_precision_that_is_asked_for(asked):
     class Look(yamame.Callback):
         def on_begin(self, run):
-            seen.append(torch.get_float32_matmul_precision())
+            raise RuntimeError(torch.get_float32_matmul_precision())
 
-    seen = []
-    monkeypatch.chdir(tmp_path)
-    for asked in ("high", "highest"):
-        settings = ("debug=tiny", "encoder=memoryless", "logger=none", f"run.name={asked}")
-        yamame.train(*settings, f"float32_matmul_precision={asked}", callbacks=[Look()])
-    assert seen == ["high", "highest"]
+    with pytest.raises(RuntimeError, match=f"^{asked}$"):
+        yamame.train(*TINY, f"float32_matmul_precision={asked}", callbacks=[Look()])
 
 
 def test_a_cpu_is_the_default_and_changes_nothing():
-    assert yamame.compose() == yamame.compose("hardware=cpu") == yamame.compose("~hardware")
-    assert yamame.compose() != yamame.compose("hardware=gpu")
+    cpu = yamame.compose()
+    assert cpu == yamame.compose("hardware=cpu") == yamame.compose("~hardware")
+    assert cpu != yamame.compose("hardware=gpu")
 
 
 def test_hardware_gives_way_to_what_is_written_behind_it():

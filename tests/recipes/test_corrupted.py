@@ -77,7 +77,7 @@ def weights_of(folder: Path) -> dict:
 def test_a_run_with_a_damaged_file_goes_on_to_the_same_parameters_or_refuses(
     finished, play, tmp_path, components, differing
 ):
-    for seed in range(3):
+    for seed in (0, 5, 7):  # a manifest cut, a bit of the summary, one of an index
         draw = random.Random(seed)
         resume_damaged(play, finished, tmp_path / "work", components, differing, draw)
 
@@ -98,7 +98,7 @@ def test_of_many_damaged_files_none_leads_to_other_parameters(
 def test_a_damaged_checkpoint_is_refused_by_an_evaluation_or_has_the_same_weights(finished, tmp_path):
     folder = finished.folder
     expected, results = weights_of(folder), set()
-    for seed in range(20):
+    for seed in range(8):
         results.add(load_damaged(folder, tmp_path / "work", expected, random.Random(seed)))
     assert any("refused" in result for result in results)
 
@@ -214,12 +214,17 @@ REPLAYS = {
 }
 
 
+def files_of(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 @pytest.mark.parametrize("kind", few_of(REPLAYS, "gone", "steps zeroed", "a module as dtype"))
 def test_a_run_whose_trajectories_are_damaged_is_refused_in_one_line_and_stays_as_it_was(
     finished, play, tmp_path, kind
 ):
     shutil.copytree(finished.folder, tmp_path / "work")
     REPLAYS[kind](tmp_path / "work/runs/a/replay")
+    before = files_of(tmp_path / "work")
     status, _, errors = play("train", tmp_path / "work", *finished.goes_on)
     *fallen, line = errors.splitlines()
     assert status == 2
@@ -228,6 +233,4 @@ def test_a_run_whose_trajectories_are_damaged_is_refused_in_one_line_and_stays_a
     assert "replay" in line
     remedies = ("back from a copy, or begin", "bring it back, or begin", "be those of torch", "empty or hold")
     assert any(remedy in line for remedy in remedies)
-    shutil.rmtree(tmp_path / "work/runs/a/replay", ignore_errors=True)
-    shutil.copytree(finished.folder / "runs/a/replay", tmp_path / "work/runs/a/replay")
-    assert play("train", tmp_path / "work", *finished.goes_on)[0] == 0
+    assert files_of(tmp_path / "work") == before

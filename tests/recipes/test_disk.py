@@ -14,10 +14,7 @@ from yamame.tracking.mlflow_store import MLflowRun, NoAnswerError
 
 FAILURES = {
     errno.ENOSPC: "No space left on device; make room on its disk",
-    errno.EIO: "Input/output error; have the disk looked after",
     errno.EROFS: "Read-only file system; make the file system writable",
-    errno.EACCES: "Permission denied; ask for the permission",
-    errno.ENOTDIR: "Not a directory; move the file that is in the way of a directory",
 }
 
 
@@ -48,7 +45,7 @@ def check_goes_on(finished, play, folder, components, differing) -> None:
 @pytest.mark.parametrize(
     ("function", "call", "number"),
     [
-        *(("fsync", 3, number) for number in FAILURES),
+        ("fsync", 3, errno.ENOSPC),
         *(
             pytest.param("fsync", call, errno.ENOSPC, marks=pytest.mark.slow)
             for call in (1, 2, 4, 5, 6, 7, 8, 9, 12)
@@ -80,8 +77,7 @@ def test_a_disk_that_fails_while_a_run_saves_is_one_line_and_the_run_goes_on_aft
         patch.setattr(Run, "save", saving)
         status, _, errors = play("train", folder, *finished.goes_on)
     check_failed(folder, status, errors, "runs/a/", FAILURES[number])
-    if (function, call, number) in (("fsync", 3, errno.ENOSPC), ("replace", 1, errno.EROFS)) or call != 3:
-        check_goes_on(finished, play, folder, components, differing)
+    check_goes_on(finished, play, folder, components, differing)
 
 
 @pytest.mark.parametrize(("limit", "file"), [(100_000, "checkpoints/step-"), (4000, "replay/")])
@@ -118,14 +114,13 @@ def small_disk(place, size: int):
         subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
-@pytest.mark.parametrize("room", [20_000, 1_000_000])
 def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
-    finished, play, tmp_path, components, differing, room
+    finished, play, tmp_path, components, differing
 ):
     with small_disk(tmp_path, 200_000_000):
         folder, filler = tmp_path / "work", tmp_path / "filler"
         shutil.copytree(finished.folder, folder)
-        filler.write_bytes(bytes(shutil.disk_usage(tmp_path).free - room))
+        filler.write_bytes(bytes(shutil.disk_usage(tmp_path).free - 20_000))
         status, _, errors = play("train", folder, *finished.goes_on)
         assert (status, errors.count("\n")) == (1, 1)
         assert (
@@ -139,13 +134,8 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
 def test_a_store_that_takes_no_new_run_is_one_line_and_the_run_goes_on_afterwards(
     play, tmp_path, monkeypatch
 ):
-    arguments = [
-        "debug=tiny",
-        "encoder=gru",
-        "run.name=a",
-        "logger.system_metrics=false",
-        "logger.models=false",
-    ]
+    arguments = ["debug=tiny", "env=bandits", "env.time_limit=9", "encoder=gru", "run.name=a"]
+    arguments += ["logger.system_metrics=false", "logger.models=false"]
 
     def refuse(*_, **__):
         raise NoAnswerError(

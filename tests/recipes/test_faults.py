@@ -68,6 +68,7 @@ def train(monkeypatch, tmp_path, runner):
 
     def call(*arguments: str) -> dict:
         fixed = ["env=gym", "env.id=faulty_envs:Faulty-v0", "debug=tiny", "logger=none", "run.name=tiny"]
+        fixed += ["encoder=gru"]
         call.status, call.out, call.errors = runner("train")(*fixed, *arguments)
         return json.loads((tmp_path / "runs/tiny/summary.json").read_text())
 
@@ -98,13 +99,13 @@ def test_a_failure_ends_the_run_and_names_the_environment_and_the_step_in_one_li
     assert (fault == "raise") == ("the cable is out" in traceback and "in step" in traceback)
 
 
-@pytest.mark.parametrize("fault", ["raise", "not_finite", "exit"])
+@pytest.mark.parametrize("fault", ["raise", "not_finite"])
 def test_a_run_that_goes_on_drops_the_episodes_and_stores_whole_ones(train, tmp_path, fault):
-    settings = ["workers.on_error=continue", "workers.max_errors=100000", "schedule.learning_starts=512"]
+    settings = ["workers.on_error=continue", "workers.max_errors=100000", "schedule.learning_starts=256"]
     summary = train(f"+env.settings.fault={fault}", f"replay.capacity={CAPACITY}", *settings)
     assert summary["status"] == "FINISHED"
     assert "next:\n  " in train.out
-    assert summary["env_steps"] >= 512
+    assert summary["env_steps"] >= 256
     path = tmp_path / "runs/tiny/replay"
     replay = TrajectoryReplayBuffer(path=path, capacity=CAPACITY, batch_size=64, owner="tiny", resume=True)
     assert len(replay) >= 10

@@ -17,6 +17,11 @@ CHANGES = (
     "debug=tiny",
     "env=mazerunner",
     "env.size=7",
+    "env.time_limit=20",
+    "encoder.num_layers=1",
+    "evaluation.num_episodes=2",
+    "evaluation.video_frames=1",
+    "logger.models=false",
     "expected={metric:success_mean,interval:[0,1],source:a b}",
 )
 SCREENS = {"desktop": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}

@@ -10,28 +10,29 @@ from torchrl.modules import set_recurrent_mode
 from yamame.runs.build import build_agent, build_env
 
 CORRIDOR = ("env=tmaze", "env.length=3")
-TINY = (*CORRIDOR, "debug=tiny", "logger=none", "probe.settings=[evaluation.num_episodes=6]")
+SETTINGS = "probe.settings=[evaluation.num_episodes=4,evaluation.video_frames=1,encoder.d_model=16,encoder.num_heads=2]"
+TINY = (*CORRIDOR, "debug=tiny", "logger=none", "probe.resampling.num_resamples=50", SETTINGS)
 FOLDER = "runs/probe-debug=tiny-env.length=3-env=tmaze"
 
 
 def test_agents_are_trained_once_and_judged_and_what_sees_a_whole_episode_counts_once(play, tmp_path):
-    call = (*TINY, "probe.windows=[2,4,9]")
-    status, out, errors = play("probe", tmp_path, *call)
+    status, out, errors = play("probe", tmp_path, *TINY, "probe.windows=[4,9]")
     assert status == 0, errors
     folder = tmp_path / FOLDER
     found = json.loads((folder / "probe.json").read_text())
-    assert [one["window"] for one in found["reached"]] == [1, 2, 4]
+    assert [one["window"] for one in found["reached"]] == [1, 4]
     assert f"\n{found['verdict']}\none seed: " in out
     assert found["command"] == [*CORRIDOR, "debug=tiny", "logger=none"]
-    assert [path.split("-window-")[1] for [path] in found["runs"]] == ["1-seed-0", "2-seed-0", "4-seed-0"]
+    assert [path.split("-window-")[1] for [path] in found["runs"]] == ["1-seed-0", "4-seed-0"]
     files = sorted(folder.glob("*/checkpoints/*"))
-    assert len(files) >= 3
+    assert len(files) >= 2
     times = [file.stat().st_mtime_ns for file in files]
-    assert play("probe", tmp_path, *call, "probe.seeds=[0,1]")[0] == 0
+    assert play("probe", tmp_path, *TINY, "probe.windows=[]", "probe.seeds=[0,1]")[0] == 0
     assert [file.stat().st_mtime_ns for file in files] == times
     again = json.loads((folder / "probe.json").read_text())
-    assert [[path for path in several if path.endswith("-0")] for several in again["runs"]] == found["runs"]
-    assert [len(several) for several in again["runs"]] == [2, 2, 2]
+    (several,) = again["runs"]
+    assert several[:1] == found["runs"][0]
+    assert [path.split("-window-")[1] for path in several] == ["1-seed-0", "1-seed-1"]
 
 
 def test_a_probe_that_is_asked_to_end_goes_on_where_it_was(play, tmp_path, monkeypatch):
@@ -55,7 +56,7 @@ def test_a_probe_that_is_asked_to_end_goes_on_where_it_was(play, tmp_path, monke
     assert begun[1] == begun[3]
 
 
-@pytest.mark.parametrize("window", [1, 2, 5])
+@pytest.mark.parametrize("window", [1, 5])
 def test_agents_are_exactly_blind_beyond_their_window(window):
     """With the settings of the recipe, acting and learning: a timestep reaches the decisions of its window alone."""
     own = yamame.compose(recipe="probe").probe.settings
@@ -94,7 +95,6 @@ def learned(agent, seen: TensorDict) -> torch.Tensor:
     ("arguments", "message"),
     [
         (["encoder=gru"], "encoder: must be left to the probe; see probe.windows and probe.seeds"),
-        (["seed=1"], "seed: must be left to the probe"),
         (["encoder.num_layers=2"], "encoder.num_layers: must be left to the probe"),
         (["probe.seeds=[]"], "probe.seeds: must name one at least"),
         (["probe.resampling.confidence=2"], "confidence must be in (0, 1), got 2"),

@@ -1,6 +1,7 @@
 """The report recipe as people use it: from the command line, over a database with runs."""
 
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,9 +13,10 @@ EXPECTED = {"expected.metric": "success_mean", "expected.interval": [0.8, 1.0]}
 
 
 @pytest.fixture(scope="module")
-def database(tmp_path_factory):
+def database(empty_store, tmp_path_factory):
     """A folder with ``mlflow.db``: two seeds that reach 0.7 and 1.0, a memoryless one, a failed one."""
     folder = tmp_path_factory.mktemp("database")
+    shutil.copy(empty_store, folder)
     params = {"env._target_": "yamame_envs.MazeRunner", "encoder._target_": "yamame.trajectory.GRUEncoder"}
     memoryless = {"encoder._target_": "yamame.trajectory.MemorylessEncoder"}
     for name, value, changed in [

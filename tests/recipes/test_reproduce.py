@@ -8,11 +8,17 @@ from pathlib import Path
 import pytest
 import yamame
 
-SMALL = ("edition=small", "num_tasks=6", "seeds=[42,100]", "overrides=[logger=none]")
+GRU = ("encoder.hidden_size=16", "encoder.out_features=16", "encoder.num_layers=1")
+SMALL = ("memory=gru", "edition=small", "num_tasks=6", "num_resamples=100")
+
+
+def overrides(*texts: str) -> str:
+    """Of every run: a small one without a tracker."""
+    return f"overrides=[{','.join(('logger=none', 'evaluation.video_frames=1', *GRU, *texts))}]"
 
 
 def test_all_seeds_are_trained_once_and_measured_on_the_tasks_that_are_named(play, tmp_path):
-    call = ("rsm/dark_key_to_door", "memory=gru", *SMALL)
+    call = ("rsm/dark_key_to_door", *SMALL, "seeds=[42,100]", overrides("env.time_limit=60"))
     status, out, errors = play("reproduce", tmp_path, *call)
     assert status == 0, errors
     assert "no verdict on edition=small" in out
@@ -28,7 +34,7 @@ def test_all_seeds_are_trained_once_and_measured_on_the_tasks_that_are_named(pla
 
 
 def test_a_piece_ends_within_its_minutes_and_says_what_the_rest_takes(play, tmp_path):
-    call = ("rsm/tmaze", "memory=gru", *SMALL)
+    call = ("rsm/tmaze", *SMALL, "seeds=[42]", overrides("env.length=8", "evaluation.env.length=8"))
     status, out, _ = play("reproduce", tmp_path, *call, "minutes=0.0001")
     assert status == 75
     assert "rsm_tmaze-gru-small-42: " in out

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import yamame
+from yamame.checks import UsageError
 from yamame.files.atomic import TEMPORARY_SUFFIX
 from yamame.files.run_directory import RunDirectory
 
@@ -19,11 +21,14 @@ KILLS = int(os.environ.get("KILLS", "40"))
 SMALL = [
     "debug=tiny",
     "encoder=memoryless",
+    "encoder.d_model=16",
     "env=tmaze",
     "env.length=8",
     "schedule.learning_starts=64",
     "checkpoint.interval=64",
     "evaluation.interval=128",
+    "evaluation.num_episodes=2",
+    "evaluation.video_frames=1",
     "budget.updates=null",
     "budget.env_steps=256",
     "budget.minutes=null",
@@ -85,14 +90,15 @@ def mlflow_runs(database):
 )
 @pytest.mark.parametrize("mode", ["true", "auto"])
 def test_a_resume_that_misses_something_leaves_the_finished_run_as_it_was(
-    project, runner, missing, message, mode
+    project, monkeypatch, missing, message, mode
 ):
+    monkeypatch.chdir(project)
     path = project / missing
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     before = contents(project / "runs")
-    status, out, err = runner("train")(*SMALL, "run.name=a", f"resume={mode}", "budget.env_steps=512")
-    assert (status, out) == (2, "")
-    assert re.fullmatch(rf"train: .*{message}; bring .* back.*\n", err), err
+    with pytest.raises(UsageError) as raised:
+        yamame.train(*SMALL, "run.name=a", f"resume={mode}", "budget.env_steps=512")
+    assert re.fullmatch(rf".*{message}; bring .* back.*", str(raised.value)), raised.value
     after = contents(project / "runs")
     changed = {name for name in before if before[name] != after.get(name)} | after.keys() - before.keys()
     assert {name for name in changed if not name.startswith("a/replay/")} == set()
@@ -109,21 +115,27 @@ def test_a_resume_that_misses_something_leaves_the_finished_run_as_it_was(
 @pytest.mark.parametrize(
     ("name", "settings", "shorter", "longer"),
     [
-        ("train", PLAIN, "budget.env_steps=128", "budget.env_steps=256"),
+        ("train", PLAIN, "budget.env_steps=128", "budget.env_steps=192"),
         (
             "ppo",
-            ["logger=none", "debug=tiny", "encoder=memoryless", "context_length=200"],
+            [
+                *(
+                    "logger=none",
+                    "debug=tiny",
+                    "encoder=memoryless",
+                    "encoder.d_model=16",
+                    "env.time_limit=20",
+                ),
+                *("context_length=200", "evaluation.num_episodes=2"),
+            ],
             "budget.updates=2",
             "budget.updates=4",
         ),
         (
             "distill",
             [
-                "logger=none",
-                "debug=tiny",
-                "schedule.learning_starts=64",
-                "source.horizon=200",
-                "evaluation.num_episodes=2",
+                *("logger=none", "debug=tiny", "encoder.d_model=16", "evaluation.num_episodes=2"),
+                *("env.time_limit=40", "source.horizon=80", "source.subsample=2"),
             ],
             "budget.updates=1",
             "budget.updates=2",
@@ -136,34 +148,36 @@ def test_auto_begins_what_is_not_there_goes_on_with_what_is_and_leaves_what_is_d
     play = runner(name)
     arguments = [*settings, "run.name=a", "resume=auto"]
     spent = []
-    for budget, is_done in ((shorter, False), (shorter, True), (longer, False), (longer, True)):
+    for budget, is_done in ((shorter, False), (longer, False), (longer, True), (shorter, True)):
         before = contents(tmp_path)
         status, out, err = play(*arguments, budget)
         assert status == 0, err
         assert out.splitlines()[-1] == "runs/a/summary.json"
-        assert ("runs/a is done" in err) == is_done
+        assert err.startswith("runs/a is done") == is_done
         assert (contents(tmp_path) == before) == is_done
         assert summary("runs/a")["status"] == "FINISHED"
         spent.append(summary("runs/a")["updates"])
-    assert spent[0] == spent[1] < spent[2] == spent[3]
-    assert play(*arguments, shorter)[2].startswith("runs/a is done")  # less was asked for
-    status, _, err = play(*arguments, longer, "seed=5")
-    assert (status, err.count("\n")) == (2, 1)
-    assert "seed: 0 -> 5" in err
+    assert spent[0] < spent[1] == spent[2] == spent[3]
+    with pytest.raises(UsageError, match="seed: 0 -> 5"):
+        yamame.train(*arguments, longer, "seed=5", recipe=name)
 
 
-def test_a_run_that_is_not_done_goes_on_whatever_its_summary_says(runner, tmp_path):
-    play = runner("train")
-    arguments = [*PLAIN, "run.name=a", "resume=auto"]
-    assert play(*arguments)[0] == 0
+def test_a_run_that_is_not_done_goes_on_whatever_its_summary_says(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    arguments = [*PLAIN, "run.name=a", "resume=auto", "budget.env_steps=128"]
+    yamame.train(*arguments)
     # As if a longer session had been killed before its last evaluation.
     told = summary("runs/a")
     for change in ({"status": "KILLED"}, {"updates": told["updates"] - 1}):
         Path("runs/a/summary.json").write_text(json.dumps(told | change))
-        assert "is done" not in play(*arguments)[2]
-        assert summary("runs/a")["status"] == "FINISHED"
-    assert "is done" not in play(*arguments, "evaluation.num_episodes=3")[2]  # evaluated by other tasks
-    assert "is done" in play(*arguments, "evaluation.num_episodes=3")[2]
+        yamame.train(*arguments)
+        assert (summary("runs/a")["status"], summary("runs/a")["updates"]) == ("FINISHED", told["updates"])
+    before = contents(tmp_path)
+    yamame.train(*arguments, "evaluation.num_episodes=3")  # evaluated by other tasks
+    after = contents(tmp_path)
+    assert after != before
+    yamame.train(*arguments, "evaluation.num_episodes=3")
+    assert contents(tmp_path) == after
 
 
 def test_a_run_whose_replacement_was_killed_before_it_began_is_still_there(project, play):
@@ -210,15 +224,11 @@ def test_a_run_goes_on_elsewhere_under_another_name_and_other_conditions(project
     assert [status for status, _ in mlflow_runs(project / "project/mlflow.db")] == ["FINISHED"]
 
 
-def test_a_run_goes_on_with_other_workers(runner):
-    play = runner("train")
-    gym = [text for text in PLAIN if not text.startswith("env")] + [
-        "env=gym",
-        "encoder=memoryless",
-        "run.name=a",
-    ]
-    assert play(*gym, "budget.env_steps=128")[0] == 0
-    assert play(*gym, "resume=true", "workers.num_processes=2")[0] == 0
+def test_a_run_goes_on_with_other_workers(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    gym = [text for text in PLAIN if not text.startswith("env")] + ["env=gym", "run.name=a"]
+    yamame.train(*gym, "env.time_limit=20", "budget.env_steps=128")
+    yamame.train(*gym, "env.time_limit=20", "resume=true", "workers.num_processes=2")
     assert summary("runs/a")["env_steps"] >= 256
 
 

@@ -32,7 +32,7 @@ TINY = (
 )
 
 
-AGAIN = """
+SHARED = """
 import runpy, sys
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -43,7 +43,7 @@ def share():
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
-place = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "again"}
+place = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "shared"}
 config = LaunchConfig(1, 1, 2, start_method="fork", max_restarts=0, **place)
 elastic_launch(config, share)()
 """
@@ -67,7 +67,8 @@ def summary(folder: Path) -> dict:
 
 
 def test_two_processes_share_one_run_out(tmp_path, components, run_forked):
-    done = shared(tmp_path, "budget.env_steps=384")
+    settings = (str(TRAIN), *TINY, "budget.env_steps=384", "resume=auto")
+    done = run_forked(SHARED, *settings, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("runs/a/summary.json") == 1
     assert "Error" not in done.stderr
@@ -79,8 +80,7 @@ def test_two_processes_share_one_run_out(tmp_path, components, run_forked):
     assert not torch.equal(saved["rng"]["0"]["torch_cpu"], saved["rng"]["1"]["torch_cpu"])
     assert saved["progress"]["env_steps"] == 384
     assert {path.name for path in (tmp_path / "runs/a/replay").iterdir()} == {"rank0", "rank1"}
-    settings = (*TINY, "budget.env_steps=384", "resume=auto")
-    again = run_forked(AGAIN, str(TRAIN), *settings, cwd=tmp_path)
+    again = run_forked(SHARED, *settings, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "runs/a is done" in again.stderr
 
