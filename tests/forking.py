@@ -7,7 +7,14 @@ import json
 import os
 import sys
 
+import matplotlib.pyplot  # noqa: F401
+import mlflow.tracking  # noqa: F401
+import scipy.stats  # noqa: F401
+import torch.distributed.launcher.api  # noqa: F401
 import yamame_envs  # noqa: F401
+from yamame.runs.api import load_recipe
+
+load_recipe("train")
 
 
 def run(asked: dict) -> None:
