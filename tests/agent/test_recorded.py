@@ -32,7 +32,7 @@ small = partial(TransformerEncoder, d_model=16, num_heads=2, num_layers=1)
 
 
 ENCODERS = {
-    "transformer": partial(small, dropout=0.1),
+    "transformer": partial(small, num_layers=2, dropout=0.1),
     "rotary": partial(small, positions="rotary", sigma_reparam=True),
     "learned": partial(small, positions="learned", num_positions=200),
     "latest": partial(small, context_length=20, sinks=2),

@@ -45,11 +45,11 @@ ENCODERS = {
 }
 CASES = {
     **{name: (maze, encoder, BilevelEpsilon) for name, encoder in ENCODERS.items()},
-    "trials": (lambda: RepeatedTrials(maze(), num_trials=2, seed=3), ENCODERS["transformer"], EpsilonGreedy),
+    "trials": (lambda: RepeatedTrials(maze(), num_trials=2, seed=3), ENCODERS["transformer"], BilevelEpsilon),
     "lake": (
         lambda: MetaFrozenLake(num_envs=NUM_ENVS, size=3, num_trials=2, hard=True, slip=0.1, seed=3),
         ENCODERS["transformer"],
-        BilevelEpsilon,
+        EpsilonGreedy,
     ),
     "wind": (lambda: Wind(num_envs=NUM_ENVS, time_limit=9, seed=3), ENCODERS["gru"], GaussianNoise),
 }

@@ -204,7 +204,7 @@ def native(request):
     ]
 )
 def kind_of_each_class(request):
-    """Builds an environment of every class but those that differ from another in their rules alone."""
+    """Builds an environment of every class but those that differ from another in their rules alone; deliveries are in trials."""
     return {**KINDS, **TRIALS}[request.param]
 
 

@@ -1,4 +1,4 @@
-"""The laws of this folder, in processes of their own: the emulated device is there for a whole process."""
+"""The laws of this folder, in a process of their own: the emulated device is there for a whole process."""
 
 import re
 import subprocess
@@ -34,6 +34,7 @@ def test_laws_hold_on_the_emulated_device_and_one_that_does_not_is_found(tmp_pat
     assert len(told) == 1, done.stdout[-8000:] + done.stderr[-2000:]
     assert "test_it" in told[0]
     assert "same device" in done.stdout
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 50  # and not skipped
     assert done.returncode == 1
 
 

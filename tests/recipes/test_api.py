@@ -180,14 +180,18 @@ def test_recipes_stand_beside_the_yaml_files():
     assert yamame.recipes_dir() == Path(yamame.conf_dir()).parent / "recipes"
 
 
-@pytest.mark.parametrize("asked", ["high", "highest"])
-def test_float32_products_have_the_precision_that_is_asked_for(asked):
+@pytest.mark.parametrize(("before", "asked"), [("highest", "high"), ("high", "highest")])
+def test_float32_products_have_the_precision_that_is_asked_for(before, asked):
     class Look(yamame.Callback):
         def on_begin(self, run):
             raise RuntimeError(torch.get_float32_matmul_precision())
 
-    with pytest.raises(RuntimeError, match=f"^{asked}$"):
-        yamame.train(*TINY, f"float32_matmul_precision={asked}", callbacks=[Look()])
+    torch.set_float32_matmul_precision(before)
+    try:
+        with pytest.raises(RuntimeError, match=f"^{asked}$"):
+            yamame.train(*TINY, f"float32_matmul_precision={asked}", callbacks=[Look()])
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 def test_a_cpu_is_the_default_and_changes_nothing():

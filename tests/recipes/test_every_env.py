@@ -11,6 +11,7 @@ RUNS = [
     "env=bandits env.time_limit=9 encoder=memo exploration=none evaluation.num_envs=3",
     "env=dark_key_to_door env.time_limit=9 encoder=rsm agent.loss.cloning_filter=exponential agent.loss.n_step=3",
     "env=frozenlake relabel=none encoder=gru agent.loss.discrete_gradient=straight_through",
+    "env=gym env.id=Blackjack-v1 encoder=gru",
     "env=gym env.id=Pendulum-v1 env.time_limit=5 trials=repeated agent=separate exploration=gaussian",
     "env=mazerunner env.time_limit=9 agent=amago relabel=rarity encoder=window exploration=bilevel goal_encoder=mlp",
     "env=mazerunner env.time_limit=9 +ablation=[hidden_instruction,no_filtered_bc,no_multigamma] relabel=all "

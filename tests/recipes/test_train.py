@@ -133,9 +133,10 @@ def test_a_mistake_is_told_in_one_line_and_nothing_is_written(refusal, arguments
     assert re.search(message, told := refusal("train", *TINY, *arguments)), told
 
 
-def test_a_mistake_ends_with_status_two(run):
+def test_a_mistake_ends_with_status_two_and_nothing_is_written(run, tmp_path):
     status, out, err = run(*TINY, "env.size=8")
     assert (status, out, err) == (2, "", "train: env: MazeRunner: size must be odd and at least 5, got 8\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def contents(folder):

@@ -99,7 +99,7 @@ def test_the_share_that_the_learner_waits_is_that_of_the_interval_and_of_collect
     assert stream.getvalue().count("learner waits") == 3
 
 
-def test_it_tells_when_held_out_tasks_are_played():
+def test_it_tells_when_it_evaluates():
     for stream in (io.StringIO(), Terminal()):
         run, bar = make_run(4), ProgressBar(stream=stream)
         bar.on_begin(run)
@@ -112,7 +112,7 @@ def test_it_tells_when_held_out_tasks_are_played():
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
-def test_what_held_out_tasks_gave_stays_on_the_screen(stream):
+def test_what_an_evaluation_gave_stays_on_the_screen(stream):
     run, bar = make_run(4), ProgressBar(stream=stream)
     bar.on_begin(run)
     run.progress.env_steps = 1024

@@ -18,7 +18,7 @@ from yamame.trajectory import (
 
 SMALL = {"d_model": 8, "num_heads": 2, "num_layers": 1}
 ENCODERS = {
-    "transformer": lambda: TransformerEncoder(3, **SMALL),
+    "transformer": lambda: TransformerEncoder(3, **{**SMALL, "num_layers": 2}),
     "rotary": lambda: TransformerEncoder(3, **SMALL, positions="rotary", sigma_reparam=True),
     "window of attention": lambda: TransformerEncoder(3, **SMALL, window=3, sinks=1),
     "gru": lambda: GRUEncoder(3, hidden_size=8, out_features=8),
