@@ -51,6 +51,10 @@ def test_own_choices_are_listed_and_own_directories_must_be_there(play, folder):
     assert "did you mean fading_sum" in err
     status, _, err = play("train", folder, "hydra.searchpath=[file://conf]", "env=door")
     assert (status, "did you mean doors" in err) == (2, True)
+    status, _, err = play("train", folder, "hydra.searchpath=[file://conf]", "env=null")
+    assert (status, "crafter, dark_key_to_door, doors, frozenlake" in err) == (2, True)
+    status, _, err = play("train", folder, "hydra.searchpath=5", "env=null")
+    assert (status, err.count("\n"), "env=null: no such choice" in err) == (2, 1, True)
     status, _, err = play("train", folder, "-cd", "nowhere")
     assert (status, err) == (2, "train: --config-dir: must be a directory, got nowhere\n")
     status, _, err = play("train", folder, "--encoder=gru")
