@@ -204,7 +204,10 @@ def native(request):
     ]
 )
 def kind_of_each_class(request):
-    """Builds an environment of every class but those that differ from another in their rules alone; deliveries are in trials."""
+    """Builds an environment of every class, but for those that differ from another in their rules alone.
+
+    Deliveries are in trials.
+    """
     return {**KINDS, **TRIALS}[request.param]
 
 
