@@ -3,16 +3,14 @@
 import contextlib
 import io
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
-from omegaconf import OmegaConf
+import yamame
 from yamame.checks import UsageError
-from yamame.runs.api import _composed, load_recipe
-from yamame.runs.callbacks import Callback
 
 sys.path.insert(0, str(Path(__file__).parent))  # where emulated_cuda is
 
@@ -32,16 +30,9 @@ class Ended(NamedTuple):
     launches: set[str]
 
 
-class Kept(Callback):
-    """Keeps a run."""
-
-    def on_begin(self, run):
-        self.run = run
-
-
 @pytest.fixture
-def train(tmp_path, monkeypatch, skip_if_missing) -> Callable[..., list[Ended]]:
-    """Trains without pictures, in a folder of the test: runs that differ in settings of one configuration."""
+def train(tmp_path, monkeypatch, skip_if_missing) -> Callable[..., Ended]:
+    """Trains without pictures, in a folder of the test."""
     from emulated_cuda.counting import where
 
     launches, replay = set(), torch.cuda.CUDAGraph.replay
@@ -54,20 +45,15 @@ def train(tmp_path, monkeypatch, skip_if_missing) -> Callable[..., list[Ended]]:
     monkeypatch.setattr("yamame.runs.outcome.log_artifacts", lambda run: None)
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", replay_noted)
 
-    def train(*overrides: str, runs: Sequence[dict[str, Any]], recipe: str = "train") -> list[Ended]:
-        ended = []
+    def train(*overrides: str, recipe: str = "train") -> Ended:
+        launches.clear()
         try:
-            with _composed([*overrides, "run.name=a"], recipe, None) as cfg:
-                for settings in runs:
-                    launches.clear()
-                    kept = Kept()
-                    load_recipe(recipe).train(OmegaConf.merge(cfg, settings), callbacks=[kept])
-                    weights = kept.run.components["agent"].state_dict()
-                    ended.append(Ended({name: value.cpu() for name, value in weights.items()}, set(launches)))
+            run = yamame.train(*overrides, recipe=recipe)
         except UsageError as error:
             skip_if_missing(str(error))
             raise
-        return ended
+        weights = run.components["agent"].state_dict()
+        return Ended({name: value.cpu() for name, value in weights.items()}, set(launches))
 
     return train
 
@@ -78,6 +64,7 @@ def play(tmp_path: Path) -> Callable[..., str]:
 
     def play(name: str, *arguments: str) -> str:
         from yamame.cli.app import main
+        from yamame.runs.api import load_recipe
 
         module, out = load_recipe(name), io.StringIO()
         argv, sys.argv = sys.argv, [str(module.__file__), *arguments]

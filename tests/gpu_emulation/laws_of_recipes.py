@@ -87,19 +87,20 @@ def test_every_choice_and_native_environment_is_run():
     assert {path.stem for path in (CONF / "agent").glob("*.yaml")} == set(AGENTS)
 
 
-RESUMED = (
-    {"device": "cuda", "budget": {"updates": 2}},
-    {"device": "cuda", "budget": {"updates": 3}, "resume": True},
-)
+def resumed(arguments, train, recipe="train"):
+    """Two updates on the device, a checkpoint, and one more after it, which moves the weights."""
+    run = (*arguments, "run.name=gpu", "device=cuda")
+    begun = train(*run, "budget.updates=2", recipe=recipe)
+    ended = train(*run, "budget.updates=3", "resume=true", recipe=recipe)
+    with pytest.raises(AssertionError):
+        assert_same(ended.weights, begun.weights)
+    return ended
 
 
 def assert_resumed_as_on_the_cpu(arguments, train, recipe="train") -> None:
-    """Two updates on the device, a checkpoint, and one more after it, end as three on the CPU."""
-    on_the_cpu = {"device": "cpu", "budget": {"updates": 3}, "run": {"name": "cpu"}}
-    begun, ended, expected = train(*arguments, runs=(*RESUMED, on_the_cpu), recipe=recipe)
+    ended = resumed(arguments, train, recipe)
+    expected = train(*arguments, "run.name=cpu", "device=cpu", "budget.updates=3", recipe=recipe)
     assert_same(ended.weights, expected.weights)
-    with pytest.raises(AssertionError):
-        assert_same(ended.weights, begun.weights)
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -122,9 +123,7 @@ def test_a_distilled_run_that_was_resumed_on_the_device_ends_as_on_the_cpu(train
 
 def test_ppo_learns_and_is_resumed_on_the_device(train):
     # PPO looks less often there whether episodes have ended, and draws more actions than on the CPU.
-    begun, ended = train(*PPO, runs=RESUMED, recipe="ppo")
-    with pytest.raises(AssertionError):
-        assert_same(ended.weights, begun.weights)
+    resumed(PPO, train, "ppo")
 
 
 def test_what_is_done_with_a_run_is_done_on_the_device_as_on_the_cpu(train, play):
@@ -137,15 +136,17 @@ def test_what_is_done_with_a_run_is_done_on_the_device_as_on_the_cpu(train, play
     assert scores[0] == scores[1]
     assert play("play", f"run={trained.path}", "output=out", "device=cuda", "max_steps=5", "greedy=true")
     data = ("data=runs", f"data.path={trained.path}")
-    runs = [{"device": device, "run": {"name": device}} for device in ("cuda", "cpu")]
-    there, here = train(*DOOR, *data, runs=runs, recipe="offline")
+    there, here = (
+        train(*DOOR, *data, f"run.name={device}", f"device={device}", recipe="offline")
+        for device in ("cuda", "cpu")
+    )
     assert_same(there.weights, here.weights)
 
 
 def test_a_run_in_lower_precision_keeps_finite_weights(train):
     settings = ("schedule.autocast=bfloat16", "collector.autocast=bfloat16", "device=cuda")
-    (run,) = train(*DOOR, *settings, runs=[{}])
-    assert all(value.isfinite().all() for value in run.weights.values())
+    weights = train(*DOOR, *settings, "run.name=a").weights
+    assert all(value.isfinite().all() for value in weights.values())
 
 
 def test_the_doctor_tries_a_run_on_the_device(play):

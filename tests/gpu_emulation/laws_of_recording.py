@@ -8,7 +8,7 @@ TINY = (
     "device=cuda", "budget.updates=6", "schedule.updates_per_step=0.1",
     "packing.row_multiple=4", "packing.length_multiple=64",
 )  # fmt: skip
-RECORDED = {"schedule": {"cuda_graph": True}, "collector": {"cuda_graph": True}, "run": {"name": "recorded"}}
+RECORDED = ("schedule.cuda_graph=true", "collector.cuda_graph=true", "run.name=recorded")
 NARROW = ("encoder.d_model=16", "encoder.dropout=0")
 SHORT = "env.time_limit=20"
 MAZE = ("env=mazerunner", SHORT, *NARROW)
@@ -43,15 +43,18 @@ RARE = ("a window", "a linear recurrence", "two encoders", "values as bins", "Mu
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in RARE else []) for name in CHOICES]
 )
 def test_a_recorded_run_ends_as_one_that_is_not(name, train):
-    plain, recorded = train(*TINY, *CHOICES[name], runs=[{}, RECORDED])
+    plain = train(*TINY, *CHOICES[name], "run.name=plain")
+    recorded = train(*TINY, *CHOICES[name], *RECORDED)
     assert not plain.launches
     assert recorded.launches == {UPDATES, ACTING.get(name, STEPS)}
     assert_same(recorded.weights, plain.weights)
 
 
 def test_a_recorded_run_that_was_resumed_ends_as_one_that_is_not(train):
-    runs = ({}, {**RECORDED, "budget": {"updates": 2}}, {**RECORDED, "resume": True})
-    plain, begun, ended = train(*TINY, *MAZE, "schedule.updates_per_step=0.03", runs=runs)
+    settings = (*TINY, *MAZE, "schedule.updates_per_step=0.03")
+    plain = train(*settings, "run.name=plain")
+    begun = train(*settings, *RECORDED, "budget.updates=2")
+    ended = train(*settings, *RECORDED, "resume=true")
     assert ended.launches == {UPDATES, STEPS}
     assert_same(ended.weights, plain.weights)
     with pytest.raises(AssertionError):
@@ -59,7 +62,8 @@ def test_a_recorded_run_that_was_resumed_ends_as_one_that_is_not(train):
 
 
 def test_the_settings_for_a_gpu_are_recorded_and_end_as_ones_that_are_not(train):
-    ordinary = {"schedule": {"cuda_graph": False}, "collector": {"cuda_graph": False}, "run": {"name": "b"}}
-    recorded, plain = train(*TINY, "hardware=gpu", SHORT, *NARROW, runs=[{}, ordinary])
+    settings = (*TINY, "hardware=gpu", SHORT, *NARROW)
+    recorded = train(*settings, "run.name=recorded")
+    plain = train(*settings, "run.name=plain", "schedule.cuda_graph=false", "collector.cuda_graph=false")
     assert recorded.launches == {UPDATES, STEPS}
     assert_same(recorded.weights, plain.weights)
