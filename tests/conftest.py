@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import importlib.util
 import json
 import os
@@ -20,6 +21,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 for name, heard in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
     if signal.getsignal(getattr(signal, name)) is signal.SIG_IGN:
         signal.signal(getattr(signal, name), heard)
+
+
+def pytest_collection_finish() -> None:
+    """Garbage is not looked for among what was imported and collected."""
+    gc.freeze()
 
 
 def _skip_if_missing(message: str) -> None:

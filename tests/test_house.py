@@ -105,7 +105,7 @@ def closure(package: Path, start: Path) -> set[Path]:
 
 
 PARTS = [
-    ("yamame.trajectory", "TransformerEncoder", 8, 1_060),
+    ("yamame.trajectory", "TransformerEncoder", 8, 1_031),
     ("yamame.trajectory", "GRUEncoder", 4, 1_000),
     ("yamame.timestep", "MLPTimestepEncoder", 3, 1_000),
     ("yamame.transforms", "ContextTransform", 4, 1_000),

@@ -160,3 +160,27 @@ def test_a_place_that_cannot_be_is_told_in_a_line(tmp_path):
     (refused,) = ask(("train", "env=tmaze", f"run.root={tmp_path}/{'a' * 300}"))
     assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
     assert "File name too long" in refused.stderr
+
+
+LOADING = """
+import gc, sys
+import yamame.cli.front as front
+sys.argv = ["train.py", "seed=1"]
+front.answer("train")
+assert not gc.isenabled()
+imported = []
+imported.append(imported)  # as a module, which refers to itself
+before = gc.get_freeze_count()
+front.prepare_process()
+assert gc.isenabled()
+assert gc.get_freeze_count() > before + 1000
+assert not any(imported is each for each in gc.get_objects())
+front.prepare_process()  # once, for what came later may become garbage
+later = []
+assert any(later is each for each in gc.get_objects())
+"""
+
+
+def test_no_garbage_is_looked_for_among_what_is_imported_and_later_again(tmp_path):
+    done = subprocess.run([sys.executable, "-c", LOADING], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

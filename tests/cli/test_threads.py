@@ -18,7 +18,7 @@ print(os.environ.get("GOMP_SPINCOUNT"))
 
 @pytest.mark.parametrize(
     ("chosen", "spin_count"),
-    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")],
+    [({}, "5000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")],
 )
 def test_waiting_is_bounded_before_torch_is_there_unless_the_environment_says_how_to_wait(chosen, spin_count):
     free = {

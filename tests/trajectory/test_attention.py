@@ -23,18 +23,21 @@ def test_visibility_agrees_with_a_plain_loop(window: int | None, sinks: int, cha
             for j in range(14):
                 recent = window is None or i - j < window or start <= j < start + sinks
                 expected = start <= j <= i and recent
-                seen = j <= i if found is None else bool(found[min(b, found.shape[0] - 1), 0, i, j])
-                assert seen == expected, (b, i, j)
+                assert bool(found[min(b, found.shape[0] - 1), 0, i, j]) == expected, (b, i, j)
+
+
+def mask_of(attend) -> torch.Tensor | None:
+    return attend.keywords["mask"]
 
 
 def test_a_plain_causal_pattern_needs_no_mask() -> None:
     starts = torch.zeros(2, 6).bool()
     starts[:, 0] = True
-    assert visibility(starts, window=None, sinks=0, divided=False) is None
-    assert visibility(starts, window=6, sinks=0, divided=False) is None
-    assert visibility(starts, window=5, sinks=0, divided=False).shape == (1, 1, 6, 6)
+    assert mask_of(sequence_attention(starts, window=None, sinks=0)) is None
+    assert mask_of(sequence_attention(starts, window=4, sinks=2)) is None
+    assert mask_of(sequence_attention(starts, window=5, sinks=0)).shape == (1, 1, 6, 6)
     starts[1, 3] = True
-    assert visibility(starts, window=None, sinks=0, divided=True).shape == (2, 1, 6, 6)
+    assert mask_of(sequence_attention(starts, window=None, sinks=0)).shape == (2, 1, 6, 6)
 
 
 @pytest.mark.parametrize("queries", [1, 14])
@@ -48,9 +51,9 @@ def test_where_the_number_of_segments_is_known_nothing_is_read_back_and_no_mask_
     starts[:, 0] = True
     q, k, v = torch.randn(3, 2, 4, 14, 3)
 
-    def noted(*args, mask, causal=False):
+    def noted(*args, mask):
         masks.append(mask)
-        return dot_product(*args, mask=mask, causal=causal)
+        return dot_product(*args, mask=mask)
 
     monkeypatch.setattr(attention, "dot_product", noted)
     for inner in (False, True):
@@ -111,9 +114,9 @@ def test_no_mask_grows_with_the_square_of_the_length(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(attention, "_LARGEST_MASK", 1)
     made = []
 
-    def noted(*args: object, **kwargs: object) -> torch.Tensor | None:
+    def noted(*args: object, **kwargs: object) -> torch.Tensor:
         mask = visibility(*args, **kwargs)
-        made.append(0 if mask is None else mask.numel())
+        made.append(mask.numel())
         return mask
 
     monkeypatch.setattr(attention, "visibility", noted)
@@ -129,8 +132,8 @@ def test_no_mask_grows_with_the_square_of_the_length(monkeypatch: pytest.MonkeyP
 
 def test_autocast_on_a_cpu_keeps_attention_in_float32() -> None:
     q, k, v = torch.randn(3, 1, 2, 5, 4)
-    exact = dot_product(q, k, v, mask=None, causal=True)
+    exact = dot_product(q, k, v, mask=None)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(dot_product(q, k, v, mask=None, causal=True), exact)
-        reduced = dot_product(q.bfloat16(), k.bfloat16(), v.bfloat16(), mask=None, causal=True)
+        assert torch.equal(dot_product(q, k, v, mask=None), exact)
+        reduced = dot_product(q.bfloat16(), k.bfloat16(), v.bfloat16(), mask=None)
     assert reduced.dtype == torch.float32

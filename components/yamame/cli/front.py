@@ -4,6 +4,7 @@ A recipe calls `answer` before its own imports. What needs the classes that the 
 and the types of these, is checked later, by `yamame.cli.app.main`.
 """
 
+import gc
 import os
 import sys
 import time
@@ -38,7 +39,7 @@ _SHOWN_BY_HYDRA = ("-c", "--cfg", "-i", "--info", "-sc", "--shell-completion", "
 
 
 def answer(config_name: str) -> None:
-    """Ends the process where the command line asks for help, or names what is not there.
+    """Ends the process where the command line asks for help, or names what is not there; else imports may follow.
 
     Args:
         config_name: The main YAML file, and the recipe's name.
@@ -71,6 +72,7 @@ def answer(config_name: str) -> None:
         tell_aside(f"{config_name}: loading")
     if config_name in _LOGGED and not sys.stdout.isatty() and os.environ.get("RANK", "0") == "0":
         print(f"{time.strftime('%H:%M:%S')}  {config_name}: loading", flush=True)
+    gc.disable()  # until `prepare_process`: looking for garbage among all that is imported would take a second
 
 
 def read_line(arguments: Sequence[str], directory: str, config_name: str) -> CommandLine:
@@ -89,6 +91,9 @@ def prepare_process() -> None:
             del os.environ[name]
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
+    if not gc.isenabled():
+        gc.freeze()  # what is there now stays
+        gc.enable()
 
 
 def fail(name: str, message: str, *, status: int = USAGE_STATUS) -> NoReturn:

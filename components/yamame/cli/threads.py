@@ -7,7 +7,7 @@ threads it waits for, from their cores. So the number of looks is bounded, unles
 
 import os
 
-_SPIN_COUNT = "1000"  # looks: a few hundred microseconds at most
+_SPIN_COUNT = "5000"  # looks: a few hundred microseconds at most
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
 if not any(name in os.environ for name in _WAITING):

@@ -4,6 +4,7 @@ Shapes: B sequences, L timesteps, H heads, d size of a head.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -35,15 +36,12 @@ def sequence_attention(
     divided = capturing() or bool(is_init[:, 1:].any()) if num_segments is None else num_segments > batch
     if window is not None and window + sinks >= length:
         window = None
+    if window is None and not divided:
+        return partial(dot_product, mask=None)
     queries = max(_FEWEST_QUERIES, _LARGEST_MASK // (length * (batch if divided else 1)))
-    if queries < length and (divided or window is not None):
+    if queries < length:
         return _block_attention(is_init, queries, window=window, sinks=sinks, divided=divided)
-    mask = visibility(is_init, window=window, sinks=sinks, divided=divided)
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return dot_product(q, k, v, mask=mask, causal=mask is None)
-
-    return attend
+    return partial(dot_product, mask=visibility(is_init, window=window, sinks=sinks, divided=divided))
 
 
 def _block_attention(
@@ -54,8 +52,6 @@ def _block_attention(
     def block(q: Tensor, k: Tensor, v: Tensor, first: int) -> Tensor:
         seen = is_init[:, : k.shape[2]]
         mask = visibility(seen, window=window, sinks=sinks, first=first, divided=divided)
-        if mask is None:
-            return dot_product(q, k, v, mask=None, causal=True)
         oldest = 0 if window is None or sinks else max(0, first - window + 1)
         return dot_product(q, k[:, :, oldest:], v[:, :, oldest:], mask=mask[..., oldest:])
 
@@ -70,33 +66,25 @@ def _block_attention(
     return attend
 
 
-def dot_product(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, causal: bool = False) -> Tensor:
-    """Scaled dot-product attention; under autocast on a CPU in float32."""
+def dot_product(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None) -> Tensor:
+    """Scaled dot-product attention, causal without a mask; under autocast on a CPU in float32."""
     # There the reduced-precision kernel is no faster forward and up to nine times slower backward.
     if q.is_cpu and torch.is_autocast_enabled("cpu"):
         with torch.autocast("cpu", enabled=False):
-            q, k, v = q.float(), k.float(), v.float()
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+            return dot_product(q.float(), k.float(), v.float(), mask=mask)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
 
 
-def visibility(
-    is_init: Tensor, *, window: int | None, sinks: int, divided: bool, first: int = 0
-) -> Tensor | None:
+def visibility(is_init: Tensor, *, window: int | None, sinks: int, divided: bool, first: int = 0) -> Tensor:
     """Which keys a query sees, ``[B or 1, 1, L - first, L]`` bool, for queries from ``first`` on.
 
-    None where plain causal attention says the same of all queries. ``divided`` says whether a fresh memory may begin
-    inside a sequence.
+    ``divided`` says whether a fresh memory may begin inside a sequence.
 
     >>> visibility(torch.tensor([[True, False, True]]), window=None, sinks=0, divided=True)[0, 0].int()
     tensor([[1, 0, 0],
             [1, 1, 0],
             [0, 0, 1]], dtype=torch.int32)
     """
-    if window is not None and window + sinks >= is_init.shape[1]:
-        window = None
-    if first == 0 and window is None and not divided:
-        return None
     column = torch.arange(is_init.shape[1], device=is_init.device)
     behind = column[first:].unsqueeze(1) - column
     visible = (behind >= 0).unsqueeze(0)

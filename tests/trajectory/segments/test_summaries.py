@@ -48,7 +48,7 @@ def one_segment(encoder, tokens: torch.Tensor) -> torch.Tensor:
     """One causal attention over slots and timesteps ``[T, D]``, whose places are counted."""
     x = tokens.unsqueeze(0) + encoder.positions(torch.arange(len(tokens))).unsqueeze(0)
     for layer in encoder.layers:
-        x = layer(x, lambda q, k, v: dot_product(q, k, v, mask=None, causal=True), None)
+        x = layer(x, lambda q, k, v: dot_product(q, k, v, mask=None), None)
     return encoder.norm(x)[0]
 
 
