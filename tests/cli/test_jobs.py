@@ -123,6 +123,26 @@ def test_a_job_that_fails_leaves_the_others_alone_and_a_table_says_what_became_o
     assert jobs.SWEEP_VARIABLE not in os.environ
 
 
+def test_a_sweep_that_is_interrupted_tells_which_jobs_were_not_begun_and_how_it_goes_on(sweep):
+    def interrupted(cfg):
+        if cfg.seed == 1:
+            raise KeyboardInterrupt
+        return 0.5
+
+    status, out, _ = sweep(interrupted, "-m", "seed=0,1,2", "size=2,3")
+    assert status == 130
+    assert out.splitlines()[-8:] == [
+        "job  became     overrides      objective or error",
+        "0    ran        seed=0 size=2  0.5",
+        "1    ran        seed=0 size=3  0.5",
+        "2    stopped    seed=1 size=2",
+        "3    not begun  seed=1 size=3",
+        "4    not begun  seed=2 size=2",
+        "5    not begun  seed=2 size=3",
+        "next: the same command goes on",
+    ]
+
+
 def test_a_sweep_whose_jobs_all_end_well_has_status_zero(sweep):
     status, out, err = sweep(task, "-m", "seed=0,5")
     assert (status, err) == (0, "")

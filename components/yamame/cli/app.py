@@ -108,7 +108,7 @@ def main(
             if resumable:
                 stack.enter_context(stopping(at_once=True))
             if line.is_sweep:
-                jobs = stack.enter_context(table_of_jobs(check_sweep(line, settings)))
+                jobs = stack.enter_context(table_of_jobs(*check_sweep(line, settings)))
             hydra.main(version_base=VERSION_BASE, config_path=directory, config_name=config_name)(checked)()
     except (UsageError, HydraException, OmegaConfBaseException) as error:
         fail(config_name, explain(error, line))

@@ -55,6 +55,11 @@ class CommandLine:
         own = [] if self.own_directory is None else [self.own_directory]
         return [Path(root) for root in (*own, self.directory, *_search_path(self.overrides))]
 
+    @property
+    def is_search(self) -> bool:
+        """Whether a sweeper of its own decides which jobs there are."""
+        return any("sweeper=" in text for text in self.overrides)
+
     @contextmanager
     def composing(self) -> Iterator[None]:
         """Within the block `composed` finds what the command line would find."""
@@ -134,7 +139,7 @@ def jobs_of(line: CommandLine) -> Iterator[list[str]]:
             if not 0 < (number := math.prod(map(len, choices))) <= MOST_JOBS:
                 what = f"more than {MOST_JOBS}" if number else "none"
                 raise UsageError(f"{override.input_line}: must give 1 to {MOST_JOBS} jobs, got {what}")
-        elif not any("sweeper=" in text for text in line.overrides):
+        elif not line.is_search:
             raise UsageError(f"{override.input_line}: must be values to try, or a search with sweeper=optuna")
     yield from map(list, itertools.product(*choices))
 

@@ -13,7 +13,7 @@ import shutil
 import socket
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -108,11 +108,11 @@ def overrides() -> list[str]:
     return OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)  # type: ignore[return-value]
 
 
-def check_sweep(line: CommandLine, settings: Mapping[str, Any] | None) -> Path:
+def check_sweep(line: CommandLine, settings: Mapping[str, Any] | None) -> tuple[Path, list[list[str]]]:
     """Composes and checks every job of a sweep given on the command line.
 
     Returns:
-        The directory of the sweep.
+        The directory of the sweep, and the overrides of its jobs; none where a search decides which there are.
 
     Raises:
         UsageError: A job is not what `check` wants, or two of them share a directory.
@@ -138,7 +138,7 @@ def check_sweep(line: CommandLine, settings: Mapping[str, Any] | None) -> Path:
                         f"run.name: the jobs of a sweep must have directories of their own, {other} and {label} share "
                         f"{path}; leave run.name out, or let it name what differs, as run.name='mine-${{seed}}'"
                     )
-    return sweep_dir
+    return sweep_dir, [] if line.is_search else jobs
 
 
 def say(outcome: Outcome) -> None:
@@ -194,11 +194,11 @@ def explain_lost(error: Exception) -> str:
 
 
 @contextmanager
-def table_of_jobs(sweep_dir: Path) -> Iterator[dict[int, dict[str, Any]]]:
+def table_of_jobs(sweep_dir: Path, planned: Sequence[list[str]]) -> Iterator[dict[int, dict[str, Any]]]:
     """Within the block jobs note what becomes of them; at its end a table shows it, however it ends.
 
     Args:
-        sweep_dir: The directory of the sweep, made when missing.
+        sweep_dir, planned: From `check_sweep`; the directory is made when missing.
 
     Yields:
         What became of each job by its number: its ``overrides``, ``outcome``, ``result`` and ``objective``; filled when
@@ -222,20 +222,23 @@ def table_of_jobs(sweep_dir: Path) -> Iterator[dict[int, dict[str, Any]]]:
             files = {int(file.stem): file for file in Path(folder_name).glob("*.json")}
             jobs |= {number: json.loads(files[number].read_text()) for number in sorted(files)}
             if jobs:
-                _print_table(jobs)
+                _print_table(jobs, planned)
     if any(job["outcome"] == "failed" for job in jobs.values()):
         raise SystemExit(1)
 
 
-def _print_table(jobs: Mapping[int, Mapping[str, Any]]) -> None:
+def _print_table(jobs: Mapping[int, Mapping[str, Any]], planned: Sequence[list[str]]) -> None:
     """A line per job: its number, outcome, objective or error, and the overrides that not all jobs have."""
-    common = set.intersection(*(set(job["overrides"]) for job in jobs.values()))
+    given = dict(enumerate(planned)) or {number: job["overrides"] for number, job in jobs.items()}
+    common = set.intersection(*map(set, given.values()))
     rows = [("job", "became", "overrides", "objective or error")]
-    for number, job in jobs.items():
-        own = " ".join(text for text in job["overrides"] if text not in common)
+    for number, texts in given.items():
+        job = jobs.get(number, {"outcome": "not begun", "result": ""})
+        own = " ".join(text for text in texts if text not in common)
         rows.append((str(number), job["outcome"], own, job["result"]))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:
         fixed = (text.ljust(width) for text, width in zip(row, widths, strict=False))
         tell("  ".join([*fixed, row[3]]).rstrip())
-    tell(f"next: {recipe('report')}")
+    is_whole = not {"not begun", "stopped"} & {row[1] for row in rows}
+    tell(f"next: {recipe('report')}" if is_whole else "next: the same command goes on")
