@@ -139,8 +139,39 @@ def test_a_sweep_that_is_interrupted_tells_which_jobs_were_not_begun_and_how_it_
         "3    not begun  seed=1 size=3",
         "4    not begun  seed=2 size=2",
         "5    not begun  seed=2 size=3",
-        "next: the same command goes on",
+        "next: the same command (runs go on unless run.overwrite=true)",
     ]
+
+
+def test_a_sweep_that_is_interrupted_in_its_last_job_goes_on_by_the_same_command(sweep):
+    def interrupted(cfg):
+        if cfg.seed == 1:
+            raise KeyboardInterrupt
+
+    _, out, _ = sweep(interrupted, "-m", "seed=0,1")
+    assert out.splitlines()[-2:] == [
+        "1    stopped  seed=1",
+        "next: the same command (runs go on unless run.overwrite=true)",
+    ]
+
+
+def test_rows_are_of_the_jobs_that_ran_where_more_is_swept_over_than_the_command_line_says(sweep, tmp_path):
+    params = "# @package hydra.sweeper\nparams: {seed: '0,4,5'}\n"
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "seeds.yaml").write_text(params)
+    status, out, _ = sweep(task, "-m", "+own=seeds", "size=2,3")
+    assert status == 0
+    rows = {" ".join(line.split()[1:]) for line in out.splitlines()[-7:-1]}
+    jobs_that_ran = ("ran seed=0 size={} 0", "resumed seed=4 size={} 0.4", "ran seed=5 size={} 0.5")
+    assert rows == {text.format(size) for text in jobs_that_ran for size in (2, 3)}
+
+
+def test_rows_are_of_the_jobs_that_ran_whatever_their_order(sweep):
+    status, out, _ = sweep(lambda cfg: cfg.seed, "-m", "seed=shuffle(0,1,2,3,4,5,6,7)")
+    assert status == 0
+    rows = [line.split() for line in out.splitlines()[-9:-1]]
+    assert sorted(row[2] for row in rows) == [f"seed={seed}" for seed in range(8)]
+    assert all(row[2] == f"seed={row[3]}" for row in rows)
 
 
 def test_a_sweep_whose_jobs_all_end_well_has_status_zero(sweep):

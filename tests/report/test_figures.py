@@ -55,6 +55,20 @@ def test_attention_becomes_a_picture(tmp_path):
         draw_attention(tmp_path / "b.png", np.zeros((2, 3, 4)))
 
 
+def test_a_picture_that_stays_is_shown_for_as_long_and_one_that_comes_again_is_shown_again(tmp_path):
+    pictures = np.zeros((3, 8, 6, 3), np.uint8)
+    pictures[1, -1, -1] = pictures[2, 4, 3] = 200  # all with the same first pixel
+    shown = [0, 0, 1, 0, 0, 0, 2, 2]
+    with Image.open(write_gif(tmp_path / "a.gif", pictures[shown], fps=10)) as gif:
+        durations, frames = [], []
+        for index in range(gif.n_frames):
+            gif.seek(index)
+            durations.append(gif.info["duration"])
+            frames.append(np.asarray(gif.convert("RGB")))
+    assert durations == [200, 100, 300, 200]
+    assert np.array_equal(frames, pictures[[0, 1, 0, 2]])
+
+
 def test_a_gif_holds_every_frame_at_the_speed_asked_for(tmp_path):
     frames = np.zeros((3, 8, 6, 3), dtype=np.uint8)
     frames[1, :, :, 0] = 255

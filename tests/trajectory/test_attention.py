@@ -109,9 +109,12 @@ def test_masks_made_piece_by_piece_change_nothing(
         assert torch.allclose(whole, parts, atol=1e-12)
 
 
-def test_no_mask_grows_with_the_square_of_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_FEWEST_QUERIES", 4)
-    monkeypatch.setattr(attention, "_LARGEST_MASK", 1)
+@pytest.mark.parametrize(("fewest", "largest", "batch"), [(4, 1, 1), (1, 4 * 3 * 64, 3)])
+def test_no_mask_grows_with_the_square_of_the_length(
+    monkeypatch: pytest.MonkeyPatch, fewest: int, largest: int, batch: int
+) -> None:
+    monkeypatch.setattr(attention, "_FEWEST_QUERIES", fewest)
+    monkeypatch.setattr(attention, "_LARGEST_MASK", largest)
     made = []
 
     def noted(*args: object, **kwargs: object) -> torch.Tensor:
@@ -121,13 +124,14 @@ def test_no_mask_grows_with_the_square_of_the_length(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(attention, "visibility", noted)
     for length in (32, 64):
-        starts = torch.zeros(1, length).bool()
-        starts[0, [0, 5]] = True
-        q, k, v = torch.randn(3, 1, 2, length, 3, requires_grad=True)
+        starts = torch.zeros(batch, length).bool()
+        starts[:, [0, 5]] = True
+        q, k, v = torch.randn(3, batch, 2, length, 3, requires_grad=True)
         made.clear()
         sequence_attention(starts, window=None, sinks=0)(q, k, v).sum().backward()
-        assert max(made) == 4 * length
-        assert len(made) == 2 * length / 4  # forward and again backward
+        queries = max(fewest, largest // (length * batch))
+        assert max(made) == batch * queries * length
+        assert len(made) == 2 * length / queries  # forward and again backward
 
 
 def test_autocast_on_a_cpu_keeps_attention_in_float32() -> None:

@@ -72,12 +72,15 @@ def answer(config_name: str) -> None:
         tell_aside(f"{config_name}: loading")
     if config_name in _LOGGED and not sys.stdout.isatty() and os.environ.get("RANK", "0") == "0":
         print(f"{time.strftime('%H:%M:%S')}  {config_name}: loading", flush=True)
-    gc.disable()  # until `prepare_process`: looking for garbage among all that is imported would take a second
+    gc.disable()  # until `read_line` is called again: to look for garbage among all imports takes a second
 
 
 def read_line(arguments: Sequence[str], directory: str, config_name: str) -> CommandLine:
     """The command line of a recipe; ends the process with a line where it cannot be read."""
     prepare_process()
+    if not gc.isenabled():
+        gc.freeze()  # what is there now stays
+        gc.enable()
     try:
         return read_command_line(ease(arguments, **EASED.get(config_name, {})), directory, config_name)
     except UsageError as error:
@@ -91,9 +94,6 @@ def prepare_process() -> None:
             del os.environ[name]
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
-    if not gc.isenabled():
-        gc.freeze()  # what is there now stays
-        gc.enable()
 
 
 def fail(name: str, message: str, *, status: int = USAGE_STATUS) -> NoReturn:

@@ -229,7 +229,9 @@ def table_of_jobs(sweep_dir: Path, planned: Sequence[list[str]]) -> Iterator[dic
 
 def _print_table(jobs: Mapping[int, Mapping[str, Any]], planned: Sequence[list[str]]) -> None:
     """A line per job: its number, outcome, objective or error, and the overrides that not all jobs have."""
-    given = dict(enumerate(planned)) or {number: job["overrides"] for number, job in jobs.items()}
+    given = {number: job["overrides"] for number, job in jobs.items()}
+    if all(number < len(planned) and set(texts) <= set(planned[number]) for number, texts in given.items()):
+        given = dict(enumerate(planned))  # else Hydra has others, as with hydra.sweeper.params or shuffle()
     common = set.intersection(*map(set, given.values()))
     rows = [("job", "became", "overrides", "objective or error")]
     for number, texts in given.items():
@@ -240,5 +242,6 @@ def _print_table(jobs: Mapping[int, Mapping[str, Any]], planned: Sequence[list[s
     for row in rows:
         fixed = (text.ljust(width) for text, width in zip(row, widths, strict=False))
         tell("  ".join([*fixed, row[3]]).rstrip())
-    is_whole = not {"not begun", "stopped"} & {row[1] for row in rows}
-    tell(f"next: {recipe('report')}" if is_whole else "next: the same command goes on")
+    is_left = bool({"not begun", "stopped"} & {row[1] for row in rows})
+    again = "the same command (runs go on unless run.overwrite=true)"
+    tell(f"next: {again if is_left else recipe('report')}")
