@@ -61,6 +61,64 @@ def nothing_read_back() -> type:
     return NothingReadBack
 
 
+@pytest.fixture(scope="session")
+def tape(nothing_read_back) -> type:
+    """Records on a CPU as a CUDA graph does: a replay repeats operations on the same tensors, no line of the function.
+
+    A recording leaves everything as it was, and fails where something is read back.
+    """
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+    from yamame.capturing import capturing
+
+    class Log(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.calls, self.written = [], {}
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            for argument, value in zip(func._schema.arguments, args, strict=False):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    for storage in (each.untyped_storage() for each in tree_leaves(value)):
+                        self.written.setdefault(storage.data_ptr(), (storage, storage.clone()))
+            out = func(*args, **(kwargs or {}))
+            if not func.is_view:
+                self.calls.append((func, args, kwargs or {}, tree_leaves(out)))
+            return out
+
+    class Tape:
+        def __init__(self):
+            self.warmed = self.records = self.replays = self.steps = 0
+
+        def warm(self, function):
+            assert not capturing()
+            self.warmed += 1
+            return function()
+
+        def record(self, function):
+            assert capturing()
+            self.records += 1
+            log, state = Log(), torch.get_rng_state()
+            with nothing_read_back(), log:
+                results = function()
+            for storage, before in log.written.values():
+                storage.copy_(before)
+            torch.set_rng_state(state)
+
+            def replay():
+                self.replays += 1
+                self.steps += not results  # whole steps return nothing
+                for func, args, kwargs, outs in log.calls:
+                    for out, new in zip(outs, tree_leaves(func(*args, **kwargs)), strict=True):
+                        if out is not new:
+                            out.copy_(new)
+
+            return replay, results
+
+    return Tape
+
+
 class Forked(NamedTuple):
     """A program that runs as a copy of the process of `forking.py`."""
 

@@ -1,17 +1,14 @@
 """Recorded decisions: those of the ordinary policy, from the same memory, and nothing in them is read back."""
 
 import copy
-import inspect
 import pickle
 from functools import partial
 
 import pytest
 import torch
 from tensordict import TensorDict
-from torch.fx.experimental.proxy_tensor import make_fx
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from yamame.agent import policy as policy_module
-from yamame.capturing import capturing
 from yamame.recorder import Compiled, CudaRecorder
 from yamame.trajectory import (
     GRUEncoder,
@@ -47,33 +44,6 @@ ENCODERS = {
 }
 
 
-class OnTheHost:
-    """Records on a CPU: a replay repeats the same operations on the same tensors, and no line of the function."""
-
-    def __init__(self, context):
-        self.context, self.warmed, self.records, self.replays = context, 0, 0, 0
-
-    def warm(self, function):
-        assert not capturing()
-        self.warmed += 1
-        return function()
-
-    def record(self, function):
-        assert capturing()
-        self.records += 1
-        with self.context():
-            names = list(function())
-        trace = make_fx(lambda _: list(function().values()))(torch.zeros(()))
-        results = dict(zip(names, trace(torch.zeros(())), strict=True))
-
-        def replay():
-            self.replays += 1
-            for result, value in zip(results.values(), trace(torch.zeros(())), strict=True):
-                result.copy_(value)
-
-        return replay, results
-
-
 class Again:
     """Records on a CPU by calling the function again: what is compiled cannot be traced."""
 
@@ -85,24 +55,6 @@ class Again:
         return lambda: results.update(function()), results
 
 
-class Undone:
-    """A recorder whose recordings leave what they write as it was, as a capture does."""
-
-    def __init__(self, recorder, memory_of):
-        self.recorder, self.memory_of = recorder, memory_of
-        self.warm = recorder.warm
-
-    def __getattr__(self, name):
-        return getattr(self.recorder, name)
-
-    def record(self, function):
-        memory = self.memory_of(function)
-        before = memory.clone()
-        recorded = self.recorder.record(function)
-        memory.update_(before)
-        return recorded
-
-
 def acting(policy):
     """A copy that acts."""
     actor = copy.deepcopy(policy).requires_grad_(False).eval()
@@ -111,15 +63,11 @@ def acting(policy):
 
 
 @pytest.fixture
-def record(nothing_read_back):
+def record(tape):
     """Makes a copy of a policy that records, and what it records with."""
 
     def make(policy):
-        recorder = Undone(
-            OnTheHost(nothing_read_back),
-            lambda decide: inspect.getclosurevars(decide).nonlocals["own_memory"],
-        )
-        actor = acting(policy)
+        actor, recorder = acting(policy), tape()
         actor.record(recorder)
         return actor, recorder
 

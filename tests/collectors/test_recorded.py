@@ -6,11 +6,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torchrl.envs import TransformedEnv
 from torchrl.envs.transforms import RewardSum
-from yamame.capturing import capturing, recording
+from yamame.capturing import recording
 from yamame.collectors import SyncCollector
 from yamame.exploration import BilevelEpsilon, EpsilonGreedy, GaussianNoise
 from yamame.trajectory import (
@@ -63,53 +61,6 @@ class OneMore(TransformerEncoder):
 
     def grow_by(self, memory, num_steps):
         return TrajectoryEncoder.grow_by(self, memory, num_steps)
-
-
-class Tape:
-    """Records as a CUDA graph does: a replay repeats operations on the same tensors, and no line of the function.
-
-    A recording leaves everything as it was.
-    """
-
-    def __init__(self, context):
-        self.context, self.warmed, self.records, self.replays = context, 0, 0, 0
-
-    def warm(self, function):
-        assert not capturing()
-        self.warmed += 1
-        return function()
-
-    def record(self, function):
-        assert capturing()
-        self.records += 1
-        calls, written = [], {}
-
-        class Log(TorchDispatchMode):
-            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-                for argument, value in zip(func._schema.arguments, args, strict=False):
-                    if argument.alias_info is not None and argument.alias_info.is_write:
-                        for storage in (each.untyped_storage() for each in tree_leaves(value)):
-                            written.setdefault(storage.data_ptr(), (storage, storage.clone()))
-                out = func(*args, **(kwargs or {}))
-                if not func.is_view:
-                    calls.append((func, args, kwargs or {}, tree_leaves(out)))
-                return out
-
-        state = torch.get_rng_state()
-        with self.context(), Log():
-            results = function()
-        for storage, before in written.values():
-            storage.copy_(before)
-        torch.set_rng_state(state)
-
-        def replay():
-            self.replays += not results  # of whole steps, which return nothing
-            for func, args, kwargs, outs in calls:
-                for out, new in zip(outs, tree_leaves(func(*args, **kwargs)), strict=True):
-                    if out is not new:
-                        out.copy_(new)
-
-        return replay, results
 
 
 class Compiled:
@@ -185,25 +136,25 @@ def act_out(collector, again):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_recorded_steps_collect_what_ordinary_ones_do_and_read_nothing_back(make, case, nothing_read_back):
-    recorder = Tape(nothing_read_back)
+def test_recorded_steps_collect_what_ordinary_ones_do_and_read_nothing_back(make, case, tape):
+    recorder = tape()
     ordinary = act_out(make(case), make(case))
     recorded = act_out(make(case, recorder), make(case, recorder))
     assert len(ordinary) > 10
     assert same(ordinary, recorded)
-    assert recorder.replays > 8 * LENGTH
+    assert recorder.steps > 8 * LENGTH
     assert recorder.records <= (8 if case in ("transformer", "trials", "lake") else 3)
 
 
-def test_what_is_recorded_without_its_environment_is_noticed(make, nothing_read_back):
-    recorder = Tape(nothing_read_back)
+def test_what_is_recorded_without_its_environment_is_noticed(make, tape):
+    recorder = tape()
     ordinary, recorded = make("gru"), make("gru", recorder)
     recorded._recorded._parts.pop()
     trajectories = []
     for collector in (ordinary, recorded):
         torch.manual_seed(1)
         trajectories.append(collect(collector, 4))
-    assert recorder.replays > 40
+    assert recorder.steps > 40
     assert len(trajectories[0]) != len(trajectories[1]) or not same(*trajectories)
 
 
@@ -219,7 +170,7 @@ def test_compiled_as_one_graph_a_whole_step_is_what_it_is(make, case):
     torch.compiler.reset()
 
 
-def test_what_cannot_be_recorded_for_a_while_is_not(make, nothing_read_back):
+def test_what_cannot_be_recorded_for_a_while_is_not(make, tape):
     """An exploration that is off, and an instruction, which is looked at as episodes begin."""
 
     def act(collector):
@@ -229,10 +180,10 @@ def test_what_cannot_be_recorded_for_a_while_is_not(make, nothing_read_back):
             collector.exploration.enabled = number != 1
             collector.env.set_instruction("1,2" if number == 2 else None)
             parts += collect(collector, 2)
-            replays.append(recorder.replays)
+            replays.append(recorder.steps)
         return parts, replays
 
-    recorder = Tape(nothing_read_back)
+    recorder = tape()
     (ordinary, _), (recorded, replays) = (
         act(make("gru", each, env=maze(size=5))) for each in (None, recorder)
     )
@@ -288,10 +239,8 @@ class Turning(TensorDictModuleBase):
         self.turn = tensors["turn"]
 
 
-def test_parts_of_strangers_are_recorded_if_they_carry_their_tensors(
-    make_shelf, monkeypatch, nothing_read_back
-):
-    recorder, trajectories = Tape(nothing_read_back), []
+def test_parts_of_strangers_are_recorded_if_they_carry_their_tensors(make_shelf, monkeypatch, tape):
+    recorder, trajectories = tape(), []
     monkeypatch.setattr("yamame.collectors.sync.cuda_recorder", lambda device, owner: recorder)
     for cuda_graph in (False, True):
         settings = {"exploration": Turning(), "cuda_graph": cuda_graph}
@@ -300,7 +249,7 @@ def test_parts_of_strangers_are_recorded_if_they_carry_their_tensors(
             collector.collect(NUM_ENVS * LENGTH)
         trajectories.append(collector.replay.take())
     assert same(*trajectories)
-    assert recorder.replays > 3 * LENGTH
+    assert recorder.steps > 3 * LENGTH
     assert len({tuple(one["action"].tolist()) for one in trajectories[0]}) > 3
 
 
@@ -338,12 +287,12 @@ class Decisions:
         return run, results
 
 
-def test_a_memory_of_which_nobody_can_tell_its_room_is_looked_at_before_every_step(make, nothing_read_back):
+def test_a_memory_of_which_nobody_can_tell_its_room_is_looked_at_before_every_step(make, tape):
     encoder = partial(OneMore, d_model=16, num_heads=2, num_layers=1)
-    recorder, trajectories = Tape(nothing_read_back), []
+    recorder, trajectories = tape(), []
     for collector in (make(encoder), make(encoder, recorder)):
         torch.manual_seed(1)
         assert not collector.policy.reserve(2)
         trajectories.append(collect(collector, 3))
     assert same(*trajectories)
-    assert recorder.replays > 2 * LENGTH
+    assert recorder.steps > 2 * LENGTH
