@@ -8,14 +8,22 @@ import json
 import os
 import sys
 
+import matplotlib.backends.backend_agg
 import matplotlib.pyplot  # noqa: F401
 import mlflow.tracking  # noqa: F401
 import scipy.stats  # noqa: F401
 import torch.distributed.launcher.api  # noqa: F401
+import torchrl.objectives  # noqa: F401
 import yamame_envs  # noqa: F401
+from hydra import compose, initialize_config_dir
+from PIL import Image
+from yamame import conf_dir
 from yamame.runs.api import load_recipe
 
 load_recipe("train")
+Image.preinit()
+with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+    compose("train", overrides=["debug=tiny"])  # Hydra finds its plugins once
 
 
 def run(asked: dict) -> None:
