@@ -129,7 +129,7 @@ def test_a_sweep_that_is_interrupted_tells_which_jobs_were_not_begun_and_how_it_
             raise KeyboardInterrupt
         return 0.5
 
-    status, out, _ = sweep(interrupted, "-m", "seed=0,1,2", "size=2,3")
+    status, out, _ = sweep(interrupted, "-m", "seed=0,1,2", "size=2,3", "run.overwrite=true")
     assert status == 130
     assert out.splitlines()[-8:] == [
         "job  became     overrides      objective or error",

@@ -230,7 +230,13 @@ def table_of_jobs(sweep_dir: Path, planned: Sequence[list[str]]) -> Iterator[dic
 def _print_table(jobs: Mapping[int, Mapping[str, Any]], planned: Sequence[list[str]]) -> None:
     """A line per job: its number, outcome, objective or error, and the overrides that not all jobs have."""
     given = {number: job["overrides"] for number, job in jobs.items()}
-    if all(number < len(planned) and set(texts) <= set(planned[number]) for number, texts in given.items()):
+    fixed = set.intersection(*map(set, planned)) if planned else set()  # which Hydra may spell otherwise
+    if all(
+        number < len(planned)
+        and set(planned[number]) - fixed <= set(texts)
+        and set(map(key_of, texts)) <= set(map(key_of, planned[number]))
+        for number, texts in given.items()
+    ):
         given = dict(enumerate(planned))  # else Hydra has others, as with hydra.sweeper.params or shuffle()
     common = set.intersection(*map(set, given.values()))
     rows = [("job", "became", "overrides", "objective or error")]
