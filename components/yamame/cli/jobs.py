@@ -230,10 +230,10 @@ def table_of_jobs(sweep_dir: Path, planned: Sequence[list[str]]) -> Iterator[dic
 def _print_table(jobs: Mapping[int, Mapping[str, Any]], planned: Sequence[list[str]]) -> None:
     """A line per job: its number, outcome, objective or error, and the overrides that not all jobs have."""
     given = {number: job["overrides"] for number, job in jobs.items()}
-    fixed = set.intersection(*map(set, planned)) if planned else set()  # which Hydra may spell otherwise
+    shared = set.intersection(*map(set, planned)) if planned else set()  # which Hydra may spell otherwise
     if all(
         number < len(planned)
-        and set(planned[number]) - fixed <= set(texts)
+        and set(planned[number]) - shared <= set(texts)
         and set(map(key_of, texts)) <= set(map(key_of, planned[number]))
         for number, texts in given.items()
     ):
