@@ -166,13 +166,14 @@ def test_rows_are_of_the_jobs_that_ran_where_more_is_swept_over_than_the_command
     assert rows == {text.format(size) for text in jobs_that_ran for size in (2, 3)}
 
 
-def test_no_job_is_made_up_where_more_is_swept_over_than_the_command_line_says(sweep, tmp_path):
+@pytest.mark.parametrize("added", ["+own=seeds", "hydra/sweeper=basic"])
+def test_no_job_is_made_up_where_others_are_tried_than_the_command_line_says(sweep, tmp_path, added):
     def interrupted(cfg):
         raise KeyboardInterrupt
 
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "seeds.yaml").write_text("# @package hydra.sweeper\nparams: {seed: '0,4'}\n")
-    _, out, _ = sweep(interrupted, "-m", "+own=seeds", "size=2,3")
+    _, out, _ = sweep(interrupted, "-m", added, "size=2,3")
     assert [line.split()[:2] for line in out.splitlines()[-3:-1]] == [["job", "became"], ["0", "stopped"]]
 
 

@@ -229,15 +229,8 @@ def table_of_jobs(sweep_dir: Path, planned: Sequence[list[str]]) -> Iterator[dic
 
 def _print_table(jobs: Mapping[int, Mapping[str, Any]], planned: Sequence[list[str]]) -> None:
     """A line per job: its number, outcome, objective or error, and the overrides that not all jobs have."""
-    given = {number: job["overrides"] for number, job in jobs.items()}
-    shared = set.intersection(*map(set, planned)) if planned else set()  # which Hydra may spell otherwise
-    if all(
-        number < len(planned)
-        and set(planned[number]) - shared <= set(texts)
-        and set(map(key_of, texts)) <= set(map(key_of, planned[number]))
-        for number, texts in given.items()
-    ):
-        given = dict(enumerate(planned))  # else Hydra has others, as with hydra.sweeper.params or shuffle()
+    begun = {number: job["overrides"] for number, job in jobs.items()}
+    given = dict(enumerate(planned)) if _are_planned(begun, planned) else begun
     common = set.intersection(*map(set, given.values()))
     rows = [("job", "became", "overrides", "objective or error")]
     for number, texts in given.items():
@@ -248,6 +241,17 @@ def _print_table(jobs: Mapping[int, Mapping[str, Any]], planned: Sequence[list[s
     for row in rows:
         fixed = (text.ljust(width) for text, width in zip(row, widths, strict=False))
         tell("  ".join([*fixed, row[3]]).rstrip())
-    is_left = bool({"not begun", "stopped"} & {row[1] for row in rows})
+    is_left = {"not begun", "stopped"} & {row[1] for row in rows}
     again = "the same command (runs go on unless run.overwrite=true)"
     tell(f"next: {again if is_left else recipe('report')}")
+
+
+def _are_planned(begun: Mapping[int, list[str]], planned: Sequence[list[str]]) -> bool:
+    """Whether these jobs are among the planned: not with ``hydra.sweeper.params`` or ``shuffle()``."""
+    shared = set.intersection(*map(set, planned)) if planned else set()  # Hydra may spell these otherwise
+    return all(
+        number < len(planned)
+        and set(planned[number]) - shared <= set(texts)
+        and set(map(key_of, texts)) <= set(map(key_of, planned[number]))
+        for number, texts in begun.items()
+    )

@@ -207,12 +207,11 @@ def write_gif(path: Path, frames: ArrayLike, *, fps: float = 10.0) -> Path:
     """
     from PIL import Image
 
-    array = _checked_frames("write_gif", frames, fps, most=50.0)
-    starts = [0] + [now for now in range(1, len(array)) if (array[now] != array[now - 1]).any()]
-    images = [Image.fromarray(array[start]) for start in starts]  # a picture that stays is prepared once
-    times = (np.diff(starts, append=len(array)) * round(1000 / fps)).tolist()
+    images = [Image.fromarray(frame) for frame in _checked_frames("write_gif", frames, fps, most=50.0)]
     with atomic_writer(path) as file:
-        images[0].save(file, format="GIF", save_all=True, append_images=images[1:], duration=times, loop=0)
+        images[0].save(
+            file, format="GIF", save_all=True, append_images=images[1:], duration=round(1000 / fps), loop=0
+        )
     return path
 
 
