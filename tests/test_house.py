@@ -1,4 +1,4 @@
-"""Measured laws of the house: how much code there is, what a part needs beside it, how deep a training step lies."""
+"""Measured laws of the house: which files a part needs beside it, what is imported, how deep a training step lies."""
 
 import ast
 import json
@@ -11,13 +11,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "components" / "yamame"
-
-
-def lines(files) -> int:
-    return sum(file.read_text().count("\n") for file in files)
-
-
-# What there is.
 
 
 EMULATED = "tests/gpu_emulation/emulated_cuda/device.cpp"
@@ -46,19 +39,6 @@ def test_a_planted_kernel_is_found(tmp_path):
     (tmp_path / "c.py").write_text("import math")
     beside = EMULATED.replace("device", "other")
     assert foreign_files(tmp_path, ["a.c", "b.py", "c.py", EMULATED, beside]) == ["a.c", beside, "b.py"]
-
-
-def test_the_package_and_its_rooms_stay_small():
-    rooms = {room: lines(room.glob("*.py")) for room in (PACKAGE, *PACKAGE.rglob("*")) if room.is_dir()}
-    assert 0 < rooms[PACKAGE / "trajectory"] <= 2_000
-    assert {room: size for room, size in rooms.items() if size > 2_500} == {}
-    assert lines(PACKAGE.rglob("*.py")) <= 26_940
-
-
-def test_the_tools_stay_small():
-    assert (
-        0 < lines((ROOT / "tools").glob("*.py")) <= 1_680
-    )  # of which 142 make the site and 343 are the first run on a GPU
 
 
 # What a part needs beside it.
@@ -105,20 +85,19 @@ def closure(package: Path, start: Path) -> set[Path]:
 
 
 PARTS = [
-    ("yamame.trajectory", "TransformerEncoder", 8, 1_031),
-    ("yamame.trajectory", "GRUEncoder", 4, 1_000),
-    ("yamame.timestep", "MLPTimestepEncoder", 3, 1_000),
-    ("yamame.transforms", "ContextTransform", 4, 1_000),
+    ("yamame.trajectory", "TransformerEncoder", 8),
+    ("yamame.trajectory", "GRUEncoder", 4),
+    ("yamame.timestep", "MLPTimestepEncoder", 3),
+    ("yamame.transforms", "ContextTransform", 4),
 ]
 
 
-@pytest.mark.parametrize(("module", "name", "most_files", "most_lines"), PARTS)
-def test_a_part_can_be_copied_with_few_files(module, name, most_files, most_lines):
+@pytest.mark.parametrize(("module", "name", "most_files"), PARTS)
+def test_a_part_can_be_copied_with_few_files(module, name, most_files):
     start = defining_file(PACKAGE, module, name)
     assert f"class {name}" in start.read_text()
     files = closure(PACKAGE, start)
     assert len(files) <= most_files, sorted(str(file.relative_to(PACKAGE)) for file in files)
-    assert lines(files) <= most_lines
 
 
 def test_a_closure_follows_imports_through_packages_and_within_functions(tmp_path):
