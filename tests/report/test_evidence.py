@@ -41,6 +41,7 @@ def trained(make_run):
             "cost/updates": {100: 1, 200: 2},
             "cost/env_steps": {100: 7, 200: 9},
         }
+        metrics |= {f"eval/return_mean_trial_{i}": {200: value / 2 + i} for i in (0, 1)}
         tags = {"command": f"python recipes/train.py {experiment} {arguments} seed={seed} run.name=a{seed}"}
         tags |= {"mlflow.source.git.commit": COMMIT, "axis": axis} | MACHINE
         settings = {"budget__env_steps": 200, "schedule__autocast": "auto", "evaluation__env__split": "test"}
@@ -99,6 +100,7 @@ def test_tables_are_the_same_from_evidence_as_from_the_runs(tmp_path, runs):
     assert filled(tmp_path, read_evidence(tmp_path / "kept")) == page
     assert "2.400, 2.700, 1.500" in page
     assert "never" in page
+    assert "| 1.100, 2.100 |" in page  # the mean over seeds of two attempts
     changed = (tmp_path / "kept" / "evaluations.csv").read_text().replace("2.7,", "2.6,")
     (tmp_path / "kept" / "evaluations.csv").write_text(changed)
     assert filled(tmp_path, read_evidence(tmp_path / "kept")) != page
@@ -126,6 +128,15 @@ def test_a_row_says_how_a_run_was_made_and_where_it_ended(tmp_path, runs):
     assert row["versions"] == "torch 2.13.0"
     other = next(row for row in rows_of(tmp_path) if "no_memory" in row["overrides"])
     assert other["overrides"] == "experiment=dark +ablation=no_memory agent.gammas=[0.9,0.99]"
+
+
+def test_changed_experiments_are_judged_by_the_metric_that_they_declare(tmp_path, trained, make_run):
+    """Nothing is expected of an ablation, but it is measured as the experiment is."""
+    keep(tmp_path, [trained(0, 1.1, "+ablation=no_memory", lr=2)])
+    assert rows_of(tmp_path)[0]["metric"] == "return_mean"
+    metrics = {"eval/success_mean": {1: 0.5}, "eval/return_mean": {1: 2.0}}
+    keep(tmp_path / "other", [make_run(0, metrics)])
+    assert rows_of(tmp_path / "other")[0]["metric"] == "success_mean"
 
 
 def test_runs_are_added_in_any_order_and_none_is_ever_deleted(tmp_path, runs):

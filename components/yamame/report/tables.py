@@ -26,6 +26,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from yamame.checks import UsageError
 from yamame.evaluation.intervals import Resampling
 from yamame.files.atomic import atomic_writer
@@ -120,6 +122,16 @@ def _reached(row: _Row, *, in_seconds: bool) -> str:
     return ", ".join(crossings)
 
 
+def _attempts(row: _Row) -> str:
+    """The return of every trial in the last evaluation, the mean over seeds; of the trials that all seeds had."""
+    means = []
+    while True:
+        values = [run.last(f"eval/return_mean_trial_{len(means)}") for run in row.group.runs]
+        if None in values:
+            return ", ".join(map(number, means))
+        means.append(float(np.mean(values)))
+
+
 def _budget(row: _Row) -> str:
     """By what its runs ended, as they were last started."""
     limits = []
@@ -135,6 +147,7 @@ COLUMNS: dict[str, Callable[[_Row], str]] = {
     "at the end": _ends,
     "best": lambda row: ", ".join(number(value) for value, _ in _bests(row)),
     "verdict": _verdict,
+    "per attempt": _attempts,
     "mean": _mean,
     "difference": _difference,
     "reached after CPU-s": lambda row: _reached(row, in_seconds=True),
@@ -146,8 +159,9 @@ COLUMNS: dict[str, Callable[[_Row], str]] = {
     "revision": lambda row: ", ".join(revision[:7] for revision in row.group.revisions),
 }
 """What can be written: the last evaluation of every seed and its best one, whether that is above, within or below what
-was published, the mean of the last ones with its interval, the difference to the base of the section, when every seed
-crossed the mark, the means of what runs took, their budget and their revision."""
+was published, the returns of the trials of an episode, the mean of the last evaluations with its interval, the
+difference to the base of the section, when every seed crossed the mark, the means of what runs took, their budget and
+their revision."""
 
 
 def write_tables(pages: Sequence[Path], sections: Sequence[Section], resampling: Resampling) -> list[str]:
