@@ -124,10 +124,11 @@ def _reached(row: _Row, *, in_seconds: bool) -> str:
 
 def _attempts(row: _Row) -> str:
     """The return of every trial in the last evaluation, the mean over seeds; of the trials that all seeds had."""
-    means = []
+    means: list[float] = []
     while True:
-        values = [run.last(f"eval/return_mean_trial_{len(means)}") for run in row.group.runs]
-        if None in values:
+        logged = [run.last(f"eval/return_mean_trial_{len(means)}") for run in row.group.runs]
+        values = [value for value in logged if value is not None]
+        if len(values) < len(logged):
             return ", ".join(map(number, means))
         means.append(float(np.mean(values)))
 
