@@ -32,7 +32,7 @@ from yamame.cli.nodes import instantiate, plain
 from yamame.failures import tell_aside
 from yamame.report import RunReader, make_sections, place_table, write_tables
 
-WRITTEN = ("at the end", "best", "verdict", "CPU-s", "steps", "revision")
+WRITTEN = ("at the end", "best", "verdict", "CPU-s", "steps")
 
 
 def leaderboard(cfg: DictConfig) -> Path | None:

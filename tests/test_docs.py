@@ -17,7 +17,9 @@ from yamame.keys import ENTRIES, GOAL_COMPLETED, GOAL_PAD, GOAL_TOLERANCE
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.rglob("*.md"))
+NOTEBOOK = DOCS / "lab"
+"""Notes on experiments: outside of the navigation, in their own words, and about earlier code."""
+PAGES = sorted(page for page in DOCS.rglob("*.md") if NOTEBOOK not in page.parents)
 HOWTOS = sorted((DOCS / "howto").glob("*.md"))
 NO_PAGES = {"MIN_IMAGE_SIZE", "Returns", "GlobalRNGState", "register"}
 """Public names that the reference leaves out: a constant, a former name, TorchRL's, and what is called for us."""

@@ -4,10 +4,7 @@ import re
 import shutil
 from pathlib import Path
 
-import pytest
 from yamame import conf_dir
-from yamame.checks import UsageError
-from yamame.report import Resampling, write_tables
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -21,24 +18,6 @@ def scripts(page: str) -> list[str]:
 
 def test_the_readme_is_short():
     assert len(README.splitlines()) <= 120
-
-
-@pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
-def test_marked_tables_can_be_written_and_name_experiments_that_there_are(tmp_path, name):
-    text = (ROOT / name).read_text()
-    page = tmp_path / "page.md"
-    page.write_text(text)
-    with pytest.raises(
-        UsageError, match=r"none of .* was run"
-    ):  # the tables were read: nothing else is wrong
-        write_tables([page], [], Resampling())
-    tables = re.findall(r"<!-- runs:.*?<!-- end of runs -->", text, re.DOTALL)
-    rows = re.findall(r"`(experiment=[^`]+)`", "".join(tables))
-    assert len(rows) >= 6
-    for row in rows:
-        (experiment,) = re.findall(r"experiment=(\w+)", row)
-        assert experiment in choices("experiment")
-        assert set(re.findall(r"ablation=(\w+)", row)) <= choices("ablation")
 
 
 def test_the_script_of_the_readme_runs(empty_store, tmp_path, monkeypatch):

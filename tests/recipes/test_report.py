@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from yamame.tracking.tracker import MLflowTracker
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "report.py"
@@ -69,7 +70,7 @@ def test_the_report_tells_the_verdict_the_runs_left_out_and_the_path_last(report
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report"]
 
 
-def test_numbers_of_marked_tables_are_those_of_the_runs(report, database, tmp_path):
+def test_tables_are_filled_from_evidence_which_needs_no_store_later(report, database, tmp_path):
     uri = f"sqlite:///{database}/mlflow.db"
     tracker = MLflowTracker(tracking_uri=uri, experiment="marked", system_metrics=False)
     for seed, value in enumerate((0.7, 1.0)):
@@ -78,17 +79,25 @@ def test_numbers_of_marked_tables_are_those_of_the_runs(report, database, tmp_pa
         tags = {"command": f"python recipes/train.py experiment=cpu_mazerunner seed={seed}"}
         with tracker.start(folder, name=folder.name, params={"seed": seed}, tags=tags):
             tracker.log({"eval/success_mean": value}, step=1)
-    page = tmp_path / "page=1.md"
+    page, folder = tmp_path / "page=1.md", tmp_path / "evidence"
     head = "| task | `python recipes/train.py ...` | at the end |\n|---|---|---|\n"
     rows = ["| two goals | `experiment=cpu_mazerunner` | 0.99 |", "| three | `experiment=other` | 0.99 |"]
-    page.write_text(f"<!-- runs: -->\n{head}" + "\n".join(rows) + "\n<!-- end of runs -->\n")
-    options = ("resampling.num_resamples=50", "store.experiment=marked")
-    status, out, err = report(*options, f"tables={page}", "strict=true")
+    before = f"<!-- runs: -->\n{head}" + "\n".join(rows) + "\n<!-- end of runs -->\n"
+    page.write_text(before)
+    options = ("resampling.num_resamples=50", f"evidence={folder}", f"tables={page}")
+    status, out, err = report(*options, "store.experiment=marked", "strict=true")
     assert (status, err) == (1, "")
-    assert out.splitlines()[-2] == f"{page}: not run: python recipes/train.py experiment=other"
-    assert "| two goals | `experiment=cpu_mazerunner` | 0.700, 1.000 |" in page.read_text()
-    assert "| three | `experiment=other` | 0.99 |" in page.read_text()
-    assert report(*options, "tables=[none.md]")[2].strip().endswith("got none.md")
+    assert out.splitlines()[-2] == f"{page}: to be measured: python recipes/train.py experiment=other"
+    filled = page.read_text()
+    assert "| two goals | `experiment=cpu_mazerunner` | 0.700, 1.000 |" in filled
+    assert "| three | `experiment=other` | to be measured |" in filled
+    machine = (folder / "runs.csv").read_text().splitlines()[1].split(",")
+    assert f"torch {torch.__version__}" in machine[-1]
+    page.write_text(before)
+    status, out, err = report(*options, uri="null")
+    assert (status, err, out.splitlines()[-1]) == (0, "", str(folder))
+    assert page.read_text() == filled
+    assert report(*options[:2], "tables=[none.md]", uri="null")[2].strip().endswith("got none.md")
 
 
 def test_strict_ends_with_status_one_where_less_came_out_than_expected(report):
@@ -111,6 +120,9 @@ def test_strict_ends_with_status_one_where_less_came_out_than_expected(report):
         (["thresholds=[0.5,-1]"], "thresholds: must be positive numbers, got -1"),
         (["resampling.confidence=2"], "resampling: Resampling: confidence must be in (0, 1), got 2"),
         (["bogus=1"], "bogus"),
+        (["tables=[page.md]"], "tables: must have a folder to be filled from"),
+        (["evidence=none", "store.tracking_uri=null"], "evidence: must be a folder with runs.csv"),
+        (["store.tracking_uri=null"], "store.tracking_uri: must be a store where there is no evidence"),
     ],
 )
 def test_a_mistake_ends_with_one_line_and_nothing_written(report, tmp_path, arguments, message):

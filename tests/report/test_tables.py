@@ -94,30 +94,42 @@ def test_the_latest_of_several_settings_with_one_command_counts(tmp_path, make_r
 
 
 @pytest.mark.parametrize("command", ["experiment=darker", "experiment=dark lr=3", "experiment=dark ~trials"])
-def test_a_row_that_was_not_run_is_named_and_keeps_what_it_had(tmp_path, sections, command):
-    rows = [f"| a | `{command}` | 0.99 | |", "| b | `experiment=dark` | | |"]
-    page = page_of(tmp_path, ["at the end", "CPU-s"], *rows)
+def test_a_row_that_was_not_run_is_named_and_has_no_number(tmp_path, sections, command):
+    rows = [f"| a | `{command}` | 4 | 0.99 | 5 |", "| b | `experiment=dark` | | | |"]
+    page = page_of(tmp_path, ["seeds", "at the end", "CPU-s"], *rows, options=" seeds=0,1")
     assert write_tables([page], sections, RESAMPLING) == [
-        f"{page}: not run: python recipes/train.py {command}"
+        f"{page}: to be measured: python recipes/train.py {command}"
     ]
-    assert cells(page) == ["0.99", ""]  # as a difference of the base is
+    assert cells(page) == ["0, 1", "to be measured", ""]
+    assert cells(page, 1) == ["0, 1", "0.800, 0.900", "20.5"]
 
 
-def test_a_row_without_any_number_says_that_it_was_not_run(tmp_path, sections):
-    rows = ["| a | `experiment=darker` | | |", "| b | `experiment=dark` | | |"]
-    page = page_of(tmp_path, ["at the end", "CPU-s"], *rows)
-    write_tables([page], sections, RESAMPLING)
-    assert cells(page) == ["not run", "not run"]
+def test_seeds_that_were_not_run_are_named(tmp_path, sections):
+    page = page_of(tmp_path, ["at the end"], "| a | `experiment=dark` | |", options=" seeds=2,3,4")
+    (line,) = write_tables([page], sections, RESAMPLING)
+    assert line.endswith("python recipes/train.py experiment=dark seed=3,4")
+    assert cells(page) == ["1.000"]
 
 
-def test_a_page_of_which_nothing_was_run_keeps_its_numbers(tmp_path, sections):
+def test_a_page_with_numbers_of_which_nothing_was_run_stays_as_it_is(tmp_path, sections):
     page = page_of(tmp_path, ["at the end"], "| a | `experiment=dark` | 0.99 |")
     before = page.read_text()
-    with pytest.raises(
-        UsageError, match=r"must name pages of which store.tracking_uri holds runs, none of .* was run"
-    ):
+    with pytest.raises(UsageError, match=r"none of .* was run"):
         write_tables([page], [], RESAMPLING)
     assert page.read_text() == before
+    page.write_text(before.replace("0.99", "to be measured"))
+    assert len(write_tables([page], [], RESAMPLING)) == 1
+
+
+def test_a_difference_is_to_the_latest_runs_of_the_base(tmp_path, make_run):
+    def run(arguments, value, lr):
+        tags = {"command": f"python recipes/train.py experiment=dark {arguments} seed=0"}
+        return make_run(0, {"eval/success_mean": {1: value}}, tags=tags, lr=lr)
+
+    runs = [run("", 0.1, 1), run("", 0.5, 2), run("+ablation=no_memory", 0.2, 3)]
+    page = page_of(tmp_path, ["difference"], "| a | `experiment=dark +ablation=no_memory` | |")
+    write_tables([page], make_sections(runs)[0], RESAMPLING)
+    assert cells(page) == ["\N{MINUS SIGN}0.300"]
 
 
 def test_names_of_runs_stay_in_their_cell(tmp_path, make_run):

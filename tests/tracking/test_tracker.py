@@ -2,10 +2,12 @@
 
 import json
 import logging
+import os
 import sqlite3
 from pathlib import Path
 
 import pytest
+import torch
 from yamame.checks import UsageError
 from yamame.signals import Terminated
 from yamame.tracking import mlflow_store as store
@@ -195,6 +197,13 @@ def test_revision_versions_and_the_parent_become_tags(start, monkeypatch, info):
     assert tags["mlflow.parentRunId"] == "0123"
     assert tags["mlflow.runName"] == "a run"
     assert {"version.torch", "version.torchrl", "version.python"} <= tags.keys()
+
+
+def test_the_kind_of_machine_becomes_tags(start, info):
+    tags = info(start()).data.tags
+    assert int(tags["machine.cores"]) == len(os.sched_getaffinity(0))
+    assert int(tags["machine.threads"]) == torch.get_num_threads()
+    assert tags["machine.processor"]
 
 
 def test_a_continued_run_tells_which_versions_run_now(start, monkeypatch, info):

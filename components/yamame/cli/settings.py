@@ -149,8 +149,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "metric": str | None,
         "thresholds": list[float],
         "strict": bool,
+        "evidence": str | None,
         "tables": str | list[str] | None,
-        "store": {"tracking_uri": str, "experiment": str},
+        "store": {"tracking_uri": str | None, "experiment": str},
         "resampling": Node,
     },
     "leaderboard": {

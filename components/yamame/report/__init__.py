@@ -1,15 +1,19 @@
 """A report of runs: reads an MLflow experiment and makes one page with tables, curves, videos and verdicts.
 
 `RunReader` reads runs, `make_sections` sorts them, `build_content` computes the numbers, `write_report` writes page,
-pictures and tables.
+pictures and tables. `write_evidence` and `read_evidence` keep the numbers of runs as CSV files, from which
+`write_tables` fills the tables of Markdown pages.
 """
 
 from yamame.evaluation.intervals import Resampling as Resampling
 from yamame.report.content import Verdict as Verdict
 from yamame.report.content import build_content as build_content
 from yamame.report.content import falls_short as falls_short
+from yamame.report.evidence import read_evidence as read_evidence
+from yamame.report.evidence import write_evidence as write_evidence
 from yamame.report.export import write_report as write_report
 from yamame.report.groups import Group as Group
+from yamame.report.groups import Section as Section
 from yamame.report.groups import make_sections as make_sections
 from yamame.report.tables import place_table as place_table
 from yamame.report.tables import write_tables as write_tables

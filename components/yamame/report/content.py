@@ -192,9 +192,14 @@ def _evaluated(group: Group) -> set[str]:
 
 
 def metric_of(section: Section) -> str:
-    """What its groups are compared by, unless something else is asked for."""
-    if section.expected is not None:
-        return section.expected.metric
+    """Returns the metric that groups are compared by, unless another is asked for.
+
+    It is the one that the experiment declares, also where overrides make another experiment of it; else success, else
+    the return.
+    """
+    declared = section.expected or Expected.from_params(section.base.runs[-1].params)
+    if declared is not None and (section.expected or declared.metric in _evaluated(section.base)):
+        return declared.metric
     has_success = any("success_mean" in _evaluated(group) for group in section.groups)
     return "success_mean" if has_success else "return_mean"
 

@@ -1,7 +1,5 @@
 """Writes a report: the page, its pictures and videos as files, its numbers as tables."""
 
-import csv
-import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -9,6 +7,7 @@ import numpy as np
 
 from yamame.files.atomic import atomic_writer
 from yamame.report.content import Content
+from yamame.report.csv_files import csv_bytes, guarded
 from yamame.report.figures import draw
 from yamame.report.page import render, video_name
 from yamame.report.plots import Plot
@@ -16,8 +15,6 @@ from yamame.report.plots import Plot
 PAGE = "index.html"
 FILES = "files.csv"
 """Table of what a report wrote, so that the next one in its place can delete what it does not write itself."""
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""What a text begins with that a spreadsheet would compute."""
 _COLUMNS = {
     "groups": "section group label metric mean low high interval episodes_low episodes_high "
     "num_seeds env_steps cpu_s wall_s",
@@ -77,17 +74,13 @@ def _former(directory: Path) -> set[str]:
 
 
 def _csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([_cell(value) for value in row] for row in rows)
-    return text.getvalue().encode()
+    return csv_bytes(columns, ([_cell(value) for value in row] for row in rows))
 
 
 def _cell(value: object) -> object:
     """A value as a spreadsheet may read it: no text is a formula, and what is no number is empty."""
-    if isinstance(value, str) and value.startswith(_FORMULA):
-        return f"'{value}"
+    if isinstance(value, str):
+        return guarded(value)
     return "" if value is None or value != value else value
 
 

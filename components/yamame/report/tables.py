@@ -1,6 +1,7 @@
 """Tables of Markdown pages whose numbers come from runs: words are typed, numbers are written by `write_tables`.
 
-A page marks a table, and its head says what stands where:
+The runs are those of a folder of evidence (`yamame.report.evidence`), or of an MLflow store. A page marks a table, and
+its head says what stands where:
 
     <!-- runs: seeds=0,1,2; typed=AMAGO 3.3 -->
 
@@ -11,10 +12,10 @@ A page marks a table, and its head says what stands where:
     <!-- end of runs -->
 
 ``task``, the command, ``metric`` and ``mark`` (of ``reached after``) are typed, and so are columns that the marker
-names; all others are those of `COLUMNS` and written where there are runs, whatever stood there. The command finds the
-runs: those that were started with the same overrides, whatever their seed and name. Of several such groups the latest
-counts. ``seeds`` leaves out others. ``against`` names a typed column of published numbers, ``0.53`` or ``0.53 ± 0.01``,
-for the verdict; what else stands there, as ``(0.53)``, is not compared.
+names; all others are those of `COLUMNS` and written, whatever stood there. The command finds the runs: those that were
+started with the same overrides, whatever their seed and name. Of several such groups the latest counts. ``seeds``
+leaves out others. A row without runs gets no number and says "to be measured". ``against`` names a typed column of
+published numbers, ``0.53`` or ``0.53 ± 0.01``, for the verdict; what else stands there, as ``(0.53)``, is not compared.
 """
 
 import math
@@ -24,6 +25,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from yamame.checks import UsageError
 from yamame.evaluation.intervals import Resampling
@@ -35,7 +38,7 @@ from yamame.report.estimates import compare, final, less_is_better, passed
 from yamame.report.groups import Group, Section
 from yamame.report.page import interval, number, seconds, signed
 
-NOT_RUN = "not run"
+TO_BE_MEASURED = "to be measured"
 _MARKED = re.compile(r"(<!-- runs:(.*?)-->\n)(.*?)(<!-- end of runs -->)", re.DOTALL)
 _BEGIN = "<!-- runs:"
 _RECIPE = re.compile(r"`python recipes/(\w+)\.py \.\.\.`")
@@ -119,6 +122,17 @@ def _reached(row: _Row, *, in_seconds: bool) -> str:
     return ", ".join(crossings)
 
 
+def _attempts(row: _Row) -> str:
+    """The return of every trial in the last evaluation, the mean over seeds; of the trials that all seeds had."""
+    means: list[float] = []
+    while True:
+        logged = [run.last(f"eval/return_mean_trial_{len(means)}") for run in row.group.runs]
+        values = [value for value in logged if value is not None]
+        if len(values) < len(logged):
+            return ", ".join(map(number, means))
+        means.append(float(np.mean(values)))
+
+
 def _budget(row: _Row) -> str:
     """By what its runs ended, as they were last started."""
     limits = []
@@ -134,6 +148,7 @@ COLUMNS: dict[str, Callable[[_Row], str]] = {
     "at the end": _ends,
     "best": lambda row: ", ".join(number(value) for value, _ in _bests(row)),
     "verdict": _verdict,
+    "per attempt": _attempts,
     "mean": _mean,
     "difference": _difference,
     "reached after CPU-s": lambda row: _reached(row, in_seconds=True),
@@ -145,8 +160,9 @@ COLUMNS: dict[str, Callable[[_Row], str]] = {
     "revision": lambda row: ", ".join(revision[:7] for revision in row.group.revisions),
 }
 """What can be written: the last evaluation of every seed and its best one, whether that is above, within or below what
-was published, the mean of the last ones with its interval, the difference to the base of the section, when every seed
-crossed the mark, the means of what runs took, their budget and their revision."""
+was published, the returns of the trials of an episode, the mean of the last evaluations with its interval, the
+difference to the base of the section, when every seed crossed the mark, the means of what runs took, their budget and
+their revision."""
 
 
 def write_tables(pages: Sequence[Path], sections: Sequence[Section], resampling: Resampling) -> list[str]:
@@ -158,10 +174,11 @@ def write_tables(pages: Sequence[Path], sections: Sequence[Section], resampling:
         resampling: How intervals are made.
 
     Returns:
-        A line for every row of which no run counts; its numbers stay, and say of which revision they are.
+        A line for every command that is still to be run.
 
     Raises:
-        UsageError: A page has no table that can be read, or none of its rows was run; nothing is written then.
+        UsageError: A page has no table that can be read, or has numbers and none of its rows was run; nothing is
+            written then.
     """
     texts, missing = {}, []
     for page in pages:
@@ -169,17 +186,17 @@ def write_tables(pages: Sequence[Path], sections: Sequence[Section], resampling:
             raise UsageError(f"tables: must name pages with {_BEGIN} ... -->, got {page}")
         if text.count(_BEGIN) != len(_MARKED.findall(text)):
             raise UsageError(f"tables: a table must end with <!-- end of runs -->, got none in {page}")
-        written, start, found = "", 0, False
+        written, start, was_run, had_numbers = "", 0, False, False
         for match in _MARKED.finditer(text):
-            table, lost = _filled(page, match[2], match[3], sections, resampling)
-            missing += lost
-            found |= len(lost) < table.count("\n") - 1  # below head and rule
-            written += f"{text[start : match.start()]}{match[1]}\n{table}\n\n{match[4]}"
+            table = _Table.read(page, match[2], match[3])
+            filled, lines = table.filled(sections, resampling)
+            missing += lines
+            was_run |= any(table.runs_of(row, sections) for row in table.rows)
+            had_numbers |= any(table.has_numbers(row) for row in table.rows)
+            written += f"{text[start : match.start()]}{match[1]}\n{filled}\n\n{match[4]}"
             start = match.end()
-        if not found:
-            raise UsageError(
-                f"tables: must name pages of which store.tracking_uri holds runs, none of {page} was run"
-            )
+        if had_numbers and not was_run:
+            raise UsageError(f"tables: none of {page} was run, so its numbers would be lost")
         texts[page] = written + text[start:]
     for page, text in texts.items():
         with atomic_writer(page) as file:
@@ -202,35 +219,82 @@ def place_table(page: Path, title: str, table: str, notes: str) -> None:
         file.write(placed.encode())
 
 
-def _filled(
-    page: Path, options: str, table: str, sections: Sequence[Section], resampling: Resampling
-) -> tuple[str, list[str]]:
-    """A table with its numbers, and a line for every row without."""
-    given = dict(part.strip().partition("=")[::2] for part in options.split(";") if part.strip())
-    if unknown := given.keys() - {"seeds", "typed", "against"}:
-        raise UsageError(f"tables: a marker may say seeds, typed and against, got {min(unknown)} in {page}")
-    typed, against = given.get("typed", "").split(","), given.get("against", "")
-    if not re.fullmatch(r"\d+(, *\d+)*", given.get("seeds", "0")):
-        raise UsageError(f"tables: seeds must be as 0,1,2, got {given['seeds']} in {page}")
-    head, rows, recipe = _read(page, table, typed=typed)
-    if against and against not in head:
-        raise UsageError(f"tables: against must name a column, got {against} in {page}")
-    lines, missing = [head, ["---"] * len(head)], []
-    for row in rows:
-        cells = dict(zip(head, row, strict=True))
-        command = _command(cells)
-        latest = _runs_of(sections, recipe, command, given.get("seeds"))
-        if latest is None:
-            missing.append(f"{page}: {NOT_RUN}: python recipes/{recipe}.py {command}")
-            was_run = any(cells[name] for name in head if name in COLUMNS)
-            lines.append([NOT_RUN if name in COLUMNS and not was_run else cells[name] for name in head])
-            continue
-        group, base, metric = latest
-        mark = float(cells["mark"]) if cells.get("mark") else None
-        metric = cells.get("metric", "").strip("`") or metric
-        of_row = _Row(group, base, metric, mark, resampling, cells.get(against, ""))
-        lines.append([_cell(COLUMNS[name](of_row)) if name in COLUMNS else cells[name] for name in head])
-    return "\n".join(re.sub(r"\|  (?=\|)", "| ", f"| {' | '.join(line)} |") for line in lines), missing
+class _Table(NamedTuple):
+    """A marked table of a page: head, rows, the recipe of its commands, and the options of its marker."""
+
+    page: Path
+    head: list[str]
+    rows: list[dict[str, str]]
+    recipe: str
+    seeds: str | None
+    against: str
+
+    @classmethod
+    def read(cls, page: Path, options: str, table: str) -> "_Table":
+        """Reads a table and the options of its marker.
+
+        Raises:
+            UsageError: Either has something that cannot be read.
+        """
+        given = dict(part.strip().partition("=")[::2] for part in options.split(";") if part.strip())
+        if unknown := given.keys() - {"seeds", "typed", "against"}:
+            raise UsageError(
+                f"tables: a marker may say seeds, typed and against, got {min(unknown)} in {page}"
+            )
+        typed, against = given.get("typed", "").split(","), given.get("against", "")
+        if not re.fullmatch(r"\d+(, *\d+)*", given.get("seeds", "0")):
+            raise UsageError(f"tables: seeds must be as 0,1,2, got {given['seeds']} in {page}")
+        head, rows, recipe = _read(page, table, typed=typed)
+        if against and against not in head:
+            raise UsageError(f"tables: against must name a column, got {against} in {page}")
+        return cls(page, head, rows, recipe, given.get("seeds"), against)
+
+    @property
+    def wanted_seeds(self) -> list[str]:
+        """The seeds that its marker asks for; none where it takes those that there are."""
+        return [] if self.seeds is None else [seed.strip() for seed in self.seeds.split(",")]
+
+    def runs_of(self, row: Mapping[str, str], sections: Sequence[Section]) -> tuple[Group, Group, str] | None:
+        """The latest group of the command of a row, the base of its section, and the section's metric."""
+        return _runs_of(sections, self.recipe, _command(row), self.wanted_seeds)
+
+    def has_numbers(self, row: Mapping[str, str]) -> bool:
+        """Whether a row has cells with numbers of runs."""
+        return any(
+            row[name] not in ("", TO_BE_MEASURED) for name in self.head if name in COLUMNS and name != "seeds"
+        )
+
+    def filled(self, sections: Sequence[Section], resampling: Resampling) -> tuple[str, list[str]]:
+        """The table with the numbers of runs, and a line for every command that is still to be run."""
+        lines, missing = [self.head, ["---"] * len(self.head)], []
+        for row in self.rows:
+            command = f"python recipes/{self.recipe}.py {_command(row)}"
+            found = self.runs_of(row, sections)
+            if found is None:
+                missing.append(f"{self.page}: {TO_BE_MEASURED}: {command}")
+                written = self._empty()
+            else:
+                group, base, metric = found
+                lacking = [seed for seed in self.wanted_seeds if seed not in {run.seed for run in group.runs}]
+                if lacking:
+                    missing.append(f"{self.page}: {TO_BE_MEASURED}: {command} seed={','.join(lacking)}")
+                mark = float(row["mark"]) if row.get("mark") else None
+                metric = row.get("metric", "").strip("`") or metric
+                numbers = _Row(group, base, metric, mark, resampling, row.get(self.against, ""))
+                written = {name: _cell(COLUMNS[name](numbers)) for name in self.head if name in COLUMNS}
+            lines.append([written.get(name, row[name]) for name in self.head])
+        text = "\n".join(re.sub(r"\|  (?=\|)", "| ", f"| {' | '.join(line)} |") for line in lines)
+        return text, missing
+
+    def _empty(self) -> dict[str, str]:
+        """The cells of a row that was not run: its seeds, a note in place of the first number, nothing else."""
+        cells = {name: "" for name in self.head if name in COLUMNS}
+        first = next((name for name in cells if name != "seeds"), None)
+        if first is not None:
+            cells[first] = TO_BE_MEASURED
+        if "seeds" in cells:
+            cells["seeds"] = ", ".join(self.wanted_seeds)
+        return cells
 
 
 def _command(cells: Mapping[str, str]) -> str:
@@ -243,7 +307,7 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
-def _read(page: Path, table: str, *, typed: Sequence[str]) -> tuple[list[str], list[list[str]], str]:
+def _read(page: Path, table: str, *, typed: Sequence[str]) -> tuple[list[str], list[dict[str, str]], str]:
     """Head and rows of a table, and the recipe that its commands are of."""
     lines = [line.strip()[1:-1] for line in table.splitlines() if line.strip()] or [""]
     if len(lines) > 1 and not re.fullmatch(r"[-:| ]+", lines[1]):
@@ -260,6 +324,7 @@ def _read(page: Path, table: str, *, typed: Sequence[str]) -> tuple[list[str], l
             raise UsageError(
                 f"tables: a column must be typed or one of {', '.join(COLUMNS)}, got {name} in {page}"
             )
+    named = []
     for row in rows:
         if len(row) != len(head):
             raise UsageError(f"tables: a row must have {len(head)} cells, got {' | '.join(row)} in {page}")
@@ -271,34 +336,50 @@ def _read(page: Path, table: str, *, typed: Sequence[str]) -> tuple[list[str], l
         mark = cells.get("mark", "")
         if not re.fullmatch(r"(-?\d+(\.\d+)?)?", mark):
             raise UsageError(f"tables: a mark must be a number, got {mark} in {page}")
-    return head, rows, recipe
+        named.append(cells)
+    return head, named, recipe
 
 
 def _runs_of(
-    sections: Sequence[Section], recipe: str, command: str, seeds: str | None
+    sections: Sequence[Section], recipe: str, command: str, seeds: Sequence[str]
 ) -> tuple[Group, Group, str] | None:
-    """The latest group that a command has started, the base of its section, and the section's metric."""
+    """Finds the latest group that a command has started, the base of its section, and the section's metric."""
     wanted = _settings_of(shlex.split(command))
-    matching = [
-        (section, group)
-        for section in sections
-        for group in section.groups
-        if group.recipe == recipe and any(_settings_of(each.words) == wanted for each in group.commands)
-    ]
-    if not matching:
+    candidates = []
+    for section in sections:
+        group = _latest(section, wanted)
+        if group is not None and group.recipe == recipe:
+            candidates.append((_last_start(group), section, group))
+    if not candidates:
         return None
-    section, group = max(matching, key=lambda pair: max(run.started_ms for run in pair[1].runs))
-    kept = None if seeds is None else {seed.strip() for seed in seeds.split(",")}
+    _, section, group = max(candidates, key=lambda candidate: candidate[0])
+    # The base may have been run again after its settings have changed: the later runs are those to compare with.
+    base = section.base
+    if base.commands:
+        base = _latest(section, _settings_of(base.commands[0].words)) or base
 
     def chosen(group: Group) -> Group:
-        return replace(group, runs=tuple(run for run in group.runs if kept is None or run.seed in kept))
+        return replace(group, runs=tuple(run for run in group.runs if not seeds or run.seed in seeds))
 
-    base = section.base
     ours = chosen(group)
     return (ours, ours if group is base else chosen(base), metric_of(section)) if ours.runs else None
 
 
+def _latest(section: Section, wanted: frozenset[str]) -> Group | None:
+    """Returns the group of a section that was started last with these overrides; None where there is none."""
+    started = [
+        group
+        for group in section.groups
+        if any(_settings_of(command.words) == wanted for command in group.commands)
+    ]
+    return max(started, key=_last_start, default=None)
+
+
+def _last_start(group: Group) -> int:
+    return max(run.started_ms for run in group.runs)
+
+
 def _settings_of(words: Sequence[str]) -> frozenset[str]:
-    """The overrides among the words of a command line that make a run what it is."""
+    """Returns the overrides among the words of a command line that make a run what it is."""
     given = (word.lstrip("+") for word in words if "=" in word or word.startswith("~"))
     return frozenset(word for word in given if is_a_setting(key_of(word)))

@@ -19,6 +19,7 @@ from yamame.failures import one_line
 from yamame.files.atomic import json_safe
 from yamame.files.run_directory import RunDirectory
 from yamame.tracking.costs import SystemMetrics
+from yamame.tracking.machine import machine
 from yamame.tracking.mlflow_store import RUN_TAG, MLflowRun, NoAnswerError, absolute_uri, clean_key
 from yamame.tracking.pages import run_address, ui_command
 from yamame.tracking.record import RUN_FILE, open_run, read_record, write_record
@@ -291,8 +292,9 @@ def _create_run(directory: Path, *, name: str, tags: Mapping[str, str]) -> MLflo
 
 
 def _made_by() -> dict[str, str]:
-    """What runs here: versions, and the commit, which outside of a checkout is unknown."""
+    """Tags with versions, the kind of machine, and the commit, which outside of a checkout is unknown."""
     made_by = {f"version.{package}": version for package, version in versions().items()}
+    made_by |= {f"machine.{name}": value for name, value in machine().items()}
     return made_by | {"mlflow.source.git.commit": git_revision() or "unknown"}
 
 

@@ -1,0 +1,46 @@
+"""The kind of machine that a run uses, recorded with its numbers: CPU-seconds mean little without it."""
+
+import os
+import platform
+from pathlib import Path
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def machine() -> dict[str, str]:
+    """Describes this machine.
+
+    Returns:
+        ``processor`` (model name), ``cores`` (that this process may use), ``threads`` (of torch), and ``gpu`` where
+        CUDA has one.
+    """
+    import torch  # here, since the tracker is imported by commands that need no torch
+
+    described = {
+        "processor": processor_name(),
+        "cores": str(_num_cores()),
+        "threads": str(torch.get_num_threads()),
+    }
+    if torch.cuda.is_available():
+        described["gpu"] = torch.cuda.get_device_name()
+    return described
+
+
+def processor_name() -> str:
+    """Returns the model name of the processor, as Linux reports it, or else the name of the architecture."""
+    try:
+        lines = _CPUINFO.read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() == "model name" and value.strip():
+            return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _num_cores() -> int:
+    # A container or a scheduler may leave a process fewer cores than the machine has.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,322 @@
+"""Results on pages are those of the CSV files, which are read here without the code that fills tables."""
+
+import csv
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EVIDENCE = ROOT / "docs" / "results"
+TABLES = ("README.md", "docs/results.md", "docs/leaderboard.md")
+"""Pages with marked tables."""
+PROSE = ("README.md", "docs/results.md", "docs/index.md", "docs/speed.md")
+"""Pages of which no sentence has a result that no table has."""
+WITHOUT_HASHES = (*PROSE, "docs/leaderboard.md", "docs/results/README.md", "CONTRIBUTING.md")
+TO_BE_MEASURED = "to be measured"
+MARKED = re.compile(r"<!-- runs:(.*?)-->\n(.*?)<!-- end of runs -->", re.DOTALL)
+TYPED = {"task", "metric", "mark"}
+
+
+def rows_of(folder: Path, name: str) -> list[dict[str, str]]:
+    path = folder / name
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def words_of(command: str) -> set[str]:
+    return {word.lstrip("+") for word in shlex.split(command)}
+
+
+def runs_of(folder: Path, command: str, seeds: list[str]) -> list[dict[str, str]]:
+    """The rows of a command: of the settings that were started last, for these seeds, in their order."""
+    rows = [
+        row
+        for row in rows_of(folder, "runs.csv")
+        if words_of(row.get("overrides", "").removeprefix("'")) == words_of(command)
+    ]
+    latest = max(rows, key=lambda row: row["date"], default={}).get("settings_id")
+    by_seed = {
+        row["seed"]: row for row in sorted(rows, key=lambda row: row["date"]) if row["settings_id"] == latest
+    }
+    return [by_seed[seed] for seed in seeds if seed in by_seed]
+
+
+def crossing(folder: Path, run: dict[str, str], mark: float, cost: str) -> float | None:
+    """Where a line between two evaluations first crosses a mark."""
+    points = [
+        (float(row["env_steps"]), float(row[cost]), float(row[run["metric"]]))
+        for row in rows_of(folder, "evaluations.csv")
+        if row["run"] == run["run"]
+    ]
+    points.sort()
+    for index, (_, place, value) in enumerate(points):
+        if value >= mark:
+            if index == 0:
+                return place
+            _, before, low = points[index - 1]
+            return before + (place - before) * (mark - low) / (value - low)
+    return None
+
+
+def plain(text: str) -> str:
+    return text.replace("\N{MINUS SIGN}", "-").replace(",", "")
+
+
+def shown(value: float) -> str:
+    """A number as tables write it."""
+    digits = 3 if abs(value) < 10 else 1 if abs(value) < 100 else 0
+    return f"{value:.{digits}f}"
+
+
+def expected_cell(
+    folder: Path, name: str, cells: dict[str, str], runs: list[dict[str, str]]
+) -> list[str] | None:
+    """The numbers that a cell must have; None for a column that is not computed again here."""
+    values = [float(run["value"]) for run in runs]
+    cost = {"steps": "env_steps", "CPU-s": "cpu_s", "wall-s": "wall_s"}.get(name)
+    if name == "at the end":
+        return [shown(value) for value in values]
+    if name == "mean":
+        return [shown(sum(values) / len(values))]
+    if cost is not None:
+        mean = sum(float(run[cost]) for run in runs) / len(runs)
+        return [shown(mean) if cost == "env_steps" else f"{mean:.{1 if mean < 100 else 0}f}"]
+    if name.startswith("reached after") and cells.get("mark"):
+        cost = "cpu_s" if name.endswith("CPU-s") else "env_steps"
+        places = [crossing(folder, run, float(cells["mark"]), cost) for run in runs]
+        digits = [0 if cost == "env_steps" or place is None or place >= 100 else 1 for place in places]
+        return ["never" if p is None else f"{p:.{d}f}" for p, d in zip(places, digits, strict=True)]
+    return None
+
+
+def wrong_cells(text: str, folder: Path) -> list[str]:
+    """Cells of the marked tables of a page that are not what the CSV files say."""
+    found = []
+    for options, table in MARKED.findall(text):
+        seeds = re.findall(r"\d+", (re.search(r"seeds=([\d, ]+)", options) or ["", "0"])[1])
+        typed = TYPED | set((re.search(r"typed=([^;]*)", options) or ["", ""])[1].strip().split(","))
+        lines = [line.strip().strip("|") for line in table.splitlines() if line.startswith("|")]
+        head, _, *rows = [[cell.strip() for cell in line.split("|")] for line in lines]
+        for row in rows:
+            cells = dict(zip(head, row, strict=True))
+            command = next(cell.strip("`") for name, cell in cells.items() if "recipes/" in name)
+            runs = runs_of(folder, command, seeds)
+            for name, cell in cells.items():
+                if name in typed | {"seeds"} or "recipes/" in name:
+                    continue
+                if not runs:
+                    if cell not in ("", TO_BE_MEASURED):
+                        found.append(f"{command}: {name} is {cell}, and was not run")
+                    continue
+                wanted = expected_cell(folder, name, cells, runs)
+                numbers = [plain(number) for number in cell.partition(" [")[0].split(", ")]
+                if wanted is not None and numbers != wanted:
+                    found.append(f"{command}: {name} is {numbers}, and must be {wanted}")
+    return found
+
+
+def untold_numbers(text: str) -> list[str]:
+    """Decimal numbers outside of code and of marked tables that no marked table has."""
+    tables = " ".join(table for _, table in MARKED.findall(text))
+    rest = MARKED.sub("", text)
+    for pattern in (r"```.*?```", r"`[^`]*`", r"<!--.*?-->", r"\]\([^)]*\)", r"arXiv \d+\.\d+"):
+        rest = re.sub(pattern, " ", rest, flags=re.DOTALL)
+    rest = re.sub(r"(Python|torch) \d\.\d+ to \d\.\d+", " ", rest)  # what is supported
+    return [number for number in re.findall(r"\d*\.\d+", rest) if number not in re.findall(r"[\d.]+", tables)]
+
+
+def hashes(text: str) -> list[str]:
+    rest = re.sub(r"https?://\S+", " ", text)
+    return [
+        word
+        for word in re.findall(r"\b[0-9a-f]{7,40}\b", rest)
+        if re.search(r"[a-f]", word) and re.search(r"\d", word)
+    ]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_number_of_a_marked_table_is_that_of_its_runs(name):
+    assert wrong_cells((ROOT / name).read_text(), EVIDENCE) == []
+
+
+@pytest.mark.parametrize("name", PROSE)
+def test_every_number_in_the_prose_of_a_page_is_one_of_its_tables(name):
+    assert untold_numbers((ROOT / name).read_text()) == []
+
+
+@pytest.mark.parametrize("name", [name for name in WITHOUT_HASHES if (ROOT / name).is_file()])
+def test_pages_have_no_commit_hashes(name):
+    assert hashes((ROOT / name).read_text()) == []
+
+
+def test_marked_tables_name_experiments_and_ablations_that_there_are():
+    for name in TABLES:
+        rows = re.findall(
+            r"`(experiment=[^`]+)`", " ".join(table for _, table in MARKED.findall((ROOT / name).read_text()))
+        )
+        assert len(rows) >= 6
+        for group in ("experiment", "ablation"):
+            named = set(re.findall(rf"\b{group}=(\w+)", " ".join(rows)))
+            assert named <= {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")}
+
+
+def test_tables_are_the_same_when_they_are_filled_again_from_the_files(tmp_path):
+    from yamame.report import Resampling, make_sections, read_evidence, write_tables
+
+    sections = make_sections(read_evidence(EVIDENCE))[0]
+    for name in TABLES:
+        copy = tmp_path / Path(name).name
+        copy.write_bytes((ROOT / name).read_bytes())
+        write_tables([copy], sections, Resampling())
+        assert copy.read_bytes() == (ROOT / name).read_bytes(), name
+
+
+def test_files_say_how_each_run_was_made():
+    runs, evaluations = rows_of(EVIDENCE, "runs.csv"), rows_of(EVIDENCE, "evaluations.csv")
+    assert faults(runs, evaluations) == []
+
+
+def faults(runs: list[dict[str, str]], evaluations: list[dict[str, str]]) -> list[str]:
+    """Rows that cannot be repeated or do not agree with each other."""
+    found = []
+    needed = (
+        "recipe",
+        "overrides",
+        "seed",
+        "metric",
+        "value",
+        "date",
+        "processor",
+        "instructions",
+        "cores",
+        "versions",
+    )
+    for run in runs:
+        found += [f"{run['run']}: has no {name}" for name in needed if not run[name]]
+        if not re.fullmatch(r"[0-9a-f]{40}", run["revision"]):  # one with local changes cannot be checked out
+            found.append(f"{run['run']}: revision is {run['revision']}")
+        own = [row for row in evaluations if row["run"] == run["run"]]
+        if not own or own[-1][run["metric"]] != run["value"] or own[-1]["cpu_s"] != run["cpu_s"]:
+            found.append(f"{run['run']}: its last evaluation says otherwise")
+    known = {run["run"] for run in runs}
+    return found + [f"{row['run']}: is no run" for row in evaluations if row["run"] not in known]
+
+
+def test_the_columns_of_the_files_are_explained():
+    text = (EVIDENCE / "README.md").read_text()
+    for name in ("runs.csv", "evaluations.csv"):
+        with (EVIDENCE / name).open(newline="") as file:
+            columns = next(csv.reader(file))
+        part = text[text.index(f"## {name}") :].partition("\n## ")[0]
+        named = set(re.findall(r"`(\w+)`", part))
+        metrics = (
+            re.compile(r"(success|return|length)_|num_episodes|finished")
+            if name == "evaluations.csv"
+            else re.compile("$^")
+        )
+        assert {column for column in columns if column not in named and not metrics.match(column)} == set()
+
+
+# The same checks on a page and files made by hand, in which something is changed.
+
+PAGE = """Seeds reach 0.900 at the end.
+
+<!-- runs: seeds=0,1; typed=theirs -->
+
+| task | `python recipes/train.py ...` | mark | at the end | reached after steps | CPU-s | theirs |
+| --- | --- | --- | --- | --- | --- | --- |
+| recall | `experiment=a +ablation=b` | 0.5 | 0.800, 0.900 | 1,500, 1,500 | 104 | 0.77 |
+| other | `experiment=c` | 0.5 | to be measured | | | 0.66 |
+
+<!-- end of runs -->
+"""
+REVISION = "0123456789" * 4
+
+
+def files(folder: Path) -> None:
+    made = {
+        "recipe": "train",
+        "overrides": "experiment=a +ablation=b",
+        "metric": "success_mean",
+        "settings_id": "s",
+    }
+    made |= {"revision": REVISION, "date": "2026-01-01T00:00:00Z"}
+    made |= dict.fromkeys(("processor", "instructions", "cores", "versions"), "x")
+    runs = [
+        made | {"run": f"r{s}", "seed": str(s), "value": f"0.{8 + s}", "cpu_s": str(103 + 2 * s)}
+        for s in (0, 1)
+    ]
+    curves = {"r0": [(1000, 50, 0.2), (2000, 103, 0.8)], "r1": [(1000, 50, 0.1), (2000, 105, 0.9)]}
+    evaluations = [
+        {"run": run, "env_steps": str(steps), "cpu_s": str(cpu), "success_mean": str(value)}
+        for run, curve in curves.items()
+        for steps, cpu, value in curve
+    ]
+    for name, rows in (("runs.csv", runs), ("evaluations.csv", evaluations)):
+        with (folder / name).open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+def test_a_page_that_agrees_with_its_files_has_no_fault(tmp_path):
+    files(tmp_path)
+    assert wrong_cells(PAGE, tmp_path) == []
+    assert untold_numbers(PAGE) == []
+    assert faults(rows_of(tmp_path, "runs.csv"), rows_of(tmp_path, "evaluations.csv")) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("page", "0.800, 0.900 |", "0.800, 0.901 |"),
+        ("page", "0.800, 0.900 |", "0.900, 0.800 |"),
+        ("page", "1,500, 1,500", "1,500, never"),
+        ("page", "| 104 |", "| 105 |"),
+        ("page", "| to be measured |", "| 0.800 |"),
+        ("page", "+ablation=b", "+ablation=d"),
+        ("runs.csv", "0.9", "0.91"),
+        ("runs.csv", "r1,1,", "r1,2,"),
+        ("evaluations.csv", "2000,103,0.8", "2000,103,0.7"),
+    ],
+)
+def test_a_number_that_was_changed_on_either_side_is_found(tmp_path, name, before, after):
+    files(tmp_path)
+    page = PAGE
+    if name == "page":
+        assert before in page
+        page = page.replace(before, after)
+    else:
+        text = (tmp_path / name).read_text()
+        columns = text.splitlines()[0].split(",")
+        if name == "runs.csv" and before.startswith("r1"):
+            before, after = (f"r1,{seed}," for seed in ("1", "2"))
+            assert columns.index("seed") == columns.index("run") + 1
+        assert before in text
+        (tmp_path / name).write_text(text.replace(before, after))
+    assert wrong_cells(page, tmp_path) != []
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("reach 0.900", "reach 0.910"), ("\n<!-- runs", "0.95 of all\n<!-- runs")]
+)
+def test_a_number_in_prose_that_no_table_has_is_found(before, after):
+    assert untold_numbers(PAGE) == []
+    assert len(untold_numbers(PAGE.replace(before, after, 1))) == 1
+
+
+def test_rows_that_cannot_be_repeated_are_found(tmp_path):
+    files(tmp_path)
+    runs, evaluations = rows_of(tmp_path, "runs.csv"), rows_of(tmp_path, "evaluations.csv")
+    assert len(faults([runs[0] | {"revision": f"{REVISION}-dirty"}, runs[1]], evaluations)) == 1
+    assert len(faults([runs[0] | {"overrides": ""}, runs[1]], evaluations)) == 1
+    assert len(faults([runs[0] | {"value": "0.7"}, runs[1]], evaluations)) == 1
+    assert len(faults(runs[:1], evaluations)) == 2
+
+
+def test_hashes_are_found_and_other_words_are_not():
+    assert hashes("at b7c1273, not 2010.09971, defaced, 1234567 or https://a.b/a93e8b9") == ["b7c1273"]
