@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 from hydra import compose, initialize_config_dir
 from tensordict import TensorDict
+from torchrl.envs import GymEnv, SerialEnv, TransformedEnv
 from yamame import conf_dir
 from yamame.checks import UsageError
 from yamame.cli.nodes import plain
@@ -17,6 +18,7 @@ from yamame.data import TrajectoryFormat, hdf5, minari, npz, torchrl
 from yamame.deploy import DeployedAgent, Interface, SavedAgent
 from yamame.deploy.build import build_agent
 from yamame.replay import pack
+from yamame.transforms import ContextTransform
 from yamame_envs import Gym, HostedEnv
 
 LENGTH, SEED = 7, 5
@@ -371,6 +373,22 @@ def test_rollouts_of_torchrl_hold_actions_as_the_environment_takes_them():
     own = steps.clone().set("action", steps["action"] + 1)
     read_own = torchrl(own, format=TrajectoryFormat(env), indices=False).stores[0].get([0])[0]
     assert torch.equal(read_own["action"], read_steps["action"])
+
+
+def test_where_specs_alone_say_one_hot_indices_are_as_good(tmp_path):
+    env = TransformedEnv(SerialEnv(1, lambda: GymEnv("FrozenLake-v1")), ContextTransform())
+    torch.manual_seed(0)
+    steps = env.rollout(200)[0]
+    format = TrajectoryFormat(env)
+    expected = torchrl(steps, format=format).stores[0].get([0])[0]
+    assert expected["observation"].shape[-1] == 16
+    shown = torch.cat([steps["observation"], steps["next", "observation"][-1:]]).int().argmax(-1)
+    done = {key: steps["next", key].numpy() for key in ("terminated", "truncated")}
+    arrays = {"actions": steps["action"].int().argmax(-1), "rewards": steps["next", "reward"], **done}
+    np.savez(tmp_path / "episode.npz", observations=shown, **arrays)
+    got = npz(str(tmp_path / "episode.npz"), format=format).stores[0].get([0])[0]
+    assert [key for key in expected.keys(True, True) if not torch.equal(got[key], expected[key])] == []
+    assert all(got[key].dtype == expected[key].dtype for key in expected.keys(True, True))
 
 
 def test_columns_side_by_side_of_a_space_that_does_not_count_from_0_are_refused(tmp_path):
