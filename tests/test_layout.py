@@ -47,9 +47,10 @@ SHARED_WITH_ENVS = {
     "yamame.failures",
     "yamame.goals",
     "yamame.actions",
+    "yamame.spaces",
     "yamame.transforms",
 }
-"""What environments may import of yamame: the format, and what instructions and actions are."""
+"""What environments may import of yamame: the format, what instructions and actions are, and how spaces are read."""
 GYMNASIUM_FILES = ("gymnasium_env.py", "registration.py")
 HOSTS = {"adapters", "suites"}
 """Folders of yamame_envs that play environments of other libraries."""

@@ -18,6 +18,8 @@ from torchrl.envs import EnvBase, TransformedEnv
 from yamame.actions import ActionEncoding
 from yamame.checks import require
 from yamame.keys import CONTEXT, DONE, RELABELLING
+from yamame.spaces import Spaces
+from yamame.spaces.from_specs import recorded_spaces
 from yamame.transforms import context_values
 
 from yamame_envs.base import BatchedEnv
@@ -124,6 +126,11 @@ class RepeatedTrials(ContextEnv):
         limit = env._time_limit if isinstance(env, ContextEnv) else None
         require(cls.__name__, "horizon", horizon, limit is not None, "be given where env tells no time limit")
         return (num_trials or 0) * (limit or 0)
+
+    @property
+    def spaces(self) -> Spaces | None:
+        """Description of the inner environment's Gymnasium spaces; None if it has none."""
+        return recorded_spaces(self.env)
 
     @property
     def capture_obstacle(self) -> str | None:

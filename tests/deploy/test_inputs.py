@@ -135,7 +135,7 @@ def test_pictures_and_masks_have_their_dtype_and_a_mask_must_allow_something(maz
     good = {"pixels": np.zeros((3, 36, 36), np.uint8), "action_mask": np.array([False, True, False, False])}
     assert agent.act(good) == 1
     for key, value, message in (
-        ("pixels", np.full((3, 36, 36), 300), r"'pixels' must be uint8, got int64"),
+        ("pixels", np.full((3, 36, 36), 300), r"'pixels' must be in 0..255, got 300"),
         ("pixels", np.zeros((3, 36, 36)), r"'pixels' must be uint8, got float64"),
         ("action_mask", np.ones(4), r"'action_mask' must be bool, got float64"),
         ("action_mask", np.zeros(4, bool), r"action_mask must allow an action in every row"),

@@ -1,11 +1,13 @@
-"""What the trajectories of an environment hold, and foreign rollouts brought to it.
+"""The entries of an environment's trajectories, and the conversion of other rollouts to them.
 
-A rollout ``[T]`` is TorchRL's: what is seen and the action at the root, what that led to under ``"next"``, episodes one
-after the other. The result is what a collector would have stored of these episodes: the entries of `yamame.keys`, with
-the context computed by the functions of `yamame.transforms` and the actions encoded by `yamame.actions`.
+A rollout ``[T]`` is TorchRL's: observations and the action at the root, the following observations, the reward and the
+flags under ``"next"``, episodes one after the other. The result is what a collector would have stored of these
+episodes: the entries of `yamame.keys`, with observations and actions read by `yamame.spaces`, the context computed by
+the functions of `yamame.transforms` and the actions encoded by `yamame.actions`.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -18,6 +20,8 @@ from yamame.actions.encoding import ActionEncoding
 from yamame.checks import require
 from yamame.keys import CONTEXT, NOT_STORED
 from yamame.replay.packing import pack
+from yamame.spaces import ObservationEntry
+from yamame.spaces.from_specs import describe, recorded_spaces
 from yamame.transforms.context import context_values
 
 OWNER = "TrajectoryFormat"
@@ -29,12 +33,14 @@ class TrajectoryFormat:
     """The entries of a trajectory, their shapes and dtypes, as an environment with its context emits them.
 
     Args:
-        env: With one batch dimension, which emits the context (`yamame.transforms.ContextTransform`).
+        env: An environment with one batch dimension that emits the context (`yamame.transforms.ContextTransform`). Its
+            Gymnasium spaces are those of ``env.spaces`` (`yamame.spaces.Spaces`), if it has such an attribute.
 
     Attributes:
         entries: Shape and dtype of every entry of one timestep, by key.
-        observed: Keys of what the environment shows, without the context.
-        horizon: Most steps of an episode; None where the environment does not tell.
+        observed: Keys of the observations, without the context.
+        actions: The actions: how values of the action space are read.
+        horizon: Most steps of an episode; None if the environment has no limit.
     """
 
     def __init__(self, env: EnvBase) -> None:
@@ -53,6 +59,11 @@ class TrajectoryFormat:
         self.entries |= {("next", "reward"): (one, torch.float32), **dict.fromkeys(flags, (one, torch.bool))}
         self.observed = [key for key in stored if key not in (*CONTEXT, "action")]
         self._encoding = ActionEncoding(action, batch_dims=1)
+        spaces = describe(spec[0], action[0], recorded_spaces(env))
+        self._observations: dict[NestedKey, ObservationEntry] = {
+            unravel_key(entry.key): entry for entry in spaces.observations
+        }
+        self.actions = spaces.action
         bound = getattr(spec["step_index"].space, "high", None)
         self.horizon = None if bound is None or int(bound.max()) >= 2**31 else int(bound.max())
         timed = "time" not in keys or self.horizon is not None
@@ -92,23 +103,71 @@ class TrajectoryFormat:
         condition = f"go by episodes of {self.horizon} steps, as the environment's"
         require(name, "entry 'time'", [round(float(t), 3) for t in time.flatten()[:3]], same, condition)
 
-    def trajectories(self, rollout: TensorDictBase, name: str) -> list[tuple[TensorDict, Tensor]]:
+    def observation(self, key: NestedKey) -> ObservationEntry:
+        """The observation of a key: how values of its space are read."""
+        return self._observations[key]
+
+    def read_observation(self, key: NestedKey, values: Tensor | Any, name: str) -> Tensor:
+        """An observation of T timesteps as it is stored.
+
+        Args:
+            key: One of ``observed``.
+            values: ``[T, ...]``, values of the space or stored entries (`yamame.spaces.ObservationEntry.read`).
+            name: Name of the file in messages.
+
+        Raises:
+            ValueError: If the shape, the dtype or a value does not fit the space.
+        """
+        array = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+        read = self._observations[key].read(array, batch=array.shape[:1], label=f"{name}: entry {key!r}")
+        return torch.from_numpy(read)
+
+    def read_action(self, values: Tensor | Any, name: str, *, indices: bool) -> Tensor:
+        """Actions of T timesteps as they are stored.
+
+        Args:
+            values: As for `yamame.spaces.ActionEntry.read`.
+            name: Name of the file in messages.
+            indices: Whether whole numbers count from 0.
+
+        Raises:
+            ValueError: If the shape, the dtype or a value does not fit the space.
+        """
+        array = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+        action = torch.from_numpy(self.actions.read(array, label=f"{name}: entry 'action'", indices=indices))
+        if self._encoding.kind != "one_hot":
+            return action
+        choices = action.reshape(len(action), -1)
+        hot = [functional.one_hot(choices[:, n], size) for n, size in enumerate(self._encoding.nvec)]
+        return self._encoding.decode(torch.cat(hot, -1))
+
+    def trajectories(
+        self, rollout: TensorDictBase, name: str, *, indices: bool = True
+    ) -> list[tuple[TensorDict, Tensor]]:
         """The episodes of a rollout as trajectories.
 
         Args:
             rollout: ``[T]``; its ``("next", "terminated")`` or ``("next", "truncated")`` is set where episodes end,
-                at the last step, too.
-            name: Of the file, for messages.
+                including the last step. Observations and actions are read by `read_observation` and `read_action`.
+            name: Name of the file in messages.
+            indices: Whether actions count from 0, as in the environment's spec, not as in its Gymnasium space.
 
         Returns:
             Pairs of all real timesteps ``[R]``, one trajectory after the other, and their lengths ``[E]``.
 
         Raises:
-            ValueError: The rollout is not whole, or does not fit the environment; names the entry and its shapes.
+            ValueError: If the rollout is incomplete or does not fit the environment; names the entry.
         """
         ends = _ends(rollout, name)
-        self._check_order(rollout, ends, name)
         rollout = rollout.copy().set(("next", "done"), ends.unsqueeze(-1))
+        require(name, "entry 'action'", None, "action" in rollout.keys(), "be there")
+        rollout.set("action", self.read_action(rollout.get("action"), name, indices=indices))
+        for key in self.observed:
+            for place in (key, after(key)):
+                values = rollout.get(place, None)
+                if values is not None:
+                    rollout.set(place, self.read_observation(key, values, name))
+        self._check_order(rollout, ends, name)
         last = (ends.nonzero().squeeze(-1) + 1).tolist()
         parts, first = [], 0
         for end, following in zip(last, [*last[1:], None], strict=True):
@@ -125,10 +184,10 @@ class TrajectoryFormat:
             wrong = (starts.reshape(-1) != expected).nonzero().flatten().tolist()
             require(name, "steps with is_init", wrong[:3], not wrong, "be those where episodes begin")
         for key in self.observed:
-            now, after = rollout.get(key, None), rollout.get(("next", key), None)
-            if now is None or after is None:
+            now, following = rollout.get(key, None), rollout.get(after(key), None)
+            if now is None or following is None or len(now) < 2:
                 continue
-            other = (now[1:] != after[:-1]) & ~(now[1:].isnan() & after[:-1].isnan())
+            other = now[1:] != following[:-1]
             gap = other.reshape(len(other), -1).any(-1) & ~ends[:-1]
             wrong = (gap.nonzero().flatten() + 1).tolist()
             condition = "be the one that step led to: trajectories are needed, not steps in random order"
@@ -155,7 +214,7 @@ class TrajectoryFormat:
         is_init = mask & (step == 0)
         context = context_values(
             step,
-            prev_action=_delayed(self._encoding.encode(self._within(own["action"], mask, name))),
+            prev_action=_delayed(self._encoding.encode(own["action"])),
             prev_reward=_delayed(own["next", "reward"]),
             is_init=is_init,
             trial_start=None if before is None else is_init | (before.reshape(mask.shape).bool() & mask),
@@ -173,11 +232,6 @@ class TrajectoryFormat:
         (shape, dtype), value = self.entries[key], packed.get(key, None)
         wanted = f"be {_text((shape, dtype))}, as the environment's"
         require(name, f"entry {key!r}", None, value is not None, wanted)
-        is_index = value.shape[2:] == () and not value.dtype.is_floating_point and value.dtype != torch.bool
-        if is_index and key in self.observed and len(shape) == 1 and shape[0] > 1:  # of a one-hot
-            within = bool(((value >= 0) & (value < shape[0])).all())
-            require(name, f"entry {key!r}", int(value.max()), within, f"be within 0 and {shape[0] - 1}")
-            value = functional.one_hot(value.long(), shape[0])
         got = _text((value.shape[2:], value.dtype))
         same = value.shape[2:] == shape or (value.shape[2:] == () and shape == (1,))
         require(name, f"entry {key!r}", got, same and _casts(value, dtype), wanted)
@@ -188,16 +242,14 @@ class TrajectoryFormat:
         )
         return value
 
-    def _within(self, action: Tensor, mask: Tensor, name: str) -> Tensor:
-        """The actions ``[E, L, ...]`` themselves, if they are the environment's; at last timesteps there is none."""
-        low, high = self._encoding.low, self._encoding.high
-        acts = mask.squeeze(-1).clone()
-        acts[torch.arange(len(acts)), mask.flatten(1).sum(-1) - 1] = False
-        taken = action[acts]
-        outside = taken[((taken < low) | (taken > high)).reshape(len(taken), -1).any(-1)]
-        limits = f"be within {low.tolist()} and {high.tolist()}"
-        require(name, "entry 'action'", outside[:1].tolist(), not len(outside), limits)
-        return action
+
+def after(key: NestedKey) -> NestedKey:
+    """The key under ``"next"``.
+
+    >>> after("a"), after(("a", "b"))
+    (('next', 'a'), ('next', 'a', 'b'))
+    """
+    return ("next", *key) if isinstance(key, tuple) else ("next", key)
 
 
 def _ends(rollout: TensorDictBase, name: str) -> Tensor:
@@ -205,14 +257,14 @@ def _ends(rollout: TensorDictBase, name: str) -> Tensor:
     require(
         name, "steps", tuple(rollout.shape), rollout.ndim == 1 and len(rollout) > 0, "be [T], T at least 1"
     )
-    after = rollout.get("next", TensorDict({}, rollout.shape))
+    arrival = rollout.get("next", TensorDict({}, rollout.shape))
     flags = [
-        after.get(key).reshape(-1).bool()
+        arrival.get(key).reshape(-1).bool()
         for key in ("terminated", "truncated", "done")
-        if key in after.keys()
+        if key in arrival.keys()
     ]
     condition = "hold 'terminated', 'truncated' or 'done' under 'next'"
-    require(name, "steps", sorted(map(str, after.keys())), bool(flags), condition)
+    require(name, "steps", sorted(map(str, arrival.keys())), bool(flags), condition)
     ends = torch.stack(flags).any(0)
     left = int(ends.flip(0).to(torch.uint8).argmax()) if bool(ends.any()) else len(ends)
     condition = (

@@ -1,7 +1,7 @@
-"""Sources of trajectories of one's own: runs, ``.npz`` and HDF5 files, Minari, and what TorchRL has.
+"""Sources of trajectories: runs, ``.npz`` and HDF5 files, Minari, and TorchRL's datasets.
 
-All of them read only, and turn into a `TrajectoryDataset` of trajectories as the environment's collector would have
-stored them. What is not whole or does not fit is refused with the name of the file and of the entry.
+They are only read, and become a `TrajectoryDataset` of trajectories as the environment's collector would have stored
+them. Incomplete data, and data that do not fit the environment, are refused with the name of the file and of the entry.
 """
 
 import glob
@@ -76,6 +76,7 @@ def npz(
     transform: Transform | None = None,
     sample_by: SampleBy = "trajectory",
     drop_unfinished: bool = False,
+    indices: bool = False,
 ) -> TrajectoryDataset:
     """The trajectories in files of NumPy, see `yamame.data.tables`; a mapping is written ``observations/<key>``.
 
@@ -84,11 +85,13 @@ def npz(
         format: Of the environment to learn for.
         transform, sample_by: As for `TrajectoryDataset`.
         drop_unfinished: Leave out the steps after the last end of an episode, which are refused otherwise.
+        indices: Whether actions count from 0 where their space does not, as ``Discrete(4, start=1)`` (the files were
+            written from a TorchRL rollout of the environment, not from Gymnasium).
 
     Raises:
         ValueError: A file cannot be read, or its trajectories do not fit the environment.
     """
-    add = _Adder(format, drop_unfinished)
+    add = _Adder(format, drop_unfinished, indices)
     for file in _matching(path):
         try:
             with np.load(file, allow_pickle=False) as arrays:
@@ -109,13 +112,14 @@ def hdf5(
     transform: Transform | None = None,
     sample_by: SampleBy = "trajectory",
     drop_unfinished: bool = False,
+    indices: bool = False,
 ) -> TrajectoryDataset:
     """The trajectories in HDF5 files, see `yamame.data.tables`: at the root as in D4RL, or a group per episode.
 
     Needs h5py: ``pip install 'yamame[data]'``. Arguments and errors are those of `npz`.
     """
     h5py = _imported("h5py")
-    add = _Adder(format, drop_unfinished)
+    add = _Adder(format, drop_unfinished, indices)
     for file in _matching(path):
         try:
             opened = h5py.File(file, "r")
@@ -146,7 +150,7 @@ def minari(
         ValueError: There is none of such an id, or its trajectories do not fit the environment.
     """
     library = _imported("minari")
-    add = _Adder(format, drop_unfinished=False)
+    add = _Adder(format, drop_unfinished=False, indices=None)
     for dataset_id in [path] if isinstance(path, str) else path:
         try:
             dataset = library.load_dataset(dataset_id, download=download)
@@ -154,7 +158,7 @@ def minari(
             raise ValueError(f"minari: {dataset_id} must be a dataset on this machine: {error}") from error
         for episode in dataset.iterate_episodes():
             arrays = {
-                "observations": _without_tuples(episode.observations),
+                "observations": episode.observations,
                 "actions": episode.actions,
                 "rewards": episode.rewards,
                 "terminated": episode.terminations,
@@ -170,6 +174,7 @@ def torchrl(
     format: TrajectoryFormat,
     transform: Transform | None = None,
     sample_by: SampleBy = "trajectory",
+    indices: bool = True,
 ) -> TrajectoryDataset:
     """The trajectories of a TorchRL rollout or dataset: flat transitions ``[T]`` in order, or ``[N, T]``.
 
@@ -178,6 +183,8 @@ def torchrl(
             order in which they were made, such as the datasets of ``torchrl.data.datasets``.
         format: Of the environment to learn for.
         transform, sample_by: As for `TrajectoryDataset`.
+        indices: Whether actions count from 0, as in rollouts of the environment. False: as in its Gymnasium space, as
+            ``Discrete(4, start=1)`` (datasets of ``torchrl.data.datasets`` hold them as they were recorded).
 
     Raises:
         ValueError: There is none, its episodes are not whole, or they do not fit the environment.
@@ -187,17 +194,23 @@ def torchrl(
     steps = steps[:] if isinstance(steps, ReplayBuffer) else steps
     require(name, "dataset", type(steps).__name__, isinstance(steps, TensorDictBase), "be a TensorDict")
     require(name, "shape", tuple(steps.shape), steps.ndim in (1, 2), "be [T] or [N, T]")
-    add = _Adder(format, drop_unfinished=False)
+    add = _Adder(format, drop_unfinished=False, indices=indices)
     for row in steps.unbind(0) if steps.ndim == 2 else [steps]:
-        add.rollout(row, name)
+        add.rollout(row, name, indices=indices)
     return TrajectoryDataset([add.store(name)], transform=transform, sample_by=sample_by)
 
 
 class _Adder:
-    """Gathers trajectories of one format in memory."""
+    """Gathers trajectories of one format in memory.
 
-    def __init__(self, format: TrajectoryFormat, drop_unfinished: bool) -> None:
-        self._format, self._drop = format, drop_unfinished
+    Args:
+        format: Format of the environment.
+        drop_unfinished: As for `npz`.
+        indices: As for `npz`; None if the source always holds values of the space.
+    """
+
+    def __init__(self, format: TrajectoryFormat, drop_unfinished: bool, indices: bool | None) -> None:
+        self._format, self._drop, self._indices = format, drop_unfinished, indices
         self._parts: list[tuple[TensorDict, torch.Tensor]] = []
         self._unused: set[str] = set()
 
@@ -206,19 +219,28 @@ class _Adder:
         number = 0
         for number, (place, table) in enumerate(tables(tree, name), 1):  # noqa: B007 (the last one counts)
             self._unused |= unused(table)
-            steps = rollout(table, self._format.observed, place, drop_unfinished=self._drop)
+            with _naming(place):
+                steps = rollout(
+                    table, self._format, place, drop_unfinished=self._drop, indices=bool(self._indices)
+                )
             if len(steps):
-                self.rollout(steps, place)
+                self.rollout(steps, place, indices=True)  # they are stored entries now
         require(name, "arrays", sorted(tree), number > 0, "hold 'actions', at the root or in groups")
 
-    def rollout(self, steps: TensorDictBase, name: str) -> None:
+    def rollout(self, steps: TensorDictBase, name: str, *, indices: bool) -> None:
         """Adds the episodes of a rollout."""
         with _naming(name):
-            self._parts += self._format.trajectories(steps, name)
+            self._parts += self._format.trajectories(steps, name, indices=indices)
 
     def store(self, path: Any) -> MemoryStore:
         """All that was added."""
         require("data", "trajectories", f"none in {path}", bool(self._parts), "be at least one")
+        if self._indices is not None and not self._format.actions.counts_from_zero:
+            ways = {False: f"from {self._format.actions.first_numbers}, as in their space", True: "from 0"}
+            tell_aside(
+                f"data: {path}: actions are read as numbers that count {ways[self._indices]}; set "
+                f"+data.source.indices={str(not self._indices).lower()} if they count {ways[not self._indices]}"
+            )
         if self._unused:
             tell_aside(f"data: {path}: not read: {', '.join(sorted(self._unused))}")
         return MemoryStore(self._parts)
@@ -255,13 +277,6 @@ def _matching(path: Paths) -> list[Path]:
         paths += map(Path, names)
     require("data", "path", path, bool(paths), "name something")
     return paths
-
-
-def _without_tuples(value: Any) -> Any:
-    """Entries of tuples by their numbers, as the environments of Gymnasium name them."""
-    if isinstance(value, Mapping):
-        return {key: _without_tuples(inner) for key, inner in value.items()}
-    return _without_tuples({str(n): v for n, v in enumerate(value)}) if isinstance(value, tuple) else value
 
 
 def _imported(library: str) -> Any:

@@ -1,10 +1,13 @@
 """Arrays of files as TorchRL rollouts.
 
-A table is a mapping of arrays over the steps of one episode or several:
+A table is a mapping of arrays over the steps of one episode or several. Observations and actions are values of the
+environment's Gymnasium spaces, as its ``reset`` and ``step`` return and take them, or observations as they are stored
+(one-hots):
 
 ====================================================  ==========================================================
-``observations`` (or ``obs``)                         an array, or a mapping of arrays by the environment's keys
-``actions``, ``rewards``                              ``[T, ...]``, ``[T]``
+``observations`` (or ``obs``)                         an array; of a ``Dict`` or ``Tuple`` space a mapping of arrays
+``actions``                                           the same, ``[T, ...]``
+``rewards``                                           ``[T]``
 ``terminated`` (``terminals``, ``terminations``)      ``[T]``, or one for the whole episode
 ``truncated`` (``timeouts``, ``truncations``)         the same
 ``next_observations`` (``next_obs``)                  ``[T, ...]``, as ``observations``; optional
@@ -29,6 +32,8 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from yamame.checks import require
+from yamame.data.format import TrajectoryFormat, after
+from yamame.spaces.arrays import Array, is_tree, leaves
 
 NAMES = {
     "observations": ("observations", "obs"),
@@ -81,65 +86,86 @@ def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def rollout(table: Table, observed: list[NestedKey], name: str, *, drop_unfinished: bool) -> TensorDict:
-    """A table as a TorchRL rollout ``[T]``.
+def rollout(
+    table: Table, format: TrajectoryFormat, name: str, *, drop_unfinished: bool, indices: bool = False
+) -> TensorDict:
+    """A table as a TorchRL rollout ``[T]`` of stored entries.
 
     Args:
         table: See the module.
-        observed: Keys of what the environment shows.
-        name: Of the table, for messages.
+        format: Format of the environment.
+        name: Name of the table in messages.
         drop_unfinished: Leave out the steps after the last end of an episode.
+        indices: Whether actions count from 0, whatever their space does.
 
     Raises:
-        ValueError: An array is missing or has another length; names it.
+        ValueError: If an array is missing, has another length or does not fit the environment; names it.
     """
-    actions = _array(table, "actions", name)
-    require(name, "shape of 'actions'", tuple(actions.shape), actions.ndim > 0, "be [T, ...]")
-    num_steps = len(actions)
+    actions = _tree(_found(table, "actions"), f"{name}: actions")
+    num_steps = len(next(leaves(actions)))
     ends = {key: _flags(table, key, num_steps, name) for key in ("terminated", "truncated")}
     some = [key for key in ("terminated", "truncated") if _found(table, key) is not None]
     require(name, "arrays", sorted(table), bool(some), "hold 'terminated' or 'truncated'")
-    observations = {
-        key: _shown(table, "observations", key, name) for key in observed if key != "achieved_mask"
-    }
-    for key in ("achieved_mask", "trial_start"):
-        array = _array(table, key, name, optional=True)
-        observations |= {} if array is None else {key: array}
-    root, after = {}, {}
-    for key, value in observations.items():
-        fits = len(value) in (num_steps, num_steps + 1)
-        condition = f"have one step for each of the {num_steps} actions, or one more"
-        require(name, f"length of {key!r}", len(value), fits, condition)
-        root[key] = value[:num_steps]
-        following_value = _found(table, f"next_{key}") if key in (*SHOWN, "trial_start") else None
-        if len(value) == num_steps + 1:
-            inner = (ends["terminated"] | ends["truncated"])[:-1].nonzero().flatten().tolist()
-            condition = (
-                f"not be {num_steps + 1} for several episodes; give one more than the actions for each alone"
-            )
-            require(name, f"length of {key!r}", len(value), not inner, condition)
-            after[key] = value[1:]
-        elif following_value is not None:
-            after[key] = _tensor(following_value, f"{name}: next_{key}")
-        elif _found(table, "next_observations") is not None and key not in (*SHOWN, "trial_start"):
-            after[key] = _shown(table, "next_observations", key, name)
-    known = "achieved" not in root or "achieved" in after or not bool(ends["terminated"].any())
+    done = ends["terminated"] | ends["truncated"]
+    length = num_steps
+    if drop_unfinished:
+        length = int(done.nonzero()[-1]) + 1 if bool(done.any()) else 0
+    if length == 0:
+        return TensorDict({}, [0])
+
+    next_entries = {"reward": _rewards(table, num_steps, name), **ends}
+    if "success" in table:
+        next_entries["success"] = _flags(table, "success", num_steps, name)
+    arrival = TensorDict({key: value[:length] for key, value in next_entries.items()}, [length])
+    action = format.read_action(_cut(actions, length), name, indices=indices)
+    steps = TensorDict({"action": action, "next": arrival}, [length])
+
+    unknown: list[NestedKey] = []
+    for key in [*format.observed, "trial_start"]:
+        now, following = _observed(table, format, key, name, length, done)
+        if now is not None:
+            steps.set(key, now)
+            if following is None:
+                unknown.append(key)
+            else:
+                steps.set(after(key), following)
+    known = "achieved" not in unknown or not bool(ends["terminated"].any())
     condition = (
         "be one more than the actions, or stand beside 'next_achieved': what was achieved last is not known"
     )
     require(name, "length of 'achieved'", num_steps, known, condition)
-    following = {"reward": _rewards(table, num_steps, name), **ends}
-    following |= {"success": _flags(table, "success", num_steps, name)} if "success" in table else {}
-    steps = TensorDict({"action": actions}, [num_steps]).set("next", TensorDict(following, [num_steps]))
-    for key, value in root.items():
-        steps.set(key, value)
-    for key, value in after.items():
-        require(name, f"length of next {key!r}", len(value), len(value) == num_steps, f"be {num_steps}")
-        steps.set(("next", *key) if isinstance(key, tuple) else ("next", key), value)
-    if drop_unfinished:
-        done = (ends["terminated"] | ends["truncated"]).nonzero().flatten()
-        steps = steps[: int(done[-1]) + 1] if len(done) else steps[:0]
-    return steps if len(after) == len(root) else _led_on(steps, [key for key in root if key not in after])
+    return _led_on(steps, unknown) if unknown else steps
+
+
+def _observed(
+    table: Table, format: TrajectoryFormat, key: NestedKey, name: str, length: int, done: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """An entry before and after each of the first ``length`` steps; None where the table does not hold it."""
+    value = _shown(table, format, key, name)
+    if value is None:
+        return None, None
+    num_steps, longer = len(done), len(value) == len(done) + 1
+    condition = f"have one step for each of the {num_steps} actions, or one more"
+    require(name, f"length of {key!r}", len(value), longer or len(value) == num_steps, condition)
+    if longer:
+        condition = (
+            f"not be {num_steps + 1} for several episodes; give one more than the actions for each alone"
+        )
+        require(name, f"length of {key!r}", len(value), not bool(done[:-1].any()), condition)
+        read = _read(value[: length + 1], format, key, name)
+        return read[:-1], read[1:]
+    now = _read(value[:length], format, key, name)
+    following = _shown(table, format, key, name, following=True)
+    if following is None:
+        return now, None
+    require(name, f"length of next {key!r}", len(following), len(following) == num_steps, f"be {num_steps}")
+    return now, _read(following[:length], format, key, f"{name}: next")
+
+
+def _read(value: Array, format: TrajectoryFormat, key: NestedKey, name: str) -> Tensor:
+    if key == "trial_start":
+        return torch.from_numpy(value)
+    return format.read_observation(key, value, name)
 
 
 def _led_on(steps: TensorDict, keys: list[NestedKey]) -> TensorDict:
@@ -154,7 +180,7 @@ def _led_on(steps: TensorDict, keys: list[NestedKey]) -> TensorDict:
         value = steps.get(key)
         following = torch.cat([value[1:], torch.zeros_like(value[:1])])
         following[ends] = value[ends] if key == "goal" else 0  # the instruction of an episode stays
-        steps.set(("next", *key) if isinstance(key, tuple) else ("next", key), following)
+        steps.set(after(key), following)
     return steps[~unknown]
 
 
@@ -162,17 +188,27 @@ def _found(table: Table, key: str) -> Any:
     return next((table[name] for name in NAMES.get(key, (key,)) if name in table), None)
 
 
-def _array(table: Table, key: str, name: str, *, optional: bool = False) -> Any:
-    """An array of a table as a tensor; None if it is optional and not there."""
-    value = _found(table, key)
-    if value is None and optional:
-        return None
-    require(name, "arrays", sorted(table), value is not None, f"hold {key!r}")
-    return _tensor(value, f"{name}: {key}")
+def _tree(value: Any, name: str) -> Any:
+    """Arrays of numbers, in the same tuples and mappings."""
+    if isinstance(value, tuple):
+        return tuple(_tree(inner, f"{name}/{number}") for number, inner in enumerate(value))
+    if isinstance(value, Mapping):
+        require(name, "entries", [], len(value) > 0, "be at least one")
+        return {key: _tree(inner, f"{name}/{key}") for key, inner in value.items()}
+    array = _array(value, name)
+    require(name, "shape", array.shape, array.ndim > 0, "be [T, ...]")
+    return array
 
 
-def _tensor(value: Any, name: str) -> Tensor:
-    require(name, "entry", type(value).__name__, not isinstance(value, Mapping), "be an array")
+def _cut(tree: Any, length: int) -> Any:
+    if isinstance(tree, tuple):
+        return tuple(_cut(inner, length) for inner in tree)
+    return {key: _cut(inner, length) for key, inner in tree.items()} if is_tree(tree) else tree[:length]
+
+
+def _array(value: Any, name: str) -> Array:
+    """A copy of an array in a dtype that torch has."""
+    require(name, "entry", type(value).__name__, not is_tree(value), "be an array")
     array = np.asarray(value)
     kind, size = array.dtype.kind, array.dtype.itemsize
     require(name, "dtype", str(array.dtype), kind in "biuf", "be of numbers or flags")
@@ -182,29 +218,51 @@ def _tensor(value: Any, name: str) -> Tensor:
     }
     small = kind != "u" or size < 8 or not array.size or int(array.max()) < 2**63
     require(name, "largest number", None if small else int(array.max()), small, "be below 2**63")
-    return torch.from_numpy(array.astype(native.get(kind, array.dtype.newbyteorder("="))))  # a copy
+    return array.astype(native.get(kind, array.dtype.newbyteorder("=")))
 
 
-def _shown(table: Table, group: str, key: NestedKey, name: str) -> Tensor:
-    """What the environment shows under a key: beside the observations, below them, or the observations themselves."""
-    path = (key,) if isinstance(key, str) else key
-    if key in SHOWN:
-        return _array(table, str(key), name)
+def _shown(
+    table: Table, format: TrajectoryFormat, key: NestedKey, name: str, *, following: bool = False
+) -> Array | None:
+    """The array of an entry at every step, or after it; None if it is optional and missing.
+
+    It is an array beside the observations, one below them, or the observations themselves.
+    """
+    prefix = "next_" if following else ""
+    group, own_array = f"{prefix}observations", f"{prefix}{key}"
+    may_be_beside = key in (*SHOWN, "trial_start")
+    if may_be_beside and own_array in table:
+        return _array(table[own_array], f"{name}: {own_array}")
+
     node = _found(table, group)
-    require(name, "arrays", sorted(table), node is not None, f"hold {group!r}")
-    whole = name + f": {group}"
-    for part in path if path[0] in _names(node) else path[1:]:
-        require(whole, "entries", _names(node), part in _names(node), f"hold {'/'.join(path)!r}")
-        node = node[part]
-    return _tensor(node, whole)
+    value = format.observation(key).find(node) if is_tree(node) else None
+    if value is None and node is not None and not is_tree(node) and not may_be_beside:
+        below = [other for other in format.observed if other not in SHOWN]
+        require(name, f"{group!r}", "one array", below == [key], f"hold an array for each of {below}")
+        value = node
+    if value is not None:
+        return _array(value, f"{name}: {group}")
+
+    optional = key in ("achieved_mask", "trial_start") or (following and (node is None or may_be_beside))
+    if node is None or may_be_beside:
+        wanted = own_array if may_be_beside else group
+        require(name, "arrays", sorted(table), optional, f"hold {wanted!r}")
+    else:
+        wanted = "/".join(format.observation(key).name)
+        require(name, f"entries of {group!r}", _names(node), optional, f"hold {wanted!r}")
+    return None
 
 
 def _names(node: Any) -> list[str]:
-    return sorted(node) if isinstance(node, Mapping) else []
+    if isinstance(node, tuple):
+        return [str(number) for number in range(len(node))]
+    return sorted(map(str, node)) if isinstance(node, Mapping) else []
 
 
 def _rewards(table: Table, num_steps: int, name: str) -> Tensor:
-    value = _array(table, "rewards", name)
+    found = _found(table, "rewards")
+    require(name, "arrays", sorted(table), found is not None, "hold 'rewards'")
+    value = torch.from_numpy(_array(found, f"{name}: rewards"))
     fits = value.numel() == num_steps
     require(name, "shape of 'rewards'", tuple(value.shape), fits, f"be ({num_steps},)")
     return value.reshape(num_steps)
@@ -212,9 +270,10 @@ def _rewards(table: Table, num_steps: int, name: str) -> Tensor:
 
 def _flags(table: Table, key: str, num_steps: int, name: str) -> Tensor:
     """One flag per step; a single one is that of the last step, and none are false."""
-    value = _array(table, key, name, optional=True)
-    if value is None:
+    found = _found(table, key)
+    if found is None:
         return torch.zeros(num_steps, dtype=torch.bool)
+    value = torch.from_numpy(_array(found, f"{name}: {key}"))
     require(name, f"{key!r}", "NaN", not bool(value.isnan().any()), "be flags")
     if value.numel() == 1 and num_steps != 1:
         single, value = value, torch.zeros(num_steps, dtype=value.dtype)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchrl.data import Composite, TensorSpec
@@ -111,7 +112,7 @@ class DeployedAgent:
         self._device = torch.device(device)
         observations = saved.interface.observation_spec
         wanted = [*policy.in_keys, *(["action_mask"] if "action_mask" in observations.keys() else [])]
-        self._inputs = Inputs(observations, wanted, makes_time=self.horizon is not None)
+        self._inputs = Inputs(saved.interface, wanted, makes_time=self.horizon is not None)
         self._sessions = Sessions(self.step, most=max_sessions)
         self._random = torch.Generator().manual_seed(seed).get_state()
 
@@ -169,9 +170,9 @@ class DeployedAgent:
         Everything is checked before anything changes: after an error the same call may be made again, mended.
 
         Args:
-            observation: Arrays or tensors as `observation_spec` says, by name; or one array, where there is one entry.
-                With ``sessions`` each has a first dimension of their number N. Entries of the context
-                (`yamame.keys.CONTEXT`) are made by the agent, and not read.
+            observation: A value of the environment's Gymnasium space, or arrays or tensors as in `observation_spec`, by
+                name; or one array, if there is one entry. With ``sessions`` each array has a first dimension of their
+                number N. Entries of the context (`yamame.keys.CONTEXT`) are made by the agent, and not read.
             reward: What the last action earned. To be left out, or 0, at the first observation.
             done: Whether that ended the episode, so that this observation is the first of another one: everything is
                 forgotten.
@@ -180,7 +181,8 @@ class DeployedAgent:
             sessions: Names of N sessions that `reset` has begun, in the order of the observations.
 
         Returns:
-            The action as `action_spec` says, with sessions ``[N, ...]``; a tensor if tensors were given.
+            The action as in `action_spec`, with sessions ``[N, ...]``; a tensor if tensors were given. `env_action`
+            makes the environment's own value of it.
 
         Raises:
             ValueError: Something is missing, has another shape or dtype, is not finite, or is of a session that has
@@ -212,6 +214,27 @@ class DeployedAgent:
             action[0] if num is None else torch.empty_like(action).index_copy_(0, torch.tensor(order), action)
         )
         return action if as_tensor else action.numpy()[()]
+
+    def env_action(self, action: Any) -> Any:
+        """The value of the environment's Gymnasium space for an action of `act`: what ``env.step`` takes.
+
+        Numbers of ``Discrete(n, start=s)`` begin at ``s``, arrays have the shape and dtype of the space, and actions of
+        ``Dict`` and ``Tuple`` spaces are dictionaries and tuples.
+
+        Args:
+            action: An action; of N sessions ``[N, ...]``.
+
+        Returns:
+            The value; of N sessions a list of N values.
+        """
+        batch = np.asarray(action.cpu() if isinstance(action, Tensor) else action)
+        one = batch.ndim == len(self.action_spec.shape)
+        entry = self.saved.interface.spaces.action
+        columns = batch[None] if one else batch
+        if self.saved.interface.recorded is None:
+            return columns[0] if one else list(columns)
+        values = entry.values(columns)
+        return values[0] if one else values
 
     def _choose(self, params: Tensor, mask: Tensor | None) -> Tensor:
         """Actions ``[N, ...]`` of distributions ``[N, P]``."""

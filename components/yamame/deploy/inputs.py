@@ -1,4 +1,4 @@
-"""What `DeployedAgent.act` is given becomes tensors, or one ``ValueError`` that says what is wrong with it."""
+"""Arguments of `DeployedAgent.act` as tensors; a ``ValueError`` names the first that is wrong."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,10 +7,13 @@ import numpy as np
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase, unravel_key
 from torch import Tensor
-from torchrl.data import Composite, TensorSpec
+from torchrl.data import Composite
 
+from yamame.deploy.interface import Interface
 from yamame.failures import as_text
 from yamame.keys import CONTEXT, ENTRIES
+from yamame.spaces import ObservationEntry
+from yamame.spaces.arrays import Array, is_tree
 
 _OWNER = "DeployedAgent"
 
@@ -19,7 +22,7 @@ class Inputs:
     """Reads observations of one stream or of several.
 
     Args:
-        spec: What the environment shows, the context included, of one stream.
+        interface: The observations of the agent, the context included.
         wanted: The entries that the policy reads.
         makes_time: Whether the agent makes ``time`` itself.
 
@@ -27,7 +30,8 @@ class Inputs:
         spec: The entries that are read.
     """
 
-    def __init__(self, spec: Composite, wanted: Sequence[NestedKey], *, makes_time: bool) -> None:
+    def __init__(self, interface: Interface, wanted: Sequence[NestedKey], *, makes_time: bool) -> None:
+        spec = interface.observation_spec
         made = set(CONTEXT) if makes_time else set(CONTEXT) - {"time"}
         keys = [
             key for key in spec.keys(True, True) if key in set(map(unravel_key, wanted)) and key not in made
@@ -35,37 +39,53 @@ class Inputs:
         self.spec = Composite()
         for key in keys:
             self.spec[key] = spec[key]
-        self._leaves: dict[NestedKey, TensorSpec] = {key: spec[key] for key in keys}
+        described = {unravel_key(entry.key): entry for entry in interface.spaces.observations}
+        self._entries = {key: described[unravel_key(key)] for key in keys}
         self._known = {entry.name for entry in ENTRIES} | {"next", *spec.keys()}
+        self._known |= {str(entry.path[0]) for entry in interface.spaces.observations if entry.path}
 
     def read(self, observation: Any, num: int | None) -> tuple[TensorDict, bool]:
         """The entries ``[N]`` of an observation, and whether they were given as tensors.
 
         Args:
-            observation: A mapping or TensorDict of arrays; or an array, where one entry is all there is.
+            observation: A value of the environment's space, such as a dictionary or tuple of arrays; a mapping or
+                TensorDict by the names of the entries; or an array, if there is one entry alone. Each array is read by
+                `yamame.spaces.ObservationEntry.read`.
             num: N; None for one stream without a batch.
         """
-        if not isinstance(observation, Mapping | TensorDictBase):
-            if len(self._leaves) != 1:
+        if isinstance(observation, Mapping | TensorDictBase):
+            unknown = sorted(str(name) for name in observation.keys() if name not in self._known)
+            if unknown:
                 raise ValueError(
-                    f"{_OWNER}: observation must be a mapping with {self._names()}, got {_kind(observation)}"
+                    f"{_OWNER}: observation must have {self._names()}, got {unknown[0]!r} as well"
                 )
-            (key,) = self._leaves
-            observation = _nested(key, observation)
-        unknown = sorted(str(name) for name in observation.keys() if name not in self._known)
-        if unknown:
-            raise ValueError(f"{_OWNER}: observation must have {self._names()}, got {unknown[0]!r} as well")
-        values = {key: _entry(observation, key, self._names()) for key in self._leaves}
+        elif not isinstance(observation, tuple) and len(self._entries) != 1:
+            raise ValueError(
+                f"{_OWNER}: observation must be a mapping with {self._names()}, got {_kind(observation)}"
+            )
         batch = () if num is None else (num,)
-        tensors = {key: _tensor(value, f"observation {as_text(key)}") for key, value in values.items()}
-        entries = {key: _fitted(tensors[key], spec, batch, key) for key, spec in self._leaves.items()}
+        values = {key: self._value(observation, entry) for key, entry in self._entries.items()}
         nested = TensorDict({}, [1 if num is None else num])
-        for key, value in entries.items():
-            nested[key] = value
+        for key, entry in self._entries.items():
+            label = f"{_OWNER}: observation {as_text(key)}"
+            read = entry.read(_array(values[key], f"observation {as_text(key)}"), batch=batch, label=label)
+            nested[key] = torch.from_numpy(read if batch else read[None])
         return nested, any(isinstance(value, Tensor) for value in values.values())
 
+    def _value(self, observation: Any, entry: ObservationEntry) -> Any:
+        if not is_tree(observation):
+            return observation
+        value = entry.find(observation)
+        if value is None and isinstance(observation, tuple) and len(self._entries) == 1:
+            return observation  # an array may be written as a tuple of numbers
+        if value is None:
+            raise ValueError(
+                f"{_OWNER}: observation must have {self._names()}, it has no {as_text(entry.key)}"
+            )
+        return value
+
     def _names(self) -> str:
-        return ", ".join(f"{as_text(key)} {tuple(spec.shape)}" for key, spec in self._leaves.items())
+        return ", ".join(f"{as_text(key)} {entry.stored_shape}" for key, entry in self._entries.items())
 
 
 def read_flags(value: Any, name: str, num: int | None) -> Tensor:
@@ -119,53 +139,24 @@ def read_names(sessions: Any) -> list[Any]:
 
 
 def _column(value: Any, name: str, num: int | None) -> Tensor:
-    tensor, shape = _tensor(value, name), () if num is None else (num,)
+    tensor, shape = torch.from_numpy(_array(value, name)), () if num is None else (num,)
     if tuple(tensor.shape) != shape:
         raise ValueError(f"{_OWNER}: {name} must have the shape {shape}, got {tuple(tensor.shape)}")
     return tensor.reshape(num or 1)
 
 
-def _entry(observation: Any, key: NestedKey, names: str) -> Any:
-    value = observation
-    for part in (key,) if isinstance(key, str) else key:
-        value = value.get(part, None) if isinstance(value, Mapping | TensorDictBase) else None
-        if value is None:
-            raise ValueError(f"{_OWNER}: observation must have {names}, it has no {as_text(key)}")
-    return value
-
-
-def _nested(key: NestedKey, value: Any) -> Any:
-    for part in reversed((key,) if isinstance(key, str) else key):
-        value = {part: value}
-    return value
-
-
-def _tensor(value: Any, name: str) -> Tensor:
+def _array(value: Any, name: str) -> Array:
     if isinstance(value, Tensor):
-        return value.detach()
+        value = value.detach().cpu()
+        value = value.float() if value.dtype == torch.bfloat16 else value  # NumPy has no such numbers
+        return np.array(value.numpy(), order="C")
     try:
         array = np.array(value, order="C")
         if array.dtype.kind not in "biuf":
             raise TypeError(f"got {array.dtype}")
-        return torch.from_numpy(array)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{_OWNER}: {name} must be an array of numbers, got {_kind(value)}") from error
-
-
-def _fitted(tensor: Tensor, spec: TensorSpec, batch: tuple[int, ...], key: NestedKey) -> Tensor:
-    """A tensor of the shape and dtype of a spec, ``[N, ...]``."""
-    name, shape = f"observation {as_text(key)}", (*batch, *spec.shape)
-    if tuple(tensor.shape) != shape:
-        raise ValueError(f"{_OWNER}: {name} must have the shape {shape}, got {tuple(tensor.shape)}")
-    dtype, cast = str(spec.dtype).removeprefix("torch."), tensor
-    if tensor.dtype != spec.dtype:
-        possible = torch.can_cast(tensor.dtype, spec.dtype)
-        cast = tensor.to(spec.dtype) if possible else tensor
-        if not possible or not (cast.is_floating_point() or bool((cast == tensor).all())):
-            raise ValueError(f"{_OWNER}: {name} must be {dtype}, got {tensor.dtype}".replace("torch.", ""))
-    if cast.is_floating_point() and not bool(cast.isfinite().all()):
-        raise ValueError(f"{_OWNER}: {name} must be finite, got {_first(cast[~cast.isfinite()])}")
-    return cast if batch else cast.unsqueeze(0)
+    return array
 
 
 def _first(values: Tensor) -> float:

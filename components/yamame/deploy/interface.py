@@ -1,4 +1,4 @@
-"""What an agent is given and gives: specs of one stream, without a batch, and as plain data for its file.
+"""The observations and actions of an agent: specs of one stream, without a batch, and as plain data for its file.
 
 A spec becomes a mapping with ``kind``, ``shape``, ``dtype`` and what else its kind needs; a `Composite` the mapping of
 its entries, under ``entries``. Entries that are no tensors are left out: no agent reads them.
@@ -6,7 +6,7 @@ its entries, under ``entries``. Entries that are no tensors are left out: no age
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ from torchrl.data import (
 from torchrl.envs import EnvBase, TransformedEnv
 
 from yamame.checks import UsageError
+from yamame.spaces import Spaces
+from yamame.spaces.from_specs import describe, recorded_spaces
 from yamame.transforms import ContextTransform
 
 _KINDS: dict[str, Any] = {
@@ -46,12 +48,14 @@ STRANGE = AttributeError, KeyError, MemoryError, OverflowError, RuntimeError, Ty
 
 @dataclass(frozen=True)
 class Interface:
-    """What is observed, what is done, and for how long an episode lasts.
+    """The observations and actions of an agent, and the length of an episode.
 
     Attributes:
-        observation_spec: Of one stream, with the context entries (`yamame.keys.CONTEXT`).
-        action_spec: Of one stream.
+        observation_spec: Specs of one stream, with the context entries (`yamame.keys.CONTEXT`).
+        action_spec: Spec of one stream.
         horizon: Steps after which ``time`` is 1; None where there is no ``time``, or the environment makes it itself.
+        recorded: The description that the environment of training had of its Gymnasium spaces; None if it had none.
+        spaces: The description of all entries and of the action.
 
     >>> from yamame_envs import MazeRunner
     >>> interface = Interface.of(MazeRunner(num_envs=2, size=5, time_limit=30))
@@ -64,6 +68,12 @@ class Interface:
     observation_spec: Composite
     action_spec: TensorSpec
     horizon: int | None
+    recorded: Spaces | None = None
+    spaces: Spaces = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        spaces = describe(self.observation_spec, self.action_spec, self.recorded)
+        object.__setattr__(self, "spaces", spaces)
 
     @classmethod
     def of(cls, env: EnvBase) -> "Interface":
@@ -77,19 +87,20 @@ class Interface:
             bound = getattr(observations["step_index"].space, "high", None)
             horizon = given[0] if given else None if bound is None else int(bound.max())
         encoded = [_encode(spec[first] if first else spec) for spec in (observations, action)]
-        return cls(_decode(encoded[0]), _decode(encoded[1]), horizon)
+        return cls(_decode(encoded[0]), _decode(encoded[1]), horizon, recorded_spaces(env))
 
     def encode(self) -> dict[str, Any]:
         """Plain data that JSON can hold."""
         specs = {name: _encode(getattr(self, name)) for name in ("observation_spec", "action_spec")}
-        return {**specs, "horizon": self.horizon}
+        spaces = {} if self.recorded is None else {"spaces": self.recorded.encode()}
+        return {**specs, "horizon": self.horizon, **spaces}
 
     @classmethod
     def decode(cls, data: Any) -> "Interface":
-        """What `encode` gave.
+        """The interface that `encode` wrote; those of earlier versions have no ``spaces``.
 
         Raises:
-            UsageError: It is something else.
+            UsageError: If it is damaged.
         """
         try:
             observations, action = _decode(data["observation_spec"]), _decode(data["action_spec"])
@@ -98,7 +109,8 @@ class Interface:
                 raise ValueError("observation_spec must have entries, and action_spec none")
             if horizon is not None and not (type(horizon) is int and horizon >= 1):
                 raise ValueError(f"horizon must be a positive integer or null, got {horizon!r}")
-            return cls(observations, action, horizon)
+            recorded = data.get("spaces")
+            return cls(observations, action, horizon, None if recorded is None else Spaces.decode(recorded))
         except STRANGE as error:
             raise UsageError(
                 f"interface must hold specs and a horizon, it cannot be read: {error!r}"

@@ -17,6 +17,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Binary
 from yamame.checks import require
+from yamame.spaces import Spaces
 
 from yamame_envs.adapters.episodes import History, TaskSeeds
 from yamame_envs.adapters.failures import FailureCount
@@ -85,11 +86,11 @@ class HostedEnv(ContextEnv):
         self._failures = FailureCount(workers)
         self._aborting: dict[int, Failure] = {}  # envs that are aborted at their next step
         self._player: InProcessEnvs | Pool | None = None
-        observations = observation_specs(self._spaces.leaves, device)
+        observations = observation_specs(self._spaces.observations, device)
         super().__init__(
             num_envs=num_envs,
             time_limit=time_limit,
-            action=action_spec(self._spaces.actions),
+            action=action_spec(self._spaces.action),
             observations={**observations, "aborted": Binary(n=1, dtype=torch.bool, device=device)},
             tells_success=self._spaces.success_key is not None,
             seed=seed,
@@ -98,6 +99,11 @@ class HostedEnv(ContextEnv):
         self._history = History(num_envs)
         self._attempts = np.zeros(num_envs, np.int64)  # at the task that is played, before this one
         self._tasks = np.zeros(num_envs, np.int64)
+
+    @property
+    def spaces(self) -> Spaces:
+        """Description of the Gymnasium spaces: how their values become observations and actions of this environment."""
+        return self._spaces
 
     @property
     def num_aborted(self) -> int:
@@ -188,7 +194,7 @@ class HostedEnv(ContextEnv):
         self._failures.add(self.label, failures, place)
 
     def _advance(self, action: Tensor) -> tuple[Mapping[str, Any], Tensor]:
-        converter, current = self._spaces.actions, self._current
+        converter, current = self._spaces.action, self._current
         batch = action.detach().cpu().numpy().astype(converter.dtype)
         over, wrong = current.column("done"), converter.wrong(batch)
         refused = bool(wrong.any())
@@ -291,7 +297,7 @@ class HostedEnv(ContextEnv):
         }
         if self._present:
             lengths = self._episode_lengths()
-            actions = self._history.of(lengths, self._spaces.actions.nothing(len(lengths)))
+            actions = self._history.of(lengths, self._spaces.action.nothing(len(lengths)))
             state["task_seed"] = torch.from_numpy(self._tasks.copy())
             state["actions"] = torch.from_numpy(actions)
             state["attempts"] = torch.from_numpy(self._attempts.copy())

@@ -13,9 +13,9 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from yamame.spaces import Spaces
 
-from yamame_envs.adapters.actions import ActionConverter
-from yamame_envs.adapters.spaces import Array, Leaf
+from yamame_envs.adapters.spaces import Array
 
 Make = Callable[[], "gymnasium.Env[Any, Any]"]
 
@@ -69,18 +69,14 @@ class Failure:
         return RemoteError(self.details) if self.details else self.cause
 
 
-@dataclass(frozen=True)
-class EnvSpaces:
+@dataclass(frozen=True, eq=False)
+class EnvSpaces(Spaces):
     """What all envs return and take.
 
     Attributes:
-        leaves: The arrays of an observation.
-        actions: How actions are taken apart.
         success_key: Where the info tells of success; None where it does not.
     """
 
-    leaves: tuple[Leaf, ...]
-    actions: ActionConverter
     success_key: str | None
 
 
@@ -89,7 +85,7 @@ class Outcome:
     """What a reset or a step of R envs gave; of envs with a failure, nothing of it means anything.
 
     Attributes:
-        leaves: The arrays of the observation, ``[R, *form]`` each.
+        leaves: The arrays of the observation, ``[R, *stored_shape]`` each.
         reward: ``[R]`` float32; zeros after a reset, as the following.
         terminated: ``[R]`` bool.
         truncated: ``[R]`` bool.
@@ -109,11 +105,7 @@ class Outcome:
     @classmethod
     def nothing(cls, env_spaces: EnvSpaces, num_envs: int, failures: dict[int, Failure]) -> "Outcome":
         """Zeros."""
-        dtypes = [np.float32 if leaf.kind == "one_hot" else leaf.raw for leaf in env_spaces.leaves]
-        leaves = [
-            np.zeros((num_envs, *leaf.form), kind)
-            for leaf, kind in zip(env_spaces.leaves, dtypes, strict=True)
-        ]
+        leaves = [np.zeros((num_envs, *entry.stored_shape), entry.dtype) for entry in env_spaces.observations]
         ends, cuts, wins = (np.zeros(num_envs, np.bool_) for _ in range(3))
         return cls(leaves, np.zeros(num_envs, np.float32), ends, cuts, wins, failures)
 
@@ -155,7 +147,9 @@ class InProcessEnvs:
         self.interrupted = {}
         self._make, self._spaces = make, env_spaces
         self._envs: list[Any] = [None] * num_envs
-        self._writes = [(leaf.path, leaf.shape, leaf.raw, leaf.accepted) for leaf in env_spaces.leaves]
+        self._writes = [
+            (entry.path, entry.shape, entry.raw_dtype, entry.accepted) for entry in env_spaces.observations
+        ]
 
     def reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> Outcome:
         """Begins an episode in some envs, in increasing order, each with its seed."""
@@ -180,7 +174,7 @@ class InProcessEnvs:
         rewards, ends, cuts, wins = [0.0] * count, [False] * count, [False] * count, [False] * count
         envs, write, success_key, tells = self._envs, self._write, self._spaces.success_key, False
         for position, (env_id, action) in enumerate(
-            zip(env_ids, self._spaces.actions.values(actions), strict=True)
+            zip(env_ids, self._spaces.action.values(actions), strict=True)
         ):
             try:
                 observation, reward, end, cut, info = envs[env_id].step(action)
@@ -235,8 +229,8 @@ class InProcessEnvs:
 
     def _finish(self, env_ids: Sequence[int], raws: list[Array], outcome: Outcome) -> None:
         outcome.leaves = []
-        for leaf, raw in zip(self._spaces.leaves, raws, strict=True):
-            array, bad = leaf.finish(raw)
+        for entry, raw in zip(self._spaces.observations, raws, strict=True):
+            array, bad = entry.finish(raw)
             outcome.leaves.append(array)
             for position, text in bad.items():
                 outcome.failures.setdefault(position, Failure(text))

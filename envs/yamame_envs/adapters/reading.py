@@ -6,10 +6,11 @@ from typing import Any
 import gymnasium
 from yamame.failures import OutsideError
 from yamame.keys import RESERVED
+from yamame.spaces import ObservationEntry
 
 from yamame_envs.adapters.actions import read_actions
 from yamame_envs.adapters.in_process import ENV_ERRORS, EnvSpaces, Failure, Make, is_own
-from yamame_envs.adapters.spaces import Leaf, read_observation
+from yamame_envs.adapters.spaces import read_observation
 
 SUCCESS_KEYS = ("success", "is_success")
 """What environments call success in the info of a step."""
@@ -40,18 +41,18 @@ def read_spaces(make: Make, *, owner: str, generic: bool, success: str | None) -
             f"{owner}: the environment failed in env 0 while it was made: {Failure.of(error).summary}"
         ) from error
     try:
-        leaves = read_observation(env.observation_space, owner=owner, generic=generic)
+        entries = read_observation(env.observation_space, owner=owner, generic=generic)
         actions = read_actions(env.action_space, owner=owner)
         success_key = _find_success(env) if success == "auto" else success
     finally:
         env.close()
-    taken = {leaf.name[0] for leaf in leaves if leaf.name[0] in RESERVED or _is_no_flag(leaf)}
+    taken = {entry.name[0] for entry in entries if entry.name[0] in RESERVED or _is_no_flag(entry)}
     if taken:
         raise ValueError(
             f"{owner}: observation_space must not have entries {sorted(RESERVED)}, nor trial_start but as "
             f"MultiBinary(1), got {sorted(taken)}"
         )
-    return EnvSpaces(leaves, actions, success_key)
+    return EnvSpaces(entries, actions, success_key)
 
 
 def _find_success(env: "gymnasium.Env[Any, Any]") -> str | None:
@@ -67,8 +68,9 @@ def _find_success(env: "gymnasium.Env[Any, Any]") -> str | None:
     return next((key for key in SUCCESS_KEYS if key in info), None)
 
 
-def _is_no_flag(leaf: Leaf) -> bool:
-    return leaf.name[0] == "trial_start" and (leaf.name[1:], leaf.kind, leaf.form) != ((), "bit", (1,))
+def _is_no_flag(entry: ObservationEntry) -> bool:
+    flag = (("trial_start",), "bit", (1,))
+    return entry.name[0] == "trial_start" and (entry.name, entry.kind, entry.stored_shape) != flag
 
 
 def check_picklable(make: Make, *, owner: str) -> None:

@@ -29,9 +29,7 @@ class Timestep:
     """
 
     def __init__(self, env_spaces: EnvSpaces, time_limit: int | None) -> None:
-        self.keys: list[Key] = [
-            leaf.name[0] if len(leaf.name) == 1 else leaf.name for leaf in env_spaces.leaves
-        ]
+        self.keys: list[Key] = [entry.key for entry in env_spaces.observations]
         self._hidden = ("success",) if env_spaces.success_key is None else ()
         self._time_limit = time_limit
         self.arrays: dict[Key, Array] = {}
