@@ -28,7 +28,9 @@ def table_of(run) -> dict[str, torch.Tensor]:
     """The table in the last checkpoint of a run."""
     saved = torch.load(max((run.path / "checkpoints").glob("step-*.pt")), weights_only=True)["components"]
     parts = saved.get("data") or saved["replay"]["data"]
-    return {key.rpartition(".")[2]: value for key, value in parts["transform"].items() if "rarity" in key}
+    return {
+        key.rpartition(".")[2]: value for key, value in parts.get("transform", {}).items() if "rarity" in key
+    }
 
 
 @pytest.mark.parametrize("recipe", ["offline", "train"])
