@@ -1,9 +1,12 @@
+import itertools
+
 import pytest
 import torch
+from torch.nn import functional
 from yamame.heads import BinnedReturns
 
 G = 3
-VALUES = torch.tensor([-3.0, 0.0, 1.0, 10.0, 250.0])
+BOUNDS = [(-1e5, 1e5), (0.0, 1e5), (-10.0, 310.0), (-1e3, 1e4), (-1.0, 1.0), (50.0, 60.0)]
 
 
 def binned(labels="two_hot", **changes):
@@ -11,23 +14,85 @@ def binned(labels="two_hot", **changes):
     return BinnedReturns(G, labels=labels, **arguments)
 
 
+def returns_of_bins(returns):
+    """The return that each bin alone stands for."""
+    return returns.decode(torch.eye(returns.num_outputs))
+
+
+def returns_within(low, high):
+    """Returns dense at the bounds, near zero and in between."""
+    share = torch.logspace(-8, 0, 200, dtype=torch.float64)
+    parts = [low + (high - low) * share, high - (high - low) * share, low * share, high * share]
+    return torch.cat([torch.tensor([low, high]), *parts]).clamp(low, high).float()
+
+
 @pytest.mark.parametrize("symlog", [True, False])
-def test_two_hot_labels_decode_to_the_value(symlog):
-    returns = binned(symlog=symlog, num_bins=128)
-    labels = returns.encode(VALUES)
-    torch.testing.assert_close(labels.sum(-1), torch.ones(5))
-    assert ((labels > 0).sum(-1) <= 2).all()
-    assert (labels >= 0).all()
-    # Positions are float32: about 1e-5 of a bin, which linear bins of width 87 turn into 1e-3.
-    tolerance = {"rtol": 1e-5, "atol": 1e-5} if symlog else {"rtol": 0, "atol": 2e-3}
-    torch.testing.assert_close(returns.decode(labels), VALUES, **tolerance)
+@pytest.mark.parametrize("labels", ["two_hot", "hl_gauss"])
+@pytest.mark.parametrize("num_bins", [2, 8, 51, 128])
+def test_labels_decode_to_the_return_everywhere_within_the_bounds(labels, symlog, num_bins):
+    for (low, high), sigma in itertools.product(BOUNDS, [0.1, 0.75, 3.0] if labels == "hl_gauss" else [0.75]):
+        returns = BinnedReturns(
+            1, labels=labels, symlog=symlog, num_bins=num_bins, min_return=low, max_return=high, sigma=sigma
+        )
+        targets = returns_within(low, high)
+        encoded = returns.encode(targets)
+        torch.testing.assert_close(encoded.sum(-1), torch.ones(len(targets)))
+        assert (encoded >= 0).all()
+        # Probabilities and returns of bins are float32; where bins of both signs cancel, their rounding errors stay.
+        rounding = 2e-6 * (encoded * returns_of_bins(returns).abs()).sum(-1)
+        error = (returns.decode(encoded) - targets).abs()
+        assert (error <= 1e-6 * targets.abs() + rounding).all(), (low, high, sigma)
 
 
-def test_the_default_bins_decode_to_the_value_too():
-    returns = BinnedReturns(1)
-    assert returns.num_outputs == 128
-    torch.testing.assert_close(returns.bins[[0, -1]], torch.tensor([-11.513, 11.513]), rtol=0, atol=1e-3)
-    torch.testing.assert_close(returns.decode(returns.encode(VALUES)), VALUES, rtol=2e-5, atol=2e-5)
+def test_hl_gauss_labels_of_the_default_bins_decode_within_a_hundredth():
+    returns = BinnedReturns(1, labels="hl_gauss")
+    targets = torch.cat([sign * torch.logspace(-4, 5, 2000) for sign in (-1.0, 1.0)])
+    torch.testing.assert_close(returns.decode(returns.encode(targets)), targets, rtol=0.01, atol=1e-6)
+    by_bin = BinnedReturns(1, labels="hl_gauss", value="mean_bin")
+    far = by_bin.decode(by_bin.encode(targets)) / targets - 1
+    assert far.abs().max() > 0.05  # where a bound cuts the normal off
+
+
+@pytest.mark.parametrize("symlog", [True, False])
+@pytest.mark.parametrize("labels", ["two_hot", "hl_gauss"])
+def test_the_value_of_a_distribution_is_the_mean_return_of_its_bins(labels, symlog):
+    torch.manual_seed(0)
+    returns = binned(labels, symlog=symlog)
+    probs = torch.randn(20, 64).mul(3).softmax(-1)
+    expected = (probs.double() * returns_of_bins(returns).double()).sum(-1).float()
+    torch.testing.assert_close(returns.decode(probs), expected)
+
+
+@pytest.mark.parametrize("symlog", [True, False])
+@pytest.mark.parametrize("labels", ["two_hot", "hl_gauss"])
+@pytest.mark.parametrize("chance", [0.1, 0.5, 0.9])
+def test_the_best_distribution_for_random_returns_has_the_value_of_their_mean(chance, labels, symlog):
+    returns = BinnedReturns(1, labels=labels, symlog=symlog)
+    weights = torch.tensor([chance, 1 - chance])
+    for scale in (1e-2, 1.0, 1e2, 1e5):
+        targets = scale * torch.tensor([1.0, 0.0])
+        best = weights @ returns.encode(targets)  # the minimum of the cross-entropy
+        # Bins of the linear space are 1575 wide, of which float32 has 7 digits.
+        tolerance = {"rtol": 1e-3, "atol": 0.0 if symlog else 2e-3}
+        torch.testing.assert_close(returns.decode(best), chance * targets[0], **tolerance)
+
+
+def test_the_mean_bin_undervalues_random_returns():
+    returns = BinnedReturns(1, value="mean_bin")
+    best = returns.encode(torch.tensor([100.0, 0.0])).mean(0)
+    assert returns.decode(best) == pytest.approx(9.05, abs=0.01)  # sqrt(1 + 100) - 1
+    torch.testing.assert_close(returns.decode(returns.encode(torch.tensor([20.0]))), torch.tensor([20.0]))
+
+
+@pytest.mark.parametrize("labels", ["two_hot", "hl_gauss"])
+@pytest.mark.parametrize("low", [-1e5, 0.0])
+def test_new_critics_value_everything_near_zero_whatever_the_bounds(low, labels):
+    torch.manual_seed(0)
+    returns = BinnedReturns(1, labels=labels, min_return=low)
+    raw = 0.2 * torch.randn(1000, 1, 128)  # as of a new layer
+    assert returns.to_returns(raw).abs().max() < 20
+    evenly = returns.decode(raw.softmax(-1))  # every bin weighs alike at first
+    assert evenly.abs().max() > 500
 
 
 def test_a_value_on_a_bin_is_that_bin_alone():
@@ -39,19 +104,18 @@ def test_a_value_on_a_bin_is_that_bin_alone():
     ]
 
 
-def test_hl_gauss_labels_hold_the_mass_of_a_normal_in_each_bin():
+def test_hl_gauss_labels_hold_the_mass_of_a_normal_around_their_bin():
     returns = BinnedReturns(
-        1, num_bins=11, min_return=-5.0, max_return=5.0, symlog=False, labels="hl_gauss", sigma=0.75
+        1, num_bins=21, min_return=-10.0, max_return=10.0, symlog=False, labels="hl_gauss", sigma=0.75
     )
-    for value in (-5.0, -0.3, 1.0, 4.8):
+    edges = torch.arange(-10.5, 11.0)
+    for value in (-3.0, 0.0, 1.0):
         normal = torch.distributions.Normal(value, 0.75)
-        edges = torch.arange(-5.5, 6.0)
         mass = normal.cdf(edges[1:]) - normal.cdf(edges[:-1])
-        labels = returns.encode(torch.tensor(value))
-        torch.testing.assert_close(labels, mass / mass.sum(), rtol=1e-4, atol=1e-6)
-    # Far from the ends the mean of the label is the value, up to the discretisation of the normal.
-    inner = torch.tensor([-2.0, -0.3, 1.25])
-    torch.testing.assert_close(returns.decode(returns.encode(inner)), inner, rtol=0, atol=1e-3)
+        torch.testing.assert_close(returns.encode(torch.tensor(value)), mass, rtol=1e-4, atol=1e-6)
+    wider = returns.encode(torch.tensor(0.5))
+    torch.testing.assert_close(wider, wider[(21 - torch.arange(21)) % 21])  # halfway between bins 10 and 11
+    assert returns.encode(torch.tensor(10.0))[-1] == 1.0  # nothing else has the bound as its mean
 
 
 @pytest.mark.parametrize("labels", ["two_hot", "hl_gauss"])
@@ -67,11 +131,11 @@ def test_values_outside_the_bounds_count_as_the_bound(labels):
 def test_the_binned_loss_is_the_cross_entropy_and_least_at_the_labels(labels):
     returns = binned(labels)
     targets, raw = torch.randn(5, G) * 20, torch.randn(5, G, 64)
-    flat = torch.nn.functional.cross_entropy(
-        raw.flatten(0, 1), returns.encode(targets).flatten(0, 1), reduction="none"
-    )
+    labels, logits = returns.encode(targets), returns.logits(raw)
+    flat = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(0, 1), reduction="none")
     torch.testing.assert_close(returns.loss(raw, targets), flat.view(5, G))
-    best = returns.encode(targets).clamp_min(1e-12).log()
+    best = labels.clamp_min(1e-12).log() - returns.logits(torch.zeros(64))
+    assert torch.allclose(returns.to_returns(best), targets, rtol=1e-4, atol=1e-4)
     assert (returns.loss(best, targets) < returns.loss(best + 0.3 * raw, targets)).all()
 
 
@@ -108,8 +172,59 @@ def test_binned_values_are_normalised_by_the_moments_of_the_targets():
             r"BinnedReturns: labels must be one of \('two_hot', 'hl_gauss'\), got 'one_hot'",
         ),
         (lambda: binned(sigma=0.0), r"BinnedReturns: sigma must be positive, got 0\.0"),
+        (lambda: binned(value="mode"), r"BinnedReturns: value must be one of .*mean_return.*, got 'mode'"),
     ],
 )
 def test_impossible_arguments_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def of_earlier_version(returns):
+    """A state as earlier versions saved it: without the rule of values."""
+    state = returns.state_dict()
+    state.pop("value_rule", None)
+    return state
+
+
+@pytest.mark.parametrize("symlog", [True, False])
+def test_critics_of_an_earlier_version_keep_their_values_and_targets(symlog, capsys):
+    torch.manual_seed(0)
+    returns, raw, targets = binned(symlog=symlog), torch.randn(5, G, 64), torch.randn(5, G) * 100
+    anew = returns.to_returns(raw), returns.loss(raw, targets)
+    returns.load_state_dict(of_earlier_version(binned(symlog=symlog)))
+    assert "mean_bin" in capsys.readouterr().err
+
+    # Means in the space where bins are even, and labels on the neighbours there.
+    def even(y):
+        return y.sign() * y.abs().log1p() if symlog else y
+
+    low, high = even(torch.tensor(-1e3)), even(torch.tensor(1e4))
+    mean = (raw.softmax(-1) * torch.linspace(low, high, 64)).sum(-1)
+    expected = mean.sign() * mean.abs().expm1() if symlog else mean
+    torch.testing.assert_close(returns.to_returns(raw), expected, rtol=1e-4, atol=1e-3)
+    position = (even(targets) - low) / (high - low) * 63
+    labels = (1 - (position.unsqueeze(-1) - torch.arange(64)).abs()).clamp(min=0)
+    torch.testing.assert_close(
+        returns.loss(raw, targets), -(labels * raw.log_softmax(-1)).sum(-1), rtol=1e-4, atol=0
+    )
+    for former, now in zip(anew, (returns.to_returns(raw), returns.loss(raw, targets)), strict=True):
+        assert not torch.allclose(former, now, rtol=0.01)
+
+
+def test_a_state_brings_the_rule_that_it_was_trained_by(capsys):
+    raw = torch.randn(5, G, 64)
+    for rule, other in itertools.permutations(["mean_return", "mean_bin"]):
+        saved, loaded = binned(value=rule), binned(value=other)
+        assert not torch.allclose(loaded.to_returns(raw), saved.to_returns(raw))
+        loaded.load_state_dict(saved.state_dict())
+        assert rule in capsys.readouterr().err
+        assert torch.equal(loaded.to_returns(raw), saved.to_returns(raw))
+        loaded.load_state_dict(saved.state_dict())
+        assert capsys.readouterr().err == ""  # nothing changes
+
+
+def test_a_state_without_values_leaves_the_rule_alone(capsys):
+    returns = binned()
+    returns.load_state_dict({}, strict=False)
+    assert (returns.value, capsys.readouterr().err) == ("mean_return", "")

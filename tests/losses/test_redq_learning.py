@@ -73,7 +73,8 @@ def test_repeated_updates_find_the_optimal_values_and_policy_of_every_discount(
     )
     optimizer = torch.optim.Adam(loss.parameters(), lr=1e-2)
     batch = _every_transition()
-    for _ in range(400):
+    # A softmax takes longer to move its mass from initial values to others.
+    for _ in range(600 if isinstance(returns, BinnedReturns) else 400):
         terms = loss(batch)
         optimizer.zero_grad()
         sum(value for name, value in terms.items() if name.startswith("loss_")).backward()

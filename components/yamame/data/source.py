@@ -13,6 +13,7 @@ from torch import Tensor
 from torchrl.envs.transforms import Transform
 
 from yamame.checks import require, require_at_least, require_choice
+from yamame.replay.frequencies import Store, count_held, counting
 from yamame.replay.gather import gather_timesteps
 from yamame.replay.packing import join
 
@@ -31,17 +32,6 @@ class DataSource(Protocol):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restores `state_dict`, or raises ``ValueError``."""
-
-
-class Store(Protocol):
-    """Trajectories that are read by position, as `yamame.replay.TrajectoryFollower` does."""
-
-    @property
-    def lengths(self) -> Tensor:
-        """Timesteps of each trajectory ``[n]`` int64."""
-
-    def get(self, index: Any) -> TensorDictBase:
-        """Trajectories ``[B, L]`` at positions ``[B]``, right padded with zeros, with ``mask`` ``[B, L, 1]``."""
 
 
 class MemoryStore:
@@ -74,8 +64,11 @@ class MemoryStore:
 class TrajectoryDataset:
     """Trajectories that are there already, drawn at random with torch's global generator.
 
+    Where ``transform`` weighs goals by their rarity, goals of all trajectories are counted, each trajectory once.
+
     Args:
-        stores: Hold the trajectories, with equal entries.
+        stores: Hold the trajectories, with equal entries. Positions count from the oldest trajectory; a store that
+            also removes trajectories has ``num_appended``, as `yamame.replay.TrajectoryFollower`.
         transform: Applied to what was drawn, e.g. ``Compose(Relabel(), Window(128))``.
         sample_by: ``trajectory``: each is as likely as any other. ``timestep``: as likely as it is long (in
             transitions).
@@ -101,6 +94,7 @@ class TrajectoryDataset:
         require_choice("TrajectoryDataset", "sample_by", sample_by, ("trajectory", "timestep"))
         self.stores, self.transform, self.sample_by = list(stores), transform, sample_by
         self._refresh = refresh
+        self._counted = [0] * len(self.stores)
         self._look()
         total = int(self._ends[-1])
         require(
@@ -108,13 +102,18 @@ class TrajectoryDataset:
         )
 
     def _look(self) -> None:
-        """Reads how long the trajectories are."""
+        """Reads how long the trajectories are, and counts the goals of new ones."""
         lengths = [store.lengths for store in self.stores]
         self._lengths = torch.cat(lengths)
         self._first = torch.tensor([0] + [len(part) for part in lengths]).cumsum(0)  # of each store
         self._ends = (
             (self._lengths - 1).cumsum(0) if len(self._lengths) else torch.zeros(1, dtype=torch.int64)
         )
+        for number, (store, part) in enumerate(zip(self.stores, lengths, strict=True)):
+            appended = getattr(store, "num_appended", len(part))
+            new = min(len(part), max(0, appended - self._counted[number]))
+            count_held(self.transform, store, first=len(part) - new)
+            self._counted[number] = appended  # fewer than before, if a writer went back to a checkpoint
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -140,7 +139,13 @@ class TrajectoryDataset:
         return batch if self.transform is None else self.transform(batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the trajectories are told by: how many there are and how long."""
+        """Number and length of the trajectories by which they are told, and the counts of their goals."""
+        state = self._identity()
+        if self.transform is not None and counting(self.transform):
+            state |= {"counted": list(self._counted), "transform": self.transform.state_dict()}
+        return state
+
+    def _identity(self) -> dict[str, Any]:
         return {
             "trajectories": len(self),
             "timesteps": self.num_timesteps,
@@ -150,10 +155,13 @@ class TrajectoryDataset:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Refuses a state of other trajectories, unless they grow."""
         if not state_dict["grows"]:
-            state = self.state_dict()
-            require(
-                "TrajectoryDataset", "data", state, state == state_dict, f"be what it was, {dict(state_dict)}"
-            )
+            own = self._identity()
+            saved = {key: state_dict[key] for key in own}
+            require("TrajectoryDataset", "data", own, own == saved, f"be what it was, {saved}")
+        # States of earlier versions have no counts; then those made when this was built stay.
+        if self.transform is not None and "counted" in state_dict:
+            self._counted = list(state_dict["counted"])
+            self.transform.load_state_dict(state_dict["transform"])
 
 
 class Mixture:

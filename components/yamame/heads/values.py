@@ -6,15 +6,19 @@ ensemble.
 """
 
 from abc import ABC, abstractmethod
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from yamame.checks import require, require_at_least, require_choice
+from yamame.failures import tell_aside
 from yamame.normalization import RunningMoments
 
 LabelKind = Literal["two_hot", "hl_gauss"]
+ValueRule = Literal["mean_bin", "mean_return"]
+VALUE_RULES: tuple[ValueRule, ...] = get_args(ValueRule)
+"""In the order of their numbers in a ``state_dict``."""
 
 
 class ValueRepresentation(nn.Module, ABC):
@@ -142,9 +146,17 @@ class PopArt(ValueRepresentation):
 
 
 class BinnedReturns(ValueRepresentation):
-    """Classification over bins of the (symlog) return by cross-entropy (arXiv 2411.11188, 2403.03950).
+    """Classification over bins of returns by cross-entropy (arXiv 2411.11188, 2403.03950).
 
-    Bins are evenly spaced between the transformed bounds; a value is the inverse transform of the mean bin.
+    Bins are evenly spaced in the (symlog) return. The value of a distribution over them is its mean return, the sum
+    of p_i v_i over bins of return v_i, and labels have the target as their mean return. The minimum of the
+    cross-entropy over random targets then has the mean target as its value, which a mean taken in symlog space does
+    not: there, a sure 20 is worth more than an even chance of 100 or nothing.
+
+    Raw outputs are log-odds relative to a prior that weighs bin i by 1 / (1 + abs(v_i)). Under it every bin
+    contributes about as much to the value, so that new critics value everything near 0. With equal weights, the
+    outermost bins would dominate: small random outputs would be worth hundreds, with bounds of +-1e5.
+
     Targets outside the bounds count as the bound.
 
     Args:
@@ -152,11 +164,18 @@ class BinnedReturns(ValueRepresentation):
         num_bins: O, at least 2.
         min_return: return of the first bin, after the reward multiplier.
         max_return: return of the last bin.
-        labels: "two_hot" spreads a target over its two neighbours in proportion to nearness; "hl_gauss" over
-            all bins by the mass of a normal.
+        labels: "two_hot" splits a target between its two neighbouring bins; "hl_gauss" spreads it over all bins by
+            the mass of a normal. A normal in symlog space, or cut off at a bound, has another mean return than its
+            centre; each is tilted until its mean return is that of its bin, and between two bins labels are
+            interpolated.
         symlog: whether bins are even in `sign(y) log(1 + |y|)` rather than in y.
         sigma: standard deviation of "hl_gauss", in bin widths.
+        value: "mean_return", as above; "mean_bin" takes means and neighbours in the space where bins are even, without
+            the prior. That was the rule of earlier versions and is that of AMAGO-2; it underrates random returns.
         decay, initial_second_moment: as for `ValueRepresentation`.
+
+    The ``state_dict`` records the rule. Loading one with another rule, or of an earlier version, which has no record,
+    restores the rule by which the critics were trained and prints a line.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -167,6 +186,10 @@ class BinnedReturns(ValueRepresentation):
     """
 
     bins: Tensor
+    bin_returns: Tensor
+    bin_labels: Tensor
+    log_prior: Tensor
+    value_rule: Tensor
 
     def __init__(
         self,
@@ -178,6 +201,7 @@ class BinnedReturns(ValueRepresentation):
         labels: LabelKind = "two_hot",
         symlog: bool = True,
         sigma: float = 0.75,
+        value: ValueRule = "mean_return",
         decay: float = 5e-4,
         initial_second_moment: float = 100.0,
     ) -> None:
@@ -189,17 +213,44 @@ class BinnedReturns(ValueRepresentation):
         require("BinnedReturns", "min_return", min_return, min_return < max_return, below)
         require_choice("BinnedReturns", "labels", labels, get_args(LabelKind))
         require("BinnedReturns", "sigma", sigma, sigma > 0.0, "be positive")
+        require_choice("BinnedReturns", "value", value, VALUE_RULES)
+        self.value: ValueRule = value
         self._labels, self._symlog, self._sigma = labels, symlog, sigma
-        low, high = self._squash(torch.tensor([min_return, max_return], dtype=torch.float64)).tolist()
+
+        bounds = torch.tensor([min_return, max_return], dtype=torch.float64)
+        low, high = self._squash(bounds).tolist()
         self._low, self._width = low, (high - low) / (num_bins - 1)
-        bins = torch.linspace(low, high, num_bins, dtype=torch.float64).float()
-        self.register_buffer("bins", bins, persistent=False)
+        bins = torch.linspace(low, high, num_bins, dtype=torch.float64)
+        bin_returns = self._expand(bins)
+        bin_returns[[0, -1]] = bounds
+        table = torch.eye(num_bins) if labels == "two_hot" else hl_gauss_labels(bin_returns, sigma)
+        self.register_buffer("bins", bins.float(), persistent=False)
+        self.register_buffer("bin_returns", bin_returns.float(), persistent=False)
+        self.register_buffer("bin_labels", table.float(), persistent=False)
+        self.register_buffer("log_prior", -bin_returns.abs().log1p().float(), persistent=False)
+        self.register_buffer("value_rule", torch.tensor(VALUE_RULES.index(value)))
 
     def _squash(self, value: Tensor) -> Tensor:
         return value.sign() * value.abs().log1p() if self._symlog else value
 
+    def _expand(self, value: Tensor) -> Tensor:
+        return value.sign() * value.abs().expm1() if self._symlog else value
+
     def encode(self, targets: Tensor) -> Tensor:
         """Returns `[...]` to label distributions `[..., O]`."""
+        if self.value == "mean_bin":
+            return self._encode_by_position(targets)
+
+        targets = targets.float().clamp(self.bin_returns[0], self.bin_returns[-1])
+        upper = torch.searchsorted(self.bin_returns, targets.contiguous(), right=True)
+        upper = upper.clamp(1, self.num_outputs - 1)
+        below, above = self.bin_returns[upper - 1], self.bin_returns[upper]
+        # Two differences: one share as 1 minus the other would lose small targets beside wide bins.
+        to_lower = ((above - targets) / (above - below)).unsqueeze(-1)
+        to_upper = ((targets - below) / (above - below)).unsqueeze(-1)
+        return to_lower * self.bin_labels[upper - 1] + to_upper * self.bin_labels[upper]
+
+    def _encode_by_position(self, targets: Tensor) -> Tensor:
         position = ((self._squash(targets.float()) - self._low) / self._width).unsqueeze(-1)
         position = position.clamp(0.0, self.num_outputs - 1.0)
         index = torch.arange(self.num_outputs, device=position.device)
@@ -211,17 +262,69 @@ class BinnedReturns(ValueRepresentation):
 
     def decode(self, probs: Tensor) -> Tensor:
         """Distributions over bins `[..., O]` to returns `[...]`."""
-        mean = (probs * self.bins).sum(-1)
-        return mean.sign() * mean.abs().expm1() if self._symlog else mean
+        if self.value == "mean_bin":
+            return self._expand((probs * self.bins).sum(-1))
+        return (probs * self.bin_returns).sum(-1)
+
+    def logits(self, raw: Tensor) -> Tensor:
+        """Raw outputs `[..., O]` to the logits of the distribution over bins that they stand for."""
+        return raw.float() if self.value == "mean_bin" else raw.float() + self.log_prior
 
     def to_returns(self, raw: Tensor) -> Tensor:
-        """The return at the mean bin under the softmax of `raw`."""
-        return self.decode(raw.float().softmax(-1))
+        """The mean return under the distribution that `raw` stands for."""
+        return self.decode(self.logits(raw).softmax(-1))
 
     def to_normalized(self, raw: Tensor) -> Tensor:
         """The return, standardised by the moving moments of the targets."""
         return (self.to_returns(raw) - self.mean) / self.std
 
     def loss(self, raw: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy of the softmax of `raw` against the labels of the targets."""
-        return -(self.encode(targets) * raw.float().log_softmax(-1)).sum(-1)
+        """Cross-entropy of the distribution that `raw` stands for against the labels of the targets."""
+        return -(self.encode(targets) * self.logits(raw).log_softmax(-1)).sum(-1)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        key = f"{prefix}value_rule"
+        of_earlier_version = key not in state_dict and f"{prefix}moments.mean" in state_dict
+        if of_earlier_version:
+            state_dict[key] = torch.tensor(VALUE_RULES.index("mean_bin"))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+        # Outputs that were trained for one rule are other values under another.
+        trained = VALUE_RULES[int(self.value_rule)]
+        if trained != self.value:
+            by = ", by an earlier version" if of_earlier_version else ""
+            tell_aside(
+                f"BinnedReturns: value={trained} instead of {self.value}: the critics were trained so{by}"
+            )
+        self.value = trained
+
+
+def hl_gauss_labels(bin_returns: Tensor, sigma: float) -> Tensor:
+    """The label of each bin's own return: a discretised normal around it with exactly this mean return.
+
+    A factor `exp(t i)` over bins i shifts the normal. The mean return grows with t, so that t is found by bisection.
+
+    Args:
+        bin_returns: `[O]` float64, increasing.
+        sigma: standard deviation, in bins.
+
+    Returns:
+        Labels `[O, O]` float64, a row for each bin. The first and the last are that bin alone, as nothing else has
+        its mean.
+    """
+    num_bins = len(bin_returns)
+    index = torch.arange(num_bins, dtype=torch.float64)
+    offset = index - index.unsqueeze(-1)
+    # Both arguments are negative away from the centre, where a difference of numbers near 1 would be rounded away.
+    edge = 0.5 - offset.abs()
+    log_mass = (torch.special.ndtr(edge / sigma) - torch.special.ndtr((edge - 1.0) / sigma)).log()
+
+    low, high = torch.full((num_bins, 1), -100.0).double(), torch.full((num_bins, 1), 100.0).double()
+    for _ in range(80):  # until float64 tells no difference
+        tilt = (low + high) / 2
+        labels = (log_mass + tilt * offset).softmax(-1)
+        above = (labels @ bin_returns > bin_returns).unsqueeze(-1)
+        low, high = torch.where(above, low, tilt), torch.where(above, tilt, high)
+    ends = torch.eye(num_bins, dtype=torch.float64)[[0, -1]]
+    labels[[0, -1]] = ends
+    return labels

@@ -1,18 +1,22 @@
 """How often each goal is achieved: the table behind rarity-weighted hindsight relabelling."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from yamame.checks import require, require_choice
+from yamame.failures import tell_aside
 from yamame.goals import GOAL_TOLERANCE
 
 WEIGHT_RANGE = (1e-3, 1e5)
 """Smallest and largest weight of a goal."""
 UNSEEN_COUNT = 0.5
 """Count of a goal that is not in the table: less than any seen one, so its weight is the largest."""
+COUNTED_AT_ONCE = 16384
+"""Timesteps, padding included, that are read at once to be counted, if no trajectory is longer."""
 
 
 class GoalFrequencies(nn.Module):
@@ -61,6 +65,7 @@ class GoalFrequencies(nn.Module):
         require(owner, "uniform_share", uniform_share, 0.0 <= uniform_share <= 1.0, "be in [0, 1]")
         require(owner, "resolution", resolution, resolution > 0.0, "be positive")
         self.per, self.uniform_share, self.resolution = per, uniform_share, resolution
+        self._was_checked = False
         self.register_buffer("cells", torch.zeros(0, 0, dtype=torch.int64))
         self.register_buffer("timesteps", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("trajectories", torch.zeros(0, dtype=torch.int64))
@@ -98,8 +103,13 @@ class GoalFrequencies(nn.Module):
             goals: ``[*, d]``.
 
         Returns:
-            ``[*]`` float32. A goal that was never counted weighs more than any that was.
+            ``[*]`` float32. A goal that was never counted weighs more than any that was. Before any trajectory was
+            counted all goals weigh alike, and a line on the standard error says so.
         """
+        if not self._was_checked:
+            if not bool(self.totals.any()):
+                tell_aside("GoalFrequencies: no trajectories were counted, so all goals are drawn alike")
+            self._was_checked = True
         timesteps, trajectories = self.totals.clamp(min=1)
         by_timestep = self.per == "timestep"
         total, counts = (timesteps, self.timesteps) if by_timestep else (trajectories, self.trajectories)
@@ -166,3 +176,51 @@ def _hash(cells: Tensor) -> Tensor:
     mixed = (mixed ^ (mixed >> 30)) * -0x40A7B892E31B1A47
     mixed = (mixed ^ (mixed >> 27)) * -0x6B2FB644ECCEEE15
     return (mixed ^ (mixed >> 31)).sum(-1)
+
+
+class Store(Protocol):
+    """Trajectories that are read by position."""
+
+    @property
+    def lengths(self) -> Tensor:
+        """Timesteps of each trajectory ``[n]`` int64."""
+
+    def get(self, index: Any) -> TensorDictBase:
+        """Trajectories ``[B, L]`` at positions ``[B]``, right padded with zeros, with ``mask`` ``[B, L, 1]``."""
+
+
+def counting(transform: Any) -> list[Any]:
+    """The parts of a transform that count goals, such as `Relabel` with ``rarity``."""
+    parts = transform.modules() if isinstance(transform, nn.Module) else ()
+    return [
+        part for part in parts if getattr(part, "rarity", None) is not None and hasattr(part, "count_goals")
+    ]
+
+
+def count_held(transform: Any, store: Store, *, first: int = 0) -> None:
+    """Counts the goals of trajectories that a store holds already.
+
+    Args:
+        transform: Relabels what is drawn from the store. Nothing is read if no part of it counts goals.
+        store: Holds whole trajectories.
+        first: Position of the first trajectory to count.
+    """
+    parts = counting(transform)
+    if not parts:
+        return
+
+    lengths = store.lengths[first:]
+    chunk: list[int] = []
+    for position in lengths.argsort().tolist():  # by length, so that there is little padding
+        if chunk and (len(chunk) + 1) * int(lengths[position]) > COUNTED_AT_ONCE:
+            _count(parts, store, chunk)
+            chunk = []
+        chunk.append(first + position)
+    if chunk:
+        _count(parts, store, chunk)
+
+
+def _count(parts: list[Any], store: Store, positions: list[int]) -> None:
+    trajectories = store.get(positions)
+    for part in parts:
+        part.count_goals(trajectories)

@@ -48,8 +48,9 @@ class Relabel(BatchTransform):
             k = 1: the goal is either kept, and the trajectory ends where it was completed, or replaced by one
             synthetic goal, as the strategy has it. This is hindsight experience replay without instructions.
         hide_future_goals: The ``goal`` entries that leave show no goal after the active one.
-        rarity: Draws rare goals more often, by these counts. None draws timesteps and goals uniformly. In a
-            replay buffer the table counts what is appended; it is part of this transform's state.
+        rarity: Draws rare goals more often, by these counts. None draws timesteps and goals uniformly. A replay
+            buffer counts what is appended, a `yamame.data.TrajectoryDataset` what it holds; other sources must call
+            `count_goals`. The table is part of this transform's state.
         all_probability: In [0, 1], for ``all_or_nothing`` only.
         radius: Largest Euclidean distance at which a goal counts as achieved, for goals in a continuous space; None:
             all coordinates must be the same.
@@ -152,10 +153,14 @@ class Relabel(BatchTransform):
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Counts the goals of what enters a replay buffer."""
+        self.count_goals(tensordict)
+        return tensordict
+
+    def count_goals(self, trajectories: TensorDictBase) -> None:
+        """Counts the goals of whole trajectories ``[B, L]`` for ``rarity``, once for each that may be drawn."""
         if self.rarity is not None:
             needed = [self.keys.achieved, self.keys.achieved_mask, self.keys.mask]
-            self.rarity.update(*self.entries(self._in_slots(tensordict)[0], needed, REMEDY))
-        return tensordict
+            self.rarity.update(*self.entries(self._in_slots(trajectories)[0], needed, REMEDY))
 
     def _choose(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
         """The new instructions ``[B, K, d]`` and which trajectories ``[B]`` have one."""

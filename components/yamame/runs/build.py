@@ -24,8 +24,9 @@ from yamame.deploy.build import assemble
 from yamame.deploy.build import check_device as check_device
 from yamame.failures import as_text
 from yamame.keys import GOAL_KEYS
-from yamame.replay import Window
+from yamame.replay import GoalFrequencies, Window
 from yamame.replay.disk.files import read_manifests
+from yamame.replay.frequencies import counting
 from yamame.runs.callbacks import Callback, Callbacks, EndlessWarning, RewardWarning, Tracking
 from yamame.runs.progress_bar import ProgressBar
 from yamame.training.averaging import AveragedWeights
@@ -267,10 +268,20 @@ def relabels(cfg: DictConfig) -> bool:
 
 
 def build_data(cfg: DictConfig, env: EnvBase, *, transform: Transform) -> TrajectoryDataset | None:
-    """The data of the configuration, as trajectories of an environment; None where there is none."""
+    """The data of the configuration, as trajectories of an environment; None where there is none.
+
+    Raises:
+        UsageError: Goals are drawn by their rarity, and the source does not count them.
+    """
     if cfg.data.source is None:
         return None
     data: TrajectoryDataset = instantiate(cfg.data.source, format=TrajectoryFormat(env), transform=transform)
+    tables = [part.rarity for part in counting(transform) if isinstance(part.rarity, GoalFrequencies)]
+    if not all(bool(table.totals.any()) for table in tables):
+        raise UsageError(
+            f"data.source: {type(data).__name__} must count its goals, for relabel.rarity, it does not; build it on "
+            "yamame.data.TrajectoryDataset, call count_goals of the transform, or set relabel=some"
+        )
     return data
 
 

@@ -19,6 +19,7 @@ from torchrl.envs.transforms import Transform
 
 from yamame.checks import require_choice
 from yamame.replay.disk.storage import TrajectoryFollower, TrajectoryStorage
+from yamame.replay.frequencies import count_held
 from yamame.replay.packing import pack_whole
 
 SampleBy = Literal["trajectory", "timestep"]
@@ -69,6 +70,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
             batch_size=batch_size,
             generator=generator,
         )
+        count_held(self._transform, self.storage)  # what a former process has appended
 
     def extend(self, data: TensorDictBase | Sequence[TensorDictBase], **options: Any) -> Tensor:
         """Appends trajectories ``[n, L]``, or rollouts of TorchRL ``[T]`` or ``[N, T]``, which it packs.
@@ -77,6 +79,16 @@ class TrajectoryReplayBuffer(ReplayBuffer):
             ValueError: A rollout does not hold whole episodes, and as `TrajectoryStorage.append`.
         """
         return super().extend(pack_whole(data), **options)
+
+    def append_transform(self, transform: Transform, *, invert: bool = False) -> ReplayBuffer:
+        """As TorchRL's; if the transform counts goals, it counts those of the trajectories that are held."""
+        count_held(transform, self.storage)
+        return super().append_transform(transform, invert=invert)
+
+    def insert_transform(self, index: int, transform: Transform, *, invert: bool = False) -> ReplayBuffer:
+        """As `append_transform`."""
+        count_held(transform, self.storage)
+        return super().insert_transform(index, transform, invert=invert)
 
     @property
     def num_timesteps(self) -> int:
