@@ -119,7 +119,9 @@ def show(cfg: DictConfig, ours: JointEstimate, report: dict[str, Any]) -> None:
         print("no interval: one seed says nothing about other seeds")
     else:
         print(f"Student's interval over {len(ours.seeds)} seeds: {interval(ours.student)}")
-        print(f"bootstrap over seeds and tasks, as published: {interval(ours.bootstrap)}, narrow for few seeds")
+        print(
+            f"bootstrap over seeds and tasks, as published: {interval(ours.bootstrap)}, narrow for few seeds"
+        )
     by_seed = zip(cfg.seeds, ours.seeds, strict=True)
     print("seeds:", ", ".join(f"{seed}: {value:.3g}" for seed, value in by_seed))
 
