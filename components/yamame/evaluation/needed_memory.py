@@ -15,6 +15,7 @@ that excludes the opposite. What neither interval excludes stays *unclear*, and 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Literal
 
 import numpy as np
@@ -103,7 +104,7 @@ class NeededMemory:
         if self.outcome == "nothing learnt":
             return "not settled: no window is ahead of a random policy beyond chance"
         if self.at_most is not None:
-            return f"not settled: more than 1 of {self.at_most} timesteps may help; more seeds may tell"
+            return f"not settled: {_timesteps(1, self.at_most)} may be needed; more seeds may tell"
         return "not settled: the differences are within the noise; more seeds may tell"
 
 
@@ -139,48 +140,51 @@ def judge_memory(
     """
     table, chance = np.asarray(scores, np.float64), np.asarray(random, np.float64)
     _check(windows, table, chance, margin=margin, confidence=confidence)
-    best = int(table.mean((1, 2)).argmax())
-    num_seeds = table.shape[1]
-    lead, radius = _lead(table, chance, best, confidence)
+    lead, radius = _lead(table, chance, confidence)
     allowed = margin * max(0.0, lead)
-
-    ahead, radii = _differences(table, confidence)
-    standings: list[Standing] = ["unclear"] * len(windows)
-    if num_seeds > 1 and len(windows) > 1:
-        near_highest = _surely_near(table, highest, allowed, confidence)
-        for index in range(len(windows)):
-            if near_highest[index] or (ahead[index] + radii[index] <= allowed).all():
-                standings[index] = "enough"
-            elif (ahead[index] - radii[index] > allowed).any():
-                standings[index] = "short"
+    is_compared = len(windows) > 1 and table.shape[1] > 1
+    is_decidable = is_compared and lead - radius > 0
+    solved = _solved(table, highest, allowed, confidence) if is_decidable else [False] * len(windows)
+    reached = _reached(windows, table, solved, allowed, confidence, is_decidable=is_decidable)
 
     # Longer windows contain shorter ones, so only an unbroken row of short windows, from 1 on, bounds the need.
-    num_short = 0
-    while num_short < len(windows) and standings[num_short] == "short":
-        num_short += 1
-    at_least = 1 + (windows[num_short - 1] or 0) if num_short else 1
-    at_most = windows[standings.index("enough")] if "enough" in standings else None
-
+    short = [one.window or 0 for one in takewhile(lambda one: one.standing == "short", reached)]
+    enough = [one.window for one in reached if one.standing == "enough"]
     outcome: Outcome = "not settled"
-    if num_seeds > 1 and len(windows) > 1:
-        if lead - radius <= 0:
-            outcome = "nothing learnt"
-        elif num_short:
-            outcome = "needed"
-        elif standings[0] == "enough":
-            outcome = "not needed" if near_highest[0] else "no difference"
-
-    behind = [
-        Mean(float(gap), float(gap - by), float(gap + by))
-        for gap, by in zip(ahead[:, best], radii[:, best], strict=True)
-    ]
-    reached = [
-        Reached(window, score, gap, standing, own.mean(1).tolist())
-        for window, score, gap, standing, own in zip(
-            windows, _scores(table, confidence), behind, standings, table, strict=True
-        )
-    ]
+    if is_compared and not is_decidable:
+        outcome = "nothing learnt"
+    elif short:
+        outcome = "needed"
+    elif reached[0].standing == "enough":
+        outcome = "not needed" if solved[0] else "no difference"
+    at_least, at_most = max(short, default=0) + 1, enough[0] if enough else None
     return NeededMemory(outcome, at_least, at_most, reached, _over_tasks(chance, confidence))
+
+
+def _reached(
+    windows: Sequence[int | None],
+    table: Array,
+    solved: Sequence[bool],
+    allowed: float,
+    confidence: float,
+    *,
+    is_decidable: bool,
+) -> list[Reached]:
+    """Scores and standing of every window."""
+    ahead, radii = _differences(table, confidence)
+    best = int(table.mean((1, 2)).argmax())
+    reached: list[Reached] = []
+    for index, (window, score) in enumerate(zip(windows, _scores(table, confidence), strict=True)):
+        standing: Standing = "unclear"
+        if is_decidable:
+            if solved[index] or (ahead[index] + radii[index] <= allowed).all():
+                standing = "enough"
+            elif (ahead[index] - radii[index] > allowed).any():
+                standing = "short"
+        gap, by = float(ahead[index, best]), float(radii[index, best])
+        of_seeds = table[index].mean(1).tolist()
+        reached.append(Reached(window, score, Mean(gap, gap - by, gap + by), standing, of_seeds))
+    return reached
 
 
 def _check(
@@ -230,12 +234,13 @@ def _differences(table: Array, confidence: float) -> tuple[Array, Array]:
     return gaps.mean(2), quantile * np.sqrt(variances)
 
 
-def _lead(table: Array, chance: Array, best: int, confidence: float) -> tuple[float, float]:
+def _lead(table: Array, chance: Array, confidence: float) -> tuple[float, float]:
     """Lead of the best window over a random policy, and half the width of its interval.
 
     The best of several windows is ahead by luck more often than one is, hence the Bonferroni correction.
     """
     num_windows, num_seeds, num_tasks = table.shape
+    best = int(table.mean((1, 2)).argmax())
     gap = table[best].mean(0) - chance
     variance, freedom = gap.var(ddof=1) / num_tasks, num_tasks - 1
     if num_seeds > 1:
@@ -244,7 +249,7 @@ def _lead(table: Array, chance: Array, best: int, confidence: float) -> tuple[fl
     return float(gap.mean()), float(quantile * np.sqrt(variance))
 
 
-def _surely_near(table: Array, highest: float | None, allowed: float, confidence: float) -> list[bool]:
+def _solved(table: Array, highest: float | None, allowed: float, confidence: float) -> list[bool]:
     """Flags of windows so close to the highest possible score that none can be ahead by more than ``allowed``."""
     num_windows, num_seeds, num_tasks = table.shape
     if highest is None:
