@@ -1,15 +1,16 @@
-"""Asks whether a task needs memory, and how long: trains agents that differ only in how many timesteps they see.
+"""Ask whether a task needs memory, and how much: train agents that differ in how many timesteps they see.
 
     python recipes/probe.py env=tmaze env.length=6                             # --help lists the keys
-    python recipes/probe.py env=bandits probe.windows=[1,4,16,null] probe.seeds=[0,1,2]
+    python recipes/probe.py env=bandits probe.windows=[1,4,16,null] probe.seeds=[0,1,2,3,4]
     python recipes/probe.py env=gym env.id=mylab:Levers-v0 budget.env_steps=100000
     python recipes/probe.py env=mazerunner callbacks=cost_limit callbacks.cost_limit.cpu_s=120
 
-It takes what recipes/train.py takes, the encoder aside: a Transformer of one layer sees the latest timesteps, its
-window, and nothing before. Its agents are ordinary runs with the same seeds, sizes and budget, in one folder: a run
-that is finished is not repeated, and one that was interrupted goes on. All then play the same held-out tasks with their
-best checkpoints, beside a random policy. A table, and the shortest memory that does as well as the best within the
-noise, are printed and written to <folder>/probe.json.
+Options are those of recipes/train.py, except for the encoder: a Transformer of one layer sees the latest timesteps, its
+window, and nothing before. Every window is trained with several seeds, because the verdict compares the differences
+between windows with the noise between trainings. The agents are ordinary runs with the same sizes and budget, in one
+folder. Finished runs are not repeated, and interrupted ones are resumed. All agents then play the same held-out tasks
+with their best checkpoints, beside a random policy. The recipe prints a table and a verdict, and writes both to
+<folder>/probe.json.
 """
 
 import yamame.cli.front
@@ -36,8 +37,7 @@ from yamame.checks import UsageError
 from yamame.cli.app import main
 from yamame.cli.jobs import overrides
 from yamame.cli.names import file_name
-from yamame.cli.nodes import instantiate
-from yamame.evaluation import NeededMemory, evaluate, judge_memory
+from yamame.evaluation import EvaluationResult, NeededMemory, evaluate, judge_memory
 from yamame.files.atomic import write_json
 from yamame.files.identity import is_one_of, key_of, makes_another_name
 from yamame.report.terminal import print_columns
@@ -46,23 +46,32 @@ from yamame.runs.run import Run
 from yamame.runs.trained import load_trained
 
 ONE_LAYER = ("encoder=transformer", "encoder.num_layers=1", "encoder.sinks=0")
-"""What of the encoder is no choice: further layers would see further back than the window."""
+"""Fixed settings of the encoder: a second layer would see further back than the window."""
 ITS_OWN = {*map(key_of, ONE_LAYER), "encoder.window", "seed", "resume", "run.overwrite"}
-TASKS = 2_000_000_011  # as in recipes/evaluate.py: not those that chose the best checkpoints
+TASKS = 2_000_000_011  # as in recipes/evaluate.py; training chose its best checkpoints by other tasks
 
 
 def probe(cfg: DictConfig) -> NeededMemory:
-    """The recipe: what all agents reach, and how long a memory the task needs."""
-    resampling = instantiate(cfg.probe.resampling)
+    """Train and score all agents, then judge how much memory the task needs."""
     typed, folder = typed_of(cfg)
     common = [*cfg.probe.settings, *typed, *ONE_LAYER, "resume=auto", f"run.root='{folder}'"]
     setting = yamame.compose(*common)
     with closing(build_env(setting, num_envs=1, seed=0)) as env:
         windows = windows_of(cfg.probe.windows, longest_episode(env), setting.context_length)
+
     runs = [[trained(common, folder, window, seed) for seed in cfg.probe.seeds] for window in windows]
-    chance, scores = played(setting), [[played(setting, run.path) for run in several] for several in runs]
-    found = judge_memory(windows, scores, chance, margin=cfg.probe.margin, resampling=resampling)
-    tell(found, runs, " ".join(typed))
+    results = [[played(setting, run.path) for run in several] for several in runs]
+    random = played(setting)
+
+    found = judge_memory(
+        windows,
+        [[scores_of(result) for result in several] for several in results],
+        scores_of(random),
+        margin=cfg.probe.margin,
+        confidence=cfg.probe.confidence,
+        highest=None if random.success is None else 1.0,
+    )
+    show(found, runs, list(cfg.probe.seeds), " ".join(typed))
     agents = [[str(run.path) for run in several] for several in runs]
     report = {**asdict(found), "verdict": str(found), "command": typed, "runs": agents}
     print(write_json(folder / "probe.json", report))
@@ -70,19 +79,21 @@ def probe(cfg: DictConfig) -> NeededMemory:
 
 
 def typed_of(cfg: DictConfig) -> tuple[list[str], Path]:
-    """What every run is given of the command line, and the folder that they share.
+    """Command-line overrides of every run, and the folder that they share.
 
     Raises:
-        UsageError: Something was typed that is the probe's own.
+        UsageError: An override is one that the probe sets itself, or a setting of the probe is invalid.
     """
     typed = [text for text in overrides() if not is_one_of(key_of(text), ("probe", "run.name", "run.root"))]
     if own := ITS_OWN.intersection(map(key_of, typed)):
         raise UsageError(f"{min(own)}: must be left to the probe; see probe.windows and probe.seeds")
     seeds, name = list(cfg.probe.seeds), str(cfg.run.name or "")
     if not seeds or len(set(seeds)) < len(seeds):
-        raise UsageError(f"probe.seeds: must name one at least, each once, got {seeds}")
-    if cfg.evaluation.num_episodes * len(seeds) < 2:
-        raise UsageError("evaluation.num_episodes: must be at least 2 with one seed, got 1")
+        raise UsageError(f"probe.seeds: must name at least one seed, each once, got {seeds}")
+    if cfg.evaluation.num_episodes < 2:
+        raise UsageError(f"evaluation.num_episodes: must be at least 2, got {cfg.evaluation.num_episodes}")
+    if not 0.0 < cfg.probe.confidence < 1.0:
+        raise UsageError(f"probe.confidence: must be in (0, 1), got {cfg.probe.confidence}")
     if "/" in name or name.startswith("."):
         raise UsageError(f"run.name: must be the name of a folder, got {name}")
     kept = ("budget", "evaluation", "callbacks")  # agents that are compared have them in common
@@ -93,7 +104,7 @@ def typed_of(cfg: DictConfig) -> tuple[list[str], Path]:
 
 
 def windows_of(asked: Iterable[int | None], longest: int | None, context_length: int) -> list[int | None]:
-    """Windows from 1 to the longest; those that see whole episodes are one, as long as an episode is."""
+    """Windows in ascending order, with 1; those that cover whole episodes are merged into one of that length."""
     known = float("inf") if longest is None else longest
     whole = longest if known <= context_length else None
     windows = {whole if window is None or window >= known else window for window in (1, *asked)}
@@ -101,13 +112,13 @@ def windows_of(asked: Iterable[int | None], longest: int | None, context_length:
 
 
 def trained(common: list[str], folder: Path, window: int | None, seed: int) -> Run:
-    """The finished run of a window and a seed; what is left of it is done first."""
+    """Train the agent of a window and a seed, or finish its training; return the finished run."""
     sees = "null" if window is None else window
     named = f"run.name='{folder.name}-window-{sees}-seed-{seed}'"
     try:
         run = yamame.train(*common, f"encoder.window={sees}", f"seed={seed}", named)
     except KeyboardInterrupt:
-        print("the same probe goes on where this one ended: its agents that are done are not trained again")
+        print("interrupted: the same command resumes here, agents that are finished are not trained again")
         raise SystemExit(yamame.signals.STATUS) from None
     if (before := run.checkpoints.read_config()["budget"]) != run.config["budget"]:
         raise UsageError(
@@ -116,8 +127,8 @@ def trained(common: list[str], folder: Path, window: int | None, seed: int) -> R
     return run
 
 
-def played(cfg: DictConfig, path: Path | None = None) -> list[float]:
-    """Success, else the return, of every held-out task: of a run by its best checkpoint, or of a random policy."""
+def played(cfg: DictConfig, path: Path | None = None) -> EvaluationResult:
+    """Play the held-out tasks with the best checkpoint of a run, or with a random policy."""
     evaluation = cfg.evaluation
     num_envs = min(evaluation.num_envs or evaluation.num_episodes, evaluation.num_episodes)
     with closing(build_env(cfg, num_envs=num_envs, seed=TASKS, held_out=True)) as env:
@@ -125,27 +136,35 @@ def played(cfg: DictConfig, path: Path | None = None) -> list[float]:
         if path is not None:
             policy = load_trained(path, trust=list(cfg.trust), device=cfg.device).build_agent(env).policy()
         options = {name: evaluation[name] for name in ("num_episodes", "greedy", "max_steps")}
-        result = evaluate(policy, env, seed=TASKS, **options)
+        return evaluate(policy, env, seed=TASKS, **options)
+
+
+def scores_of(result: EvaluationResult) -> list[float]:
+    """Success in every task, or the return where the environment does not report success."""
     return (result.returns if result.success is None else result.success.double()).tolist()
 
 
-def tell(found: NeededMemory, runs: list[list[Run]], title: str) -> None:
-    """Prints the table and the verdict."""
-    rows = [
-        {
-            "timesteps seen": "all" if one.window is None else one.window,
-            "score": str(one.score),
-            "behind the best": str(one.behind),
-            "standing": one.standing,
-            "CPU-s": round(sum(run.summary["cpu_s"] for run in several)),
-        }
-        for one, several in zip(found.reached, runs, strict=True)
-    ]
+def show(found: NeededMemory, runs: list[list[Run]], seeds: list[int], title: str) -> None:
+    """Print the table and the verdict."""
+    is_over_seeds = len(seeds) > 1
+    rows = []
+    for one, several in zip(found.reached, runs, strict=True):
+        row = {"timesteps seen": "all" if one.window is None else one.window, "score": str(one.score)}
+        row["behind the best"] = str(one.behind)
+        if is_over_seeds:
+            row["standing"] = one.standing
+            row["by seed"] = ", ".join(f"{value:.3g}" for value in one.seeds)
+        rows.append({**row, "CPU-s": round(sum(run.summary["cpu_s"] for run in several))})
     print_columns(title, [*rows, {"timesteps seen": "random", "score": str(found.random)}])
     print(found)
-    if len(runs[0]) == 1:
-        print("one seed: the intervals say nothing of what another one would learn; see probe.seeds")
-    print("what was not learnt yet looks like what cannot be known: budget.env_steps gives more time")
+    if is_over_seeds:
+        print(f"intervals: over {len(seeds)} seeds (Student), between windows all at once (Tukey)")
+    else:
+        print(
+            "intervals: over tasks, of these agents alone; for a verdict train more, as probe.seeds=[0,1,2]"
+        )
+    if found.outcome != "needed":
+        print("memory that no agent has learnt to use yet shows no difference: see budget.env_steps")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ if __name__ == "__main__":
 # isort: split
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -39,6 +40,7 @@ from yamame.checks import UsageError
 from yamame.cli.app import main
 from yamame.cli.nodes import plain
 from yamame.evaluation import evaluate, joint_estimate, judge, measure
+from yamame.evaluation.contract import JointEstimate
 from yamame.files.atomic import write_json
 from yamame.runs.run import Run
 from yamame.runs.trained import load_trained
@@ -76,37 +78,69 @@ class Piece(yamame.Callback):
 
 
 def reproduce(cfg: DictConfig) -> dict[str, Any]:
-    """The recipe: what was measured, beside what was published."""
+    """Train all seeds, play the reported tasks, and compare the estimate with the published one."""
     chosen = overrides_of(cfg)
     piece = Piece(cfg.minutes)
     runs = [trained(cfg, [*chosen, f"seed={seed}"], seed, piece) for seed in cfg.seeds]
     scores = [played(cfg, run.path).tolist() for run in runs]
+
     contract, ours = plain(cfg.contract), joint_estimate(scores, num_resamples=cfg.num_resamples)
-    estimate, low, high = contract["published"][cfg.memory]
     report = {
         "contract": contract,
         "memory": cfg.memory,
         "edition": cfg.edition,
         "ours": ours._asdict(),
-        "outcome": judge(ours.value, estimate, contract["margin"]) if cfg.edition == "full" else None,
+        **verdict_of(cfg, ours),
         "cpu_s": sum(run.summary["cpu_s"] for run in runs),
         "wall_s": sum(run.summary["wall_s"] for run in runs),
         "tasks": scores,
     }
+    show(cfg, ours, report)
     folder = Path(cfg.root) / f"{contract['experiment']}-{cfg.memory}-{cfg.edition}"
     folder.mkdir(parents=True, exist_ok=True)
-    verdict = report["outcome"] or f"no verdict on edition={cfg.edition}"
-    interval = f"{ours.value:.3g} [{ours.low:.3g}, {ours.high:.3g}]"
-    print(f"{contract['experiment']} with {cfg.memory}: {contract['endpoint']} {interval}")
-    print(
-        "seeds:", ", ".join(f"{seed}: {value:.3g}" for seed, value in zip(cfg.seeds, ours.seeds, strict=True))
-    )
-    print(f"published: {estimate:.3g} [{low:.3g}, {high:.3g}], margin {contract['margin']:g}: {verdict}")
-    print(
-        f"cost: {report['cpu_s']:,.0f} CPU-seconds, {report['wall_s']:,.0f} s; published: {contract['cost']}"
-    )
     print(write_json(folder / "contract.json", report))
     return report
+
+
+def verdict_of(cfg: DictConfig, ours: JointEstimate) -> dict[str, Any]:
+    """Verdict on the mean, and whether all of Student's interval agrees with it; None where there is no verdict."""
+    if cfg.edition != "full" or ours.student is None:
+        return {"outcome": None, "settled": None}
+    published, margin = cfg.contract.published[cfg.memory][0], cfg.contract.margin
+    outcome, *ends = (judge(value, published, margin) for value in (ours.value, *ours.student))
+    return {"outcome": outcome, "settled": set(ends) == {outcome}}
+
+
+def show(cfg: DictConfig, ours: JointEstimate, report: dict[str, Any]) -> None:
+    """Print the estimate with both of its intervals, the published one, the verdict and the cost."""
+    contract = report["contract"]
+    print(f"{contract['experiment']} with {cfg.memory}: {contract['endpoint']} {ours.value:.3g}")
+    if ours.student is None or ours.bootstrap is None:
+        print("no interval: one seed says nothing about other seeds")
+    else:
+        print(f"Student's interval over {len(ours.seeds)} seeds: {interval(ours.student)}")
+        print(
+            f"bootstrap over seeds and tasks, as published: {interval(ours.bootstrap)}, narrow for few seeds"
+        )
+    by_seed = zip(cfg.seeds, ours.seeds, strict=True)
+    print("seeds:", ", ".join(f"{seed}: {value:.3g}" for seed, value in by_seed))
+
+    if report["outcome"] is not None:
+        note = "" if report["settled"] else ", not settled: Student's interval reaches beyond this range"
+        verdict = f"{report['outcome']}{note}"
+    elif cfg.edition == "full":
+        verdict = "no verdict from one seed"
+    else:
+        verdict = f"no verdict on edition={cfg.edition}"
+    value, *ends = contract["published"][cfg.memory]
+    print(f"published: {value:.3g} {interval(ends)}, margin {contract['margin']:g}: {verdict}")
+    cost = f"{report['cpu_s']:,.0f} CPU-seconds, {report['wall_s']:,.0f} s"
+    print(f"cost: {cost}; published: {contract['cost']}")
+
+
+def interval(ends: Sequence[float]) -> str:
+    """Format both ends of an interval."""
+    return f"[{ends[0]:.3g}, {ends[1]:.3g}]"
 
 
 def overrides_of(cfg: DictConfig) -> list[str]:

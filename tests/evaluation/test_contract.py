@@ -58,14 +58,45 @@ def test_an_interval_has_the_spread_of_seeds_and_of_tasks():
     assert same.value == 0.5
     assert same.seeds == [0.5, 0.5]
     # Both seeds meet the same tasks: there are 100 observations, not 200.
-    assert same.high - same.low == pytest.approx(2 * 1.96 * 0.05, rel=0.15)
-    apart = joint_estimate([tasks * 0, tasks * 0 + 1])
-    assert (apart.low, apart.high) == (0.0, 1.0)
-    alone = joint_estimate([tasks * 0 + 0.25])
-    assert (alone.low, alone.high) == (0.25, 0.25)
+    assert same.bootstrap[1] - same.bootstrap[0] == pytest.approx(2 * 1.96 * 0.05, rel=0.15)
+    assert same.student == (0.5, 0.5)  # on these tasks they do not differ
+    assert joint_estimate([tasks * 0, tasks * 0 + 1]).bootstrap == (0.0, 1.0)
     assert joint_estimate([tasks, tasks]) == same
     with pytest.raises(ValueError, match="scores must be finite"):
         joint_estimate([[np.nan]])
+
+
+def test_one_seed_has_no_interval():
+    """It would be over tasks alone, and look like the others."""
+    found = joint_estimate([np.arange(100) % 2.0])._asdict()
+    assert (found.pop("value"), found.pop("seeds")) == (0.5, [0.5])
+    assert set(found.values()) == {None}
+
+
+def covered(name, num_seeds, *, repeats, num_resamples):
+    """Share of simulated experiments whose interval holds the true mean; seeds differ by more than tasks."""
+    rng, truth, held = np.random.default_rng(num_seeds), 0.5, 0
+    difficulty = rng.normal(size=16)
+    difficulty -= difficulty.mean()
+    for _ in range(repeats):
+        scores = truth + rng.normal(size=(num_seeds, 1)) + 0.2 * difficulty
+        found = joint_estimate(scores, num_resamples=num_resamples)._asdict()
+        assert name in found
+        low, high = found[name]
+        held += low <= truth <= high
+    return held / repeats
+
+
+@pytest.mark.parametrize("num_seeds", [2, 3, 5])
+def test_students_interval_of_few_seeds_covers_what_it_says(num_seeds):
+    # Four standard deviations of the share of 2,000 are 0.02.
+    assert 0.93 <= covered("student", num_seeds, repeats=2000, num_resamples=2) <= 0.97
+
+
+@pytest.mark.parametrize("num_seeds", [3, 5])
+def test_the_published_bootstrap_of_few_seeds_covers_less(num_seeds):
+    """Negative control of the test above, and the reason why both are printed."""
+    assert 0.7 <= covered("bootstrap", num_seeds, repeats=300, num_resamples=200) <= 0.9
 
 
 @pytest.mark.parametrize(("ours", "outcome"), [(0.5, "comparable"), (0.8, "above"), (0.2, "below")])

@@ -11,17 +11,17 @@ from yamame.runs.build import build_agent, build_env
 
 CORRIDOR = ("env=tmaze", "env.length=3")
 SETTINGS = "probe.settings=[evaluation.num_episodes=4,evaluation.video_frames=1,encoder.d_model=16,encoder.num_heads=2]"
-TINY = (*CORRIDOR, "debug=tiny", "logger=none", "probe.resampling.num_resamples=50", SETTINGS)
+TINY = (*CORRIDOR, "debug=tiny", "logger=none", SETTINGS)
 FOLDER = "runs/probe-debug=tiny-env.length=3-env=tmaze"
 
 
 def test_agents_are_trained_once_and_judged_and_what_sees_a_whole_episode_counts_once(play, tmp_path):
-    status, out, errors = play("probe", tmp_path, *TINY, "probe.windows=[4,9]")
+    status, out, errors = play("probe", tmp_path, *TINY, "probe.windows=[4,9]", "probe.seeds=[0]")
     assert status == 0, errors
     folder = tmp_path / FOLDER
     found = json.loads((folder / "probe.json").read_text())
     assert [one["window"] for one in found["reached"]] == [1, 4]
-    assert f"\n{found['verdict']}\none seed: " in out
+    assert f"\n{found['verdict']}\n" in out
     assert found["command"] == [*CORRIDOR, "debug=tiny", "logger=none"]
     assert [path.split("-window-")[1] for [path] in found["runs"]] == ["1-seed-0", "4-seed-0"]
     files = sorted(folder.glob("*/checkpoints/*"))
@@ -35,6 +35,15 @@ def test_agents_are_trained_once_and_judged_and_what_sees_a_whole_episode_counts
     assert [path.split("-window-")[1] for path in several] == ["1-seed-0", "1-seed-1"]
 
 
+def test_one_seed_gives_no_verdict_and_the_default_has_several(play, tmp_path):
+    status, out, errors = play("probe", tmp_path, *TINY, "probe.windows=[4]", "probe.seeds=[0]")
+    assert status == 0, errors
+    found = json.loads((tmp_path / FOLDER / "probe.json").read_text())
+    assert found["outcome"] == "not settled"
+    assert not {"enough", "short"}.intersection(out.split())
+    assert len(yamame.compose(recipe="probe").probe.seeds) > 1
+
+
 def test_a_probe_that_is_asked_to_end_goes_on_where_it_was(play, tmp_path, monkeypatch):
     train, begun = yamame.train, []
 
@@ -45,7 +54,7 @@ def test_a_probe_that_is_asked_to_end_goes_on_where_it_was(play, tmp_path, monke
         return train(*overrides)
 
     monkeypatch.setattr(yamame, "train", interrupted)
-    call = (*TINY, "probe.windows=[1,null]", "run.name=mine")
+    call = (*TINY, "probe.windows=[1,null]", "probe.seeds=[0]", "run.name=mine")
     assert play("probe", tmp_path, *call)[0] == 75
     first = tmp_path / "runs/mine/mine-window-1-seed-0/summary.json"
     written = first.stat().st_mtime_ns
@@ -96,8 +105,9 @@ def learned(agent, seen: TensorDict) -> torch.Tensor:
     [
         (["encoder=gru"], "encoder: must be left to the probe; see probe.windows and probe.seeds"),
         (["encoder.num_layers=2"], "encoder.num_layers: must be left to the probe"),
-        (["probe.seeds=[]"], "probe.seeds: must name one at least"),
-        (["probe.resampling.confidence=2"], "confidence must be in (0, 1), got 2"),
+        (["probe.seeds=[]"], "probe.seeds: must name at least one seed"),
+        (["probe.confidence=2"], "probe.confidence: must be in (0, 1), got 2"),
+        (["evaluation.num_episodes=1"], "evaluation.num_episodes: must be at least 2, got 1"),
         (
             ["probe.windows=[0]"],
             "probe.windows: must be a list, each an integer of at least 1 or null, got [0]",

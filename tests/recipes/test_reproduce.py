@@ -1,6 +1,7 @@
 """A published experiment in pieces: what is done stays, what was measured is written, mistakes begin nothing."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,11 +27,35 @@ def test_all_seeds_are_trained_once_and_measured_on_the_tasks_that_are_named(pla
     assert [len(tasks) for tasks in report["tasks"]] == [6, 6]
     assert report["contract"]["published"]["gru"][0] == 29.6
     assert report["cpu_s"] > 0
+    assert {"student", "bootstrap"} <= report["ours"].keys()
+    for name in ("student", "bootstrap"):
+        low, high = report["ours"][name]
+        assert low <= report["ours"]["value"] <= high
+        assert f"[{low:.3g}, {high:.3g}]" in out
+    assert re.search(r"^Student", out, re.MULTILINE)
+    assert re.search(r"^bootstrap", out, re.MULTILINE)
     assert report["ours"]["seeds"] == pytest.approx([sum(tasks) / 6 for tasks in report["tasks"]])
     files = sorted((tmp_path / "runs/rsm_dark_key_to_door-gru-small-42/checkpoints").iterdir())
     times = [file.stat().st_mtime_ns for file in files]
     assert play("reproduce", tmp_path, *call)[0] == 0
     assert [file.stat().st_mtime_ns for file in files] == times
+
+
+def test_one_seed_has_no_interval_and_no_verdict_and_several_have(play, tmp_path):
+    """The agents are tiny, so that all of the full edition takes seconds."""
+    tiny = overrides("debug=tiny", "timestep_encoder.hidden_size=16", "env.time_limit=60")
+    call = ("rsm/dark_key_to_door", "memory=gru", "num_tasks=6", "num_resamples=100", tiny)
+    path = tmp_path / "runs/rsm_dark_key_to_door-gru-full/contract.json"
+    status, out, errors = play("reproduce", tmp_path, *call, "seeds=[42]")
+    assert status == 0, errors
+    assert json.loads(path.read_text())["outcome"] is None
+    assert "one seed" in out
+    assert "Student" not in out
+    assert "bootstrap" not in out
+
+    assert play("reproduce", tmp_path, *call, "seeds=[42,100]")[0] == 0
+    report = json.loads(path.read_text())
+    assert (report["outcome"], report["settled"]) == ("below", report["ours"]["student"][1] < 28.6)
 
 
 def test_a_piece_ends_within_its_minutes_and_says_what_the_rest_takes(play, tmp_path):

@@ -335,6 +335,14 @@ def test_a_verdict_is_that_of_the_mean_of_the_seeds_of_the_base(make_run, tell, 
     assert f"{outcome.capitalize()}." in page.text
 
 
+@pytest.mark.parametrize("num_seeds", [1, 2])
+def test_a_verdict_from_one_seed_names_that_it_has_no_interval(make_run, tell, num_seeds):
+    expected = {"expected__metric": "success_mean", "expected__interval": "[0.8, 0.9]"}
+    page, content = tell([make_run(seed, metrics(0.1, 0.85), **expected) for seed in range(num_seeds)])
+    for text in (page.text, str(content.verdicts[0])):
+        assert ("no interval" in text) == (num_seeds == 1)
+
+
 def test_a_large_video_lies_beside_the_page(make_run, write, video):
     large = video + b"\0" * LARGEST_VIDEO
     page, folder, _ = write([make_run(0, metrics(0.1, 0.7))], artifact=lambda run_id, name: large)

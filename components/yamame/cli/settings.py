@@ -212,7 +212,7 @@ SETTINGS["probe"] = SETTINGS["train"] | {
         "windows": list[Count | None],
         "seeds": list[Annotated[int, 0]],
         "margin": Annotated[float, 0],
-        "resampling": Node,
+        "confidence": Annotated[float, 0],
         "settings": list[str],
     }
 }

@@ -54,7 +54,7 @@ class Verdict(NamedTuple):
 
     def __str__(self) -> str:
         low, high = self.expected.interval
-        seeds = f"{self.num_seeds} seed{'' if self.num_seeds == 1 else 's'}"
+        seeds = "1 seed, no interval" if self.num_seeds == 1 else f"{self.num_seeds} seeds"
         interval = "" if self.ends is None else f" [{self.ends[0]:.4g}, {self.ends[1]:.4g}] {self.method}"
         measured = "not measured" if self.mean is None else f"{self.mean:.4g}{interval}, {seeds}"
         return f"{self.section}: {self.outcome} ({self.expected.metric} {measured}; expected {low:.4g} to {high:.4g})"

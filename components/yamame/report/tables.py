@@ -76,9 +76,10 @@ def _bests(row: _Row) -> list[tuple[float, float]]:
 
 
 def _verdict(row: _Row) -> str:
-    """Where the best evaluations lie beside a published number: an interval beside twice its deviation.
+    """Compare the interval of the best evaluations with a published number and twice its deviation.
 
-    The interval is over seeds, of a single one over the episodes of its best evaluation.
+    The interval is over seeds. With one seed it is over the episodes of its best evaluation, which shows nothing of the
+    noise between trainings, and the verdict names that.
     """
     match, bests = _PUBLISHED.fullmatch(row.published.replace("\N{MINUS SIGN}", "-")), _bests(row)
     if match is None or not bests:
@@ -91,7 +92,8 @@ def _verdict(row: _Row) -> str:
     above, below = low > theirs + apart, high < theirs - apart
     if less_is_better(row.metric):
         above, below = below, above
-    return "above" if above else "below" if below else "within"
+    verdict = "above" if above else "below" if below else "within"
+    return verdict if len(bests) > 1 else f"{verdict} (one seed)"
 
 
 def _mean(row: _Row) -> str:

@@ -167,7 +167,7 @@ def observable(asked: Asked) -> dict[str, Any]:
 
 
 def _difference(values: Tensor, confidence: float) -> dict[str, float]:
-    """The mean of differences of the same tasks, with its interval."""
+    """Mean of differences on the same tasks; its interval is over tasks, of these agents and no other seeds."""
     low, high = mean_interval(values, confidence=confidence)
     return {"mean": float(values.mean()), "low": low, "high": high}
 
@@ -231,7 +231,7 @@ def told(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
             parts = {"return": numbers} if name == "wiped" else numbers
             gap = "difference" if name == "wiped" else "gap"
             values = {
-                f"{gap} of the {metric}": "{mean:.3g} [{low:.3g}, {high:.3g}]".format(**part[gap])
+                f"{gap} of the {metric}": "{mean:.3g} [{low:.3g}, {high:.3g}] over tasks".format(**part[gap])
                 for metric, part in parts.items()
                 if isinstance(part, dict)
             }
