@@ -60,8 +60,8 @@ class AveragedWeights(Generic[M]):
         followed, averages = self._followed, self.network
         keep = ((1.0 + self._num_updates) / (10.0 + self._num_updates)).clamp(max=self.decay)
         moves = {dtype: (1.0 - keep).to(dtype) for dtype in {p.dtype for p in averages.parameters()}}
-        for average, present in zip(averages.parameters(), followed.parameters(), strict=True):
-            average.lerp_(present, moves[average.dtype])
+        for average, weight in zip(averages.parameters(), followed.parameters(), strict=True):
+            average.lerp_(weight, moves[average.dtype])
         for statistic, present in zip(averages.buffers(), followed.buffers(), strict=True):
             statistic.copy_(present)
         self._num_updates += 1.0
