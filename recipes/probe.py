@@ -12,6 +12,11 @@ best checkpoints, beside a random policy. A table, and the shortest memory that 
 noise, are printed and written to <folder>/probe.json.
 """
 
+if __name__ == "__main__":
+    import sys
+
+    sys.path.append(f"{sys.path[0]}/../components")  # of a checkout that is not installed
+
 import yamame.cli.front
 import yamame.cli.threads  # sets what torch reads when it is imported
 import yamame.signals

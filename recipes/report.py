@@ -10,6 +10,11 @@ it. Only runs that ended by themselves count; the others are listed with the rea
 table of a page is marked.
 """
 
+if __name__ == "__main__":
+    import sys
+
+    sys.path.append(f"{sys.path[0]}/../components")  # of a checkout that is not installed
+
 import yamame.cli.front
 import yamame.cli.threads  # sets what torch reads when it is imported
 
