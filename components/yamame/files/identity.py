@@ -129,6 +129,6 @@ def compare_config(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
     others = differing(saved, current, but_for=may_change_on_resume)
     if others:
         raise UsageError(
-            f"compare_config: a resumed run must keep its configuration, got {'; '.join(others)}; "
-            "resume it with the former values, or give the new run another name"
+            "compare_config: a resumed run must keep its configuration (give the former values, or another run.name), "
+            f"got {'; '.join(others)}"
         )
