@@ -109,6 +109,14 @@ def test_learnt_tables_move_by_adamw(overrides, tables):
     assert not tables & matrices
 
 
+def test_linear_layers_of_another_library_are_hidden_and_its_tables_are_not():
+    pytest.importorskip("transformers")
+    _, _, matrices = built("env=tmaze", "encoder=hf")
+    layers = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    assert {f"trajectory_encoder.model.h.0.{layer}.weight" for layer in layers} <= matrices
+    assert "trajectory_encoder.model.wpe.weight" not in matrices
+
+
 def test_rows_of_a_table_that_are_rarely_reached_move_less_than_the_others():
     agent, optimizer, _ = built("env=tmaze", "encoder.positions=learned", "encoder.num_positions=128")
     table = agent.trajectory_encoder.positions.weight
