@@ -14,6 +14,11 @@ The run lives in <run.root>/<run.name>; on a CPU a killed and resumed run ends w
 bit, as one that was never stopped.
 """
 
+if __name__ == "__main__":
+    import sys
+
+    sys.path.append(f"{sys.path[0]}/../components")  # of a checkout that is not installed
+
 import yamame.cli.front
 import yamame.cli.threads  # sets what torch reads when it is imported
 import yamame.signals

@@ -9,12 +9,16 @@ a tracker, in a folder below run.root that is deleted. What it foresees is the r
 A line that begins with `problem:` says what is to be mended; the exit status is then 1.
 """
 
+if __name__ == "__main__":
+    import sys
+
+    sys.path.append(f"{sys.path[0]}/../components")  # of a checkout that is not installed
+
 import yamame.cli.threads  # sets what torch reads when it is imported
 from yamame.doctor.packages import require_packages
 
 if __name__ == "__main__":
     require_packages("yamame", "train")
-    import sys
 
     import yamame.cli.front
 

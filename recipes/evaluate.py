@@ -11,6 +11,11 @@ was played; the same command writes the same file, other settings another. Sever
 tasks: a run's score is its mean over the held-out tasks, and runs with the same environment are runs of one task.
 """
 
+if __name__ == "__main__":
+    import sys
+
+    sys.path.append(f"{sys.path[0]}/../components")  # of a checkout that is not installed
+
 import yamame.cli.front
 import yamame.cli.threads  # sets what torch reads when it is imported
 

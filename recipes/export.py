@@ -7,6 +7,11 @@
 A checkpoint of an earlier version does not say what its agent observes: its environment is built to see it.
 """
 
+if __name__ == "__main__":
+    import sys
+
+    sys.path.append(f"{sys.path[0]}/../components")  # of a checkout that is not installed
+
 import yamame.cli.front
 import yamame.cli.threads  # sets what torch reads when it is imported
 

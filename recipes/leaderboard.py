@@ -10,6 +10,11 @@ fails leaves the others alone. The table is a marked one (`yamame.report.tables`
 evaluation is above, within or below the published number.
 """
 
+if __name__ == "__main__":
+    import sys
+
+    sys.path.append(f"{sys.path[0]}/../components")  # of a checkout that is not installed
+
 import yamame.cli.front
 import yamame.cli.threads  # sets what torch reads when it is imported
 import yamame.signals

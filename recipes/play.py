@@ -9,6 +9,11 @@ is given, one is asked for in a terminal; an empty answer, and anything else tha
 seed. The video goes to <output>/episode.gif, with video=mp4 to <output>/episode.mp4 (pip install 'yamame[video]').
 """
 
+if __name__ == "__main__":
+    import sys
+
+    sys.path.append(f"{sys.path[0]}/../components")  # of a checkout that is not installed
+
 import yamame.cli.front
 import yamame.cli.threads  # sets what torch reads when it is imported
 

@@ -11,6 +11,11 @@ episodes with the present policy, which is then changed by some epochs over thos
 later. On a CPU a killed and resumed run ends with the same parameters, bit for bit, as one that was never stopped.
 """
 
+if __name__ == "__main__":
+    import sys
+
+    sys.path.append(f"{sys.path[0]}/../components")  # of a checkout that is not installed
+
 import yamame.cli.front
 import yamame.cli.threads  # sets what torch reads when it is imported
 import yamame.signals

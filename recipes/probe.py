@@ -13,6 +13,11 @@ with their best checkpoints, beside a random policy. The recipe prints a table a
 <folder>/probe.json.
 """
 
+if __name__ == "__main__":
+    import sys
+
+    sys.path.append(f"{sys.path[0]}/../components")  # of a checkout that is not installed
+
 import yamame.cli.front
 import yamame.cli.threads  # sets what torch reads when it is imported
 import yamame.signals

@@ -12,6 +12,9 @@ the batch. On a CPU the numbers are those of the run, bit for bit.
 import sys
 from pathlib import Path
 
+if __name__ == "__main__":
+    sys.path.append(f"{sys.path[0]}/../components")  # of a checkout that is not installed
+
 import yamame.cli.front
 import yamame.cli.threads  # sets what torch reads when it is imported
 

@@ -13,6 +13,11 @@ it. Only runs that ended by themselves count; the others are listed with the rea
 which ``tables``, the marked tables of Markdown pages, are filled (`yamame.report.tables`).
 """
 
+if __name__ == "__main__":
+    import sys
+
+    sys.path.append(f"{sys.path[0]}/../components")  # of a checkout that is not installed
+
 import yamame.cli.front
 import yamame.cli.threads  # sets what torch reads when it is imported
 

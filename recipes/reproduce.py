@@ -10,6 +10,11 @@ take at the rate of this piece, and ends with status 75. Once all seeds are trai
 the verdict is printed and written to contract.json.
 """
 
+if __name__ == "__main__":
+    import sys
+
+    sys.path.append(f"{sys.path[0]}/../components")  # of a checkout that is not installed
+
 import yamame.cli.front
 import yamame.cli.threads  # sets what torch reads when it is imported
 import yamame.signals

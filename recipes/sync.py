@@ -7,6 +7,11 @@ What MLflow already has is not stored again, so that nothing happens the second 
 same by itself.
 """
 
+if __name__ == "__main__":
+    import sys
+
+    sys.path.append(f"{sys.path[0]}/../components")  # of a checkout that is not installed
+
 import yamame.cli.front
 import yamame.cli.threads  # sets what torch reads when it is imported
 

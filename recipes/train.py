@@ -15,6 +15,11 @@ one run out: `torchrun --nproc-per-node=2 recipes/train.py ...` (docs/scale.md).
 come from data and replay, and a run may begin with updates from data alone (docs/data.md).
 """
 
+if __name__ == "__main__":
+    import sys
+
+    sys.path.append(f"{sys.path[0]}/../components")  # of a checkout that is not installed
+
 import yamame.cli.front
 import yamame.cli.threads  # sets what torch reads when it is imported
 import yamame.signals

@@ -38,8 +38,8 @@ QUESTIONS = (
         ("evaluation.video_frames evaluation.num_envs", (True, False, False, False, False)),
         ("workers.num_processes", (True, True, False, False, False)),
         (
-            "device schedule.autocast collector.autocast schedule.cuda_graph",
-            (False, True, True, False, False),
+            "device schedule.autocast collector.autocast schedule.cuda_graph packing.row_multiple",
+            (True, True, True, False, False),
         ),
         ("experiment", (False, True, True, False, False)),
         (
@@ -86,11 +86,10 @@ def test_what_was_done_stays_done_whoever_does_it_and_is_evaluated_again_by_othe
 
 
 def test_what_a_run_is_kept_by_may_change_but_no_other_key_that_begins_alike():
-    compare_config(
-        CONFIG, {**CONFIG, "float32_matmul_precision": "highest"}
-    )  # as it was before there was a choice
-    with pytest.raises(UsageError, match="float32_matmul_precision: 'highest' -> 'high'"):
-        compare_config(CONFIG, {**CONFIG, "float32_matmul_precision": "high"})
+    machine = {"device": "cuda:1", "schedule": {"autocast": "bfloat16"}, "packing": None}
+    compare_config(CONFIG, CONFIG | machine)
+    with pytest.raises(UsageError, match=r"schedule\.batch_size"):
+        compare_config(CONFIG, CONFIG | machine | {"schedule": {"autocast": "bfloat16", "batch_size": 3}})
     compare_config(CONFIG, {**CONFIG, "budget": {"minutes": 9}, "logger": {"a": 1}, "resume": True})
     with pytest.raises(UsageError, match="budgets"):
         compare_config(CONFIG, {**CONFIG, "budgets": 1})

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from yamame.training import MuonAdamW
+from yamame.training import MuonAdamW, Progress
 from yamame.training.recorded_updates import make_capturable
 
 REFUSED = {
@@ -282,3 +282,9 @@ def test_waits_are_warnings_where_that_is_asked_for():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert x.item() == 1  # warnings are errors
+
+
+def test_metrics_of_a_checkpoint_and_of_the_device_are_averaged_together():
+    progress = Progress()
+    progress.unlogged = [{"loss": torch.tensor(1.0)}, {"loss": torch.tensor(3.0, device="cuda")}]
+    assert progress.take_means() == {"loss": 2.0}

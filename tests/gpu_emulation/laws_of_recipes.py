@@ -117,6 +117,30 @@ def test_every_environment_encoder_and_agent_is_resumed_and_ends_as_on_the_cpu(e
     assert_resumed_as_on_the_cpu([*TINY, f"agent={kind}", *narrowed(choice)], train)
 
 
+GRAPHS = ("schedule.cuda_graph=true", "collector.cuda_graph=true")
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "adamw optimizer.fused=false"])
+def test_a_run_that_goes_on_on_another_device_and_back_ends_as_on_the_cpu(optimizer, train, capsys):
+    shape = ("packing.row_multiple=4", "packing.length_multiple=32", "schedule.average_decay=0.9")
+    run = (*DOOR, *shape, *f"optimizer={optimizer}".split(), "run.name=moves", "resume=auto")
+    train(*run, "device=cpu", "budget.updates=2")
+    recorded = train(*run, "device=cuda", *GRAPHS, "budget.updates=10")
+    assert recorded.launches
+    train(*run, "device=cuda", "budget.updates=12")
+    ended = train(*run, "device=cpu", "budget.updates=14")
+    told = [line for line in capsys.readouterr().err.splitlines() if "other conditions" in line]
+    assert [("device: " in line, "cuda_graph: " in line) for line in told] == [
+        (True, True),
+        (False, True),
+        (True, False),
+    ]
+    assert all(value.isfinite().all() for value in ended.weights.values())
+    if optimizer != "muon":  # which a GPU orthogonalises in another precision
+        expected = train(*DOOR, *shape, "run.name=cpu", "budget.updates=14")
+        assert_same(ended.weights, expected.weights)
+
+
 def test_a_distilled_run_that_was_resumed_on_the_device_ends_as_on_the_cpu(train):
     assert_resumed_as_on_the_cpu(DISTILL, train, recipe="distill")
 

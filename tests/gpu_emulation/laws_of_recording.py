@@ -22,7 +22,7 @@ CHOICES = {
     "a linear recurrence": ("env=active_tmaze", "env.length=12", "encoder=linear_recurrent", "encoder.d_model=16"),
     "two encoders": ("env=tmaze", "env.length=12", "agent=separate", "encoder=window", "encoder.d_model=16"),
     "values as bins": ("env=active_tmaze", "env.length=12", "agent=amago2", "agent/returns=binned", *NARROW),
-    "Muon": ("env=tmaze", "env.length=12", "optimizer=muon", "optimizer.smallest=16", *NARROW),
+    "Muon": ("env=tmaze", "env.length=12", "optimizer=muon", *NARROW),
 }  # fmt: skip
 
 

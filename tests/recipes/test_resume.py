@@ -208,7 +208,7 @@ def test_a_run_goes_on_elsewhere_under_another_name_and_other_conditions(project
     assert status == 0, err
     told = [line for line in err.splitlines() if "other conditions" in line]
     assert told == [
-        f"b: goes on under other conditions, last bits may differ: threads: {threads} -> {threads + 1}"
+        f"b: goes on under other conditions, equal bits are not promised: threads: {threads} -> {threads + 1}"
     ]
     assert summary(moved / "b")["env_steps"] >= 320
     assert "budget" not in err

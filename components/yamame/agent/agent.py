@@ -10,6 +10,7 @@ from yamame.actions import ActionSpace, BoxDistribution
 from yamame.agent.encoders import SeparateEncoders, check_encoder
 from yamame.agent.policy import InContextPolicy
 from yamame.heads import ActorHead
+from yamame.roles import output_layers
 from yamame.timestep import inputs_from_spec
 from yamame.trajectory import TrajectoryEncoder
 
@@ -94,6 +95,17 @@ class InContextAgent(nn.Module):
         """
         encoder = TensorDictSequential(self.timestep_encoder, self.trajectory_encoder)
         return encoder if self.critic_encoder is None else SeparateEncoders(encoder, self.critic_encoder)
+
+    @property
+    def parameter_roles(self) -> dict[str, str]:
+        """The last layers of actor and critics are outputs, whatever network they are."""
+        heads = {"actor": self.actor, "critic": self.critic}
+        return {
+            f"{name}.{layer}" if layer else name: "output"
+            for name, head in heads.items()
+            if head is not None
+            for layer in output_layers(head)
+        }
 
     def policy(self, *, gamma_index: int = -1) -> InContextPolicy:
         """A policy that shares this agent's parameters."""

@@ -29,6 +29,7 @@ from yamame.cli.settings import SETTINGS
 from yamame.cli.validation import check_settings
 from yamame.failures import print_whole, tell_aside
 from yamame.files.run_directory import checked_path
+from yamame.installed import checkout, is_installed
 
 VERSION_BASE = "1.3"
 USAGE_STATUS = 2
@@ -88,12 +89,25 @@ def read_line(arguments: Sequence[str], directory: str, config_name: str) -> Com
 
 
 def prepare_process() -> None:
-    """Finds modules of the present directory, after those that are installed; variables that are empty are not set."""
+    """Finds modules of the present directory, after those that are installed, and of a checkout that is not installed.
+
+    Variables that are empty are not set.
+    """
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
         if os.environ.get(name) == "":
             del os.environ[name]
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
+    if (root := checkout()) is not None and not is_installed():
+        _find_checkout(root)
+
+
+def _find_checkout(root: Path) -> None:
+    """Lets this process, and those that it starts, find the packages of a checkout."""
+    places = [str(root / folder) for folder in ("components", "envs")]
+    sys.path += [place for place in places if place not in sys.path]
+    known = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*known, *(place for place in places if place not in known)])
 
 
 def fail(name: str, message: str, *, status: int = USAGE_STATUS) -> NoReturn:

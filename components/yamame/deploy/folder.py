@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from yamame.files.atomic import (
     write_json,
 )
 from yamame.files.identity import BOOKKEEPING
+from yamame.installed import version_of
 
 FORMAT = 2
 _WITHOUT_CHECKSUM = 1
@@ -87,7 +87,7 @@ def _write(saved: SavedAgent, folder: Path, final: Path) -> None:
     weights = save({name: value.contiguous() for name, value in saved.weights.items()})
     config = {
         "yamame_format": FORMAT,
-        "yamame_version": metadata.version("yamame"),
+        "yamame_version": version_of("yamame"),
         "weights_sha256": hashlib.sha256(weights).hexdigest(),
         **saved.interface.encode(),
         "about": saved.about,

@@ -69,7 +69,8 @@ def _read(files: Sequence[Path], which: Which, optional: Collection[str]) -> Loa
             loaded = Checkpointer(path.parent).load(
                 {"agent": None}, which=path, optional=[*optional, "averaged"]
             )
-            loaded.values["agent"] |= loaded.values.pop("averaged", {})
+            averaged = loaded.values.pop("averaged", {})
+            loaded.values["agent"] |= averaged.get("network", averaged)  # version 0.2 saved weights alone
             read.append(loaded)
         except UsageError:
             raise

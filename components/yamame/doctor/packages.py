@@ -2,8 +2,11 @@
 
 import platform
 import sys
+import tomllib
 from collections.abc import Iterator
 from importlib import metadata
+
+from yamame.installed import checkout, is_installed, version_of
 
 try:
     from packaging.requirements import Requirement
@@ -20,7 +23,7 @@ def conflicts(package: str = "yamame", *extras: str) -> Iterator[str]:
     """What a package misses, a line each: what it needs, what that needs, and so on.
 
     Args:
-        package: One that is installed.
+        package: One that is installed; yamame may be a checkout.
         extras: Those of its optional dependencies that are wanted.
 
     >>> next(conflicts("no-such-package"))
@@ -30,13 +33,13 @@ def conflicts(package: str = "yamame", *extras: str) -> Iterator[str]:
     known = set(waiting)
     for owner, wanted in waiting:
         try:
-            python = str(metadata.metadata(owner).json.get("requires_python", ""))
+            python, requirements = _needs_of(owner)
         except metadata.PackageNotFoundError:
             yield f"{owner}: must be installed, run: pip install {owner}"
             continue
         if not SpecifierSet(python).contains(platform.python_version(), prereleases=True):
             yield f"python: must be {python} for {owner}, got {platform.python_version()}"
-        for text in metadata.requires(owner) or ():
+        for text in requirements:
             needed = Requirement(text)
             if needed.marker and not any(needed.marker.evaluate({"extra": name}) for name in wanted or ("",)):
                 continue
@@ -48,15 +51,28 @@ def conflicts(package: str = "yamame", *extras: str) -> Iterator[str]:
                 waiting.append(entry)
 
 
+def _needs_of(package: str) -> tuple[str, list[str]]:
+    """The versions of Python that a package takes, and its requirements; of a checkout, from its pyproject.toml.
+
+    Raises:
+        PackageNotFoundError: It is not there.
+    """
+    root = checkout()
+    if package != "yamame" or root is None or is_installed():
+        python = str(metadata.metadata(package).json.get("requires_python", ""))
+        return python, metadata.requires(package) or []
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    requirements = list(project["dependencies"])
+    for extra, texts in project["optional-dependencies"].items():
+        requirements += [f"{text}; extra == '{extra}'" for text in texts]
+    return project["requires-python"], requirements
+
+
 def _conflict(needed: Requirement, owner: str) -> str | None:
     """Why a requirement does not hold."""
-    try:
-        version = metadata.version(needed.name)
-    except metadata.PackageNotFoundError:
-        version = "none"
-    else:
-        if needed.specifier.contains(version, prereleases=True):
-            return None
+    version = version_of(needed.name)
+    if version != "none" and needed.specifier.contains(version, prereleases=True):
+        return None
     wanted = needed.specifier or "installed"
     remedy = f"pip install '{needed.name}{needed.specifier}'"
     return f"{needed.name}: must be {wanted} for {owner}, got {version}; run: {remedy}"
@@ -64,7 +80,7 @@ def _conflict(needed: Requirement, owner: str) -> str | None:
 
 def as_text() -> str:
     """The versions that matter most, in a line."""
-    return ", ".join([f"python {platform.python_version()}", *(f"{n} {metadata.version(n)}" for n in SHOWN)])
+    return ", ".join([f"python {platform.python_version()}", *(f"{n} {version_of(n)}" for n in SHOWN)])
 
 
 def require_packages(package: str = "yamame", *extras: str) -> None:

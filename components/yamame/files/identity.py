@@ -28,7 +28,7 @@ MACHINE = (
     *("encoder.compiled", "collector.compile_policy"),
     *(f"{part}.{key}" for part in ("schedule", "collector") for key in ("autocast", "cuda_graph", "compile")),
 )
-"""How a machine computes, precision and speed: other last bits, the same experiment. (Two are of earlier versions.)"""
+"""How a machine computes, precision and speed: the same experiment to other bits. (Two are of earlier versions.)"""
 
 ADDED = {
     "float32_matmul_precision": "highest",
@@ -62,8 +62,8 @@ def key_of(override: str) -> str:
 
 
 def leaves_what_was_done(key: str) -> bool:
-    """Whether what a run has reached so far does not depend on the setting."""
-    return is_one_of(key, BOOKKEEPING + LENGTH + UNSEEN) or "workers" in key.split(".")
+    """Whether a run that continues with another value keeps its results so far."""
+    return is_one_of(key, BOOKKEEPING + LENGTH + UNSEEN + MACHINE) or "workers" in key.split(".")
 
 
 def may_change_on_resume(key: str) -> bool:
@@ -84,6 +84,11 @@ def is_a_setting(key: str) -> bool:
 def makes_another_experiment(key: str) -> bool:
     """Whether an experiment with another value is no longer the one that was written, which a verdict is about."""
     return is_a_setting(key) and not is_one_of(key, (*MACHINE, "experiment"))
+
+
+def belongs_to_a_machine(key: str) -> bool:
+    """Whether a setting says how a machine computes, so that a run with another value does not reach the same bits."""
+    return is_one_of(key, MACHINE)
 
 
 def is_of_one_run(key: str) -> bool:
@@ -124,5 +129,6 @@ def compare_config(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
     others = differing(saved, current, but_for=may_change_on_resume)
     if others:
         raise UsageError(
-            f"compare_config: a resumed run must keep its configuration, got {'; '.join(others)}"
+            "compare_config: a resumed run must keep its configuration (give the former values, or another run.name), "
+            f"got {'; '.join(others)}"
         )

@@ -1,7 +1,9 @@
 """Several perceptrons as one module with batched weights: one product per layer instead of one per member."""
 
 import math
+from collections.abc import Mapping
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,8 @@ class EnsembleLinear(nn.Module):
 
     Each member is initialised by itself, on the scale of `nn.Linear`.
     """
+
+    parameter_roles: ClassVar[Mapping[str, str]] = {"weight": "hidden", "bias": "other"}
 
     def __init__(self, in_features: int, out_features: int, *, num_members: int) -> None:
         super().__init__()

@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from tensordict.nn import TensorDictModuleBase
+from torch.optim import Optimizer
 from torchrl.envs import Compose, EnvBase, SerialEnv, Transform, TransformedEnv
 
 from yamame import ranks
@@ -139,7 +140,7 @@ def build_learner(
         action_space=agent.action_space,
         **given,
     ).to(cfg.device)
-    optimizer = instantiate(cfg.optimizer, params=[p for p in agent.parameters() if p.requires_grad])
+    optimizer = build_optimizer(cfg, agent)
     anneals, decay = cfg.schedule.get("anneal_lr"), cfg.schedule.get("average_decay")
     minutes = budget if anneals and budget is not None and budget.minutes is not None else None
     try:
@@ -159,6 +160,18 @@ def build_learner(
     except ValueError as error:  # its arguments are keys of the schedule
         keyed = str(error).replace("AveragedWeights: decay", "schedule.average_decay", 1)
         raise UsageError(keyed.replace("Learner: ", "schedule.", 1)) from error
+
+
+def build_optimizer(cfg: DictConfig, agent: InContextAgent) -> Optimizer:
+    """The optimizer of the configuration, over all parameters of the agent that are learned.
+
+    One whose constructor has an argument ``module`` is given the agent as well, to ask for the roles of parameters.
+    """
+    given: dict[str, Any] = {"params": [p for p in agent.parameters() if p.requires_grad]}
+    if "module" in parameters_of(target_of(cfg.optimizer)):
+        given["module"] = agent
+    optimizer: Optimizer = instantiate(cfg.optimizer, **given)
+    return optimizer
 
 
 def evaluated_policy(agent: InContextAgent, learner: Learner) -> InContextPolicy:

@@ -17,7 +17,7 @@ from yamame.deploy import Interface, load
 from yamame.failures import OutsideError, tell_aside
 from yamame.files.atomic import atomic_writer, read_json, write_json
 from yamame.files.checkpoint import LoadedCheckpoint
-from yamame.files.identity import differing
+from yamame.files.identity import belongs_to_a_machine, differing
 from yamame.files.trusted import own_modules
 from yamame.report.figures import learning_curve, write_gif
 from yamame.report.terminal import print_columns
@@ -82,15 +82,20 @@ def write_config(run: "Run") -> None:
 
 
 def tell_changes(run: "Run", before: LoadedCheckpoint) -> None:
-    """Says what a run that goes on may suffer from: less budget, other conditions of the machine."""
+    """Prints what has changed since the former session: a smaller budget, other conditions of the machine."""
     old, new, changes = before.config["budget"], run.config["budget"], {}
     if any(new[key] is not None and (old[key] is None or new[key] < old[key]) for key in new):
         changes["with a smaller budget"] = (old, new)
-    machines = (before.values["machine"], run.components["machine"])
-    changes["under other conditions, last bits may differ"] = machines
     for how, pair in changes.items():
         if others := differing(*pair, but_for=lambda key: False):
             tell_aside(f"{run.name}: goes on {how}: {'; '.join(others)}")
+    conditions = [
+        *differing(before.config, run.config, but_for=lambda key: not belongs_to_a_machine(key)),
+        *differing(before.values["machine"], run.components["machine"], but_for=lambda key: False),
+    ]
+    if conditions:
+        how = "under other conditions, equal bits are not promised"
+        tell_aside(f"{run.name}: goes on {how}: {'; '.join(conditions)}")
 
 
 def read_summary(run: "Run") -> dict[str, Any]:

@@ -5,6 +5,9 @@ restrict what is seen (`yamame.goals.view`), treat the magic values as kinds and
 LayerNorm.
 """
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 from torchrl.modules import MLP
@@ -63,6 +66,8 @@ class MLPGoalEncoder(GoalEncoder):
     >>> MLPGoalEncoder(3, 2)(torch.full((5, 3, 2), GOAL_PAD)).shape
     torch.Size([5, 32])
     """
+
+    parameter_roles: ClassVar[Mapping[str, str]] = {"mlp.0": "input"}
 
     def __init__(
         self,

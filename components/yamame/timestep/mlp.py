@@ -7,7 +7,7 @@ from padding.
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from tensordict import NestedKey, TensorDictBase, unravel_key
@@ -57,6 +57,8 @@ class MLPTimestepEncoder(TensorDictModuleBase):
     >>> encoder(td)["features"].shape
     torch.Size([5, 8])
     """
+
+    parameter_roles: ClassVar[Mapping[str, str]] = {"mlp.0": "input"}
 
     def __init__(
         self,

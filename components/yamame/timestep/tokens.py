@@ -5,7 +5,8 @@ A token outside the vocabulary is neither clamped onto a legal one nor an error:
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,8 @@ class TokenSequence(nn.Module):
     >>> TokenSequence(30, length=9)(torch.zeros(4, 9, dtype=torch.int64)).shape
     torch.Size([4, 64])
     """
+
+    parameter_roles: ClassVar[Mapping[str, str]] = {"queries": "table"}
 
     def __init__(
         self,

@@ -3,12 +3,12 @@
 import platform
 import subprocess
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
 from yamame.checks import require
 from yamame.files.atomic import json_safe
+from yamame.installed import version_of
 from yamame.signals import Terminated
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
@@ -32,7 +32,7 @@ def versions() -> dict[str, str]:
     from yamame.precision import instructions  # here, for it loads torch
 
     machine = {"python": platform.python_version(), "cpu": instructions()}
-    return machine | {name: metadata.version(name) for name in _PACKAGES}
+    return machine | {name: version_of(name) for name in _PACKAGES}
 
 
 def git_revision() -> str | None:

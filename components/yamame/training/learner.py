@@ -14,7 +14,7 @@ from yamame.ranks import average_, means
 from yamame.recorder import Compiled, check_compiler, cuda_recorder
 from yamame.training.averaging import AveragedWeights
 from yamame.training.guard import NonFiniteGuard
-from yamame.training.recorded_updates import Metrics, RecordedUpdates, refuse_obstacles
+from yamame.training.recorded_updates import Metrics, RecordedUpdates, keep_ordinary, refuse_obstacles
 
 
 class Learner:
@@ -97,6 +97,8 @@ class Learner:
             self._recorded = RecordedUpdates(
                 self._gradients, self._step, loss=loss, optimizer=optimizer, recorder=recorder
             )
+        else:
+            keep_ordinary(optimizer)
 
     def update(self, batch: TensorDictBase, *, meanwhile: Callable[[], None] = lambda: None) -> Metrics:
         """Learns from one batch.

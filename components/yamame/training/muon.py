@@ -1,43 +1,50 @@
-"""Muon for weight matrices, AdamW for all other parameters."""
+"""Muon for hidden matrices, AdamW for all other parameters."""
 
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from yamame.checks import require, require_at_least
 from yamame.failures import tell_aside
 from yamame.precision import multiplies_bfloat16
 from yamame.ranks import is_first
+from yamame.roles import parameter_roles
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the post: they raise small singular values fastest
+_SMALLEST = 32
+"""Shortest side of a matrix among parameters of which nothing but the size is known."""
 
 
 class MuonAdamW(torch.optim.AdamW):
-    """Moves a weight matrix along its orthogonalised momentum, and what is no matrix as AdamW does.
+    """Muon for hidden matrices, AdamW for all other parameters.
 
-    A gradient has few large singular values, so other optimizers learn along few directions at a time; here a matrix
-    moves as far along each of them. Matrices may be stacked, as those of an ensemble are: each counts by itself.
+    Muon moves a matrix along its orthogonalised momentum. A gradient has few large singular values, so other optimizers
+    learn along few directions at a time; here a matrix moves equally far along each of them. Stacked matrices, such as
+    those of an ensemble, are orthogonalised one by one.
 
-    Sources: https://kellerjordan.github.io/posts/muon (the algorithm and the coefficients of its Newton-Schulz steps);
-    arXiv 2502.16982 (an update whose size does not depend on the shape, and weight decay). `torch.optim.Muon` is the
-    same for parameters that are single matrices, all of them.
+    Sources: https://kellerjordan.github.io/posts/muon (the algorithm, the coefficients of its Newton-Schulz steps, and
+    AdamW for input and output layers); arXiv 2502.16982 (an update whose size does not depend on the shape, and weight
+    decay). `torch.optim.Muon` computes the same for parameters that are single matrices, all of them.
 
     Args:
-        params: Parameters. Those of at least two dimensions whose last two have at least ``smallest`` are matrices;
-            gates, or queries, keys and values, that lie in one weight are one. Not groups: it makes two of its own, and
-            moves those that are added later by AdamW.
-        lr: Learning rate of all that are none.
-        matrix_lr: Of matrices: at most about the root mean square of what an entry changes by in one update.
-        momentum: Share of the former momentum in the next one.
-        smallest: Shortest side of a matrix; narrow ones, as most last layers and kernels are, are AdamW's.
-        num_steps: Newton-Schulz steps of an orthogonalisation, which is approximate, and computed in bfloat16 where
-            a device multiplies it.
-        weight_decay: Share of a parameter that it loses in an update, in units of its learning rate.
-        betas: Of AdamW.
-        fused: Whether AdamW moves all parameters in one pass.
+        params: Parameters, not groups. They are divided into two groups. Groups that are added later move by AdamW.
+        module: Network of the parameters. Its hidden matrices (see `yamame.roles`) move by Muon. Embeddings, tables of
+            positions, first layers of encoders, last layers of heads, kernels of convolutions, gains and biases move
+            by AdamW. A weight that holds several gates, or queries, keys and values, counts as one matrix.
+        lr: Learning rate of AdamW.
+        matrix_lr: Learning rate of Muon: about the root mean square of an entry's change in one update, at most.
+        momentum: Share of the former momentum in the next one, for Muon.
+        smallest: Shortest side of a matrix. If given, parameters are divided by size instead of by role, as in version
+            0.2: those with at least two dimensions, of which the last two have at least this size, move by Muon. None:
+            by role, or with a size of 32 if there is no ``module``.
+        num_steps: Newton-Schulz steps of an orthogonalisation, which is approximate and is computed in bfloat16 on
+            devices that multiply it.
+        weight_decay: Share of a parameter that is subtracted in an update, in units of its learning rate.
+        betas: Coefficients of AdamW's running averages.
+        fused: Use the fused implementation of AdamW.
 
     Raises:
         ValueError: If a setting is out of its range.
@@ -54,10 +61,11 @@ class MuonAdamW(torch.optim.AdamW):
         self,
         params: Iterable[Tensor],
         *,
+        module: nn.Module | None = None,
         lr: float = 5e-4,
         matrix_lr: float = 1e-3,
         momentum: float = 0.95,
-        smallest: int = 32,
+        smallest: int | None = None,
         num_steps: int = 5,
         weight_decay: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
@@ -65,19 +73,19 @@ class MuonAdamW(torch.optim.AdamW):
     ) -> None:
         require_at_least("MuonAdamW", 0, lr=lr, matrix_lr=matrix_lr, weight_decay=weight_decay)
         require("MuonAdamW", "momentum", momentum, 0 <= momentum < 1, "lie in [0, 1)")
-        require_at_least("MuonAdamW", 1, smallest=smallest)
+        if smallest is not None:
+            require_at_least("MuonAdamW", 1, smallest=smallest)
         are_steps = isinstance(num_steps, int) and num_steps >= 1
         require("MuonAdamW", "num_steps", num_steps, are_steps, "be a whole number of at least 1")
         are_betas = len(betas) == 2 and all(0 <= beta < 1 for beta in betas)
         require("MuonAdamW", "betas", betas, are_betas, "be two numbers in [0, 1)")
-        matrices: list[Tensor] = []
-        others: list[Tensor] = []
+        params = list(params)
         for parameter in params:
             require("MuonAdamW", "params", type(parameter), isinstance(parameter, Tensor), "be tensors")
-            is_matrix = parameter.ndim >= 2 and min(parameter.shape[-2:]) >= smallest
-            (matrices if is_matrix else others).append(parameter)
-        if others and not matrices and is_first():
-            tell_aside(f"MuonAdamW: AdamW moves all, no matrix has sides of at least smallest={smallest}")
+        if module is None or smallest is not None:
+            matrices, others = _by_size(params, smallest or _SMALLEST)
+        else:
+            matrices, others = _by_role(params, module)
         own = {"lr": matrix_lr, "momentum": momentum, "num_steps": num_steps}
         groups: list[dict[str, Any]] = [{"params": matrices, **own}, {"params": others}]
         super().__init__(
@@ -123,6 +131,35 @@ class MuonAdamW(torch.optim.AdamW):
             state["momentum_buffer"] = torch.zeros_like(gradient)
         buffer: Tensor = state["momentum_buffer"].lerp_(gradient, 1.0 - momentum)
         return gradient.lerp(buffer, momentum)
+
+
+def _by_size(params: list[Tensor], smallest: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Matrices, and all other parameters."""
+    matrices: list[Tensor] = []
+    others: list[Tensor] = []
+    for parameter in params:
+        is_matrix = parameter.ndim >= 2 and min(parameter.shape[-2:]) >= smallest
+        (matrices if is_matrix else others).append(parameter)
+    if others and not matrices and is_first():
+        tell_aside(f"MuonAdamW: AdamW moves all, no matrix has sides of at least smallest={smallest}")
+    return matrices, others
+
+
+def _by_role(params: list[Tensor], module: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+    """Hidden matrices of a module, and all other parameters."""
+    roles = parameter_roles(module)
+    named = dict(module.named_parameters())
+    hidden = {parameter for name, parameter in named.items() if roles[name] == "hidden"}
+    matrices = [parameter for parameter in params if parameter in hidden]
+    others = [parameter for parameter in params if parameter not in hidden]
+
+    unknown = [f"{name} {list(named[name].shape)}" for name, role in roles.items() if role == "unknown"]
+    if unknown and is_first():
+        listed = ", ".join(unknown[:3]) + (f" and {len(unknown) - 3} more" if len(unknown) > 3 else "")
+        tell_aside(f"MuonAdamW: AdamW moves {listed}, whose role no module states in parameter_roles")
+    if others and not matrices and is_first():
+        tell_aside(f"MuonAdamW: AdamW moves all, {type(module).__name__} has no hidden matrix")
+    return matrices, others
 
 
 def orthogonalized(matrices: Tensor, num_steps: int = 5) -> Tensor:

@@ -13,7 +13,7 @@ stream, static inputs, gradients allocated by the capture, one memory pool for g
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from tensordict import TensorDictBase
@@ -128,8 +128,34 @@ class RecordedUpdates:
 def make_capturable(optimizer: torch.optim.Optimizer) -> None:
     """Lets steps of an optimizer be recorded: a learning rate that is a number would be the same in every replay."""
     for group in optimizer.param_groups:
+        device = group["params"][0].device
         group["capturable"] = True
-        group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=group["params"][0].device)
+        group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device)
+        _move_steps(optimizer, group, device)
+
+
+def keep_ordinary(optimizer: torch.optim.Optimizer) -> None:
+    """Lets an optimizer whose steps are not recorded load the state of one whose steps were, on any device."""
+    own = [(group.get("capturable"), isinstance(group["lr"], Tensor)) for group in optimizer.param_groups]
+
+    def restore(optimizer: torch.optim.Optimizer) -> None:
+        for group, (capturable, has_tensor) in zip(optimizer.param_groups, own, strict=True):
+            if not capturable and group.get("capturable"):
+                group["capturable"] = capturable
+                if not group.get("fused"):
+                    _move_steps(optimizer, group, torch.device("cpu"))
+            if not has_tensor:
+                group["lr"] = float(group["lr"])
+
+    optimizer.register_load_state_dict_post_hook(restore)
+
+
+def _move_steps(optimizer: torch.optim.Optimizer, group: dict[str, Any], device: torch.device) -> None:
+    """Moves the numbers of steps made to where an optimizer wants them."""
+    for parameter in group["params"]:
+        state = optimizer.state.get(parameter, {})
+        if isinstance(state.get("step"), Tensor):
+            state["step"] = state["step"].to(device)
 
 
 def refuse_obstacles(

@@ -7,9 +7,9 @@ buffers without gradient; the gradient flows through ``W`` inside ``sigma``.
 Source: Stabilizing Transformer Training by Preventing Attention Entropy Collapse, arXiv 2303.06296.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,8 @@ class SigmaReparamLinear(nn.Module):
     >>> torch.linalg.matrix_norm(layer.effective_weight(), ord=2).isclose(layer.gamma)
     tensor(True)
     """
+
+    parameter_roles: ClassVar[Mapping[str, str]] = {"weight": "hidden"}
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = True) -> None:
         super().__init__()

@@ -116,6 +116,12 @@ class HFEncoder(TrajectoryEncoder):
         self.num_positions = min((table.num_embeddings for table in learnt), default=None)
         self._check_parity(model_type)
 
+    @property
+    def parameter_roles(self) -> dict[str, str]:
+        """The linear layers of GPT-2 are the library's own, ``Conv1D``."""
+        kinds = {name: type(module).__name__ for name, module in self.model.named_modules()}
+        return {f"model.{name}.weight": "hidden" for name, kind in kinds.items() if kind == "Conv1D"}
+
     def parallel(self, x: Tensor, step_index: Tensor, is_init: Tensor) -> Tensor:
         """``[B, L, E]``, ``[B, L]``, ``[B, L]`` -> ``[B, L, D]``."""
         segment = is_init.cumsum(1)

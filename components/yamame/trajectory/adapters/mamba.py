@@ -71,6 +71,11 @@ class MambaEncoder(RecurrentEncoder):
         )
         self.norm = nn.LayerNorm(d_model)
 
+    @property
+    def parameter_roles(self) -> dict[str, str]:
+        """Rates of decay are no matrices, although they stand in one."""
+        return {f"mixers.{index}.A_log": "other" for index in range(len(self.mixers))}
+
     def parallel(
         self, x: Tensor, step_index: Tensor, is_init: Tensor, num_segments: int | None = None
     ) -> Tensor:

@@ -25,8 +25,8 @@ key             shape                      meaning
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import ClassVar, NamedTuple
 
 import torch
 from tensordict import TensorDict
@@ -57,6 +57,7 @@ class SegmentEncoder(TrajectoryEncoder):
     """See the module. A subclass says what memory slots are: `first_slots` and `next_slots` of whole
     sequences, `needs_slots` and `write_slots` of steps, and `slot_position`."""
 
+    parameter_roles: ClassVar[Mapping[str, str]] = {"queries": "table"}
     keeps_slots = False
     """Whether the slots of earlier boundaries stay."""
 

@@ -9,6 +9,9 @@ key          shape           meaning
 ===========  ==============  ============================================
 """
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
@@ -46,6 +49,8 @@ class RSMEncoder(SegmentEncoder):
     >>> encoder(envs)["context"].shape, encoder.memory["summary"].shape
     (torch.Size([5, 8]), torch.Size([5, 4, 8]))
     """
+
+    parameter_roles: ClassVar[Mapping[str, str]] = {"queries": "table", "start": "table"}
 
     def __init__(
         self,

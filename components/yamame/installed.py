@@ -1,0 +1,33 @@
+"""Versions of packages, also where they lie on the path without having been installed."""
+
+import sys
+from importlib import metadata
+from pathlib import Path
+
+
+def version_of(package: str) -> str:
+    """The version of a package; "none" if it cannot be told.
+
+    That of yamame is the version of the code that runs: a checkout need not be installed.
+
+    >>> version_of("yamame").count("."), version_of("no-such-package")
+    (2, 'none')
+    """
+    if package != "yamame" and is_installed(package):
+        return metadata.version(package)
+    return str(getattr(sys.modules.get(package), "__version__", "none"))
+
+
+def is_installed(package: str = "yamame") -> bool:
+    """Whether a package was installed, and does not merely lie on the path."""
+    try:
+        metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def checkout() -> Path | None:
+    """The repository that yamame is imported from; None for an installed wheel."""
+    root = Path(__file__).resolve().parents[2]
+    return root if (root / "envs" / "yamame_envs").is_dir() else None
