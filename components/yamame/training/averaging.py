@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from yamame.checks import require
+from yamame.trajectory.sigma import copy_statistics, sigma_layers
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -43,6 +44,8 @@ class AveragedWeights(Generic[M]):
         require("AveragedWeights", "decay", decay, 0.0 <= decay < 1.0, "be in [0, 1)")
         self._followed = network
         self.network: M = copy.deepcopy(network).requires_grad_(False).eval()
+        for layer in sigma_layers(self.network):
+            layer.is_average = True
         self._average = get_ema_multi_avg_fn(decay)
 
     @torch.no_grad()
@@ -50,11 +53,12 @@ class AveragedWeights(Generic[M]):
         """Moves the average towards the present weights; to be called after the optimizer's step."""
         followed, averages = self._followed, self.network
         self._average(list(averages.parameters()), list(followed.parameters()), None)
-        for statistic, present in zip(averages.buffers(), followed.buffers(), strict=True):
-            statistic.copy_(present)
+        copy_statistics(followed, averages)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the copy, under the names of the network."""
+        for layer in sigma_layers(self.network):
+            layer.find_vectors()
         return self.network.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
