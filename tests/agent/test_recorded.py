@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from yamame.agent import policy as policy_module
-from yamame.recorder import Compiled, CudaRecorder
+from yamame.recorder import Compiled, CudaRecorder, tensors_of
 from yamame.trajectory import (
     GRUEncoder,
     LinearRecurrentEncoder,
@@ -211,6 +211,17 @@ def test_new_weights_are_acted_by_whatever_brought_them_and_whether_recorded_or_
     for actual in found:
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     assert recorder.records == 1
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_parameters_and_buffers_keep_their_memory(make_policy, encoder):
+    policy, seen = acting(make_policy(encoder)), history()[:2]
+    weights = {name: value * 1.3 + 0.1 for name, value in policy.state_dict().items()}
+    before = [value.data_ptr() for value in tensors_of(policy)]
+    for change in CHANGES.values():
+        change(policy, weights)
+        parameters(policy, seen)
+        assert [value.data_ptr() for value in tensors_of(policy)] == before
 
 
 class Scaled(GRUEncoder):

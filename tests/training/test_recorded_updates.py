@@ -17,7 +17,7 @@ from yamame import conf_dir
 from yamame.capturing import capturing, recording
 from yamame.checks import UsageError
 from yamame.files.checkpoint import Checkpointer
-from yamame.recorder import Compiled
+from yamame.recorder import Compiled, tensors_of
 from yamame.replay import Relabel, SequencePacking, pack
 from yamame.runs.build import build_agent, build_env, build_learner
 from yamame.training.guard import NonFiniteGuard
@@ -656,6 +656,7 @@ def test_replays_train_as_ordinary_updates_and_read_what_is_declared(record, cas
     cfg, recorder, losses = configured(*DECLARED[case]), None, ([], [])
     batches, learners = [sequences(cfg, seed) for seed in (0, 1)], (learner_of(cfg), learner_of(cfg))
     for learner, seen in zip(learners, losses, strict=True):
+        started = [value.data_ptr() for value in tensors_of(learner.loss)]
         for step in range(8):
             if learner is learners[1] and step in (0, 4):
                 recorder = record(learner, recorder)
@@ -666,6 +667,11 @@ def test_replays_train_as_ordinary_updates_and_read_what_is_declared(record, cas
     torch.testing.assert_close(parameters(learners[1]), parameters(learners[0]), rtol=1e-3, atol=1e-5)
     # What is recorded later, with other weights and another learning rate, bakes in the same numbers.
     assert recorder.numbers[2:] == recorder.numbers[:2]
+    memory = [value.data_ptr() for value in tensors_of(learner.loss)]
+    learner.restore(learner.statistics())
+    learner.loss.load_state_dict(learners[0].loss.state_dict())
+    learner.loss.eval().train()
+    assert [value.data_ptr() for value in tensors_of(learner.loss)] == memory == started
 
 
 class Falling(Slope):
