@@ -318,7 +318,13 @@ class HoldsATensor(GRUEncoder):
         return super().step(x * self.held, *args)
 
 
-class HoldsATensorInSequences(HoldsATensor):
+class HoldsATensorInSequences(GRUEncoder):
+    """Reads such a tensor in the parallel pass alone; a step makes its own."""
+
+    def __init__(self, *args, **sizes):
+        super().__init__(*args, **sizes)
+        self.held = torch.ones(5)
+
     def parallel(self, x, *args, **options):
         return super().parallel(x * self.held, *args, **options)
 
