@@ -65,12 +65,14 @@ def nothing_read_back() -> type:
 def tape(nothing_read_back) -> type:
     """Records on a CPU as a CUDA graph does: a replay repeats operations on the same tensors, no line of the function.
 
-    A recording leaves everything as it was, and fails where something is read back.
+    A recording leaves everything as it was, and fails where something is read back, or a tensor is read that is not
+    declared. ``numbers`` are what each recording has baked in.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
     from yamame.capturing import capturing
+    from yamame.testing import DeclaredReads
 
     class Log(TorchDispatchMode):
         def __init__(self):
@@ -87,25 +89,31 @@ def tape(nothing_read_back) -> type:
                 self.calls.append((func, args, kwargs or {}, tree_leaves(out)))
             return out
 
+    def numbers(args, kwargs):
+        return [value for value in tree_leaves((args, kwargs)) if isinstance(value, int | float)]
+
     class Tape:
         def __init__(self):
             self.warmed = self.records = self.replays = self.steps = 0
+            self.numbers = []
 
         def warm(self, function):
             assert not capturing()
             self.warmed += 1
             return function()
 
-        def record(self, function):
+        def record(self, function, *, reads):
             assert capturing()
             self.records += 1
             log, state = Log(), torch.get_rng_state()
-            with nothing_read_back(), log:
+            with nothing_read_back(), log, DeclaredReads(reads):
                 results = function()
+            self.numbers.append([numbers(args, kwargs) for _, args, kwargs, _ in log.calls])
             for storage, before in log.written.values():
                 storage.copy_(before)
             torch.set_rng_state(state)
 
+            @torch.no_grad()
             def replay():
                 self.replays += 1
                 self.steps += not results  # whole steps return nothing

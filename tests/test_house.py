@@ -88,7 +88,7 @@ PARTS = [
     ("yamame.trajectory", "TransformerEncoder", 8),
     ("yamame.trajectory", "GRUEncoder", 4),
     ("yamame.timestep", "MLPTimestepEncoder", 3),
-    ("yamame.transforms", "ContextTransform", 4),
+    ("yamame.transforms", "ContextTransform", 5),
 ]
 
 

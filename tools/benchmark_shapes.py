@@ -1,7 +1,7 @@
 """How many updates of a run would be replayed from a recording, and how much of their batches is padding."""
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class Counting:
         """See `yamame.recorder.Recorder`."""
         return function()
 
-    def record(self, function: Callable[[], dict[str, Tensor]]) -> Any:
+    def record(self, function: Callable[[], dict[str, Tensor]], *, reads: Iterable[Tensor]) -> Any:
         """See `yamame.recorder.Recorder`; an update has two halves."""
         self.recorded += 1
 

@@ -28,6 +28,7 @@ _SMALL = (
 _TRAIN = ("train", *_SMALL, "schedule.updates_per_step=0.01", "schedule.anneal_lr=false", "budget.updates=24")
 CASES: dict[str, tuple[str, ...]] = {
     "transformer": _TRAIN,
+    "sigma": (*_TRAIN, "encoder.sigma_reparam=true"),
     "gru": (*_TRAIN, "encoder=gru"),
     "lstm": (*_TRAIN, "encoder=lstm"),
     "linear_recurrent": (*_TRAIN, "encoder=linear_recurrent"),

@@ -9,12 +9,12 @@ import inspect
 import os
 import shutil
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 
 from yamame.capturing import NUM_SEGMENTS, capturing
 from yamame.failures import tell_aside
@@ -29,9 +29,15 @@ class Recorder(Protocol):
         """Runs what is to be recorded later, or contains it."""
 
     def record(
-        self, function: Callable[[], dict[str, Tensor]]
+        self, function: Callable[[], dict[str, Tensor]], *, reads: Iterable[Tensor]
     ) -> tuple[Callable[[], None], dict[str, Tensor]]:
         """Keeps a computation without running it.
+
+        Args:
+            function: The computation.
+            reads: All tensors made before that it reads or writes: parameters, buffers, static inputs, the state of an
+                optimizer. Between two runs they change in place alone. It is a declaration: a recorder of tests checks
+                with `yamame.testing.DeclaredReads` that there are no others.
 
         Returns:
             What runs it, and the tensors in which every run leaves its results.
@@ -61,7 +67,7 @@ class CudaRecorder:
         return result
 
     def record(
-        self, function: Callable[[], dict[str, Tensor]]
+        self, function: Callable[[], dict[str, Tensor]], *, reads: Iterable[Tensor]
     ) -> tuple[Callable[[], None], dict[str, Tensor]]:
         """Captures a graph; see `Recorder.record`."""
         graph = torch.cuda.CUDAGraph()
@@ -70,6 +76,12 @@ class CudaRecorder:
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=mode):
             results = function()
         return graph.replay, results
+
+
+def tensors_of(*modules: nn.Module) -> list[Tensor]:
+    """All parameters and buffers of modules, target networks that a TorchRL loss leaves out of them included."""
+    parts = [part for module in modules for part in module.modules()]
+    return [value for part in parts for value in (*part.parameters(False), *part.buffers(False))]
 
 
 def cuda_recorder(device: torch.device, owner: str) -> CudaRecorder:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 from torchrl.data import Bounded, Categorical
-from yamame.actions.encoding import Constant
+from yamame.capturing import Constant
 from yamame.checks import require, require_choice
 
 from yamame_envs.base import BatchedEnv

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from yamame.agent import policy as policy_module
-from yamame.recorder import Compiled, CudaRecorder
+from yamame.recorder import Compiled, CudaRecorder, tensors_of
 from yamame.trajectory import (
     GRUEncoder,
     LinearRecurrentEncoder,
@@ -50,7 +51,7 @@ class Again:
     def warm(self, function):
         return function()
 
-    def record(self, function):
+    def record(self, function, *, reads):
         results = {}
         return lambda: results.update(function()), results
 
@@ -143,7 +144,7 @@ def test_actions_are_drawn_outside_and_masked_actions_never(make_policy, record)
     assert recorder.replays > 30
 
 
-@pytest.mark.parametrize("encoder", ["transformer", "gru"])
+@pytest.mark.parametrize("encoder", ["transformer", "gru", "rotary"])
 def test_memory_is_loaded_and_reset_and_weights_change_in_place(make_policy, record, encoder):
     policy, seen, others = make_policy(encoder), history(), history(seed=1)
     ordinary = acting(policy)
@@ -165,6 +166,82 @@ def test_memory_is_loaded_and_reset_and_weights_change_in_place(make_policy, rec
         assert (parts[1] - parts[2]).abs().max() > 0.01
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
     assert recorder.records <= 2  # a memory of a structure that was recorded needs no recording
+
+
+def load_while_learning(policy, weights):
+    policy.train()
+    policy.load_state_dict(weights)
+    policy.eval()
+
+
+def set_in_place(policy, weights):
+    TensorDict.from_module(policy).data.update_(TensorDict(weights).unflatten_keys("."))
+    policy.prepare_to_act()
+
+
+def move_nowhere(policy, weights):
+    policy.cpu().load_state_dict(weights)
+
+
+CHANGES = {
+    "loaded": lambda policy, weights: policy.load_state_dict(weights),
+    "loaded while learning": load_while_learning,
+    "set in place": set_in_place,
+    "moved nowhere": move_nowhere,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_new_weights_are_acted_by_whatever_brought_them_and_whether_recorded_or_not(
+    make_policy, record, change
+):
+    policy, seen = make_policy("rotary"), history()
+    weights = {name: value * 1.3 + 0.1 for name, value in policy.state_dict().items()}
+    ordinary = acting(policy)
+    recorded, recorder = record(policy)
+    found = []
+    for actor in (ordinary, recorded):
+        before = parameters(actor, seen[:20])
+        CHANGES[change](actor, weights)
+        actor.reset_memory()
+        found.append(parameters(actor, seen[:20]))
+        assert (found[-1] - before).abs().max() > 0.01
+    policy.load_state_dict(weights)
+    expected = parameters(acting(policy), seen[:20])
+    for actual in found:
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    assert recorder.records == 1
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_parameters_and_buffers_keep_their_memory(make_policy, encoder):
+    policy, seen = acting(make_policy(encoder)), history()[:2]
+    weights = {name: value * 1.3 + 0.1 for name, value in policy.state_dict().items()}
+    before = [value.data_ptr() for value in tensors_of(policy)]
+    for change in CHANGES.values():
+        change(policy, weights)
+        parameters(policy, seen)
+        assert [value.data_ptr() for value in tensors_of(policy)] == before
+
+
+class Scaled(GRUEncoder):
+    """Multiplies what it sees by a tensor that is no buffer."""
+
+    def step(self, x, *args):
+        return super().step(x * self.factor(), *args)
+
+
+@pytest.mark.parametrize("replaceable", [False, True])
+def test_a_recording_that_reads_a_tensor_which_may_be_replaced_is_noticed(
+    make_policy, record, monkeypatch, replaceable
+):
+    held = torch.ones(())
+    monkeypatch.setattr(Scaled, "factor", lambda self: held if replaceable else torch.ones(()), raising=False)
+    monkeypatch.setitem(ENCODERS, "scaled", partial(Scaled, hidden_size=8, out_features=8))
+    (recorded, recorder), seen = record(make_policy("scaled")), history()
+    with pytest.raises(AssertionError, match="neither declared") if replaceable else nullcontext():
+        parameters(recorded, seen[:10])
+    assert (recorder.replays > 0) is not replaceable
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from torchrl.envs import TransformedEnv
 from torchrl.envs.transforms import RewardSum
 from yamame.capturing import recording
 from yamame.collectors import SyncCollector
-from yamame.exploration import BilevelEpsilon, EpsilonGreedy, GaussianNoise
+from yamame.exploration import BilevelEpsilon, EdgeEpsilon, EpsilonGreedy, GaussianNoise
 from yamame.trajectory import (
     GRUEncoder,
     MemoEncoder,
@@ -21,7 +21,17 @@ from yamame.trajectory import (
     WindowEncoder,
 )
 from yamame.trajectory.kv_cache import grow_cache
-from yamame_envs import MazeRunner, MetaFrozenLake, RepeatedTrials, Wind
+from yamame_envs import (
+    ActiveTMaze,
+    Bandits,
+    DarkKeyDoor,
+    MazeRunner,
+    MetaFrozenLake,
+    PackageDelivery,
+    PassiveTMaze,
+    RepeatedTrials,
+    Wind,
+)
 
 NUM_ENVS, LENGTH = 3, 12
 
@@ -35,6 +45,16 @@ def maze(**settings):
 ENCODERS = {
     "transformer": partial(TransformerEncoder, d_model=16, num_heads=2, num_layers=1),
     "latest": partial(TransformerEncoder, d_model=16, num_heads=2, num_layers=1, context_length=9, sinks=1),
+    # Its cache never grows: one recording acts with all weights that there are.
+    "sigma": partial(
+        TransformerEncoder,
+        d_model=16,
+        num_heads=2,
+        num_layers=1,
+        context_length=9,
+        positions="rotary",
+        sigma_reparam=True,
+    ),
     "gru": partial(GRUEncoder, hidden_size=8, out_features=8),
     "last timesteps": partial(WindowEncoder, window=3, d_model=8),
     "memoryless": partial(MemorylessEncoder, d_model=8),
@@ -50,6 +70,7 @@ CASES = {
         EpsilonGreedy,
     ),
     "wind": (lambda: Wind(num_envs=NUM_ENVS, time_limit=9, seed=3), ENCODERS["gru"], GaussianNoise),
+    "edges": (maze, ENCODERS["memoryless"], EdgeEpsilon),
 }
 
 
@@ -72,7 +93,7 @@ class Compiled:
     def warm(self, function):
         return function()
 
-    def record(self, function):
+    def record(self, function, *, reads):
         self.records += 1
         compiled = torch.compile(function, fullgraph=True, backend="eager", dynamic=False)
 
@@ -147,15 +168,10 @@ def test_recorded_steps_collect_what_ordinary_ones_do_and_read_nothing_back(make
 
 
 def test_what_is_recorded_without_its_environment_is_noticed(make, tape):
-    recorder = tape()
-    ordinary, recorded = make("gru"), make("gru", recorder)
+    recorded = make("gru", tape())
     recorded._recorded._parts.pop()
-    trajectories = []
-    for collector in (ordinary, recorded):
-        torch.manual_seed(1)
-        trajectories.append(collect(collector, 4))
-    assert recorder.steps > 40
-    assert len(trajectories[0]) != len(trajectories[1]) or not same(*trajectories)
+    with pytest.raises(AssertionError, match="neither declared nor made in the capture"):
+        collect(recorded, 4)
 
 
 @pytest.mark.parametrize("case", ["trials", pytest.param("wind", marks=pytest.mark.slow)])
@@ -253,6 +269,67 @@ def test_parts_of_strangers_are_recorded_if_they_carry_their_tensors(make_shelf,
     assert len({tuple(one["action"].tolist()) for one in trajectories[0]}) > 3
 
 
+class Fading(Turning):
+    """Turns by a number of Python, which a recording bakes in."""
+
+    def forward(self, tensordict):
+        self.turn = self.turn + 1
+        return tensordict.set("action", (tensordict["action"] + self.amount) % 5)
+
+    amount = 1
+
+    def step(self, num_env_steps):
+        self.amount += num_env_steps
+
+
+NATIVE = {
+    "bandits": lambda: Bandits(num_envs=NUM_ENVS, num_arms=3, time_limit=8, reward="gaussian", seed=3),
+    "door": lambda: DarkKeyDoor(num_envs=NUM_ENVS, size=3, trial_limit=5, time_limit=9, seed=3),
+    "delivery": lambda: PackageDelivery(num_envs=NUM_ENVS, length=6, time_limit=9, seed=3),
+    "active tmaze": lambda: ActiveTMaze(num_envs=NUM_ENVS, length=6, seed=3),
+    "passive tmaze": lambda: PassiveTMaze(num_envs=NUM_ENVS, length=6, seed=3),
+}
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_recorded_steps_of_every_environment_read_what_they_carry(make, tape, name):
+    recorder, trajectories = tape(), []
+    for each in (None, recorder):
+        env = NATIVE[name]()
+        collector = make("edges", each, env=env)
+        torch.manual_seed(1)
+        trajectories.append(collect(collector, 3))
+    assert same(*trajectories)
+    assert recorder.steps > 2 * LENGTH
+
+
+def numbers_of(make_collector, tape):
+    """What recordings bake in, one made at the beginning and one after some steps."""
+    recorders = tape(), tape()
+    first, second = (make_collector(recorder) for recorder in recorders)
+    collect(first, 3)
+    second.exploration.load_state_dict(first.exploration.state_dict())
+    second.exploration.step(50)
+    collect(second, 3)
+    assert recorders[0].numbers
+    return [recorder.numbers for recorder in recorders]
+
+
+@pytest.mark.parametrize("case", ["memoryless", "lake", "wind"])
+def test_no_number_that_changes_is_baked_into_a_recorded_step(make, tape, case):
+    early, late = numbers_of(lambda recorder: make(case, recorder), tape)
+    assert early == late
+
+
+def test_a_number_that_changes_is_found(make_shelf, monkeypatch, tape):
+    def make_fading(recorder):
+        monkeypatch.setattr("yamame.collectors.sync.cuda_recorder", lambda device, owner: recorder)
+        return SyncCollector(maze(), Alternating(), make_shelf(), exploration=Fading(), cuda_graph=True)
+
+    early, late = numbers_of(make_fading, tape)
+    assert early != late
+
+
 def test_where_the_environment_does_not_allow_it_decisions_are_recorded(make):
     asked = maze()
     asked.set_instruction("5,3")
@@ -276,7 +353,7 @@ class Decisions:
     def warm(self, function):
         return function()
 
-    def record(self, function):
+    def record(self, function, *, reads):
         results = {}
 
         def run():

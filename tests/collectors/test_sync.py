@@ -264,7 +264,7 @@ class OnTheHost:
     def warm(self, function):
         return function()
 
-    def record(self, function):
+    def record(self, function, *, reads):
         results = {}
 
         def replay():

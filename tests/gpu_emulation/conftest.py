@@ -23,6 +23,24 @@ def counts() -> Callable:
     return counted
 
 
+@pytest.fixture(autouse=True)
+def declared(monkeypatch) -> None:
+    """Lets every capture fail that reads a tensor which is not declared."""
+    from yamame.recorder import CudaRecorder
+    from yamame.testing import DeclaredReads
+
+    record = CudaRecorder.record
+
+    def checked(self, function, *, reads):
+        def watched():
+            with DeclaredReads(reads):
+                return function()
+
+        return record(self, watched, reads=reads)
+
+    monkeypatch.setattr(CudaRecorder, "record", checked)
+
+
 class Ended(NamedTuple):
     """What a run has learned, and in which files graphs were launched."""
 

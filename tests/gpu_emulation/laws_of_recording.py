@@ -17,6 +17,11 @@ CHOICES = {
     "a window": (
         "env=tmaze", "env.length=12", "encoder.window=8", "encoder.sinks=1", "encoder.positions=rotary", *NARROW,
     ),
+    # Its cache has its full size at once, and blocks follow updates: one recording acts with all weights there are.
+    "a short context": (
+        "env=wind", SHORT, "encoder.context_length=21", "encoder.sigma_reparam=true", "schedule.average_decay=0.9",
+        "optimizer.lr=0.003", "schedule.warmup_updates=0", "schedule.updates_per_step=0.02", *NARROW,
+    ),
     "recurrent layers": ("env=bandits", SHORT, "encoder=gru", "encoder.hidden_size=16", "encoder.num_layers=1"),
     "an environment of the host": ("env=gym", "env.id=Pendulum-v1", SHORT, *NARROW),
     "a linear recurrence": ("env=active_tmaze", "env.length=12", "encoder=linear_recurrent", "encoder.d_model=16"),

@@ -31,7 +31,7 @@ class Counting:
     def warm(self, function):
         return function()
 
-    def record(self, function):
+    def record(self, function, *, reads):
         def replay():
             self.replayed += 1
 

@@ -307,6 +307,31 @@ class FoldsByVersion(FoldsOnce):
         return super().step(x, memory, is_init, step_index)
 
 
+class HoldsATensor(GRUEncoder):
+    """Reads a tensor that is no buffer: it may be replaced while a recording reads the old one."""
+
+    def __init__(self, *args, **sizes):
+        super().__init__(*args, **sizes)
+        self.held = torch.ones(5)
+
+    def step(self, x, *args):
+        return super().step(x * self.held, *args)
+
+
+class HoldsATensorInSequences(GRUEncoder):
+    """Reads such a tensor in the parallel pass alone; a step makes its own."""
+
+    def __init__(self, *args, **sizes):
+        super().__init__(*args, **sizes)
+        self.held = torch.ones(5)
+
+    def parallel(self, x, *args, **options):
+        return super().parallel(x * self.held, *args, **options)
+
+    def step(self, x, *args):
+        return super().step(x * torch.ones(5), *args)
+
+
 class PositionOffByOne(TransformerEncoder):
     def step(self, x, memory, is_init, step_index=None):
         return super().step(x, memory, is_init, step_index + 1)
@@ -342,6 +367,8 @@ DEFECTS = [
     (PositionOffByOne, "parity", "acting differs from the parallel pass"),
     (FoldsOnce, "parity", "after an update of weights in place"),
     (FoldsByVersion, "parity", "through .data"),
+    (HoldsATensor, "recording", "the step reads a tensor that is no parameter, buffer or input"),
+    (HoldsATensorInSequences, "recording", "the parallel pass reads a tensor"),
 ]
 
 

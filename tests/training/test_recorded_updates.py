@@ -17,7 +17,7 @@ from yamame import conf_dir
 from yamame.capturing import capturing, recording
 from yamame.checks import UsageError
 from yamame.files.checkpoint import Checkpointer
-from yamame.recorder import Compiled
+from yamame.recorder import Compiled, tensors_of
 from yamame.replay import Relabel, SequencePacking, pack
 from yamame.runs.build import build_agent, build_env, build_learner
 from yamame.training.guard import NonFiniteGuard
@@ -270,7 +270,7 @@ class Rerun:
         self.warmed += result is not None  # the first half of an update
         return result
 
-    def record(self, function):
+    def record(self, function, *, reads):
         assert capturing()
         tensors = [value for part in self.state for value in tree_leaves(part()) if torch.is_tensor(value)]
         before, rng = [value.detach().clone() for value in tensors], torch.get_rng_state()
@@ -451,8 +451,8 @@ class Slope(nn.Module):
         return TensorDict({"loss_a": batch["x"].mean() * self.weight})
 
 
-def sloped(**options):
-    loss = Slope()
+def sloped(loss=None, **options):
+    loss = Slope() if loss is None else loss
     optimizer = torch.optim.AdamW(loss.parameters(), lr=0.1, fused=True)
     guard = NonFiniteGuard(patience=100)
     return Learner(loss, optimizer, max_grad_norm=1.0, warmup_updates=4, guard=guard, **options)
@@ -607,6 +607,120 @@ def test_what_cannot_be_compiled_is_refused_by_the_key_of_its_setting(override, 
 def test_other_updates_are_compiled():
     assert learner_of(configured("schedule.compile=true"))._compute.__class__ is Compiled
     assert learner_of(configured())._compute.__class__ is not Compiled
+
+
+@pytest.fixture
+def record(monkeypatch, tape):
+    """Lets a learner record as on a GPU, where no line of its code runs in a replay; returns the recorder."""
+    monkeypatch.setattr(nn.functional, "one_hot", one_hot)
+    # An optimizer tells the profiler when it begins, which is nothing that a tape can repeat.
+    monkeypatch.setattr(torch.autograd.profiler, "record_function", lambda *_: nullcontext())
+
+    def record(learner, recorder=None):
+        recorder = tape() if recorder is None else recorder
+        parts = {"loss": learner.loss, "optimizer": learner.optimizer, "recorder": recorder}
+        if learner.averaged is not None:
+            parts["averaged"] = learner.averaged
+        learner._recorded = RecordedUpdates(learner._gradients, learner._step, **parts, warmup=1)
+        return recorder
+
+    return record
+
+
+MUON = ("optimizer=muon", "optimizer.smallest=8")
+DECLARED = {
+    "transformer": [],
+    "sigma": ["encoder.sigma_reparam=true", "encoder.positions=rotary", "schedule.average_decay=0.9"],
+    "learned positions": ["encoder.positions=learned", "encoder.num_positions=40"],
+    "window": ["encoder.window=8", "encoder.sinks=1"],
+    "gru": ["encoder=gru"],
+    "linear": ["encoder=linear_recurrent"],
+    "muon": MUON,
+    "last timesteps": ["encoder=window"],
+    "memoryless": ["encoder=memoryless"],
+    "rsm": ["encoder=rsm", "encoder.jitter=0"],
+    "wind": ["env=wind", *MUON, "schedule.average_decay=0.9"],
+    "token goals": ["goal_encoder=token"],
+    "amago2": ["agent=amago2", "agent/returns=binned"],
+    "clones": ["agent=bc"],
+    "naive": ["agent=naive"],
+    "separate": ["agent=separate", "encoder=transformer", "encoder.sigma_reparam=true"],
+}
+QUICK = ("sigma", "wind")
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in DECLARED]
+)
+def test_replays_train_as_ordinary_updates_and_read_what_is_declared(record, case):
+    cfg, recorder, losses = configured(*DECLARED[case]), None, ([], [])
+    batches, learners = [sequences(cfg, seed) for seed in (0, 1)], (learner_of(cfg), learner_of(cfg))
+    for learner, seen in zip(learners, losses, strict=True):
+        started = [value.data_ptr() for value in tensors_of(learner.loss)]
+        for step in range(8):
+            if learner is learners[1] and step in (0, 4):
+                recorder = record(learner, recorder)
+            torch.manual_seed(step)
+            seen.append(float(learner.update(batches[step % 2])["loss"]))
+    assert (recorder.warmed, recorder.records, recorder.replays) == (4, 4, 12)
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(parameters(learners[1]), parameters(learners[0]), rtol=1e-3, atol=1e-5)
+    # What is recorded later, with other weights and another learning rate, bakes in the same numbers.
+    assert recorder.numbers[2:] == recorder.numbers[:2]
+    memory = [value.data_ptr() for value in tensors_of(learner.loss)]
+    learner.restore(learner.statistics())
+    learner.loss.load_state_dict(learners[0].loss.state_dict())
+    learner.loss.eval().train()
+    assert [value.data_ptr() for value in tensors_of(learner.loss)] == memory == started
+
+
+class Falling(Slope):
+    """A slope that falls, as a number of Python."""
+
+    factor = 1.0
+
+    def forward(self, batch):
+        return TensorDict({"loss_a": self.factor * batch["x"].mean() * self.weight})
+
+    def update_targets(self):
+        self.factor *= 0.9
+
+
+class Held(Slope):
+    """Reads a tensor that is no buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = torch.ones(())
+
+    def forward(self, batch):
+        return TensorDict({"loss_a": self.held * batch["x"].mean() * self.weight})
+
+
+def test_a_number_that_changes_and_a_tensor_that_is_not_declared_are_found(record):
+    learner, recorder = sloped(loss=Falling()), None
+    for _ in range(2):
+        recorder = record(learner, recorder)
+        for _ in range(3):
+            learner.update(of_size(2))
+    assert recorder.numbers[2:] != recorder.numbers[:2]
+    learner = sloped(loss=Held())
+    record(learner)
+    learner.update(of_size(2))
+    with pytest.raises(AssertionError, match="neither declared nor made in the capture"):
+        learner.update(of_size(2))
+
+
+def test_a_replay_that_is_refused_leaves_its_evidence_whatever_was_recorded_last(tmp_path, record):
+    learner = sloped()
+    learner.guard = NonFiniteGuard(tmp_path, patience=100)
+    record(learner)
+    for size in (2, 2, 3, 3):
+        assert set(learner.update(of_size(size))) == {"loss_a", "loss", "grad_norm"}
+    for size in (2, 3):
+        assert learner.update(of_size(size, torch.nan)) == {}
+        bundles = sorted((tmp_path / "nonfinite").glob("*"))
+        assert len(bundles) == size - 1, "no evidence is kept"
 
 
 @pytest.mark.gpu

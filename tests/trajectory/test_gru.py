@@ -109,3 +109,27 @@ def test_a_gain_that_is_none_is_refused(gain: float) -> None:
         ValueError, match=f"GRUEncoder: gate_gain must be finite and not negative, got {gain}"
     ):
         GRUEncoder(3, gate_gain=gain)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [GRUEncoder, LSTMEncoder])
+def test_on_a_gpu_recurrent_layers_compute_in_float32_under_autocast(kind, monkeypatch) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    encoder, results, calls, function = kind(3, hidden_size=8).to("cuda"), [], [], kind.function
+
+    def noted(*inputs):
+        calls.append(inputs)
+        results.append(function(*inputs))
+        return results[-1]
+
+    monkeypatch.setattr(kind, "function", staticmethod(noted))
+    x, starts = torch.randn(4, 20, 3, device="cuda"), torch.zeros(4, 20, dtype=torch.bool, device="cuda")
+    starts[:, 0] = True
+    with torch.autocast("cuda", torch.bfloat16):
+        encoder.parallel(x, segment_positions(starts), starts)
+        beside = function(*calls[0])  # where nothing switches autocast off
+    assert {tensor.dtype for tensor in results[0]} == {torch.float32}
+    assert {tensor.dtype for tensor in beside} == {torch.float16}
+    encoder.parallel(x, segment_positions(starts), starts)
+    torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-6)

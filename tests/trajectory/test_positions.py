@@ -1,23 +1,102 @@
-"""Positions from ``step_index``: the formula, the table behind it, and rotation."""
+"""Positions from ``step_index``: the formula, the tables behind it, and rotation."""
 
+import copy
 import math
+import pickle
+from contextlib import nullcontext
 
 import pytest
 import torch
+from tensordict import TensorDict
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torchrl.modules import set_recurrent_mode
+from yamame.capturing import recording
+from yamame.trajectory import TransformerEncoder
 from yamame.trajectory.positions import Sinusoids, rotate
 
 
-def test_sinusoids_agree_with_the_formula_at_any_index() -> None:
-    sinusoids = Sinusoids(6)
-    for index in (0, 1, 255, 256, 16_383, 16_384, 100_000, 10_000_000):
-        found = sinusoids(torch.tensor([[index]]))
-        assert found.shape == (1, 1, 6)
-        assert found.dtype == torch.float32
-        for i in range(3):
-            angle = index / 10_000 ** (2 * i / 6)
-            # float32 rounding of a value of at most one; the angle itself carries no error that shows.
-            assert found[0, 0, 2 * i].item() == pytest.approx(math.sin(angle), abs=2e-7)
-            assert found[0, 0, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=2e-7)
+def by_formula(index: torch.Tensor, size: int) -> torch.Tensor:
+    angle = index.double().unsqueeze(-1) / 10_000.0 ** (torch.arange(0, size, 2).double() / size)
+    return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)
+
+
+BORDERS = [base + offset for base in (4096, 3 * 4096, 4096**2 // 2) for offset in (-1, 0, 1)]
+INDICES = torch.tensor([[0, 1, 255, 100_000, 10_000_000, 4096**2 - 1, *BORDERS]])
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("size", [6, 128])
+def test_sinusoids_agree_with_the_formula_at_any_index(size: int, captured: bool) -> None:
+    with recording() if captured else nullcontext():
+        for index in (INDICES, *INDICES.T):
+            found = Sinusoids(size)(index)
+            assert found.shape == (*index.shape, size)
+            assert found.dtype == torch.float32
+            # Captured, two products and a sum of numbers that were rounded to float32: some units of 6e-8.
+            expected = by_formula(index, size)
+            torch.testing.assert_close(found.double(), expected, rtol=0, atol=2.5e-7 if captured else 4e-8)
+        below = torch.arange(4096)
+        assert torch.equal(Sinusoids(size)(below), by_formula(below, size).float())
+
+
+def test_on_a_cpu_there_is_no_last_index_and_in_a_capture_a_larger_one_is_no_other() -> None:
+    index = torch.tensor([4096**2, 10**9])
+    torch.testing.assert_close(Sinusoids(8)(index), by_formula(index, 8).float(), rtol=0, atol=1e-6)
+    with recording(), pytest.raises(IndexError):
+        Sinusoids(8)(index)
+
+
+def test_values_do_not_depend_on_other_indices_and_tables_are_not_copied() -> None:
+    sinusoids, index = Sinusoids(8), INDICES.flatten()
+    together = sinusoids(index)
+    assert torch.equal(torch.cat([sinusoids(one) for one in index.split(1)]), together)
+    for other in (copy.deepcopy(sinusoids), pickle.loads(pickle.dumps(sinusoids))):
+        assert torch.equal(other(index), together)
+    assert len(pickle.dumps(sinusoids)) < 2000
+    assert not [*sinusoids.buffers(), *sinusoids.state_dict()]
+
+
+class Dtypes(TorchDispatchMode):
+    """Notes the types of all results."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.seen |= {value.dtype for value in tree_leaves(out) if isinstance(value, torch.Tensor)}
+        return out
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
+def test_nothing_is_computed_in_double_precision(positions: str) -> None:
+    encoder = TransformerEncoder(3, d_model=8, num_heads=2, num_layers=1, positions=positions)
+    batch = TensorDict({"features": torch.randn(2, 6, 3), "is_init": torch.ones(2, 6, 1).bool()}, [2, 6])
+    with set_recurrent_mode(True), recording(), Dtypes() as parallel:
+        encoder(batch.copy())
+    with Dtypes() as step:
+        encoder(batch[:, 0].copy())
+    for dtypes in (parallel, step):
+        assert torch.float32 in dtypes.seen
+        assert torch.float64 not in dtypes.seen
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
+@pytest.mark.parametrize("first", [0, 4_092, 10**6])
+def test_acting_equals_the_parallel_pass_wherever_an_episode_has_got_to(positions: str, first: int) -> None:
+    torch.manual_seed(0)
+    encoder = TransformerEncoder(3, d_model=8, num_heads=2, num_layers=1, positions=positions).eval()
+    is_init, index = torch.zeros(2, 8, 1).bool(), torch.arange(first, first + 8).view(1, 8, 1).expand(2, 8, 1)
+    is_init[:, 0] = True
+    batch = TensorDict(
+        {"features": torch.randn(2, 8, 3), "is_init": is_init, "step_index": index.clone()}, [2, 8]
+    )
+    with set_recurrent_mode(True), torch.no_grad():
+        expected = encoder(batch.clone())["context"]
+    found = torch.stack([encoder(step.clone())["context"] for step in batch.unbind(1)], 1)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_rotation_keeps_lengths_and_makes_products_depend_on_the_distance_only() -> None:

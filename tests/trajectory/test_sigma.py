@@ -4,9 +4,11 @@ import copy
 
 import pytest
 import torch
+from tensordict import TensorDict
 from torch.nn import functional as F
-from yamame.trajectory import SigmaReparamLinear
-from yamame.trajectory.sigma import frozen_power_iteration
+from torchrl.modules import set_recurrent_mode
+from yamame.trajectory import SigmaReparamLinear, TransformerEncoder
+from yamame.trajectory.sigma import power_iteration, sigma_layers
 
 
 def sigma_of(layer: SigmaReparamLinear) -> torch.Tensor:
@@ -63,18 +65,46 @@ def test_a_training_forward_is_exactly_one_power_iteration_step() -> None:
     assert torch.allclose(out, (layer.weight / (u @ layer.weight @ v)).T, atol=1e-6)
 
 
-def test_a_forward_that_is_computed_again_leaves_the_vectors_alone() -> None:
-    layer = SigmaReparamLinear(5, 7).train()
-    with torch.no_grad():
-        layer.weight.add_(torch.randn(7, 5))
-    x = torch.randn(4, 5)
-    first = layer(x)
-    u = layer.u.clone()
-    with frozen_power_iteration():
-        assert torch.equal(layer(x), first)
-    assert torch.equal(layer.u, u)
-    layer(x)
-    assert not torch.equal(layer.u, u)
+def test_layers_of_all_shapes_move_together_as_each_does_alone() -> None:
+    torch.manual_seed(0)
+    shapes = [(5, 7), (7, 5), (5, 7), (5, 5), (5, 7)]
+    together = [SigmaReparamLinear(*shape) for shape in shapes]
+    for layer in together:
+        layer.weight.data += torch.randn_like(layer.weight)
+    alone, before = copy.deepcopy(together), [layer.u.clone() for layer in together]
+    power_iteration(together)
+    for layer, other, u in zip(together, alone, before, strict=True):
+        own_u = F.normalize(other.weight.detach() @ other.v, dim=0)
+        assert torch.allclose(layer.u, own_u, atol=1e-6)
+        assert torch.allclose(layer.v, F.normalize(other.weight.detach().T @ own_u, dim=0), atol=1e-6)
+        assert not torch.allclose(layer.u, u, atol=1e-3)
+
+
+def vectors(encoder: TransformerEncoder) -> torch.Tensor:
+    return torch.cat([torch.cat((layer.u, layer.v)) for layer in sigma_layers(encoder)])
+
+
+@pytest.mark.parametrize("checkpoint_layers", [True, False])
+def test_a_training_forward_of_an_encoder_is_one_step_of_every_layer(checkpoint_layers: bool) -> None:
+    torch.manual_seed(0)
+    options = {"d_model": 8, "num_heads": 2, "num_layers": 2, "sigma_reparam": True, "dropout": 0.0}
+    encoder = TransformerEncoder(3, **options, checkpoint_layers=checkpoint_layers)
+    for layer in sigma_layers(encoder):
+        layer.weight.data += 0.05 * torch.randn_like(layer.weight)
+    original, expected = encoder, copy.deepcopy(encoder)
+    encoder = copy.deepcopy(encoder)
+    power_iteration(sigma_layers(expected))
+    before = vectors(encoder)
+    batch = TensorDict({"features": torch.randn(2, 6, 3)}, [2, 6])
+    with set_recurrent_mode(True):
+        encoder(batch)["context"].sum().backward()  # where layers are computed again
+    assert torch.allclose(vectors(encoder), vectors(expected), atol=1e-6)
+    assert not torch.allclose(vectors(encoder), before, atol=1e-3)
+    assert torch.equal(vectors(original), before)
+    moved = vectors(encoder)
+    with set_recurrent_mode(True):
+        encoder.eval()(batch)
+    assert torch.equal(vectors(encoder), moved)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -202,16 +232,40 @@ def test_a_prepared_weight_never_reaches_gradients_training_or_copies() -> None:
     layer.prepare_to_act()
     layer(x).sum().backward()
     assert layer.weight.grad.any()
-    assert copy.deepcopy(layer)._prepared is None
+    copied = copy.deepcopy(layer)
     layer.weight.data.copy_(torch.randn(7, 5))
+    copied.weight.data.copy_(layer.weight)
     with torch.no_grad():
         stale = layer(x)
+        assert not torch.allclose(copied(x), stale, atol=1e-4)  # which was not prepared
         u = layer.u.clone()
         layer.train()
         assert not torch.allclose(layer(x), stale, atol=1e-4)
         assert not torch.equal(layer.u, u)
-        layer.prepare_to_act()
-        assert layer._prepared is None
+        layer.weight.data.mul_(torch.rand(7, 5))
+        assert torch.allclose(layer.eval()(x), copy.deepcopy(layer)(x))
+
+
+PREPARED_AGAIN = {
+    "prepare_to_act": lambda layer: layer.prepare_to_act(),
+    "load_state_dict": lambda layer: layer.load_state_dict(SigmaReparamLinear(5, 7).state_dict()),
+    "train and eval": lambda layer: layer.train().eval(),
+    "prepare_to_act in training": lambda layer: layer.train().prepare_to_act(),
+    "a device that it is on": lambda layer: layer.to("cpu"),
+    "inference mode": lambda layer: torch.inference_mode()(layer.prepare_to_act)(),
+}
+
+
+@pytest.mark.parametrize("change", PREPARED_AGAIN)
+def test_a_prepared_weight_keeps_its_memory(change: str) -> None:
+    layer = SigmaReparamLinear(5, 7).eval()
+    layer.prepare_to_act()
+    before = {name: value.data_ptr() for name, value in layer.named_buffers()}
+    assert "prepared" not in layer.state_dict()
+    layer.weight.data.copy_(torch.randn(7, 5))
+    PREPARED_AGAIN[change](layer)
+    assert {name: value.data_ptr() for name, value in layer.named_buffers()} == before
+    assert not any(value.is_inference() for value in layer.buffers())
 
 
 @pytest.mark.parametrize(("argument", "sizes"), [("in_features", (0, 2)), ("out_features", (2, 0))])

@@ -115,13 +115,13 @@ class InContextPolicy(TensorDictModuleBase):
     def record(self, recorder: Recorder) -> None:
         """Records decisions from now on, all but the draw of the action; copies and pickles do not.
 
-        Weights may change in place, and the memory may be loaded and reset.
+        Parameters and buffers may change in place, and the memory may be loaded and reset.
 
         Raises:
             ValueError: The trajectory encoder calls code that nobody has captured.
         """
         self._refuse_obstacles("cuda_graph")
-        self._recorded = RecordedDecisions(self._compiled or self.decide, recorder)
+        self._recorded = RecordedDecisions(self._compiled or self.decide, recorder, self)
 
     @property
     def capture_obstacle(self) -> str | None:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Hashable
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 
 from yamame.capturing import recording
-from yamame.recorder import Recorder, structure
+from yamame.recorder import Recorder, structure, tensors_of
 
 Decide = Callable[[TensorDictBase, TensorDict], tuple[Tensor, TensorDict]]
 """Observations and memory ``[N]`` -> parameters of the distributions ``[N, P]`` and the next memory."""
@@ -22,16 +22,17 @@ Decide = Callable[[TensorDictBase, TensorDict], tuple[Tensor, TensorDict]]
 class RecordedDecisions:
     """Decides, and records decisions of structures that come again.
 
-    Weights may change where they are: they are read anew in every run.
+    Parameters and buffers may change in place: every run reads them anew.
 
     Args:
         decide: What is recorded; it reads nothing back.
         recorder: Runs and records.
+        policy: The module whose parameters and buffers ``decide`` reads.
         warmup: Ordinary decisions of a structure before it is recorded.
     """
 
-    def __init__(self, decide: Decide, recorder: Recorder, *, warmup: int = 3) -> None:
-        self._decide, self._recorder, self._warmup = decide, recorder, warmup
+    def __init__(self, decide: Decide, recorder: Recorder, policy: nn.Module, *, warmup: int = 3) -> None:
+        self._decide, self._recorder, self._policy, self._warmup = decide, recorder, policy, warmup
         self._decisions: Counter[Hashable] = Counter()
         self._recorded: dict[Hashable, Decide] = {}
 
@@ -55,8 +56,9 @@ class RecordedDecisions:
             own_memory.update_(next_memory)
             return {"params": params}
 
+        inputs = [*own_observations.values(True, True), *own_memory.values(True, True)]
         with recording():
-            run, results = self._recorder.record(decide)
+            run, results = self._recorder.record(decide, reads=[*tensors_of(self._policy), *inputs])
 
         def decide_again(observations: TensorDictBase, memory: TensorDict) -> tuple[Tensor, TensorDict]:
             own_observations.update_(observations)

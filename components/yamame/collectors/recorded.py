@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import NestedKey
-from torch import Tensor
+from torch import Tensor, nn
 
 from yamame.capturing import recording
 from yamame.collectors.base import Carries
-from yamame.recorder import Recorder
+from yamame.recorder import Recorder, tensors_of
 
 Named = dict[tuple[Any, Any], Tensor]
 """Tensors by owner and name: a part by its number, or None for the timestep."""
@@ -32,7 +32,7 @@ Step = Callable[[TensorDictBase], tuple[Mapping[NestedKey, Tensor], TensorDictBa
 class RecordedSteps:
     """Takes steps, and records those of structures that come again.
 
-    Weights may change where they are: they are read anew in every step.
+    Parameters and buffers of the parts may change in place: every step reads them anew.
 
     Args:
         step: What is recorded; it reads nothing back.
@@ -119,8 +119,10 @@ class RecordedSteps:
             _put(self._tensors(self._once(self._bind(own, batch_size))), own)
             return {}
 
+        modules = [part for part in self._parts if isinstance(part, nn.Module)]
+        inputs = [*own.values(), *self._block.values(), self._place]
         with recording():
-            run, _ = self._recorder.record(step)
+            run, _ = self._recorder.record(step, reads=[*tensors_of(*modules), *inputs])
         return run
 
     def _tensors(self, timestep: TensorDictBase) -> Named:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from yamame.losses.redq import MultiGammaREDQLoss
 from yamame.losses.sequence import ARRIVAL
+from yamame.trajectory.sigma import copy_statistics
 
 
 class SeparateREDQLoss(MultiGammaREDQLoss):
@@ -38,7 +39,6 @@ class SeparateREDQLoss(MultiGammaREDQLoss):
         self, tensordict: TensorDictBase, actor_context: Tensor, critic_context: Tensor
     ) -> tuple[Tensor, Tensor]:
         encoder = self._targets["encoder"]
-        for statistic, followed in zip(encoder.buffers(), self.encoder.buffers(), strict=True):
-            statistic.copy_(followed)
+        copy_statistics(self.encoder, encoder)
         contexts = self._contexts(encoder, tensordict)
         return contexts[0][:, ARRIVAL], contexts[1][:, ARRIVAL]

@@ -29,6 +29,7 @@ from yamame.checks import require
 from yamame.losses.functional import transition_mask
 from yamame.normalization import LARGEST
 from yamame.ranks import totals
+from yamame.trajectory.sigma import power_iteration, sigma_layers
 
 DEPARTURE, ARRIVAL = slice(None, -1), slice(1, None)
 """Of L timesteps: those that the transitions leave, and those that they arrive in."""
@@ -166,6 +167,7 @@ class SequenceActorCriticLoss(SequenceLoss):
         """Moves every target copy towards what it follows; to be called after the optimizer's step."""
         lerp = get_ema_multi_avg_fn(1.0 - self.target_tau)  # all parameters in one operation
         lerp(list(self._targets.parameters()), list(self._followed().parameters()), None)
+        power_iteration(sigma_layers(self._targets))
 
     def _followed(self) -> nn.ModuleDict:
         """The networks that have target copies."""

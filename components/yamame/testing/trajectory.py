@@ -11,7 +11,10 @@ from tensordict import TensorDict, pad
 from torch import Tensor, nn
 from torchrl.modules import set_recurrent_mode
 
+from yamame.capturing import recording
 from yamame.checks import require_at_least
+from yamame.recorder import tensors_of
+from yamame.testing.reads import DeclaredReads
 from yamame.trajectory import TrajectoryEncoder, segment_positions
 
 _NUM_PADDING = 3
@@ -38,7 +41,9 @@ def check_trajectory_encoder(
     * *value*: a memory may be copied, cut, reordered and concatenated, and every env goes on from its own; ``step``
       changes no attribute, and another number of envs is refused;
     * *memory*: the timestep before matters (or, with ``has_memory=False``, does not);
-    * *parity*: acting step by step equals the parallel pass, also after any kind of weight update.
+    * *parity*: acting step by step equals the parallel pass, also after any kind of weight update;
+    * *recording*: what can be captured reads parameters, buffers, its inputs and the memory, and no other tensor
+      (`DeclaredReads`).
 
     The encoder itself is not used: everything is done to a deep copy, and no random state is touched.
 
@@ -65,7 +70,8 @@ def check_trajectory_encoder(
     probe = _Probe(copy.deepcopy(encoder).eval(), atol, generator, has_memory)
     probe.encoder.reset_memory()
     batch = _sequences(probe, batch_size, length)
-    for law in (_entries, _learning, _causality, _reset, _envs, _padding, _copying, _value, _memory, _parity):
+    laws = (_entries, _learning, _causality, _reset, _envs, _padding, _copying, _value, _memory, _parity)
+    for law in (*laws, _recording):
         probe.law = law.__name__[1:]
         law(probe, batch)
 
@@ -283,6 +289,25 @@ def _value(probe: _Probe, batch: TensorDict) -> None:
         encoder.memory = None
     else:
         probe.demand(False, "a step with another number of envs forgets without a word")
+
+
+def _recording(probe: _Probe, batch: TensorDict) -> None:
+    encoder = probe.encoder
+    probe.act(batch)  # constants are copied to the device at their first use
+    assert encoder.memory is not None
+    memory = encoder.grow(encoder.memory.clone())
+    inputs = [*tensors_of(encoder), *batch.values(), *memory.values(True, True)]
+    step, mode = encoder.read_step(batch[:, -1]), set_recurrent_mode(True)
+    obstacles = {"step": type(encoder).capture_obstacle, "parallel pass": encoder.capture_obstacle}
+    for name in (name for name, obstacle in obstacles.items() if obstacle is None):
+        try:
+            with torch.no_grad(), recording(), DeclaredReads(inputs), mode:
+                if name == "step":
+                    encoder.step(step[0], memory, *step[1:])
+                else:
+                    encoder(batch.copy())
+        except AssertionError as error:
+            probe.demand(False, f"the {name} reads a tensor that is no parameter, buffer or input ({error})")
 
 
 def _memory(probe: _Probe, batch: TensorDict) -> None:

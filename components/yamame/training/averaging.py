@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from yamame.checks import require
+from yamame.trajectory.sigma import copy_statistics, sigma_layers
 
 M = TypeVar("M", bound=nn.Module)
 _LONG_AGO = 10**9
@@ -50,6 +51,8 @@ class AveragedWeights(Generic[M]):
         self.decay = decay
         self._followed = network
         self.network: M = copy.deepcopy(network).requires_grad_(False).eval()
+        for layer in sigma_layers(self.network):
+            layer.is_average = True
         # On the device and never read by the host, for updates may be recorded as CUDA graphs.
         device = next((parameter.device for parameter in network.parameters()), None)
         self._num_updates = torch.zeros((), dtype=torch.float64, device=device)
@@ -62,12 +65,17 @@ class AveragedWeights(Generic[M]):
         moves = {dtype: (1.0 - keep).to(dtype) for dtype in {p.dtype for p in averages.parameters()}}
         for average, weight in zip(averages.parameters(), followed.parameters(), strict=True):
             average.lerp_(weight, moves[average.dtype])
-        for statistic, present in zip(averages.buffers(), followed.buffers(), strict=True):
-            statistic.copy_(present)
+        copy_statistics(followed, averages)
         self._num_updates += 1.0
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors that `update` reads beside the followed network, for a recording to declare."""
+        return [*self.network.parameters(), *self.network.buffers(), self._num_updates]
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the copy, under the names of the network, and the number of updates."""
+        for layer in sigma_layers(self.network):
+            layer.find_vectors()
         return {"network": self.network.state_dict(), "num_updates": self._num_updates.clone()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from yamame.capturing import NUM_SEGMENTS
 from yamame.checks import UsageError, require, require_at_least
 from yamame.precision import Precision, check_precision, in_precision
-from yamame.ranks import average_, means
+from yamame.ranks import average_, means, world
 from yamame.recorder import Compiled, check_compiler, cuda_recorder
 from yamame.training.averaging import AveragedWeights
 from yamame.training.guard import NonFiniteGuard
@@ -93,9 +93,13 @@ class Learner:
             # Nothing else is, for optimizers and `Tensor.backward` are not taken whole.
             self._compute = Compiled(lambda batch: dict(loss(batch).items()), name="Learner: the loss")
         if cuda_graph:
-            recorder = cuda_recorder(device, "Learner")
             self._recorded = RecordedUpdates(
-                self._gradients, self._step, loss=loss, optimizer=optimizer, recorder=recorder
+                self._gradients,
+                self._step,
+                loss=loss,
+                optimizer=optimizer,
+                recorder=cuda_recorder(device, "Learner"),
+                averaged=averaged,
             )
         else:
             keep_ordinary(optimizer)
@@ -122,11 +126,12 @@ class Learner:
             gradients, step = self._gradients, self._step
         former, rng = self.statistics(), _random_state(batch)
         metrics = gradients(batch)
+        own_loss = metrics.pop("own_loss", metrics["loss"])
         meanwhile()
         finite = {name: metrics[name] for name in ("loss", "grad_norm")}
         if not self.guard.accepts(finite):
             self.restore(former)
-            is_here = bool(metrics["loss"].isfinite() | ~self._own_loss.isfinite())  # and not on another rank
+            is_here = bool(metrics["loss"].isfinite() | ~own_loss.isfinite())  # and not on another rank
             tensors = batch.exclude(NUM_SEGMENTS)
             evidence = {"loss": self.loss, "update": {"batch": tensors, "rng": rng}} if is_here else None
             self.guard.refuse(finite, step=self.schedule.last_epoch, evidence=evidence)
@@ -158,11 +163,14 @@ class Learner:
         total.backward()
         gradients = [p.grad for p in self._parameters() if p.grad is not None]
         average_(gradients)
-        self._own_loss = total.detach()  # that of all ranks is not finite where that of one is not
         if "mask" in batch.keys():  # what is no timestep costs as much as one
             out = {**out, "padding_share": 1.0 - batch["mask"].float().mean()}
-        metrics = means({**out, "loss": total})
-        return {**metrics, "grad_norm": nn.utils.get_total_norm(gradients)}
+        metrics = {**means({**out, "loss": total}), "grad_norm": nn.utils.get_total_norm(gradients)}
+        if (
+            world() > 1
+        ):  # the mean is not finite where the loss of one rank is not: which one has the evidence?
+            metrics["own_loss"] = total.detach()
+        return metrics
 
     def _terms(self, out: Metrics) -> list[Tensor]:
         """What the loss wrote to be minimised; refuses what has no sum of one meaning."""

@@ -18,10 +18,12 @@ from typing import Any, Literal
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from yamame.capturing import recording
 from yamame.failures import tell_aside
-from yamame.recorder import Recorder, structure
+from yamame.recorder import Recorder, structure, tensors_of
+from yamame.training.averaging import AveragedWeights
 
 Metrics = dict[str, Tensor]
 Gradients = Callable[[TensorDictBase], Metrics]
@@ -41,6 +43,7 @@ class RecordedUpdates:
         loss: What the first half computes.
         optimizer: What the second half steps; made capturable, now and whenever it loads a state.
         recorder: Runs and records.
+        averaged: Averaged weights that the second half moves as well.
         warmup: At least one, for the optimizer makes its state in its first step.
         limit: Recorded structures kept at a time.
 
@@ -56,6 +59,7 @@ class RecordedUpdates:
         loss: nn.Module,
         optimizer: torch.optim.Optimizer,
         recorder: Recorder,
+        averaged: AveragedWeights[Any] | None = None,
         warmup: int = 3,
         limit: int = 16,
     ) -> None:
@@ -63,6 +67,7 @@ class RecordedUpdates:
         refuse_obstacles("cuda_graph", loss, optimizer)
         self._gradients, self._step = gradients, step
         self._optimizer, self._recorder = optimizer, recorder
+        self._loss, self._averaged = loss, averaged
         self._warmup, self._limit, self._has_told = warmup, limit, False
         self._made: Counter[Hashable] = Counter()
         self._recorded: OrderedDict[Hashable, tuple[Gradients, Step]] = OrderedDict()  # last used, last
@@ -105,9 +110,13 @@ class RecordedUpdates:
             self._step(metrics["grad_norm"])
             return {}
 
+        reads = self._state()
         with recording():
-            replay_gradients, metrics = self._recorder.record(lambda: self._gradients(own))
-            replay_step, _ = self._recorder.record(record_step)
+            replay_gradients, metrics = self._recorder.record(
+                lambda: self._gradients(own), reads=[*reads, *own.values(True, True)]
+            )
+            made = [*metrics.values(), *(p.grad for p in self._parameters() if p.grad is not None)]
+            replay_step, _ = self._recorder.record(record_step, reads=[*reads, *made])
         # Only these two graphs read the gradients, right after they are written: other graphs may use their memory.
         self._optimizer.zero_grad()
 
@@ -117,6 +126,20 @@ class RecordedUpdates:
             return {key: value.clone() for key, value in metrics.items()}  # the next replay overwrites them
 
         return gradients, lambda grad_norm: replay_step()
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self._optimizer.param_groups for p in group["params"]]
+
+    def _state(self) -> list[Tensor]:
+        """Tensors that last from one update to the next: networks, averages, the optimizer's state and settings."""
+        settings = [value for group in self._optimizer.param_groups for value in group.values()]
+        optimizer = tree_leaves([list(self._optimizer.state.values()), settings])
+        averages = [] if self._averaged is None else self._averaged.tensors()
+        return [
+            *tensors_of(self._loss),
+            *averages,
+            *(value for value in optimizer if isinstance(value, Tensor)),
+        ]
 
     def _restart(self, optimizer: torch.optim.Optimizer) -> None:
         """What was recorded steps with tensors that a loaded state has replaced."""

@@ -4,18 +4,26 @@
 of the place in a sequence, so a window cut anywhere out of an episode is read as acting read it.
 """
 
+from functools import cache
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from yamame.capturing import Constant, capturing
 from yamame.checks import require
 
 _BASE = 10_000.0
+_ROWS = 4096
 
 
 class Sinusoids(nn.Module):
     """Interleaved sines and cosines of ``step_index / 10000^(2 i / size)`` (arXiv 1706.03762).
 
-    int64 ``[*] -> [*, size]`` float32. Any index is allowed: angles are float64, exact at a million steps.
+    int64 ``[*] -> [*, size]`` float32. They come from float32 tables that are computed once in float64, so that no
+    device has to compute in float64: one of the indices below 4096, and one of multiples of 4096. A larger index is a
+    sum of two, and its sine and cosine follow from theirs. On a CPU any index is allowed; elsewhere, and where it is
+    captured, those below 4096^2, which is 16.8 million.
 
     Args:
         size: Number of values per index, even.
@@ -32,12 +40,45 @@ class Sinusoids(nn.Module):
         super().__init__()
         require("Sinusoids", "size", size, size >= 2 and size % 2 == 0, "be even and positive")
         self.size = size
+        self._tables = _tables(size)
 
     def forward(self, step_index: Tensor) -> Tensor:
         """int64 ``[*] -> [*, size]``."""
-        power = torch.arange(0, self.size, 2, device=step_index.device, dtype=torch.float64) / self.size
-        angle = step_index.to(torch.float64).unsqueeze(-1) * _BASE**-power
-        return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2).to(torch.float32)
+        low, high = (table.on(step_index.device) for table in self._tables)
+        if not capturing() and step_index.is_cpu:
+            return low[step_index] if bool((step_index < _ROWS).all()) else _sinusoids(step_index, self.size)
+        sin, cos = low[step_index % _ROWS].unflatten(-1, (-1, 2)).unbind(-1)
+        by_sin, by_cos = high[step_index // _ROWS].unflatten(-1, (-1, 2)).unbind(-1)
+        # Of the sum of two angles; exactly the first table where the second angle is 0.
+        sin, cos = (
+            torch.addcmul(sin * by_cos, cos, by_sin),
+            torch.addcmul(cos * by_cos, sin, by_sin, value=-1),
+        )
+        return torch.stack((sin, cos), -1).flatten(-2)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_tables": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**state, "_tables": _tables(state["size"])})
+
+
+def _sinusoids(index: Tensor, size: int) -> Tensor:
+    """The formula, in float64: an angle is exact at any index that there may be."""
+    frequency = _BASE ** -(torch.arange(0, size, 2, device=index.device, dtype=torch.float64) / size)
+    angle = index.to(torch.float64).unsqueeze(-1) * frequency
+    return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2).to(torch.float32)
+
+
+@cache
+def _tables(size: int) -> tuple[Constant, Constant]:
+    """Sines and cosines ``[4096, size]`` of indices and of multiples of 4096.
+
+    All networks of a process share them. They are no buffers, which would be copied and sent along with the weights.
+    """
+    with torch.inference_mode(False):
+        index = torch.arange(_ROWS, device="cpu")
+        return Constant(_sinusoids(index, size)), Constant(_sinusoids(_ROWS * index, size))
 
 
 def rotate(x: Tensor, sinusoids: Tensor) -> Tensor:

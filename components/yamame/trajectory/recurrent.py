@@ -9,6 +9,7 @@ Source: GRU, Cho et al., arXiv 1406.1078; LSTM, Hochreiter & Schmidhuber, Neural
 import math
 from abc import abstractmethod
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -143,12 +144,16 @@ class StackedCells(RecurrentEncoder):
         """Outputs of the last layer, from states of zero: ``[S, l, E] -> [S, l, H]``."""
         num_layers = self.layers.num_layers
         weights = [weight for layer in self.layers.all_weights for weight in layer]
-        segments = segments.to(weights[0].dtype) if segments.is_cpu else segments
+        segments = segments.to(weights[0].dtype)
         state = segments.new_zeros(num_layers, len(segments), self.layers.hidden_size)
         start = state if len(self.states) == 1 else (state,) * len(self.states)
         # cuDNN differentiates in training mode alone: PPO leaves nothing but `layers` in it.
         training = self.layers.training
-        with torch.autocast("cpu", enabled=False):  # not every CPU has an LSTM in bfloat16
+        # In the precision of the weights. Autocast computes recurrent layers of cuDNN in float16 even where bfloat16 is
+        # asked for: small gradients vanish there. And not every CPU has an LSTM in bfloat16.
+        device = segments.device.type
+        has_autocast = torch.amp.is_autocast_available(device)  # a meta device has none
+        with torch.autocast(device, enabled=False) if has_autocast else nullcontext():
             outputs: Tensor = self.function(
                 segments, start, weights, True, num_layers, 0.0, training, False, True
             )[0]

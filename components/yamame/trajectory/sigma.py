@@ -4,11 +4,12 @@
 and ``v`` follow the top singular vectors of ``W`` by one power-iteration step per training forward. They are float32
 buffers without gradient; the gradient flows through ``W`` inside ``sigma``.
 
+A network with many such layers iterates on all of them at once: see `iterate_together`.
+
 Source: Stabilizing Transformer Training by Preventing Attention Entropy Collapse, arXiv 2303.06296.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -18,7 +19,6 @@ from torch.nn import functional as F
 from yamame.checks import require_at_least
 
 _INIT_STD = 0.02
-_frozen = False
 
 
 class SigmaReparamLinear(nn.Module):
@@ -30,6 +30,11 @@ class SigmaReparamLinear(nn.Module):
         in_features: Size of the last input dimension.
         out_features: Size of the last output dimension.
         bias: Whether to add a learnt bias, which starts at zero.
+
+    Attributes:
+        iterates: Whether a training forward makes a power-iteration step. False: the network calls `power_iteration`.
+        is_average: Whether the weight is an average over training, which ``u`` and ``v`` do not follow: they are
+            computed when it is prepared to act.
 
     Raises:
         ValueError: If a size is not positive.
@@ -49,66 +54,113 @@ class SigmaReparamLinear(nn.Module):
         )
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
         self.gamma = nn.Parameter(torch.ones(()))
-        left, _, right = torch.linalg.svd(self.weight.detach().float(), full_matrices=False)
         self.u: Tensor
         self.v: Tensor
-        self.register_buffer("u", left[:, 0].clone())
-        self.register_buffer("v", right[0].clone())
-        self._prepared: Tensor | None = None
-        self.register_load_state_dict_post_hook(_forget_prepared)
+        self.register_buffer("u", torch.zeros(out_features))
+        self.register_buffer("v", torch.zeros(in_features))
+        self.find_vectors()
+        # The effective weight of acting. A recorded step reads its memory, so once made it is only written in place.
+        self.prepared: Tensor | None
+        self.register_buffer("prepared", None, persistent=False)
+        self.iterates, self.is_average = True, False
+        self.register_load_state_dict_post_hook(_prepare_again)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[*, in_features] -> [*, out_features]``."""
-        if self._prepared is not None and not (self.training or torch.is_grad_enabled()):
-            return F.linear(x, self._prepared, self.bias)
+        if self.prepared is not None and not (self.training or torch.is_grad_enabled()):
+            return F.linear(x, self.prepared, self.bias)
         return F.linear(x, self.effective_weight(), self.bias)
 
+    @torch.no_grad()
+    def find_vectors(self) -> None:
+        """Sets ``u`` and ``v`` to the top singular vectors of the weight, exactly: as slow as that is."""
+        left, _, right = torch.linalg.svd(self.weight.float(), full_matrices=False)
+        self.u.copy_(left[:, 0])
+        self.v.copy_(right[0])
+
+    @torch.no_grad()
     def prepare_to_act(self) -> None:
         """Computes the effective weight once, for forwards in eval mode without gradient.
 
-        To be called again whenever the weight has changed.
+        To be called again whenever the weight was changed in place. Loading weights and `eval` see to it themselves.
         """
-        with torch.no_grad():
-            self._prepared = None if self.training else self.effective_weight()
+        if self.training:
+            return
+        with torch.inference_mode(False):
+            if self.is_average:
+                self.find_vectors()
+            if self.prepared is None:
+                self.prepared = torch.empty_like(self.weight)
+            self.prepared.copy_(self.effective_weight())
 
     def effective_weight(self) -> Tensor:
         """The weight that multiplies the input, ``[out_features, in_features]``; in training, one power iteration."""
+        if self.training and self.iterates:
+            power_iteration([self])
         with torch.autocast(self.weight.device.type, enabled=False):
-            weight = self.weight.float()
-            if self.training and not _frozen:
-                with torch.no_grad():
-                    u = F.normalize(torch.mv(weight, self.v), dim=0)
-                    self.u.copy_(u)
-                    self.v.copy_(F.normalize(torch.mv(weight.t(), u), dim=0))
             # The graph must not hold the buffers: a training forward before its backward would change them.
             u, v = (self.u.clone(), self.v.clone()) if torch.is_grad_enabled() else (self.u, self.v)
-            scale = self.gamma.float() / torch.dot(u, torch.mv(weight, v))
+            scale = self.gamma.float() / torch.dot(u, torch.mv(self.weight.float(), v))
             return self.weight * scale.to(self.weight.dtype)
 
     def train(self, mode: bool = True) -> "SigmaReparamLinear":
-        """Sets the mode, and forgets what `prepare_to_act` computed."""
-        self._prepared = None
-        return super().train(mode)
+        """Sets the mode."""
+        super().train(mode)
+        _prepare_again(self)
+        return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "SigmaReparamLinear":
         super()._apply(fn, recurse)
-        self.u, self.v, self._prepared = self.u.float(), self.v.float(), None
+        self.u, self.v = self.u.float(), self.v.float()
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_prepared": None}
+        return {**self.__dict__, "_buffers": {**self._buffers, "prepared": None}}  # copies prepare their own
 
 
-def _forget_prepared(layer: SigmaReparamLinear, incompatible: object) -> None:
-    layer._prepared = None
+def _prepare_again(layer: SigmaReparamLinear, *_: Any) -> None:
+    if layer.prepared is not None:
+        layer.prepare_to_act()
 
 
-@contextmanager
-def frozen_power_iteration() -> Iterator[None]:
-    """Inside, training forwards leave ``u`` and ``v`` alone: for forwards that are computed again."""
-    global _frozen
-    before, _frozen = _frozen, True
-    try:
-        yield
-    finally:
-        _frozen = before
+def sigma_layers(network: nn.Module) -> list[SigmaReparamLinear]:
+    """The sigma-reparametrised layers in a network."""
+    return [module for module in network.modules() if isinstance(module, SigmaReparamLinear)]
+
+
+def iterate_together(network: nn.Module) -> list[SigmaReparamLinear]:
+    """Leaves the power iteration of all layers in a network to `power_iteration`; returns the layers."""
+    layers = sigma_layers(network)
+    for layer in layers:
+        layer.iterates = False
+    return layers
+
+
+@torch.no_grad()
+def power_iteration(layers: Iterable[SigmaReparamLinear]) -> None:
+    """Moves ``u`` and ``v`` of layers by one power-iteration step, those of layers of one shape together."""
+    by_shape: dict[torch.Size, list[SigmaReparamLinear]] = {}
+    for layer in layers:
+        by_shape.setdefault(layer.weight.shape, []).append(layer)
+    for group in by_shape.values():
+        with torch.autocast(group[0].weight.device.type, enabled=False):
+            weight = torch.stack([layer.weight for layer in group]).float()
+            v = torch.stack([layer.v for layer in group]).unsqueeze(-1)
+            u = F.normalize(weight @ v, dim=1)
+            v = F.normalize(weight.mT @ u, dim=1)
+        for layer, new_u, new_v in zip(group, u.squeeze(-1), v.squeeze(-1), strict=True):
+            layer.u.copy_(new_u)
+            layer.v.copy_(new_v)
+
+
+@torch.no_grad()
+def copy_statistics(source: nn.Module, average: nn.Module) -> None:
+    """Copies the buffers of a network into one whose parameters are an average of its own over time.
+
+    All but those of sigma-reparametrised layers: the singular vectors of an averaged matrix are others.
+    """
+    own = {id(buffer) for layer in sigma_layers(average) for buffer in layer.buffers()}
+    present = dict(source.named_buffers())
+    for name, buffer in average.named_buffers():
+        if id(buffer) not in own:
+            buffer.copy_(present[name])

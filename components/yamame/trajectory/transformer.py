@@ -13,7 +13,6 @@ sigma-reparametrised linear maps (arXiv 2303.06296). Sliding window with sinks: 
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Literal, get_args
 
 import torch
@@ -26,7 +25,7 @@ from yamame.trajectory.attention import Attend, sequence_attention
 from yamame.trajectory.base import Activation, Device, TrajectoryEncoder, TrajectoryKeys, activation_function
 from yamame.trajectory.kv_cache import CacheStep, grow_cache, init_cache
 from yamame.trajectory.positions import Sinusoids, rotate
-from yamame.trajectory.sigma import SigmaReparamLinear, frozen_power_iteration
+from yamame.trajectory.sigma import SigmaReparamLinear, iterate_together, power_iteration
 
 Positions = Literal["sinusoidal", "learned", "rotary"]
 
@@ -98,8 +97,9 @@ class TransformerEncoder(TrajectoryEncoder):
         window: How many of the latest timesteps, the present one included, a timestep sees in each layer; None for all.
         sinks: How many of the first timesteps after a start stay visible for ever, beside the window or the latest
             ``context_length - sinks``.
-        positions: How ``step_index`` enters: added sines and cosines (``sinusoidal``, no limit), an added learnt table
-            (``learned``) or rotated queries and keys (``rotary``, no limit).
+        positions: How ``step_index`` enters: added sines and cosines (``sinusoidal``), an added learnt table
+            (``learned``) or rotated queries and keys (``rotary``). Only a learnt table ends; of the others see
+            `yamame.trajectory.positions.Sinusoids`.
         num_positions: Size of the learnt table; only with ``positions="learned"``.
         norm_attention: LayerNorm after attention (NormFormer).
         norm_feedforward: LayerNorm after the activation (NormFormer).
@@ -179,6 +179,7 @@ class TransformerEncoder(TrajectoryEncoder):
             for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(d_model)
+        self._sigma_layers = iterate_together(self)
 
     def parallel(
         self, x: Tensor, step_index: Tensor, is_init: Tensor, num_segments: int | None = None
@@ -211,6 +212,8 @@ class TransformerEncoder(TrajectoryEncoder):
 
     def _encode(self, x: Tensor, step_index: Tensor, attention: Callable[[int], Attend]) -> Tensor:
         """``[B, L, E]``, ``[B, L]`` -> ``[B, L, D]``, with the attention of each layer by its index."""
+        if self.training:
+            power_iteration(self._sigma_layers)
         x = self.embed(x)
         rotation = None
         if self.rotary:
@@ -226,13 +229,7 @@ class TransformerEncoder(TrajectoryEncoder):
         for index, layer in enumerate(self.layers):
             inputs = x, attention(index), rotation
             if self.checkpoint_layers and torch.is_grad_enabled():
-                # Of the two computations of a layer only the first moves its power iteration.
-                x = checkpoint(
-                    layer,
-                    *inputs,
-                    use_reentrant=False,
-                    context_fn=lambda: (nullcontext(), frozen_power_iteration()),
-                )
+                x = checkpoint(layer, *inputs, use_reentrant=False)
             else:
                 x = layer(*inputs)
         return self.norm(x)
