@@ -30,6 +30,8 @@ PARTS = {"machine": 75, "smoke": 75, "parity": 60, "tests": 90, "speed": 110, "f
 """Seconds that a part may take of nine minutes, the most important part first; the last one gets all that is left."""
 MODULES = {"tests": "gpu.marked", "speed": "gpu.throughput"}
 """Modules of parts that are not called like the part."""
+NO_DEVICE = 3
+"""Exit status of a part that finds no GPU."""
 RESERVE = supervise.GRACE + 4.0
 """Seconds at the end in which the last part is killed and the table is written."""
 
@@ -52,10 +54,15 @@ def run(options: argparse.Namespace) -> int:
         with tempfile.TemporaryDirectory(prefix="first_gpu_run_") as scratch:
             env = environment(Path(scratch))
             install(out, env, Path(scratch) / "site")
-            for part in options.parts:
+            for number, part in enumerate(options.parts):
                 left = end - time.monotonic()
-                seconds = min(left, options.limits.get(part.split(":")[0], left))
-                failed |= not run_part(part, seconds, options, env)
+                seconds = min(left, options.limits[part.split(":")[0]])
+                status = run_part(part, seconds, options, env)
+                failed |= status != 0
+                if status == NO_DEVICE and number == 0:
+                    sys.exit(
+                        "first_gpu_run: torch sees no GPU; `run --tiny --device cpu` is a rehearsal without one"
+                    )
     finally:
         text = results.table(out)
         (out / "table.md").write_text(text)
@@ -63,12 +70,15 @@ def run(options: argparse.Namespace) -> int:
     return int(failed)
 
 
-def run_part(part: str, seconds: float, options: argparse.Namespace, env: dict[str, str]) -> bool:
-    """Runs a part with its limit, and says whether it succeeded."""
-    name = part.split(":")[0]
+def run_part(part: str, seconds: float, options: argparse.Namespace, env: dict[str, str]) -> int | None:
+    """Runs a part with its limit.
+
+    Returns:
+        Its exit status; None if it was stopped, or if no time was left for it.
+    """
     if seconds < 1:
-        results.append(options.out, name, "ended", "no time was left")
-        return False
+        results.append(options.out, "run", f"{part} ended", "no time was left")
+        return None
     until = time.time() + seconds
     command = [*launcher(), __file__, "part", part, f"--until={until}", f"--out={options.out}"]
     command += [f"--device={options.device}", *(["--tiny"] if options.tiny else [])]
@@ -79,23 +89,19 @@ def run_part(part: str, seconds: float, options: argparse.Namespace, env: dict[s
     status = supervise.run_limited(command, seconds=seconds, output=output, env=env)
     ended = f"stopped at its limit of {seconds:.0f} s" if status is None else f"status {status}"
     taken = time.monotonic() - begin
-    results.append(options.out, name, "ended", ended, seconds=round(taken, 1))
+    results.append(options.out, "run", f"{part} ended", ended, seconds=round(taken, 1))
     print(f"{part}: {ended} after {taken:.0f} s", flush=True)
-    return status == 0
+    return status
 
 
 def environment(scratch: Path) -> dict[str, str]:
     """The environment of parts: the checkout on Python's path, behind the wheels; temporary files in one place."""
-    path = [
-        scratch / "site",
-        ROOT / "components",
-        ROOT / "envs",
-        ROOT / "tools",
-        os.environ.get("PYTHONPATH", ""),
-    ]
+    path = [str(scratch / "site"), *(str(ROOT / name) for name in ("components", "envs", "tools"))]
+    if inherited := os.environ.get("PYTHONPATH"):
+        path.append(inherited)
     defaults = {"OMP_NUM_THREADS": "4", "OMP_WAIT_POLICY": "PASSIVE", "MPLBACKEND": "Agg"}
     own = {
-        "PYTHONPATH": os.pathsep.join(str(folder) for folder in path if str(folder)),
+        "PYTHONPATH": os.pathsep.join(path),
         "PYTHONUNBUFFERED": "1",
         "HYDRA_FULL_ERROR": "1",
         "TMPDIR": str(scratch),
@@ -132,8 +138,11 @@ def install(out: Path, env: dict[str, str], target: Path) -> None:
 
 def run_own_part(options: argparse.Namespace) -> int:
     """Executes a part in this process."""
-    from gpu.job import Job  # it loads torch, which the process that supervises parts does without
+    import torch  # here, for the process that supervises parts does without
+    from gpu.job import Job
 
+    if options.device == "cuda" and not torch.cuda.is_available():
+        return NO_DEVICE
     part, _, choice = options.part.partition(":")
     job = Job(part, choice, options.device, options.tiny, options.out, options.until, launcher())
     importlib.import_module(MODULES.get(part, f"gpu.{part}")).run(job)

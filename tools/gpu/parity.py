@@ -20,7 +20,7 @@ def run(job: Job) -> None:
         with job.attempt("losses"):
             losses(job)
     if job.chosen("environments"):
-        for name in ENVIRONMENTS:
+        for name in ENVIRONMENTS[: None if job.cuda else 1]:
             with job.attempt(name):
                 environment(job, name)
 

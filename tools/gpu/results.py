@@ -111,7 +111,10 @@ def table(folder: Path) -> str:
 
     text += ["", "| part | result | value | more |", "|---|---|---|---|"]
     curve = []
+    latest = {(line["part"], line["name"]): line for line in lines}
     for line in lines:
+        if line["name"] != "progress" and line is not latest[line["part"], line["name"]]:
+            continue  # a count that was written again later
         more = {key: value for key, value in line.items() if key not in ("part", "name", "value", "time")}
         if line["name"] == "progress":
             curve.append(more)

@@ -22,8 +22,9 @@ PEAK = 989e12
 """FLOP/s of dense products in bfloat16, by the datasheets of the H100 and the H200."""
 STEPS, UPDATES = 8_000_000, 127_872
 """Of the published fit of Dark Key-To-Door."""
-SHAPES = ((24, 501), (96, 501), (256, 501), (24, 1000))
 BEST = "bfloat16, recorded"
+ACTING = ((BEST, 128), ("float32", 12), (BEST, 1024), (BEST, 12), ("bfloat16", 128))
+SHAPES = ((24, 501), (96, 501), (256, 501), (24, 1000))
 
 
 def run(job: Job) -> None:
@@ -34,13 +35,13 @@ def run(job: Job) -> None:
             with job.attempt(f"update, {name}"):
                 milliseconds[f"update, {name}"] = update(job, 16, 501, name)
     if job.chosen("acting"):
-        for name, num_envs in ((BEST, 128), ("float32", 12), (BEST, 1024), (BEST, 12), ("bfloat16", 128)):
+        for name, num_envs in ACTING[: 2 if job.tiny else None]:
             with job.attempt(f"step of {num_envs} environments, {name}"):
                 milliseconds[f"step of {num_envs}, {name}"] = step(job, num_envs, name)
     with job.attempt("whole fit"):
         projected(job, milliseconds)
     if job.chosen("shapes"):
-        for size, length in SHAPES:
+        for size, length in SHAPES[: 1 if job.tiny else None]:
             with job.attempt(f"update of {size} x {length}"):
                 update(job, size, length, BEST)
         with job.attempt("packed"):
