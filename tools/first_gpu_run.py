@@ -43,7 +43,6 @@ def run(options: argparse.Namespace) -> int:
         0, or 1 if a part failed or was stopped.
     """
     out: Path = options.out
-    out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * options.minutes - RESERVE
     rehearsal = options.tiny or options.device != "cuda"
     results.append(out, "run", "began", time.strftime("%Y-%m-%d %H:%M:%S"), rehearsal=rehearsal)
@@ -208,6 +207,7 @@ def main() -> int:
         print(results.table(options.out), end="")
         return 0
     options.out = options.out.resolve()
+    options.out.mkdir(parents=True, exist_ok=True)
     if options.command == "part":
         return run_own_part(options)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
