@@ -6,7 +6,8 @@
     python tools/first_gpu_run.py run --tiny --device cpu  # a rehearsal without a GPU
     python tools/first_gpu_run.py table                    # the table of the latest run again
 
-On an emulated device: ``python tests/gpu_emulation/program.py run tools/first_gpu_run.py run --tiny``.
+`run` may be left out. On an emulated device:
+``python tests/gpu_emulation/program.py run tools/first_gpu_run.py run --tiny``.
 
 Every part is a process with a time limit. A part that fails, hangs or spoils the device for its process ends no other
 part, and its results so far are kept: each is appended to ``results.jsonl`` at once. The folder of the results also
@@ -194,7 +195,10 @@ def arguments() -> argparse.Namespace:
     for each in (running, part):
         each.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
         each.add_argument("--tiny", action="store_true", help="small networks, to try the parts themselves")
-    return parser.parse_args()
+    given = sys.argv[1:]
+    if not given or (given[0].startswith("--") and given[0] != "--help"):
+        given = ["run", *given]
+    return parser.parse_args(given)
 
 
 def main() -> int:
