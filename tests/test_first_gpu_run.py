@@ -128,14 +128,15 @@ def test_all_parts_run_with_what_will_be_installed_there(customized, tool, tmp_p
     assert not hidden & {"torch", "yaml", "tensordict", "_pytest", "sympy", "yamame", "antlr4"}
     customized(HIDING.format(names=json.dumps(sorted(hidden))))
     out = tmp_path / "out"
-    parts = "--parts=machine,smoke:door,parity,tests,speed,fit"
+    # One group of each: all of them run on the emulated device.
+    parts = "--parts=machine:products,smoke:door,parity:losses,tests,speed:updates,fit"
     done = subprocess.run(command(out, parts, "--minutes=30"), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr + (out / "output.txt").read_text()[-5000:]
     found = results(out)
     assert found["smoke", "door"] == "ok"
     assert found["parity", "recorded losses, largest relative difference"] == 0
     assert found["tests", "collected"] >= 64
-    assert found["speed", "8,000,000 steps and 127,872 updates, hardware=gpu"] > 0
+    assert found["speed", "update of 16 x 501, float32"] > 0
     assert isinstance(found["fit", "held-out return at the end"], float)
     measured = [
         line for line in done.stdout.splitlines() if line.startswith("| ") and "not measured" not in line
@@ -203,6 +204,15 @@ def test_a_measurement_that_fails_costs_no_other_result(tool, tmp_path, monkeypa
     assert "out of memory" in found["machine", "products"]
     assert ("machine", "copy") in found
     assert own.failures == ["products"]
+
+
+@pytest.mark.parametrize(("choice", "known"), [("losses", True), ("loss", False)])
+def test_a_group_that_a_part_does_not_have_is_a_failure(choice, known, tool, tmp_path):
+    own = tool("gpu.job").Job("parity", choice, "cpu", True, tmp_path, time.time() + 60, [])
+    for group in ("acting", "losses"):
+        own.chosen(group)
+    own.check_choice()
+    assert (own.failures == []) == known
 
 
 def test_a_line_that_was_cut_off_and_an_earlier_run_are_left_out(tool, tmp_path):

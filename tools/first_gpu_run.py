@@ -64,6 +64,7 @@ def run(options: argparse.Namespace) -> int:
                         "first_gpu_run: torch sees no GPU; `run --tiny --device cpu` is a rehearsal without one"
                     )
     finally:
+        supervise.end_descendants()
         text = results.table(out)
         (out / "table.md").write_text(text)
         print(f"\n{text}", flush=True)
@@ -146,6 +147,7 @@ def run_own_part(options: argparse.Namespace) -> int:
     part, _, choice = options.part.partition(":")
     job = Job(part, choice, options.device, options.tiny, options.out, options.until, launcher())
     importlib.import_module(MODULES.get(part, f"gpu.{part}")).run(job)
+    job.check_choice()
     return int(bool(job.failures))
 
 
@@ -168,6 +170,14 @@ def parts_of(text: str) -> list[str]:
     return parts
 
 
+def limit_of(text: str) -> tuple[str, float]:
+    """A part and its seconds from ``smoke=120``."""
+    name, _, seconds = text.partition("=")
+    if name not in PARTS or not seconds.replace(".", "", 1).isdigit():
+        raise argparse.ArgumentTypeError(f"must be a part and seconds, as smoke=120, got {text}")
+    return name, float(seconds)
+
+
 def arguments() -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(
@@ -182,7 +192,9 @@ def arguments() -> argparse.Namespace:
         "--minutes", type=float, default=9.0, help="of all parts together (default: %(default)s)"
     )
     running.add_argument("--parts", type=parts_of, default=list(PARTS), help=f"of {', '.join(PARTS)}")
-    running.add_argument("--limit", action="append", default=[], metavar="PART=SECONDS", help="another limit")
+    running.add_argument(
+        "--limit", type=limit_of, action="append", default=[], help="another limit: smoke=120"
+    )
     part = commands.add_parser("part", help="one part in this process, as `run` starts it")
     part.add_argument("part")
     part.add_argument("--until", type=float, default=time.time() + 600)
@@ -217,7 +229,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, end)
     options.limits = {name: seconds * options.minutes / 9 for name, seconds in PARTS.items()}
-    options.limits |= {name: float(seconds) for name, seconds in (text.split("=") for text in options.limit)}
+    options.limits |= dict(options.limit)
     return run(options)
 
 

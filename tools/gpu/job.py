@@ -25,6 +25,10 @@ class Job:
         out: Folder of the results.
         until: When the part is stopped, as seconds of `time.time`.
         launcher: Command that runs a script as this one was run.
+
+    Attributes:
+        failures: Results that are wrong, and measurements that failed.
+        groups: Groups that the part has.
     """
 
     part: str
@@ -35,6 +39,7 @@ class Job:
     until: float
     launcher: list[str]
     failures: list[str] = field(default_factory=list)
+    groups: set[str] = field(default_factory=set)
 
     @property
     def cuda(self) -> bool:
@@ -43,7 +48,13 @@ class Job:
 
     def chosen(self, group: str) -> bool:
         """Whether a group of measurements is to be made."""
+        self.groups.add(group)
         return self.choice in ("", group)
+
+    def check_choice(self) -> None:
+        """Makes the part fail if it has no group of the name that was given; to be called after it ran."""
+        if self.choice and self.choice not in self.groups:
+            self.note("unknown group", self.choice, wrong=True, groups=sorted(self.groups))
 
     def left(self) -> float:
         """Seconds until the part is stopped."""

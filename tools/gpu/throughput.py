@@ -144,10 +144,8 @@ def waits(job: Job) -> None:
     """How often the host waits for the device, by line of the project."""
     if not job.cuda:
         return
-    lengths = (
-        "env.time_limit=40",
-        "context_length=41",
-    )  # the memory has its full size before anything is counted
+    # Short episodes, so that the memory has its full size before anything is counted.
+    lengths = "env.time_limit=40", "context_length=41"
     subject = subject_of(job, [*SETTINGS["float32, recorded"], *lengths])
     batch = batch_of(subject, 4, 33)
     for _ in range(6):
