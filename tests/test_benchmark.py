@@ -214,11 +214,3 @@ def test_a_row_stands_beside_the_one_of_its_name(benchmark, capsys):
     assert new == "| update | new | 2 s / call |  |  |  |  |"
     assert kept == "| update | kept | 2 s / call |  |  | 6 s | 3.00 |"
     assert gone == "| update | gone | | |  | 6 s / call | |"
-
-
-def test_a_fit_on_a_gpu_is_projected_from_probes_that_did_not_fail(benchmark):
-    first = importlib.import_module("first_gpu_run")
-    measured = {"update": {"float32": {"ms": 1.0}}, "acting": {"float32, 12 envs": 0.5}}
-    steps, updates = first.STEPS / 12 * 0.5, first.UPDATES * 1.0
-    assert first.projected(measured) == {"float32, 12 envs": round((steps + updates) / 6e4, 1)}
-    assert first.projected({**measured, "acting": "out of memory"}) == {}

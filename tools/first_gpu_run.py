@@ -1,350 +1,237 @@
-"""The first minutes on a GPU: checks that everything runs there, and measures what `docs/howto/gpu.md` predicts.
+"""The first minutes on a GPU: checks that everything works there, and measures what `docs/howto/gpu.md` predicts.
 
-    python tools/first_gpu_run.py                    # all probes, the most important first, until --minutes are over
-    python tools/first_gpu_run.py --probe update     # one of them
-    python tools/first_gpu_run.py --out results      # where gpu.json is written, after every probe
-    python tests/gpu_emulation/program.py run tools/first_gpu_run.py --tiny      # on an emulated device, all but tests
+    python tools/first_gpu_run.py prepare                  # where pip has a network: wheels into .wheels/
+    python tools/first_gpu_run.py run                      # on the GPU machine: nine minutes at most
+    python tools/first_gpu_run.py run --parts parity,fit   # some parts; parity:acting is a group of one
+    python tools/first_gpu_run.py run --tiny --device cpu  # a rehearsal without a GPU
+    python tools/first_gpu_run.py table                    # the table of the latest run again
 
-Each probe is a process of its own, for a capture that fails spoils the device for its process. The table that is
-printed at the end, in Markdown, has every prediction beside what was measured.
+`run` may be left out. On an emulated device:
+``python tests/gpu_emulation/program.py run tools/first_gpu_run.py run --tiny``.
+
+Every part is a process with a time limit. A part that fails, hangs or spoils the device for its process ends no other
+part, and its results so far are kept: each is appended to ``results.jsonl`` at once. The folder of the results also
+gets ``output.txt`` (what the parts print), ``smi.csv`` (samples of nvidia-smi) and, at the end, ``table.md``.
 """
 
 import argparse
-import json
+import importlib
 import os
-import subprocess
+import signal
 import sys
 import tempfile
 import time
-import traceback
-import warnings
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from benchmark_sections import Nowhere, Subject
-from speed import Clock
-from tensordict import TensorDict
-from yamame.cli.nodes import instantiate
-from yamame.replay import TrajectoryReplayBuffer, Window, pack
-from yamame.training import Prefetcher
-from yamame.training.prefetch import with_num_segments
+from gpu import results, supervise, wheels
 
 ROOT = Path(__file__).parents[1]
-BFLOAT16 = ("float32_matmul_precision=high", "schedule.autocast=bfloat16", "collector.autocast=bfloat16")
-RECORDED = ("schedule.cuda_graph=true", "collector.cuda_graph=true")
-STEPS, UPDATES = 8_000_000, 127_872
-"""Of the published fit of Dark Key-To-Door."""
-PREDICTED = {
-    "machine": "products below 67 TFLOP/s in float32, above 250 in TF32, above 600 in bfloat16; a launch 3 to 6 us, "
-    "in a graph 1.5 to 2.5",
-    "smoke": "every line is 0: nothing is on the wrong device, and captures succeed",
-    "waits": "0 a batched step within a block, at most 1 an update",
-    "update": "ms of an update of 16 x 501: 8 to 15 launched one by one, whatever the precision; recorded 6 to 9 in "
-    "float32, 2 to 4.5 in bfloat16",
-    "acting": "ms of a batched step: 2 to 3.5 launched one by one, up to 256 envs; recorded whole 0.2 to 0.6",
-    "parity": "recorded losses equal ordinary ones; environments equal those of the CPU bit for bit",
-    "sampling": "ms to sample and pin 16 x 501: 1 to 3, hidden behind the device",
-    "tests": "pytest -m gpu passes",
-    "fit": "minutes of 8,000,000 steps and 127,872 updates: 40 to 70 with the settings of the experiment, 6 to 12 with "
-    "hardware=gpu",
-}
+PARTS = {"machine": 75, "smoke": 75, "parity": 60, "tests": 90, "speed": 110, "fit": 540}
+"""Seconds that a part may take of nine minutes, the most important part first; the last one gets all that is left."""
+MODULES = {"tests": "gpu.marked", "speed": "gpu.throughput"}
+"""Modules of parts that are not called like the part."""
+NO_DEVICE = 3
+"""Exit status of a part that finds no GPU."""
+RESERVE = supervise.GRACE + 4.0
+"""Seconds at the end in which the last part is killed and the table is written."""
 
 
-class Probes:
-    """What is measured, a method each.
+def run(options: argparse.Namespace) -> int:
+    """Runs the parts one after the other.
 
-    Args:
-        tiny: Small networks and short sequences, to try the probes themselves.
+    Returns:
+        0, or 1 if a part failed or was stopped.
     """
-
-    def __init__(self, tiny: bool) -> None:
-        self.tiny, self.length = tiny, 33 if tiny else 501
-        self.clock = Clock("cuda")
-        small = ("encoder.d_model=16", "encoder.num_heads=2", "encoder.num_layers=1") if tiny else ()
-        self.door = ["experiment=dark_key_to_door", "schedule.batch_size=16", "encoder.dropout=0", *small]
-
-    def subject(self, *overrides: str) -> Subject:
-        """The published agent, with its learner."""
-        precision = "high" if "float32_matmul_precision=high" in overrides else "highest"
-        torch.set_float32_matmul_precision(precision)
-        return Subject([*self.door, *overrides], "cuda")
-
-    def machine(self) -> dict[str, Any]:
-        """Rates of the device and of its host."""
-        size = 256 if self.tiny else 8192
-        measured: dict[str, Any] = {"torch": torch.__version__, "gpu": torch.cuda.get_device_name()}
-        kinds = {
-            "float32": ("highest", torch.float32),
-            "tf32": ("high", torch.float32),
-            "bfloat16": ("high", torch.bfloat16),
-        }
-        for name, (precision, dtype) in kinds.items():
-            torch.set_float32_matmul_precision(precision)
-            a, b = (torch.randn(size, size, device="cuda", dtype=dtype) for _ in range(2))
-            seconds = self.clock.time(lambda a=a, b=b: a @ b, seconds=0.3)
-            measured[f"{name}_tflops"] = round(2 * size**3 / seconds / 1e12, 1)
-        x = torch.zeros(8, device="cuda")
-
-        def chain() -> None:
-            for _ in range(500):
-                x.add_(1)
-
-        measured["launch_us"] = round(self.clock.time(chain) / 500 * 1e6, 2)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            chain()
-        measured["in_graph_us"] = round(self.clock.time(graph.replay) / 500 * 1e6, 2)
-        return measured
-
-    def smoke(self) -> dict[str, Any]:
-        """Exit status and last lines of tiny runs of recipes."""
-        tiny, preset = [[setting, "debug=tiny", "logger=none"] for setting in ("device=cuda", "hardware=gpu")]
-        more = [
-            "budget.updates=9",
-            "schedule.updates_per_step=0.1",
-            "schedule.num_envs=4",
-            "schedule.steps_per_iteration=64",
-        ]
-        runs = {
-            "maze": tiny,
-            "rarity": [*tiny, "relabel=rarity"],
-            "gru": [*tiny, "encoder=gru", "env=tmaze"],
-            "recorded": [*tiny, *more, *RECORDED],
-            "hardware=gpu": [
-                "env=dark_key_to_door",
-                "env.time_limit=60",
-                *preset,
-                *more,
-            ],
-        }
-        results = {}
-        with tempfile.TemporaryDirectory() as folder:
-            for number, (name, arguments) in enumerate(runs.items()):
-                recipe = [*python(), str(ROOT / "recipes/train.py")]
-                command = [*recipe, f"run.root={folder}", f"run.name=r{number}"]
-                done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=150)
-                results[name] = 0 if done.returncode == 0 else (done.stderr + done.stdout)[-800:]
-        return results
-
-    def waits(self) -> dict[str, Any]:
-        """Lines of the project at which the host waits for the device."""
-        results: dict[str, Any] = {}
-        for name, more in {"one by one": (), "recorded": RECORDED}.items():
-            subject = self.subject(*more, "env.time_limit=200")
-            batch = batch_of(subject, 4, 33)
-            for _ in range(6):
-                subject.update(batch)
-            results[f"update, {name}"] = waits_of(lambda s=subject, b=batch: s.update(b))
-            collector = self.collector(subject, 12)
-            collector.collect(12 * 16)
-            results[f"block of 32 steps, {name}"] = waits_of(lambda c=collector: c.collect(12 * 32))
-        return results
-
-    def update(self) -> dict[str, Any]:
-        """Milliseconds of an update, and the most memory."""
-        results = {}
-        for name, more in self.settings().items():
-            subject = self.subject(*more)
-            batch = batch_of(subject, 16, self.length)
-            torch.cuda.reset_peak_memory_stats()
-            for _ in range(6):
-                subject.update(batch)
-            seconds = self.clock.time(lambda s=subject, b=batch: s.update(b), seconds=1.0, least=10)
-            memory = torch.cuda.max_memory_allocated() / 2**20
-            results[name] = {"ms": round(1e3 * seconds, 2), "memory_mb": round(memory)}
-        return results
-
-    def acting(self) -> dict[str, Any]:
-        """Milliseconds of a step of all environments, half-way through an episode."""
-        results = {}
-        for name, more in self.settings().items():
-            subject = self.subject(*more)
-            for num_envs in (2, 4) if self.tiny else (12, 128, 1024):
-                collector = self.collector(subject, num_envs)
-                collector.collect(num_envs * self.length // 2)
-                seconds = self.clock.time(lambda c=collector, n=num_envs: c.collect(n * 32), seconds=0.5) / 32
-                results[f"{name}, {num_envs} envs"] = round(1e3 * seconds, 3)
-        return results
-
-    def parity(self) -> dict[str, Any]:
-        """Losses of recorded and of ordinary updates; entries in which an environment differs from the CPU's."""
-        losses = {}
-        for name, more in {"one by one": (), "recorded": RECORDED}.items():
-            subject = self.subject(*more, "agent.loss.num_target_critics=4")
-            batch = batch_of(subject, 8, min(self.length, 101))
-            losses[name] = [round(float(subject.learner.update(batch)["loss"]), 5) for _ in range(10)]
-        results: dict[str, Any] = {"losses": losses}
-        for env in (
-            "dark_key_to_door",
-            "mazerunner",
-            "wind",
-            "tmaze",
-            "frozenlake",
-            "package_delivery",
-            "bandits",
-        ):
-            played = {device: play(Subject([f"env={env}"], device)) for device in ("cpu", "cuda")}
-            names = [
-                key
-                for key in played["cpu"].keys(True, True)
-                if not torch.equal(*(p[key] for p in played.values()))
-            ]
-            results[env] = "equal" if not names else [str(name) for name in names]
-        return results
-
-    def sampling(self) -> dict[str, Any]:
-        """Milliseconds of the host to sample a batch, and to sample it and begin its copy."""
-        subject = Subject([*self.door, "env.time_limit=500"], "cpu")
-        data = pack(subject.make_env(4 if self.tiny else 64).rollout(500, break_when_any_done=False))
-        with tempfile.TemporaryDirectory() as folder:
-            buffer = TrajectoryReplayBuffer(
-                Path(folder) / "r", capacity=10**6, batch_size=16, transform=Window(501)
-            )
-            buffer.extend(data)
-            batches = Prefetcher(buffer.sample, "cuda")
-
-            def fetch() -> None:
-                batches.fetch()
-                batches.take()
-
-            clock = Clock("cpu")
-            return {
-                name: round(1e3 * clock.time(call), 2)
-                for name, call in {"sample": buffer.sample, "fetch": fetch}.items()
-            }
-
-    def tests(self) -> dict[str, Any]:
-        """The last line of the tests that need a GPU."""
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=240)
-        return {"status": done.returncode, "last": done.stdout.strip().splitlines()[-1:]}
-
-    def settings(self) -> dict[str, tuple[str, ...]]:
-        """Settings that are compared, by name."""
-        return {
-            "float32": (),
-            "bfloat16": BFLOAT16,
-            "float32, recorded": RECORDED,
-            "bfloat16, recorded": (*BFLOAT16, *RECORDED),
-        }
-
-    def collector(self, subject: Subject, num_envs: int) -> Any:
-        """The collector of the configuration, with its exploration."""
-        exploration = instantiate(subject.cfg.exploration, action_space=subject.agent.action_space)
-        given = {"policy": subject.agent.policy(), "replay": Nowhere(), "exploration": exploration}
-        return instantiate(subject.cfg.collector, env=subject.make_env(num_envs), **given)
+    out: Path = options.out
+    end = time.monotonic() + 60 * options.minutes - RESERVE
+    rehearsal = options.tiny or options.device != "cuda"
+    results.append(out, "run", "began", time.strftime("%Y-%m-%d %H:%M:%S"), rehearsal=rehearsal)
+    supervise.adopt_orphans()
+    supervise.sample_gpu(out / "smi.csv")
+    failed = False
+    try:
+        with tempfile.TemporaryDirectory(prefix="first_gpu_run_") as scratch:
+            env = environment(Path(scratch))
+            install(out, env, Path(scratch) / "site")
+            for number, part in enumerate(options.parts):
+                left = end - time.monotonic()
+                seconds = min(left, options.limits[part.split(":")[0]])
+                status = run_part(part, seconds, options, env)
+                failed |= status != 0
+                if status == NO_DEVICE and number == 0:
+                    sys.exit(
+                        "first_gpu_run: torch sees no GPU; `run --tiny --device cpu` is a rehearsal without one"
+                    )
+    finally:
+        supervise.end_descendants()
+        text = results.table(out)
+        (out / "table.md").write_text(text)
+        print(f"\n{text}", flush=True)
+    return int(failed)
 
 
-def batch_of(subject: Subject, size: int, length: int) -> Any:
-    """Sequences as a run gets them: counted on the host."""
-    return with_num_segments(subject.batch(size, length).cpu()).to(subject.device)
+def run_part(part: str, seconds: float, options: argparse.Namespace, env: dict[str, str]) -> int | None:
+    """Runs a part with its limit.
+
+    Returns:
+        Its exit status; None if it was stopped, or if no time was left for it.
+    """
+    if seconds < 1:
+        results.append(options.out, "run", f"{part} ended", "no time was left")
+        return None
+    until = time.time() + seconds
+    command = [*launcher(), __file__, "part", part, f"--until={until}", f"--out={options.out}"]
+    command += [f"--device={options.device}", *(["--tiny"] if options.tiny else [])]
+    output = options.out / "output.txt"
+    with output.open("a") as file:
+        file.write(f"===== {part}, at most {seconds:.0f} s\n")
+    begin = time.monotonic()
+    status = supervise.run_limited(command, seconds=seconds, output=output, env=env)
+    ended = f"stopped at its limit of {seconds:.0f} s" if status is None else f"status {status}"
+    taken = time.monotonic() - begin
+    results.append(options.out, "run", f"{part} ended", ended, seconds=round(taken, 1))
+    print(f"{part}: {ended} after {taken:.0f} s", flush=True)
+    return status
 
 
-def python() -> list[str]:
-    """What runs a script as this one was run, so that an emulated device is there for it, too."""
+def environment(scratch: Path) -> dict[str, str]:
+    """The environment of parts: the checkout on Python's path, behind the wheels; temporary files in one place."""
+    path = [str(scratch / "site"), *(str(ROOT / name) for name in ("components", "envs", "tools"))]
+    if inherited := os.environ.get("PYTHONPATH"):
+        path.append(inherited)
+    defaults = {"OMP_NUM_THREADS": "4", "OMP_WAIT_POLICY": "PASSIVE", "MPLBACKEND": "Agg"}
+    own = {
+        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONUNBUFFERED": "1",
+        "HYDRA_FULL_ERROR": "1",
+        "TMPDIR": str(scratch),
+        "MPLCONFIGDIR": str(scratch / "matplotlib"),
+    }
+    return {**defaults, **os.environ, **own}
+
+
+def install(out: Path, env: dict[str, str], target: Path) -> None:
+    """Installs the wheels into a folder if this environment lacks packages.
+
+    Raises:
+        SystemExit: Packages are missing, and there are no wheels of them that fit.
+    """
+    missing, outside = wheels.lacking()
+    if outside:
+        results.append(out, "run", "versions outside of the bounds", outside)
+    if not missing:
+        return
+    absent = sorted(set(missing) - wheels.prepared().keys())
+    if absent:
+        sys.exit(
+            f"first_gpu_run: {', '.join(absent)} not installed, and no wheels in {wheels.FOLDER}. On a machine with a "
+            "network, run `python tools/first_gpu_run.py prepare`, and copy the checkout with that folder."
+        )
+    output = out / "output.txt"
+    status = supervise.run_limited(wheels.install_command(target), seconds=60, output=output, env=env)
+    results.append(out, "run", "wheels installed", status == 0, number=len(wheels.prepared()))
+    if status != 0:
+        sys.exit(
+            f"first_gpu_run: installing the wheels of {wheels.FOLDER} failed:\n{output.read_text()[-1000:]}"
+        )
+
+
+def run_own_part(options: argparse.Namespace) -> int:
+    """Executes a part in this process."""
+    import torch  # here, for the process that supervises parts does without
+    from gpu.job import Job
+
+    if options.device == "cuda" and not torch.cuda.is_available():
+        return NO_DEVICE
+    part, _, choice = options.part.partition(":")
+    job = Job(part, choice, options.device, options.tiny, options.out, options.until, launcher())
+    importlib.import_module(MODULES.get(part, f"gpu.{part}")).run(job)
+    job.check_choice()
+    return int(bool(job.failures))
+
+
+def launcher() -> list[str]:
+    """The command that runs a script as this one was run, on an emulated device too."""
     return [sys.executable, *sys.orig_argv[1 : sys.orig_argv.index(sys.argv[0])]]
 
 
-ORDER = ("machine", "smoke", "waits", "update", "acting", "parity", "sampling", "tests")
+def end(number: int, _: Any) -> None:
+    """Ends this process in order at a signal: what runs is killed, the table is written."""
+    sys.exit(128 + number)
 
 
-def play(subject: Subject) -> TensorDict:
-    """Sixty steps of 64 environments with actions that are drawn on the CPU."""
-    torch.manual_seed(1)
-    env, steps = subject.make_env(64), []
-    timestep, spec = env.reset(), env.full_action_spec["action"].to("cpu")
-    for _ in range(60):
-        timestep["action"] = spec.rand().to(subject.device)
-        step, timestep = env.step_and_maybe_reset(timestep)
-        steps.append(step["next"].cpu())
-    return torch.stack(steps)
+def parts_of(text: str) -> list[str]:
+    """Parts from a list such as ``machine,parity:acting``."""
+    parts = text.split(",")
+    for part in parts:
+        if part.split(":")[0] not in PARTS:
+            raise argparse.ArgumentTypeError(f"parts must be of {', '.join(PARTS)}, got {part}")
+    return parts
 
 
-def waits_of(call: Callable[[], Any]) -> dict[str, int]:
-    """How often PyTorch says that the host waited for the device, by line of the project."""
-    lines: Counter[str] = Counter()
-
-    def note(message: Any, *_: Any, **__: Any) -> None:
-        if "synchron" in str(message):
-            stack = [frame for frame in traceback.extract_stack() if f"{os.sep}yamame" in frame.filename]
-            lines[f"{Path(stack[-1].filename).name}:{stack[-1].lineno}" if stack else "elsewhere"] += 1
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.showwarning = note
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            call()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    return dict(lines)
+def limit_of(text: str) -> tuple[str, float]:
+    """A part and its seconds from ``smoke=120``."""
+    name, _, seconds = text.partition("=")
+    if name not in PARTS or not seconds.replace(".", "", 1).isdigit():
+        raise argparse.ArgumentTypeError(f"must be a part and seconds, as smoke=120, got {text}")
+    return name, float(seconds)
 
 
-def projected(results: dict[str, Any]) -> dict[str, float]:
-    """Minutes of the published fit by what was measured, evaluations aside."""
-    minutes = {}
-    found = (results.get(name) for name in ("update", "acting"))  # why a probe failed is a text
-    updates, steps = (result if isinstance(result, dict) else {} for result in found)
-    rows = {"float32, 12 envs": ("float32", 12), "bfloat16, recorded, 128 envs": ("bfloat16, recorded", 128)}
-    for name, (setting, num_envs) in rows.items():
-        update = updates.get(setting, {}).get("ms")
-        step = steps.get(f"{setting}, {num_envs} envs")
-        if update and step:
-            minutes[name] = round((UPDATES * update + STEPS / num_envs * step) / 6e4, 1)
-    return minutes
-
-
-def table(results: dict[str, Any]) -> str:
-    """Predictions beside what was measured, in Markdown."""
-    rows = [
-        f"| {name} | {PREDICTED[name]} | {json.dumps(results.get(name, 'not run'))} |" for name in PREDICTED
-    ]
-    return "\n".join(["| probe | predicted | measured |", "|---|---|---|", *rows])
-
-
-def run_all(minutes: float, out: Path, tiny: bool) -> None:
-    """Runs the probes one after the other and writes what they measured."""
-    begin, results = time.monotonic(), dict[str, Any]()
-    for name in ORDER:
-        left = 60 * minutes - (time.monotonic() - begin)
-        command = [*python(), __file__, "--probe", name, *(["--tiny"] if tiny else [])]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=max(1.0, left))
-            lines = done.stdout.strip().splitlines()
-            results[name] = (
-                json.loads(lines[-1]) if done.returncode == 0 else (done.stderr + done.stdout)[-1500:]
-            )
-        except subprocess.TimeoutExpired:
-            results[name] = f"not done after {left:.0f} s"
-        results["fit"] = projected(results)
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "gpu.json").write_text(json.dumps({"predicted": PREDICTED, "measured": results}, indent=1))
-        print(f"{name}: {json.dumps(results[name])}", flush=True)
-    print(table(results))
-
-
-def main() -> None:
-    """Runs one probe or all of them."""
+def arguments() -> argparse.Namespace:
+    """Reads the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--probe", choices=ORDER)
-    parser.add_argument("--minutes", type=float, default=9.5)
-    parser.add_argument("--out", type=Path, default=Path("."))
-    parser.add_argument("--tiny", action="store_true", help="small networks, to try the probes themselves")
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit(
-            "first_gpu_run: torch must see a GPU, there is none; `nox -s tests -- tests/gpu_emulation` emulates one"
+    commands = parser.add_subparsers(dest="command", required=True)
+    preparing = commands.add_parser("prepare", help="download wheels for the GPU machine")
+    preparing.add_argument("--python", default="3.12", help="version of Python there (default: %(default)s)")
+    preparing.add_argument("--platform", default="manylinux_2_28_x86_64", help="default: %(default)s")
+    running = commands.add_parser("run", help="run the parts")
+    running.add_argument(
+        "--minutes", type=float, default=9.0, help="of all parts together (default: %(default)s)"
+    )
+    running.add_argument("--parts", type=parts_of, default=list(PARTS), help=f"of {', '.join(PARTS)}")
+    running.add_argument(
+        "--limit", type=limit_of, action="append", default=[], help="another limit: smoke=120"
+    )
+    part = commands.add_parser("part", help="one part in this process, as `run` starts it")
+    part.add_argument("part")
+    part.add_argument("--until", type=float, default=time.time() + 600)
+    table = commands.add_parser("table", help="print the table of the latest run")
+    for each in (running, part, table):
+        folder = Path(os.environ.get("OUT") or "gpu_run")
+        each.add_argument(
+            "--out", type=Path, default=folder, help="folder of the results (default: $OUT or gpu_run)"
         )
-    if options.probe is None:
-        run_all(options.minutes, options.out, options.tiny)
-    else:
-        print(json.dumps(getattr(Probes(options.tiny), options.probe)(), default=str))
+    for each in (running, part):
+        each.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+        each.add_argument("--tiny", action="store_true", help="small networks, to try the parts themselves")
+    given = sys.argv[1:]
+    if not given or (given[0].startswith("--") and given[0] != "--help"):
+        given = ["run", *given]
+    return parser.parse_args(given)
+
+
+def main() -> int:
+    """Runs a command."""
+    options = arguments()
+    if options.command == "prepare":
+        wheels.prepare(options.python, options.platform)
+        return 0
+    if options.command == "table":
+        print(results.table(options.out), end="")
+        return 0
+    options.out = options.out.resolve()
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.command == "part":
+        return run_own_part(options)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, end)
+    options.limits = {name: seconds * options.minutes / 9 for name, seconds in PARTS.items()}
+    options.limits |= dict(options.limit)
+    return run(options)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

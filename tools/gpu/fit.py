@@ -1,0 +1,92 @@
+"""Part ``fit``: the published task and agent learn with the preset of a GPU for all the time that is left."""
+
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import yamame
+from gpu.job import Job
+
+# The shorter of the two published schedules: 8 million steps and 128 thousand updates. Its exploration ends and its
+# learning rate is reached early, for the run is ended long before.
+SCHEDULE = (
+    "schedule.updates_per_step=0.016", "schedule.warmup_updates=2000", "optimizer.lr=0.0003",
+    "exploration.anneal_steps=2000000", "evaluation.interval=400000", "evaluation.num_episodes=128",
+    "checkpoint.interval=1000000000", "evaluation.video_frames=1",
+)  # fmt: skip
+TINY = (
+    "env.time_limit=40", "schedule.learning_starts=256", "schedule.num_envs=8", "schedule.steps_per_iteration=256",
+    "schedule.batch_size=4", "evaluation.interval=2000", "evaluation.num_episodes=4", "encoder.d_model=16",
+    "encoder.num_heads=2", "encoder.num_layers=1", "budget.updates=40",
+)  # fmt: skip
+METRICS = ("loss", "grad_norm", "q_value", "td_error", "entropy", "refused_updates")
+
+
+class Watch(yamame.Callback):
+    """Writes how the run gets on every few seconds, and ends it in time.
+
+    Args:
+        job: Where results are written.
+        seconds: How long the run may take, without its end.
+    """
+
+    def __init__(self, job: Job, seconds: float) -> None:
+        self.job, self.begin, self.seconds = job, time.monotonic(), seconds
+        self.written = float("-inf")
+
+    def progress(self, run: Any, **more: Any) -> None:
+        """Writes a point of the curve."""
+        progress = run.progress
+        self.job.note(
+            "progress",
+            None,
+            seconds=round(time.monotonic() - self.begin, 1),
+            env_steps=progress.env_steps,
+            updates=progress.updates,
+            training_return=None if progress.outcome is None else round(progress.outcome, 3),
+            **more,
+        )
+
+    def on_begin(self, run: Any) -> None:
+        """Writes how long the parts of the run took to build."""
+        self.progress(run)
+
+    def on_log(self, run: Any, metrics: Mapping[str, float], step: int) -> None:
+        """Writes every five seconds; asks the run to end when its time is over."""
+        now = time.monotonic()
+        if now - self.written >= (1 if self.job.tiny else 5):
+            self.written = now
+            self.progress(
+                run,
+                **{key: round(metrics[f"train/{key}"], 5) for key in METRICS if f"train/{key}" in metrics},
+            )
+        if now - self.begin > self.seconds:
+            run.stop("its time is over")
+
+    def on_evaluate(self, run: Any, result: Any) -> None:
+        """Writes the return on held-out tasks."""
+        self.progress(run, held_out_return=round(result.summary()["return_mean"], 3))
+
+
+def run(job: Job) -> None:
+    """Trains until the end of the part is near; its own end (an evaluation, pictures) gets up to half a minute."""
+    left = job.left()
+    watch = Watch(job, left - min(30.0, left / 2))
+    with tempfile.TemporaryDirectory() as folder:
+        settings = ["experiment=dark_key_to_door", "hardware=gpu" if job.cuda else "device=cpu", *SCHEDULE]
+        settings += [*(TINY if job.tiny else ()), "logger=none", f"run.root={folder}", "run.name=fit"]
+        job.note("settings", " ".join(settings[:2] + list(SCHEDULE)))
+        with job.attempt("training"):
+            done = yamame.train(*settings, callbacks=[watch])
+            seconds = time.monotonic() - watch.begin
+            job.note(
+                "held-out return at the end",
+                round(done.objective, 3),
+                env_steps=done.progress.env_steps,
+                updates=done.progress.updates,
+                steps_per_s=round(done.progress.env_steps / seconds),
+                updates_per_s=round(done.progress.updates / seconds, 1),
+                memory_mb=round(torch.cuda.max_memory_allocated() / 2**20) if job.cuda else None,
+            )

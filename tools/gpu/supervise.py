@@ -1,0 +1,85 @@
+"""Processes with a time limit: at its end they are killed, with all of their descendants."""
+
+import contextlib
+import ctypes
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+GRACE = 2.0
+"""Seconds between the request to end and the kill."""
+_SET_CHILD_SUBREAPER = 36  # of prctl(2)
+_QUERY = "timestamp,utilization.gpu,memory.used,clocks.sm,power.draw"
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of descendants whose own parent ends, so that `end_descendants` finds them."""
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def run_limited(
+    command: Sequence[str], *, seconds: float, output: Path, env: Mapping[str, str]
+) -> int | None:
+    """Runs a command and ends all processes that it started.
+
+    Args:
+        command: The program and its arguments.
+        seconds: Time limit.
+        output: A file to which its output is appended.
+        env: Its environment.
+
+    Returns:
+        Its exit status, None if it was stopped at the limit.
+    """
+    with output.open("ab") as file:
+        process = psutil.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env, start_new_session=True
+        )
+    try:
+        return process.wait(timeout=seconds)
+    except psutil.TimeoutExpired:
+        return None
+    finally:
+        end_descendants()
+
+
+def end_descendants() -> None:
+    """Asks all descendants of this process to end, and kills those that do not.
+
+    Gives up after some seconds: a process that hangs in a driver cannot be killed, and must not hold up the rest.
+    """
+    asked = psutil.Process().children(recursive=True)
+    for process in asked:
+        _signal(process, kill=False)
+    psutil.wait_procs(asked, timeout=GRACE)
+    give_up = time.monotonic() + 3.0
+    while time.monotonic() < give_up and (left := psutil.Process().children(recursive=True)):
+        for process in left:  # others may have been started meanwhile
+            _signal(process, kill=True)
+        psutil.wait_procs(left, timeout=0.5)
+
+
+def _signal(process: psutil.Process, *, kill: bool) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.kill() if kill else process.terminate()
+
+
+def sample_gpu(path: Path, seconds: float = 10.0) -> None:
+    """Appends the state of the GPU to a file every few seconds until this process ends, in a thread of its own."""
+    if shutil.which("nvidia-smi") is None:
+        return
+
+    def sample() -> None:
+        command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader"]
+        while True:
+            done = subprocess.run(command, capture_output=True, text=True)
+            with path.open("a") as file:
+                file.write(done.stdout)
+            time.sleep(seconds)
+
+    threading.Thread(target=sample, daemon=True).start()
