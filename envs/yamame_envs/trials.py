@@ -126,6 +126,12 @@ class RepeatedTrials(ContextEnv):
         return (num_trials or 0) * (limit or 0)
 
     @property
+    def novelty(self) -> str | None:
+        """That of the inner environment."""
+        novelty: str | None = getattr(self.env, "novelty", None)
+        return novelty
+
+    @property
     def capture_obstacle(self) -> str | None:
         """That of the inner environment."""
         return self.env.capture_obstacle if isinstance(self.env, ContextEnv) else type(self.env).__name__

@@ -8,7 +8,7 @@ from torchrl.data import Composite, TensorSpec
 from yamame.deploy.agent import SavedAgent
 from yamame.deploy.build import learned_gammas
 from yamame.failures import as_text
-from yamame.keys import CONTEXT, GOAL_KEYS
+from yamame.keys import CONTEXT, RELABELLING
 
 _USE = """```python
 import yamame
@@ -80,7 +80,7 @@ def _table(head: tuple[str, str], rows: dict[str, str]) -> str:
 
 
 def _entries(spec: Composite) -> Iterator[tuple[str, str]]:
-    hidden = {*CONTEXT, *GOAL_KEYS[1:], "success", "task_seed", "aborted"}
+    hidden = {*CONTEXT, *RELABELLING, "success", "task_seed", "aborted"}
     for key in spec.keys(True, True):
         if key not in hidden:
             yield key if isinstance(key, str) else ".".join(key), _spec(spec[key])
