@@ -114,6 +114,13 @@ class GoalEnv(BatchedEnv):
             task["world_hash"] = sum(world, torch.zeros_like(task_seed))
         return task
 
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """As `BatchedEnv.load_state_dict`; a state of an earlier version, without ``world_hash``, is completed."""
+        super().load_state_dict(state_dict)
+        env_state = self._env_state
+        if self._holds_instructions_out and env_state.task:
+            env_state.timestep["world_hash"] = env_state.task["world_hash"].unsqueeze(-1)
+
     @abstractmethod
     def _begin_world(self, task: Tensors) -> Tensors:
         """The state ``[R, ...]`` of the world at the start of these tasks."""

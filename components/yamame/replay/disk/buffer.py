@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers import RandomSampler
@@ -77,6 +77,11 @@ class TrajectoryReplayBuffer(ReplayBuffer):
             ValueError: A rollout does not hold whole episodes, and as `TrajectoryStorage.append`.
         """
         return super().extend(pack_whole(data), **options)
+
+    @property
+    def fields(self) -> dict[NestedKey, tuple[torch.Size, torch.dtype]]:
+        """Shape and dtype of every entry of a timestep, by key; none before the first trajectory."""
+        return self.storage.fields
 
     @property
     def num_timesteps(self) -> int:
