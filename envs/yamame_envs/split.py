@@ -57,7 +57,7 @@ def hash_of(task: Tensors) -> Tensor:
 
 def entry_hash(values: Tensor, number: int) -> Tensor:
     """The term ``[R]`` that an entry ``[R, ...]`` adds to `hash_of`; ``number`` is its place among the sorted names."""
-    values = values.reshape(len(values), -1)
+    values = values.unsqueeze(-1).flatten(1)
     if values.is_floating_point():
         values = values.to(torch.float64).view(torch.int64)
     place = fold(torch.arange(values.shape[1], device=values.device), number)

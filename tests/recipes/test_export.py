@@ -8,7 +8,15 @@ import pytest
 import torch
 import yamame
 
-TINY = ["debug=tiny", "logger=none", "encoder=gru", "env.size=7", "env.time_limit=15", "run.name=mine"]
+TINY = [
+    "debug=tiny",
+    "logger=none",
+    "encoder=gru",
+    "env.size=7",
+    "env.split_by=walls_and_goals",
+    "env.time_limit=15",
+    "run.name=mine",
+]
 TINY += ["evaluation.video_frames=1"]
 
 

@@ -28,7 +28,7 @@ from yamame.keys import GOAL_KEYS
 from yamame.replay import Window
 from yamame.replay.disk.files import read_manifests
 from yamame.runs.callbacks import Callback, Callbacks, EndlessWarning, RewardWarning, Tracking
-from yamame.runs.novelty import tell_other_splits
+from yamame.runs.novelty import lacks_worlds, tell_other_splits
 from yamame.runs.progress_bar import ProgressBar
 from yamame.training.averaging import AveragedWeights
 from yamame.training.guard import NonFiniteGuard
@@ -266,7 +266,13 @@ def build_transform(cfg: DictConfig, env: EnvBase, *, resumed: Path | None = Non
         known = parameters_of(target_of(cfg.relabel))
         given = {} if radius is None or "radius" not in known else {"radius": radius}
         held_out = getattr(env, "held_out_instructions", None)
-        if held_out is not None and not _tell_that_worlds_are_unknown(resumed, env):
+        if held_out is not None and lacks_worlds(resumed, env):
+            if ranks.is_first():
+                tell_aside(
+                    f"{resumed}: trajectories of an earlier version, without world_hash: relabelling goes on as it "
+                    "did, and may use instructions that are held out"
+                )
+        elif held_out is not None:
             if "held_out" in known:
                 given["held_out"] = held_out
             elif relabels(cfg):
@@ -288,19 +294,6 @@ def build_packing(cfg: DictConfig, *steps: int | None) -> list[Transform]:
     longest = min((known + 1 for known in steps if known is not None), default=None)
     takes = "longest" in parameters_of(target_of(cfg.packing))
     return [instantiate(cfg.packing, **({"longest": longest} if takes else {}))]
-
-
-def _tell_that_worlds_are_unknown(path: Path | None, env: EnvBase) -> bool:
-    """Whether a run that goes on has stored trajectories without the hashes that ``env`` writes now; then says so."""
-    manifests = [] if path is None else read_manifests(path)
-    stored = [name for (name, *_), *_ in manifests[0]["fields"]] if manifests else []
-    is_older = bool(stored) and "world_hash" in env.observation_spec.keys() and "world_hash" not in stored
-    if is_older and ranks.is_first():
-        tell_aside(
-            f"{path}: these trajectories are of an earlier version, without world_hash: relabelling goes on as it did "
-            "and may use instructions that are held out"
-        )
-    return is_older
 
 
 def relabels(cfg: DictConfig) -> bool:

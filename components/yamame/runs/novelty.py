@@ -13,15 +13,23 @@ from yamame import ranks
 from yamame.cli.nodes import plain, target_of
 from yamame.cli.validation import parameters_of
 from yamame.failures import tell_aside
+from yamame.replay.disk.files import read_manifests
 from yamame.runs.earlier import complete_env
 
 NOTHING = "new seeds; training may meet the same tasks"
 """What is said of evaluations of which nothing else is known to be new."""
-UNKNOWN = "unless its data have met them"
+IN_DATA, RELABELLED = "unless its data have met them", "unless relabelling has met them"
 _SETTINGS = ("split", "split_by")
 
 
-def what_is_new(cfg: DictConfig, env: EnvBase, *, trained: Mapping[str, Any] | None = None) -> str:
+def what_is_new(
+    cfg: DictConfig,
+    env: EnvBase,
+    *,
+    trained: Mapping[str, Any] | None = None,
+    replay: Path | None = None,
+    is_older: bool = False,
+) -> str:
     """What is new in the tasks of an evaluation to an agent trained on those of training, in a few words.
 
     An environment says it in its attribute ``novelty``, a text such as ``"new mazes"`` (`yamame_envs.ContextEnv`). That
@@ -31,6 +39,8 @@ def what_is_new(cfg: DictConfig, env: EnvBase, *, trained: Mapping[str, Any] | N
         cfg: The configuration; ``evaluation.env`` changes its environment in evaluations.
         env: The environment of the evaluation.
         trained: Settings of the environment in training, if they are not ``cfg.env``.
+        replay: Folder of the trajectories of the run, if it is known.
+        is_older: Whether a version began the run that did not reject held-out instructions when relabelling.
     """
     novelty = getattr(env, "novelty", None)
     played = plain(cfg.env) | plain(cfg.evaluation.env)
@@ -43,7 +53,22 @@ def what_is_new(cfg: DictConfig, env: EnvBase, *, trained: Mapping[str, Any] | N
     is_apart = side is None or (side not in ("all", other_side) and by == other_by)
     if not isinstance(novelty, str) or not is_apart or other_splits(cfg):
         return NOTHING
-    return f"{novelty}, {UNKNOWN}" if _is_of_unknown_tasks(cfg) else novelty
+    may_leak = "world_hash" in env.observation_spec.keys() and (is_older or lacks_worlds(replay, env))
+    if may_leak and OmegaConf.select(cfg, "relabel.strategy") != "none":
+        novelty = f"{novelty}, {RELABELLED}"
+    return f"{novelty}, {IN_DATA}" if _is_of_unknown_tasks(cfg) else novelty
+
+
+def lacks_worlds(replay: Path | None, env: EnvBase) -> bool:
+    """Whether stored trajectories lack the hashes that ``env`` writes, as those of earlier versions do."""
+    if replay is None or "world_hash" not in env.observation_spec.keys():
+        return False
+    try:
+        manifests = read_manifests(replay)
+    except ValueError:  # it holds something else
+        return False
+    stored = [name for (name, *_), *_ in manifests[0]["fields"]] if manifests else []
+    return bool(stored) and "world_hash" not in stored
 
 
 def tell_other_splits(cfg: DictConfig) -> None:

@@ -164,7 +164,7 @@ class Run:
         """
         self.end_if_asked()
         self.policy, self.held_out, self.on_saved = policy, held_out, on_saved
-        self.novelty = what_is_new(self.cfg, held_out)
+        self.novelty = what_is_new(self.cfg, held_out, replay=ranks.own_folder(self.path / "replay"))
         self.costs = CostMeter()
         own = {"progress": self.progress, "budget": self.budget, "costs": self.costs, "rng": GlobalRNGState()}
         self.components = {**components, **own, "guard": self.guard, **outcome.facts(held_out)}

@@ -41,6 +41,7 @@ class Trained:
         config: The configuration it was trained with, with what was overridden since.
         weights: State of the agent, on the CPU.
         trained_env: Settings of the environment in training.
+        is_older: Whether its version did not have the setting ``split_by`` of its environment.
     """
 
     source: str
@@ -48,6 +49,7 @@ class Trained:
     config: DictConfig
     weights: dict[str, Any] = dataclasses.field(repr=False)
     trained_env: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    is_older: bool = False
 
     @property
     def task(self) -> str:
@@ -69,7 +71,8 @@ class Trained:
 
     def what_is_new(self, env: EnvBase) -> str:
         """What is new to the agent in the tasks of an environment of `build_env`, see `yamame.runs.novelty`."""
-        return what_is_new(self.config, env, trained=self.trained_env)
+        replay = None if self.folder is None else self.folder / "replay"
+        return what_is_new(self.config, env, trained=self.trained_env, replay=replay, is_older=self.is_older)
 
     def build_agent(self, env: EnvBase) -> InContextAgent:
         """The agent with its weights, in evaluation mode, on the device of the configuration.
@@ -138,6 +141,7 @@ def load_trained(
     own = without_foreign_weights(given)
     config = {**own, "device": check_device(device), "trust": list(trust)}
     known = parameters_of(target_of(OmegaConf.create(config).env))
+    is_older = "split_by" in known and "split_by" not in config["env"]
     trained_env = config["env"] = complete_env(config, known)
     # Settings of held-out tasks become those of the environment, for what is asked here to come last.
     held_out = config["evaluation"]["env"]
@@ -151,7 +155,7 @@ def load_trained(
         config["encoder"] = {**config["encoder"], "context_length": context_length}
     composed = OmegaConf.create(config)
     check(composed)
-    return Trained(str(source), step, composed, weights, trained_env)
+    return Trained(str(source), step, composed, weights, trained_env, is_older)
 
 
 def _read(
