@@ -4,9 +4,9 @@
     python tools/overlap.py env=frozenlake env.size=4              # any overrides of recipes/train.py
     python tools/overlap.py experiment=cpu_mazerunner --episodes 7000
 
-Training meets a task if it draws it, or if relabelling makes it of a trajectory. ``env.split_by`` decides which tasks are
-the same. Trajectories are those of random actions, and each is relabelled several times. Layouts are walls, roads with
-their buttons, pairs of key and door, and holes of lakes.
+Training meets a task if it draws it, or if relabelling makes it of a trajectory. ``env.split_by`` decides which tasks
+are the same. Trajectories are those of random actions, and each is relabelled several times. Layouts are walls, roads
+with their buttons, pairs of key and door, and holes of lakes.
 """
 
 import argparse

@@ -10,7 +10,7 @@ A table is a mapping of arrays over the steps of one episode or several:
 ``next_observations`` (``next_obs``)                  ``[T, ...]``, as ``observations``; optional
 ``success``                                           ``[T]``; optional
 ``goal``, ``achieved``, ``achieved_mask``,            as long as ``observations``, where the environment has them;
-``action_mask``, ``trial_start``                      ``next_achieved`` and so on are optional
+``world_hash``, ``action_mask``, ``trial_start``      ``next_achieved`` and so on are optional
 ====================================================  ==========================================================
 
 Observations have either a step more than the actions (``[T + 1]``, one whole episode), or as many (``[T]``, episodes
@@ -29,6 +29,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from yamame.checks import require
+from yamame.keys import RELABELLING
 
 NAMES = {
     "observations": ("observations", "obs"),
@@ -37,7 +38,7 @@ NAMES = {
     "truncated": ("truncated", "timeouts", "truncations"),
 }
 """What entries are called in files of others."""
-SHOWN = ("goal", "achieved", "achieved_mask", "action_mask")
+SHOWN = ("goal", *RELABELLING, "action_mask")
 """Entries of a timestep that stand beside the observations."""
 Table = Mapping[str, Any]
 _KNOWN = {*SHOWN, *(f"next_{key}" for key in SHOWN), *(name for names in NAMES.values() for name in names)}

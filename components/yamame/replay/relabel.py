@@ -183,20 +183,18 @@ class Relabel(BatchTransform):
         if self.held_out is None:
             return instruction, changed
 
+        rows = self._rejected(changed.nonzero().squeeze(-1), instruction, tensordict)
         for _ in range(_REDRAWS):
-            rows = self._rejected(instruction, changed, tensordict)
             if not len(rows):
-                return instruction, changed
-            redrawn = self._propose(goal[rows, 0], achieved[rows], valid[rows])
-            instruction = instruction.index_copy(0, rows, redrawn[0])
-            changed = changed.index_copy(0, rows, redrawn[1])
-        rows = self._rejected(instruction, changed, tensordict)
-        return instruction.index_copy(0, rows, goal[rows, 0]), changed.index_fill(0, rows, False)
+                break
+            instruction[rows], changed[rows] = self._propose(goal[rows, 0], achieved[rows], valid[rows])
+            rows = self._rejected(rows[changed[rows]], instruction, tensordict)
+        instruction[rows], changed[rows] = goal[rows, 0], False
+        return instruction, changed
 
-    def _rejected(self, instruction: Tensor, changed: Tensor, tensordict: TensorDictBase) -> Tensor:
-        """Indices of the trajectories whose new instruction is held out."""
+    def _rejected(self, rows: Tensor, instruction: Tensor, tensordict: TensorDictBase) -> Tensor:
+        """Those of the trajectories at some indices whose new instruction is held out."""
         assert self.held_out is not None
-        rows = changed.nonzero().squeeze(-1)
         if not len(rows):
             return rows
         held_out = self.held_out(instruction[rows], tensordict[rows])
