@@ -39,7 +39,8 @@ def model_card(saved: SavedAgent, source: str) -> str:
         f"# An in-context agent for {_name(config.get('env'))}",
         "It acts from its whole history. Trained by Yamame, after AMAGO (arXiv 2310.09971).",
         _table(("what", "value"), facts),
-        "## Held-out tasks",
+        "## Evaluation",
+        *([f"Evaluated on {about['evaluated_on']}."] if about.get("evaluated_on") else []),
         _table(("metric", "value"), {name: _number(value) for name, value in results.items()})
         if results
         else "No evaluation is known of these weights.",

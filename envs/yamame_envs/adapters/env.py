@@ -67,6 +67,8 @@ class HostedEnv(ContextEnv):
     """Whether spaces are read without a meaning in their names and whole numbers (`read_observation`)."""
     _counts_attempts = False
     """Whether seeds name the attempt at a task as well (`yamame_envs.adapters.task`)."""
+    _novelty: str | None = None
+    """What is new on the other side of a split, if there is one."""
 
     def __init__(
         self,
@@ -98,6 +100,11 @@ class HostedEnv(ContextEnv):
         self._history = History(num_envs)
         self._attempts = np.zeros(num_envs, np.int64)  # at the task that is played, before this one
         self._tasks = np.zeros(num_envs, np.int64)
+
+    @property
+    def novelty(self) -> str | None:
+        """See `ContextEnv.novelty`."""
+        return self._novelty
 
     @property
     def num_aborted(self) -> int:
