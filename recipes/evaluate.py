@@ -170,7 +170,7 @@ def play(cfg: DictConfig, trained: Trained) -> dict[str, Any]:
     num_envs = min(setting["num_envs"] or setting["num_episodes"], setting["num_episodes"])
     outcomes = []
     with closing(trained.build_env(num_envs=num_envs, seed=setting["seed"])) as env:
-        agent = trained.build_agent(env)
+        agent, novelty = trained.build_agent(env), trained.what_is_new(env)
         for index in range(len(agent.gammas)) if cfg.gammas == "all" else [acts]:
             policy = agent.policy(gamma_index=index)
             result = evaluate(policy, env, **options)
@@ -188,6 +188,7 @@ def play(cfg: DictConfig, trained: Trained) -> dict[str, Any]:
         "step": trained.step,
         "seed": trained.config.seed,
         "task": trained.task,
+        "evaluated_on": novelty,
         "evaluation": setting,
         "gammas": outcomes,
     }
@@ -278,7 +279,8 @@ def write(folder: Path, report: dict[str, Any], maps: list[torch.Tensor]) -> Non
     found = {name: run["diagnosis"] for name, run in named(played).items() if "diagnosis" in run}
     draw_memory(folder, found)
     path = write_json(folder / "evaluation.json", report)
-    print_columns("held-out tasks", [line for run in played for line in lines_of(run)])
+    novelties = "; ".join(dict.fromkeys(run["evaluated_on"] for run in played))
+    print_columns(f"evaluation ({novelties})", [line for run in played for line in lines_of(run)])
     for name, one in found.items():
         print_columns(f"memory of {name}", told(one))
     if "aggregate" in report:

@@ -32,7 +32,14 @@ from omegaconf import DictConfig
 from yamame import ranks
 from yamame.checks import UsageError
 from yamame.cli.app import main
-from yamame.runs.build import build_agent, build_data, build_learner, build_transform, evaluated_policy
+from yamame.runs.build import (
+    build_agent,
+    build_data,
+    build_env,
+    build_learner,
+    build_transform,
+    evaluated_policy,
+)
 from yamame.runs.callbacks import Callback
 from yamame.runs.held_out import held_out_env
 from yamame.runs.run import Run
@@ -47,7 +54,9 @@ def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
         held_out = run.closing(held_out_env(cfg))
         agent = ranks.equal(build_agent(cfg, held_out))
         learner = build_learner(cfg, agent, guard=run.guard, budget=run.budget)
-        data = build_data(cfg, held_out, transform=build_transform(cfg, held_out))
+        # The environment of training says what trajectories must look like and which instructions are held out.
+        env = run.closing(build_env(cfg, num_envs=1, seed=ranks.own_seed(cfg.seed)))
+        data = build_data(cfg, env, transform=build_transform(cfg, env))
         if data is None:
             raise UsageError("data: must be given, got none; set data=runs data.path=..., or data=npz")
         batch_size = ranks.part(cfg.schedule.batch_size, "schedule.batch_size")

@@ -1,59 +1,136 @@
-"""Which of the held-out tasks training meets: counts equal tasks, whatever their seeds.
+"""Counts which tasks of an evaluation training meets: equal tasks, whatever their seeds.
 
-    python tools/overlap.py env=frozenlake env.size=4                  # any overrides of recipes/train.py
+    python tools/overlap.py                                        # a table of the native environments
+    python tools/overlap.py env=frozenlake env.size=4              # any overrides of recipes/train.py
     python tools/overlap.py experiment=cpu_mazerunner --episodes 7000
 
-Training draws as many tasks as it begins episodes: at least the budget's steps by the longest episode, which is taken
-unless ``--episodes`` says how many there were. Two more lines tell how many tasks there are on each side, as far as was
-drawn, and the overlap without ``env.split``. Of environments of other libraries nothing but seeds is known.
+Training meets a task if it draws it, or if relabelling makes it of a trajectory. ``env.split_by`` decides which tasks
+are the same. Trajectories are those of random actions, and each is relabelled several times. Layouts are walls, roads
+with their buttons, pairs of key and door, and holes of lakes.
 """
 
 import argparse
+from collections.abc import Iterator
 
 import torch
 import yamame
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import Tensor
-from yamame.runs.build import build_env, longest_episode
+from yamame import conf_dir
+from yamame.cli.nodes import target_of
+from yamame.cli.validation import parameters_of
+from yamame.runs.build import build_env, build_transform, relabels
+from yamame.runs.novelty import what_is_new
+from yamame.testing import task_overlap
+from yamame.testing.overlap import Hash
 from yamame_envs import BatchedEnv
+from yamame_envs.split import FEWEST
 from yamame_envs.streams import fold
 
-
-def hashes(cfg: DictConfig, num: int, *, held_out: bool, split: str | None = None) -> Tensor:
-    """The hashes of the tasks of so many episodes, those that each env begins with first."""
-    num_envs = cfg.evaluation.num_episodes if held_out else cfg.schedule.num_envs
-    seed = cfg.evaluation.seed if held_out else cfg.seed
-    env = build_env(cfg, num_envs=1, seed=seed, held_out=held_out)
-    env = getattr(env, "env", env)  # of repeated trials
-    if not isinstance(env, BatchedEnv):
-        raise SystemExit(
-            f"overlap: env must be a native one, whose tasks are known, got {type(env).__name__}"
-        )
-    env._split = env._split if split is None else split
-    place = torch.arange(num)
-    seeds = fold(fold(torch.full_like(place, seed), place % num_envs), place // num_envs)
-    return torch.cat([env.task_hash(env.tasks_of(part)) for part in seeds.split(4096)])
+ROWS = (
+    "experiment=cpu_mazerunner",
+    "experiment=cpu_mazerunner env.split_by=walls_and_goals",
+    "experiment=cpu_mazerunner env.split=all evaluation.env.split=all",
+    "experiment=cpu_mazerunner env.randomize_actions=true",
+    "experiment=cpu_mazerunner_k3",
+    "experiment=cpu_package_delivery",
+    "experiment=cpu_package_delivery env.split_by=roads_and_goals",
+    "experiment=cpu_package_delivery_20",
+    "experiment=cpu_dark_key_to_door",
+    "experiment=cpu_frozenlake",
+    "env=frozenlake env.hard=true env.size=4",
+)
+"""What is counted if nothing is asked for."""
+AT_ONCE = 500
+"""Episodes that are played together."""
+HEADER = (
+    *("settings", "new in an evaluation", "different tasks in training", "in the evaluation"),
+    *("met", "met with relabelling", "layouts met"),
+)
 
 
 def main() -> None:
-    """Prints the overlap."""
+    """Prints the table, and the environments that it leaves out."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("overrides", nargs="*", help="of recipes/train.py")
-    parser.add_argument("--episodes", type=int, default=None, help="that training begins")
+    parser.add_argument("--episodes", type=int, default=5000, help="that training begins")
+    parser.add_argument("--draws", type=int, default=5, help="how often each of them is relabelled")
     options = parser.parse_intermixed_args()
-    cfg = yamame.compose(*options.overrides, "logger=none")
-    steps = longest_episode(build_env(cfg, num_envs=1, seed=0)) or 1
-    episodes = options.episodes or max(1, int(cfg.budget.env_steps) // steps)
-    for name, split in (("as configured", None), ("with env.split=all", "all")):
-        trained = hashes(cfg, episodes, held_out=False, split=split)
-        held_out = hashes(cfg, cfg.evaluation.num_episodes, held_out=True, split=split)
-        met = torch.isin(held_out, trained)
-        print(
-            f"{name}: training meets {int(met.sum())} of {len(held_out)} held-out tasks ({met.double().mean():.0%}); "
-            f"{len(trained.unique()):,} distinct tasks in {len(trained):,} episodes, {len(held_out.unique())} held out"
-        )
+    torch.manual_seed(0)
+    asked = [options.overrides] if options.overrides else [row.split() for row in ROWS]
+    print("| " + " | ".join(HEADER) + " |\n" + "|---" * len(HEADER) + "|")
+    for overrides in asked:
+        print("| " + " | ".join(row_of(overrides, options.episodes, options.draws)) + " |", flush=True)
+    for line in [] if options.overrides else without_split():
+        print(line)
+
+
+def row_of(overrides: list[str], episodes: int, draws: int) -> list[str]:
+    """The cells of one configuration."""
+    cfg = yamame.compose(*overrides, "logger=none", "window=null", "packing=null")
+    training = native(cfg, num_envs=min(AT_ONCE, episodes))
+    evaluation = native(cfg, held_out=True)
+    evaluated = cfg.evaluation.num_episodes
+    counted = task_overlap(
+        training,
+        evaluation,
+        trained=seeds(cfg.seed, cfg.schedule.num_envs, episodes),
+        evaluated=seeds(cfg.evaluation.seed, evaluated, evaluated),
+        relabel=build_transform(cfg, training) if relabels(cfg) else None,
+        num_draws=draws,
+        layout_hash=layout_hash(cfg),
+    )
+    shares = [counted.drawn, counted.met, counted.layouts]
+    return [
+        f"`{' '.join(overrides)}`",
+        what_is_new(cfg, evaluation),
+        f"{counted.trained:,}",
+        f"{counted.evaluated:,}",
+        *("-" if share is None else f"{share:.0%}" for share in shares),
+    ]
+
+
+def native(cfg: DictConfig, *, num_envs: int = 1, held_out: bool = False) -> BatchedEnv:
+    """The native environment of a configuration; of repeated trials, that which is repeated."""
+    env = build_env(cfg, num_envs=num_envs, seed=0, held_out=held_out)
+    env = getattr(env, "env", env)
+    if not isinstance(env, BatchedEnv):
+        name = type(env).__name__
+        raise SystemExit(f"overlap: env must be a native one, whose tasks are known, got {name}")
+    return env
+
+
+def layout_hash(cfg: DictConfig) -> Hash | None:
+    """Hashes walls, roads, rooms or lakes alone; None for an environment without a split."""
+    split_by = parameters_of(target_of(cfg.env)).get("split_by")
+    if split_by is None:
+        return None
+    with open_dict(cfg):
+        layouts = OmegaConf.merge(cfg, {"env": {"split": "all", "split_by": split_by.default}})
+    return native(layouts).task_hash
+
+
+def seeds(seed: int, num_envs: int, num: int) -> Tensor:
+    """The seeds of the tasks of so many episodes, those that each env begins with first."""
+    place = torch.arange(num)
+    return fold(fold(torch.full_like(place, seed), place % num_envs), place // num_envs)
+
+
+def without_split() -> Iterator[str]:
+    """A line for the native environments that have no split, and one for those that have too few tasks for one."""
+    tasks = {}
+    for path in sorted((conf_dir() / "env").glob("*.yaml")):
+        cfg = yamame.compose(f"env={path.stem}", "logger=none")
+        target = target_of(cfg.env)
+        if isinstance(target, type) and issubclass(target, BatchedEnv) and "split" not in cfg.env:
+            env = native(cfg)
+            tasks[path.stem] = len(env.task_hash(env.tasks_of(seeds(0, 1, 1000))).unique())
+    few = [f"{name} ({count})" for name, count in tasks.items() if count < FEWEST]
+    many = [name for name, count in tasks.items() if count >= FEWEST]
+    yield f"no split: {', '.join(many)}; 1,000 episodes draw as many different tasks"
+    yield f"too few tasks for a split: {', '.join(few)}"
 
 
 if __name__ == "__main__":

@@ -38,6 +38,15 @@ ENTRIES = (
     Entry("goal", "(K, d)", "float32", "the instruction as seen at t", False, True, False),
     Entry("achieved", "(M, d)", "float32", "goals that hold at t, for relabelling only", False, True, False),
     Entry("achieved_mask", "(M)", "bool", "which of `achieved` there are", False, True, False),
+    Entry(
+        "world_hash",
+        "(1)",
+        "int64",
+        "hash of the task without its instruction, for relabelling only",
+        False,
+        True,
+        False,
+    ),
     Entry("action_mask", "(*)", "bool", "actions that are allowed at t", False, True, False),
     Entry(
         "prev_action", "(A)", "float32", "the action executed at t-1, encoded; zeros at t=0", True, True, True
@@ -72,10 +81,10 @@ ARRIVAL = ("prev_action", "prev_reward")
 DONE = ("done", "terminated", "truncated")
 """How an episode ends."""
 
-RELABELLING = ("achieved", "achieved_mask")
+RELABELLING = ("achieved", "achieved_mask", "world_hash")
 """What is shown for hindsight relabelling only, and never to a policy."""
 
-GOAL_KEYS = ("goal", *RELABELLING)
+GOAL_KEYS = ("goal", "achieved", "achieved_mask")
 """What an environment must emit for its trajectories to be relabelled."""
 
 GOAL_PAD = -1.0

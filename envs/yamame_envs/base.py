@@ -8,7 +8,7 @@ The horizon is finite and visible (``time``): an episode that reaches it is term
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,11 @@ from yamame.transforms import context_values
 
 from yamame_envs.context import ContextEnv
 from yamame_envs.env_state import EnvState, restore
-from yamame_envs.split import Split, draw_side, hash_of
+from yamame_envs.split import FEWEST, Identity, Split, draw_side, hash_of
+from yamame_envs.streams import fold
 from yamame_envs.tasks import TaskQueue, Tensors, sent
 
+_LOOKED_AT = 64  # tasks that are drawn to see whether there are enough for a split
 _FAR = 16
 """Steps of which a look at the device tells that there are tasks."""
 
@@ -60,23 +62,58 @@ class BatchedEnv(ContextEnv):
         return None
 
     _split: Split = "all"
-    """Which tasks episodes play; a subclass that lets one choose sets it before its base is built (`_choose`)."""
+    """Side of the split that episodes play; a subclass with such a setting sets it first, see `_hold_out`."""
     _identity: tuple[str, ...] = ()
-    """Entries of a task that tell it from others, those that it has; all of them where none are named."""
+    """Entries of a task that are hashed for the split; empty for all of them. A task may lack some."""
+    _identities: ClassVar[Mapping[str, Identity]] = {}
+    """Identities to choose from, by the value of the setting ``split_by``."""
+    _novelty: str = "new tasks"
+    _is_split = False  # whether `_check_split` has found enough tasks
 
     @classmethod
     def _choose(cls, split: Split) -> Split:
         require_choice(cls.__name__, "split", split, get_args(Split))
         return split
 
+    def _hold_out(self, split: Split, split_by: str) -> None:
+        """Sets the side of the split and the identity of tasks, before the base is built."""
+        self._split = self._choose(split)
+        require_choice(self.label, "split_by", split_by, tuple(self._identities))
+        self._identity, self._novelty = self._identities[split_by]
+
+    def _check_split(self) -> None:
+        """Refuses to split very few tasks; a subclass may call this at the end of its constructor to refuse early."""
+        if self._split == "all" or self._is_split:
+            return
+        drawn = self._draw_tasks(fold(torch.arange(_LOOKED_AT), 0))
+        count = len(self.task_hash(drawn).unique())
+        remedy = ["be all"]
+        for name, (entries, _) in self._identities.items():
+            others = hash_of({entry: drawn[entry] for entry in entries if entry in drawn})
+            if len(others.unique()) >= FEWEST:
+                remedy.append(f"have split_by={name}")
+        condition = f"{' or '.join(remedy)}, as there are too few different tasks ({count}) to hold some out"
+        require(self.label, "split", self._split, count >= FEWEST, condition)
+        self._is_split = True
+
+    @property
+    def novelty(self) -> str | None:
+        """See `ContextEnv.novelty`."""
+        return None if self._split == "all" else self._novelty
+
     def tasks_of(self, task_seed: Tensor) -> Tensors:
         """The tasks ``[R, ...]`` of seeds ``[R]`` on the CPU, on the side that episodes play (`yamame_envs.split`)."""
+        self._check_split()
         return draw_side(self._draw_tasks, self.task_hash, task_seed, self._split, self.label)
 
     def task_hash(self, task: Tensors) -> Tensor:
         """Hashes ``[R]`` int64 of tasks ``[R, ...]``; equal tasks have equal ones, whatever their seeds."""
-        names = self._identity or tuple(name for name in task if name not in ("task_seed", "number"))
-        return hash_of({name: task[name] for name in names if name in task})
+        return hash_of({name: task[name] for name in self._identity_of(task)})
+
+    def _identity_of(self, task: Tensors) -> list[str]:
+        """Names of the entries of a task that are hashed, sorted."""
+        names = self._identity or task.keys() - {"task_seed", "number", "world_hash"}
+        return sorted(name for name in names if name in task)
 
     @abstractmethod
     def _draw_tasks(self, task_seed: Tensor) -> Tensors:

@@ -105,6 +105,14 @@ class ContextEnv(EnvBase):
         self.full_done_spec = Composite(done, shape=self.batch_size, device=self.device)
 
     @property
+    def novelty(self) -> str | None:
+        """What is new in tasks of one side of a split to an agent trained on the other side, as ``"new mazes"``.
+
+        None: nothing but seeds, so that training may meet the same tasks.
+        """
+        return None
+
+    @property
     def capture_obstacle(self) -> str | None:
         """What keeps steps from being captured, see `yamame.capturing`; None if nothing does.
 

@@ -3,7 +3,7 @@
 Source: Algorithm Distillation, arXiv 2210.14215 (Dark Key-To-Door), as played in AMAGO, arXiv 2310.09971.
 """
 
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from yamame.checks import require, require_choice
 from yamame_envs.base import BatchedEnv
 from yamame_envs.maze import DIRECTIONS
 from yamame_envs.rendering import Palette, disc, frame, goal
-from yamame_envs.split import Split
+from yamame_envs.split import Identity, Split
 from yamame_envs.streams import fold, integers, permutation
 from yamame_envs.tasks import Tensors, one_hots
 
@@ -50,6 +50,8 @@ class DarkKeyDoor(BatchedEnv):
         randomize_actions: Whether what the five actions do is permuted anew in every episode.
         split: Which rooms episodes play: ``all``; ``train``, all but a share that is held out; ``test``, that share
             (`yamame_envs.split`).
+        split_by: What is held out: ``rooms``, pairs of key and door, whatever the start and the actions;
+            ``rooms_and_starts``, key, door, start and permuted actions together.
         observable: Whether door and key are shown as ``hidden`` ``[N, 4]``, as ``light`` has them; permuted actions
             stand behind them as one-hots, ``[N, 29]``.
         seed: Names the tasks of all episodes.
@@ -63,7 +65,10 @@ class DarkKeyDoor(BatchedEnv):
     torch.Size([2, 100, 4])
     """
 
-    _identity = ("start", "key", "door", "actions")
+    _identities: ClassVar = {
+        "rooms": Identity(("key", "door"), "new rooms"),
+        "rooms_and_starts": Identity(("start", "key", "door", "actions"), "new starts in known rooms"),
+    }
     _next_cell: Tensor
     _places: Tensor
     _trial_length: Tensor
@@ -79,6 +84,7 @@ class DarkKeyDoor(BatchedEnv):
         light: bool = False,
         randomize_actions: bool = False,
         split: Split = "all",
+        split_by: Literal["rooms", "rooms_and_starts"] = "rooms",
         observable: bool = False,
         seed: int = 0,
         device: str | torch.device = "cpu",
@@ -87,7 +93,7 @@ class DarkKeyDoor(BatchedEnv):
         require(self.label, "trial_limit", trial_limit, trial_limit >= 1, "be at least 1")
         known = get_args(Attempts)
         require_choice(self.label, "attempts", attempts, known)
-        self._split = self._choose(split)
+        self._hold_out(split, split_by)
         self._size = size
         self._trial_limit = trial_limit
         self._attempts = attempts
@@ -104,6 +110,7 @@ class DarkKeyDoor(BatchedEnv):
             device=device,
         )
         self._add_tables()
+        self._check_split()
 
     def _add_tables(self) -> None:
         size = self._size

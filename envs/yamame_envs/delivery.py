@@ -3,6 +3,8 @@
 Source: AMAGO, arXiv 2310.09971, section 5 and appendix (Package Delivery).
 """
 
+from typing import ClassVar, Literal
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -13,7 +15,7 @@ from yamame.goals import GOAL_PAD, num_goals
 
 from yamame_envs.goal_env import GoalEnv
 from yamame_envs.rendering import Palette, disc, frame, goal
-from yamame_envs.split import Split
+from yamame_envs.split import Identity, Split
 from yamame_envs.streams import fold, integers, permutation
 from yamame_envs.tasks import Tensors, one_hots
 
@@ -50,6 +52,9 @@ class PackageDelivery(GoalEnv):
         time_limit: Steps of an episode at most.
         split: Which roads episodes play: ``all``; ``train``, all but a share that is held out; ``test``, that share
             (`yamame_envs.split`).
+        split_by: What is held out: ``roads``, a road with its forks and its button, whatever the destinations;
+            ``roads_and_goals``, pairs of a road and an instruction. Relabelling must then reject held-out instructions
+            (`held_out_instructions`).
         observable: Whether ``hidden`` ``[N, length + 4]`` shows which branch goes on at every cell (1 right, -1 left,
             0 no fork) and which button places packages, as a one-hot.
         seed: Names the tasks of all episodes.
@@ -64,7 +69,10 @@ class PackageDelivery(GoalEnv):
     torch.Size([2, 3, 4, 1])
     """
 
-    _identity = ("onward", "button", "instruction")
+    _identities: ClassVar = {
+        "roads": Identity(("onward", "button"), "new roads"),
+        "roads_and_goals": Identity(("onward", "button", "instruction"), "new goals on known roads"),
+    }
 
     def __init__(
         self,
@@ -75,12 +83,13 @@ class PackageDelivery(GoalEnv):
         max_packages: int = 4,
         time_limit: int = 180,
         split: Split = "all",
+        split_by: Literal["roads", "roads_and_goals"] = "roads",
         observable: bool = False,
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
         self._check_settings(length, min_packages, max_packages)
-        self._split = self._choose(split)
+        self._hold_out(split, split_by)
         self._length = length
         self._packages = (min_packages, max_packages)
         self._forks = (length // 5 // 2, length // 5)
@@ -97,6 +106,7 @@ class PackageDelivery(GoalEnv):
             seed=seed,
             device=device,
         )
+        self._check_split()
 
     @classmethod
     def _check_settings(cls, length: int, min_packages: int, max_packages: int) -> None:

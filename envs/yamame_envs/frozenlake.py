@@ -4,7 +4,7 @@ Source: the toy environment of the AMAGO library (arXiv 2310.09971), version 3.3
 Gymnasium's FrozenLake.
 """
 
-from typing import Final
+from typing import ClassVar, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from yamame.checks import require
 
 from yamame_envs.base import BatchedEnv
 from yamame_envs.rendering import Palette, disc, frame, goal, ring
-from yamame_envs.split import Split
+from yamame_envs.split import Identity, Split
 from yamame_envs.streams import fold, uniform
 from yamame_envs.tasks import Tensors
 
@@ -60,6 +60,8 @@ class MetaFrozenLake(BatchedEnv):
         slip: Probability that an action has no effect, in [0, 1).
         split: Which lakes episodes play: ``all``; ``train``, all but a share that is held out; ``test``, that share
             (`yamame_envs.split`).
+        split_by: What is held out: ``lakes``, the holes, whatever the actions do; ``lakes_and_actions``, holes and
+            swapped actions together, which is the same unless ``hard``.
         observable: Whether the present holes are shown as ``hidden`` ``[N, size * size]``; when ``hard``, the true row
             and column and whether actions are swapped stand behind them.
         seed: Names the tasks of all episodes.
@@ -74,7 +76,10 @@ class MetaFrozenLake(BatchedEnv):
             [0., 0., 1., 0.]])
     """
 
-    _identity = ("holes", "effects")
+    _identities: ClassVar = {
+        "lakes": Identity(("holes",), "new lakes"),
+        "lakes_and_actions": Identity(("holes", "effects"), "new actions on known lakes"),
+    }
     _places: Tensor
     _progress: Tensor
     _targets: Tensor
@@ -89,6 +94,7 @@ class MetaFrozenLake(BatchedEnv):
         recover: bool = False,
         slip: float = 0.0,
         split: Split = "all",
+        split_by: Literal["lakes", "lakes_and_actions"] = "lakes",
         observable: bool = False,
         seed: int = 0,
         device: str | torch.device = "cpu",
@@ -96,7 +102,9 @@ class MetaFrozenLake(BatchedEnv):
         require(self.label, "size", size, size >= 2, "be at least 2")
         require(self.label, "num_trials", num_trials, num_trials >= 1, "be at least 1")
         require(self.label, "slip", slip, 0 <= slip < 1, "be in [0, 1)")
-        self._split = self._choose(split)
+        self._hold_out(split, split_by)
+        if not hard:  # actions are never swapped
+            self._novelty = self._identities["lakes"].novelty
         self._size = size
         self._num_trials = num_trials
         self._hard, self._recover, self._slip = hard, recover, slip
@@ -111,6 +119,7 @@ class MetaFrozenLake(BatchedEnv):
             device=device,
         )
         self._add_tables()
+        self._check_split()
 
     def _add_tables(self) -> None:
         size = self._size

@@ -7,7 +7,11 @@ Goals, their completion and their reward are those of `yamame.goals`. Entries wr
 ``goal``           ``[N, K, d]``       the instruction as seen now: completed and unused slots are marked
 ``achieved``       ``[N, M, d]``       goals that hold now; for relabelling, never an input of a policy
 ``achieved_mask``  ``[N, M]`` bool     which of the M slots hold an achieved goal
+``world_hash``     ``[N, 1]`` int64    hash of the task without its instruction, see below; for relabelling
 =================  ==================  ====================================================================
+
+``world_hash`` is written only where instructions are held out, i.e. where they are part of the identity of tasks and
+``split`` is not ``all`` (`yamame_envs.split`).
 """
 
 from abc import abstractmethod
@@ -16,12 +20,13 @@ from collections.abc import Mapping
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data import Binary, Bounded
+from torchrl.data import Binary, Bounded, Unbounded
 from torchrl.data.tensor_specs import TensorSpec
 from yamame.checks import require
 from yamame.goals import GOAL_COMPLETED, GOAL_PAD, advance, num_goals, show
 
 from yamame_envs.base import BatchedEnv
+from yamame_envs.split import HeldOutInstructions, entry_hash
 from yamame_envs.tasks import Tensors
 
 
@@ -71,6 +76,8 @@ class GoalEnv(BatchedEnv):
             "achieved": Bounded(0.0, goal_high, shape=achieved, dtype=torch.float32, device=device),
             "achieved_mask": Binary(n=achieved_slots, dtype=torch.bool, device=device),
         }
+        if self._holds_instructions_out:
+            entries["world_hash"] = Unbounded(1, dtype=torch.int64, device=device)
         super().__init__(
             num_envs=num_envs,
             time_limit=time_limit,
@@ -85,6 +92,34 @@ class GoalEnv(BatchedEnv):
     def capture_obstacle(self) -> str | None:
         """An instruction that is asked for: tasks that exclude it are refused as they begin."""
         return None if self._asked is None else "set_instruction"
+
+    @property
+    def _holds_instructions_out(self) -> bool:
+        return self._split != "all" and (not self._identity or "instruction" in self._identity)
+
+    @property
+    def held_out_instructions(self) -> HeldOutInstructions | None:
+        """Tells which instructions are held out from training here; None where the split ignores instructions."""
+        if not self._holds_instructions_out:
+            return None
+        names = self._identity_of(self._draw_tasks(torch.zeros(1, dtype=torch.int64)))
+        return HeldOutInstructions(names.index("instruction"), self._split)
+
+    def tasks_of(self, task_seed: Tensor) -> Tensors:
+        """As `BatchedEnv.tasks_of`; with their ``world_hash`` where instructions are held out."""
+        task = super().tasks_of(task_seed)
+        if self._holds_instructions_out:
+            names = enumerate(self._identity_of(task))
+            world = [entry_hash(task[name], number) for number, name in names if name != "instruction"]
+            task["world_hash"] = sum(world, torch.zeros_like(task_seed))
+        return task
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """As `BatchedEnv.load_state_dict`; a state of an earlier version, without ``world_hash``, is completed."""
+        super().load_state_dict(state_dict)
+        env_state = self._env_state
+        if self._holds_instructions_out and env_state.task:
+            env_state.timestep["world_hash"] = env_state.task["world_hash"].unsqueeze(-1)
 
     @abstractmethod
     def _begin_world(self, task: Tensors) -> Tensors:
@@ -167,12 +202,15 @@ class GoalEnv(BatchedEnv):
         )
 
     def _observe(self, task: Tensors, state: Tensors) -> Tensors:
-        return {
+        seen = {
             **self._look(task, state),
             "goal": show(task["instruction"], state["active"]),
             "achieved": state["achieved"],
             "achieved_mask": state["achieved_mask"],
         }
+        if self._holds_instructions_out:
+            seen["world_hash"] = task["world_hash"].unsqueeze(-1).clone()
+        return seen
 
     def _override(self, task: Tensors, tensordict: TensorDictBase, begins: Tensor) -> None:
         instruction = tensordict.get("instruction", None)

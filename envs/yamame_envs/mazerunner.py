@@ -3,6 +3,8 @@
 Source: AMAGO, arXiv 2310.09971, section 5 and appendix (Maze Runner).
 """
 
+from typing import ClassVar, Literal
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -14,7 +16,7 @@ from yamame.goals import GOAL_PAD
 from yamame_envs.goal_env import GoalEnv
 from yamame_envs.maze import DIRECTIONS, clear_spawn, grow_walls, sight
 from yamame_envs.rendering import Palette, disc, frame, goal
-from yamame_envs.split import Split
+from yamame_envs.split import Identity, Split
 from yamame_envs.streams import fold, integers, permutation, subset
 from yamame_envs.tasks import Tensors, one_hots
 
@@ -27,9 +29,9 @@ class MazeRunner(GoalEnv):
 
     Actions: 0 west, 1 north, 2 east, 3 south, 4 stay; a wall stops a move. Observation ``[N, 6]`` float32:
     row and column of the agent, then the numbers of free cells in sight to the west, north, east and south,
-    all divided by ``size``. The agent starts at the bottom. Goals are cells (row, column), not divided, drawn
-    without replacement from the free cells; each pays 1 when it is reached in its turn. The episode ends with
-    the last goal or at the time limit.
+    all divided by ``size``; ``[N, 4]`` without ``position``. The agent starts at the bottom. Goals are cells
+    (row, column), not divided, drawn without replacement from the free cells; each pays 1 when it is reached in its
+    turn. The episode ends with the last goal or at the time limit.
 
     Args:
         num_envs: Mazes played at the same time.
@@ -41,8 +43,12 @@ class MazeRunner(GoalEnv):
         randomize_actions: Whether what the five actions do is permuted anew in every episode.
         split: Which mazes episodes play: ``all``; ``train``, all but a share that is held out; ``test``, that share
             (`yamame_envs.split`).
-        observable: Whether the map, 1 for a wall, is shown as ``hidden`` ``[N, size * size]``, with permuted actions as
-            one-hots behind it, 25 more.
+        split_by: What is held out: ``walls``, mazes, whatever their goals and actions; ``walls_and_goals``, pairs of a
+            maze and an instruction (with permuted actions, triples), so that evaluation asks for new goals in mazes
+            that training may know. Relabelling must then reject held-out instructions (`held_out_instructions`).
+        position: Whether row and column of the agent are part of the observation.
+        observable: Whether the map, 1 for a wall, is shown as ``hidden`` ``[N, size * size]``, followed by permuted
+            actions as one-hots, 25 more, and without ``position`` by row and column divided by ``size``, 2 more.
         seed: Names the tasks of all episodes.
         device: Where all tensors live.
 
@@ -54,7 +60,10 @@ class MazeRunner(GoalEnv):
     torch.Size([2, 3, 2, 2])
     """
 
-    _identity = ("walls", "instruction", "actions")
+    _identities: ClassVar = {
+        "walls": Identity(("walls",), "new mazes"),
+        "walls_and_goals": Identity(("walls", "instruction", "actions"), "new goals in known mazes"),
+    }
     _side: Tensor
     _offsets: Tensor
     _cells: Tensor
@@ -70,6 +79,8 @@ class MazeRunner(GoalEnv):
         time_limit: int = 100,
         randomize_actions: bool = False,
         split: Split = "all",
+        split_by: Literal["walls", "walls_and_goals"] = "walls",
+        position: bool = True,
         observable: bool = False,
         seed: int = 0,
         device: str | torch.device = "cpu",
@@ -77,21 +88,26 @@ class MazeRunner(GoalEnv):
         self._check_settings(size, num_goals, min_goals)
         self._goals = (num_goals if min_goals is None else min_goals, num_goals)
         self._randomize = randomize_actions
-        self._split = self._choose(split)
-        self._size = size
+        self._hold_out(split, split_by)
+        self._size, self._shows_position = size, position
+        num_seen = 6 if position else 4
+        num_hidden = size * size + (25 if randomize_actions else 0) + (0 if position else 2)
         super().__init__(
             num_envs=num_envs,
             time_limit=time_limit,
             action=Categorical(5),
-            observations={"observation": Bounded(0.0, 1.0, shape=(6,), dtype=torch.float32, device=device)},
+            observations={
+                "observation": Bounded(0.0, 1.0, shape=(num_seen,), dtype=torch.float32, device=device)
+            },
             instruction=(num_goals, 2),
             achieved_slots=1,
             goal_high=size - 1,
-            hidden=size * size + (25 if randomize_actions else 0) if observable else 0,
+            hidden=num_hidden if observable else 0,
             seed=seed,
             device=device,
         )
         self._add_tables()
+        self._check_split()
 
     @classmethod
     def _check_settings(cls, size: int, num_goals: int, min_goals: int | None) -> None:
@@ -177,7 +193,9 @@ class MazeRunner(GoalEnv):
         cell = state["cell"]
         index = cell + self._env_offsets[: cell.shape[0]]
         seen = task["sight"].flatten(0, 1).index_select(0, index)
-        return {"observation": torch.cat([state["achieved"].flatten(1), seen], 1) / self._side}
+        if self._shows_position:
+            seen = torch.cat([state["achieved"].flatten(1), seen], 1)
+        return {"observation": seen / self._side}
 
     def _achieved(self, task: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
         cell = state["cell"]
@@ -185,8 +203,12 @@ class MazeRunner(GoalEnv):
         return self._cells.index_select(0, cell).unsqueeze(1), mask
 
     def _hidden(self, task: Tensors, state: Tensors) -> Tensor:
-        walls = task["walls"].to(torch.float32)
-        return torch.cat([walls, one_hots(task["actions"], 5)], 1) if self._randomize else walls
+        hidden = [task["walls"].to(torch.float32)]
+        if self._randomize:
+            hidden.append(one_hots(task["actions"], 5))
+        if not self._shows_position:
+            hidden.append(state["achieved"].flatten(1) / self._side)
+        return torch.cat(hidden, 1)
 
     def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
         """Draws one env: ``[H, W, 3]`` uint8 RGB.

@@ -1,15 +1,21 @@
-"""Tasks that training never meets: a share of all tasks, told by a hash of what was drawn, is held out.
+"""Held-out tasks: a quarter of all tasks, chosen by a hash of their content, which training never draws.
 
-Other seeds are no other tasks: where few tasks exist, training meets those of evaluation. So the task of a seed is the
-first of the right side among those of `candidates`, and both sides together are all tasks. Within a side tasks are as
-frequent as they were, and a task is still a pure function of its seed.
+Different seeds may draw the same task, and where few tasks exist they often do. So the task of a seed is the first one
+on the requested side of the split among those of `candidates`; the two sides together are all tasks. Within a side
+tasks are as frequent as they were, and a task is still a pure function of its seed.
+
+The hash covers the entries of an `Identity`. Hindsight relabelling changes the instruction of a trajectory, so an
+identity either leaves the instruction out, or relabelling must reject held-out instructions (`HeldOutInstructions`).
 """
 
 from collections.abc import Callable
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
+from yamame.checks import require
 
 from yamame_envs.streams import bits, fold
 from yamame_envs.tasks import Draw, Tensors
@@ -18,9 +24,23 @@ Split = Literal["all", "train", "test"]
 """Which tasks are drawn: all, those that are not held out, those that are."""
 HELD_OUT = 0.25
 """The share that is held out: of few tasks, as lakes of 4x4 cells, a smaller one would be of another difficulty."""
+FEWEST = 8
+"""The fewest different tasks that can be split."""
 _AGAIN = 0x7461736B
 _MOST = 255  # candidates: that none of them is held out has a probability of 1e-32
 _BELOW = 2**32
+
+
+class Identity(NamedTuple):
+    """What makes two tasks the same one.
+
+    Attributes:
+        entries: Names of the entries of a task that are hashed; a task may lack some of them.
+        novelty: What the tasks of one side of the split have that those of the other side lack: ``"new mazes"``.
+    """
+
+    entries: tuple[str, ...]
+    novelty: str
 
 
 def candidates(seeds: Tensor, start: int, stop: int) -> Tensor:
@@ -32,19 +52,43 @@ def candidates(seeds: Tensor, start: int, stop: int) -> Tensor:
 
 def hash_of(task: Tensors) -> Tensor:
     """Hashes the values of all entries ``[R, ...]`` of tasks, at least one, on any device: ``[R]`` int64."""
-    parts = []
-    for number, name in enumerate(sorted(task)):
-        values = task[name].reshape(len(task[name]), -1)
-        if values.is_floating_point():
-            values = values.to(torch.float64).view(torch.int64)
-        place = fold(torch.arange(values.shape[1], device=values.device), number)
-        parts.append(fold(place, values.to(torch.int64)).sum(-1))
-    return torch.stack(parts).sum(0)
+    return torch.stack([entry_hash(task[name], number) for number, name in enumerate(sorted(task))]).sum(0)
+
+
+def entry_hash(values: Tensor, number: int) -> Tensor:
+    """The term ``[R]`` that an entry ``[R, ...]`` adds to `hash_of`; ``number`` is its place among the sorted names."""
+    values = values.unsqueeze(-1).flatten(1)
+    if values.is_floating_point():
+        values = values.to(torch.float64).view(torch.int64)
+    place = fold(torch.arange(values.shape[1], device=values.device), number)
+    return fold(place, values.to(torch.int64)).sum(-1)
 
 
 def is_held_out(hashed: Tensor) -> Tensor:
     """Which tasks of these hashes ``[R]`` are held out, ``[R]`` bool."""
     return (bits(hashed) & (_BELOW - 1)) < int(HELD_OUT * _BELOW)
+
+
+@dataclass(frozen=True)
+class HeldOutInstructions:
+    """Tells which instructions training must not use, for `yamame.replay.Relabel`.
+
+    Args:
+        number: Place of the instruction among the sorted entries of the identity (`entry_hash`).
+        split: The side that training draws from; tasks of the other side are held out.
+    """
+
+    number: int
+    split: Split
+
+    def __call__(self, instruction: Tensor, trajectories: TensorDictBase) -> Tensor:
+        """Looks instructions ``[B, K, d]`` up for trajectories ``[B, L]`` with their ``world_hash``: ``[B]`` bool."""
+        world = trajectories.get("world_hash", None)
+        held = sorted(map(str, trajectories.keys()))
+        condition = "hold 'world_hash', as trajectories of environments that hold instructions out do"
+        require("HeldOutInstructions", "trajectories", held, world is not None, condition)
+        hashed = world[:, 0].flatten() + entry_hash(instruction, self.number)
+        return is_held_out(hashed) != (self.split == "test")
 
 
 def draw_side(

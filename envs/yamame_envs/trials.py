@@ -133,6 +133,12 @@ class RepeatedTrials(ContextEnv):
         return recorded_spaces(self.env)
 
     @property
+    def novelty(self) -> str | None:
+        """That of the inner environment."""
+        novelty: str | None = getattr(self.env, "novelty", None)
+        return novelty
+
+    @property
     def capture_obstacle(self) -> str | None:
         """That of the inner environment."""
         return self.env.capture_obstacle if isinstance(self.env, ContextEnv) else type(self.env).__name__

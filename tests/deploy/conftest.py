@@ -10,7 +10,7 @@ from yamame.cli.nodes import plain
 from yamame.deploy import DeployedAgent, Interface, SavedAgent
 from yamame.runs.build import build_agent, build_env
 
-MAZE = ("env.size=7", "env.num_goals=2", "env.time_limit=23")
+MAZE = ("env.size=7", "env.split_by=walls_and_goals", "env.num_goals=2", "env.time_limit=23")
 WIDTHS = {
     "transformer": ("encoder.d_model=16", "encoder.num_heads=2", "encoder.num_layers=2"),
     "gru": ("encoder.hidden_size=16", "encoder.out_features=16"),

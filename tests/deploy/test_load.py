@@ -335,9 +335,9 @@ def test_a_length_that_can_be_chosen_is_taken():
 
 
 def test_a_card_names_revision_and_cost_where_the_run_tells_them(run, tmp_path):
-    told = ("| revision | 1a2b3c |", "| CPU-seconds of its run | 12.5 |")
+    told = ("| revision | 1a2b3c |", "| CPU-seconds of its run | 12.5 |", "Evaluated on new mazes.")
     for name, summary, knows in (
-        ("whole", {"git_revision": "1a2b3c", "cpu_s": 12.5}, True),
+        ("whole", {"git_revision": "1a2b3c", "cpu_s": 12.5, "evaluated_on": "new mazes"}, True),
         ("old", {}, False),
         ("damaged", None, False),
     ):
@@ -345,4 +345,4 @@ def test_a_card_names_revision_and_cost_where_the_run_tells_them(run, tmp_path):
         (path / "summary.json").write_text("{" if summary is None else json.dumps(summary))
         for source in (path, yamame.load(path).save_pretrained(tmp_path / f"{name}-folder")):
             card = (yamame.load(source).save_pretrained(tmp_path / f"{name}-again") / "README.md").read_text()
-            assert [line in card for line in told] == [knows, knows]
+            assert [line in card for line in told] == [knows] * 3

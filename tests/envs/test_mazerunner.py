@@ -2,6 +2,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from yamame.goals import GOAL_COMPLETED, GOAL_PAD
+from yamame.timestep.specs import inputs_from_spec
 from yamame_envs import MazeRunner
 from yamame_envs.rendering import CELL, Palette
 
@@ -256,3 +257,38 @@ def test_a_row_that_does_not_exist_is_not_drawn(row):
     env.reset()
     with pytest.raises(ValueError, match=f"MazeRunner: env_id must be an env that was reset, got {row}"):
         env.render(row)
+
+
+def test_without_a_position_nothing_that_a_policy_reads_tells_where_the_agent_is():
+    """An agent reads the same of two places with the same four sights, and other things of other places with it."""
+    for position, differ in ((False, False), (True, True)):
+        env = MazeRunner(num_envs=64, size=9, num_goals=2, position=position, seed=3)
+        inputs = inputs_from_spec(env.observation_spec, batch_dims=1)
+        assert inputs["observation"].shape == ((6,) if position else (4,))
+        torch.manual_seed(0)
+        steps = env.rollout(40, break_when_any_done=False)
+        sights = steps["observation"][..., -4:]
+        read = torch.cat([steps[key].flatten(2).float() for key in ("observation", "prev_reward")], -1)
+        told = {"time", "step_index", "prev_action", "trial_start", "observation", "prev_reward"}
+        assert set(inputs) <= told  # the time, actions and rewards are those of the agent itself
+        cells = (
+            torch.cat([steps["achieved"][:, :, 0], sights, steps["prev_reward"]], -1)
+            .flatten(0, 1)
+            .unique(dim=0)
+        )
+        seen = torch.cat([sights, steps["prev_reward"]], -1).flatten(0, 1).unique(dim=0)
+        number = len(read.flatten(0, 1).unique(dim=0))
+        assert number == (len(cells) if differ else len(seen))
+        assert len(cells) > len(seen) + 10
+
+
+def test_a_position_changes_nothing_but_what_is_seen():
+    settings = {"num_envs": 8, "size": 9, "num_goals": 2, "seed": 5}
+    rollouts = []
+    for position in (False, True):
+        torch.manual_seed(1)
+        rollouts.append(MazeRunner(**settings, position=position).rollout(50, break_when_any_done=False))
+    blind, seeing = rollouts
+    for key in blind.keys(True, True):
+        ours = seeing[key][..., 2:] if "observation" in key else seeing[key]
+        assert torch.equal(blind[key], ours), key

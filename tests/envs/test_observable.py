@@ -14,6 +14,7 @@ TWINS = [
     (envs.DarkKeyDoor, {"size": 3, "time_limit": 20, "randomize_actions": True}, 29),
     (envs.MazeRunner, {"size": 5, "num_goals": 1, "time_limit": 9}, 25),
     (envs.MazeRunner, {"size": 5, "num_goals": 1, "randomize_actions": True}, 50),
+    (envs.MazeRunner, {"size": 5, "num_goals": 1, "position": False, "randomize_actions": True}, 52),
     (envs.MetaFrozenLake, {"size": 3, "num_trials": 2}, 9),
     (envs.MetaFrozenLake, {"size": 3, "num_trials": 2, "hard": True}, 12),
     (envs.PackageDelivery, {"length": 10, "time_limit": 20}, 14),
@@ -48,6 +49,12 @@ def test_a_twin_tells_what_decides():
     wind = envs.Wind(num_envs=4, time_limit=30, observable=True).rollout(20)
     moved = wind["next", "observation"] - wind["observation"] - wind["action"]
     torch.testing.assert_close(moved, 0.08 * wind["hidden"], atol=1e-5, rtol=0)
+
+
+def test_the_twin_of_a_maze_without_a_position_shows_it():
+    settings = {"num_envs": 4, "size": 7, "num_goals": 1}
+    blind = played(envs.MazeRunner(**settings, position=False, observable=True))
+    assert blind["hidden"][..., 49:].equal(played(envs.MazeRunner(**settings))["observation"][..., :2])
 
 
 def test_a_twin_in_repeated_trials_shows_it_too_and_other_environments_know_nothing_of_it():

@@ -10,9 +10,14 @@ from yamame_envs.split import HELD_OUT, candidates, hash_of, is_held_out
 from yamame_envs.streams import fold, integers
 
 ENVS = {
-    "maze": (MazeRunner, {"size": 7, "num_goals": 1}),
-    "shuffled maze": (MazeRunner, {"size": 7, "num_goals": 2, "randomize_actions": True}),
-    "road": (PackageDelivery, {"length": 6, "min_packages": 3, "max_packages": 3}),
+    "maze": (MazeRunner, {"size": 9, "num_goals": 1}),
+    "shuffled maze": (MazeRunner, {"size": 9, "num_goals": 2, "randomize_actions": True}),
+    "pair of maze and goals": (MazeRunner, {"size": 7, "num_goals": 1, "split_by": "walls_and_goals"}),
+    "road": (PackageDelivery, {"length": 11, "min_packages": 3, "max_packages": 3}),
+    "pair of road and goals": (
+        PackageDelivery,
+        {"length": 6, "min_packages": 3, "max_packages": 3, "split_by": "roads_and_goals"},
+    ),
     "room": (DarkKeyDoor, {"size": 3}),
     "lake": (MetaFrozenLake, {"size": 4, "num_trials": 2}),
     "hard lake": (MetaFrozenLake, {"size": 3, "num_trials": 2, "hard": True}),
@@ -170,7 +175,7 @@ def test_episodes_are_of_one_side_alone_and_trials_too():
 
 
 def test_a_task_seed_of_a_reset_is_of_the_side_and_an_instruction_is_as_asked():
-    env = MazeRunner(num_envs=4, size=7, num_goals=1, split="test")
+    env = MazeRunner(num_envs=4, size=7, num_goals=1, split="test", split_by="walls_and_goals")
     asked = TensorDict({"task_seed": torch.arange(4).view(4, 1)}, [4])
     env.reset(asked)
     assert is_held_out(env.task_hash(env._env_state.task)).all()
@@ -204,15 +209,45 @@ def test_an_environment_of_one_side_is_resumed_exactly_and_one_of_the_other_play
         assert torch.equal(go_on(other, other.present()), expected) is same
 
 
-@pytest.mark.parametrize(("sides", "split"), [(1, "train"), (1, "test")])
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("sides", [1, 3])
 def test_too_few_tasks_are_named(sides, split):
     dice = Dice(sides, split)
-    kept = bool(is_held_out(dice.task_hash({"side": torch.zeros(1, dtype=torch.int64)}))) == (split == "test")
-    if kept:
-        assert dice.tasks_of(SEEDS[:3])["side"].tolist() == [0, 0, 0]
-        return
-    with pytest.raises(ValueError, match=f"Dice: split must be all where .* so few tasks, got '{split}'"):
+    with pytest.raises(
+        ValueError, match=rf"Dice: split must be all, .* too few .*\({sides}\) .* got '{split}'"
+    ):
         dice.tasks_of(SEEDS[:3])
+    assert Dice(sides).tasks_of(SEEDS[:3])["side"].max() < sides
+
+
+def test_a_side_without_a_task_is_named():
+    class Loaded(Dice):
+        """The first tasks that are looked at are many, all others the same one."""
+
+        def _draw_tasks(self, task_seed):
+            task = super()._draw_tasks(task_seed)
+            return {**task, "side": task["side"] if len(task_seed) == 64 else torch.zeros_like(task["side"])}
+
+    first = bool(is_held_out(Dice().task_hash({"side": torch.zeros(1, dtype=torch.int64)})))
+    kept, missing = ("test", "train") if first else ("train", "test")
+    assert Loaded(split=kept).tasks_of(SEEDS[:3])["side"].tolist() == [0, 0, 0]
+    with pytest.raises(ValueError, match=f"Loaded: split must be all where .* so few tasks, got '{missing}'"):
+        Loaded(split=missing).tasks_of(SEEDS[:3])
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "remedy"),
+    [
+        (MazeRunner, {"size": 7}, "all or have split_by=walls_and_goals,"),
+        (MazeRunner, {"size": 5, "num_goals": 1}, "all,"),
+        (PackageDelivery, {"length": 4, "max_packages": 2}, "all or have split_by=roads_and_goals,"),
+        (MetaFrozenLake, {"size": 2}, "all,"),
+    ],
+)
+def test_an_environment_with_too_few_tasks_is_refused_as_it_is_built(kind, settings, remedy):
+    with pytest.raises(ValueError, match=f"{kind.__name__}: split must be {remedy} .*, got 'train'"):
+        kind(split="train", **settings)
+    kind(**settings)
 
 
 def test_another_word_is_refused(make):

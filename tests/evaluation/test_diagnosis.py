@@ -74,7 +74,15 @@ def test_replacing_some_timesteps_keeps_the_first_one_and_fills_in_for_the_other
 
 
 def test_episodes_of_different_lengths_count_up_to_their_ends():
-    maze = ("env=mazerunner", "env.size=5", "env.num_goals=1", "env.time_limit=12", "encoder=gru")
+    maze = (
+        "env=mazerunner",
+        "env.size=5",
+        "env.split=all",
+        "evaluation.env.split=all",
+        "env.num_goals=1",
+        "env.time_limit=12",
+        "encoder=gru",
+    )
     agent, env = agent_of(*maze, num_envs=30)
     episodes = record_episodes(agent, env, seed=3)
     lengths = episodes["mask"].sum((1, 2))

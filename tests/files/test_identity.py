@@ -103,3 +103,22 @@ def test_a_run_from_before_tasks_were_held_out_is_not_resumed_on_other_tasks():
         compare_config(before, after)
     compare_config(before, {"env": {"size": 9, "split": "all"}})
     compare_config({"env": {"split": "train"}}, {"env": {"split": "train"}})  # that of another environment
+
+
+@pytest.mark.parametrize(
+    ("env", "was"),
+    [
+        ({"_target_": "yamame_envs.MazeRunner"}, "walls_and_goals"),
+        ({"_target_": "yamame_envs.PackageDelivery"}, "roads_and_goals"),
+        ({"_target_": "yamame_envs.DarkKeyDoor"}, "rooms_and_starts"),
+        ({"_target_": "yamame_envs.MetaFrozenLake", "hard": True}, "lakes_and_actions"),
+        ({"_target_": "yamame_envs.MetaFrozenLake", "hard": False}, "lakes"),
+    ],
+)
+def test_a_run_from_before_what_is_held_out_could_be_chosen_keeps_its_tasks(env, was):
+    compare_config({"env": env}, {"env": {**env, "split_by": was}})
+    with pytest.raises(UsageError, match=rf"env\.split_by: '{was}' -> 'another'"):
+        compare_config({"env": env}, {"env": {**env, "split_by": "another"}})
+    compare_config({"env": env}, {"env": {**env, "position": True}})
+    with pytest.raises(UsageError, match=r"env\.position: True -> False"):
+        compare_config({"env": env}, {"env": {**env, "position": False}})

@@ -137,6 +137,7 @@ SMALL = [
     "encoder.num_layers=1",
     "encoder.num_heads=2",
     "env.size=7",
+    "env.split_by=walls_and_goals",
     "env.time_limit=20",
     "schedule.learning_starts=64",
     "evaluation.num_episodes=2",

@@ -20,6 +20,7 @@ MAZES = [
     "encoder.d_model=16",
     "encoder.num_heads=2",
     "env.size=7",
+    "env.split_by=walls_and_goals",
     "env.num_goals=1",
     "env.time_limit=40",
 ]

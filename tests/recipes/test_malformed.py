@@ -40,7 +40,13 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 LIMIT_S = 60.0
 """Of a busy machine: most take a second."""
 NUM_LINES = int(os.environ.get("MALFORMED_LINES", "750"))
-SMALL = ["encoder.d_model=16", "encoder.num_heads=2", "encoder.num_layers=1", "env.size=7"]
+SMALL = [
+    "encoder.d_model=16",
+    "encoder.num_heads=2",
+    "encoder.num_layers=1",
+    "env.size=7",
+    "env.split_by=walls_and_goals",
+]
 BASES = [
     ("train", ["debug=tiny"]),
     ("train", ["debug=tiny", "env=gym", "trials=repeated", "encoder=gru"]),

@@ -90,7 +90,12 @@ def test_an_environment_that_is_no_batch_is_built_several_times(play, folder):
 
 
 def test_a_sweep_over_own_and_other_relabellers_relabels(play, folder):
-    maze = ["env=mazerunner", "env.size=7", "env.num_goals=1", "env.time_limit=20", "encoder=fading_sum"]
+    maze = [
+        "env=mazerunner",
+        "env.num_goals=1",
+        "env.time_limit=20",
+        "encoder=fading_sum",
+    ]
     sweep = [*maze, "--config-dir", "conf", "-m", "relabel=final,none", "trust=[mylab.]"]
     status, out, err = play("train", folder, *sweep, *TINY)
     assert status == 0, err

@@ -17,6 +17,7 @@ CHANGES = (
     "debug=tiny",
     "env=mazerunner",
     "env.size=7",
+    "env.split_by=walls_and_goals",
     "env.time_limit=20",
     "encoder.num_layers=1",
     "evaluation.num_episodes=2",

@@ -11,7 +11,10 @@ from yamame.cli.app import main
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 TINY = ["debug=tiny", "logger=none", "encoder.d_model=16", "encoder.num_heads=2", "evaluation.video_frames=1"]
-RUNS = {"maze": [*TINY, "env.size=7", "env.time_limit=25"], "memory": [*TINY, "env=tmaze", "env.length=4"]}
+RUNS = {
+    "maze": [*TINY, "env.size=7", "env.split_by=walls_and_goals", "env.time_limit=25"],
+    "memory": [*TINY, "env=tmaze", "env.length=4"],
+}
 
 
 def load(name: str):

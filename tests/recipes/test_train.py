@@ -35,7 +35,7 @@ SHORT = [
 ]
 """Evicts trajectories, evaluates and checkpoints often: 12 updates, 3 in an iteration."""
 SMALL = ["encoder.d_model=16", "encoder.num_layers=1"]
-MAZES = [*SHORT, *SMALL, "env.size=7", "env.num_goals=1"]
+MAZES = [*SHORT, *SMALL, "env.size=7", "env.split_by=walls_and_goals", "env.num_goals=1"]
 
 
 @pytest.fixture

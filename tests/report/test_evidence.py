@@ -43,7 +43,7 @@ def trained(make_run):
         }
         metrics |= {f"eval/return_mean_trial_{i}": {200: value / 2 + i} for i in (0, 1)}
         tags = {"command": f"python recipes/train.py {experiment} {arguments} seed={seed} run.name=a{seed}"}
-        tags |= {"mlflow.source.git.commit": COMMIT, "axis": axis} | MACHINE
+        tags |= {"mlflow.source.git.commit": COMMIT, "axis": axis, "evaluated_on": "new rooms"} | MACHINE
         settings = {"budget__env_steps": 200, "schedule__autocast": "auto", "evaluation__env__split": "test"}
         expected = {"expected__metric": "return_mean", "expected__interval": "[2.0, None]"}
         return make_run(seed, metrics, tags=tags, **(settings | expected | options))
@@ -111,7 +111,7 @@ def test_a_row_says_how_a_run_was_made_and_where_it_ended(tmp_path, runs):
     row = next(row for row in rows_of(tmp_path) if row["seed"] == "1" and "no_memory" not in row["overrides"])
     assert (row["recipe"], row["overrides"], row["task"]) == ("train", "experiment=dark", "dark (Maze)")
     assert (row["metric"], row["value"], row["low"], row["high"]) == ("return_mean", "2.7", "2.6", "2.8")
-    assert [row[key] for key in ("episodes", "held_out", "env_steps", "updates", "cpu_s", "wall_s")] == [
+    assert [row[key] for key in ("episodes", "evaluated_on", "env_steps", "updates", "cpu_s", "wall_s")] == [
         *("256", "split=test", "200", "2", "21.25", "44")
     ]
     # From 0.9 to 2.7 within 100 steps and 10.25 s.

@@ -32,6 +32,16 @@ def test_groups_of_another_environment_form_another_section(make_run):
     ]
 
 
+def test_a_section_says_what_is_new_in_its_evaluations_where_its_runs_do(make_run):
+    runs = [make_run(0, tags={"evaluated_on": "new mazes"}), make_run(1, tags={"evaluated_on": "new mazes"})]
+    (section,), _ = make_sections(runs)
+    assert section.evaluated_on == "new mazes"
+    (section,), _ = make_sections([*runs, make_run(2, tags={"evaluated_on": "new roads"}), make_run(3)])
+    assert section.evaluated_on == "new mazes; new roads"
+    (section,), _ = make_sections([make_run(0)])
+    assert section.evaluated_on is None
+
+
 def test_the_experiment_of_the_command_names_a_section(make_run):
     tags = {"command": "python recipes/train.py experiment=dark seed=0"}
     sections, _ = make_sections([make_run(tags=tags), make_run(1), make_run(lr=2)])

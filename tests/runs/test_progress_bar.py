@@ -38,6 +38,7 @@ def make_run(updates):
         "path": Path("runs/mine"),
         "components": {"agent": nn.Linear(2, 3)},
         "config": config,
+        "novelty": "new mazes",
     }
     return SimpleNamespace(budget=Budget(updates=updates), progress=Progress(), exits=ExitStack(), **built)
 

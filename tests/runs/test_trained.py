@@ -17,7 +17,13 @@ from yamame.runs.trained import load_trained
 from yamame.training import AveragedWeights
 from yamame_envs.split import is_held_out
 
-SMALL = ["encoder.d_model=16", "encoder.num_heads=2", "encoder.num_layers=1", "env.size=7"]
+SMALL = [
+    "encoder.d_model=16",
+    "encoder.num_heads=2",
+    "encoder.num_layers=1",
+    "env.size=7",
+    "env.split_by=walls_and_goals",
+]
 SMALL += ["+evaluation.env.time_limit=33"]
 
 

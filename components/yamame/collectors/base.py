@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from yamame.keys import RELABELLING
 from yamame.recorder import Recorder
 
 
@@ -147,6 +148,15 @@ def carries(part: Any) -> bool:
     """Whether a part keeps to `Carries`. Its class is asked, for wrappers hand on what they are asked for."""
     able = all(hasattr(type(part), name) for name in ("reserve", "carried", "carry"))
     return able and getattr(part, "capture_obstacle", None) is None
+
+
+def lacking(replay: Any) -> list[str]:
+    """Entries for relabelling that the trajectories in replay do not have.
+
+    An earlier version may have begun the run, whose environment did not write an entry yet; it goes on without.
+    """
+    fields = getattr(replay, "fields", None)
+    return [key for key in RELABELLING if key not in fields] if fields else []
 
 
 def outermost(module: nn.Module, protocol: Any, name: str = "") -> Iterator[tuple[str, Any]]:

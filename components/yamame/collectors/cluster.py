@@ -24,7 +24,7 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl.envs import EnvBase
 
 from yamame.checks import UsageError, require, require_at_least
-from yamame.collectors.base import Episodes, Replay
+from yamame.collectors.base import Episodes, Replay, lacking
 from yamame.collectors.pace import Pace
 from yamame.collectors.player import Answer, Job, Player, pack, unpack
 from yamame.failures import one_line, tell_aside
@@ -208,7 +208,7 @@ class RayCollector:
 
     def _take(self, index: int, answer: Answer) -> None:
         if answer.trajectories is not None:
-            self.replay.extend(unpack(answer.trajectories))
+            self.replay.extend(unpack(answer.trajectories).exclude(*lacking(self.replay)))
         self._open[index] = (answer.open_episodes, answer.open_steps)
         self._num_steps += answer.episodes.num_steps
         self.pace.answered(index, answer.episodes.num_steps, self._version - answer.version)

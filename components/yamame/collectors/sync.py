@@ -29,6 +29,7 @@ from yamame.collectors.base import (
     Remembers,
     Replay,
     carries,
+    lacking,
     outermost,
 )
 from yamame.collectors.block import on_host
@@ -90,7 +91,8 @@ class SyncCollector:
         self.num_envs = env.batch_size[0]
         self.assembler = TrajectoryAssembler()
         self._current: TensorDictBase | None = None
-        self._observed = [key for key in observed if key not in NOT_STORED and not _is_state_of(policy, key)]
+        unstored = {*NOT_STORED, *lacking(replay)}
+        self._observed = [key for key in observed if key not in unstored and not _is_state_of(policy, key)]
         self._outcomes = [key for key in ("success", "aborted") if key in observed]
         following = [*self._observed, "reward", "done", "terminated", "truncated", *self._outcomes]
         self._next_keys = [(key, unravel_key(("next", key))) for key in dict.fromkeys(following)]

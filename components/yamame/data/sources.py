@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from torchrl.data import ReplayBuffer
 from torchrl.envs.transforms import Transform
 
@@ -23,6 +23,7 @@ from yamame.data.format import TrajectoryFormat
 from yamame.data.source import MemoryStore, TrajectoryDataset
 from yamame.data.tables import nested, rollout, tables, unused
 from yamame.failures import one_line, tell_aside
+from yamame.keys import RELABELLING
 from yamame.replay import TrajectoryFollower
 
 SampleBy = Literal["trajectory", "timestep"]
@@ -52,7 +53,7 @@ def runs(
     for folder in (matching := _matching(path)):
         require("data", "path", str(folder), folder.is_dir(), "be a folder")
     folders = [folder / "replay" if (folder / "replay").is_dir() else folder for folder in matching]
-    stores = [TrajectoryFollower(folder) for folder in folders]
+    stores = [_RunStore(folder, format) for folder in folders]
     for store in stores:
         store.verify()
         format.check_fields(store.fields, str(store.path))
@@ -198,6 +199,23 @@ def torchrl(
     for row in steps.unbind(0) if steps.ndim == 2 else [steps]:
         add.rollout(row, name, indices=indices)
     return TrajectoryDataset([add.store(name)], transform=transform, sample_by=sample_by)
+
+
+class _RunStore(TrajectoryFollower):
+    """Trajectories of a run, without entries for relabelling that the environment to learn for does not write."""
+
+    def __init__(self, path: Path, format: TrajectoryFormat) -> None:
+        self._left_out = [key for key in RELABELLING if key not in format.entries]
+        super().__init__(path)
+
+    @property
+    def fields(self) -> dict[NestedKey, tuple[torch.Size, torch.dtype]]:
+        """See `TrajectoryFollower.fields`."""
+        return {key: field for key, field in super().fields.items() if key not in self._left_out}
+
+    def get(self, index: Any) -> TensorDict:
+        """See `TrajectoryFollower.get`."""
+        return super().get(index).exclude(*self._left_out)
 
 
 class _Adder:

@@ -13,7 +13,7 @@ environment's Gymnasium spaces, as its ``reset`` and ``step`` return and take th
 ``next_observations`` (``next_obs``)                  ``[T, ...]``, as ``observations``; optional
 ``success``                                           ``[T]``; optional
 ``goal``, ``achieved``, ``achieved_mask``,            as long as ``observations``, where the environment has them;
-``action_mask``, ``trial_start``                      ``next_achieved`` and so on are optional
+``world_hash``, ``action_mask``, ``trial_start``      ``next_achieved`` and so on are optional
 ====================================================  ==========================================================
 
 Observations have either a step more than the actions (``[T + 1]``, one whole episode), or as many (``[T]``, episodes
@@ -33,6 +33,7 @@ from torch import Tensor
 
 from yamame.checks import require
 from yamame.data.format import TrajectoryFormat, after
+from yamame.keys import RELABELLING
 from yamame.spaces.arrays import Array, is_tree, leaves
 
 NAMES = {
@@ -42,7 +43,7 @@ NAMES = {
     "truncated": ("truncated", "timeouts", "truncations"),
 }
 """What entries are called in files of others."""
-SHOWN = ("goal", "achieved", "achieved_mask", "action_mask")
+SHOWN = ("goal", *RELABELLING, "action_mask")
 """Entries of a timestep that stand beside the observations."""
 Table = Mapping[str, Any]
 _KNOWN = {*SHOWN, *(f"next_{key}" for key in SHOWN), *(name for names in NAMES.values() for name in names)}

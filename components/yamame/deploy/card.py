@@ -8,7 +8,7 @@ from torchrl.data import Composite, TensorSpec
 from yamame.deploy.agent import SavedAgent
 from yamame.deploy.build import learned_gammas
 from yamame.failures import as_text
-from yamame.keys import CONTEXT, GOAL_KEYS
+from yamame.keys import CONTEXT, RELABELLING
 
 _USE = """```python
 import yamame
@@ -39,7 +39,8 @@ def model_card(saved: SavedAgent, source: str) -> str:
         f"# An in-context agent for {_name(config.get('env'))}",
         "It acts from its whole history. Trained by Yamame, after AMAGO (arXiv 2310.09971).",
         _table(("what", "value"), facts),
-        "## Held-out tasks",
+        "## Evaluation",
+        *([f"Evaluated on {about['evaluated_on']}."] if about.get("evaluated_on") else []),
         _table(("metric", "value"), {name: _number(value) for name, value in results.items()})
         if results
         else "No evaluation is known of these weights.",
@@ -80,7 +81,7 @@ def _table(head: tuple[str, str], rows: dict[str, str]) -> str:
 
 
 def _entries(spec: Composite) -> Iterator[tuple[str, str]]:
-    hidden = {*CONTEXT, *GOAL_KEYS[1:], "success", "task_seed", "aborted"}
+    hidden = {*CONTEXT, *RELABELLING, "success", "task_seed", "aborted"}
     for key in spec.keys(True, True):
         if key not in hidden:
             yield key if isinstance(key, str) else ".".join(key), _spec(spec[key])

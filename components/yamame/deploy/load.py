@@ -103,7 +103,7 @@ def from_checkpoint(source: str, loaded: LoadedCheckpoint, interface: Interface)
     about: dict[str, Any] = {"step": loaded.step, "results": {}}
     if "machine" in loaded.values:
         about["versions"] = loaded.values["machine"]["versions"]
-    about |= _costs(Path(source) / "summary.json")
+    about |= _of_summary(Path(source) / "summary.json")
     progress = loaded.values.get("progress", {})
     for point in progress.get("curve", []):
         if point.get(progress["unit"]) == loaded.step:
@@ -111,11 +111,13 @@ def from_checkpoint(source: str, loaded: LoadedCheckpoint, interface: Interface)
     return SavedAgent(source, loaded.config, interface, loaded.values["agent"], about)
 
 
-def _costs(path: Path) -> dict[str, Any]:
-    """The revision that a run has ended with and what all of it took, where its summary tells them."""
+def _of_summary(path: Path) -> dict[str, Any]:
+    """The revision of a run, its CPU-seconds, and what is new in its evaluations, where its summary has them."""
     try:
         summary = read_json(path) if path.is_file() else {}
     except UsageError:  # damaged; an agent acts without
         return {}
-    costs = {"revision": summary.get("git_revision"), "cpu_s": summary.get("cpu_s")}
-    return {name: value for name, value in costs.items() if value is not None}
+    known = {name: summary.get(name) for name in ("cpu_s", "evaluated_on")} | {
+        "revision": summary.get("git_revision")
+    }
+    return {name: value for name, value in known.items() if value is not None}

@@ -39,8 +39,29 @@ ADDED = {
     "collector.compile": False,
     "env.split": "all",
     "env.observable": False,
+    "env.split_by": "walls_and_goals",
+    "env.position": True,
 }
-"""Settings that earlier versions did not have, and what they did."""
+"""Settings that earlier versions did not have, and what they did; of ``env.split_by`` see `added`."""
+_SPLIT_BY = {
+    "PackageDelivery": "roads_and_goals",
+    "DarkKeyDoor": "rooms_and_starts",
+    "MetaFrozenLake": "lakes_and_actions",
+}
+
+
+def added(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`ADDED` with the value of ``env.split_by`` for the environment of a configuration.
+
+    >>> added({"env": {"_target_": "yamame_envs.DarkKeyDoor"}})["env.split_by"]
+    'rooms_and_starts'
+    """
+    env = flatten(config.get("env") or {})
+    name = str(env.get("_target_")).rpartition(".")[2]
+    split_by = _SPLIT_BY.get(name, ADDED["env.split_by"])
+    if name == "MetaFrozenLake" and not env.get("hard"):  # actions were never swapped
+        split_by = "lakes"
+    return {**ADDED, "env.split_by": split_by}
 
 
 def is_one_of(key: str, names: Sequence[str]) -> bool:
@@ -105,7 +126,7 @@ def differing(
     ['seed: 1 -> 2']
     """
     after = flatten(current)
-    before = {key: value for key, value in ADDED.items() if key in after} | flatten(saved)
+    before = {key: value for key, value in added(saved).items() if key in after} | flatten(saved)
     absent = "(absent)"
     return [
         f"{key}: {before.get(key, absent)!r} -> {after.get(key, absent)!r}"

@@ -33,7 +33,7 @@ from yamame.tracking.history import AXIS_TAG, COMMAND_TAG, Axis, RunHistory, Ser
 RUNS, EVALUATIONS = "runs.csv", "evaluations.csv"
 RUN_COLUMNS = (
     *("run", "name", "task", "recipe", "overrides", "seed"),
-    *("metric", "value", "low", "high", "episodes", "held_out"),
+    *("metric", "value", "low", "high", "episodes", "evaluated_on"),
     *("env_steps", "updates", "cpu_s", "wall_s", "mark", "mark_env_steps", "mark_cpu_s"),
     *("budget", "axis", "settings_id", "environment_id"),
     *("revision", "date", "processor", "instructions", "cores", "threads", "device", "precision", "versions"),
@@ -119,7 +119,7 @@ def _run_row(run: RunHistory, group: Group, metric: str) -> Row:
         "low": _number(run.last(f"eval/{stem}_low")),
         "high": _number(run.last(f"eval/{stem}_high")),
         "episodes": _number(run.last("eval/num_episodes")),
-        "held_out": _held_out(run),
+        "evaluated_on": run.tags.get("evaluated_on", ""),
         "budget": " ".join(f"{key}={value}" for key, value in _budget(run).items()),
         "axis": run.axis,
         "settings_id": _identity(settings(run)),
@@ -146,12 +146,6 @@ def _mark(run: RunHistory, metric: str, expected: Expected) -> Row:
     crossing = passed(Group("", "", (run,)), metric, mark)
     places = zip(("mark_env_steps", "mark_cpu_s"), (crossing.env_steps, crossing.cpu_s), strict=True)
     return {"mark": _number(mark)} | {name: _number(found[0]) for name, found in places if found}
-
-
-def _held_out(run: RunHistory) -> str:
-    """Returns what evaluations have that training has not; empty where a run does not say."""
-    split = run.params.get("evaluation.env.split", "None")
-    return run.tags.get("held_out", "" if split in ("None", "all") else f"split={split}")
 
 
 def _budget(run: RunHistory) -> dict[str, str]:

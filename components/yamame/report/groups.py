@@ -131,6 +131,12 @@ class Section:
             if not key.endswith(("_target_", "_partial_")) and value not in ("None", "{}")
         )
 
+    @property
+    def evaluated_on(self) -> str | None:
+        """What is new in the tasks of its evaluations; None where its runs do not tell."""
+        told = (run.tags.get("evaluated_on") for group in self.groups for run in group.runs)
+        return "; ".join(sorted({text for text in told if text})) or None
+
 
 def make_sections(
     runs: Sequence[RunHistory], *, base: str | None = None

@@ -2,7 +2,8 @@
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,13 @@ from yamame.collectors import Collector
 from yamame.data import Mixture, TrajectoryDataset, TrajectoryFormat
 from yamame.deploy.build import assemble
 from yamame.deploy.build import check_device as check_device
-from yamame.failures import as_text
+from yamame.failures import as_text, tell_aside
 from yamame.keys import GOAL_KEYS
 from yamame.replay import GoalFrequencies, Window
 from yamame.replay.disk.files import read_manifests
 from yamame.replay.frequencies import counting
 from yamame.runs.callbacks import Callback, Callbacks, EndlessWarning, RewardWarning, Tracking
+from yamame.runs.novelty import lacks_worlds, tell_other_splits
 from yamame.runs.progress_bar import ProgressBar
 from yamame.training.averaging import AveragedWeights
 from yamame.training.guard import NonFiniteGuard
@@ -48,7 +50,7 @@ def build_env(cfg: DictConfig, *, num_envs: int, seed: int, held_out: bool = Fal
     known = parameters_of(target_of(cfg.env))
     build = partial(instantiate, cfg.env, **{k: v for k, v in given.items() if k in known}, **changed)
     try:
-        env = build() if "num_envs" in known else SerialEnv(num_envs, build, device=cfg.device)
+        env = build() if "num_envs" in known else _in_turn(num_envs, build, cfg.device)
     except UsageError as error:
         named = [f".{name}" for name in changed if name in str(error)]
         if not named:
@@ -60,6 +62,15 @@ def build_env(cfg: DictConfig, *, num_envs: int, seed: int, held_out: bool = Fal
     env = env if trials is None else instantiate(trials, env=env, seed=seed)
     has_context = "step_index" in env.observation_spec.keys()
     return env if has_context else TransformedEnv(env, ContextTransform())
+
+
+def _in_turn(num_envs: int, build: Callable[[], EnvBase], device: str) -> EnvBase:
+    """Several environments stepped one after the other, with the attributes of one that are read here."""
+    env = SerialEnv(num_envs, build, device=device)
+    with closing(build()) as one:
+        for name in ("novelty", "held_out_instructions", "goal_radius"):
+            setattr(env, name, getattr(one, name, None))  # SerialEnv itself has none before it is started
+    return env
 
 
 def build_agent(cfg: DictConfig, env: EnvBase) -> InContextAgent:
@@ -246,11 +257,18 @@ def check_lengths(cfg: DictConfig, env: EnvBase) -> None:
         raise UsageError(f"replay.capacity: must hold an episode of {steps + 1} timesteps, got {capacity}")
 
 
-def build_transform(cfg: DictConfig, env: EnvBase) -> Compose:
+def build_transform(cfg: DictConfig, env: EnvBase, *, resumed: Path | None = None) -> Compose:
     """What happens to trajectories when they are sampled: relabelled whole, then cut, then packed.
 
+    Args:
+        cfg: The configuration.
+        env: The environment that training plays, which tells the instructions that are held out from training
+            (``held_out_instructions``, see `yamame_envs.GoalEnv`), if its split holds any.
+        resumed: Folder of the trajectories of a run that goes on.
+
     Raises:
-        UsageError: Goals are to be relabelled in an environment that has none.
+        UsageError: Goals are to be relabelled in an environment that has none; or held-out instructions are to be
+            rejected by a class that cannot.
     """
     has_goals = set(GOAL_KEYS) <= set(env.observation_spec.keys())
     if relabels(cfg) and not has_goals:
@@ -259,8 +277,25 @@ def build_transform(cfg: DictConfig, env: EnvBase) -> Compose:
     relabel = []
     if has_goals:
         radius = getattr(env, "goal_radius", None)  # of goals in a continuous space
-        takes = radius is not None and "radius" in parameters_of(target_of(cfg.relabel))
-        relabel = [instantiate(cfg.relabel, **({"radius": radius} if takes else {}))]
+        known = parameters_of(target_of(cfg.relabel))
+        given = {} if radius is None or "radius" not in known else {"radius": radius}
+        held_out = getattr(env, "held_out_instructions", None)
+        if held_out is not None and lacks_worlds(resumed, env):
+            if ranks.is_first():
+                tell_aside(
+                    f"{resumed}: trajectories of an earlier version, without world_hash: relabelling goes on as it "
+                    "did, and may use instructions that are held out"
+                )
+        elif held_out is not None:
+            if "held_out" in known:
+                given["held_out"] = held_out
+            elif relabels(cfg):
+                name = target_of(cfg.relabel).__name__
+                raise UsageError(
+                    f"relabel: {name} must take held_out, as the split of env holds instructions out that relabelling "
+                    "must not use; set relabel=none, or another split of env"
+                )
+        relabel = [instantiate(cfg.relabel, **given)]
     window = [] if cfg.window is None else [instantiate(cfg.window)]
     lengths = [transform.length for transform in window if isinstance(transform, Window)]
     return Compose(*relabel, *window, *build_packing(cfg, longest_episode(env), *lengths))
@@ -288,6 +323,7 @@ def build_data(cfg: DictConfig, env: EnvBase, *, transform: Transform) -> Trajec
     """
     if cfg.data.source is None:
         return None
+    tell_other_splits(cfg)
     data: TrajectoryDataset = instantiate(cfg.data.source, format=TrajectoryFormat(env), transform=transform)
     tables = [part.rarity for part in counting(transform) if isinstance(part.rarity, GoalFrequencies)]
     if not all(bool(table.totals.any()) for table in tables):

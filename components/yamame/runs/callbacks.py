@@ -107,7 +107,8 @@ class Tracking(Callback):
         budget = {key: str(value) for key, value in flatten({"budget": run.config["budget"]}).items()}
         description = f"    {command()}\n\nin `{run.path.resolve()}`"
         about = {"mlflow.note.content": description, FOLDER_TAG: str(run.path.resolve())}
-        tags = {"command": command(), "axis": run.progress.unit, **about, **budget}
+        told = {"command": command(), "axis": run.progress.unit, "evaluated_on": run.novelty}
+        tags = {**told, **about, **budget}
         started = run.tracker.start(run.path, name=run.name, params=flatten(run.config), tags=tags)
         run.exits.enter_context(started)
 

@@ -122,6 +122,7 @@ def write_summary(run: "Run", status: Status) -> None:
         "success": last.get("success_mean"),
         "return_mean": last.get("return_mean"),
         "evaluated_at": last.get(run.progress.unit),
+        "evaluated_on": run.novelty,
         "ended_by": ended_by(run),
         "env_steps": run.progress.env_steps,
         "updates": run.progress.updates,

@@ -68,7 +68,7 @@ class ProgressBar(Callback):
 
     def on_evaluating(self, run: Run) -> None:
         """Tells that the run does not learn for a while."""
-        text = f"evaluating {run.config['evaluation']['num_episodes']} tasks"
+        text = f"evaluating {run.config['evaluation']['num_episodes']} tasks ({run.novelty})"
         if self._bar is None:
             self._line(text)
         else:
@@ -80,7 +80,7 @@ class ProgressBar(Callback):
         name = "success" if "success_mean" in summary else "return"
         mean, low, high = (format(summary[f"{name}_{part}"], ".3f") for part in ("mean", "low", "high"))
         at = f"{run.progress.step:,} {'steps' if run.progress.unit == 'env_steps' else 'updates'}"
-        self._line(f"evaluation after {at}: {name} {mean} [{low}, {high}]")
+        self._line(f"evaluation after {at}: {name} {mean} [{low}, {high}] ({run.novelty})")
 
     def on_log(self, run: Run, metrics: Mapping[str, float], step: int) -> None:
         """Tells where the run is, and how its episodes end; what is not known yet is shown as a dash."""

@@ -27,7 +27,9 @@ from yamame.report.expected import Expected
 from yamame.runs import machine, outcome, resuming
 from yamame.runs.build import build_callbacks
 from yamame.runs.callbacks import Callback, Callbacks
+from yamame.runs.earlier import write_out_split
 from yamame.runs.held_out import play_held_out, score
+from yamame.runs.novelty import what_is_new
 from yamame.tracking.costs import CostMeter
 from yamame.tracking.summary import run_status
 from yamame.tracking.tracker import Tracker
@@ -71,6 +73,7 @@ class Run:
         progress: Counters, saved with every checkpoint.
         budget: When it ends.
         guard: Keeps the evidence of updates that are not finite.
+        novelty: What is new in the tasks of its evaluations (`yamame.runs.novelty`), since `begin`.
         exits: What is to be closed when the run ends, last in, first out.
         extra: Further plain data for ``summary.json``.
         objective: The score of the last evaluation, once the run has finished.
@@ -84,6 +87,7 @@ class Run:
     directory: RunDirectory  # since the run was entered; the others since `begin`
     policy: InContextPolicy
     held_out: EnvBase
+    novelty: str
     on_saved: Callable[[], None]
     components: dict[str, Any]
     costs: CostMeter
@@ -95,6 +99,7 @@ class Run:
         unit: Literal["env_steps", "updates"] = "env_steps",
         callbacks: Sequence[Callback] = (),
     ) -> None:
+        write_out_split(cfg)
         self.cfg, self.config = cfg, plain(cfg)
         if ranks.world() > 1:
             self.config["processes"] = ranks.world()  # a run goes on with as many
@@ -159,6 +164,7 @@ class Run:
         """
         self.end_if_asked()
         self.policy, self.held_out, self.on_saved = policy, held_out, on_saved
+        self.novelty = what_is_new(self.cfg, held_out, replay=ranks.own_folder(self.path / "replay"))
         self.costs = CostMeter()
         own = {"progress": self.progress, "budget": self.budget, "costs": self.costs, "rng": GlobalRNGState()}
         self.components = {**components, **own, "guard": self.guard, **outcome.facts(held_out)}

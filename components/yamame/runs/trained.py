@@ -14,14 +14,16 @@ from torchrl.envs import EnvBase
 
 from yamame.agent import InContextAgent
 from yamame.checks import UsageError
-from yamame.cli.nodes import check, plain
+from yamame.cli.nodes import check, plain, target_of
 from yamame.cli.settings import SETTINGS
-from yamame.cli.validation import check_settings
+from yamame.cli.validation import check_settings, parameters_of
 from yamame.deploy.build import learned_gammas, load_weights
 from yamame.deploy.load import agent_folder, read_saved
 from yamame.deploy.sources import Which, read_checkpoint
 from yamame.files.trusted import check_file, prefixes_of, without_foreign_weights
 from yamame.runs.build import build_agent, build_env, check_device
+from yamame.runs.earlier import complete_env
+from yamame.runs.novelty import what_is_new
 from yamame.tracking.tracker import TRACKING_URI
 
 _PLAYED = ("seed", "evaluation", "agent", "env", "encoder", "timestep_encoder", "goal_encoder")
@@ -38,12 +40,16 @@ class Trained:
         step: Environment steps that the agent was trained for.
         config: The configuration it was trained with, with what was overridden since.
         weights: State of the agent, on the CPU.
+        trained_env: Settings of the environment in training.
+        is_older: Whether its version did not have the setting ``split_by`` of its environment.
     """
 
     source: str
     step: int
     config: DictConfig
     weights: dict[str, Any] = dataclasses.field(repr=False)
+    trained_env: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    is_older: bool = False
 
     @property
     def task(self) -> str:
@@ -62,6 +68,11 @@ class Trained:
     def build_env(self, *, num_envs: int, seed: int) -> EnvBase:
         """The environment with its held-out settings, ``num_envs`` times."""
         return build_env(self.config, num_envs=num_envs, seed=seed, held_out=True)
+
+    def what_is_new(self, env: EnvBase) -> str:
+        """What is new to the agent in the tasks of an environment of `build_env`, see `yamame.runs.novelty`."""
+        replay = None if self.folder is None else self.folder / "replay"
+        return what_is_new(self.config, env, trained=self.trained_env, replay=replay, is_older=self.is_older)
 
     def build_agent(self, env: EnvBase) -> InContextAgent:
         """The agent with its weights, in evaluation mode, on the device of the configuration.
@@ -129,6 +140,9 @@ def load_trained(
     _check_config(source, given, prefixes_of(trust))
     own = without_foreign_weights(given)
     config = {**own, "device": check_device(device), "trust": list(trust)}
+    known = parameters_of(target_of(OmegaConf.create(config).env))
+    is_older = "split_by" in known and "split_by" not in config["env"]
+    trained_env = config["env"] = complete_env(config, known)
     # Settings of held-out tasks become those of the environment, for what is asked here to come last.
     held_out = config["evaluation"]["env"]
     config["evaluation"] = {**config["evaluation"], "env": {}}
@@ -141,7 +155,7 @@ def load_trained(
         config["encoder"] = {**config["encoder"], "context_length": context_length}
     composed = OmegaConf.create(config)
     check(composed)
-    return Trained(str(source), step, composed, weights)
+    return Trained(str(source), step, composed, weights, trained_env, is_older)
 
 
 def _read(

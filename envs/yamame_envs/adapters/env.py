@@ -68,6 +68,8 @@ class HostedEnv(ContextEnv):
     """Whether spaces are read without a meaning in their names and whole numbers (`read_observation`)."""
     _counts_attempts = False
     """Whether seeds name the attempt at a task as well (`yamame_envs.adapters.task`)."""
+    _novelty: str | None = None
+    """What is new on the other side of a split, if there is one."""
 
     def __init__(
         self,
@@ -104,6 +106,11 @@ class HostedEnv(ContextEnv):
     def spaces(self) -> Spaces:
         """Description of the Gymnasium spaces: how their values become observations and actions of this environment."""
         return self._spaces
+
+    @property
+    def novelty(self) -> str | None:
+        """See `ContextEnv.novelty`."""
+        return self._novelty
 
     @property
     def num_aborted(self) -> int:

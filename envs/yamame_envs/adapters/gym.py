@@ -77,6 +77,7 @@ class Gym(HostedEnv):
         apart = split == "all" or tasks is not None
         require(self.label, "split", split, apart, "be 'all' where tasks is None")
         self._settings, self._draw_task, self._split = dict(settings), tasks, split
+        self._novelty = None if split == "all" else "new tasks"
         self._looks_for_success, self._num_ended = True, 0
         self._counts_attempts = tasks is not None
         limit = self._registered_limit() if time_limit == "registered" else time_limit

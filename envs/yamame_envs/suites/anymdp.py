@@ -56,6 +56,7 @@ class AnyMDP(HostedEnv):
         require(self.label, "num_actions", num_actions, num_actions >= 2, "be at least 2")
         require(self.label, "num_tasks", num_tasks, num_tasks is None or num_tasks >= 1, "be at least 1")
         require_choice(self.label, "split", split, get_args(Split))
+        self._novelty = None if split == "all" else "new tasks"
         make = partial(AnyMDPTask, num_states=num_states, num_actions=num_actions, num_tasks=num_tasks)
         super().__init__(
             partial(make_with_tasks, make, split=split, held_out=HELD_OUT, owner=self.label),

@@ -56,6 +56,8 @@ class MetaWorld(HostedEnv):
         require(self.label, "goal_seed", goal_seed, 0 <= goal_seed < 2**32 - 1, "be in 0..2^32-2")
         require(self.label, "time_limit", time_limit, 1 <= time_limit <= ATTEMPT, f"be in 1..{ATTEMPT}")
         version = reward_function_version
+        both = "new tasks, but for basketball"  # which the package has on both sides
+        self._novelty = {"ML10": "new tasks", "ML45": "new tasks", "ML25": both}.get(benchmark, "new goals")
         require_choice(self.label, "reward_function_version", version, get_args(RewardVersion))
         super().__init__(
             partial(

@@ -71,6 +71,7 @@ class MiniGrid(HostedEnv):
         workers: Workers = Workers(),  # noqa: B008
     ) -> None:
         names = find_levels(id)
+        self._novelty = None if layouts is None else "new layouts"
         require_choice(self.label, "view", view, get_args(View))
         require_choice(self.label, "split", split, get_args(Split))
         known = [inspect(name) for name in names]

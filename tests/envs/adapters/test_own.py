@@ -238,6 +238,8 @@ def test_tasks_of_ones_own_are_held_out_by_their_hash():
     assert train & test == set()
     assert 3 < len(test) < 25
     assert doors("train", 2) == train
+    assert Gym(id="own/Door-v0", tasks="own", split="train").novelty == "new tasks"
+    assert Gym(id="own/Door-v0", tasks="own").novelty is None
 
 
 def test_what_cannot_tell_its_tasks_apart_holds_none_out():

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers import RandomSampler
@@ -89,6 +89,11 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         """As `append_transform`."""
         count_held(transform, self.storage)
         return super().insert_transform(index, transform, invert=invert)
+
+    @property
+    def fields(self) -> dict[NestedKey, tuple[torch.Size, torch.dtype]]:
+        """Shape and dtype of every entry of a timestep, by key; none before the first trajectory."""
+        return self.storage.fields
 
     @property
     def num_timesteps(self) -> int:
