@@ -112,7 +112,7 @@ def test_a_row_says_how_a_run_was_made_and_where_it_ended(tmp_path, runs):
     assert (row["recipe"], row["overrides"], row["task"]) == ("train", "experiment=dark", "dark (Maze)")
     assert (row["metric"], row["value"], row["low"], row["high"]) == ("return_mean", "2.7", "2.6", "2.8")
     assert [row[key] for key in ("episodes", "evaluated_on", "env_steps", "updates", "cpu_s", "wall_s")] == [
-        *("256", "split=test", "200", "2", "21.25", "44")
+        *("256", "new rooms", "200", "2", "21.25", "44")
     ]
     # From 0.9 to 2.7 within 100 steps and 10.25 s.
     assert float(row["mark"]) == 2.0
