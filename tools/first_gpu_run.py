@@ -47,7 +47,6 @@ def run(options: argparse.Namespace) -> int:
     end = time.monotonic() + 60 * options.minutes - RESERVE
     rehearsal = options.tiny or options.device != "cuda"
     results.append(out, "run", "began", time.strftime("%Y-%m-%d %H:%M:%S"), rehearsal=rehearsal)
-    supervise.adopt_orphans()
     supervise.sample_gpu(out / "smi.csv")
     failed = False
     try:

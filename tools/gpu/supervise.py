@@ -1,7 +1,7 @@
 """Processes with a time limit: at its end they are killed, with all of their descendants."""
 
 import contextlib
-import ctypes
+import os
 import shutil
 import subprocess
 import threading
@@ -13,13 +13,9 @@ import psutil
 
 GRACE = 2.0
 """Seconds between the request to end and the kill."""
-_SET_CHILD_SUBREAPER = 36  # of prctl(2)
+_MARK = "FIRST_GPU_RUN"
+"""Environment variable that all processes of a run inherit, so that those whose parent has ended are found, too."""
 _QUERY = "timestamp,utilization.gpu,memory.used,clocks.sm,power.draw"
-
-
-def adopt_orphans() -> None:
-    """Makes this process the parent of descendants whose own parent ends, so that `end_descendants` finds them."""
-    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def run_limited(
@@ -36,6 +32,7 @@ def run_limited(
     Returns:
         Its exit status, None if it was stopped at the limit.
     """
+    env = {**env, _MARK: str(os.getpid())}
     with output.open("ab") as file:
         process = psutil.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env, start_new_session=True
@@ -53,15 +50,33 @@ def end_descendants() -> None:
 
     Gives up after some seconds: a process that hangs in a driver cannot be killed, and must not hold up the rest.
     """
-    asked = psutil.Process().children(recursive=True)
+    asked = _descendants()
     for process in asked:
         _signal(process, kill=False)
     psutil.wait_procs(asked, timeout=GRACE)
+
     give_up = time.monotonic() + 3.0
-    while time.monotonic() < give_up and (left := psutil.Process().children(recursive=True)):
+    while time.monotonic() < give_up and (left := _descendants()):
         for process in left:  # others may have been started meanwhile
             _signal(process, kill=True)
         psutil.wait_procs(left, timeout=0.5)
+
+
+def _descendants() -> list[psutil.Process]:
+    """Returns children, their children and so on, and processes that `run_limited` has started but lost."""
+    found = {process.pid: process for process in psutil.Process().children(recursive=True)}
+    for process in psutil.process_iter():
+        # Processes of other users have no environment that can be read; those that just ended have none at all.
+        with contextlib.suppress(psutil.Error):
+            if process.pid not in found and process.environ().get(_MARK) == str(os.getpid()):
+                found[process.pid] = process
+    return [process for process in found.values() if _is_running(process)]
+
+
+def _is_running(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def _signal(process: psutil.Process, *, kill: bool) -> None:
