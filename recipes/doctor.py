@@ -12,19 +12,13 @@ A line that begins with `problem:` says what is to be mended; the exit status is
 if __name__ == "__main__":
     import sys
 
-    sys.path.append(f"{sys.path[0]}/../components")  # of a checkout that is not installed
+    sys.path.append(f"{sys.path[0]}/../components")  # for a checkout that is not installed
+    from yamame.doctor.packages import require_packages
 
-import yamame.cli.threads  # sets what torch reads when it is imported
-from yamame.doctor.packages import require_packages
+    require_packages("yamame", "train")  # before an import of a missing package fails
+    from yamame.cli.front import answer
 
-if __name__ == "__main__":
-    require_packages("yamame", "train")
-
-    import yamame.cli.front
-
-    yamame.cli.front.answer("doctor")
-    if {"-m", "--multirun"}.intersection(sys.argv):
-        yamame.cli.front.fail("doctor", "-m: must be left out, the doctor looks at one run")
+    answer("doctor", without_sweeps="the doctor looks at one run")
 
 # isort: split
 import io

@@ -14,13 +14,10 @@ tasks: a run's score is its mean over the held-out tasks, and runs with the same
 if __name__ == "__main__":
     import sys
 
-    sys.path.append(f"{sys.path[0]}/../components")  # of a checkout that is not installed
+    sys.path.append(f"{sys.path[0]}/../components")  # for a checkout that is not installed
+    from yamame.cli.front import answer
 
-import yamame.cli.front
-import yamame.cli.threads  # sets what torch reads when it is imported
-
-if __name__ == "__main__":
-    yamame.cli.front.answer("evaluate")
+    answer("evaluate")  # prints help and usage errors before torch is imported
 
 # isort: split
 from contextlib import closing

@@ -10,13 +10,10 @@ A checkpoint of an earlier version does not say what its agent observes: its env
 if __name__ == "__main__":
     import sys
 
-    sys.path.append(f"{sys.path[0]}/../components")  # of a checkout that is not installed
+    sys.path.append(f"{sys.path[0]}/../components")  # for a checkout that is not installed
+    from yamame.cli.front import answer
 
-import yamame.cli.front
-import yamame.cli.threads  # sets what torch reads when it is imported
-
-if __name__ == "__main__":
-    yamame.cli.front.answer("export")
+    answer("export")  # prints help and usage errors before torch is imported
 
 # isort: split
 from contextlib import closing
@@ -28,9 +25,9 @@ from yamame.cli.app import main
 from yamame.cli.nodes import plain
 from yamame.deploy import DeployedAgent, Interface, SavedAgent
 from yamame.deploy.load import OldCheckpointError, from_checkpoint, read_saved
+from yamame.deploy.mlflow_model import save_model
 from yamame.deploy.sources import read_checkpoint
 from yamame.runs.trained import load_trained
-from yamame.tracking.model import save_model
 
 
 def export(cfg: DictConfig) -> None:

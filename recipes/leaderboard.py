@@ -13,15 +13,10 @@ evaluation is above, within or below the published number.
 if __name__ == "__main__":
     import sys
 
-    sys.path.append(f"{sys.path[0]}/../components")  # of a checkout that is not installed
+    sys.path.append(f"{sys.path[0]}/../components")  # for a checkout that is not installed
+    from yamame.cli.front import answer
 
-import yamame.cli.front
-import yamame.cli.threads  # sets what torch reads when it is imported
-import yamame.signals
-
-if __name__ == "__main__":
-    yamame.signals.end_while_loading()
-    yamame.cli.front.answer("leaderboard")
+    answer("leaderboard", resumable=True)  # prints help and usage errors before torch is imported
 
 # isort: split
 import traceback

@@ -12,13 +12,10 @@ seed. The video goes to <output>/episode.gif, with video=mp4 to <output>/episode
 if __name__ == "__main__":
     import sys
 
-    sys.path.append(f"{sys.path[0]}/../components")  # of a checkout that is not installed
+    sys.path.append(f"{sys.path[0]}/../components")  # for a checkout that is not installed
+    from yamame.cli.front import answer
 
-import yamame.cli.front
-import yamame.cli.threads  # sets what torch reads when it is imported
-
-if __name__ == "__main__":
-    yamame.cli.front.answer("play")
+    answer("play")  # prints help and usage errors before torch is imported
 
 # isort: split
 import importlib.util

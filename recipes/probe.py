@@ -16,19 +16,11 @@ with their best checkpoints, beside a random policy. The recipe prints a table a
 if __name__ == "__main__":
     import sys
 
-    sys.path.append(f"{sys.path[0]}/../components")  # of a checkout that is not installed
+    sys.path.append(f"{sys.path[0]}/../components")  # for a checkout that is not installed
+    from yamame.cli.front import answer
 
-import yamame.cli.front
-import yamame.cli.threads  # sets what torch reads when it is imported
-import yamame.signals
-
-if __name__ == "__main__":
-    import sys
-
-    yamame.signals.end_while_loading()
-    yamame.cli.front.answer("probe")
-    if {"-m", "--multirun"}.intersection(sys.argv):
-        yamame.cli.front.fail("probe", "-m: must be left out, a probe is many runs already; see probe.seeds")
+    # Prints help and usage errors before torch is imported.
+    answer("probe", resumable=True, without_sweeps="a probe is many runs already; see probe.seeds")
 
 # isort: split
 from collections.abc import Iterable

@@ -13,16 +13,13 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path.append(f"{sys.path[0]}/../components")  # of a checkout that is not installed
+    sys.path.append(f"{sys.path[0]}/../components")  # for a checkout that is not installed
+    from yamame.cli.front import answer
 
-import yamame.cli.front
-import yamame.cli.threads  # sets what torch reads when it is imported
-
-if __name__ == "__main__":
     first = sys.argv[1] if len(sys.argv) > 1 else "-"
-    if Path(first).exists() or ("=" not in first and not first.startswith("-")):  # the bundle alone
+    if Path(first).exists() or ("=" not in first and not first.startswith("-")):  # a bundle alone
         sys.argv[1] = f"bundle={first}"
-    yamame.cli.front.answer("replay_batch")
+    answer("replay_batch")  # prints help and usage errors before torch is imported
 
 # isort: split
 from collections.abc import Iterable, Mapping

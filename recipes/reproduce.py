@@ -13,21 +13,12 @@ the verdict is printed and written to contract.json.
 if __name__ == "__main__":
     import sys
 
-    sys.path.append(f"{sys.path[0]}/../components")  # of a checkout that is not installed
+    sys.path.append(f"{sys.path[0]}/../components")  # for a checkout that is not installed
+    from yamame.cli.front import answer, fail
 
-import yamame.cli.front
-import yamame.cli.threads  # sets what torch reads when it is imported
-import yamame.signals
-
-if __name__ == "__main__":
-    import sys
-
-    yamame.signals.end_while_loading()
-    yamame.cli.front.answer("reproduce")
+    answer("reproduce", resumable=True)  # prints help and usage errors before torch is imported
     if not any(text.startswith(("-", "reproduce=")) or "=" not in text for text in sys.argv[1:]):
-        yamame.cli.front.fail(
-            "reproduce", "reproduce: must be named first, as in python recipes/reproduce.py rsm/tmaze"
-        )
+        fail("reproduce", "reproduce: must be named first, as in python recipes/reproduce.py rsm/tmaze")
 
 # isort: split
 import signal

@@ -10,13 +10,10 @@ same by itself.
 if __name__ == "__main__":
     import sys
 
-    sys.path.append(f"{sys.path[0]}/../components")  # of a checkout that is not installed
+    sys.path.append(f"{sys.path[0]}/../components")  # for a checkout that is not installed
+    from yamame.cli.front import answer
 
-import yamame.cli.front
-import yamame.cli.threads  # sets what torch reads when it is imported
-
-if __name__ == "__main__":
-    yamame.cli.front.answer("sync")
+    answer("sync")  # prints help and usage errors before torch is imported
 
 # isort: split
 from pathlib import Path

@@ -30,7 +30,7 @@ FLOORS = (
 DOORS = {
     "cli": {"hydra", "omegaconf"},
     "collectors": {"ray"},
-    "deploy": {"safetensors"},
+    "deploy": {"mlflow", "safetensors"},
     "data": {"h5py", "minari"},
     "doctor": {"omegaconf", "packaging", "psutil"},
     "tracking": {"hydra", "omegaconf", "mlflow", "psutil"},

@@ -1,11 +1,13 @@
 """Yamame: in-context reinforcement learning from composable TorchRL components.
 
-What stands here beside the packages of components is loaded when it is asked for.
+The functions and classes of this module are imported on first use, so that ``import yamame`` is fast.
 """
 
 import importlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from yamame.installed import conf_dir as conf_dir
+from yamame.installed import recipes_dir as recipes_dir
 
 if TYPE_CHECKING:
     from yamame.deploy import load as load
@@ -17,32 +19,6 @@ if TYPE_CHECKING:
     from yamame.runs.callbacks import EarlyStopping as EarlyStopping
 
 __version__ = "0.2.0"
-
-
-def conf_dir() -> Path:
-    """The directory of the YAML files: ``yamame/conf`` in a wheel, ``<repository>/conf`` in a checkout.
-
-    Raises:
-        FileNotFoundError: The package was installed without its configuration.
-
-    >>> conf_dir().name
-    'conf'
-    """
-    package = Path(__file__).resolve().parent
-    candidates = (package / "conf", package.parents[1] / "conf")
-    for candidate in candidates:
-        if candidate.is_dir():
-            return candidate
-    raise FileNotFoundError(f"conf_dir: one of {', '.join(map(str, candidates))} must exist")
-
-
-def recipes_dir() -> Path:
-    """The directory of the recipes, beside that of the YAML files.
-
-    >>> recipes_dir().name
-    'recipes'
-    """
-    return conf_dir().parent / "recipes"
 
 
 _LOADED_LATER = {

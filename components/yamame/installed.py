@@ -1,4 +1,4 @@
-"""Versions of packages, also where they lie on the path without having been installed."""
+"""Folders and versions of this package, whether it is installed or imported from a checkout."""
 
 import sys
 from importlib import metadata
@@ -31,3 +31,29 @@ def checkout() -> Path | None:
     """The repository that yamame is imported from; None for an installed wheel."""
     root = Path(__file__).resolve().parents[2]
     return root if (root / "envs" / "yamame_envs").is_dir() else None
+
+
+def conf_dir() -> Path:
+    """Return the directory of the YAML files: ``yamame/conf`` in a wheel, ``<repository>/conf`` in a checkout.
+
+    Raises:
+        FileNotFoundError: The package was installed without its configuration.
+
+    >>> conf_dir().name
+    'conf'
+    """
+    package = Path(__file__).resolve().parent
+    candidates = (package / "conf", package.parents[1] / "conf")
+    for candidate in candidates:
+        if candidate.is_dir():
+            return candidate
+    raise FileNotFoundError(f"conf_dir: one of {', '.join(map(str, candidates))} must exist")
+
+
+def recipes_dir() -> Path:
+    """Return the directory of the recipes, beside that of the YAML files.
+
+    >>> recipes_dir().name
+    'recipes'
+    """
+    return conf_dir().parent / "recipes"

@@ -190,7 +190,7 @@ def line(place, monkeypatch) -> Callable[..., tuple[Any, str]]:
         monkeypatch.setattr(f"yamame.{name}", begin_no_run)
     for name in ("save_pretrained", "export"):
         monkeypatch.setattr(f"yamame.deploy.DeployedAgent.{name}", begin_no_run)
-    monkeypatch.setattr("yamame.tracking.model.save_model", begin_no_run)
+    monkeypatch.setattr("yamame.deploy.mlflow_model.save_model", begin_no_run)
 
     def run(recipe: str, arguments: list[str]) -> tuple[Any, str]:
         spec = importlib.util.spec_from_file_location(f"{recipe}_recipe", RECIPES / f"{recipe}.py")

@@ -27,7 +27,6 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from yamame import conf_dir
 from yamame.checks import UsageError
 from yamame.cli.command_line import CommandLine
 from yamame.cli.explain import check_choices, explain, explain_outside
@@ -51,6 +50,7 @@ from yamame.cli.settings import SETTINGS
 from yamame.cli.threads import share_threads
 from yamame.failures import OutsideError, tell_aside
 from yamame.files.identity import key_of
+from yamame.installed import conf_dir
 from yamame.ranks import started
 from yamame.signals import stopping
 from yamame.tracking.mlflow_store import check_store

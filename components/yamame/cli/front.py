@@ -18,7 +18,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from yamame import conf_dir
+import yamame.cli.threads  # noqa: F401  # sets a variable that torch reads when it is imported
 from yamame.checks import UsageError
 from yamame.cli.arguments import EASED, ease
 from yamame.cli.command_line import CommandLine, jobs_of, read_command_line
@@ -29,7 +29,8 @@ from yamame.cli.settings import SETTINGS
 from yamame.cli.validation import check_settings
 from yamame.failures import print_whole, tell_aside
 from yamame.files.run_directory import checked_path
-from yamame.installed import checkout, is_installed
+from yamame.installed import checkout, conf_dir, is_installed
+from yamame.signals import end_while_loading
 
 VERSION_BASE = "1.3"
 USAGE_STATUS = 2
@@ -39,15 +40,19 @@ _HELP = ("-h", "--help")
 _SHOWN_BY_HYDRA = ("-c", "--cfg", "-i", "--info", "-sc", "--shell-completion", "--hydra-help", "--version")
 
 
-def answer(config_name: str) -> None:
-    """Ends the process where the command line asks for help, or names what is not there; else imports may follow.
+def answer(config_name: str, *, resumable: bool = False, without_sweeps: str | None = None) -> None:
+    """End the process if the command line asks for help or has a mistake; otherwise the recipe may import torch.
 
     Args:
-        config_name: The main YAML file, and the recipe's name.
+        config_name: Name of the recipe and of its main YAML file.
+        resumable: Whether a signal ends the process with `yamame.signals.STATUS` until the recipe begins.
+        without_sweeps: Reason why the recipe cannot be swept with ``-m``; None if it can.
 
     Raises:
-        SystemExit: It was answered; the status is 2 for a mistake.
+        SystemExit: The command line was answered; the status is 2 for a mistake.
     """
+    if resumable:
+        end_while_loading()
     directory = str(conf_dir().resolve())
     line = read_line(sys.argv[1:], directory, config_name)
     flags = {flag.partition("=")[0] for flag in line.flags}
@@ -69,6 +74,8 @@ def answer(config_name: str) -> None:
         fail(config_name, explain(error, line))
     except OSError as error:
         fail(config_name, explain_outside(error), status=1)
+    if without_sweeps and line.is_sweep:
+        fail(config_name, f"-m: must be left out, {without_sweeps}")
     if sys.stderr.isatty():  # in a log a mistake is one line
         tell_aside(f"{config_name}: loading")
     if config_name in _LOGGED and not sys.stdout.isatty() and os.environ.get("RANK", "0") == "0":

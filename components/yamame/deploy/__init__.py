@@ -4,6 +4,6 @@ Base dependencies alone. The environment of training is not needed, for the file
 """
 
 from yamame.deploy.agent import DeployedAgent as DeployedAgent
-from yamame.deploy.agent import SavedAgent as SavedAgent
 from yamame.deploy.interface import Interface as Interface
 from yamame.deploy.load import load as load
+from yamame.deploy.saved import SavedAgent as SavedAgent

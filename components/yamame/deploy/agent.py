@@ -5,7 +5,7 @@ previous action and reward, and the time are its own business.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +16,15 @@ from torchrl.data import Composite, TensorSpec
 
 from yamame.checks import UsageError, require
 from yamame.deploy.build import build_agent, check_device, for_acting, load_weights
+from yamame.deploy.folder import write_folder
 from yamame.deploy.inputs import Inputs, read_flags, read_names, read_reward
-from yamame.deploy.interface import Interface
+from yamame.deploy.saved import SavedAgent
 from yamame.deploy.sessions import Sessions
 from yamame.deploy.step import ActingStep
 from yamame.failures import as_text
 
 _ALONE = (None,)
 """The one session of an agent that is given no names."""
-
-
-@dataclass(frozen=True)
-class SavedAgent:
-    """What the file of an agent holds.
-
-    Attributes:
-        source: Where it was read.
-        config: What builds it (`yamame.deploy.build.PARTS`), and how it was trained.
-        interface: What it observes and does.
-        weights: Its ``state_dict``, or what acting needs of it, on the CPU.
-        about: What is known of it beside: ``step``, ``results``, ``versions``.
-    """
-
-    source: str
-    config: dict[str, Any]
-    interface: Interface
-    weights: dict[str, Any] = field(repr=False)
-    about: dict[str, Any] = field(default_factory=dict)
 
 
 class DeployedAgent:
@@ -263,8 +245,6 @@ class DeployedAgent:
             small: Only what acting needs, with matrices in half precision (float16): about a third of the size. It
                 decides nearly as this one does.
         """
-        from yamame.deploy.folder import write_folder
-
         weights = for_acting(self.saved.weights) if small else self.saved.weights
         return write_folder(replace(self.saved, weights=weights), Path(folder))
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from torchrl.data import Composite, TensorSpec
 
-from yamame.deploy.agent import SavedAgent
 from yamame.deploy.build import learned_gammas
+from yamame.deploy.saved import SavedAgent
 from yamame.failures import as_text
 from yamame.keys import CONTEXT, RELABELLING
 

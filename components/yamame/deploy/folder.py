@@ -17,9 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from yamame.checks import UsageError
-from yamame.deploy.agent import SavedAgent
 from yamame.deploy.card import model_card
 from yamame.deploy.interface import Interface
+from yamame.deploy.saved import SavedAgent
 from yamame.failures import as_text, one_line
 from yamame.files.atomic import (
     TEMPORARY_SUFFIX,

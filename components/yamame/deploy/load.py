@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from yamame.checks import UsageError
-from yamame.deploy.agent import DeployedAgent, SavedAgent
+from yamame.deploy.agent import DeployedAgent
 from yamame.deploy.folder import CONFIG, read_folder, zoo_folder
 from yamame.deploy.interface import Interface
+from yamame.deploy.saved import SavedAgent
 from yamame.deploy.sources import Which, check_which, read_checkpoint
 from yamame.failures import as_text
 from yamame.files.atomic import json_safe, read_json

@@ -1,13 +1,11 @@
 """A run of some seconds, measured, and what it says of the whole one."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import psutil
 from omegaconf import DictConfig, OmegaConf
@@ -17,9 +15,7 @@ from yamame.budget import Budget
 from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
 from yamame.runs.callbacks import Callback
-
-if TYPE_CHECKING:
-    from yamame.runs.run import Run
+from yamame.runs.state import RunState
 
 Part = Literal["starting", "collecting", "learning", "evaluating", "saving", "ending"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -75,25 +71,25 @@ class Stopwatch(Callback):
         self.marks: list[tuple[Part, float, int]] = []
         self.memory = self.cores = 0.0
         self.timesteps = self.replay_bytes = self.checkpoint_bytes = 0
-        self.run: Run | None = None
+        self.run: RunState | None = None
         self._last = psutil.Process().create_time() - time.time() + time.monotonic()
         self._warm = 0
 
-    def on_begin(self, run: Run) -> None:
+    def on_begin(self, run: RunState) -> None:
         """Everything was imported, built and restored."""
         self._mark("starting", 1)
         self.run, self._begun = run, self._last
 
-    def on_collect(self, run: Run, episodes: Episodes) -> None:
+    def on_collect(self, run: RunState, episodes: Episodes) -> None:
         """Steps were played."""
         self._mark("collecting", episodes.num_steps)
         self.timesteps += int(episodes.lengths.sum()) + len(episodes.lengths)
 
-    def on_update(self, run: Run, metrics: Mapping[str, Tensor]) -> None:
+    def on_update(self, run: RunState, metrics: Mapping[str, Tensor]) -> None:
         """An update was made."""
         self._mark("learning", 1)
 
-    def on_log(self, run: Run, metrics: Mapping[str, float], step: int) -> None:
+    def on_log(self, run: RunState, metrics: Mapping[str, float], step: int) -> None:
         """An iteration has ended; the last one where enough was measured."""
         self._mark("collecting", 0)
         self._weigh()
@@ -104,22 +100,22 @@ class Stopwatch(Callback):
         if enough and measured >= self.seconds:
             run.stop("measured")
 
-    def on_evaluate(self, run: Run, result: EvaluationResult) -> None:
+    def on_evaluate(self, run: RunState, result: EvaluationResult) -> None:
         """Held-out tasks were played."""
         self._mark("evaluating", 1)
         self._weigh()
 
-    def on_save(self, run: Run) -> None:
+    def on_save(self, run: RunState) -> None:
         """A checkpoint is about to be written."""
         self._mark("saving", 0)
 
-    def on_saved(self, run: Run, path: Path) -> None:
+    def on_saved(self, run: RunState, path: Path) -> None:
         """A checkpoint was written."""
         self._mark("saving", 1)
         self.checkpoint_bytes = path.stat().st_size
         self.replay_bytes = sum(f.stat().st_size for f in (run.path / "replay").rglob("*") if f.is_file())
 
-    def on_end(self, run: Run) -> None:
+    def on_end(self, run: RunState) -> None:
         """Everything is closed."""
         self._mark("ending", 1)
 

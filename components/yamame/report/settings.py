@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import PurePath
 from typing import NamedTuple, Self
 
-from yamame import conf_dir
 from yamame.files.identity import is_a_setting, is_of_one_run, is_one_of, key_of
+from yamame.installed import conf_dir
 from yamame.tracking.history import COMMAND_TAG, RunHistory
 
 _ABSENT = "(absent)"

@@ -23,7 +23,6 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from yamame import conf_dir, recipes_dir
 from yamame.checks import UsageError
 from yamame.cli.app import make_ready
 from yamame.cli.arguments import EASED, ease
@@ -34,8 +33,10 @@ from yamame.cli.jobs import AlreadyDone
 from yamame.cli.nodes import check
 from yamame.cli.settings import SETTINGS
 from yamame.files.identity import key_of
+from yamame.installed import conf_dir, recipes_dir
 from yamame.runs.callbacks import Callback
 from yamame.runs.run import Run
+from yamame.runs.state import RunState
 from yamame.signals import Terminated
 from yamame.training import GlobalRNGState
 
@@ -138,11 +139,12 @@ def load_recipe(name: str) -> ModuleType:
 
 
 class _Kept(Callback):
-    """Keeps the run for who started it."""
+    """Keeps the run for the caller."""
 
     run: Run
 
-    def on_begin(self, run: Run) -> None:
+    def on_begin(self, run: RunState) -> None:
+        assert isinstance(run, Run)
         self.run = run
 
 

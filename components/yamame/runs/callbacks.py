@@ -10,12 +10,10 @@ A callback of one's own is given to a recipe as an entry of the group ``callback
     yamame.train("env=tmaze", callbacks=[Patience()])
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -26,10 +24,8 @@ from yamame.evaluation import EvaluationResult
 from yamame.failures import tell_aside
 from yamame.files.config import flatten
 from yamame.normalization import LARGEST
+from yamame.runs.state import RunState
 from yamame.tracking.history import FOLDER_TAG
-
-if TYPE_CHECKING:
-    from yamame.runs.run import Run
 
 _LONG_WITHOUT_AN_END = 2000
 """Steps of every environment."""
@@ -44,31 +40,31 @@ class Callback:
     checkpoint and restored when the run goes on.
     """
 
-    def on_begin(self, run: Run) -> None:
+    def on_begin(self, run: RunState) -> None:
         """All parts are built, and restored if the run goes on; nothing was collected yet."""
 
-    def on_collect(self, run: Run, episodes: Episodes) -> None:
+    def on_collect(self, run: RunState, episodes: Episodes) -> None:
         """The collector has played; ``run.progress`` counts it already."""
 
-    def on_update(self, run: Run, metrics: Mapping[str, Tensor]) -> None:
+    def on_update(self, run: RunState, metrics: Mapping[str, Tensor]) -> None:
         """An update was made. The metrics are scalars on the device: reading them waits for it."""
 
-    def on_log(self, run: Run, metrics: Mapping[str, float], step: int) -> None:
+    def on_log(self, run: RunState, metrics: Mapping[str, float], step: int) -> None:
         """Metrics are there: once after every iteration, and what callbacks log themselves."""
 
-    def on_evaluating(self, run: Run) -> None:
+    def on_evaluating(self, run: RunState) -> None:
         """Held-out tasks are about to be played."""
 
-    def on_evaluate(self, run: Run, result: EvaluationResult) -> None:
+    def on_evaluate(self, run: RunState, result: EvaluationResult) -> None:
         """Held-out tasks were played; ``run.progress.curve[-1]`` is their summary."""
 
-    def on_save(self, run: Run) -> None:
+    def on_save(self, run: RunState) -> None:
         """A checkpoint is about to be written."""
 
-    def on_saved(self, run: Run, path: Path) -> None:
+    def on_saved(self, run: RunState, path: Path) -> None:
         """A checkpoint is on disk."""
 
-    def on_end(self, run: Run) -> None:
+    def on_end(self, run: RunState) -> None:
         """The run is over, however it ended; ``run.summary`` says how."""
 
 
@@ -78,12 +74,12 @@ class Callbacks:
     def __init__(self, named: Mapping[str, Callback]) -> None:
         self.named = dict(named)
 
-    def tell(self, run: Run, event: str, *happened: Any) -> None:
+    def tell(self, run: RunState, event: str, *happened: Any) -> None:
         """Calls the method ``event`` of each, in the order in which they were given."""
         for callback in self.named.values():
             getattr(callback, event)(run, *happened)
 
-    def tell_all(self, run: Run, event: str) -> None:
+    def tell_all(self, run: RunState, event: str) -> None:
         """As `tell`, but the others are told, too, where one raises; the first error is raised then."""
         with ExitStack() as stack:
             for callback in reversed(self.named.values()):
@@ -102,7 +98,7 @@ class Callbacks:
 class Tracking(Callback):
     """Hands the run's own tracker what it records."""
 
-    def on_begin(self, run: Run) -> None:
+    def on_begin(self, run: RunState) -> None:
         """Opens the tracker's run."""
         budget = {key: str(value) for key, value in flatten({"budget": run.config["budget"]}).items()}
         description = f"    {command()}\n\nin `{run.path.resolve()}`"
@@ -112,18 +108,18 @@ class Tracking(Callback):
         started = run.tracker.start(run.path, name=run.name, params=flatten(run.config), tags=tags)
         run.exits.enter_context(started)
 
-    def on_log(self, run: Run, metrics: Mapping[str, float], step: int) -> None:
+    def on_log(self, run: RunState, metrics: Mapping[str, float], step: int) -> None:
         """Records them."""
         run.tracker.log(metrics, step=step)
 
-    def on_evaluate(self, run: Run, result: EvaluationResult) -> None:
+    def on_evaluate(self, run: RunState, result: EvaluationResult) -> None:
         """Records the summary, and what the run has cost so far."""
         spent = {"env_steps": float(run.progress.env_steps), "updates": float(run.progress.updates)}
         costs = {f"cost/{key}": value for key, value in (spent | run.costs.state_dict()).items()}
         summary = {f"eval/{key}": value for key, value in result.summary().items()}
         run.tracker.log(summary | costs, step=run.progress.step)
 
-    def on_save(self, run: Run) -> None:
+    def on_save(self, run: RunState) -> None:
         """Makes what was recorded outlive the machine, for a run that goes on begins behind it."""
         run.tracker.flush()
 
@@ -133,7 +129,7 @@ class RewardWarning(Callback):
 
     warned = False
 
-    def on_collect(self, run: Run, episodes: Episodes) -> None:
+    def on_collect(self, run: RunState, episodes: Episodes) -> None:
         """Looks at the returns."""
         if not self.warned and not (episodes.returns.abs() <= LARGEST).all():
             self.warned = True
@@ -147,7 +143,7 @@ class EndlessWarning(Callback):
 
     steps, warned = 0, False
 
-    def on_collect(self, run: Run, episodes: Episodes) -> None:
+    def on_collect(self, run: RunState, episodes: Episodes) -> None:
         """Looks whether any has."""
         ended = len(episodes.lengths) > 0 or run.progress.outcome is not None
         self.steps = 0 if ended else self.steps + episodes.num_steps
@@ -185,12 +181,12 @@ class EarlyStopping(Callback):
         self.metric, self.patience, self.threshold, self.min_delta = metric, patience, threshold, min_delta
         self.best, self.waited = float("-inf"), 0
 
-    def on_begin(self, run: Run) -> None:
+    def on_begin(self, run: RunState) -> None:
         """Begins anew, unless the run goes on."""
         if not run.resumed:
             self.best, self.waited = float("-inf"), 0
 
-    def on_evaluate(self, run: Run, result: EvaluationResult) -> None:
+    def on_evaluate(self, run: RunState, result: EvaluationResult) -> None:
         """Stops the run if it is time."""
         summary = result.summary()
         if self.metric not in summary:
@@ -229,7 +225,7 @@ class CostLimit(Callback):
         require("CostLimit", "cpu_s", cpu_s, cpu_s > 0, "be positive")
         self.cpu_s = cpu_s
 
-    def on_log(self, run: Run, metrics: Mapping[str, float], step: int) -> None:
+    def on_log(self, run: RunState, metrics: Mapping[str, float], step: int) -> None:
         """Stops the run if it is time."""
         if (spent := run.costs.cpu_s) >= self.cpu_s:
             run.stop(f"{spent:.0f} CPU-seconds are spent")

@@ -4,7 +4,7 @@ import contextlib
 import shlex
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from omegaconf import OmegaConf
@@ -22,10 +22,8 @@ from yamame.files.trusted import own_modules
 from yamame.report.figures import learning_curve, write_gif
 from yamame.report.terminal import print_columns
 from yamame.runs.held_out import render_held_out
+from yamame.runs.state import RunState
 from yamame.tracking.summary import Status, build_summary, versions
-
-if TYPE_CHECKING:
-    from yamame.runs.run import Run
 
 
 def facts(env: EnvBase) -> dict[str, Any]:
@@ -34,7 +32,7 @@ def facts(env: EnvBase) -> dict[str, Any]:
     return {"machine": machine, "interface": Interface.of(env).encode()}
 
 
-def log_artifacts(run: "Run") -> None:
+def log_artifacts(run: RunState) -> None:
     """Hands the tracker what a person looks at (curve, video, table, configuration, checkpoints), and the agent."""
     curve, unit, log = run.progress.curve, run.progress.unit, run.tracker.log_artifact
     name = "success" if "success_mean" in curve[-1] else "return"
@@ -59,13 +57,13 @@ def log_artifacts(run: "Run") -> None:
         tell_aside(f"{run.name}: there is no MLflow model of it: {error}")
 
 
-def _save_model(run: "Run", folder: Path) -> None:
-    from yamame.tracking.model import save_model  # MLflow's own part of it takes long to load
+def _save_model(run: RunState, folder: Path) -> None:
+    from yamame.deploy.mlflow_model import save_model  # MLflow's own part of it takes long to load
 
     save_model(load(run.path, trust=list(run.cfg.get("trust") or [])), folder)
 
 
-def keep_traceback(run: "Run", error: BaseException | None) -> None:
+def keep_traceback(run: RunState, error: BaseException | None) -> None:
     """Keeps the traceback of a failure of the outside world, of which the command line shows one line."""
     if isinstance(error, OSError | OutsideError):
         error.add_note("once that is mended, resume=true goes on")
@@ -75,13 +73,13 @@ def keep_traceback(run: "Run", error: BaseException | None) -> None:
             error.add_note(f"the traceback is in {path}")
 
 
-def write_config(run: "Run") -> None:
+def write_config(run: RunState) -> None:
     """Writes config.yaml: what the run is, since this session."""
     with atomic_writer(run.path / "config.yaml") as file:
         file.write(OmegaConf.to_yaml(run.cfg, resolve=True).encode())
 
 
-def tell_changes(run: "Run", before: LoadedCheckpoint) -> None:
+def tell_changes(run: RunState, before: LoadedCheckpoint) -> None:
     """Prints what has changed since the former session: a smaller budget, other conditions of the machine."""
     old, new, changes = before.config["budget"], run.config["budget"], {}
     if any(new[key] is not None and (old[key] is None or new[key] < old[key]) for key in new):
@@ -98,7 +96,7 @@ def tell_changes(run: "Run", before: LoadedCheckpoint) -> None:
         tell_aside(f"{run.name}: goes on {how}: {'; '.join(conditions)}")
 
 
-def read_summary(run: "Run") -> dict[str, Any]:
+def read_summary(run: RunState) -> dict[str, Any]:
     """What summary.json says of the session before; nothing where there is none or it is damaged."""
     path = run.path / "summary.json"
     try:
@@ -108,14 +106,14 @@ def read_summary(run: "Run") -> dict[str, Any]:
         return {}
 
 
-def reopen_summary(run: "Run") -> None:
+def reopen_summary(run: RunState) -> None:
     """Takes back how the session before has ended, for the run goes on."""
     path = run.path / "summary.json"
     with contextlib.suppress(FileNotFoundError, UsageError):  # a damaged one was told when the run was opened
         write_json(path, {**read_json(path), "status": "RUNNING"})
 
 
-def write_summary(run: "Run", status: Status) -> None:
+def write_summary(run: RunState, status: Status) -> None:
     """Writes summary.json and shows it, with what may be done next; the path is the last line."""
     last = run.progress.curve[-1] if run.progress.curve else {}
     counted = {
@@ -140,13 +138,13 @@ def write_summary(run: "Run", status: Status) -> None:
     tell(path)
 
 
-def ended_by(run: "Run") -> str | None:
+def ended_by(run: RunState) -> str | None:
     """The limit of the budget that is reached, or why the run was stopped before; None if it is not over."""
     limit = run.budget.ended(env_steps=run.progress.env_steps, updates=run.progress.updates)
     return run.progress.stopped or (limit and f"budget.{limit}={getattr(run.budget, limit)}")
 
 
-def next_steps(run: "Run", status: Status) -> list[str]:
+def next_steps(run: RunState, status: Status) -> list[str]:
     """What a person may do next: let the run go on if it has not ended by itself, look at its pages, play its agent."""
     goes_on = status != "FINISHED" and run.checkpoints.last is not None
     steps = [resuming_command(ranks.world())] if goes_on else []

@@ -1,13 +1,11 @@
 """What a person sees of a run while it goes on: a bar in a terminal, plain lines in a log."""
 
-from __future__ import annotations
-
 import math
 import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
@@ -15,10 +13,8 @@ from torch import nn
 
 from yamame.evaluation import EvaluationResult
 from yamame.runs.callbacks import Callback
+from yamame.runs.state import RunState
 from yamame.training.progress import RECENT
-
-if TYPE_CHECKING:
-    from yamame.runs.run import Run
 
 
 class ProgressBar(Callback):
@@ -53,7 +49,7 @@ class ProgressBar(Callback):
         self._speeds: tuple[float, float, float] | None = None  # none before the first interval has passed
         self._bar: Progress | None = None
 
-    def on_begin(self, run: Run) -> None:
+    def on_begin(self, run: RunState) -> None:
         """Says what was built, and draws the bar, if there is a terminal."""
         self._line(built(run))
         if self._console.file.isatty():
@@ -66,7 +62,7 @@ class ProgressBar(Callback):
             self._bar.add_task("", total=1.0)
             run.exits.enter_context(self._bar)
 
-    def on_evaluating(self, run: Run) -> None:
+    def on_evaluating(self, run: RunState) -> None:
         """Tells that the run does not learn for a while."""
         text = f"evaluating {run.config['evaluation']['num_episodes']} tasks ({run.novelty})"
         if self._bar is None:
@@ -74,7 +70,7 @@ class ProgressBar(Callback):
         else:
             self._bar.update(self._bar.task_ids[0], description=text)
 
-    def on_evaluate(self, run: Run, result: EvaluationResult) -> None:
+    def on_evaluate(self, run: RunState, result: EvaluationResult) -> None:
         """Leaves a line with what an evaluation gave, above the bar."""
         summary = result.summary()
         name = "success" if "success_mean" in summary else "return"
@@ -82,7 +78,7 @@ class ProgressBar(Callback):
         at = f"{run.progress.step:,} {'steps' if run.progress.unit == 'env_steps' else 'updates'}"
         self._line(f"evaluation after {at}: {name} {mean} [{low}, {high}] ({run.novelty})")
 
-    def on_log(self, run: Run, metrics: Mapping[str, float], step: int) -> None:
+    def on_log(self, run: RunState, metrics: Mapping[str, float], step: int) -> None:
         """Tells where the run is, and how its episodes end; what is not known yet is shown as a dash."""
         env_steps, updates = run.progress.env_steps, run.progress.updates
         waited = metrics.get("collector/waited_s")
@@ -127,7 +123,7 @@ class ProgressBar(Callback):
         self._console.out(f"{now}{text}", highlight=False)
 
 
-def built(run: Run) -> str:
+def built(run: RunState) -> str:
     """What a run is made of, and where it lives.
 
     Args:

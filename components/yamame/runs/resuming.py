@@ -1,7 +1,7 @@
 """How a run goes on from a checkpoint, or is found to be done."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from yamame import ranks
 from yamame.checks import UsageError
@@ -10,13 +10,11 @@ from yamame.files.checkpoint import LoadedCheckpoint
 from yamame.files.identity import compare_config, differing, leaves_what_was_done
 from yamame.files.run_directory import RunDirectory, SharedDirectory
 from yamame.runs import outcome
+from yamame.runs.state import RunState
 from yamame.signals import end_if_noted
 
-if TYPE_CHECKING:
-    from yamame.runs.run import Run
 
-
-def claim(run: "Run", mode: bool | Literal["auto"]) -> RunDirectory:
+def claim(run: RunState, mode: bool | Literal["auto"]) -> RunDirectory:
     """The directory of a run, which the first rank claims for all."""
     setting, claimed = run.cfg.run, []
 
@@ -28,7 +26,7 @@ def claim(run: "Run", mode: bool | Literal["auto"]) -> RunDirectory:
     return claimed[0] if claimed else SharedDirectory(run.path, resumed=resumed)
 
 
-def goes_on(run: "Run", *, unless_done: bool) -> bool:
+def goes_on(run: RunState, *, unless_done: bool) -> bool:
     """Whether there is a checkpoint to go on from.
 
     Raises:
@@ -57,7 +55,7 @@ def goes_on(run: "Run", *, unless_done: bool) -> bool:
     return True
 
 
-def restore(run: "Run") -> LoadedCheckpoint:
+def restore(run: RunState) -> LoadedCheckpoint:
     """Restores the last checkpoint that can be: the first rank finds it, the others follow."""
     loaded = ranks.first(lambda: run.checkpoints.load(run.components))
     if not ranks.is_first():
@@ -66,7 +64,7 @@ def restore(run: "Run") -> LoadedCheckpoint:
     return loaded
 
 
-def _forget_stop(run: "Run", saved: Mapping[str, Any]) -> None:
+def _forget_stop(run: RunState, saved: Mapping[str, Any]) -> None:
     """A run that was stopped before its budget was spent goes on if it is given another."""
     if saved["budget"] != run.config["budget"]:
         run.progress.stopped = None

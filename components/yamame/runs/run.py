@@ -30,9 +30,9 @@ from yamame.runs.callbacks import Callback, Callbacks
 from yamame.runs.earlier import write_out_split
 from yamame.runs.held_out import play_held_out, score
 from yamame.runs.novelty import what_is_new
+from yamame.runs.state import RunState
 from yamame.tracking.costs import CostMeter
 from yamame.tracking.summary import run_status
-from yamame.tracking.tracker import Tracker
 from yamame.training import GlobalRNGState
 from yamame.training.guard import NonFiniteGuard, require_finite
 from yamame.training.progress import Progress
@@ -41,7 +41,7 @@ _OF_EACH_RANK = ("collector", "replay", "rng")
 """Components that differ between the processes of torchrun."""
 
 
-class Run:
+class Run(RunState):
     """Configuration, directory, progress, tracker and checkpoints of one run. A context manager::
 
         with Run(cfg) as run:
@@ -66,31 +66,14 @@ class Run:
         unit: The counter by which intervals, metrics and checkpoints go.
         callbacks: Are told what happens, after the tracker, the bar and those of the configuration.
 
-    Attributes:
-        name: The run's name.
-        path: Its directory.
-        resumed: Whether it goes on from a checkpoint (one stopped before its first begins again).
-        progress: Counters, saved with every checkpoint.
-        budget: When it ends.
-        guard: Keeps the evidence of updates that are not finite.
-        novelty: What is new in the tasks of its evaluations (`yamame.runs.novelty`), since `begin`.
-        exits: What is to be closed when the run ends, last in, first out.
-        extra: Further plain data for ``summary.json``.
-        objective: The score of the last evaluation, once the run has finished.
-
     Raises:
         UsageError: The budget or what is expected cannot be, or the tracker refuses its settings. On entering, what
             `RunDirectory.open` and `compare_config` refuse, or a run is finished and its checkpoints are gone.
         AlreadyDone: On entering, ``resume`` is auto and nothing is left to do.
     """
 
-    directory: RunDirectory  # since the run was entered; the others since `begin`
-    policy: InContextPolicy
-    held_out: EnvBase
-    novelty: str
-    on_saved: Callable[[], None]
-    components: dict[str, Any]
-    costs: CostMeter
+    directory: RunDirectory  # since the run was entered
+    on_saved: Callable[[], None]  # since `begin`
 
     def __init__(
         self,
@@ -106,7 +89,7 @@ class Run:
         machine.check_machine(cfg)
         self.name = run_name(cfg)
         self.path = Path(cfg.run.root) / self.name
-        self.extra: dict[str, Any] = {}
+        self.extra = {}
         self.exits = ExitStack()
         Expected.from_config(self.config["expected"])
         self.budget = Budget(**self.config["budget"])
@@ -117,12 +100,12 @@ class Run:
             self.guard = NonFiniteGuard(self.path, max_refused=share, config=self.config, tell=tell)
         except ValueError as error:
             raise UsageError(f"schedule.max_refused: {error}") from error
-        self.tracker: Tracker = instantiate(cfg.logger)
+        self.tracker = instantiate(cfg.logger)
         self.callbacks = build_callbacks(cfg, callbacks) if ranks.is_first() else Callbacks({})
         kept = cfg.checkpoint.keep
         self.checkpoints = Checkpointer(self.path / "checkpoints", keep_last=kept, config=self.config)
         self.resumed = False
-        self.objective: float | None = None
+        self.objective = None
         self._saved: tuple[int, int] | None = None
         self._evaluated: tuple[tuple[int, int], EvaluationResult] | None = None
 
@@ -195,12 +178,6 @@ class Run:
             outcome.tell_changes(self, before)
         (self.path / "error.txt").unlink(missing_ok=True)
 
-    def stop(self, reason: str) -> None:
-        """Ends the run, in order, as if its budget were spent: when the iteration is over."""
-        if self.progress.stopped is None:
-            tell_aside(f"{self.name}: stopped: {reason}")
-        self.progress.stopped = reason
-
     def ended(self) -> bool:
         """Whether the budget is spent, where a checkpoint may be made; a run that was asked to ends here."""
         self.end_if_asked()
@@ -215,11 +192,6 @@ class Run:
 
     def _spent(self) -> bool:
         return ranks.any_of(self.spends(env_steps=self.progress.env_steps, updates=self.progress.updates))
-
-    def spends(self, **spent: int) -> bool:
-        """Whether so many ``env_steps`` and ``updates`` are the whole budget, by the clock of the first rank."""
-        ends = self.progress.stopped is not None or self.budget.ended(**spent) is not None
-        return ends and ranks.is_first()
 
     def end_if_asked(self) -> None:
         """Ends the run if a signal has asked it to: saves a checkpoint, unless the last one holds this state.

@@ -1,0 +1,92 @@
+"""State of a run, for callbacks and for the functions that restore a run and write its results."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from torchrl.envs import EnvBase
+
+from yamame import ranks
+from yamame.agent import InContextPolicy
+from yamame.budget import Budget
+from yamame.failures import tell_aside
+from yamame.files.checkpoint import Checkpointer
+from yamame.tracking.costs import CostMeter
+from yamame.tracking.tracker import Tracker
+from yamame.training.guard import NonFiniteGuard
+from yamame.training.progress import Progress
+
+
+class RunState(ABC):
+    """State of a run. `yamame.runs.run.Run` adds its life: entering, beginning, learning, evaluating, ending.
+
+    Attributes:
+        cfg: Composed configuration of the recipe.
+        config: The same as plain data, as it is saved.
+        name: Name of the run.
+        path: Directory of the run.
+        resumed: Whether the run continues from a checkpoint.
+        progress: Counters, saved with every checkpoint.
+        budget: Limits that end the run.
+        guard: Skips updates with NaN or Inf, and stores the evidence.
+        tracker: Receives parameters, metrics and files.
+        checkpoints: Writes and reads checkpoints.
+        exits: Closed when the run ends, last in, first out.
+        extra: Further plain data for ``summary.json``.
+        objective: Score of the last evaluation, once the run has finished.
+        policy: Policy that is evaluated; since `Run.begin`, like all that follow.
+        held_out: Environment of the held-out tasks.
+        novelty: What is new in these tasks (`yamame.runs.novelty`).
+        components: Parts that a checkpoint holds, by name.
+        costs: CPU-seconds and wall-clock seconds so far.
+    """
+
+    cfg: DictConfig
+    config: dict[str, Any]
+    name: str
+    path: Path
+    resumed: bool
+    progress: Progress
+    budget: Budget
+    guard: NonFiniteGuard
+    tracker: Tracker
+    checkpoints: Checkpointer
+    exits: ExitStack
+    extra: dict[str, Any]
+    objective: float | None
+
+    policy: InContextPolicy
+    held_out: EnvBase
+    novelty: str
+    components: dict[str, Any]
+    costs: CostMeter
+
+    @property
+    @abstractmethod
+    def summary(self) -> dict[str, Any]:
+        """Content of ``summary.json``; empty before the end of the run."""
+
+    @abstractmethod
+    def log(self, metrics: Mapping[str, float], *, step: int | None = None) -> None:
+        """Log metrics, at the present step unless another is given."""
+
+    def stop(self, reason: str) -> None:
+        """End the run after this iteration, as if its budget were spent.
+
+        Args:
+            reason: Reason, printed once and stored in the summary.
+        """
+        if self.progress.stopped is None:
+            tell_aside(f"{self.name}: stopped: {reason}")
+        self.progress.stopped = reason
+
+    def spends(self, **spent: int) -> bool:
+        """Return whether so many ``env_steps`` and ``updates`` reach the budget; always False except on rank 0.
+
+        The clock of rank 0 decides for all, as clocks differ.
+        """
+        ends = self.progress.stopped is not None or self.budget.ended(**spent) is not None
+        return ends and ranks.is_first()
