@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from yamame.checks import UsageError
 from yamame.deploy import DeployedAgent
-from yamame.tracking import model
+from yamame.deploy import mlflow_model as model
 
 
 @pytest.fixture(scope="module")
