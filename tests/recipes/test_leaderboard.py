@@ -56,7 +56,7 @@ def test_what_is_missing_is_run_what_failed_is_told_and_what_is_done_stays(board
     assert "to be measured: python recipes/train.py experiment=cpu_tmaze env.length=0 debug=tiny" in out
     assert [row["at the end"] == "to be measured" for row in rows] == [True, False]
     first = rows[1]
-    assert (first["theirs"], first["verdict"]) == ("-2.000 ± 0.100", "above")
+    assert (first["theirs"], first["verdict"]) == ("-2.000 ± 0.100", "above (one seed)")
     assert re.fullmatch(r"\d\.\d{3}", first["best"])
     assert float(first["CPU-s"]) > 0
     ids = runs_of(tmp_path)

@@ -6,7 +6,7 @@ import yamame
 from yamame.replay import TrajectoryFollower
 
 TINY = [
-    *("debug=tiny", "logger=none", "env=mazerunner", "env.size=7", "env.time_limit=12", "relabel=rarity"),
+    *("debug=tiny", "logger=none", "env=mazerunner", "env.size=9", "env.time_limit=12", "relabel=rarity"),
     *("encoder=memoryless", "encoder.d_model=16", "evaluation.num_episodes=2", "evaluation.video_frames=1"),
     *(
         "evaluation.interval=1000",
