@@ -162,6 +162,32 @@ def test_a_part_that_hangs_is_killed_with_its_children_and_ends_no_other(customi
     assert_ended(pids)
 
 
+DAEMON = """
+import os, signal, sys, time
+
+read, write = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:  # its parent ends at once, so that no chain of parents leads to it
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with open(sys.argv[1], "w") as file:
+            file.write(f"{os.getpid()}\\n")
+        os.close(write)
+        time.sleep(600)
+    os._exit(0)
+os.close(write)
+os.read(read, 1)
+"""
+
+
+def test_a_process_whose_parents_have_ended_is_killed(tool, tmp_path):
+    pids, supervise = tmp_path / "pids", tool("gpu.supervise")
+    given = [sys.executable, "-c", DAEMON, str(pids)]
+    status = supervise.run_limited(given, seconds=60, output=tmp_path / "output", env=dict(os.environ))
+    assert status == 0, (tmp_path / "output").read_text()
+    assert_ended(pids)
+
+
 def test_the_whole_run_keeps_to_its_minutes_when_every_part_hangs(customized, tmp_path):
     out, pids = tmp_path / "out", tmp_path / "pids"
     customized(HANGING.format(parts={"machine", "smoke", "parity", "tests", "speed", "fit"}, pids=str(pids)))
