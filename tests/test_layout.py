@@ -229,6 +229,51 @@ def test_a_planted_circle_is_found(tmp_path):
         TopologicalSorter(rooms_needed(tmp_path / "house")).prepare()
 
 
+def modules_needed(package: Path) -> dict[str, set[str]]:
+    """Modules of a package that each of its modules imports, inside functions and for type checkers included."""
+    files = {}
+    for file in package.rglob("*.py"):
+        parts = file.relative_to(package.parent).with_suffix("").parts
+        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+
+    needed = {}
+    for module, file in files.items():
+        found: set[str] = set()
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                found.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                names = {f"{node.module}.{alias.name}" for alias in node.names}
+                modules = names & files.keys()
+                found |= modules if modules == names else modules | {str(node.module)}
+        needed[module] = found & files.keys() - {module}
+    return needed
+
+
+@pytest.mark.parametrize("package", ["components/yamame", "envs/yamame_envs"])
+def test_modules_do_not_import_each_other_in_circles(package):
+    order = list(TopologicalSorter(modules_needed(ROOT / package)).static_order())
+    assert len(order) > 40
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from house.room.b import b",
+        "from house.room import b",
+        "def f():\n    import house.room.b",
+        "if TYPE_CHECKING:\n    from house.room.b import b",
+    ],
+)
+def test_a_planted_circle_within_a_room_is_found(tmp_path, text):
+    room = tmp_path / "house" / "room"
+    room.mkdir(parents=True)
+    for name, content in {"__init__": "", "a": text, "b": "from house.room.a import a"}.items():
+        (room / f"{name}.py").write_text(content)
+    with pytest.raises(CycleError):
+        TopologicalSorter(modules_needed(tmp_path / "house")).prepare()
+
+
 def test_a_recipe_may_not_import_another_recipe_by_its_bare_name(tmp_path):
     for sibling in sorted(path.stem for path in (ROOT / "recipes").glob("*.py")):
         assert not is_allowed(Path("recipes/new.py"), sibling)
