@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase, unravel_key
 from torch import Tensor
-from torchrl.data import Composite
+from torchrl.data import Binary, Composite, MultiOneHot, OneHot
 
 from yamame.deploy.interface import Interface
 from yamame.failures import as_text
@@ -43,6 +43,9 @@ class Inputs:
         self._entries = {key: described[unravel_key(key)] for key in keys}
         self._known = {entry.name for entry in ENTRIES} | {"next", *spec.keys()}
         self._known |= {str(entry.path[0]) for entry in interface.spaces.observations if entry.path}
+        recorded = () if interface.recorded is None else interface.recorded.observations
+        places = {entry.path[0] for entry in recorded if entry.path and isinstance(entry.path[0], int)}
+        self._places = len(places)  # 0 if the space is not a Tuple
 
     def read(self, observation: Any, num: int | None) -> tuple[TensorDict, bool]:
         """The entries ``[N]`` of an observation, and whether they were given as tensors.
@@ -59,6 +62,10 @@ class Inputs:
                 raise ValueError(
                     f"{_OWNER}: observation must have {self._names()}, got {unknown[0]!r} as well"
                 )
+        elif isinstance(observation, tuple) and self._places not in (0, len(observation)):
+            raise ValueError(
+                f"{_OWNER}: observation must be a tuple of {self._places} values, got {len(observation)}"
+            )
         elif not isinstance(observation, tuple) and len(self._entries) != 1:
             raise ValueError(
                 f"{_OWNER}: observation must be a mapping with {self._names()}, got {_kind(observation)}"
@@ -68,7 +75,8 @@ class Inputs:
         nested = TensorDict({}, [1 if num is None else num])
         for key, entry in self._entries.items():
             label = f"{_OWNER}: observation {as_text(key)}"
-            read = entry.read(_array(values[key], f"observation {as_text(key)}"), batch=batch, label=label)
+            array = read_array(values[key], f"observation {as_text(key)}")
+            read = entry.read(array, batch=batch, label=label, bounded=True)
             nested[key] = torch.from_numpy(read if batch else read[None])
         return nested, any(isinstance(value, Tensor) for value in values.values())
 
@@ -122,6 +130,21 @@ def read_reward(value: Any, num: int | None, begins: Tensor, fresh: Tensor) -> T
     return reward
 
 
+def read_action(value: Any, interface: Interface) -> tuple[Array, bool]:
+    """Actions ``[N, ...]`` in the shape of the spec, and whether one alone was given, without a batch."""
+    array, shape = read_array(value, "action"), tuple(interface.action_spec.shape)
+    one = array.shape == shape
+    if not one and array.shape[1:] != shape:
+        raise ValueError(
+            f"{_OWNER}: action must have the shape {shape} or {('N', *shape)}, got {array.shape}"
+        )
+    flags = isinstance(interface.action_spec, Binary | OneHot | MultiOneHot)
+    if array.dtype.kind == "b" and not flags:
+        kind = "numbers" if interface.spaces.action.kind == "box" else "whole numbers"
+        raise ValueError(f"{_OWNER}: action must be {kind}, got bool")
+    return (array[None] if one else array), one
+
+
 def read_names(sessions: Any) -> list[Any]:
     """Names of sessions."""
     if not isinstance(sessions, list | tuple | range) or not len(sessions):
@@ -139,13 +162,14 @@ def read_names(sessions: Any) -> list[Any]:
 
 
 def _column(value: Any, name: str, num: int | None) -> Tensor:
-    tensor, shape = torch.from_numpy(_array(value, name)), () if num is None else (num,)
+    tensor, shape = torch.from_numpy(read_array(value, name)), () if num is None else (num,)
     if tuple(tensor.shape) != shape:
         raise ValueError(f"{_OWNER}: {name} must have the shape {shape}, got {tuple(tensor.shape)}")
     return tensor.reshape(num or 1)
 
 
-def _array(value: Any, name: str) -> Array:
+def read_array(value: Any, name: str) -> Array:
+    """An array of numbers or flags, as a copy."""
     if isinstance(value, Tensor):
         value = value.detach().cpu()
         value = value.float() if value.dtype == torch.bfloat16 else value  # NumPy has no such numbers
