@@ -114,7 +114,10 @@ class ObservationEntry:
             if array.size and (array.min() < 0 or array.max() > highest):
                 raise ValueError(f"{label} must be in 0..{highest}, got {array.min()}..{array.max()}")
         with np.errstate(over="ignore"):
-            return array.astype(raw)
+            converted = array.astype(raw)
+        if array.dtype.kind == "u" and raw.kind == "i" and (converted < 0).any():  # uint64 wraps around
+            raise ValueError(f"{label} must be below 2**63, got {array.max()}")
+        return converted
 
     def finish(self, raw: Array) -> tuple[Array, dict[int, str]]:
         """Turns gathered values ``[R, *shape]`` into the stored array.
