@@ -26,6 +26,11 @@ NUMBERS = {
     "negative": (spaces.Discrete(50, start=-20), [-20, 29], [-21, 30, 2**64 - 19]),
     "discrete": (spaces.Discrete(4, start=1), [1, 4.0, np.int64(2), np.array(3)], [0, 5, 1.5, np.nan, "2"]),
     "tuple": (spaces.Tuple([spaces.Discrete(3), spaces.Discrete(3)]), [(0, 2)], [(0, 3), (0, 1, 2), (0,)]),
+    "nested": (
+        spaces.Dict({"a": spaces.Tuple([spaces.Discrete(3), spaces.Discrete(3)])}),
+        [{"a": (0, 2)}],
+        [{"a": (0, 2, 1)}, {"a": (0,)}, {"a": (0, 3)}, {"b": (0, 2)}],
+    ),
     "flags": (spaces.MultiBinary(2), [[0, 1], [True, False]], [[0, 2], [0.5, 0], [0]]),
 }
 

@@ -13,7 +13,7 @@ from yamame.deploy.interface import Interface
 from yamame.failures import as_text
 from yamame.keys import CONTEXT, ENTRIES
 from yamame.spaces import ObservationEntry
-from yamame.spaces.arrays import Array, is_tree
+from yamame.spaces.arrays import Array, child, is_tree
 
 _OWNER = "DeployedAgent"
 
@@ -44,8 +44,12 @@ class Inputs:
         self._known = {entry.name for entry in ENTRIES} | {"next", *spec.keys()}
         self._known |= {str(entry.path[0]) for entry in interface.spaces.observations if entry.path}
         recorded = () if interface.recorded is None else interface.recorded.observations
-        places = {entry.path[0] for entry in recorded if entry.path and isinstance(entry.path[0], int)}
-        self._places = len(places)  # 0 if the space is not a Tuple
+        # Number of values in each Tuple of the space, by the path of the Tuple.
+        self._lengths: dict[tuple[str | int, ...], int] = {}
+        for path in (entry.path for entry in recorded):
+            for depth, place in enumerate(path):
+                if isinstance(place, int):
+                    self._lengths[path[:depth]] = max(self._lengths.get(path[:depth], 0), place + 1)
 
     def read(self, observation: Any, num: int | None) -> tuple[TensorDict, bool]:
         """The entries ``[N]`` of an observation, and whether they were given as tensors.
@@ -62,14 +66,19 @@ class Inputs:
                 raise ValueError(
                     f"{_OWNER}: observation must have {self._names()}, got {unknown[0]!r} as well"
                 )
-        elif isinstance(observation, tuple) and self._places not in (0, len(observation)):
-            raise ValueError(
-                f"{_OWNER}: observation must be a tuple of {self._places} values, got {len(observation)}"
-            )
         elif not isinstance(observation, tuple) and len(self._entries) != 1:
             raise ValueError(
                 f"{_OWNER}: observation must be a mapping with {self._names()}, got {_kind(observation)}"
             )
+        for path, length in self._lengths.items():
+            value = observation
+            for place in path:
+                value = child(value, place)
+            if isinstance(value, tuple) and len(value) != length:
+                where = "".join(f" {as_text(place)}" for place in path)
+                raise ValueError(
+                    f"{_OWNER}: observation{where} must be a tuple of {length} values, got {len(value)}"
+                )
         batch = () if num is None else (num,)
         values = {key: self._value(observation, entry) for key, entry in self._entries.items()}
         nested = TensorDict({}, [1 if num is None else num])
