@@ -36,6 +36,7 @@ from yamame.files.run_directory import check_folder
 from yamame.report.figures import write_gif, write_mp4
 from yamame.report.terminal import half_blocks
 from yamame.runs.trained import load_asked
+from yamame.spaces.from_specs import spaces_of
 
 WRITERS = {"gif": write_gif, "mp4": write_mp4}
 
@@ -50,6 +51,7 @@ def play(cfg: DictConfig) -> float:
     frames: list[Any] = []
     no_picture: set[str] = set()
     with closing(trained.build_env(num_envs=1, seed=cfg.seed)) as env:
+        spaces = spaces_of(env)  # to print numbers of the environment, not the entries stored for training
 
         def watch(step: TensorDictBase) -> None:
             """Shows a timestep and keeps its picture."""
@@ -59,7 +61,10 @@ def play(cfg: DictConfig) -> float:
                     print(half_blocks(frames[-1], width=cfg.width))
             except NotImplementedError as error:
                 no_picture.add(str(error))
-            print(describe_step(step) if "next" in step.keys() else f"    0  {describe_timestep(step)}")
+            if "next" in step.keys():
+                print(describe_step(step, spaces))
+            else:
+                print(f"    0  {describe_timestep(step, spaces)}")
 
         try:
             policy = trained.build_agent(env).policy(gamma_index=gamma_index)

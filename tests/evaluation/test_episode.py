@@ -1,11 +1,13 @@
 """Episodes as the evaluation plays them, how one is described, and videos of some."""
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from tensordict.nn import TensorDictModule
 from yamame.evaluation import describe_step, describe_timestep, evaluate, play_episode, render_video
-from yamame_envs import MazeRunner
+from yamame.spaces.from_specs import spaces_of
+from yamame_envs import HostedEnv, MazeRunner
 
 
 def wander(observation):
@@ -59,6 +61,30 @@ def test_a_step_is_described_in_one_line():
     assert lines[1].startswith("    1  action 1  reward 1  observation [0.40 0.40 ")
     assert lines[1].endswith("goals reached 1 of 2")
     assert lines[3].endswith("goals reached 1 of 2  the end")
+
+
+def test_a_step_is_described_in_values_of_the_spaces():
+    spaces = gymnasium.spaces
+    observation = spaces.Dict(
+        {"a": spaces.Discrete(3, start=5), "b": spaces.Box(2, 4, (2,), np.int64), "c": spaces.MultiBinary(2)}
+    )
+    action = spaces.Dict({"x": spaces.Discrete(4, start=1), "y": spaces.MultiDiscrete([2, 2], start=[7, 8])})
+
+    class Fixed(gymnasium.Env):
+        observation_space, action_space = observation, action
+
+        def reset(self, *, seed=None, options=None):
+            return {"a": 6, "b": np.array([2, 4]), "c": np.array([0, 1], np.int8)}, {}
+
+        def step(self, action):
+            return *self.reset()[:1], 0.5, False, False, {}
+
+    env = HostedEnv(Fixed, num_envs=1)
+    step = env.step(env.reset().set("action", torch.tensor([[2, 0, 1]])))
+    told = describe_step(step, spaces_of(env))
+    assert "action {x: 3, y: [7 9]}" in told
+    assert "a 6  b [2 4]  c [0 1]" in told
+    assert "a 6" not in describe_step(step)
 
 
 @pytest.mark.parametrize(

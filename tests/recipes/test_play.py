@@ -5,6 +5,8 @@ import re
 import sys
 from pathlib import Path
 
+import gymnasium
+import numpy as np
 import pytest
 from PIL import Image
 from yamame.cli.app import main
@@ -14,7 +16,27 @@ TINY = ["debug=tiny", "logger=none", "encoder.d_model=16", "encoder.num_heads=2"
 RUNS = {
     "maze": [*TINY, "env.size=7", "env.split_by=walls_and_goals", "env.time_limit=25"],
     "memory": [*TINY, "env=tmaze", "env.length=4"],
+    "numbers": [*TINY, "env=gym", "env.id=PlayedNumbers-v0", "env.time_limit=6"],
 }
+
+
+class Numbers(gymnasium.Env):
+    """Shows the last action, whose numbers start at 11 and 23."""
+
+    observation_space = gymnasium.spaces.MultiDiscrete([3, 4], start=[11, 23])
+    action_space = gymnasium.spaces.Tuple(
+        [gymnasium.spaces.Discrete(3, start=11), gymnasium.spaces.Discrete(4, start=23)]
+    )
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.array([11, 23]), {}
+
+    def step(self, action):
+        return np.array(action), 0.0, False, False, {}
+
+
+gymnasium.register("PlayedNumbers-v0", entry_point=Numbers)
 
 
 def load(name: str):
@@ -70,6 +92,17 @@ def run(trained, monkeypatch, tmp_path, capsys):
 def num_frames(path: Path) -> int:
     with Image.open(path) as video:
         return video.n_frames
+
+
+def test_numbers_are_those_of_the_environment(run):
+    status, lines, _ = run("run=runs/numbers", "seed=3", "max_steps=6")
+    assert status == 0
+    assert "observation [11 23]" in lines[0]
+    for line in lines[1:7]:
+        found = re.search(r"action \((\d+), (\d+)\) .* observation \[(\d+) (\d+)\]", line)
+        assert found, line
+        assert found.groups()[:2] == found.groups()[2:]
+        assert found[1] in ("11", "12", "13")
 
 
 def test_every_step_has_a_line_and_the_video_is_the_last_line(run, tmp_path):

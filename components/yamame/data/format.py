@@ -21,7 +21,7 @@ from yamame.checks import require
 from yamame.keys import CONTEXT, NOT_STORED
 from yamame.replay.packing import pack
 from yamame.spaces import ObservationEntry
-from yamame.spaces.from_specs import describe, recorded_spaces
+from yamame.spaces.from_specs import spaces_of
 from yamame.transforms.context import context_values
 
 OWNER = "TrajectoryFormat"
@@ -59,7 +59,7 @@ class TrajectoryFormat:
         self.entries |= {("next", "reward"): (one, torch.float32), **dict.fromkeys(flags, (one, torch.bool))}
         self.observed = [key for key in stored if key not in (*CONTEXT, "action")]
         self._encoding = ActionEncoding(action, batch_dims=1)
-        spaces = describe(spec[0], action[0], recorded_spaces(env))
+        spaces = spaces_of(env)
         self._observations: dict[NestedKey, ObservationEntry] = {
             unravel_key(entry.key): entry for entry in spaces.observations
         }
@@ -122,24 +122,37 @@ class TrajectoryFormat:
         read = self._observations[key].read(array, batch=array.shape[:1], label=f"{name}: entry {key!r}")
         return torch.from_numpy(read)
 
-    def read_action(self, values: Tensor | Any, name: str, *, indices: bool) -> Tensor:
+    def read_action(self, values: Tensor | Any, name: str, *, indices: bool | None) -> Tensor:
         """Actions of T timesteps as they are stored.
 
         Args:
             values: As for `yamame.spaces.ActionEntry.read`.
             name: Name of the file in messages.
-            indices: Whether whole numbers count from 0.
+            indices: Whether whole numbers count from 0; None: they do not, and no setting changes that.
 
         Raises:
             ValueError: If the shape, the dtype or a value does not fit the space.
         """
         array = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
-        action = torch.from_numpy(self.actions.read(array, label=f"{name}: entry 'action'", indices=indices))
+        label = f"{name}: entry 'action'"
+        try:
+            action = torch.from_numpy(self.actions.read(array, label=label, indices=bool(indices)))
+        except ValueError as error:
+            if indices is None or not self._readable(array, indices=not indices):
+                raise
+            raise ValueError(f"{error}; or set +data.source.indices={str(not indices).lower()}") from error
         if self._encoding.kind != "one_hot":
             return action
         choices = action.reshape(len(action), -1)
         hot = [functional.one_hot(choices[:, n], size) for n, size in enumerate(self._encoding.nvec)]
         return self._encoding.decode(torch.cat(hot, -1))
+
+    def _readable(self, actions: Any, *, indices: bool) -> bool:
+        try:
+            self.actions.read(actions, label="action", indices=indices)
+        except ValueError:
+            return False
+        return True
 
     def trajectories(
         self, rollout: TensorDictBase, name: str, *, indices: bool = True

@@ -21,7 +21,7 @@ from torchrl.envs.transforms import Transform
 from yamame.checks import UsageError, require
 from yamame.data.format import TrajectoryFormat
 from yamame.data.source import MemoryStore, TrajectoryDataset
-from yamame.data.tables import nested, rollout, tables, unused
+from yamame.data.tables import nested, read_tree, rollout, tables, unused
 from yamame.failures import one_line, tell_aside
 from yamame.keys import RELABELLING
 from yamame.replay import TrajectoryFollower
@@ -197,7 +197,7 @@ def torchrl(
     require(name, "shape", tuple(steps.shape), steps.ndim in (1, 2), "be [T] or [N, T]")
     add = _Adder(format, drop_unfinished=False, indices=indices)
     for row in steps.unbind(0) if steps.ndim == 2 else [steps]:
-        add.rollout(row, name, indices=indices)
+        add.rollout(row, name)
     return TrajectoryDataset([add.store(name)], transform=transform, sample_by=sample_by)
 
 
@@ -231,6 +231,7 @@ class _Adder:
         self._format, self._drop, self._indices = format, drop_unfinished, indices
         self._parts: list[tuple[TensorDict, torch.Tensor]] = []
         self._unused: set[str] = set()
+        self._ambiguous = False
 
     def tree(self, tree: Mapping[str, Any], name: str) -> None:
         """Adds all tables of nested mappings."""
@@ -238,22 +239,29 @@ class _Adder:
         for number, (place, table) in enumerate(tables(tree, name), 1):  # noqa: B007 (the last one counts)
             self._unused |= unused(table)
             with _naming(place):
-                steps = rollout(
-                    table, self._format, place, drop_unfinished=self._drop, indices=bool(self._indices)
-                )
+                steps = rollout(table, self._format, place, drop_unfinished=self._drop, indices=self._indices)
             if len(steps):
-                self.rollout(steps, place, indices=True)  # they are stored entries now
+                self._notice(read_tree(table, "actions", place))
+                self._add(steps, place, indices=True)  # they are stored entries now
         require(name, "arrays", sorted(tree), number > 0, "hold 'actions', at the root or in groups")
 
-    def rollout(self, steps: TensorDictBase, name: str, *, indices: bool) -> None:
+    def rollout(self, steps: TensorDictBase, name: str) -> None:
         """Adds the episodes of a rollout."""
+        self._add(steps, name, indices=bool(self._indices))
+        self._notice(steps.get("action").cpu())
+
+    def _add(self, steps: TensorDictBase, name: str, *, indices: bool) -> None:
         with _naming(name):
             self._parts += self._format.trajectories(steps, name, indices=indices)
+
+    def _notice(self, actions: Any) -> None:
+        """Remembers that actions were read which ``indices`` would give another meaning."""
+        self._ambiguous |= self._format.actions.depends_on_indices(actions, indices=bool(self._indices))
 
     def store(self, path: Any) -> MemoryStore:
         """All that was added."""
         require("data", "trajectories", f"none in {path}", bool(self._parts), "be at least one")
-        if self._indices is not None and not self._format.actions.counts_from_zero:
+        if self._indices is not None and self._ambiguous:
             ways = {False: f"from {self._format.actions.first_numbers}, as in their space", True: "from 0"}
             tell_aside(
                 f"data: {path}: actions are read as numbers that count {ways[self._indices]}; set "

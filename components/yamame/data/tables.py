@@ -88,7 +88,7 @@ def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rollout(
-    table: Table, format: TrajectoryFormat, name: str, *, drop_unfinished: bool, indices: bool = False
+    table: Table, format: TrajectoryFormat, name: str, *, drop_unfinished: bool, indices: bool | None = False
 ) -> TensorDict:
     """A table as a TorchRL rollout ``[T]`` of stored entries.
 
@@ -97,12 +97,12 @@ def rollout(
         format: Format of the environment.
         name: Name of the table in messages.
         drop_unfinished: Leave out the steps after the last end of an episode.
-        indices: Whether actions count from 0, whatever their space does.
+        indices: Whether actions count from 0, whatever their space does; None if there is no choice.
 
     Raises:
         ValueError: If an array is missing, has another length or does not fit the environment; names it.
     """
-    actions = _tree(_found(table, "actions"), f"{name}: actions")
+    actions = read_tree(table, "actions", name)
     num_steps = len(next(leaves(actions)))
     ends = {key: _flags(table, key, num_steps, name) for key in ("terminated", "truncated")}
     some = [key for key in ("terminated", "truncated") if _found(table, key) is not None]
@@ -183,6 +183,11 @@ def _led_on(steps: TensorDict, keys: list[NestedKey]) -> TensorDict:
         following[ends] = value[ends] if key == "goal" else 0  # the instruction of an episode stays
         steps.set(after(key), following)
     return steps[~unknown]
+
+
+def read_tree(table: Table, key: str, name: str) -> Any:
+    """The arrays of an entry, in the tuples and mappings of the table."""
+    return _tree(_found(table, key), f"{name}: {key}")
 
 
 def _found(table: Table, key: str) -> Any:

@@ -9,15 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torchrl.data import Composite, TensorSpec
+from torchrl.data import Composite, MultiOneHot, OneHot, TensorSpec
 
 from yamame.checks import UsageError, require
 from yamame.deploy.build import build_agent, check_device, for_acting, load_weights
 from yamame.deploy.folder import write_folder
-from yamame.deploy.inputs import Inputs, read_flags, read_names, read_reward
+from yamame.deploy.inputs import Inputs, read_action, read_flags, read_names, read_reward
 from yamame.deploy.saved import SavedAgent
 from yamame.deploy.sessions import Sessions
 from yamame.deploy.step import ActingStep
@@ -204,18 +203,25 @@ class DeployedAgent:
         ``Dict`` and ``Tuple`` spaces are dictionaries and tuples.
 
         Args:
-            action: An action; of N sessions ``[N, ...]``.
+            action: An action as in `action_spec`; of N sessions ``[N, ...]``. Real numbers outside the bounds by
+                no more than rounding become the bounds.
 
         Returns:
             The value; of N sessions a list of N values.
+
+        Raises:
+            ValueError: The action has another shape or dtype, or is out of range.
         """
-        batch = np.asarray(action.cpu() if isinstance(action, Tensor) else action)
-        one = batch.ndim == len(self.action_spec.shape)
-        entry = self.saved.interface.spaces.action
-        columns = batch[None] if one else batch
-        if self.saved.interface.recorded is None:
-            return columns[0] if one else list(columns)
-        values = entry.values(columns)
+        interface = self.saved.interface
+        batch, one = read_action(action, interface)
+        entry = interface.spaces.action
+        columns = entry.read(batch, label="DeployedAgent: action", indices=True)
+        if interface.recorded is not None:
+            values = entry.values(columns)
+        else:
+            one_hots = isinstance(self.action_spec, OneHot | MultiOneHot)
+            own = batch if one_hots else columns.reshape(batch.shape)
+            values = list(own.astype(str(self.action_spec.dtype).removeprefix("torch.")))
         return values[0] if one else values
 
     def _choose(self, params: Tensor, mask: Tensor | None) -> Tensor:

@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase, unravel_key
 from torch import Tensor
-from torchrl.data import Composite
+from torchrl.data import Binary, Composite, MultiOneHot, OneHot
 
 from yamame.deploy.interface import Interface
 from yamame.failures import as_text
 from yamame.keys import CONTEXT, ENTRIES
 from yamame.spaces import ObservationEntry
-from yamame.spaces.arrays import Array, is_tree
+from yamame.spaces.arrays import Array, child, is_tree
 
 _OWNER = "DeployedAgent"
 
@@ -43,6 +43,13 @@ class Inputs:
         self._entries = {key: described[unravel_key(key)] for key in keys}
         self._known = {entry.name for entry in ENTRIES} | {"next", *spec.keys()}
         self._known |= {str(entry.path[0]) for entry in interface.spaces.observations if entry.path}
+        recorded = () if interface.recorded is None else interface.recorded.observations
+        # Number of values in each Tuple of the space, by the path of the Tuple.
+        self._lengths: dict[tuple[str | int, ...], int] = {}
+        for path in (entry.path for entry in recorded):
+            for depth, place in enumerate(path):
+                if isinstance(place, int):
+                    self._lengths[path[:depth]] = max(self._lengths.get(path[:depth], 0), place + 1)
 
     def read(self, observation: Any, num: int | None) -> tuple[TensorDict, bool]:
         """The entries ``[N]`` of an observation, and whether they were given as tensors.
@@ -63,12 +70,22 @@ class Inputs:
             raise ValueError(
                 f"{_OWNER}: observation must be a mapping with {self._names()}, got {_kind(observation)}"
             )
+        for path, length in self._lengths.items():
+            value = observation
+            for place in path:
+                value = child(value, place)
+            if isinstance(value, tuple) and len(value) != length:
+                where = "".join(f" {as_text(place)}" for place in path)
+                raise ValueError(
+                    f"{_OWNER}: observation{where} must be a tuple of {length} values, got {len(value)}"
+                )
         batch = () if num is None else (num,)
         values = {key: self._value(observation, entry) for key, entry in self._entries.items()}
         nested = TensorDict({}, [1 if num is None else num])
         for key, entry in self._entries.items():
             label = f"{_OWNER}: observation {as_text(key)}"
-            read = entry.read(_array(values[key], f"observation {as_text(key)}"), batch=batch, label=label)
+            array = read_array(values[key], f"observation {as_text(key)}")
+            read = entry.read(array, batch=batch, label=label, bounded=True)
             nested[key] = torch.from_numpy(read if batch else read[None])
         return nested, any(isinstance(value, Tensor) for value in values.values())
 
@@ -122,6 +139,21 @@ def read_reward(value: Any, num: int | None, begins: Tensor, fresh: Tensor) -> T
     return reward
 
 
+def read_action(value: Any, interface: Interface) -> tuple[Array, bool]:
+    """Actions ``[N, ...]`` in the shape of the spec, and whether one alone was given, without a batch."""
+    array, shape = read_array(value, "action"), tuple(interface.action_spec.shape)
+    one = array.shape == shape
+    if not one and array.shape[1:] != shape:
+        raise ValueError(
+            f"{_OWNER}: action must have the shape {shape} or {('N', *shape)}, got {array.shape}"
+        )
+    flags = isinstance(interface.action_spec, Binary | OneHot | MultiOneHot)
+    if array.dtype.kind == "b" and not flags:
+        kind = "numbers" if interface.spaces.action.kind == "box" else "whole numbers"
+        raise ValueError(f"{_OWNER}: action must be {kind}, got bool")
+    return (array[None] if one else array), one
+
+
 def read_names(sessions: Any) -> list[Any]:
     """Names of sessions."""
     if not isinstance(sessions, list | tuple | range) or not len(sessions):
@@ -139,13 +171,14 @@ def read_names(sessions: Any) -> list[Any]:
 
 
 def _column(value: Any, name: str, num: int | None) -> Tensor:
-    tensor, shape = torch.from_numpy(_array(value, name)), () if num is None else (num,)
+    tensor, shape = torch.from_numpy(read_array(value, name)), () if num is None else (num,)
     if tuple(tensor.shape) != shape:
         raise ValueError(f"{_OWNER}: {name} must have the shape {shape}, got {tuple(tensor.shape)}")
     return tensor.reshape(num or 1)
 
 
-def _array(value: Any, name: str) -> Array:
+def read_array(value: Any, name: str) -> Array:
+    """An array of numbers or flags, as a copy."""
     if isinstance(value, Tensor):
         value = value.detach().cpu()
         value = value.float() if value.dtype == torch.bfloat16 else value  # NumPy has no such numbers

@@ -1,12 +1,12 @@
 """Episodes step by step: to watch one or read it as text while it is played, to have all of it, or a video of some."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from tensordict import TensorDictBase
-from torch import Tensor
+from tensordict import TensorDictBase, unravel_key
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import step_mdp
 
@@ -14,6 +14,7 @@ from yamame.checks import require, require_at_least
 from yamame.evaluation.held_out import Policy, act, acting, fresh_copy
 from yamame.goals import GOAL_COMPLETED, GOAL_PAD
 from yamame.keys import ENTRIES
+from yamame.spaces import Spaces
 
 Watch = Callable[[TensorDictBase], None]
 _MOST_NUMBERS = 8
@@ -111,40 +112,56 @@ def render_video(
     return np.stack(frames)
 
 
-def describe_timestep(timestep: TensorDictBase) -> str:
-    """What is seen: short vectors as numbers, anything else by its shape; and how many goals are reached.
+def describe_timestep(timestep: TensorDictBase, spaces: Spaces | None = None) -> str:
+    """Describes an observation: short vectors as numbers, others by their shape; and how many goals are reached.
 
     Args:
         timestep: ``[1]``.
+        spaces: Description of the environment's spaces (`yamame.spaces.from_specs.spaces_of`), to print values of the
+            spaces, such as the number of a ``Discrete``; None to print the entries of the timestep.
     """
+    entries = {} if spaces is None else {entry.key: entry for entry in spaces.observations}
     parts = []
     for key in sorted(timestep.keys(True, True), key=str):
         if (key if isinstance(key, str) else key[0]) not in _NO_OBSERVATIONS:
             name = key if isinstance(key, str) else ".".join(key)
-            parts.append(f"{name} {_brief(timestep.get(key)[0])}")
+            value = timestep.get(key)[0].cpu().numpy()
+            if unravel_key(key) in entries:
+                value = entries[unravel_key(key)].value(value)
+            parts.append(f"{name} {_brief(value)}")
     goal = timestep.get("goal", None)
     if goal is not None and int(total := (goal != GOAL_PAD).any(-1).sum()) > 0:
         parts.append(f"goals reached {int((goal == GOAL_COMPLETED).all(-1).sum())} of {int(total)}")
     return "  ".join(parts)
 
 
-def describe_step(step: TensorDictBase) -> str:
-    """What was done, what it brought and where it led.
+def describe_step(step: TensorDictBase, spaces: Spaces | None = None) -> str:
+    """Describes a step: the action, the reward and the following observation.
 
     Args:
         step: ``[1]``, with ``action`` and ``next``.
+        spaces: As for `describe_timestep`.
     """
     following = step.get("next")
     number = following.get("step_index", None)
     parts = [] if number is None else [f"{int(number):5d}"]
-    parts += [f"action {_brief(step.get('action')[0])}", f"reward {float(following.get('reward')):g}"]
+    action = step.get("action").cpu().numpy()
+    value = action[0]
+    if spaces is not None:
+        value = spaces.action.values(spaces.action.read(action, label="action", indices=True))[0]
+    parts += [f"action {_brief(value)}", f"reward {float(following.get('reward')):g}"]
     events = [text for key, text in _EVENTS.items() if key in following.keys() and following[key].any()]
-    return "  ".join([*parts, describe_timestep(following), *events])
+    return "  ".join([*parts, describe_timestep(following, spaces), *events])
 
 
-def _brief(value: Tensor) -> str:
-    if value.numel() > _MOST_NUMBERS:
-        return f"[{' x '.join(map(str, value.shape))}]"
-    whole = not value.is_floating_point()
-    numbers = [str(int(number)) if whole else f"{float(number):.2f}" for number in value.reshape(-1)]
-    return numbers[0] if value.numel() == 1 else f"[{' '.join(numbers)}]"
+def _brief(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_brief(part)}" for key, part in value.items()) + "}"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(_brief, value)) + ")"
+    array = np.asarray(value)
+    if array.size > _MOST_NUMBERS:
+        return f"[{' x '.join(map(str, array.shape))}]"
+    whole = array.dtype.kind != "f"
+    numbers = [str(int(number)) if whole else f"{float(number):.2f}" for number in array.reshape(-1)]
+    return numbers[0] if array.size == 1 else f"[{' '.join(numbers)}]"

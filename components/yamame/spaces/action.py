@@ -64,30 +64,39 @@ class Part:
         """Whether one value of this shape is the one-hots of all choices side by side."""
         return not self.is_box and shape == (int(self.sizes.sum()),)
 
-    def columns(self, values: Array, label: str) -> Array:
-        """The columns ``[R, n]`` of values ``[R, *shape]``: the inverse of `values`.
+    def columns(self, values: Array, label: str, *, indices: bool = False) -> Array:
+        """Converts values ``[R, *shape]`` to columns ``[R, n]``: the inverse of `values`.
 
         Real numbers that are outside the bounds by no more than rounding become the bounds.
+
+        Args:
+            values: Values of the space.
+            label: Name of the values in messages.
+            indices: Whole numbers count from 0 instead of from ``low``.
 
         Raises:
             ValueError: If a value is outside the bounds.
         """
         values = values.reshape(len(values), len(self.low))
+        low, high = self.low, self.high
+        if indices and not self.is_box:
+            low, high = np.zeros_like(low), high - low
+
         slack: Any = 0
         if self.is_box:
             values = values.astype(np.float64)
-            magnitude = np.maximum(abs(self.low), abs(self.high))
-            slack = np.maximum(_SLACK * (self.high - self.low), _ROUNDING * magnitude)
+            magnitude = np.maximum(abs(low), abs(high))
+            slack = np.maximum(_SLACK * (high - low), _ROUNDING * magnitude)
         else:
             values = whole(values)
-        good = (values >= self.low - slack) & (values <= self.high + slack)  # False for NaN, too
+        good = (values >= low - slack) & (values <= high + slack)  # False for NaN, too
         if values.dtype.kind == "f" and not self.is_box:
             good &= np.trunc(values) == values
         if not good.all():
             numbers = "" if self.is_box else "whole numbers "
-            condition = f"be {numbers}in {range_text(self.low, self.high)}"
+            condition = f"be {numbers}in {range_text(low, high)}"
             raise ValueError(f"{label} must {condition}, got {first_wrong(values, ~good)}")
-        return values.clip(self.low, self.high) if self.is_box else values.astype(np.int64) - self.low
+        return values.clip(low, high) if self.is_box else values.astype(np.int64) - low
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,62 +193,91 @@ class ActionEntry:
         Raises:
             ValueError: If the shape or dtype is none of these, or a value is not in the space.
         """
-        indices = indices and not self.counts_from_zero  # otherwise there is no difference
-        if is_tree(values):
-            found = self._parts_of(self.tree, values, label)
-            columns = [self._columns(part, *found[number]) for number, part in enumerate(self.parts)]
-            return self._batch(np.concatenate(columns, 1))
-        array = np.asarray(values)
-        shape, size = array.shape[1:], len(self.bounds[0])
-        one_hots = (sum(self.sizes),) if self.kind in ("discrete", "multi_discrete") else None
-        if not indices and self.tree == 0 and self.parts[0].takes(shape):
-            return self._batch(self.parts[0].columns(array, label))
-        flat = shape == (size,) or (size == 1 and shape == ())
-        if flat and (indices or self.counts_from_zero):
-            return self._batch(self._counted(array.reshape(len(array), size), label))
-        if shape == one_hots and not flat:
-            return self._batch(_from_one_hots(array, np.array(self.sizes), label))
-        raise ValueError(
-            f"{label} must have the shape {self._shapes(len(array), indices)}, got {array.shape}"
-        )
-
-    def _counted(self, columns: Array, label: str) -> Array:
-        """Checks all columns ``[R, n]`` of a batch."""
-        if self.kind != "box":
-            low, high = self.bounds
-            return Part((len(low),), np.dtype(np.int64), low, high).columns(columns, label)
-        low = np.concatenate([part.low for part in self.parts])
-        high = np.concatenate([part.high for part in self.parts])
-        return Part((len(low),), np.dtype(np.float64), low, high).columns(columns, label)
-
-    def _batch(self, columns: Array) -> Array:
+        columns = []
+        for part, array, name, one_hots in self._arrays(values, label, indices):
+            if one_hots:
+                columns.append(_from_one_hots(array, part.sizes, name))
+            else:
+                columns.append(part.columns(array, name, indices=indices))
         low, high = self.bounds
-        batch = columns.astype(self.dtype).clip(low, high)  # rounding to float32 may leave the bounds
+        batch = np.concatenate(columns, 1).astype(self.dtype)
+        batch = batch.clip(low, high)  # rounding to float32 may leave the bounds
         return batch[:, 0] if self.kind == "discrete" else batch
 
-    def _columns(self, part: Part, array: Array, label: str) -> Array:
-        shape = array.shape[1:]
-        if part.takes(shape):
-            return part.columns(array, label)
-        if part.takes_one_hots(shape):
-            return _from_one_hots(array, part.sizes, label)
-        raise ValueError(f"{label} must have the shape {(len(array), *part.shape)}, got {array.shape}")
+    def depends_on_indices(self, values: Any, *, indices: bool) -> bool:
+        """Whether `read` takes some of the values for whole numbers that ``indices`` gives another meaning.
+
+        One-hots, real numbers and spaces that count from 0 mean the same either way.
+
+        Raises:
+            ValueError: If the shape is none that `read` takes.
+        """
+        return any(
+            part.low.any() and not part.is_box and not one_hots
+            for part, _, _, one_hots in self._arrays(values, "action", indices)
+        )
+
+    def _arrays(self, values: Any, label: str, indices: bool) -> list[tuple[Part, Array, str, bool]]:
+        """Arrays in the order of their columns: the part of each, its name, and whether it holds one-hots."""
+        if is_tree(values):
+            found = self._parts_of(self.tree, values, label)
+            arrays = []
+            for number, part in enumerate(self.parts):
+                array, name = found[number]
+                if len(array) != len(found[0][0]):
+                    raise ValueError(
+                        f"{name} must have {len(found[0][0])} rows, as the others, got {len(array)}"
+                    )
+                one_hots = not part.takes(array.shape[1:])
+                if one_hots and not part.takes_one_hots(array.shape[1:]):
+                    raise ValueError(
+                        f"{name} must have the shape {(len(array), *part.shape)}, got {array.shape}"
+                    )
+                arrays.append((part, array, name, one_hots))
+            return arrays
+
+        array = np.asarray(values)
+        shape, size = array.shape[1:], len(self.bounds[0])
+        if array.ndim and self.tree == 0 and self.parts[0].takes(shape):
+            return [(self.parts[0], array, label, False)]
+
+        low = np.concatenate([part.low for part in self.parts])
+        high = np.concatenate([part.high for part in self.parts])
+        side_by_side = Part((size,), self.parts[0].dtype, low, high)
+        indices = indices or self.counts_from_zero
+        if array.ndim and side_by_side.takes(shape):
+            if indices:
+                return [(side_by_side, array, label, False)]
+        elif self.kind in ("discrete", "multi_discrete") and side_by_side.takes_one_hots(shape):
+            return [(side_by_side, array, label, True)]
+        rows = len(array) if array.ndim else 1
+        raise ValueError(f"{label} must have the shape {self._shapes(rows, indices)}, got {array.shape}")
 
     def _parts_of(self, tree: Any, values: Any, label: str) -> dict[int, tuple[Array, str]]:
         """The array and the name of each part in a tree of values."""
         if isinstance(tree, int):
             if values is None or is_tree(values):
                 raise ValueError(f"{label} must be an array, got {type(values).__name__}")
-            return {tree: (np.asarray(values), label)}
+            array = np.asarray(values)
+            if not array.ndim:
+                raise ValueError(f"{label} must have the shape [R, ...], got ()")
+            return {tree: (array, label)}
+        items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        names = [str(name) for name in (tree if isinstance(tree, dict) else range(len(tree)))]
+        if is_tree(values):
+            given = range(len(values)) if isinstance(values, tuple) else values.keys()
+            unknown = [str(name) for name in given if str(name) not in names]
+            if unknown:
+                raise ValueError(f"{label} must have the entries {names}, got {unknown[0]!r} as well")
         found: dict[int, tuple[Array, str]] = {}
-        for name, inner in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        for name, inner in items:
             found |= self._parts_of(inner, child(values, name), f"{label} {name!r}")
         return found
 
     def _shapes(self, rows: int, indices: bool) -> str:
         size = len(self.bounds[0])
-        shapes = [(rows, *self.parts[0].shape)] if self.tree == 0 and not indices else []
-        if indices or self.counts_from_zero:
+        shapes = [(rows, *self.parts[0].shape)] if self.tree == 0 else []
+        if indices:
             shapes.append((rows,) if self.kind == "discrete" else (rows, size))
         text = " or ".join(map(str, dict.fromkeys(shapes))) or "of its space, with an array for each part"
         if self.kind in ("discrete", "multi_discrete"):

@@ -1,5 +1,6 @@
 """Descriptions of environments by their TorchRL specs, completed by those of their Gymnasium spaces."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torchrl.data import (
     OneHot,
     TensorSpec,
 )
-from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs import Compose, EnvBase, TransformedEnv
 
 from yamame.spaces.action import ActionEntry, Kind, Part
 from yamame.spaces.description import Spaces
@@ -27,11 +28,26 @@ _DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float
 
 
 def recorded_spaces(env: EnvBase) -> Spaces | None:
-    """The description that an environment has of its Gymnasium spaces, as ``spaces``; None if it has none."""
+    """The description that an environment has of its Gymnasium spaces, as ``spaces``; None if it has none.
+
+    Entries that a transform writes may hold other numbers than the environment's, so they lose their bounds.
+    """
+    written: set[Any] = set()
     while isinstance(env, TransformedEnv):
+        transforms = env.transform if isinstance(env.transform, Compose) else [env.transform]
+        for transform in transforms:
+            written |= {unravel_key(key) for key in transform.out_keys or ()}
         env = env.base_env
     spaces = env.spaces if hasattr(type(env), "spaces") else None
-    return spaces if isinstance(spaces, Spaces) else None
+    if not isinstance(spaces, Spaces):
+        return None
+    if not any(entry.key in written for entry in spaces.observations):
+        return spaces
+    entries = [
+        replace(entry, bounds=None, whole=False) if entry.key in written else entry
+        for entry in spaces.observations
+    ]
+    return Spaces(tuple(entries), spaces.action)
 
 
 def describe(observation_spec: Composite, action_spec: TensorSpec, recorded: Spaces | None) -> Spaces:
@@ -58,6 +74,15 @@ def describe(observation_spec: Composite, action_spec: TensorSpec, recorded: Spa
     if recorded is not None and _alike(recorded.action, action):
         action = recorded.action
     return Spaces(tuple(entries), action)
+
+
+def spaces_of(env: EnvBase) -> Spaces:
+    """The description of an environment: of its Gymnasium spaces, if it has one, completed by its specs."""
+    first = (0,) * env.batch_dims
+    observation, action = env.observation_spec, env.full_action_spec["action"]
+    if first:
+        observation, action = observation[first], action[first]
+    return describe(observation, action, recorded_spaces(env))
 
 
 def _alike(one: ActionEntry, other: ActionEntry) -> bool:

@@ -57,6 +57,7 @@ class ObservationEntry:
         sizes: Number of values of each one-hot or token; empty for other kinds.
         low: Smallest value of each one-hot, ``[len(sizes)]``.
         bounds: Least and largest value of a number or byte, ``[*shape]`` each; None where any is allowed.
+        whole: Whether numbers must be whole ones, though they are stored as real numbers.
         dtype: Dtype of the stored array; by default that of the kind.
         stored_shape: Shape of one timestep of the stored array.
 
@@ -75,6 +76,7 @@ class ObservationEntry:
     bounds: tuple[Array, Array] | None = field(default=None, compare=False)
     dtype: str = ""
     stored_shape: tuple[int, ...] = None  # type: ignore[assignment]
+    whole: bool = False
 
     def __post_init__(self) -> None:
         if self.stored_shape is None:
@@ -112,7 +114,10 @@ class ObservationEntry:
             if array.size and (array.min() < 0 or array.max() > highest):
                 raise ValueError(f"{label} must be in 0..{highest}, got {array.min()}..{array.max()}")
         with np.errstate(over="ignore"):
-            return array.astype(raw)
+            converted = array.astype(raw)
+        if array.dtype.kind == "u" and raw.kind == "i" and (converted < 0).any():  # uint64 wraps around
+            raise ValueError(f"{label} must be below 2**63, got {array.max()}")
+        return converted
 
     def finish(self, raw: Array) -> tuple[Array, dict[int, str]]:
         """Turns gathered values ``[R, *shape]`` into the stored array.
@@ -126,17 +131,21 @@ class ObservationEntry:
                 bad[row] = f"{self} must {condition}, got {text_of(raw[row])}"
         return self._stored(raw), bad
 
-    def read(self, values: Any, *, batch: tuple[int, ...], label: str | None = None) -> Array:
+    def read(
+        self, values: Any, *, batch: tuple[int, ...], label: str | None = None, bounded: bool = False
+    ) -> Array:
         """Values from elsewhere, such as a file, as the stored array.
 
         They are either values of the space or entries as they are stored. Only for one-hots do these differ, and their
-        shapes tell them apart. Bounds of numbers and bytes are not checked, since nothing depends on them.
+        shapes tell them apart.
 
         Args:
             values: ``[*batch, *shape]`` or ``[*batch, *stored_shape]``. One number per timestep may have a dimension of
                 size 1; whole numbers may have a floating point dtype, except bytes and bits.
             batch: The leading dimensions.
             label: Name of the entry in messages.
+            bounded: Refuse numbers and bytes outside ``bounds``, as `finish` does for values of an environment. Files
+                may hold zeros where an observation is unknown, so they are read without.
 
         Returns:
             Array ``[*batch, *stored_shape]``.
@@ -156,9 +165,19 @@ class ObservationEntry:
         if self.kind in ("one_hot", "token", "integer"):
             array = self._whole(array, label)
         raw = self.accepted(array, (rows,), label)
-        for wrong, condition in self._faults(raw, bounded=False):
+        for wrong, condition in self._faults(raw, bounded=bounded):
             raise ValueError(f"{label} must {condition}, got {first_wrong(raw, wrong)}")
         return self._stored(raw).reshape(*batch, *self.stored_shape)
+
+    def value(self, stored: Array) -> Array:
+        """The value of the space that one stored timestep ``[*stored_shape]`` stands for: the inverse of `read`.
+
+        One-hots become their numbers; one of zeros, where the observation is unknown, is returned as it is.
+        """
+        if self.kind != "one_hot":
+            return stored.reshape(self.shape).astype(np.int64 if self.whole else stored.dtype)
+        choices = from_one_hots(stored.reshape(1, -1), np.array(self.sizes))[0]
+        return stored if (choices < 0).any() else (choices + np.array(self.low)).reshape(self.shape)
 
     def find(self, observation: Any) -> Any:
         """The value of this entry in an observation; None if it has none.
@@ -215,6 +234,8 @@ class ObservationEntry:
                 yield wrong, f"be in {range_text(low, high)}, the bounds of its space"
         if self.kind == "number" and not np.isfinite(raw).all():
             yield ~np.isfinite(raw), "be finite"
+        if self.whole and (fraction := np.trunc(raw) != raw).any():
+            yield fraction, "be whole numbers"
         if self.sizes:
             low, high = (bound.reshape(self._choices) for bound in self._own_range())
             wrong = (raw < low) | (raw > high)
@@ -244,14 +265,21 @@ class ObservationEntry:
         return ".".join(self.name)
 
     def encode(self) -> dict[str, Any]:
-        """Plain data that JSON can hold. Bounds are left out, for `read` does not check them."""
-        data = {name: list(getattr(self, name)) for name in ("name", "path", "shape", "sizes", "low")}
+        """Plain data that JSON can hold."""
+        data: dict[str, Any] = {
+            name: list(getattr(self, name)) for name in ("name", "path", "shape", "sizes", "low")
+        }
         stored = list(self.stored_shape)
-        return {"kind": self.kind, **data, "dtype": self.dtype, "stored_shape": stored}
+        data = {"kind": self.kind, **data, "dtype": self.dtype, "stored_shape": stored}
+        if self.bounds is not None:
+            data["bounds"] = [_encoded_bound(bound) for bound in self.bounds]
+        if self.whole:
+            data["whole"] = True
+        return data
 
     @classmethod
     def decode(cls, data: Mapping[str, Any]) -> "ObservationEntry":
-        """The entry that `encode` described.
+        """The entry that `encode` described; those of earlier versions have no ``bounds``.
 
         Raises:
             ValueError: If the description is damaged.
@@ -270,4 +298,25 @@ class ObservationEntry:
         if not whole_choices or min((*shape, *sizes), default=1) < 0:
             raise ValueError(f"an entry must have shapes that agree, got {dict(data)}")
         name = tuple(str(part) for part in data["name"])
-        return cls(name, path, kind, shape, sizes, low, dtype=dtype, stored_shape=stored)
+        bounds = None
+        if data.get("bounds") is not None:
+            least, largest = (_decoded_bound(bound, shape, dtype) for bound in data["bounds"])
+            if not (least <= largest).all():
+                raise ValueError(f"an entry must have bounds in order, got {dict(data)}")
+            bounds = least, largest
+        whole = bool(data.get("whole", False))
+        return cls(name, path, kind, shape, sizes, low, bounds, dtype=dtype, stored_shape=stored, whole=whole)
+
+
+def _encoded_bound(bound: Array) -> Any:
+    """A bound as one number, if it is the same everywhere, or a flat list; infinities as texts."""
+    numbers = bound.reshape(-1).tolist()
+    if len(set(numbers)) == 1:
+        numbers = numbers[:1]
+    numbers = [number if math.isfinite(number) else str(number) for number in numbers]
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+def _decoded_bound(data: Any, shape: tuple[int, ...], dtype: str) -> Array:
+    numbers = [float(number) for number in (data if isinstance(data, list) else [data])]
+    return np.broadcast_to(np.array(numbers, dtype), math.prod(shape)).reshape(shape)

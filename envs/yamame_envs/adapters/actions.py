@@ -79,10 +79,19 @@ def _part(space: spaces.Space[Any], owner: str) -> Part:
     low, high = space.low.flatten().astype(wide), space.high.flatten().astype(wide)
     with np.errstate(over="ignore"):
         width = (high.astype(np.float64) - low).astype(np.float32)
-    if not space.is_bounded() or not np.isfinite(width).all() or not (width > 0).all():
+    # RescaleAction refuses infinite bounds, and divides by zero where the bounds are equal.
+    if not space.is_bounded() or not np.isfinite(width).all():
         raise ValueError(
-            f"{owner}: action_space must have finite bounds, the lower below the upper, got {space}; set them "
-            "with gymnasium.wrappers.RescaleAction or a gymnasium.ActionWrapper"
+            f"{owner}: action_space must have finite bounds, not further apart than float32 holds, got {space}; "
+            "choose some with gymnasium.wrappers.TransformAction(env, lambda action: action, "
+            "gymnasium.spaces.Box(low, high))"
+        )
+    if dtype.kind == "f" and not (width > 0).all():
+        constant = np.flatnonzero(~(width > 0)).tolist()
+        raise ValueError(
+            f"{owner}: action_space must have lower bounds below the upper ones, got {space}, where they are equal "
+            f"in dimensions {constant} (flattened); leave these out with gymnasium.wrappers.TransformAction(env, "
+            "func, action_space), where func adds the constants to an action of the smaller action_space"
         )
     if dtype.kind != "f" and (width > _MOST_VALUES).any():
         raise ValueError(

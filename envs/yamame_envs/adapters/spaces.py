@@ -87,7 +87,8 @@ def _box(
         high = int(space.high.flat[0])
         if not space.low.any() and (space.high == high).all():
             return ObservationEntry(name, path, "token", shape, (high + 1,))
+    whole = kind in "iu"
     if space.low.size and np.isinf([space.low.max(), space.high.min()]).all():  # the tightest ones
-        return ObservationEntry(name, path, "number", shape)
+        return ObservationEntry(name, path, "number", shape, whole=whole)
     bounds = (space.low.astype(np.float32), space.high.astype(np.float32))
-    return ObservationEntry(name, path, "number", shape, bounds=bounds)
+    return ObservationEntry(name, path, "number", shape, bounds=bounds, whole=whole)

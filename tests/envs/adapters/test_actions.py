@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 from faulty_envs import Echo
-from gymnasium import spaces
+from gymnasium import spaces, wrappers
 from torchrl.data import Binary, Bounded, Categorical, MultiCategorical
 from yamame.actions import action_space_from_spec
 from yamame_envs import HostedEnv
@@ -119,11 +119,53 @@ def test_an_environment_may_keep_and_change_its_action():
 
 
 @pytest.mark.parametrize(
+    ("space", "smaller", "func"),
+    [
+        (spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(-1.0, 1.0, (2,)), lambda action: action),
+        (spaces.Box(0.0, np.inf, (2,)), spaces.Box(0.0, 3.0, (2,)), lambda action: action),
+        (
+            spaces.Box(np.array([0.0, 3.0]), np.array([1.0, 3.0]), dtype=np.float64),
+            spaces.Box(0.0, 1.0, (1,), np.float64),
+            lambda action: np.append(action, 3.0),
+        ),
+    ],
+)
+def test_the_advice_for_bounds_that_are_infinite_or_equal_works(space, smaller, func):
+    with pytest.raises(ValueError, match="action_space must") as caught:
+        read_actions(space, owner="Car")
+    names = [name for name in dir(wrappers) if f"gymnasium.wrappers.{name}(" in str(caught.value)]
+    assert names, caught.value
+    made = []
+
+    def make():
+        made.append(Echo(spaces.Discrete(2), space))
+        return getattr(wrappers, names[0])(made[-1], func, smaller)
+
+    env = HostedEnv(make, num_envs=1)
+    action = torch.from_numpy(smaller.sample().reshape(1, -1)).float()
+    env.step(env.reset().set("action", action))
+    assert space.contains(made[-1].done[-1])
+    assert _close(made[-1].done[-1], func(action[0].numpy()))
+
+
+def test_a_whole_number_with_a_single_value_is_a_choice_of_one():
+    space = spaces.Box(np.array([2, 0]), np.array([2, 3]), dtype=np.int64)
+    entry = read_actions(space, owner="Car")
+    assert entry.sizes == [1, 4]
+    values = [np.array([2, 0]), np.array([2, 3])]
+    assert [value.tolist() for value in entry.values(entry.read(np.stack(values), label="action"))] == [
+        value.tolist() for value in values
+    ]
+    with pytest.raises(ValueError, match="got 3"):
+        entry.read(np.array([[3, 0]]), label="action")
+
+
+@pytest.mark.parametrize(
     ("space", "message"),
     [
-        (spaces.Box(-np.inf, 1.0, (2,)), r"^Car: action_space must have finite bounds, .*got Box\(-inf"),
+        (spaces.Box(-np.inf, 1.0, (2,)), r"^Car: action_space must have finite bounds.*got Box\(-inf"),
         (spaces.Box(-3.0e38, 3.0e38, (2,)), r"must have finite bounds"),
-        (spaces.Box(1.0, 1.0, (2,)), r"must have finite bounds, the lower below the upper, got Box\(1.0"),
+        (spaces.Box(1.0, 1.0, (2,)), r"lower bounds below the upper ones, got Box\(1.0"),
         (spaces.Box(0, 100_000, (2,), np.int64), r"at most 65536 values of each whole number, got Box\(0"),
         (spaces.Box(0, np.inf, (2,), np.int64), r"must have finite bounds"),
         (spaces.Text(3), r"must be made of Discrete, .*got Text"),
