@@ -20,7 +20,7 @@ from yamame.actions.encoding import ActionEncoding
 from yamame.checks import require
 from yamame.keys import CONTEXT, NOT_STORED
 from yamame.replay.packing import pack
-from yamame.spaces import ObservationEntry
+from yamame.spaces import ObservationEntry, is_nested_as_space
 from yamame.spaces.from_specs import spaces_of
 from yamame.transforms.context import context_values
 
@@ -106,6 +106,12 @@ class TrajectoryFormat:
     def observation(self, key: NestedKey) -> ObservationEntry:
         """The observation of a key: how values of its space are read."""
         return self._observations[key]
+
+    def find(self, key: NestedKey, observation: Any) -> Any:
+        """The array of a key in observations that are nested as in the space, or by keys; None if there is none."""
+        entries = [self._observations[other] for other in self.observed]  # the context is in no observation
+        by_path = is_nested_as_space(entries, observation)
+        return self._observations[key].find(observation, by_path=by_path)
 
     def read_observation(self, key: NestedKey, values: Tensor | Any, name: str) -> Tensor:
         """An observation of T timesteps as it is stored.

@@ -241,7 +241,7 @@ def _shown(
         return _array(table[own_array], f"{name}: {own_array}")
 
     node = _found(table, group)
-    value = format.observation(key).find(node) if is_tree(node) else None
+    value = format.find(key, node) if is_tree(node) else None
     if value is None and node is not None and not is_tree(node) and not may_be_beside:
         below = [other for other in format.observed if other not in SHOWN]
         require(name, f"{group!r}", "one array", below == [key], f"hold an array for each of {below}")

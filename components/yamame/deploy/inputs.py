@@ -12,7 +12,7 @@ from torchrl.data import Binary, Composite, MultiOneHot, OneHot
 from yamame.deploy.interface import Interface
 from yamame.failures import as_text
 from yamame.keys import CONTEXT, ENTRIES
-from yamame.spaces import ObservationEntry
+from yamame.spaces import ObservationEntry, is_nested_as_space
 from yamame.spaces.arrays import Array, child, is_tree
 
 _OWNER = "DeployedAgent"
@@ -80,7 +80,8 @@ class Inputs:
                     f"{_OWNER}: observation{where} must be a tuple of {length} values, got {len(value)}"
                 )
         batch = () if num is None else (num,)
-        values = {key: self._value(observation, entry) for key, entry in self._entries.items()}
+        by_path = is_nested_as_space(self._entries.values(), observation)
+        values = {key: self._value(observation, entry, by_path) for key, entry in self._entries.items()}
         nested = TensorDict({}, [1 if num is None else num])
         for key, entry in self._entries.items():
             label = f"{_OWNER}: observation {as_text(key)}"
@@ -89,10 +90,10 @@ class Inputs:
             nested[key] = torch.from_numpy(read if batch else read[None])
         return nested, any(isinstance(value, Tensor) for value in values.values())
 
-    def _value(self, observation: Any, entry: ObservationEntry) -> Any:
+    def _value(self, observation: Any, entry: ObservationEntry, by_path: bool) -> Any:
         if not is_tree(observation):
             return observation
-        value = entry.find(observation)
+        value = entry.find(observation, by_path=by_path)
         if value is None and isinstance(observation, tuple) and len(self._entries) == 1:
             return observation  # an array may be written as a tuple of numbers
         if value is None:

@@ -15,7 +15,7 @@ A value without dimensions is stored with one of size 1.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -179,16 +179,17 @@ class ObservationEntry:
         choices = from_one_hots(stored.reshape(1, -1), np.array(self.sizes))[0]
         return stored if (choices < 0).any() else (choices + np.array(self.low)).reshape(self.shape)
 
-    def find(self, observation: Any) -> Any:
-        """The value of this entry in an observation; None if it has none.
+    def find(self, observation: Any, *, by_path: bool) -> Any:
+        """Returns the value of this entry in an observation; None if it has none.
 
-        An observation is nested as in the space, or by the names of the entries.
+        Args:
+            observation: An observation, nested as in the space or by the names of the entries.
+            by_path: Whether it is nested as in the space, see `is_nested_as_space`. Then ``path`` is tried first.
         """
-        for names in (self.name, self.path, self.name[1:]):
-            value = observation
-            for name in names:
-                value = child(value, name)
-            if value is not None and not is_tree(value):
+        own = (self.path, self.name) if by_path else (self.name, self.path)
+        for places in (*own, self.name[1:]):
+            value = _at(observation, places)
+            if value is not None:
                 return value
         return None
 
@@ -320,3 +321,21 @@ def _encoded_bound(bound: Array) -> Any:
 def _decoded_bound(data: Any, shape: tuple[int, ...], dtype: str) -> Array:
     numbers = [float(number) for number in (data if isinstance(data, list) else [data])]
     return np.broadcast_to(np.array(numbers, dtype), math.prod(shape)).reshape(shape)
+
+
+def is_nested_as_space(entries: Iterable[ObservationEntry], observation: Any) -> bool:
+    """Returns whether an observation is nested as in the space, not by the names of entries.
+
+    All entries decide together: in ``{"observation": {"x": a}, "x": b}``, ``a`` is found under the path of one entry
+    and under the name of the other.
+    """
+    paths = [entry.path for entry in entries if entry.path]
+    return bool(paths) and all(_at(observation, path) is not None for path in paths)
+
+
+def _at(observation: Any, places: tuple[str | int, ...]) -> Any:
+    """Returns the array at a place of a nested observation; None if there is none."""
+    value = observation
+    for place in places:
+        value = child(value, place)
+    return None if is_tree(value) else value

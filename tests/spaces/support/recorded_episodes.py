@@ -41,6 +41,8 @@ OBSERVATIONS = {
     "image": spaces.Box(0, 255, (8, 8, 3), np.uint8),
     "unbounded": spaces.Box(-np.inf, np.inf, (3,), np.float32),
     "number": spaces.Box(0.0, 1.0, (), np.float32),
+    # The name of one entry is the place of another.
+    "same_names": spaces.Dict({"observation": spaces.Dict({"x": BOX}), "x": BOX}),
     "nested": spaces.Dict(
         {"a": spaces.Discrete(30, start=4), "inner": spaces.Dict({"b": SHIFTED, "c": BOX})}
     ),
