@@ -16,6 +16,10 @@ class UsageError(ValueError):
     """
 
 
+class StateMismatchError(UsageError):
+    """A saved state that is intact, and belongs to another network or other settings than it is loaded into."""
+
+
 def require(owner: str, name: str, value: Any, holds: bool, condition: str) -> None:
     """Raises unless a condition holds.
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from yamame.checks import UsageError
-from yamame.cli import nodes
 from yamame.cli.nodes import check, check_targets, instantiate, plain
 
 
@@ -63,10 +62,41 @@ def test_what_a_constructor_refuses_is_reported_with_its_key():
         instantiate(nested)
 
 
-@pytest.mark.parametrize(("value", "told"), [(True, "; got loc=0.25"), (2.5, "; got scale=2.5, loc=0.25")])
-def test_numbers_are_told_where_a_message_names_no_setting_and_flags_are_none(value, told):
-    node = {"_target_": "yamame.cli.nodes.plain", "cfg": "x", "loc": 0.25, "scale": value}
-    assert nodes._blame("a", ValueError("it broke"), node) == f"a: it broke{told}"
+OWN = """
+class Own:
+    def __init__(self, error, message, loc=0.25, scale=1):
+        raise {"value": ValueError, "memory": MemoryError, "torch": RuntimeError}[error](message)
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "scale", "told"),
+    [
+        # About numbers without a name: those that are quoted, or all that may have led to it.
+        ("value", "Invalid rate: 0.25", 3, "loc=0.25"),
+        ("value", "cannot divide 7 by 2", 3, "scale=3, loc=0.25"),
+        ("torch", "negative dimension -5", 2.5, "scale=2.5, loc=0.25"),
+        ("memory", "out of memory", True, "loc=0.25"),  # flags are no numbers
+        # About a number with its name, or about none.
+        ("value", "loc=0.25 is too small", 3, ""),
+        (
+            "value",
+            "Encoder: parameter_roles['part.0'] must be one of ('hidden', 'table'), got 'matrix'",
+            3,
+            "",
+        ),
+        ("value", "unknown activation 'relu6'", 3, ""),
+        ("value", "it broke", 3, ""),
+    ],
+)
+def test_numbers_are_told_where_an_error_is_about_some_and_does_not_name_them(
+    own_module, error, message, scale, told
+):
+    own_module("numbered", OWN)
+    node = {"_target_": "numbered.Own", "error": error, "message": message, "loc": 0.25, "scale": scale}
+    with pytest.raises(UsageError) as raised:
+        instantiate(OmegaConf.create({"part": node, "trust": ["numbered."]}).part)
+    assert str(raised.value) == f"part: {message}" + (f"; got {told}" if told else "")
 
 
 def test_plain_resolves_and_refuses_missing_values():

@@ -225,7 +225,7 @@ def test_when_no_checkpoint_can_be_restored_none_is_touched(tmp_path):
         ({"net": 1, "critic": None}, "must hold critic"),
         ({"net": torch.nn.ReLU()}, "net must be"),
     ):
-        with pytest.raises(UsageError, match=f"{text}.*none before it is left: bring a checkpoint back"):
+        with pytest.raises(UsageError, match=f"{text}.*none before it is left: the file is intact"):
             Checkpointer(tmp_path).load(missing)
     for file in files:
         file.write_bytes(b"PK")

@@ -95,6 +95,35 @@ def test_new_critics_value_everything_near_zero_whatever_the_bounds(low, labels)
     assert evenly.abs().max() > 500
 
 
+@pytest.mark.parametrize("symlog", [True, False])
+@pytest.mark.parametrize("num_bins", [2, 7, 64, 128])
+def test_outputs_of_zero_are_worth_what_lies_nearest_to_zero(num_bins, symlog):
+    others = [
+        (0.0, 100.0),
+        (-1.0, 1e8),
+        (-1e8, 1.0),
+        (-100.0, 0.0),
+        (-1e-6, 1e3),
+        (-60.0, -50.0),
+        (-1e8, 1e8),
+    ]
+    for low, high in [*BOUNDS, *others]:
+        returns = BinnedReturns(1, num_bins=num_bins, min_return=low, max_return=high, symlog=symlog)
+        value = returns.to_returns(torch.zeros(1, num_bins)).item()
+        nearest = min(max(0.0, low), high)
+        narrowest = returns_of_bins(returns).double().diff().min().item()
+        assert abs(value - nearest) <= 0.5 * narrowest * 1.01 + 1e-6 * abs(nearest), (low, high, value)
+
+
+def test_outputs_near_zero_are_worth_little_where_bounds_are_not_symmetric():
+    torch.manual_seed(0)
+    raw = 0.2 * torch.randn(1000, 1, 128)
+    for low, high in [(0.0, 100.0), (-1.0, 1e8), (-10.0, 310.0)]:
+        for symlog in (True, False) if high < 1e4 else (True,):
+            returns = BinnedReturns(1, min_return=low, max_return=high, symlog=symlog)
+            assert returns.to_returns(raw).abs().max() < 5, (low, high, symlog)
+
+
 def test_a_value_on_a_bin_is_that_bin_alone():
     returns = BinnedReturns(1, num_bins=5, min_return=-2.0, max_return=2.0, symlog=False)
     assert returns.encode(torch.tensor([-2.0, 0.0, 1.0])).tolist() == [

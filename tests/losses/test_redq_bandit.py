@@ -27,12 +27,11 @@ def _pulls(sure: float, prize: float) -> TensorDict:
     return TensorDict(batch | {"next": TensorDict(following, [4, 2])}, [4, 2])
 
 
-def _learn(returns: ValueRepresentation, sure: float, prize: float) -> tuple[list[float], list[float]]:
-    """Values and probabilities of both arms after a few hundred updates."""
+def _loss(returns: ValueRepresentation) -> MultiGammaREDQLoss:
     torch.manual_seed(0)
     space = ActionSpace(Categorical(2), probability_floor=0.0)
     sizes = {"hidden_size": 32, "num_layers": 1}
-    loss = MultiGammaREDQLoss(
+    return MultiGammaREDQLoss(
         TensorDictModule(nn.Embedding(1, 8), in_keys=["state"], out_keys=["context"]),
         ActorHead(8, action_space=space, num_gammas=1, **sizes),
         make_critic(8, action_space=space, gammas=[0.9], num_outputs=returns.num_outputs, **sizes),
@@ -41,6 +40,11 @@ def _learn(returns: ValueRepresentation, sure: float, prize: float) -> tuple[lis
         gammas=[0.9],
         reward_multiplier=MULTIPLIER,
     )
+
+
+def _learn(returns: ValueRepresentation, sure: float, prize: float) -> tuple[list[float], list[float]]:
+    """Values and probabilities of both arms after a few hundred updates."""
+    loss = _loss(returns)
     optimizer = torch.optim.Adam(loss.parameters(), lr=3e-3)
     batch = _pulls(sure, prize)
     for _ in range(250):
@@ -52,7 +56,9 @@ def _learn(returns: ValueRepresentation, sure: float, prize: float) -> tuple[lis
         loss.update_targets()
     context = loss.encoder(TensorDict({"state": torch.tensor([0])}, [1]))["context"]
     values = returns.to_returns(loss.critic_network(context)).mean(1).flatten()
-    return values.tolist(), space.distribution(loss.actor_network(context)).probs.flatten().tolist()
+    return values.tolist(), loss.action_space.distribution(
+        loss.actor_network(context)
+    ).probs.flatten().tolist()
 
 
 def _check(returns: ValueRepresentation, sure: float, prize: float) -> None:
@@ -94,3 +100,24 @@ def test_the_mean_bin_takes_the_sure_twenty() -> None:
     values, probabilities = _learn(BinnedReturns(1, value="mean_bin"), 20.0, 100.0)
     assert probabilities[SURE] >= 0.9
     assert values[RANDOM] < 15.0
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "share"),
+    [(-1.0, 101.0, 0.0), (0.0, 100.0, 0.0), (-1.0, 99.0, 0.25), (0.5, 19.0, 1.0), (-1.0, 1.0, 0.75)],
+)
+@pytest.mark.parametrize("symlog", [True, False])
+def test_the_share_of_targets_outside_of_the_bounds_is_a_metric(
+    low: float, high: float, share: float, symlog: bool
+) -> None:
+    loss = _loss(BinnedReturns(1, num_bins=16, min_return=low, max_return=high, symlog=symlog))
+    terms = loss(_pulls(20.0, 100.0))  # targets 20, 20, 100 and 0
+    assert dict(terms).get("clipped_targets") == share
+    assert set(terms.keys()) == set(loss.out_keys)
+
+
+def test_scalar_values_clip_nothing() -> None:
+    loss = _loss(PopArt(1))
+    terms = loss(_pulls(20.0, 100.0))
+    assert "clipped_targets" not in terms
+    assert set(terms.keys()) == set(loss.out_keys)

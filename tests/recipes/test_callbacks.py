@@ -211,6 +211,23 @@ def test_episodes_that_do_not_end_are_told_once(monkeypatch, capsys):
     assert "no episode" not in capsys.readouterr().err
 
 
+def test_that_binned_critics_clip_their_targets_is_told_once(capsys):
+    binned = (
+        "agent/returns=binned",
+        "agent.critic.num_critics=2",
+        "budget.updates=6",
+        "evaluation.max_steps=5",
+    )
+    narrow = ("agent.returns.min_return=-0.001", "agent.returns.max_return=0.001")
+    yamame.train(*TINY, *binned, *narrow)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "agent.returns.max_return" in line]
+    assert len(lines) == 1
+    assert "agent.returns.min_return=-0.001" in lines[0]
+    assert "reward_multiplier" in lines[0]
+    yamame.train(*TINY, *binned, "run.name=b")
+    assert "agent.returns" not in capsys.readouterr().err
+
+
 class Broken(yamame.Callback):
     def on_end(self, run):
         raise ValueError("no")

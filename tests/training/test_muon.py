@@ -183,8 +183,8 @@ def test_that_nothing_is_a_matrix_is_said(capsys):
     MuonAdamW(parameters()[4:])
     with pytest.raises(ValueError, match="empty parameter list"):
         MuonAdamW([])
-    said = "MuonAdamW: AdamW moves all, no matrix has sides of at least smallest=32"
-    assert capsys.readouterr().err == f"{said}\n"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "smallest=32" in line
 
 
 def test_a_gradient_of_zero_moves_nothing():

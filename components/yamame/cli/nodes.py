@@ -24,6 +24,9 @@ from yamame.files.identity import is_one_of
 from yamame.files.trusted import SPECIAL, check_name, locate, prefixes_of
 
 _REFUSALS = (TypeError, ValueError, OverflowError, MemoryError)
+_OF_CHECKS = re.compile(r"\w+: .+ must ")
+"""Messages of `yamame.checks`, which name the argument that they are about."""
+_NUMBER = re.compile(r"(?<![\w.'\"\[])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w'\"\]])")
 _TOO_MUCH = re.compile("alloc|overflow|out of memory|negative dimension|too large", re.IGNORECASE)
 
 
@@ -192,15 +195,28 @@ def instantiate(node: Any, **runtime: Any) -> Any:
 
 
 def _blame(key: str, error: BaseException, node: Mapping[str, Any]) -> str:
-    """What a constructor refused, with its numbers where the message names no setting."""
+    """The message of a constructor that failed, with the numbers that it is about but does not name."""
     message = str(error).splitlines()[0] if isinstance(error, RuntimeError) else str(error)
+    numbers = _unnamed_numbers(error, message, node)
+    if numbers:
+        largest = sorted(numbers, key=lambda name: -abs(numbers[name]))
+        message += f"; got {', '.join(f'{name}={as_text(numbers[name])}' for name in largest)}"
+    return f"{key}: {message}"
+
+
+def _unnamed_numbers(error: BaseException, message: str, node: Mapping[str, Any]) -> dict[str, float]:
+    """Numbers of a node that an error may be about: those it quotes without a name, else all if it is about any."""
     numbers = {
         name: value
         for name, value in node.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and name not in SPECIAL
     }
-    is_missing = isinstance(error, ImportError)  # a package, to which no number matters
-    if numbers and not is_missing and not any(re.search(rf"\b{re.escape(name)}\b", message) for name in node):
-        largest = sorted(numbers, key=lambda name: -abs(numbers[name]))
-        message += f"; got {', '.join(f'{name}={as_text(numbers[name])}' for name in largest)}"
-    return f"{key}: {message}"
+    names_setting = any(re.search(rf"\b{re.escape(name)}\b", message) for name in node)
+    if names_setting or _OF_CHECKS.match(message):
+        return {}
+    quoted = [float(text) for text in _NUMBER.findall(message)]
+    same = {name: value for name, value in numbers.items() if float(value) in quoted}
+    is_too_much = isinstance(error, OverflowError | MemoryError) or bool(_TOO_MUCH.search(message))
+    if is_too_much or (quoted and not same):  # a size, or a number computed from several settings
+        return numbers
+    return same

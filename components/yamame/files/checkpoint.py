@@ -23,7 +23,7 @@ from typing import IO, Any
 
 import torch
 
-from yamame.checks import UsageError, require_at_least
+from yamame.checks import StateMismatchError, UsageError, require_at_least
 from yamame.failures import OutsideError, one_line, tell_aside
 from yamame.files.atomic import TEMPORARY_SUFFIX, atomic_writer, make_folder
 from yamame.files.codec import decode, encode
@@ -33,6 +33,9 @@ _KINDS = {"step": int, "metric": float | None, "config": dict, "components": dic
 _SUM = b"yamame crc32 %08x"
 _CHUNK = 2**20
 _REMEDY = "bring a checkpoint back from a copy, or begin the run anew"
+_REMEDY_OF_INTACT = (
+    "the file is intact: restore the code and the settings that it was saved with, or begin the run anew"
+)
 
 
 @dataclass(frozen=True)
@@ -156,19 +159,28 @@ class Checkpointer:
         Raises:
             UsageError: There is no such checkpoint, the file is none or is damaged, a component is missing in it or
                 cannot be restored from it.
+            StateMismatchError: A component states that its state belongs to another network. No older one is tried.
         """
         if which != "last":
             return self._restore(self._find(which), components, optional)
         files = [self._find("last"), *self._files()[-2::-1]]
-        for path, before in zip(files, [*files[1:], None], strict=True):
+        failures: list[UsageError] = []
+        for path in files:
             try:
                 loaded = self._restore(path, components, optional)
+            except StateMismatchError:  # an older checkpoint is of the same network
+                raise
             except UsageError as error:
-                if before is None:
-                    raise UsageError(f"{error}; none before it is left: {_REMEDY}") from error
-                tell_aside(f"{error}; going on from {before.name}")
+                failures.append(error)
             else:
                 break
+        else:
+            # What does not fit an intact checkpoint is no matter of copies.
+            intact = [failure for failure in failures if isinstance(failure, _UnfitError)]
+            worst, remedy = (intact[0], _REMEDY_OF_INTACT) if intact else (failures[-1], _REMEDY)
+            raise UsageError(f"{worst}; none before it is left: {remedy}") from worst
+        for failure, before in zip(failures, files[1:], strict=False):
+            tell_aside(f"{failure}; going on from {before.name}")
         for damaged in files[: files.index(path)]:
             damaged.rename(damaged.with_name(f"damaged-{damaged.name}"))
         return loaded
@@ -211,7 +223,7 @@ class Checkpointer:
         saved = payload["components"]
         missing = sorted(components.keys() - saved.keys())
         if missing:
-            raise UsageError(
+            raise _UnfitError(
                 f"Checkpointer: {path} must hold {', '.join(missing)}, it holds {', '.join(sorted(saved))}"
             )
         values = {}
@@ -224,9 +236,13 @@ class Checkpointer:
                     values[name] = state
             except (OSError, MemoryError, torch.OutOfMemoryError, OutsideError):
                 raise
+            except StateMismatchError as error:
+                raise StateMismatchError(
+                    f"Checkpointer: {name} of {path} cannot be restored: {error}"
+                ) from error
             except Exception as error:  # a class of anybody's may raise anything
                 reason = f"{name} must be restored from {path}, it cannot be: {one_line(error)}"
-                raise UsageError(f"Checkpointer: {reason}") from error
+                raise _UnfitError(f"Checkpointer: {reason}") from error
         self._metrics[path] = payload["metric"]
         return LoadedCheckpoint(payload["step"], payload["metric"], decode(payload["config"]), values)
 
@@ -243,6 +259,10 @@ class Checkpointer:
                 path.unlink()
         for path in self.directory.glob(f"*{TEMPORARY_SUFFIX}"):
             path.unlink()
+
+
+class _UnfitError(UsageError):
+    """A checkpoint that can be read, but not be restored."""
 
 
 class _Summed:

@@ -60,6 +60,9 @@ class ValueRepresentation(nn.Module, ABC):
         """Standard deviation of the targets, `[G]` float32, clipped to [0.01, 10000]."""
         return self.moments.variance.clamp(1e-4, 1e8).sqrt().float()
 
+    bounds: tuple[float, float] | None = None
+    """Smallest and largest return that can be represented; None if any can."""
+
     @abstractmethod
     def to_returns(self, raw: Tensor) -> Tensor:
         """`raw [..., G, O]` to `[..., G]` in return units."""
@@ -153,11 +156,12 @@ class BinnedReturns(ValueRepresentation):
     cross-entropy over random targets then has the mean target as its value, which a mean taken in symlog space does
     not: there, a sure 20 is worth more than an even chance of 100 or nothing.
 
-    Raw outputs are log-odds relative to a prior that weighs bin i by 1 / (1 + abs(v_i)). Under it every bin
-    contributes about as much to the value, so that new critics value everything near 0. With equal weights, the
-    outermost bins would dominate: small random outputs would be worth hundreds, with bounds of +-1e5.
+    Raw outputs are log-odds relative to a prior that weighs bin i by 1 / (1 + abs(v_i)), so that every bin contributes
+    about as much to the value. With equal weights, the outermost bins would dominate: small random outputs would be
+    worth hundreds, with bounds of +-1e5. If the bounds are not symmetric, the weights of the dominant side are scaled
+    down: outputs of zero are worth 0, or the bound nearest to 0, up to half of the narrowest bin.
 
-    Targets outside the bounds count as the bound.
+    Targets outside the bounds count as the bound. The losses report their share as ``clipped_targets``.
 
     Args:
         num_gammas: G, a statistic each for `to_normalized`.
@@ -216,6 +220,7 @@ class BinnedReturns(ValueRepresentation):
         require_choice("BinnedReturns", "value", value, VALUE_RULES)
         self.value: ValueRule = value
         self._labels, self._symlog, self._sigma = labels, symlog, sigma
+        self.bounds = (float(min_return), float(max_return))
 
         bounds = torch.tensor([min_return, max_return], dtype=torch.float64)
         low, high = self._squash(bounds).tolist()
@@ -227,7 +232,7 @@ class BinnedReturns(ValueRepresentation):
         self.register_buffer("bins", bins.float(), persistent=False)
         self.register_buffer("bin_returns", bin_returns.float(), persistent=False)
         self.register_buffer("bin_labels", table.float(), persistent=False)
-        self.register_buffer("log_prior", -bin_returns.abs().log1p().float(), persistent=False)
+        self.register_buffer("log_prior", prior_weights(bin_returns).log().float(), persistent=False)
         self.register_buffer("value_rule", torch.tensor(VALUE_RULES.index(value)))
 
     def _squash(self, value: Tensor) -> Tensor:
@@ -297,6 +302,30 @@ class BinnedReturns(ValueRepresentation):
                 f"BinnedReturns: value={trained} instead of {self.value}: the critics were trained so{by}"
             )
         self.value = trained
+
+
+def prior_weights(bin_returns: Tensor) -> Tensor:
+    """Weights of bins [O], not normalised, whose mean return is near the return of the bounds that is nearest to 0.
+
+    Args:
+        bin_returns: `[O]` float64, increasing.
+
+    >>> returns = torch.linspace(0, 100, 101, dtype=torch.float64)
+    >>> weights = prior_weights(returns)
+    >>> round(float(weights @ returns / weights.sum()), 6)
+    0.5
+    """
+    weights = 1.0 / (1.0 + bin_returns.abs())
+    nearest = torch.zeros_like(bin_returns[0]).clamp(bin_returns[0], bin_returns[-1])
+    offset = bin_returns - nearest
+    mean = weights @ offset / weights.sum()
+    tolerance = bin_returns.diff().min() / 2
+    if mean.abs() > tolerance:
+        # Scale the dominant side until the mean is the tolerance: sum(weight * (offset - tolerance)) = 0.
+        excess = weights * (mean.sign() * offset - tolerance)
+        dominant = offset.sign() == mean.sign()
+        weights[dominant] *= -excess[~dominant].sum() / excess[dominant].sum()
+    return weights
 
 
 def hl_gauss_labels(bin_returns: Tensor, sigma: float) -> Tensor:

@@ -45,3 +45,15 @@ def value_metrics(
         "target_value": masked_mean(targets[..., -1], valid),
         **gamma_means("q_value", q_value, valid, gammas),
     }
+
+
+def clipped_share(targets: Tensor, valid: Tensor, bounds: tuple[float, float]) -> Tensor:
+    """Share of the targets [B, T, G] of valid transitions, of all discounts, that lie outside the bounds.
+
+    >>> import torch
+    >>> targets = torch.tensor([[[0.5, 2.0], [-9.0, 9.0]]])
+    >>> clipped_share(targets, torch.tensor([[True, False]]), (-1.0, 1.0))
+    tensor(0.5000)
+    """
+    low, high = bounds
+    return masked_mean(((targets < low) | (targets > high)).float(), valid)

@@ -20,7 +20,7 @@ from yamame.actions import ActionDistribution, ActionSpace
 from yamame.checks import require, require_at_least, require_choice
 from yamame.heads import ValueRepresentation
 from yamame.losses.functional import advantage_filter, bootstrapped_targets, critic_subset_value, masked_mean
-from yamame.losses.metrics import gamma_means, gamma_names, value_metrics
+from yamame.losses.metrics import clipped_share, gamma_means, gamma_names, value_metrics
 from yamame.losses.policy_values import (
     PolicyValues,
     enumerate_policy,
@@ -55,8 +55,10 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
     Beside the terms stand detached metrics of the last discount, the one that acts: the means over valid transitions of
     ``td_error`` (absolute), ``q_value``, ``target_value``, ``entropy`` and ``filter_weight`` (with the binary filter:
     the share of cloned actions), and ``return_std``, by which values are normalised. With several discounts
-    ``q_value_gamma_<g>`` and ``filter_weight_gamma_<g>`` tell of each. Values are in units of multiplied rewards. A
-    policy's values are exact expectations where actions can be enumerated, else means over samples (one in a target).
+    ``q_value_gamma_<g>`` and ``filter_weight_gamma_<g>`` tell of each. ``clipped_targets``, with
+    `yamame.heads.BinnedReturns` only, is the share of targets of all discounts outside its bounds. Values are in units
+    of multiplied rewards. A policy's values are exact expectations where actions can be enumerated, else means over
+    samples (one in a target).
 
     Args:
         encoder: writes ``context`` [B, L, D].
@@ -187,6 +189,7 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         if self.critic_coeff > 0:
             keys += ["loss_critic", "return_std", "td_error", "target_value"]
             keys += gamma_names("q_value", self.discounts)
+            keys += [] if self.returns.bounds is None else ["clipped_targets"]
         return [*keys, *(gamma_names("filter_weight", self.discounts) if self._filters else []), "entropy"]
 
     @dispatch
@@ -212,6 +215,8 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
                 output["loss_critic"] = self.critic_coeff * error
                 output |= value_metrics(q_value, targets, valid, self.discounts)
                 output["return_std"] = self.returns.std[-1]
+                if self.returns.bounds is not None:
+                    output["clipped_targets"] = clipped_share(targets, valid, self.returns.bounds)
             if self.online_coeff > 0:
                 output["loss_online"] = self.online_coeff * self._actor_loss(policy_values, policy, valid)
             if self._filters:

@@ -25,6 +25,7 @@ TRAINING = {
     "entropy": "entropy, nats",
     "filter_weight": "mean weight of cloning",
     "return_std": "spread of the targets",
+    "clipped_targets": "share of targets outside of the bins",
 }
 """Metrics of training that are drawn where they are logged, of the gamma that acts, with what they are."""
 _AXES: dict[Axis, str] = {

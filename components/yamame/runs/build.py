@@ -29,7 +29,14 @@ from yamame.keys import GOAL_KEYS
 from yamame.replay import GoalFrequencies, Window
 from yamame.replay.disk.files import read_manifests
 from yamame.replay.frequencies import counting
-from yamame.runs.callbacks import Callback, Callbacks, EndlessWarning, RewardWarning, Tracking
+from yamame.runs.callbacks import (
+    Callback,
+    Callbacks,
+    ClippedTargetsWarning,
+    EndlessWarning,
+    RewardWarning,
+    Tracking,
+)
 from yamame.runs.novelty import lacks_worlds, tell_other_splits
 from yamame.runs.progress_bar import ProgressBar
 from yamame.training.averaging import AveragedWeights
@@ -201,6 +208,7 @@ def build_callbacks(cfg: DictConfig, given: Sequence[Callback]) -> Callbacks:
         "progress_bar": ProgressBar(),
         "reward_warning": RewardWarning(),
         "endless_warning": EndlessWarning(),
+        "clipped_targets_warning": ClippedTargetsWarning(),
     }
     for name, node in cfg.callbacks.items():
         if not isinstance(node, DictConfig):

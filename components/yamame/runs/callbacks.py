@@ -29,6 +29,8 @@ from yamame.tracking.history import FOLDER_TAG
 
 _LONG_WITHOUT_AN_END = 2000
 """Steps of every environment."""
+_MOST_CLIPPED = 0.01
+"""Share of targets outside the bounds of binned critics that needs no warning."""
 
 
 class Callback:
@@ -153,6 +155,24 @@ class EndlessWarning(Callback):
             tell_aside(
                 f"no episode has ended in {self.steps} steps, and only whole ones are learned from: bound them, with "
                 "env.time_limit, and evaluations with evaluation.max_steps"
+            )
+
+
+class ClippedTargetsWarning(Callback):
+    """Warns once if more than a hundredth of the targets lie outside the bounds of binned critics."""
+
+    warned = False
+
+    def on_log(self, run: RunState, metrics: Mapping[str, float], step: int) -> None:
+        """Checks the share that the loss reports."""
+        share = metrics.get("train/clipped_targets", 0.0)
+        if share > _MOST_CLIPPED and not self.warned:
+            self.warned = True
+            returns = run.cfg.agent.returns
+            tell_aside(
+                f"{share:.0%} of the critics' targets lie outside of agent.returns.min_return="
+                f"{returns.get('min_return')} and agent.returns.max_return={returns.get('max_return')} and are "
+                "clipped: widen these bounds, or lower agent.loss.reward_multiplier, which rewards are multiplied by"
             )
 
 

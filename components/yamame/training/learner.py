@@ -14,6 +14,7 @@ from yamame.ranks import average_, means, world
 from yamame.recorder import Compiled, check_compiler, cuda_recorder
 from yamame.training.averaging import AveragedWeights
 from yamame.training.guard import NonFiniteGuard
+from yamame.training.optimizer_state import name_parameters
 from yamame.training.recorded_updates import Metrics, RecordedUpdates, keep_ordinary, refuse_obstacles
 
 
@@ -73,6 +74,7 @@ class Learner:
         require("Learner", "total_updates", total_updates, ends, "be at least 1 or None")
         self.loss = loss
         self.optimizer = optimizer
+        name_parameters(optimizer, loss)  # a state that is loaded must be of the same parameters
         self.max_grad_norm = max_grad_norm
         self.autocast = autocast
         self.guard = NonFiniteGuard() if guard is None else guard

@@ -12,6 +12,7 @@ from yamame.failures import tell_aside
 from yamame.precision import multiplies_bfloat16
 from yamame.ranks import is_first
 from yamame.roles import parameter_roles
+from yamame.training.optimizer_state import name_parameters
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the post: they raise small singular values fastest
 _SMALLEST = 32
@@ -30,16 +31,19 @@ class MuonAdamW(torch.optim.AdamW):
     decay). `torch.optim.Muon` computes the same for parameters that are single matrices, all of them.
 
     Args:
-        params: Parameters, not groups. They are divided into two groups. Groups that are added later move by AdamW.
-        module: Network of the parameters. Its hidden matrices (see `yamame.roles`) move by Muon. Embeddings, tables of
-            positions, first layers of encoders, last layers of heads, kernels of convolutions, gains and biases move
-            by AdamW. A weight that holds several gates, or queries, keys and values, counts as one matrix.
+        params: Parameters, not groups. They are divided into two groups. Groups that are added later are updated by
+            AdamW.
+        module: Network of the parameters. Its hidden matrices (see `yamame.roles`) are updated by Muon. Embeddings,
+            tables of positions, first layers of encoders, last layers of heads, kernels of convolutions, gains and
+            biases, and parameters that are not in it, are updated by AdamW. A weight that holds several gates, or
+            queries, keys and values, counts as one matrix. With a module, the state holds the names of parameters:
+            one that was saved with other roles is not loaded.
         lr: Learning rate of AdamW.
         matrix_lr: Learning rate of Muon: about the root mean square of an entry's change in one update, at most.
         momentum: Share of the former momentum in the next one, for Muon.
         smallest: Shortest side of a matrix. If given, parameters are divided by size instead of by role, as in version
-            0.2: those with at least two dimensions, of which the last two have at least this size, move by Muon. None:
-            by role, or with a size of 32 if there is no ``module``.
+            0.2: those with at least two dimensions, of which the last two have at least this size, are updated by
+            Muon. None: by role, or with a size of 32 if there is no ``module``.
         num_steps: Newton-Schulz steps of an orthogonalisation, which is approximate and is computed in bfloat16 on
             devices that multiply it.
         weight_decay: Share of a parameter that is subtracted in an update, in units of its learning rate.
@@ -95,6 +99,12 @@ class MuonAdamW(torch.optim.AdamW):
             weight_decay=weight_decay,
             fused=fused,
         )
+        name_parameters(self, module, roles=None if module is None else parameter_roles(module))
+
+    @staticmethod
+    def method_of(group: dict[str, Any]) -> str:
+        """The method that updates a group: only groups of matrices have ``num_steps``."""
+        return "Muon" if "num_steps" in group else "AdamW"
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -102,7 +112,7 @@ class MuonAdamW(torch.optim.AdamW):
         require("MuonAdamW", "closure", closure, closure is None, "be None")
         taken: list[tuple[Tensor, Tensor]] = []
         for group in self.param_groups:
-            if "num_steps" in group:  # as matrices have it
+            if self.method_of(group) == "Muon":
                 moved = [(p, p.grad) for p in group["params"] if p.grad is not None]
                 self._move(moved, group)
                 taken += moved
@@ -140,8 +150,10 @@ def _by_size(params: list[Tensor], smallest: int) -> tuple[list[Tensor], list[Te
     for parameter in params:
         is_matrix = parameter.ndim >= 2 and min(parameter.shape[-2:]) >= smallest
         (matrices if is_matrix else others).append(parameter)
-    if others and not matrices and is_first():
-        tell_aside(f"MuonAdamW: AdamW moves all, no matrix has sides of at least smallest={smallest}")
+    if others and not matrices:
+        _tell_first(
+            f"MuonAdamW: all parameters are updated by AdamW, no matrix has sides of at least smallest={smallest}"
+        )
     return matrices, others
 
 
@@ -153,13 +165,38 @@ def _by_role(params: list[Tensor], module: nn.Module) -> tuple[list[Tensor], lis
     matrices = [parameter for parameter in params if parameter in hidden]
     others = [parameter for parameter in params if parameter not in hidden]
 
-    unknown = [f"{name} {list(named[name].shape)}" for name, role in roles.items() if role == "unknown"]
-    if unknown and is_first():
-        listed = ", ".join(unknown[:3]) + (f" and {len(unknown) - 3} more" if len(unknown) > 3 else "")
-        tell_aside(f"MuonAdamW: AdamW moves {listed}, whose role no module states in parameter_roles")
-    if others and not matrices and is_first():
-        tell_aside(f"MuonAdamW: AdamW moves all, {type(module).__name__} has no hidden matrix")
+    taken = set(params)
+    inside = set(named.values())
+    unknown = [
+        f"{name} {list(named[name].shape)}"
+        for name, role in roles.items()
+        if role == "unknown" and named[name] in taken
+    ]
+    outside = [f"{list(p.shape)}" for p in params if p not in inside and p.ndim > 1 and min(p.shape[-2:]) > 1]
+    name = type(module).__name__
+    if unknown:
+        _tell_first(
+            f"MuonAdamW: {_listed(unknown)} updated by AdamW, as no module states their role in parameter_roles; "
+            "see docs/howto/own_encoder.md"
+        )
+    if outside:
+        _tell_first(
+            f"MuonAdamW: matrices of shape {_listed(outside)} updated by AdamW, as they are not in the module {name}"
+        )
+    if others and not matrices:
+        _tell_first(f"MuonAdamW: all parameters are updated by AdamW, {name} has no hidden matrix")
     return matrices, others
+
+
+def _listed(names: list[str]) -> str:
+    """The first few, and the verb."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more} {'is' if len(names) == 1 else 'are'}"
+
+
+def _tell_first(line: str) -> None:
+    if is_first():
+        tell_aside(line)
 
 
 def orthogonalized(matrices: Tensor, num_steps: int = 5) -> Tensor:
