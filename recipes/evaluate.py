@@ -32,7 +32,7 @@ from yamame.cli.jobs import overrides
 from yamame.cli.names import file_name
 from yamame.cli.nodes import plain
 from yamame.evaluation import EvaluationResult, evaluate, play_episode
-from yamame.evaluation.intervals import Resampling
+from yamame.evaluation.intervals import Resampling, with_width
 from yamame.files.atomic import write_json
 from yamame.files.identity import key_of
 from yamame.files.run_directory import check_folder
@@ -346,7 +346,8 @@ def sums(name: str, group: dict[str, Any]) -> list[dict[str, Any]]:
 
 def interval(value: float, low: float | None, high: float | None, method: str | None = None) -> str:
     """A number and its interval, if it has one, with its name as text."""
-    ends = "-" if low is None or high is None else f"{low:.3g}, {high:.3g}"
+    known = None if low is None or high is None else with_width(low, high)
+    ends = "-" if known is None else f"{known[0]:.3g}, {known[1]:.3g}"
     return " ".join(filter(None, (f"{value:.3g}", f"[{ends}]", method)))
 
 

@@ -28,8 +28,10 @@ import yamame
 from omegaconf import DictConfig
 from yamame.checks import UsageError
 from yamame.cli.app import main
+from yamame.cli.jobs import parts_of_one
 from yamame.cli.nodes import instantiate, plain
 from yamame.failures import tell_aside
+from yamame.installed import recipe_command
 from yamame.report import RunReader, make_sections, place_table, write_tables
 
 WRITTEN = ("at the end", "best", "verdict", "CPU-s", "steps")
@@ -44,7 +46,7 @@ def leaderboard(cfg: DictConfig) -> Path | None:
         yamame.compose(*command)
     if cfg.only_check:
         for command in commands.values():
-            print("python recipes/train.py", *command, f"seed={','.join(map(str, cfg.seeds))}")
+            print(recipe_command("train"), *command, f"seed={','.join(map(str, cfg.seeds))}")
         return None
     failed = [
         task for task, command in commands.items() for seed in cfg.seeds if not trained(cfg, command, seed)
@@ -74,7 +76,8 @@ def trained(cfg: DictConfig, command: list[str], seed: int) -> bool:
     """Does what is left of a run; whether it is done. What it fails by is told."""
     store = [f"logger.{key}='{value}'" for key, value in plain(cfg.store).items()]
     try:
-        yamame.train(*command, f"seed={seed}", "resume=auto", *store)
+        with parts_of_one():
+            yamame.train(*command, f"seed={seed}", "resume=auto", *store)
     except KeyboardInterrupt:
         raise SystemExit(yamame.signals.STATUS) from None
     except Exception as error:

@@ -32,7 +32,7 @@ import yamame
 from omegaconf import DictConfig
 from yamame.checks import UsageError
 from yamame.cli.app import main
-from yamame.cli.jobs import overrides
+from yamame.cli.jobs import overrides, parts_of_one
 from yamame.cli.names import file_name
 from yamame.evaluation import EvaluationResult, NeededMemory, evaluate, judge_memory
 from yamame.files.atomic import write_json
@@ -54,7 +54,13 @@ def probe(cfg: DictConfig) -> NeededMemory:
     common = [*cfg.probe.settings, *typed, *ONE_LAYER, "resume=auto", f"run.root='{folder}'"]
     setting = yamame.compose(*common)
     with closing(build_env(setting, num_envs=1, seed=0)) as env:
-        windows = windows_of(cfg.probe.windows, longest_episode(env), setting.context_length)
+        longest = longest_episode(env)
+        windows = windows_of(cfg.probe.windows, longest, setting.context_length)
+    if len(windows) < 2:
+        raise UsageError(
+            f"probe.windows: must differ in what agents see, but episodes have {longest} timestep, "
+            f"got {list(cfg.probe.windows)}"
+        )
 
     runs = [[trained(common, folder, window, seed) for seed in cfg.probe.seeds] for window in windows]
     results = [[played(setting, run.path) for run in several] for several in runs]
@@ -89,6 +95,13 @@ def typed_of(cfg: DictConfig) -> tuple[list[str], Path]:
         raise UsageError(f"probe.seeds: must name at least one seed, each once, got {seeds}")
     if cfg.evaluation.num_episodes < 2:
         raise UsageError(f"evaluation.num_episodes: must be at least 2, got {cfg.evaluation.num_episodes}")
+    if all(window == 1 for window in cfg.probe.windows):
+        raise UsageError(
+            "probe.windows: must name a window of more than 1 timestep (a window of 1 is always added), "
+            f"got {list(cfg.probe.windows)}"
+        )
+    if not cfg.probe.margin < 1.0:
+        raise UsageError(f"probe.margin: must be in [0, 1), got {cfg.probe.margin}")
     if not 0.0 < cfg.probe.confidence < 1.0:
         raise UsageError(f"probe.confidence: must be in (0, 1), got {cfg.probe.confidence}")
     if "/" in name or name.startswith("."):
@@ -113,7 +126,8 @@ def trained(common: list[str], folder: Path, window: int | None, seed: int) -> R
     sees = "null" if window is None else window
     named = f"run.name='{folder.name}-window-{sees}-seed-{seed}'"
     try:
-        run = yamame.train(*common, f"encoder.window={sees}", f"seed={seed}", named)
+        with parts_of_one():
+            run = yamame.train(*common, f"encoder.window={sees}", f"seed={seed}", named)
     except KeyboardInterrupt:
         print("interrupted: the same command resumes here, agents that are finished are not trained again")
         raise SystemExit(yamame.signals.STATUS) from None
@@ -144,10 +158,11 @@ def scores_of(result: EvaluationResult) -> list[float]:
 def show(found: NeededMemory, runs: list[list[Run]], seeds: list[int], title: str) -> None:
     """Print the table and the verdict."""
     is_over_seeds = len(seeds) > 1
+    best = max(found.reached, key=lambda one: one.score.value)  # the shortest of equals
     rows = []
     for one, several in zip(found.reached, runs, strict=True):
         row = {"timesteps seen": "all" if one.window is None else one.window, "score": str(one.score)}
-        row["behind the best"] = str(one.behind)
+        row["behind the best"] = "-" if one is best else str(one.behind)
         if is_over_seeds:
             row["standing"] = one.standing
             row["by seed"] = ", ".join(f"{value:.3g}" for value in one.seeds)

@@ -34,6 +34,7 @@ from yamame.report import (
     RunReader,
     Section,
     build_content,
+    check_pages,
     falls_short,
     make_sections,
     read_evidence,
@@ -92,12 +93,17 @@ def fill_tables(cfg: DictConfig, sections: list[Section], resampling: Resampling
     if sections:
         write_evidence(folder, sections)
     kept, _ = make_sections(read_evidence(folder))
+    return write_tables(pages_of(cfg), kept, resampling)
+
+
+def pages_of(cfg: DictConfig) -> list[Path]:
+    """Return the pages whose tables are filled."""
     pages = [cfg.tables] if isinstance(cfg.tables, str) else cfg.tables or []
-    return write_tables([Path(page) for page in pages], kept, resampling)
+    return [Path(page) for page in pages]
 
 
 def check_evidence(cfg: DictConfig) -> None:
-    """Refuses tables without evidence to fill them from, and a report of nothing."""
+    """Refuses tables without evidence to fill them from, pages without tables, and a report of nothing."""
     if cfg.evidence is not None:
         check_folder(cfg.evidence, "evidence")
     elif cfg.tables:
@@ -106,6 +112,7 @@ def check_evidence(cfg: DictConfig) -> None:
         )
     elif cfg.store.tracking_uri is None:
         raise UsageError("store.tracking_uri: must be a store where there is no evidence, got null")
+    check_pages(pages_of(cfg))
 
 
 def check_thresholds(thresholds: list[float]) -> None:

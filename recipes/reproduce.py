@@ -15,10 +15,11 @@ if __name__ == "__main__":
 
     sys.path.append(f"{sys.path[0]}/../components")  # for a checkout that is not installed
     from yamame.cli.front import answer, fail
+    from yamame.installed import recipe_command
 
     answer("reproduce", resumable=True)  # prints help and usage errors before torch is imported
     if not any(text.startswith(("-", "reproduce=")) or "=" not in text for text in sys.argv[1:]):
-        fail("reproduce", "reproduce: must be named first, as in python recipes/reproduce.py rsm/tmaze")
+        fail("reproduce", f"name the experiment first, as in {recipe_command('reproduce')} rsm/tmaze")
 
 # isort: split
 import signal
@@ -34,6 +35,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 from yamame.checks import UsageError
 from yamame.cli.app import main
+from yamame.cli.jobs import parts_of_one
 from yamame.cli.nodes import plain
 from yamame.evaluation import evaluate, joint_estimate, judge, measure
 from yamame.evaluation.contract import JointEstimate
@@ -100,21 +102,26 @@ def reproduce(cfg: DictConfig) -> dict[str, Any]:
 
 def verdict_of(cfg: DictConfig, ours: JointEstimate) -> dict[str, Any]:
     """Verdict on the mean, and whether all of Student's interval agrees with it; None where there is no verdict."""
-    if cfg.edition != "full" or ours.student is None:
+    if cfg.edition != "full" or len(ours.seeds) < 2:
         return {"outcome": None, "settled": None}
     published, margin = cfg.contract.published[cfg.memory][0], cfg.contract.margin
-    outcome, *ends = (judge(value, published, margin) for value in (ours.value, *ours.student))
-    return {"outcome": outcome, "settled": set(ends) == {outcome}}
+    outcome = judge(ours.value, published, margin)
+    ends = {judge(value, published, margin) for value in ours.student or ()}
+    return {"outcome": outcome, "settled": ends == {outcome}}
 
 
 def show(cfg: DictConfig, ours: JointEstimate, report: dict[str, Any]) -> None:
-    """Print the estimate with both of its intervals, the published one, the verdict and the cost."""
+    """Print the estimate with its intervals, the published one, the verdict and the cost."""
     contract = report["contract"]
     print(f"{contract['experiment']} with {cfg.memory}: {contract['endpoint']} {ours.value:.3g}")
-    if ours.student is None or ours.bootstrap is None:
-        print("no interval: one seed says nothing about other seeds")
+    if ours.student is None:
+        reason = "one seed says" if len(ours.seeds) == 1 else "seeds that do not differ say"
+        print(f"no interval over seeds: {reason} nothing about other seeds")
+        if len(ours.seeds) > 1:
+            print(f"interval over tasks, of these agents alone: {interval(ours.tasks)}")
     else:
         print(f"Student's interval over {len(ours.seeds)} seeds: {interval(ours.student)}")
+    if ours.bootstrap is not None:
         print(
             f"bootstrap over seeds and tasks, as published: {interval(ours.bootstrap)}, narrow for few seeds"
         )
@@ -122,7 +129,10 @@ def show(cfg: DictConfig, ours: JointEstimate, report: dict[str, Any]) -> None:
     print("seeds:", ", ".join(f"{seed}: {value:.3g}" for seed, value in by_seed))
 
     if report["outcome"] is not None:
-        note = "" if report["settled"] else ", not settled: Student's interval reaches beyond this range"
+        unsettled = "there is no interval over seeds"
+        if ours.student is not None:
+            unsettled = "Student's interval reaches beyond this range"
+        note = "" if report["settled"] else f", not settled: {unsettled}"
         verdict = f"{report['outcome']}{note}"
     elif cfg.edition == "full":
         verdict = "no verdict from one seed"
@@ -134,9 +144,9 @@ def show(cfg: DictConfig, ours: JointEstimate, report: dict[str, Any]) -> None:
     print(f"cost: {cost}; published: {contract['cost']}")
 
 
-def interval(ends: Sequence[float]) -> str:
-    """Format both ends of an interval."""
-    return f"[{ends[0]:.3g}, {ends[1]:.3g}]"
+def interval(ends: Sequence[float] | None) -> str:
+    """Format both ends of an interval; a dash stands for one that has no width."""
+    return "[-]" if ends is None else f"[{ends[0]:.3g}, {ends[1]:.3g}]"
 
 
 def overrides_of(cfg: DictConfig) -> list[str]:
@@ -160,7 +170,8 @@ def trained(cfg: DictConfig, command: list[str], seed: int, piece: Piece) -> Run
     name = f"{cfg.contract.experiment}-{cfg.memory}-{cfg.edition}-{seed}"
     named = [f"run.name={name}", f"run.root={cfg.root}", "resume=auto"]
     try:
-        return yamame.train(*command, *named, callbacks=[piece])
+        with parts_of_one():
+            return yamame.train(*command, *named, callbacks=[piece])
     except KeyboardInterrupt:
         if piece.run is not None:
             print(f"{name}: {piece.left()}")

@@ -93,6 +93,12 @@ def expected_cell(
     return None
 
 
+def row_of(row: list[str], head: list[str], typed: set[str]) -> str:
+    """The computed cells of a row."""
+    names = zip(head, row, strict=True)
+    return " | ".join(cell for name, cell in names if name not in typed and "recipes/" not in name)
+
+
 def wrong_cells(text: str, folder: Path) -> list[str]:
     """Cells of the marked tables of a page that are not what the CSV files say."""
     found = []
@@ -105,6 +111,10 @@ def wrong_cells(text: str, folder: Path) -> list[str]:
             cells = dict(zip(head, row, strict=True))
             command = next(cell.strip("`") for name, cell in cells.items() if "recipes/" in name)
             runs = runs_of(folder, command, seeds)
+            lacks = f"({len(runs)} of {len(seeds)} seeds)" if 0 < len(runs) < len(seeds) else ""
+            marks = re.findall(r"\(\d+ of \d+ seeds\)", row_of(row, head, typed))
+            if marks != ([lacks] if lacks else []):
+                found.append(f"{command}: has {len(runs)} of {len(seeds)} seeds, and is marked {marks}")
             for name, cell in cells.items():
                 if name in typed | {"seeds"} or "recipes/" in name:
                     continue
@@ -113,6 +123,7 @@ def wrong_cells(text: str, folder: Path) -> list[str]:
                         found.append(f"{command}: {name} is {cell}, and was not run")
                     continue
                 wanted = expected_cell(folder, name, cells, runs)
+                cell = re.sub(r" ?\(\d+ of \d+ seeds\)", "", cell)
                 numbers = [plain(number) for number in cell.partition(" [")[0].split(", ")]
                 if wanted is not None and numbers != wanted:
                     found.append(f"{command}: {name} is {numbers}, and must be {wanted}")
@@ -268,6 +279,22 @@ def test_a_page_that_agrees_with_its_files_has_no_fault(tmp_path):
     assert wrong_cells(PAGE, tmp_path) == []
     assert untold_numbers(PAGE) == []
     assert faults(rows_of(tmp_path, "runs.csv"), rows_of(tmp_path, "evaluations.csv")) == []
+
+
+@pytest.mark.parametrize("column", ["at the end", "seeds"])
+def test_a_row_that_lacks_seeds_must_be_marked(tmp_path, column):
+    files(tmp_path)
+    page = PAGE.replace("| mark | at the end |", "| mark | seeds | at the end |").replace(
+        "| --- |", "| --- | --- |", 1
+    )
+    page = page.replace("| 0.5 |", "| 0.5 | 0, 1 |")
+    assert wrong_cells(page, tmp_path) == []
+    partial = page.replace("seeds=0,1;", "seeds=0,1,2;")
+    assert len(wrong_cells(partial, tmp_path)) == 1
+    cell = "0.800, 0.900" if column == "at the end" else "| 0.5 | 0, 1"
+    assert wrong_cells(partial.replace(cell, f"{cell} (2 of 3 seeds)", 1), tmp_path) == []
+    assert len(wrong_cells(partial.replace(cell, f"{cell} (1 of 3 seeds)", 1), tmp_path)) == 1
+    assert len(wrong_cells(page.replace(cell, f"{cell} (2 of 3 seeds)", 1), tmp_path)) == 1
 
 
 @pytest.mark.parametrize(

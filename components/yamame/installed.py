@@ -1,5 +1,7 @@
 """Folders and versions of this package, whether it is installed or imported from a checkout."""
 
+import shlex
+import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -57,3 +59,23 @@ def recipes_dir() -> Path:
     'recipes'
     """
     return conf_dir().parent / "recipes"
+
+
+def recipe_command(name: str) -> str:
+    """Return the command that starts a recipe from the present directory.
+
+    In the root of a checkout it names the file. Elsewhere it is the console script if the package is
+    installed, or else the path of the file.
+
+    Args:
+        name: Name of a recipe, such as ``train``.
+    """
+    try:
+        path = recipes_dir() / f"{name}.py"
+    except FileNotFoundError:  # this stands in messages of errors, so it raises none of its own
+        return f"yamame {name}"
+    if path == Path.cwd() / "recipes" / f"{name}.py":
+        return f"python recipes/{name}.py"
+    if is_installed() and shutil.which("yamame"):
+        return f"yamame {name}"
+    return f"python {shlex.quote(str(path))}"

@@ -29,6 +29,7 @@ hydra:
 seed: 0
 size: 1
 resume: null
+logger: {_target_: yamame.tracking.MLflowTracker}
 run: {root: runs, name: null, overwrite: false}
 """
 FORKING = """
@@ -62,7 +63,7 @@ def sweep(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
         status = 0
         try:
-            main(task, config_name="train", config_dir=tmp_path)
+            main(task, config_name="train", config_dir=tmp_path, needs_store=False)
         except SystemExit as exit_:
             status = exit_.code
         captured = capsys.readouterr()
@@ -191,6 +192,38 @@ def test_a_sweep_whose_jobs_all_end_well_has_status_zero(sweep):
     *table, following = out.splitlines()[1:]
     assert table == ["0    ran     seed=0     0", "1    ran     seed=5     0.5"]
     assert following == "next: yamame report"
+
+
+NOT_LOGGED = "logger._target_=yamame.tracking.NullTracker"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "following"),
+    [
+        ([], ["yamame report"]),
+        ([NOT_LOGGED], []),
+        (
+            [f"{NOT_LOGGED},yamame.tracking.MLflowTracker", "run.name='${logger._target_}-${seed}'"],
+            ["yamame report"],
+        ),
+        (["+logger.experiment=mine"], ["yamame report store.experiment=mine"]),
+        (
+            ["+logger.experiment=a,b", "run.name='${logger.experiment}-${seed}'"],
+            ["yamame report store.experiment=a", "yamame report store.experiment=b"],
+        ),
+        (["+logger.tracking_uri=sqlite:///b.db"], ["yamame report store.tracking_uri=sqlite:///b.db"]),
+    ],
+)
+def test_a_report_is_proposed_for_runs_that_are_in_mlflow(sweep, arguments, following):
+    status, out, _ = sweep(task, "-m", "seed=0,5", *arguments)
+    assert status == 0
+    assert [line.removeprefix("next: ") for line in out.splitlines() if "next:" in line] == following
+
+
+def test_no_report_is_proposed_where_no_job_has_ended_well(sweep):
+    status, out, _ = sweep(task, "-m", "seed=1,2")
+    assert status == 1
+    assert "next:" not in out
 
 
 def test_what_ends_the_process_ends_the_sweep_and_the_table_shows_the_jobs_before(sweep, tmp_path):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from yamame.evaluation import evaluate, joint_estimate, judge, measure
+from yamame.evaluation import evaluate, joint_estimate, judge, measure, wilson_interval
 from yamame_envs import DarkKeyDoor, MazeRunner, PassiveTMaze
 
 UP = 1
@@ -59,11 +59,23 @@ def test_an_interval_has_the_spread_of_seeds_and_of_tasks():
     assert same.seeds == [0.5, 0.5]
     # Both seeds meet the same tasks: there are 100 observations, not 200.
     assert same.bootstrap[1] - same.bootstrap[0] == pytest.approx(2 * 1.96 * 0.05, rel=0.15)
-    assert same.student == (0.5, 0.5)  # on these tasks they do not differ
+    assert same.student is None  # on these tasks they do not differ
+    assert same.tasks == pytest.approx(wilson_interval(50, 100))
     assert joint_estimate([tasks * 0, tasks * 0 + 1]).bootstrap == (0.0, 1.0)
     assert joint_estimate([tasks, tasks]) == same
     with pytest.raises(ValueError, match="scores must be finite"):
         joint_estimate([[np.nan]])
+
+
+@pytest.mark.parametrize("score", [0.0, 1.0, -3.0, 0.1])
+def test_seeds_and_tasks_that_are_all_equal_give_no_interval_without_width(score):
+    same, differing = (joint_estimate([[score] * 16, [other] * 16]) for other in (score, score + 1.0))
+    assert (same.student, same.bootstrap) == (None, None)
+    assert None not in (differing.student, differing.bootstrap)
+    if score in (0.0, 1.0):  # successes or failures of 16 tasks
+        assert same.tasks[1] - same.tasks[0] > 0.1
+    else:
+        assert same.tasks is None
 
 
 def test_one_seed_has_no_interval():

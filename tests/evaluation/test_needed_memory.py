@@ -1,9 +1,11 @@
 """Verdicts on how much memory a task needs, of simulated agents whose true scores are known."""
 
+import re
+
 import numpy as np
 import pytest
 from scipy import stats
-from yamame.evaluation import judge_memory
+from yamame.evaluation import judge_memory, wilson_interval
 from yamame.evaluation.needed_memory import Mean
 
 WINDOWS = [1, 2, 8, None]
@@ -284,7 +286,8 @@ def test_being_ahead_of_chance_must_be_certain_of_the_best_of_several():
         ({"scores": np.full((2, 1, 4), np.nan)}, "scores must be finite and fit"),
         ({"scores": np.ones((2, 3, 1)), "random": np.zeros(1)}, "scores must be of several tasks"),
         ({"random": np.full(4, np.nan)}, "random must be finite"),
-        ({"margin": -0.1}, "margin must be at least 0"),
+        ({"margin": -0.1}, r"margin must be in \[0, 1\), got -0.1"),
+        ({"margin": 1.0}, r"margin must be in \[0, 1\), got 1.0"),
         ({"confidence": 1.0}, r"confidence must be in \(0, 1\), got 1.0"),
         ({"windows": [2, None]}, "windows must begin with 1 and rise"),
         ({"windows": [1, 1]}, "windows must begin with 1 and rise"),
@@ -293,3 +296,22 @@ def test_being_ahead_of_chance_must_be_certain_of_the_best_of_several():
 def test_what_cannot_be_judged_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         judge_memory(**{"windows": [1, None], "scores": np.zeros((2, 1, 4)), "random": np.zeros(4)} | change)
+
+
+@pytest.mark.parametrize("num_seeds", [1, 2, 3])
+@pytest.mark.parametrize("score", [0.0, 1.0])
+def test_trainings_that_do_not_differ_have_the_interval_over_tasks(num_seeds, score):
+    found = judge_memory([1, None], np.full((2, num_seeds, 16), score), np.zeros(16))
+    low, high = wilson_interval(16 * int(score), 16)
+    for one in found.reached:
+        assert (one.score.low, one.score.high) == pytest.approx((low, high))
+    differing = judge_memory([1, None], [[[0.0] * 16, [1.0] * 16]] * 2, np.zeros(16))
+    assert differing.reached[0].score.high - differing.reached[0].score.low > high - low
+
+
+@pytest.mark.parametrize("num_seeds", [1, 3])
+def test_no_interval_without_width_is_printed(num_seeds):
+    found = judge_memory([1, None], np.full((2, num_seeds, 16), -1.0), np.full(16, -1.0))
+    for shown in (str(found), str(found.reached[0].score), str(found.reached[1].behind), str(found.random)):
+        assert not re.search(r"\[(.+), \1\]", shown)
+        assert "[-]" in shown

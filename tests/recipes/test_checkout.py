@@ -89,6 +89,14 @@ def test_a_run_is_trained_and_exported_from_a_checkout(places, run, tmp_path):
     assert json.loads((tmp_path / "agent/config.json").read_text())["yamame_version"] == yamame.__version__
 
 
+def test_commands_that_are_proposed_name_files_of_the_checkout(run):
+    done = run(NAMED, "train", *SMALL)
+    assert done.returncode == 0, done.stderr
+    commands = [line.split() for line in done.stdout.partition("next:\n")[2].splitlines()[:-1]]
+    assert [Path(words[1]) for words in commands] == [ROOT / "recipes/play.py", ROOT / "recipes/evaluate.py"]
+    assert {words[0] for words in commands} == {"python"}
+
+
 def test_processes_that_a_recipe_starts_find_the_checkout(run, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/__init__.py").write_text(

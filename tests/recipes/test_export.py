@@ -57,7 +57,7 @@ def test_a_run_becomes_a_folder_and_this_a_graph(export):
 
 
 def test_a_checkpoint_of_an_earlier_version_is_completed_by_its_environment(export):
-    with pytest.raises(ValueError, match=r"python recipes/export.py run=old.pt path=<folder>"):
+    with pytest.raises(ValueError, match=r"yamame export run=old.pt path=<folder>"):
         yamame.load("old.pt")
     assert export("run=old.pt", "path=agents/old") == (0, "agents/old\n", "")
     old, run = yamame.load("agents/old"), yamame.load("runs/mine")

@@ -1,6 +1,7 @@
 """A probe of a tiny corridor: what is done stays, what its agents see ends where it says, mistakes begin nothing."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -27,12 +28,25 @@ def test_agents_are_trained_once_and_judged_and_what_sees_a_whole_episode_counts
     files = sorted(folder.glob("*/checkpoints/*"))
     assert len(files) >= 2
     times = [file.stat().st_mtime_ns for file in files]
-    assert play("probe", tmp_path, *TINY, "probe.windows=[]", "probe.seeds=[0,1]")[0] == 0
+    assert play("probe", tmp_path, *TINY, "probe.windows=[9]", "probe.seeds=[0,1]")[0] == 0
     assert [file.stat().st_mtime_ns for file in files] == times
     again = json.loads((folder / "probe.json").read_text())
-    (several,) = again["runs"]
-    assert several[:1] == found["runs"][0]
-    assert [path.split("-window-")[1] for path in several] == ["1-seed-0", "1-seed-1"]
+    for several, [before], window in zip(again["runs"], found["runs"], (1, 4), strict=True):
+        assert several[0] == before
+        assert [path.split("-window-")[1] for path in several] == [f"{window}-seed-0", f"{window}-seed-1"]
+
+
+def test_each_agent_prints_one_line_at_its_end_and_the_verdict_stands_alone(play, tmp_path):
+    status, out, errors = play(
+        "probe", tmp_path, *TINY, "probe.windows=[4]", "probe.seeds=[0]", "run.name=mine"
+    )
+    assert status == 0, errors
+    assert "next:" not in out
+    lines = out.splitlines()
+    for name in ("mine-window-1-seed-0", "mine-window-4-seed-0"):
+        (line,) = [line for line in lines if line.endswith(f"{name}/summary.json")]
+        assert re.match(rf"{name}: .*success \d", line)
+        assert lines.count(name) == 0  # no table of its own
 
 
 def test_one_seed_gives_no_verdict_and_the_default_has_several(play, tmp_path):
@@ -107,6 +121,12 @@ def learned(agent, seen: TensorDict) -> torch.Tensor:
         (["encoder.num_layers=2"], "encoder.num_layers: must be left to the probe"),
         (["probe.seeds=[]"], "probe.seeds: must name at least one seed"),
         (["probe.confidence=2"], "probe.confidence: must be in (0, 1), got 2"),
+        (["probe.windows=[]"], "probe.windows: must name a window of more than 1 timestep"),
+        (["probe.windows=[1]"], "probe.windows: must name a window of more than 1 timestep"),
+        (["probe.windows=[1,1]"], "got [1, 1]"),
+        (["probe.margin=2"], "probe.margin: must be in [0, 1), got 2"),
+        (["probe.margin=1"], "probe.margin: must be in [0, 1), got 1"),
+        (["probe.margin=-0.5"], "probe.margin: must be"),
         (["evaluation.num_episodes=1"], "evaluation.num_episodes: must be at least 2, got 1"),
         (
             ["probe.windows=[0]"],

@@ -97,7 +97,25 @@ def test_tables_are_filled_from_evidence_which_needs_no_store_later(report, data
     status, out, err = report(*options, uri="null")
     assert (status, err, out.splitlines()[-1]) == (0, "", str(folder))
     assert page.read_text() == filled
-    assert report(*options[:2], "tables=[none.md]", uri="null")[2].strip().endswith("got none.md")
+
+
+def test_pages_without_tables_are_told_apart_before_anything_is_written(report, tmp_path):
+    begin, end = "<!-- runs: seeds=0 -->", "<!-- end of runs -->"
+    pages = {"plain": "no table", "open": f"{begin}\n", "closed": f"{end}\n", "crossed": f"{end}\n{begin}\n"}
+    for name, text in pages.items():
+        (tmp_path / f"{name}.md").write_text(text)
+    (tmp_path / "bytes.md").write_bytes(b"\xff\xfe")
+    (tmp_path / "table.md").write_text(f"{begin}\n\n| task |\n|---|\n\n{end}\n")
+    before, folder = sorted(tmp_path.rglob("*")), tmp_path / "evidence"
+    messages = set()
+    for name in (*pages, "bytes", "table", "missing", "."):
+        page = tmp_path / (f"{name}.md" if name != "." else name)
+        status, _, error = report(f"evidence={folder}", f"tables=[{page}]")
+        assert status == 2
+        assert f"{page}" in error
+        messages.add(error.replace(f"{page}", "").replace(str(tmp_path), ""))
+        assert sorted(tmp_path.rglob("*")) == before
+    assert len(messages) == 7  # a folder is as good as a missing page
 
 
 def test_strict_ends_with_status_one_where_less_came_out_than_expected(report):

@@ -28,12 +28,16 @@ def test_all_seeds_are_trained_once_and_measured_on_the_tasks_that_are_named(pla
     assert report["contract"]["published"]["gru"][0] == 29.6
     assert report["cpu_s"] > 0
     assert {"student", "bootstrap"} <= report["ours"].keys()
-    for name in ("student", "bootstrap"):
-        low, high = report["ours"][name]
-        assert low <= report["ours"]["value"] <= high
-        assert f"[{low:.3g}, {high:.3g}]" in out
-    assert re.search(r"^Student", out, re.MULTILINE)
-    assert re.search(r"^bootstrap", out, re.MULTILINE)
+    of_seeds = {sum(tasks) for tasks in report["tasks"]}
+    of_tasks = {score for tasks in report["tasks"] for score in tasks}
+    for name, values in (("student", of_seeds), ("bootstrap", of_tasks)):
+        has_spread = len(values) > 1  # agents this small may all fail
+        assert (report["ours"][name] is not None) == has_spread
+        assert (re.search(f"^{name}", out, re.MULTILINE | re.IGNORECASE) is not None) == has_spread
+        if has_spread:
+            low, high = report["ours"][name]
+            assert low <= report["ours"]["value"] <= high
+            assert f"[{low:.3g}, {high:.3g}]" in out
     assert report["ours"]["seeds"] == pytest.approx([sum(tasks) / 6 for tasks in report["tasks"]])
     files = sorted((tmp_path / "runs/rsm_dark_key_to_door-gru-small-42/checkpoints").iterdir())
     times = [file.stat().st_mtime_ns for file in files]
@@ -55,7 +59,8 @@ def test_one_seed_has_no_interval_and_no_verdict_and_several_have(play, tmp_path
 
     assert play("reproduce", tmp_path, *call, "seeds=[42,100]")[0] == 0
     report = json.loads(path.read_text())
-    assert (report["outcome"], report["settled"]) == ("below", report["ours"]["student"][1] < 28.6)
+    student = report["ours"]["student"]  # None if both seeds have the same mean
+    assert (report["outcome"], report["settled"]) == ("below", student is not None and student[1] < 28.6)
 
 
 def test_a_piece_ends_within_its_minutes_and_says_what_the_rest_takes(play, tmp_path):
@@ -94,7 +99,8 @@ def test_a_contract_must_be_named(tmp_path):
         [sys.executable, str(program), "edition=small"], cwd=tmp_path, capture_output=True, text=True
     )
     assert ended.returncode == 2
-    assert "must be named first, as in python recipes/reproduce.py rsm/tmaze" in ended.stderr
+    assert ended.stderr.startswith("reproduce: name the experiment first")
+    assert ended.stderr.endswith(" rsm/tmaze\n")
     assert not any(tmp_path.iterdir())
 
 

@@ -338,9 +338,20 @@ def test_a_verdict_is_that_of_the_mean_of_the_seeds_of_the_base(make_run, tell, 
 @pytest.mark.parametrize("num_seeds", [1, 2])
 def test_a_verdict_from_one_seed_names_that_it_has_no_interval(make_run, tell, num_seeds):
     expected = {"expected__metric": "success_mean", "expected__interval": "[0.8, 0.9]"}
-    page, content = tell([make_run(seed, metrics(0.1, 0.85), **expected) for seed in range(num_seeds)])
+    runs = [make_run(seed, metrics(0.1, 0.84 + 0.01 * seed), **expected) for seed in range(num_seeds)]
+    page, content = tell(runs)
     for text in (page.text, str(content.verdicts[0])):
         assert ("no interval" in text) == (num_seeds == 1)
+
+
+@pytest.mark.parametrize(("second", "has_interval"), [(0.85, False), (0.86, True)])
+def test_seeds_that_do_not_differ_have_no_interval(make_run, tell, second, has_interval):
+    expected = {"expected__metric": "success_mean", "expected__interval": "[0.8, 0.9]"}
+    runs = [make_run(seed, metrics(0.1, value), **expected) for seed, value in enumerate((0.85, second))]
+    page, content = tell(runs)
+    assert "[0.850, 0.850]" not in page.text
+    for text in (page.text, str(content.verdicts[0])):
+        assert ("no interval" in text) != has_interval
 
 
 def test_a_large_video_lies_beside_the_page(make_run, write, video):

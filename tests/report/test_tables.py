@@ -4,6 +4,7 @@ import re
 
 import pytest
 from yamame.checks import UsageError
+from yamame.evaluation import wilson_interval
 from yamame.report import Resampling, make_sections, place_table, write_tables
 from yamame.report.tables import COLUMNS
 
@@ -108,7 +109,67 @@ def test_seeds_that_were_not_run_are_named(tmp_path, sections):
     page = page_of(tmp_path, ["at the end"], "| a | `experiment=dark` | |", options=" seeds=2,3,4")
     (line,) = write_tables([page], sections, RESAMPLING)
     assert line.endswith("python recipes/train.py experiment=dark seed=3,4")
-    assert cells(page) == ["1.000"]
+    assert cells(page) == ["1.000 (1 of 3 seeds)"]
+
+
+@pytest.mark.parametrize(
+    "columns", [["seeds", "mean"], ["at the end", "CPU-s"], ["CPU-s"], ["verdict", "mean"]]
+)
+@pytest.mark.parametrize(
+    ("seeds", "lacks"), [("0,1,2,3", "3 of 4 seeds"), ("0,1,2", ""), ("2,7", "1 of 2 seeds")]
+)
+def test_a_row_that_lacks_seeds_is_marked_whatever_its_columns(tmp_path, sections, columns, seeds, lacks):
+    row = f"| a | `experiment=dark` | {' | '.join('' for _ in columns)} |"
+    page = page_of(tmp_path, columns, row, options=f" seeds={seeds}")
+    write_tables([page], sections, RESAMPLING)
+    assert re.findall(r"\((\d of \d seeds)\)", page.read_text()) == ([lacks] if lacks else [])
+    before = page.read_text()
+    write_tables([page], sections, RESAMPLING)
+    assert page.read_text() == before
+
+
+def test_a_seed_without_a_value_lacks_and_so_does_one_of_the_base(tmp_path, make_run):
+    def run(seed, arguments, metrics, **options):
+        command = f"python recipes/train.py experiment=dark {arguments} seed={seed}"
+        return make_run(seed, metrics, tags={"command": command}, **options)
+
+    success = {"eval/success_mean": {100: 0.5}}
+    runs = [run(0, "", success), run(1, "", {"eval/success_mean": {100: float("nan")}})]
+    runs += [run(seed, "+ablation=no_memory", success, lr=2) for seed in (0, 1)]
+    rows = ["| a | `experiment=dark` | | |", "| b | `experiment=dark +ablation=no_memory` | | |"]
+    page = page_of(tmp_path, ["mean", "difference"], *rows, options=" seeds=0,1")
+    write_tables([page], make_sections(runs)[0], RESAMPLING)
+    assert "(1 of 2 seeds)" in cells(page)[0]
+    assert "seeds" not in cells(page, 1)[0]
+    assert "(base: 1 of 2 seeds)" in cells(page, 1)[1]
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
+def test_seeds_that_do_not_differ_have_the_interval_over_episodes_and_no_difference_is_certain(
+    tmp_path, make_run, value
+):
+    def run(seed, arguments, value, **options):
+        command = f"python recipes/train.py experiment=dark {arguments} seed={seed}"
+        low, high = wilson_interval(round(value * 16), 16)
+        numbers = {"success_mean": value, "success_low": low, "success_high": high, "num_episodes": 16}
+        metrics = {f"eval/{name}": {100: number} for name, number in numbers.items()}
+        return make_run(seed, metrics, tags={"command": command}, **options)
+
+    runs = [run(seed, "", value) for seed in range(3)]
+    runs += [run(seed, "+ablation=no_memory", 1.0 - value, lr=2) for seed in range(3)]
+    rows = ["| a | `experiment=dark` | | | 0.9 |", "| b | `experiment=dark +ablation=no_memory` | | | |"]
+    columns = ["mean", "difference", "theirs", "verdict"]
+    rows = [f"{row} |" for row in rows]
+    page = page_of(tmp_path, columns, *rows, options=" seeds=0,1,2; typed=theirs; against=theirs")
+    write_tables([page], make_sections(runs)[0], RESAMPLING)
+    for row in (0, 1):
+        ends = re.fullmatch(r"\d\.\d+ \[(.*), (.*)\] episodes", cells(page, row)[0])
+        assert ends is not None, cells(page, row)
+        assert float(ends[2]) - float(ends[1]) > 0.05
+        assert "[" not in cells(page, row)[1]
+    assert cells(page)[3] == (
+        "within" if value == 1.0 else "below"
+    )  # the interval of 16 episodes reaches below 0.9
 
 
 def test_a_page_with_numbers_of_which_nothing_was_run_stays_as_it_is(tmp_path, sections):
@@ -142,8 +203,8 @@ def test_names_of_runs_stay_in_their_cell(tmp_path, make_run):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("<!-- runs:", "<!-- run:"), "must name pages with <!-- runs: ... -->"),
-        (("after 0.5", "<!-- runs: -->"), "a table must end with <!-- end of runs -->"),
+        (("<!-- runs:", "<!-- run:"), "has 1 '<!-- end of runs -->' but 0"),
+        (("after 0.5", "<!-- runs: -->"), "has 2 .* but 1 '<!-- end of runs -->'"),
         (("train.py ...", "train.py"), r"must have a column `python recipes/<recipe>.py ...`"),
         (("at the end", "at the and"), "a column must be typed or one of seeds, .* got at the and in"),
         (

@@ -53,7 +53,7 @@ def test_a_log_gets_one_plain_line_per_interval_with_the_speed_of_that_interval(
     bar = ProgressBar(interval_s=10, stream=stream, clock=clock)
     bar.on_begin(run)
     show(bar, run, env_steps=5000, updates=10)
-    run.progress.outcomes.append(0.25)
+    run.progress.outcomes.extend([0.25] * 20)
     for second in range(1, 21):
         clock.now = float(second)
         show(bar, run, env_steps=5000 + 100 * second, updates=10 + second, loss=1.5)
@@ -68,7 +68,7 @@ def test_a_log_gets_one_plain_line_per_interval_with_the_speed_of_that_interval(
         "20%",
         "6,000 steps",
         "20 updates",
-        "success 0.250 of 1",
+        "success 0.250 of 20",
         "loss 1.5",
         "100 steps/s",
         "1.0 updates/s",
@@ -86,6 +86,39 @@ def test_unknown_and_non_finite_numbers_are_shown_as_a_dash():
     show(bar, run, env_steps=1, updates=0, loss=float("nan"))
     assert "success -  loss -" in stream.getvalue()
     assert "? left" in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "episodes", "shown"),
+    [
+        (1, 1, "success -"),
+        (1, 9, "success -"),
+        (1, 10, "success 1.000 of 10"),
+        (16, 10, "success -"),
+        (16, 16, "success 1.000 of 16"),
+        (512, 99, "success -"),
+        (512, 100, "success 1.000 "),
+        (None, 10, "success 1.000 of 10"),
+    ],
+)
+def test_outcomes_are_shown_when_every_environment_may_have_ended_an_episode(num_envs, episodes, shown):
+    stream, run = io.StringIO(), make_run(100)
+    run.config["schedule"]["num_envs"] = num_envs
+    run.progress.outcomes.extend([1.0] * episodes)
+    show(ProgressBar(stream=stream), run, env_steps=100, updates=1)
+    assert f"{shown}  ".replace("   ", "  ") in stream.getvalue()
+
+
+def test_an_evaluation_whose_returns_are_all_equal_has_no_interval():
+    for last, has_interval in ((0.0, False), (1.0, True)):
+        stream, run = io.StringIO(), make_run(4)
+        returns = torch.tensor([0.0, 0.0, last], dtype=torch.float64)
+        result = EvaluationResult(
+            returns, torch.tensor([3, 4, 4]), torch.ones(3, dtype=torch.bool), returns[:, None]
+        )
+        ProgressBar(stream=stream).on_evaluate(run, result)
+        assert "return 0." in stream.getvalue()
+        assert ("[" in stream.getvalue()) == has_interval
 
 
 def test_the_share_that_the_learner_waits_is_that_of_the_interval_and_of_collectors_that_play_beside_it():

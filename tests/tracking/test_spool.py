@@ -241,9 +241,7 @@ def test_what_is_left_at_the_end_is_told_and_sent_later_once(server, tmp_path, c
     assert (
         capfd.readouterr()
         .err.splitlines()[-1]
-        .endswith(
-            f"points wait; send them with: MLFLOW_TRACKING_URI={server.uri} python recipes/sync.py run=mine"
-        )
+        .endswith(f"points wait; send them with: MLFLOW_TRACKING_URI={server.uri} yamame sync run=mine")
     )
     with pytest.raises(UsageError, match=f"is noted in {server.uri}.* set MLFLOW_TRACKING_URI={server.uri}"):
         send_rest(directory)

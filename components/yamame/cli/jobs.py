@@ -32,12 +32,15 @@ from yamame.cli.nodes import check
 from yamame.failures import OutsideError, one_line, tell_aside
 from yamame.files.atomic import is_left_behind, write_json
 from yamame.files.identity import key_of
+from yamame.installed import recipe_command
+from yamame.tracking.tracker import EXPERIMENT, TRACKING_URI
 
 SWEEP_VARIABLE = "YAMAME_SWEEP"
 """Environment variable with the folder in which jobs say what became of them."""
 
 Outcome = Literal["ran", "resumed", "done", "failed", "stopped"]
 _outcome: Outcome = "ran"
+_is_part = False
 
 
 def tell(text: object) -> None:
@@ -45,16 +48,10 @@ def tell(text: object) -> None:
     print(text)
 
 
-def recipe(name: str) -> str:
-    """How a recipe is called from the present directory: in a checkout by its file, elsewhere by the console script."""
-    path = Path("recipes") / f"{name}.py"
-    return f"python {path}" if path.exists() else f"yamame {name}"
-
-
 def resuming_command(num_processes: int) -> str:
     """The command with which the run that Hydra is running goes on, from the present directory."""
     hydra_config = HydraConfig.get()
-    start = recipe(hydra_config.job.name)
+    start = recipe_command(hydra_config.job.name)
     if num_processes > 1:
         program = start.removeprefix("python ") if start.startswith("python ") else f"--no-python {start}"
         start = f"torchrun --nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', num_processes)} {program}"
@@ -65,6 +62,22 @@ def resuming_command(num_processes: int) -> str:
     own = [text for text in hydra_config.overrides.hydra if key_of(text) == "hydra.searchpath"]
     given = [text for text in overrides() if key_of(text) not in ("resume", "run.overwrite")]
     return f"{start} {shlex.join([*flags, *own, *given, 'resume=true'])}"
+
+
+def is_part() -> bool:
+    """Return whether the runs of this process are parts of a recipe that reports on all of them together."""
+    return _is_part
+
+
+@contextmanager
+def parts_of_one() -> Iterator[None]:
+    """Within the block runs print one line at their end, in place of a table and of what to do next."""
+    global _is_part
+    former, _is_part = _is_part, True
+    try:
+        yield
+    finally:
+        _is_part = former
 
 
 class AlreadyDone(Exception):  # noqa: N818 (it is none)
@@ -108,11 +121,14 @@ def overrides() -> list[str]:
     return OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)  # type: ignore[return-value]
 
 
-def check_sweep(line: CommandLine, settings: Mapping[str, Any] | None) -> tuple[Path, list[list[str]]]:
+def check_sweep(
+    line: CommandLine, settings: Mapping[str, Any] | None
+) -> tuple[Path, list[list[str]], list[str]]:
     """Composes and checks every job of a sweep given on the command line.
 
     Returns:
-        The directory of the sweep, and the overrides of its jobs; none where a search decides which there are.
+        The directory of the sweep; the overrides of its jobs, none if a search decides which there are; the commands
+        that make pages of its runs, one per MLflow experiment.
 
     Raises:
         UsageError: A job is not what `check` wants, or two of them share a directory.
@@ -120,6 +136,7 @@ def check_sweep(line: CommandLine, settings: Mapping[str, Any] | None) -> tuple[
     jobs = list(jobs_of(line))
     common = set.intersection(*map(set, jobs))
     owners: dict[Path, str] = {}
+    reports: list[str] = []
     sweep_dir = Path()
     with line.composing():
         for number, job in enumerate(jobs):
@@ -128,6 +145,8 @@ def check_sweep(line: CommandLine, settings: Mapping[str, Any] | None) -> tuple[
             with open_dict(cfg):
                 del cfg["hydra"]
             check(cfg, settings, typed=[key_of(text) for text in job])
+            if (report := _report_of(cfg)) and report not in reports:
+                reports.append(report)
             if OmegaConf.is_dict(cfg.get("run")):
                 path = (Path(cfg.run.root) / run_name(cfg, hydra_config)).resolve()
                 changed = [text for text in job if text not in common]
@@ -138,7 +157,7 @@ def check_sweep(line: CommandLine, settings: Mapping[str, Any] | None) -> tuple[
                         f"run.name: the jobs of a sweep must have directories of their own, {other} and {label} share "
                         f"{path}; leave run.name out, or let it name what differs, as run.name='mine-${{seed}}'"
                     )
-    return sweep_dir, [] if line.is_search else jobs
+    return sweep_dir, [] if line.is_search else jobs, reports
 
 
 def say(outcome: Outcome) -> None:
@@ -194,11 +213,13 @@ def explain_lost(error: Exception) -> str:
 
 
 @contextmanager
-def table_of_jobs(sweep_dir: Path, planned: Sequence[list[str]]) -> Iterator[dict[int, dict[str, Any]]]:
+def table_of_jobs(
+    sweep_dir: Path, planned: Sequence[list[str]], reports: Sequence[str]
+) -> Iterator[dict[int, dict[str, Any]]]:
     """Within the block jobs note what becomes of them; at its end a table shows it, however it ends.
 
     Args:
-        sweep_dir, planned: From `check_sweep`; the directory is made when missing.
+        sweep_dir, planned, reports: From `check_sweep`; the directory is made when missing.
 
     Yields:
         What became of each job by its number: its ``overrides``, ``outcome``, ``result`` and ``objective``; filled when
@@ -222,13 +243,15 @@ def table_of_jobs(sweep_dir: Path, planned: Sequence[list[str]]) -> Iterator[dic
             files = {int(file.stem): file for file in Path(folder_name).glob("*.json")}
             jobs |= {number: json.loads(files[number].read_text()) for number in sorted(files)}
             if jobs:
-                _print_table(jobs, planned)
+                _print_table(jobs, planned, reports)
     if any(job["outcome"] == "failed" for job in jobs.values()):
         raise SystemExit(1)
 
 
-def _print_table(jobs: Mapping[int, Mapping[str, Any]], planned: Sequence[list[str]]) -> None:
-    """A line per job: its number, outcome, objective or error, and the overrides that not all jobs have."""
+def _print_table(
+    jobs: Mapping[int, Mapping[str, Any]], planned: Sequence[list[str]], reports: Sequence[str]
+) -> None:
+    """Print a line per job: its number, outcome, objective or error, and the overrides that not all jobs have."""
     begun = {number: job["overrides"] for number, job in jobs.items()}
     given = dict(enumerate(planned)) if _are_planned(begun, planned) else begun
     common = set.intersection(*map(set, given.values()))
@@ -243,7 +266,25 @@ def _print_table(jobs: Mapping[int, Mapping[str, Any]], planned: Sequence[list[s
         tell("  ".join([*fixed, row[3]]).rstrip())
     is_left = {"not begun", "stopped"} & {row[1] for row in rows}
     again = "the same command (runs go on unless run.overwrite=true)"
-    tell(f"next: {again if is_left else recipe('report')}")
+    if is_left:
+        tell(f"next: {again}")
+    elif {"ran", "resumed", "done"} & {row[1] for row in rows}:
+        for command in reports:
+            tell(f"next: {command}")
+
+
+def _report_of(cfg: DictConfig) -> str | None:
+    """Return the command that makes a page of the runs of a job; None if they are not logged to MLflow."""
+    node = OmegaConf.to_container(cfg.get("logger") or OmegaConf.create({}), resolve=True)
+    assert isinstance(node, dict)
+    if not str(node.get("_target_")).endswith(".MLflowTracker"):
+        return None
+    found = {
+        "tracking_uri": TRACKING_URI,
+        "experiment": EXPERIMENT,
+    }  # by the report, if it is not told another
+    given = [f"store.{key}={node[key]}" for key in found if node.get(key, found[key]) != found[key]]
+    return " ".join([recipe_command("report"), *map(shlex.quote, given)])
 
 
 def _are_planned(begun: Mapping[int, list[str]], planned: Sequence[list[str]]) -> bool:

@@ -15,6 +15,7 @@ from yamame.deploy.sources import Which, check_which, read_checkpoint
 from yamame.failures import as_text
 from yamame.files.atomic import json_safe, read_json
 from yamame.files.checkpoint import LoadedCheckpoint
+from yamame.installed import recipe_command
 
 _ZOO = "zoo:"
 _BESIDE = ("interface", "progress", "machine")
@@ -75,7 +76,7 @@ def read_saved(
     if interface is None:
         raise OldCheckpointError(
             f"load: {source} is of an earlier version and does not say what its agent observes; in a place where its "
-            f"environment is installed write a folder with: python recipes/export.py run={source} path=<folder>"
+            f"environment is installed write a folder with: {recipe_command('export')} run={source} path=<folder>"
         )
     return from_checkpoint(name, loaded, Interface.decode(interface))
 

@@ -8,6 +8,8 @@ The estimate is the mean over tasks, then over seeds. It has two intervals:
   is too narrow, because so few seeds cannot be resampled in many ways. It is there to be compared with published ones.
 - Student's over the means of the seeds, which covers the mean of all possible seeds on these tasks, for few seeds too.
 
+If the seeds do not differ, there is no interval over seeds, only one over tasks.
+
 Source: the protocol of RSM (https://github.com/Jiaweeeeeen/RSM-ICLR, docs/EXPERIMENTS.md).
 """
 
@@ -20,11 +22,10 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from yamame.checks import require, require_at_least, require_choice
-from yamame.evaluation.intervals import mean_interval
+from yamame.evaluation.intervals import Interval, mean_interval, tasks_interval, with_width
 from yamame.evaluation.result import EvaluationResult
 
 Outcome = Literal["above", "comparable", "below"]
-Interval = tuple[float, float]
 
 
 def _success(result: EvaluationResult) -> Tensor:
@@ -65,15 +66,20 @@ class JointEstimate(NamedTuple):
 
     Attributes:
         value: Mean over tasks, then over seeds.
-        student: Both ends of Student's interval over the means of the seeds; None with fewer than two seeds.
-        bootstrap: Both ends of the percentile bootstrap over seeds and tasks; None with fewer than two seeds.
+        student: Both ends of Student's interval over the means of the seeds; None with fewer than two seeds, or if
+            their means are equal.
+        bootstrap: Both ends of the percentile bootstrap over seeds and tasks; None with fewer than two seeds, or if all
+            scores are equal.
         seeds: Mean of each seed.
+        tasks: Both ends of the interval over tasks, of the mean of these seeds; None with fewer than two seeds, or if
+            there is no spread.
     """
 
     value: float
     student: Interval | None
     bootstrap: Interval | None
     seeds: list[float]
+    tasks: Interval | None = None
 
 
 def joint_estimate(
@@ -83,7 +89,7 @@ def joint_estimate(
 
     Args:
         scores: ``[seeds, tasks]``, finite.
-        confidence: Coverage of both intervals, in (0, 1).
+        confidence: Coverage of all intervals, in (0, 1).
         num_resamples: Number of bootstrap resamples, of seeds and of tasks with replacement.
         seed: Seed of the generator that draws the resamples.
 
@@ -101,17 +107,19 @@ def joint_estimate(
     require("joint_estimate", "confidence", confidence, 0.0 < confidence < 1.0, "be in (0, 1)")
     require_at_least("joint_estimate", 2, num_resamples=num_resamples)
     num_seeds, num_tasks = table.shape
-    of_seeds = table.mean(1)
+    value, of_seeds = float(table.mean()), table.mean(1)
     if num_seeds < 2:
-        return JointEstimate(float(table.mean()), None, None, of_seeds.tolist())
+        return JointEstimate(value, None, None, of_seeds.tolist())
 
     rng, means = np.random.default_rng(seed), []
     for _ in range(num_resamples):
         drawn = np.ix_(rng.integers(num_seeds, size=num_seeds), rng.integers(num_tasks, size=num_tasks))
         means.append(table[drawn].mean())
     low, high = np.quantile(means, [0.5 - confidence / 2, 0.5 + confidence / 2])
-    student = mean_interval(torch.from_numpy(of_seeds), confidence=confidence)
-    return JointEstimate(float(table.mean()), student, (float(low), float(high)), of_seeds.tolist())
+    student = with_width(*mean_interval(torch.from_numpy(of_seeds), confidence=confidence))
+    bootstrap = with_width(float(low), float(high))
+    over_tasks = tasks_interval(table.mean(0), confidence=confidence)
+    return JointEstimate(value, student, bootstrap, of_seeds.tolist(), over_tasks)
 
 
 def judge(ours: float, published: float, margin: float) -> Outcome:

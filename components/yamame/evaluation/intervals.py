@@ -20,7 +20,8 @@ from yamame.checks import require, require_at_least
 
 Array = npt.NDArray[np.float64]
 Method = Literal["Student", "Welch", "bootstrap", "Newcombe", "episodes"]
-"""What an interval is called on pages and in tables; ``episodes``: over the held-out episodes of a single run."""
+"""Name of an interval on pages and in tables; ``episodes``: over held-out episodes of these runs, not over seeds."""
+Interval = tuple[float, float]
 FEW = 10
 """Samples smaller than this are not resampled."""
 _MOST_RESAMPLES = 10_000_000
@@ -49,6 +50,41 @@ def wilson_interval(successes: int, n: int, *, confidence: float = 0.95) -> tupl
     centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
     radius = z / (1 + z * z / n) * ((rate * (1 - rate) + z * z / (4 * n)) / n) ** 0.5
     return max(0.0, centre - radius), min(1.0, centre + radius)
+
+
+def with_width(low: float, high: float) -> Interval | None:
+    """Return both ends of an interval, or None if it has no width.
+
+    Equal observations give an interval without width. That is no evidence of certainty: a few observations may agree by
+    chance. Such an interval is not reported.
+
+    >>> with_width(0.0, 0.5), with_width(0.3, 0.1 + 0.2), with_width(float("nan"), 1.0)
+    ((0.0, 0.5), None, None)
+    """
+    return (low, high) if high - low > 1e-9 * max(1.0, abs(low), abs(high)) else None
+
+
+def tasks_interval(values: Array, *, confidence: float = 0.95) -> Interval | None:
+    """Interval of the mean of one score per task: Wilson's for successes, Student's for other scores.
+
+    Args:
+        values: ``[tasks]``, finite.
+        confidence: Coverage, in (0, 1).
+
+    Returns:
+        Both ends; None for a single task, or if all tasks have the same score and it is not a success rate.
+
+    >>> low, high = tasks_interval(np.zeros(16))
+    >>> round(low, 3), round(high, 3), tasks_interval(np.full(16, -1.0))
+    (0.0, 0.194, None)
+    """
+    if np.isin(values, (0, 1)).all():
+        return wilson_interval(int(values.sum()), values.size, confidence=confidence)
+    if values.size < 2:
+        return None
+    mean = float(values.mean())
+    radius = student_quantile(values.size - 1, confidence) * float(values.std(ddof=1)) / values.size**0.5
+    return with_width(mean - radius, mean + radius)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from yamame.checks import require
-from yamame.evaluation.intervals import Array, student_quantile, tukey_quantile, wilson_interval
+from yamame.evaluation.intervals import Array, student_quantile, tasks_interval, tukey_quantile, with_width
 
 Standing = Literal["enough", "short", "unclear"]
 Outcome = Literal["needed", "not needed", "no difference", "not settled", "nothing learnt"]
@@ -30,14 +30,15 @@ Outcome = Literal["needed", "not needed", "no difference", "not settled", "nothi
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean and its interval."""
+    """A mean and its interval; both ends are the mean if there is no spread to compute an interval from."""
 
     value: float
     low: float
     high: float
 
     def __str__(self) -> str:
-        return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
+        ends = with_width(self.low, self.high)
+        return f"{self.value:.3g} [-]" if ends is None else f"{self.value:.3g} [{ends[0]:.3g}, {ends[1]:.3g}]"
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Reached:
 
     Attributes:
         window: Number of timesteps that they see, the present one included; None for all.
-        score: Mean score. Its interval is over seeds; with one seed, over tasks.
+        score: Mean score. Its interval is over seeds; with one seed, or if seeds do not differ, over tasks.
         behind: Distance to the best window. With several seeds the intervals of all windows hold together.
         standing: ``short`` if another window is ahead by more than the margin, ``enough`` if none is, else ``unclear``.
         seeds: Mean score of each training.
@@ -124,7 +125,8 @@ def judge_memory(
         scores: ``[windows, seeds, tasks]``, finite; more is better. All agents play the same tasks. With one seed there
             is no verdict.
         random: ``[tasks]``, scores of a random policy.
-        margin: Differences up to this share of the lead of the best window over the random policy are ignored.
+        margin: Differences up to this share, in [0, 1), of the lead of the best window over the random policy are
+            ignored.
         confidence: Probability, in (0, 1), that all differences between windows lie in their intervals.
         highest: Highest possible score, such as 1 for success; None if unknown. Without it no task is called free of
             the need for memory.
@@ -196,7 +198,7 @@ def _check(
     require(name, "scores", table.shape, is_finite, "be finite and fit [windows, seeds, tasks]")
     require(name, "scores", table.shape, chance.size > 1, "be of several tasks")
     require(name, "random", chance.shape, bool(np.isfinite(chance).all()), "be finite")
-    require(name, "margin", margin, margin >= 0, "be at least 0")
+    require(name, "margin", margin, 0.0 <= margin < 1.0, "be in [0, 1)")
     require(name, "confidence", confidence, 0.0 < confidence < 1.0, "be in (0, 1)")
     lengths = [math.inf if window is None else window for window in windows]
     rises = lengths[0] == 1 and lengths == sorted(set(lengths))
@@ -261,7 +263,10 @@ def _solved(table: Array, highest: float | None, allowed: float, confidence: flo
 
 
 def _scores(table: Array, confidence: float) -> list[Mean]:
-    """Mean score of each window, with Student's interval over seeds; with one seed, with an interval over tasks."""
+    """Mean score of each window, with Student's interval over seeds.
+
+    With one seed, or if no two trainings with one window differ, the interval is over tasks.
+    """
     num_windows, num_seeds, _ = table.shape
     if num_seeds == 1:
         return [_over_tasks(own[0], confidence) for own in table]
@@ -270,16 +275,18 @@ def _scores(table: Array, confidence: float) -> list[Mean]:
     lows, highs = means - radii, means + radii
     if np.isin(table, (0, 1)).all():  # success
         lows, highs = lows.clip(min=0.0), highs.clip(max=1.0)
-    return [Mean(*map(float, ends)) for ends in zip(means, lows, highs, strict=True)]
+    scores = []
+    for own, mean, low, high in zip(table, means, lows, highs, strict=True):
+        has_spread = with_width(float(low), float(high)) is not None
+        over_seeds = Mean(float(mean), float(low), float(high))
+        scores.append(over_seeds if has_spread else _over_tasks(own.mean(0), confidence))
+    return scores
 
 
 def _over_tasks(values: Array, confidence: float) -> Mean:
-    """Mean of one score per task, with Wilson's interval for successes and Student's for other scores."""
+    """Mean of one score per task, with its interval."""
     mean = float(values.mean())
-    if np.isin(values, (0, 1)).all():
-        return Mean(mean, *wilson_interval(int(values.sum()), values.size, confidence=confidence))
-    radius = student_quantile(values.size - 1, confidence) * float(values.std(ddof=1)) / values.size**0.5
-    return Mean(mean, mean - radius, mean + radius)
+    return Mean(mean, *(tasks_interval(values, confidence=confidence) or (mean, mean)))
 
 
 def _sight(window: int | None) -> str:

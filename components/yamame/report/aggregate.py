@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from yamame.checks import require_choice
-from yamame.evaluation.intervals import Array, Method, Resampling
+from yamame.evaluation.intervals import Array, Interval, Method, Resampling, with_width
 
 Statistic = Literal["iqm", "mean", "median"]
 _DEFAULT = Resampling()
@@ -24,7 +24,7 @@ _PLACES = 4000
 
 
 class Estimate(NamedTuple):
-    """A number and its interval over runs; without ends where a task has one run, which says nothing of others."""
+    """A number and its interval over runs; without ends if a task has one run, or if runs do not differ."""
 
     value: float
     low: float | None
@@ -32,7 +32,7 @@ class Estimate(NamedTuple):
     method: Method | None = None
 
     @property
-    def ends(self) -> tuple[float, float] | None:
+    def ends(self) -> Interval | None:
         """Both ends of the interval, where it has one."""
         return None if self.low is None or self.high is None else (self.low, self.high)
 
@@ -161,7 +161,8 @@ def _estimate(
     if method is None:
         return Estimate(value, None, None)
     low, high = resampling.interval(samples, statistic, is_mean=is_mean)
-    return Estimate(value, float(low), float(high), method)
+    ends = with_width(float(low), float(high))
+    return Estimate(value, None, None) if ends is None else Estimate(value, *ends, method)
 
 
 def _table(owner: str, name: str, values: ArrayLike) -> Array:

@@ -40,7 +40,7 @@ class Verdict(NamedTuple):
         outcome: ``reached``, ``below``, ``above``, or ``unknown`` where the metric was never measured.
         mean: Mean over the seeds of the base group; None where unknown.
         num_seeds: How many seeds that are.
-        ends: The interval over seeds of the mean; None with fewer than two.
+        ends: The interval over seeds of the mean; None with fewer than two, or if they do not differ.
         method: How it was made.
     """
 
@@ -54,8 +54,11 @@ class Verdict(NamedTuple):
 
     def __str__(self) -> str:
         low, high = self.expected.interval
-        seeds = "1 seed, no interval" if self.num_seeds == 1 else f"{self.num_seeds} seeds"
-        interval = "" if self.ends is None else f" [{self.ends[0]:.4g}, {self.ends[1]:.4g}] {self.method}"
+        seeds = "1 seed" if self.num_seeds == 1 else f"{self.num_seeds} seeds"
+        if self.ends is None:
+            interval, seeds = "", f"{seeds}, no interval"
+        else:
+            interval = f" [{self.ends[0]:.4g}, {self.ends[1]:.4g}] {self.method}"
         measured = "not measured" if self.mean is None else f"{self.mean:.4g}{interval}, {seeds}"
         return f"{self.section}: {self.outcome} ({self.expected.metric} {measured}; expected {low:.4g} to {high:.4g})"
 

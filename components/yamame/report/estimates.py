@@ -1,8 +1,8 @@
 """The numbers of a report: what a group reached in the end, when, and how it compares with the base.
 
 An interval over seeds takes whole runs as its observations: Student's t (Welch's for a difference) with fewer than ten
-of them, a bootstrap from there on, and none with one. An interval over episodes says how well the held-out tasks of
-these very runs were measured, nothing of other seeds.
+of them, a bootstrap from there on, and none with one or if all runs have the same value. An interval over episodes
+says how well the held-out tasks of these very runs were measured, nothing of other seeds.
 """
 
 from collections.abc import Sequence
@@ -10,14 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from yamame.evaluation.intervals import Method, Resampling, wilson_interval
+from yamame.evaluation.intervals import Interval, Method, Resampling, wilson_interval, with_width
 from yamame.report.aggregate import Estimate, aggregate, difference_of_means, probability_of_improvement
 from yamame.report.expected import Expected
 from yamame.report.groups import Group
 from yamame.report.settings import Difference, differences
 from yamame.tracking.history import RunHistory
-
-Interval = tuple[float, float]
 
 
 def less_is_better(metric: str) -> bool:
@@ -44,8 +42,8 @@ class Final(NamedTuple):
     Attributes:
         values: Seed to value, for the runs that have a finite one.
         mean: Their mean.
-        over_seeds: Its interval, None with fewer than two runs.
-        over_episodes: Its interval, None where evaluations logged none.
+        over_seeds: Its interval, None with fewer than two runs, or if their values are equal.
+        over_episodes: Its interval, None if evaluations logged none, or if the outcomes of all episodes are equal.
         method: How the interval over seeds was made, None where there is none.
     """
 
@@ -86,7 +84,7 @@ def _over_episodes(runs: Sequence[RunHistory], metric: str, confidence: float) -
         return wilson_interval(successes, int(episodes.sum()), confidence=confidence)
     # Runs are independent: the half-widths of their means add up in squares.
     below, above = (np.sqrt(np.square(side).sum()) / len(runs) for side in (means - lows, highs - means))
-    return float(means.mean() - below), float(means.mean() + above)
+    return with_width(float(means.mean() - below), float(means.mean() + above))
 
 
 class Passed(NamedTuple):

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from numpy.typing import ArrayLike
 
 from yamame.checks import require
+from yamame.evaluation.intervals import with_width
 from yamame.files.atomic import atomic_writer
 from yamame.report.plots import Curve, Line, Plot
 
@@ -68,7 +69,8 @@ def _values(plot: Plot, axes: Any) -> str:
         places = axes.transData.transform(np.stack([line.curve.x, line.curve.y], 1))
         for index, (right, up) in enumerate(places):
             band = line.curve.band
-            ends = "" if band is None else f" [{band[0][index]:.3g}, {band[1][index]:.3g}]"
+            known = None if band is None else with_width(float(band[0][index]), float(band[1][index]))
+            ends = "" if known is None else f" [{known[0]:.3g}, {known[1]:.3g}]"
             x, y = line.curve.x[index], line.curve.y[index]
             label = f"{line.name}: {y:.3g}{ends} at {x:,.6g} {plot.x_label}"
             place = f'cx="{right:.1f}" cy="{axes.figure.bbox.height - up:.1f}"'

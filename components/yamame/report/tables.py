@@ -14,8 +14,10 @@ its head says what stands where:
 ``task``, the command, ``metric`` and ``mark`` (of ``reached after``) are typed, and so are columns that the marker
 names; all others are those of `COLUMNS` and written, whatever stood there. The command finds the runs: those that were
 started with the same overrides, whatever their seed and name. Of several such groups the latest counts. ``seeds``
-leaves out others. A row without runs gets no number and says "to be measured". ``against`` names a typed column of
-published numbers, ``0.53`` or ``0.53 ± 0.01``, for the verdict; what else stands there, as ``(0.53)``, is not compared.
+leaves out others. A row without runs gets no number and says "to be measured". A row that lacks some of the seeds is
+marked, as "(2 of 3 seeds)", in its seeds column or else in the first column that is written. ``against`` names a typed
+column of published numbers, ``0.53`` or ``0.53 ± 0.01``, for the verdict; what else stands there, as ``(0.53)``, is not
+compared.
 """
 
 import math
@@ -40,7 +42,7 @@ from yamame.report.page import interval, number, seconds, signed
 
 TO_BE_MEASURED = "to be measured"
 _MARKED = re.compile(r"(<!-- runs:(.*?)-->\n)(.*?)(<!-- end of runs -->)", re.DOTALL)
-_BEGIN = "<!-- runs:"
+_BEGIN, _END = "<!-- runs:", "<!-- end of runs -->"
 _RECIPE = re.compile(r"`python recipes/(\w+)\.py \.\.\.`")
 _BAR = re.compile(r"(?<!\\)\|")
 _TYPED = ("task", "metric", "mark")
@@ -56,6 +58,17 @@ class _Row(NamedTuple):
     mark: float | None
     resampling: Resampling
     published: str = ""
+    seeds: Sequence[str] = ()
+
+
+def _lacks_seeds(row: _Row, group: Group) -> str:
+    """Return how many of the wanted seeds a group has measured, as "2 of 3 seeds"; "" if it has all of them.
+
+    Without wanted seeds these are all that the group has.
+    """
+    wanted = set(row.seeds or [run.seed for run in group.runs])
+    measured = {run.seed for run in group.runs if run.last(f"eval/{row.metric}") is not None}
+    return "" if wanted <= measured else f"{len(wanted & measured)} of {len(wanted)} seeds"
 
 
 def _ends(row: _Row) -> str:
@@ -78,16 +91,17 @@ def _bests(row: _Row) -> list[tuple[float, float]]:
 def _verdict(row: _Row) -> str:
     """Compare the interval of the best evaluations with a published number and twice its deviation.
 
-    The interval is over seeds. With one seed it is over the episodes of its best evaluation, which shows nothing of the
-    noise between trainings, and the verdict names that.
+    The interval is over seeds. With one seed, or if all seeds are equal, it is over the episodes of the best
+    evaluations, which shows nothing of the noise between trainings. The verdict of one seed is marked.
     """
     match, bests = _PUBLISHED.fullmatch(row.published.replace("\N{MINUS SIGN}", "-")), _bests(row)
     if match is None or not bests:
         return ""
     mean = aggregate([[value] for value, _ in bests], statistic="mean", resampling=row.resampling)
-    stem, (value, step) = row.metric.removesuffix("_mean"), bests[0]
-    ends = mean.ends or [row.group.runs[0].at(f"eval/{stem}_{end}", step) for end in ("low", "high")]
-    low, high = (value if math.isnan(end) else end for end in ends)
+    if mean.ends is not None:
+        low, high = mean.ends
+    else:
+        low, high = _over_best_episodes(row)
     theirs, apart = float(match[1]), 2 * float(match[2] or 0.0)
     above, below = low > theirs + apart, high < theirs - apart
     if less_is_better(row.metric):
@@ -96,11 +110,27 @@ def _verdict(row: _Row) -> str:
     return verdict if len(bests) > 1 else f"{verdict} (one seed)"
 
 
+def _over_best_episodes(row: _Row) -> tuple[float, float]:
+    """Widest interval over episodes of the best evaluations of several seeds; their value if none was logged."""
+    stem = row.metric.removesuffix("_mean")
+    lows, highs = [], []
+    for run in row.group.runs:
+        for value, step in _bests(row._replace(group=replace(row.group, runs=(run,)))):
+            low, high = (run.at(f"eval/{stem}_{end}", step) for end in ("low", "high"))
+            lows.append(value if math.isnan(low) else low)
+            highs.append(value if math.isnan(high) else high)
+    return min(lows), max(highs)
+
+
 def _mean(row: _Row) -> str:
+    """The mean of the last evaluations, with its interval over seeds; over episodes if seeds do not differ."""
     end = final(row.group, row.metric, row.resampling)
     if end is None:
         return number(None)
-    return " ".join(filter(None, (number(end.mean), end.over_seeds and interval(end.over_seeds), end.method)))
+    ends, method = end.over_seeds, end.method
+    if ends is None and len(end.values) > 1 and end.over_episodes is not None:
+        ends, method = end.over_episodes, "episodes"
+    return number(end.mean) if ends is None else f"{number(end.mean)} {interval(ends)} {method}"
 
 
 def _difference(row: _Row) -> str:
@@ -109,7 +139,9 @@ def _difference(row: _Row) -> str:
         return ""
     difference = comparison.difference
     ends = difference.ends and interval(difference.ends)
-    return " ".join(filter(None, (signed(difference.value), ends, difference.method)))
+    lacks = _lacks_seeds(row, row.base)
+    base = lacks and f"(base: {lacks})"
+    return " ".join(filter(None, (signed(difference.value), ends, difference.method, base)))
 
 
 def _reached(row: _Row, *, in_seconds: bool) -> str:
@@ -184,10 +216,7 @@ def write_tables(pages: Sequence[Path], sections: Sequence[Section], resampling:
     """
     texts, missing = {}, []
     for page in pages:
-        if not page.is_file() or not _MARKED.search(text := page.read_text()):
-            raise UsageError(f"tables: must name pages with {_BEGIN} ... -->, got {page}")
-        if text.count(_BEGIN) != len(_MARKED.findall(text)):
-            raise UsageError(f"tables: a table must end with <!-- end of runs -->, got none in {page}")
+        text = _text_of(page)
         written, start, was_run, had_numbers = "", 0, False, False
         for match in _MARKED.finditer(text):
             table = _Table.read(page, match[2], match[3])
@@ -204,6 +233,48 @@ def write_tables(pages: Sequence[Path], sections: Sequence[Section], resampling:
         with atomic_writer(page) as file:
             file.write(text.encode())
     return missing
+
+
+def check_pages(pages: Sequence[Path]) -> None:
+    """Check pages before anything is written.
+
+    Raises:
+        UsageError: A page does not exist, has no marked table, or one that cannot be read.
+    """
+    for page in pages:
+        for _, options, table, _ in _MARKED.findall(_text_of(page)):
+            _Table.read(page, options, table)
+
+
+def _text_of(page: Path) -> str:
+    """Read a page with marked tables."""
+    if not page.is_file():
+        raise UsageError(
+            f"tables: {page} does not exist or is no file; name Markdown pages with marked tables"
+        )
+    try:
+        text = page.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"tables: {page} must be a Markdown page, got a file that is not UTF-8 text"
+        ) from error
+    begins, ends, tables = text.count(_BEGIN), text.count(_END), len(_MARKED.findall(text))
+    if not begins and not ends:
+        raise UsageError(f"tables: {page} has no marked table; write one between '{_BEGIN} -->' and '{_END}'")
+    if begins > ends:
+        raise UsageError(
+            f"tables: {page} has {begins} '{_BEGIN} ... -->' but {ends} '{_END}'; end each table"
+        )
+    if ends > begins:
+        raise UsageError(
+            f"tables: {page} has {ends} '{_END}' but {begins} '{_BEGIN} ... -->'; begin each table"
+        )
+    if tables != begins:
+        raise UsageError(
+            f"tables: {page} has a marker that is out of place; each table stands between a line "
+            f"'{_BEGIN} ... -->' and '{_END}'"
+        )
+    return text
 
 
 def place_table(page: Path, title: str, table: str, notes: str) -> None:
@@ -282,8 +353,12 @@ class _Table(NamedTuple):
                     missing.append(f"{self.page}: {TO_BE_MEASURED}: {command} seed={','.join(lacking)}")
                 mark = float(row["mark"]) if row.get("mark") else None
                 metric = row.get("metric", "").strip("`") or metric
-                numbers = _Row(group, base, metric, mark, resampling, row.get(self.against, ""))
+                seeds = self.wanted_seeds
+                numbers = _Row(group, base, metric, mark, resampling, row.get(self.against, ""), seeds)
                 written = {name: _cell(COLUMNS[name](numbers)) for name in self.head if name in COLUMNS}
+                if written and (lacks := _lacks_seeds(numbers, group)):
+                    first = "seeds" if "seeds" in written else next(iter(written))
+                    written[first] = f"{written[first]} ({lacks})".strip()
             lines.append([written.get(name, row[name]) for name in self.head])
         text = "\n".join(re.sub(r"\|  (?=\|)", "| ", f"| {' | '.join(line)} |") for line in lines)
         return text, missing

@@ -24,6 +24,7 @@ from yamame.cli.validation import parameters_of
 from yamame.evaluation import EvaluationResult, evaluate, mean_interval
 from yamame.evaluation.diagnosis import RecallCurve, probe, recall_density, record_episodes
 from yamame.evaluation.diagnosis.episodes import contexts_of
+from yamame.evaluation.needed_memory import Mean
 from yamame.failures import OutsideError, tell_aside
 from yamame.files.atomic import write_json
 from yamame.report.memory import FILE
@@ -231,7 +232,7 @@ def told(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
             parts = {"return": numbers} if name == "wiped" else numbers
             gap = "difference" if name == "wiped" else "gap"
             values = {
-                f"{gap} of the {metric}": "{mean:.3g} [{low:.3g}, {high:.3g}] over tasks".format(**part[gap])
+                f"{gap} of the {metric}": f"{Mean(part[gap]['mean'], part[gap]['low'], part[gap]['high'])} over tasks"
                 for metric, part in parts.items()
                 if isinstance(part, dict)
             }

@@ -12,13 +12,14 @@ from torchrl.envs import EnvBase
 
 from yamame import ranks
 from yamame.checks import UsageError
-from yamame.cli.jobs import is_job, recipe, resuming_command, tell
+from yamame.cli.jobs import is_job, is_part, resuming_command, tell
 from yamame.deploy import Interface, load
 from yamame.failures import OutsideError, tell_aside
 from yamame.files.atomic import atomic_writer, read_json, write_json
 from yamame.files.checkpoint import LoadedCheckpoint
 from yamame.files.identity import belongs_to_a_machine, differing
 from yamame.files.trusted import own_modules
+from yamame.installed import recipe_command
 from yamame.report.figures import learning_curve, write_gif
 from yamame.report.terminal import print_columns
 from yamame.runs.held_out import render_held_out
@@ -114,7 +115,10 @@ def reopen_summary(run: RunState) -> None:
 
 
 def write_summary(run: RunState, status: Status) -> None:
-    """Writes summary.json and shows it, with what may be done next; the path is the last line."""
+    """Write summary.json and print it, with commands to go on; the path is the last line.
+
+    A run that is part of another recipe prints one line.
+    """
     last = run.progress.curve[-1] if run.progress.curve else {}
     counted = {
         "success": last.get("success_mean"),
@@ -130,6 +134,11 @@ def write_summary(run: RunState, status: Status) -> None:
     }
     summary = build_summary(counted, status=status, extra=run.extra)
     path = write_json(run.path / "summary.json", summary)
+    if is_part():
+        name = "return_mean" if summary["success"] is None else "success"
+        outcome = "not evaluated" if summary[name] is None else f"{name} {summary[name]:.3f}"
+        tell(f"{run.name}: {status.lower()}, {outcome}, {summary['cpu_s']:.0f} CPU-s, {path}")
+        return
     if not is_job():  # a sweep has a table of its own
         keys = [key for key in summary if key not in ("versions", *run.extra)]
         print_columns(run.name, [{"what": key, "value": summary[key]} for key in keys])
@@ -153,5 +162,6 @@ def next_steps(run: RunState, status: Status) -> list[str]:
         packages = [*(run.cfg.get("trust") or []), *own_modules(run.config["env"])]
         trust = [f"trust=[{','.join(dict.fromkeys(packages))}]"] if packages else []
         arguments = shlex.join([f"run={run.path}", *trust])
-        steps += [f"{recipe('play')} {arguments}", f"{recipe('evaluate')} {arguments} control=true"]
+        play, evaluate = recipe_command("play"), recipe_command("evaluate")
+        steps += [f"{play} {arguments}", f"{evaluate} {arguments} control=true"]
     return [step for step in steps if step]

@@ -12,9 +12,13 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from torch import nn
 
 from yamame.evaluation import EvaluationResult
+from yamame.evaluation.intervals import with_width
 from yamame.runs.callbacks import Callback
 from yamame.runs.state import RunState
 from yamame.training.progress import RECENT
+
+_FEWEST = 10
+"""Episodes that have ended before their mean is shown."""
 
 
 class ProgressBar(Callback):
@@ -74,9 +78,11 @@ class ProgressBar(Callback):
         """Leaves a line with what an evaluation gave, above the bar."""
         summary = result.summary()
         name = "success" if "success_mean" in summary else "return"
-        mean, low, high = (format(summary[f"{name}_{part}"], ".3f") for part in ("mean", "low", "high"))
+        mean = format(summary[f"{name}_mean"], ".3f")
+        ends = with_width(summary[f"{name}_low"], summary[f"{name}_high"])
+        shown = mean if ends is None else f"{mean} [{ends[0]:.3f}, {ends[1]:.3f}]"
         at = f"{run.progress.step:,} {'steps' if run.progress.unit == 'env_steps' else 'updates'}"
-        self._line(f"evaluation after {at}: {name} {mean} [{low}, {high}] ({run.novelty})")
+        self._line(f"evaluation after {at}: {name} {shown} ({run.novelty})")
 
     def on_log(self, run: RunState, metrics: Mapping[str, float], step: int) -> None:
         """Tells where the run is, and how its episodes end; what is not known yet is shown as a dash."""
@@ -105,7 +111,7 @@ class ProgressBar(Callback):
             f"{fraction:4.0%}",
             f"{env_steps:,} steps",
             f"{updates:,} updates",
-            f"{run.progress.outcome_is} {_number(run.progress.outcome, '.3f')}{_few(len(run.progress.outcomes))}",
+            _recent(run),
             f"loss {_number(metrics.get('train/loss'), '.4g')}",
             f"{_number(steps_per_s, ',.0f')} steps/s",
             f"{_number(updates_per_s, '.1f')} updates/s",
@@ -138,9 +144,18 @@ def built(run: RunState) -> str:
     return " ".join([*parts, f"on {run.config['device']}, in {run.path}"])
 
 
-def _few(episodes: int) -> str:
-    """Of how many episodes a mean is, where they are fewer than it is meant for: the first to end are the shortest."""
-    return f" of {episodes}" if 0 < episodes < RECENT else ""
+def _recent(run: RunState) -> str:
+    """Format the mean outcome of recent episodes, and their number while it is below `RECENT`.
+
+    The first episodes to end are the shortest, often the successful ones. So there is a dash until as many episodes
+    have ended as there are environments, at least `_FEWEST` and at most `RECENT`.
+    """
+    name, episodes = run.progress.outcome_is, len(run.progress.outcomes)
+    num_envs = run.config["schedule"].get("num_envs") or 0
+    if episodes < min(max(num_envs, _FEWEST), RECENT):
+        return f"{name} -"
+    few = f" of {episodes}" if episodes < RECENT else ""
+    return f"{name} {_number(run.progress.outcome, '.3f')}{few}"
 
 
 def _number(value: float | None, form: str) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from yamame.failures import one_line, tell_aside
+from yamame.installed import recipe_command
 from yamame.tracking.mlflow_store import METRICS_PER_BATCH, MLflowRun, database_of
 from yamame.tracking.record import read_record
 
@@ -215,7 +216,7 @@ class Sender:
             home = self.spool.path.parent
             server, run = read_record(home)["tracking_uri"], shlex.quote(f"run={os.path.relpath(home)}")
             known = database_of(server) is not None or server == os.environ.get("MLFLOW_TRACKING_URI")
-            command = f"{'' if known else f'MLFLOW_TRACKING_URI={server} '}python recipes/sync.py {run}"
+            command = f"{'' if known else f'MLFLOW_TRACKING_URI={server} '}{recipe_command('sync')} {run}"
             tell_aside(f"MLflow does not answer, {self.spool.waiting} points wait; send them with: {command}")
 
     def _work(self) -> None:

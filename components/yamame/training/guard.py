@@ -1,5 +1,6 @@
 """A guard against updates that are not finite: keep the evidence, skip the update, say so, stop when it goes on."""
 
+import shlex
 import shutil
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from yamame.checks import require, require_at_least
 from yamame.files.checkpoint import Checkpointer
+from yamame.installed import recipe_command
 from yamame.ranks import rank
 
 _RECENT = 100
@@ -97,7 +99,7 @@ class NonFiniteGuard:
         kept = (
             ""
             if path is None
-            else f", kept in {path}; python recipes/replay_batch.py {path} shows what it was"
+            else f", kept in {path}; {recipe_command('replay_batch')} {shlex.quote(str(path))} shows what it was"
         )
         count, among = sum(self._recent), len(self._recent)
         row = self._in_row >= self.patience
