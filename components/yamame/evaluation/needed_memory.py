@@ -24,6 +24,9 @@ from numpy.typing import ArrayLike
 from yamame.checks import require
 from yamame.evaluation.intervals import Array, student_quantile, tasks_interval, tukey_quantile, with_width
 
+FEWEST_SEEDS = 3
+"""Trainings per window that a verdict needs. Two may agree by luck where trainings either succeed or fail."""
+
 Standing = Literal["enough", "short", "unclear"]
 Outcome = Literal["needed", "not needed", "no difference", "not settled", "nothing learnt"]
 
@@ -68,7 +71,7 @@ class NeededMemory:
         outcome: ``needed``: agents without memory fall short. ``not needed``: agents without memory reach the highest
             possible score, within the margin. ``no difference``: agents without memory do as well as all others, which
             is also what agents look like that have not learnt to use their memory. ``not settled``: the noise is too
-            large to tell, or there is one seed. ``nothing learnt``: no window is ahead of a random policy.
+            large, or there are fewer than three seeds. ``nothing learnt``: no window is ahead of a random policy.
         at_least: Number of timesteps that the task needs at least, because all shorter windows are short.
         at_most: Shortest window that is enough; None if that is not settled or takes all timesteps.
         reached: Scores of every window, shortest first.
@@ -89,8 +92,15 @@ class NeededMemory:
         return f"{self._verdict()}; scores: {listed}, random {self.random}"
 
     def _verdict(self) -> str:
-        if len(self.reached[0].seeds) == 1:
-            return "no verdict: one training per window does not show how much trainings differ by chance"
+        num_seeds = len(self.reached[0].seeds)
+        if num_seeds < FEWEST_SEEDS:
+            trainings = (
+                "one training per window does" if num_seeds == 1 else f"{num_seeds} trainings per window do"
+            )
+            return (
+                f"no verdict: {trainings} not show how much trainings differ by chance, "
+                f"{FEWEST_SEEDS} are needed"
+            )
         if len(self.reached) == 1:
             return "no verdict: there is one window, and nothing to compare it with"
         if self.outcome == "needed":
@@ -122,8 +132,8 @@ def judge_memory(
 
     Args:
         windows: Number of timesteps that agents see, ascending, from 1; None for all.
-        scores: ``[windows, seeds, tasks]``, finite; more is better. All agents play the same tasks. With one seed there
-            is no verdict.
+        scores: ``[windows, seeds, tasks]``, finite; more is better. All agents play the same tasks. With
+            fewer than three seeds there is no verdict.
         random: ``[tasks]``, scores of a random policy.
         margin: Differences up to this share, in [0, 1), of the lead of the best window over the random policy are
             ignored.
@@ -144,7 +154,7 @@ def judge_memory(
     _check(windows, table, chance, margin=margin, confidence=confidence)
     lead, radius = _lead(table, chance, confidence)
     allowed = margin * max(0.0, lead)
-    is_compared = len(windows) > 1 and table.shape[1] > 1
+    is_compared = len(windows) > 1 and table.shape[1] >= FEWEST_SEEDS
     is_decidable = is_compared and lead - radius > 0
     solved = _solved(table, highest, allowed, confidence) if is_decidable else [False] * len(windows)
     reached = _reached(windows, table, solved, allowed, confidence, is_decidable=is_decidable)
