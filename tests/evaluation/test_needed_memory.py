@@ -271,6 +271,22 @@ def test_with_two_windows_and_many_tasks_the_interval_is_students():
     assert 1.0 <= wider < 2**0.5  # the noisier window counts with its own variance
 
 
+def test_few_tasks_leave_an_error_where_trainings_agree():
+    """Trainings of one window that score the same show no noise; tasks that differ show the error of drawing few."""
+    lucky = np.array([-3.0, 5.0, -1.0, 3.0, 6.0, -4.0, 2.0, 0.0])  # leads of the second window, task by task
+    for copies, outcome in ((1, "not settled"), (200, "needed")):
+        gaps = np.tile(lucky, copies)
+        scores = np.stack([np.tile(0.0 * gaps, (3, 1)), np.tile(gaps, (3, 1))])
+        found = judge_memory([1, None], scores, np.full(gaps.size, -20.0), margin=0.0)
+        behind = found.reached[0].behind
+        assert behind.value == pytest.approx(lucky.mean())
+        # No narrower than the interval of a mean over these tasks, and by Tukey's quantile not much wider.
+        expected = stats.ttest_1samp(gaps, 0.0).confidence_interval()
+        wider = (behind.high - behind.low) / (expected.high - expected.low)
+        assert 1.0 <= wider < 2.0
+        assert found.outcome == outcome
+
+
 def test_being_ahead_of_chance_must_be_certain_of_the_best_of_several():
     """Among many windows that know nothing, one is ahead of a random policy by luck."""
     rng = np.random.default_rng(1)

@@ -6,7 +6,7 @@ from torch.nn import functional
 from yamame.heads import BinnedReturns
 
 G = 3
-BOUNDS = [(-1e5, 1e5), (0.0, 1e5), (-10.0, 310.0), (-1e3, 1e4), (-1.0, 1.0), (50.0, 60.0)]
+BOUNDS = [(-1e5, 1e5), (0.0, 1e5), (-10.0, 310.0), (-1e3, 1e4), (-1.0, 1.0), (50.0, 60.0), (-1e7, 1e7)]
 
 
 def binned(labels="two_hot", **changes):
@@ -28,7 +28,7 @@ def returns_within(low, high):
 
 @pytest.mark.parametrize("symlog", [True, False])
 @pytest.mark.parametrize("labels", ["two_hot", "hl_gauss"])
-@pytest.mark.parametrize("num_bins", [2, 8, 51, 128])
+@pytest.mark.parametrize("num_bins", [2, 3, 16, 51, 128])
 def test_labels_decode_to_the_return_everywhere_within_the_bounds(labels, symlog, num_bins):
     for (low, high), sigma in itertools.product(BOUNDS, [0.1, 0.75, 3.0] if labels == "hl_gauss" else [0.75]):
         returns = BinnedReturns(
@@ -257,3 +257,41 @@ def test_a_state_without_values_leaves_the_rule_alone(capsys):
     returns = binned()
     returns.load_state_dict({}, strict=False)
     assert (returns.value, capsys.readouterr().err) == ("mean_return", "")
+
+
+OTHER_BINS = {"min_return": -100.0, "max_return": 100.0, "symlog": False, "num_bins": 8}
+
+
+@pytest.mark.parametrize("name", OTHER_BINS)
+def test_a_state_of_other_bins_is_refused_by_name_and_values(name):
+    own = {"min_return": -1e3, "max_return": 1e4, "symlog": True, "num_bins": 64}
+    trained, returns = binned(**{name: OTHER_BINS[name]}), binned()
+    for load in (
+        lambda: returns.load_state_dict(trained.state_dict()),
+        lambda: torch.nn.ModuleList([returns]).load_state_dict(torch.nn.ModuleList([trained]).state_dict()),
+    ):
+        with pytest.raises(ValueError, match=rf"{name}.*{OTHER_BINS[name]}.*{own[name]}"):
+            load()
+    binned(**{name: OTHER_BINS[name]}).load_state_dict(trained.state_dict())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_a_state_of_the_same_bins_loads_in_any_precision(dtype):
+    bounds = {"min_return": -123.456, "max_return": 98765.4321}
+    trained = binned(**bounds).to(dtype)
+    binned(**bounds).load_state_dict(trained.state_dict())
+    with pytest.raises(ValueError, match="min_return"):
+        binned(**bounds | {"min_return": -150.0}).load_state_dict(trained.state_dict())
+
+
+def test_a_state_without_a_record_of_bins_loads_as_before():
+    trained, returns = binned(), binned(min_return=-100.0)
+    trained.update(torch.full((5, G), 7.0), torch.ones(5, dtype=torch.bool))
+    state = {key: value for key, value in trained.state_dict().items() if key != "binning"}
+    returns.load_state_dict(state)
+    assert torch.equal(returns.mean, trained.mean)
+    saved = returns.state_dict()  # from now on with the bins that it has
+    with pytest.raises(ValueError, match="min_return"):
+        binned().load_state_dict(saved)
+    with pytest.raises(RuntimeError, match="moments"):
+        binned().load_state_dict({})

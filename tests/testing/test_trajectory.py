@@ -6,6 +6,8 @@ import pytest
 import torch
 import yamame.trajectory
 from tensordict import TensorDict
+from torch import nn
+from yamame.capturing import capturing
 from yamame.testing import check_trajectory_encoder
 from yamame.trajectory import (
     GRUEncoder,
@@ -332,6 +334,95 @@ class HoldsATensorInSequences(GRUEncoder):
         return super().step(x * torch.ones(5), *args)
 
 
+class Gain(GRUEncoder):
+    """Multiplies outputs by the exponential of a parameter, which `prepare_to_act` computes for acting."""
+
+    def __init__(self, *args, **sizes):
+        super().__init__(*args, **sizes)
+        self.log_gain = nn.Parameter(torch.zeros(self.out_features))
+        self.register_buffer("gain", torch.ones(self.out_features), persistent=False)
+
+    @torch.no_grad()
+    def prepare_to_act(self):
+        self.gain.copy_(self.log_gain.exp())
+
+    def act_gain(self):
+        """The factor of a step: the prepared one in a capture, where it is up to date."""
+        return self.gain if capturing() else self.log_gain.exp()
+
+    def parallel(self, x, *args, **options):
+        return super().parallel(x, *args, **options) * self.log_gain.exp()
+
+    def step(self, *args):
+        context, memory = super().step(*args)
+        return context * self.act_gain(), memory
+
+
+class ReplacesABuffer(Gain):
+    """Puts another tensor in the place of the buffer."""
+
+    @torch.no_grad()
+    def prepare_to_act(self):
+        self.gain = self.log_gain.exp()
+
+
+class ReplacesAConstant(Gain):
+    """Does so with equal values, so that only the address differs."""
+
+    def __init__(self, *args, **sizes):
+        super().__init__(*args, **sizes)
+        self.register_buffer("ones", torch.ones(self.out_features), persistent=False)
+
+    def prepare_to_act(self):
+        super().prepare_to_act()
+        self.ones = torch.ones(self.out_features)
+
+    def step(self, *args):
+        context, memory = super().step(*args)
+        return context * self.ones, memory
+
+
+class ReplacesWhenTheModeChanges(Gain):
+    def train(self, mode=True):
+        self.gain = self.gain.clone()
+        return super().train(mode)
+
+
+class ReplacesAtLoading(Gain):
+    def load_state_dict(self, state, **options):
+        return super().load_state_dict(copy.deepcopy(state), assign=True)
+
+
+class BakesANumber(Gain):
+    """Folds the parameter into a float at every update."""
+
+    number = 1.0
+
+    def prepare_to_act(self):
+        self.number = float(self.log_gain.detach().exp().mean())
+
+    def act_gain(self):
+        return self.number if capturing() else self.log_gain.exp().mean()
+
+    def parallel(self, x, *args, **options):
+        return GRUEncoder.parallel(self, x, *args, **options) * self.log_gain.exp().mean()
+
+
+class BakesANumberInSequences(Gain):
+    """Reads a number back in the parallel pass."""
+
+    def parallel(self, x, *args, **options):
+        gain = self.log_gain.exp()
+        if capturing():
+            gain = torch.tensor(gain.tolist())
+        return GRUEncoder.parallel(self, x, *args, **options) * gain
+
+
+def test_what_is_prepared_in_place_keeps_every_law() -> None:
+    torch.manual_seed(0)
+    check_trajectory_encoder(Gain(5, hidden_size=8, out_features=7))
+
+
 class PositionOffByOne(TransformerEncoder):
     def step(self, x, memory, is_init, step_index=None):
         return super().step(x, memory, is_init, step_index + 1)
@@ -369,6 +460,12 @@ DEFECTS = [
     (FoldsByVersion, "parity", "through .data"),
     (HoldsATensor, "recording", "the step reads a tensor that is no parameter, buffer or input"),
     (HoldsATensorInSequences, "recording", "the parallel pass reads a tensor"),
+    (ReplacesABuffer, "recording", "gain"),
+    (ReplacesAConstant, "recording", "ones"),
+    (ReplacesWhenTheModeChanges, "recording", "gain"),
+    (ReplacesAtLoading, "recording", "load_state_dict"),
+    (BakesANumber, "recording", "replay of the step"),
+    (BakesANumberInSequences, "recording", "replay of the parallel pass"),
 ]
 
 

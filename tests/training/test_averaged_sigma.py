@@ -96,3 +96,49 @@ def test_the_network_that_is_followed_stays_as_it_is():
     assert all(torch.equal(value, state[name]) for name, value in network.state_dict().items())
     alone, _ = trained()
     assert all(torch.equal(value, state[name]) for name, value in alone.state_dict().items())
+
+
+def test_what_is_saved_acts_in_a_network_that_is_no_average():
+    """A checkpoint is deployed without an evaluation before; its singular vectors must be those of its weights."""
+    _, averaged = trained()
+    state = averaged.state_dict()["network"]
+    plain = Network()
+    plain.load_state_dict(state)
+    assert (factors(fresh_copy(plain)) - 1.0).abs().max() < WITHIN
+
+    # With other vectors, as those of the initial weights, which the copy began with, it is far off.
+    other = {name: value for name, value in Network().state_dict().items() if name.endswith((".u", ".v"))}
+    plain.load_state_dict({**state, **other})
+    assert (factors(fresh_copy(plain)) - 1.0).abs().max() > 2 * WITHIN
+
+
+def test_an_average_is_right_without_any_preparation():
+    network, averaged = trained()
+    for prepares in (False, True, False):
+        if prepares:
+            averaged.network.prepare_to_act()
+        assert (factors(averaged.network) - 1.0).abs().max() < WITHIN
+        with torch.no_grad():
+            found = averaged.network(torch.ones(1, 24))
+        with torch.enable_grad():
+            torch.testing.assert_close(averaged.network(torch.ones(1, 24)), found)
+        before = copy.deepcopy(averaged.network.layers[0].weight)
+        train(network, averaged, 10)  # what was prepared before is that of other weights
+        assert not torch.allclose(averaged.network.layers[0].weight, before)
+        assert (factors(averaged.network) - 1.0).abs().max() < WITHIN
+        with torch.no_grad():
+            expected = fresh_copy(averaged.network)(torch.ones(1, 24))
+            torch.testing.assert_close(averaged.network(torch.ones(1, 24)), expected)
+
+
+def test_a_replayed_update_leaves_no_prepared_weights():
+    """A replay moves the average without running `update`; whoever replays it marks the copy."""
+    network, averaged = trained()
+    with torch.no_grad():
+        averaged.network.prepare_to_act()
+        for average, weight in zip(averaged.network.parameters(), network.parameters(), strict=True):
+            average.copy_(2.0 * weight + 0.1)
+        averaged.mark_stale()
+        found = averaged.network(torch.ones(1, 24))
+        torch.testing.assert_close(found, fresh_copy(averaged.network)(torch.ones(1, 24)))
+    assert (factors(averaged.network) - 1.0).abs().max() < WITHIN

@@ -25,6 +25,7 @@ from yamame.training.learner import Learner
 from yamame.training.prefetch import with_num_segments
 from yamame.training.recorded_updates import RecordedUpdates, make_capturable, refuse_obstacles
 from yamame.trajectory import attention
+from yamame.trajectory.sigma import sigma_layers
 
 SMALL = [
     "encoder.d_model=16",
@@ -672,6 +673,26 @@ def test_replays_train_as_ordinary_updates_and_read_what_is_declared(record, cas
     learner.loss.load_state_dict(learners[0].loss.state_dict())
     learner.loss.eval().train()
     assert [value.data_ptr() for value in tensors_of(learner.loss)] == memory == started
+
+
+def test_weights_prepared_before_a_replay_do_not_act_after_it(record):
+    cfg = configured(*DECLARED["sigma"])
+    learner, batch = learner_of(cfg), sequences(cfg, 0)
+    recorder = record(learner)
+    for _ in range(3):
+        learner.update(batch)
+    layer = sigma_layers(learner.averaged.network)[0]
+    x = torch.ones(1, layer.weight.shape[1])
+
+    with torch.no_grad():
+        learner.averaged.network.prepare_to_act()
+        prepared, replays = layer(x), recorder.replays
+        learner.update(batch)
+        assert recorder.replays > replays
+        found = layer(x)
+        learner.averaged.network.prepare_to_act()
+        torch.testing.assert_close(found, layer(x))
+        assert not torch.equal(found, prepared)
 
 
 class Falling(Slope):

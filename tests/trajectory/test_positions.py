@@ -47,6 +47,15 @@ def test_on_a_cpu_there_is_no_last_index_and_in_a_capture_a_larger_one_is_no_oth
         Sinusoids(8)(index)
 
 
+def test_a_negative_index_is_no_other_either() -> None:
+    for index in (torch.tensor([-1]), torch.tensor([[-7, 0], [5, -4096]]), torch.tensor([-(10**6), 10**6])):
+        torch.testing.assert_close(Sinusoids(8)(index), by_formula(index, 8).float(), rtol=0, atol=1e-6)
+        with recording(), pytest.raises(IndexError):
+            Sinusoids(8)(index)
+    counted_from_the_end = Sinusoids(8)(torch.tensor([4095]))
+    assert (Sinusoids(8)(torch.tensor([-1])) - counted_from_the_end).abs().max() > 0.5
+
+
 def test_values_do_not_depend_on_other_indices_and_tables_are_not_copied() -> None:
     sinusoids, index = Sinusoids(8), INDICES.flatten()
     together = sinusoids(index)

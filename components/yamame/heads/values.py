@@ -179,10 +179,11 @@ class BinnedReturns(ValueRepresentation):
         decay, initial_second_moment: as for `ValueRepresentation`.
 
     The ``state_dict`` records the rule. Loading one with another rule, or of an earlier version, which has no record,
-    restores the rule by which the critics were trained and prints a line.
+    restores the rule by which the critics were trained and prints a line. It records the bins as well (bounds, number,
+    symlog); loading others is refused. States of earlier versions have no record of them and are not checked.
 
     Raises:
-        ValueError: if an argument is out of range.
+        ValueError: if an argument is out of range, or a loaded state is that of other bins.
 
     >>> returns = BinnedReturns(1, num_bins=3, min_return=-1.0, max_return=1.0, symlog=False)
     >>> returns.encode(torch.tensor([0.25]))
@@ -194,6 +195,7 @@ class BinnedReturns(ValueRepresentation):
     bin_labels: Tensor
     log_prior: Tensor
     value_rule: Tensor
+    binning: Tensor
 
     def __init__(
         self,
@@ -234,6 +236,8 @@ class BinnedReturns(ValueRepresentation):
         self.register_buffer("bin_labels", table.float(), persistent=False)
         self.register_buffer("log_prior", prior_weights(bin_returns).log().float(), persistent=False)
         self.register_buffer("value_rule", torch.tensor(VALUE_RULES.index(value)))
+        binning = torch.tensor([min_return, max_return, num_bins, symlog], dtype=torch.float64)
+        self.register_buffer("binning", binning)
 
     def _squash(self, value: Tensor) -> Tensor:
         return value.sign() * value.abs().log1p() if self._symlog else value
@@ -242,7 +246,13 @@ class BinnedReturns(ValueRepresentation):
         return value.sign() * value.abs().expm1() if self._symlog else value
 
     def encode(self, targets: Tensor) -> Tensor:
-        """Returns `[...]` to label distributions `[..., O]`."""
+        """Returns `[...]` to label distributions `[..., O]`.
+
+        Their mean return is the target up to the rounding of float32 probabilities: an error of about 1e-7 of the
+        returns of the bins that they weigh. With bins much wider than the returns, that is large beside a return. For
+        returns between 0.01 and 100, the default bins keep 5 digits; 128 bins that are even between -1e5 and 1e5 are
+        wrong by up to 2e-4, those between -1e7 and 1e7 by up to 0.02.
+        """
         if self.value == "mean_bin":
             return self._encode_by_position(targets)
 
@@ -292,6 +302,7 @@ class BinnedReturns(ValueRepresentation):
         of_earlier_version = key not in state_dict and f"{prefix}moments.mean" in state_dict
         if of_earlier_version:
             state_dict[key] = torch.tensor(VALUE_RULES.index("mean_bin"))
+        self._check_binning(state_dict, f"{prefix}binning", is_complete=f"{prefix}moments.mean" in state_dict)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
         # Outputs that were trained for one rule are other values under another.
@@ -302,6 +313,22 @@ class BinnedReturns(ValueRepresentation):
                 f"BinnedReturns: value={trained} instead of {self.value}: the critics were trained so{by}"
             )
         self.value = trained
+
+    def _check_binning(self, state_dict: dict[str, Any], key: str, *, is_complete: bool) -> None:
+        """Raises a ValueError where outputs were trained for other bins: they would stand for other returns."""
+        own = self.binning.detach().cpu()
+        if key not in state_dict:
+            if is_complete:  # of an earlier version, which did not record them
+                state_dict[key] = own.clone()
+            return
+        loaded = state_dict[key].detach().cpu()
+        names = ("min_return", "max_return", "num_bins", "symlog")
+        # Compared in the dtype of the state, which may be less precise.
+        for index, name in enumerate(names):
+            mine, saved = own[index].to(loaded.dtype), loaded[index]
+            kind = {"num_bins": int, "symlog": bool}.get(name, float)
+            condition = f"be {kind(saved)}, as in the loaded state: its critics were trained with these bins"
+            require("BinnedReturns", name, kind(own[index]), bool(mine == saved), condition)
 
 
 def prior_weights(bin_returns: Tensor) -> Tensor:

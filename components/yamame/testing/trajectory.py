@@ -14,7 +14,7 @@ from torchrl.modules import set_recurrent_mode
 from yamame.capturing import recording
 from yamame.checks import require_at_least
 from yamame.recorder import tensors_of
-from yamame.testing.reads import DeclaredReads
+from yamame.testing.reads import DeclaredReads, MemoryReplay
 from yamame.trajectory import TrajectoryEncoder, segment_positions
 
 _NUM_PADDING = 3
@@ -43,7 +43,9 @@ def check_trajectory_encoder(
     * *memory*: the timestep before matters (or, with ``has_memory=False``, does not);
     * *parity*: acting step by step equals the parallel pass, also after any kind of weight update;
     * *recording*: what can be captured reads parameters, buffers, its inputs and the memory, and no other tensor
-      (`DeclaredReads`).
+      (`DeclaredReads`). These stay at their addresses through weight updates, ``prepare_to_act`` and changes of the
+      mode, and a replay after an update (`MemoryReplay`) equals a fresh run, so no number that depends on weights is
+      baked in.
 
     The encoder itself is not used: everything is done to a deep copy, and no random state is touched.
 
@@ -293,21 +295,77 @@ def _value(probe: _Probe, batch: TensorDict) -> None:
 
 def _recording(probe: _Probe, batch: TensorDict) -> None:
     encoder = probe.encoder
+    _prepare_to_act(encoder)
     probe.act(batch)  # constants are copied to the device at their first use
     assert encoder.memory is not None
-    memory = encoder.grow(encoder.memory.clone())
-    inputs = [*tensors_of(encoder), *batch.values(), *memory.values(True, True)]
-    step, mode = encoder.read_step(batch[:, -1]), set_recurrent_mode(True)
-    obstacles = {"step": type(encoder).capture_obstacle, "parallel pass": encoder.capture_obstacle}
-    for name in (name for name, obstacle in obstacles.items() if obstacle is None):
-        try:
-            with torch.no_grad(), recording(), DeclaredReads(inputs), mode:
-                if name == "step":
-                    encoder.step(step[0], memory, *step[1:])
-                else:
-                    encoder(batch.copy())
-        except AssertionError as error:
-            probe.demand(False, f"the {name} reads a tensor that is no parameter, buffer or input ({error})")
+    before = encoder.grow(encoder.memory.clone())
+    memory = before.clone()
+    x, is_init, step_index = encoder.read_step(batch[:, -1])
+
+    def step(memory: TensorDict) -> Tensor:
+        return encoder.step(x, memory, is_init, step_index)[0]
+
+    def parallel() -> Tensor:
+        with set_recurrent_mode(True):
+            return encoder(batch.copy()).get(encoder.keys.context)
+
+    inputs = [x, is_init, *batch.values(), *memory.values(True, True)]
+    recorded: dict[str, tuple[MemoryReplay, Tensor]] = {}
+    if type(encoder).capture_obstacle is None:
+        recorded["step"] = _record(probe, "step", lambda: step(memory), inputs)
+    if encoder.capture_obstacle is None:
+        recorded["parallel pass"] = _record(probe, "parallel pass", parallel, inputs)
+    if not recorded:
+        return
+
+    _prepare_to_act(encoder)
+    captured = _named_tensors(encoder)  # held, so that no address is used twice
+    for when, update in _UPDATES.items():
+        update(encoder)
+        _prepare_to_act(encoder.train().eval())
+        _demand_addresses(probe, captured, when)
+        for name, (operations, context) in recorded.items():
+            memory.update_(before)
+            operations.replay()
+            with torch.no_grad(), recording():
+                fresh = step(before.clone()) if name == "step" else parallel()
+            fresh, found = (value.reshape(len(batch), -1, value.shape[-1]) for value in (fresh, context))
+            baked = f"a replay of the {name}{when} differs from a fresh run: is a number baked in?"
+            probe.demand_equal(found, fresh, baked)
+
+
+def _record(
+    probe: _Probe, name: str, function: Callable[[], Tensor], inputs: list[Tensor]
+) -> tuple[MemoryReplay, Tensor]:
+    """Records a computation that may read these inputs, parameters and buffers; returns its result as well."""
+    operations = MemoryReplay()
+    try:
+        with torch.no_grad(), recording(), DeclaredReads([*tensors_of(probe.encoder), *inputs]), operations:
+            return operations, function()
+    except AssertionError as error:
+        sentence = f"the {name} reads a tensor that is no parameter, buffer or input ({error})"
+        raise AssertionError(
+            f"{type(probe.encoder).__name__} breaks the {probe.law} law: {sentence}"
+        ) from error
+
+
+def _named_tensors(encoder: nn.Module) -> dict[str, Tensor]:
+    return {**dict(encoder.named_parameters()), **dict(encoder.named_buffers())}
+
+
+def _demand_addresses(probe: _Probe, captured: dict[str, Tensor], when: str) -> None:
+    present = _named_tensors(probe.encoder)
+    for name, tensor in captured.items():
+        stays = name in present and present[name].data_ptr() == tensor.data_ptr()
+        probe.demand(stays, f"{name} is at another address{when}: copy new values into it in place")
+
+
+def _prepare_to_act(encoder: nn.Module) -> None:
+    """Prepares all modules that compute something for acting, as a collector does after new weights."""
+    for module in encoder.modules():
+        prepare = getattr(module, "prepare_to_act", None)
+        if prepare is not None:
+            prepare()
 
 
 def _memory(probe: _Probe, batch: TensorDict) -> None:
@@ -321,13 +379,7 @@ def _memory(probe: _Probe, batch: TensorDict) -> None:
 
 
 def _parity(probe: _Probe, batch: TensorDict) -> None:
-    updates: dict[str, Callable[[nn.Module], object]] = {
-        "": lambda encoder: None,
-        " after an update of weights in place": _update_in_place,
-        " after an update of weights through .data": _update_data,
-        " after load_state_dict": _update_by_loading,
-    }
-    for when, update in updates.items():
+    for when, update in {"": lambda encoder: None, **_UPDATES}.items():
         probe.act(batch[:, : batch.batch_size[1] // 2])
         update(probe.encoder)
         expected = probe.parallel(batch)
@@ -350,3 +402,19 @@ def _update_by_loading(encoder: nn.Module) -> None:
     state = encoder.state_dict()
     names = {name for name, _ in encoder.named_parameters()}
     encoder.load_state_dict({k: v * 1.2 + 0.01 if k in names else v for k, v in state.items()})
+
+
+def _update_like_a_collector(encoder: nn.Module) -> None:
+    weights = TensorDict.from_module(encoder).data
+    names = {name for name, _ in encoder.named_parameters()}
+    flat = weights.flatten_keys(".")
+    moved = TensorDict({name: value * 0.9 + 0.02 for name, value in flat.items() if name in names})
+    flat.select(*names).update_(moved)
+
+
+_UPDATES: dict[str, Callable[[nn.Module], object]] = {
+    " after an update of weights in place": _update_in_place,
+    " after an update of weights through .data": _update_data,
+    " after load_state_dict": _update_by_loading,
+    " after update_policy_weights_": _update_like_a_collector,
+}

@@ -32,7 +32,8 @@ class AveragedWeights(Generic[M]):
             ``1 / (1 - decay)`` updates. 0 makes it a plain copy.
 
     Attributes:
-        network: The copy, in evaluation mode and without gradients.
+        network: The copy, in evaluation mode and without gradients. It may be called at any time. Sigma-reparametrised
+            layers decompose their weights in every forward, unless the copy is prepared to act after the last update.
 
     Raises:
         ValueError: If ``decay`` is out of its range.
@@ -67,6 +68,12 @@ class AveragedWeights(Generic[M]):
             average.lerp_(weight, moves[average.dtype])
         copy_statistics(followed, averages)
         self._num_updates += 1.0
+        self.mark_stale()
+
+    def mark_stale(self) -> None:
+        """Stops using weights prepared for acting. `update` calls this; replays of a recorded update must do so."""
+        for layer in sigma_layers(self.network):
+            layer.is_stale = True
 
     def tensors(self) -> list[Tensor]:
         """All tensors that `update` reads beside the followed network, for a recording to declare."""

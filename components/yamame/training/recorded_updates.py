@@ -125,7 +125,12 @@ class RecordedUpdates:
             replay_gradients()
             return {key: value.clone() for key, value in metrics.items()}  # the next replay overwrites them
 
-        return gradients, lambda grad_norm: replay_step()
+        def step(grad_norm: Tensor) -> None:
+            replay_step()
+            if self._averaged is not None:
+                self._averaged.mark_stale()  # a replay runs no Python
+
+        return gradients, step
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self._optimizer.param_groups for p in group["params"]]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from yamame.capturing import Constant, capturing
 from yamame.checks import require
@@ -22,8 +23,8 @@ class Sinusoids(nn.Module):
 
     int64 ``[*] -> [*, size]`` float32. They come from float32 tables that are computed once in float64, so that no
     device has to compute in float64: one of the indices below 4096, and one of multiples of 4096. A larger index is a
-    sum of two, and its sine and cosine follow from theirs. On a CPU any index is allowed; elsewhere, and where it is
-    captured, those below 4096^2, which is 16.8 million.
+    sum of two, and its sine and cosine follow from theirs. On a CPU any index is allowed, also a negative one;
+    elsewhere, and where it is captured, those from 0 up to 4096^2 - 1 (16.8 million). Others are refused there.
 
     Args:
         size: Number of values per index, even.
@@ -46,9 +47,11 @@ class Sinusoids(nn.Module):
         """int64 ``[*] -> [*, size]``."""
         low, high = (table.on(step_index.device) for table in self._tables)
         if not capturing() and step_index.is_cpu:
-            return low[step_index] if bool((step_index < _ROWS).all()) else _sinusoids(step_index, self.size)
+            is_in_table = bool(((step_index >= 0) & (step_index < _ROWS)).all())
+            return low[step_index] if is_in_table else _sinusoids(step_index, self.size)
         sin, cos = low[step_index % _ROWS].unflatten(-1, (-1, 2)).unbind(-1)
-        by_sin, by_cos = high[step_index // _ROWS].unflatten(-1, (-1, 2)).unbind(-1)
+        # An embedding refuses a negative row; indexing would take it for one counted from the end.
+        by_sin, by_cos = F.embedding(step_index // _ROWS, high).unflatten(-1, (-1, 2)).unbind(-1)
         # Of the sum of two angles; exactly the first table where the second angle is 0.
         sin, cos = (
             torch.addcmul(sin * by_cos, cos, by_sin),

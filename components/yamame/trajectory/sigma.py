@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from yamame.capturing import capturing
 from yamame.checks import require_at_least
 
 _INIT_STD = 0.02
@@ -33,8 +34,10 @@ class SigmaReparamLinear(nn.Module):
 
     Attributes:
         iterates: Whether a training forward makes a power-iteration step. False: the network calls `power_iteration`.
-        is_average: Whether the weight is an average over training, which ``u`` and ``v`` do not follow: they are
-            computed when it is prepared to act.
+        is_average: Whether the weight is an average over training, which ``u`` and ``v`` do not follow. In eval mode
+            the singular vectors are then computed from the weight: once in `prepare_to_act`, otherwise in every
+            forward, which is slow.
+        is_stale: Whether the weight has changed since `prepare_to_act`: forwards then use the weight itself.
 
     Raises:
         ValueError: If a size is not positive.
@@ -62,21 +65,27 @@ class SigmaReparamLinear(nn.Module):
         # The effective weight of acting. A recorded step reads its memory, so once made it is only written in place.
         self.prepared: Tensor | None
         self.register_buffer("prepared", None, persistent=False)
-        self.iterates, self.is_average = True, False
+        self.iterates, self.is_average, self.is_stale = True, False, False
         self.register_load_state_dict_post_hook(_prepare_again)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[*, in_features] -> [*, out_features]``."""
-        if self.prepared is not None and not (self.training or torch.is_grad_enabled()):
-            return F.linear(x, self.prepared, self.bias)
+        prepared = None if self.is_stale else self.prepared
+        if prepared is not None and not (self.training or torch.is_grad_enabled()):
+            return F.linear(x, prepared, self.bias)
         return F.linear(x, self.effective_weight(), self.bias)
 
     @torch.no_grad()
     def find_vectors(self) -> None:
-        """Sets ``u`` and ``v`` to the top singular vectors of the weight, exactly: as slow as that is."""
+        """Sets ``u`` and ``v`` to the top singular vectors of the weight, by a full decomposition (slow)."""
+        u, v = self._top_vectors()
+        self.u.copy_(u)
+        self.v.copy_(v)
+
+    @torch.no_grad()
+    def _top_vectors(self) -> tuple[Tensor, Tensor]:
         left, _, right = torch.linalg.svd(self.weight.float(), full_matrices=False)
-        self.u.copy_(left[:, 0])
-        self.v.copy_(right[0])
+        return left[:, 0], right[0]
 
     @torch.no_grad()
     def prepare_to_act(self) -> None:
@@ -91,15 +100,23 @@ class SigmaReparamLinear(nn.Module):
                 self.find_vectors()
             if self.prepared is None:
                 self.prepared = torch.empty_like(self.weight)
-            self.prepared.copy_(self.effective_weight())
+            self.prepared.copy_(self._scaled(self.u, self.v))
+        self.is_stale = False
 
     def effective_weight(self) -> Tensor:
         """The weight that multiplies the input, ``[out_features, in_features]``; in training, one power iteration."""
         if self.training and self.iterates:
             power_iteration([self])
+        # A decomposition cannot be captured. Captured steps read the prepared weight, and compiled ones the buffers.
+        if self.is_average and not self.training and not capturing():
+            return self._scaled(*self._top_vectors())
+        # The graph must not hold the buffers: a training forward before its backward would change them.
+        u, v = (self.u.clone(), self.v.clone()) if torch.is_grad_enabled() else (self.u, self.v)
+        return self._scaled(u, v)
+
+    def _scaled(self, u: Tensor, v: Tensor) -> Tensor:
+        """The weight with the spectral norm ``gamma``, given its top singular vectors."""
         with torch.autocast(self.weight.device.type, enabled=False):
-            # The graph must not hold the buffers: a training forward before its backward would change them.
-            u, v = (self.u.clone(), self.v.clone()) if torch.is_grad_enabled() else (self.u, self.v)
             scale = self.gamma.float() / torch.dot(u, torch.mv(self.weight.float(), v))
             return self.weight * scale.to(self.weight.dtype)
 

@@ -135,7 +135,8 @@ class SegmentEncoder(TrajectoryEncoder):
             here, base = turn == index, self.slot_position(position.new_tensor(index))
             column, owner = _first(here, num_timesteps, episode)
             timesteps = x.gather(1, column.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
-            offset = position.gather(1, column) - bounds[index]
+            # Where a row has fewer timesteps in this segment, columns without an owner are filled: nothing reads them.
+            offset = (position.gather(1, column) - bounds[index]).clamp_min(0)
             num_writers = sizes[index + 1][1] if index + 1 < len(sizes) else 0
             _, writer = _first(position == bounds[index + 1], num_writers, episode)
             count = torch.arange(self.num_slots, device=x.device)
