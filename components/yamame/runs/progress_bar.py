@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from torch import nn
 
 from yamame.evaluation import EvaluationResult
+from yamame.evaluation.result import described
 from yamame.runs.callbacks import Callback
 from yamame.runs.state import RunState
 from yamame.training.progress import RECENT
@@ -64,7 +65,7 @@ class ProgressBar(Callback):
 
     def on_evaluating(self, run: RunState) -> None:
         """Tells that the run does not learn for a while."""
-        text = f"evaluating {run.config['evaluation']['num_episodes']} tasks ({run.novelty})"
+        text = f"evaluating {described(run.config['evaluation']['num_episodes'], None)} ({run.novelty})"
         if self._bar is None:
             self._line(text)
         else:
@@ -76,7 +77,9 @@ class ProgressBar(Callback):
         name = "success" if "success_mean" in summary else "return"
         mean, low, high = (format(summary[f"{name}_{part}"], ".3f") for part in ("mean", "low", "high"))
         at = f"{run.progress.step:,} {'steps' if run.progress.unit == 'env_steps' else 'updates'}"
-        self._line(f"evaluation after {at}: {name} {mean} [{low}, {high}] ({run.novelty})")
+        unit = "; interval over tasks" if "intervals_over_tasks" in summary else ""
+        about = f"{described(result.returns.numel(), result.num_tasks)}{unit}; {run.novelty}"
+        self._line(f"evaluation after {at}: {name} {mean} [{low}, {high}] ({about})")
 
     def on_log(self, run: RunState, metrics: Mapping[str, float], step: int) -> None:
         """Tells where the run is, and how its episodes end; what is not known yet is shown as a dash."""
