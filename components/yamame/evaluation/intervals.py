@@ -268,7 +268,7 @@ def clustered_share_interval(
     It is Wilson's interval with the effective sample size: the number of independent trials whose rate would have the
     cluster-robust standard error (the design effect), times the correction for the degrees of freedom of Korn and
     Graubard (Confidence Intervals for Proportions with Small Expected Number of Positive Counts, 1998). Where the rarer
-    outcome appears in fewer than five clusters, the spread of clusters is hardly known; then there are no more effective
+    outcome appears in fewer than five clusters, their spread is hardly known; then there are no more effective
     trials than clusters. Where every trial is a cluster of its own, the result is that of `wilson_interval`.
 
     Args:
@@ -307,7 +307,8 @@ def _by_cluster(owner: str, values: Tensor, clusters: Tensor | None) -> tuple[Ar
     shape = tuple(clusters.shape)
     require(owner, "clusters", shape, shape == tuple(values.shape), f"have the shape {tuple(values.shape)}")
     _, place = np.unique(clusters.cpu().numpy(), return_inverse=True)
-    return np.bincount(place).astype(float), np.bincount(place, weights=array)
+    sizes = np.bincount(place).astype(np.float64)
+    return sizes, np.bincount(place, weights=array).astype(np.float64)
 
 
 def _jackknife_error(sizes: Array, sums: Array) -> float:
