@@ -82,10 +82,9 @@ def told(*overrides, **nodes):
         ),
         (["env=tmaze", "++evaluation.env.length=128"], f"{OTHER}: env.length=128 (trained with 32)"),
         (
-            ["env=gym", "++evaluation.env.settings.gravity=1.0"],
-            f"{OTHER}: env.settings.gravity=1.0 (not set in training)",
+            ["env=gym", "++evaluation.env.settings.sutton_barto_reward=true"],
+            f"{OTHER}: env.settings.sutton_barto_reward=True (not set in training)",
         ),
-        (["env=gym", "++evaluation.env.workers.num_processes=0"], NOTHING),
         (["env=mazerunner", "evaluation.env.split=train"], NOTHING),
         (["env=mazerunner", "env.split=all"], NOTHING),
         (["env=mazerunner", "evaluation.env.split=all"], NOTHING),
@@ -107,10 +106,16 @@ def test_an_environment_from_elsewhere_says_it_itself(worlds):
     node = {"_target_": "worlds.Poles"}
     assert told("env=wind", env=node, trust=[worlds]) == "new poles"
     assert told("env=wind", env={"_target_": "yamame_envs.Wind"}) == NOTHING
-    # Another number of arms is another setting; the default of the constructor is not.
-    longer = told("env=wind", "++evaluation.env.arms=2", env=node, trust=[worlds])
-    assert longer == f"{OTHER}: env.arms=2 (trained with 1)"
-    assert told("env=wind", "++evaluation.env.arms=1", env=node, trust=[worlds]) == "new poles"
+
+
+@pytest.mark.parametrize(
+    ("arms", "expected"), [(2, f"{OTHER}: env.arms=2 (trained with 1)"), (1, "new poles")]
+)
+def test_another_setting_of_an_environment_from_elsewhere_is_named(arms, expected, worlds):
+    cfg = yamame.compose("env=wind", "logger=none")
+    with open_dict(cfg):
+        cfg.env, cfg.trust, cfg.evaluation.env = {"_target_": "worlds.Poles"}, [worlds], {"arms": arms}
+    assert what_is_new(cfg, build_env(cfg, num_envs=2, seed=0, held_out=True)) == expected
 
 
 def halls(worlds, **relabel):

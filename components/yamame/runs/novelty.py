@@ -51,9 +51,9 @@ def what_is_new(
     """
     novelty = getattr(env, "novelty", None)
     trained = plain(cfg.env) if trained is None else trained
-    changed = _changed_settings("env", trained, _played(cfg))
+    changed = _changed_settings(cfg, "env", trained, _played(cfg))
     if trained_trials is not None:
-        changed += _changed_settings("trials", trained_trials, plain(cfg.trials))
+        changed += _changed_settings(cfg, "trials", trained_trials, plain(cfg.trials))
     if changed:
         return f"another setting than in training: {', '.join(changed)}"
     if not isinstance(novelty, str) or not _is_apart(cfg, trained) or other_splits(cfg):
@@ -80,32 +80,31 @@ def _is_apart(cfg: DictConfig, trained: Mapping[str, Any]) -> bool:
     return side is None or (side not in ("all", other_side) and by == other_by)
 
 
-def _changed_settings(prefix: str, trained: Mapping[str, Any], played: Mapping[str, Any]) -> list[str]:
-    """Names the settings of an environment, or of trials, that evaluations change, with both values.
+def _changed_settings(
+    cfg: DictConfig, part: str, trained: Mapping[str, Any], played: Mapping[str, Any]
+) -> list[str]:
+    """Names the settings of a part, ``env`` or ``trials``, that evaluations change, with both values.
 
     A setting that one side leaves to the class has the default of its constructor.
     """
-    before, after = _with_defaults(trained), _with_defaults(played)
+    defaults = {
+        name: parameter.default
+        for name, parameter in parameters_of(target_of(cfg[part])).items()
+        if parameter.default is not parameter.empty and name not in _NO_TASKS
+    }
+    # An empty mapping has no keys: settings.size=9 beside it is one change, not two.
+    before, after = (
+        {key: value for key, value in flatten({**defaults, **node}).items() if value != {}}
+        for node in (trained, played)
+    )
     texts = []
     for key in sorted(before.keys() | after.keys()):
         if key.split(".")[0] in (*_SETTINGS, *_NO_TASKS) or before.get(key) == after.get(key):
             continue
         was = f"trained with {before[key]}" if key in before else "not set in training"
         value = after.get(key, "(not set)")
-        texts.append(f"{prefix}.{key}={value} ({was})")
+        texts.append(f"{part}.{key}={value} ({was})")
     return texts
-
-
-def _with_defaults(node: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings of a node by their dotted keys, those that it leaves to its class included."""
-    parameters = parameters_of(target_of(OmegaConf.create(dict(node))))
-    defaults = {
-        name: parameter.default
-        for name, parameter in parameters.items()
-        if parameter.default is not parameter.empty and name not in _NO_TASKS
-    }
-    # An empty mapping has no keys: settings.size=9 beside it is one change, not two.
-    return {key: value for key, value in flatten({**defaults, **node}).items() if value != {}}
 
 
 def lacks_worlds(replay: Path | None, env: EnvBase) -> bool:
@@ -122,15 +121,14 @@ def lacks_worlds(replay: Path | None, env: EnvBase) -> bool:
 
 def tell_other_splits(cfg: DictConfig) -> None:
     """Warns of data of other runs with another split, where evaluations are said to play new tasks."""
-    claims_new_tasks = _is_apart(cfg, plain(cfg.env)) and not _changed_settings(
-        "env", plain(cfg.env), _played(cfg)
-    )
+    own = plain(cfg.env)
+    claims_new_tasks = _is_apart(cfg, own) and not _changed_settings(cfg, "env", own, _played(cfg))
     if not claims_new_tasks or not ranks.is_first():
         return
     if others := other_splits(cfg):
-        own = _text({name: cfg.env[name] for name in _SETTINGS if name in cfg.env})
+        split = _text({name: own[name] for name in _SETTINGS if name in own})
         tell_aside(
-            f"data: {'; '.join(others)}; this run has {own}, so the training data may contain evaluation tasks"
+            f"data: {'; '.join(others)}; this run has {split}, so the training data may contain evaluation tasks"
         )
 
 
