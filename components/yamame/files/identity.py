@@ -131,7 +131,10 @@ def differing(
     ['packing: SequencePacking -> null']
     """
     after = flatten(current)
-    before = {key: value for key, value in added(saved).items() if key in after} | flatten(saved)
+    before = flatten(saved)
+    for key, value in added(saved).items():
+        if key in after and key.rpartition(".")[0] not in before:  # a part that is None lacks no setting
+            before.setdefault(key, value)
     before, after = _with_whole_parts(before, after), _with_whole_parts(after, before)
     absent = "(absent)"
     return [
