@@ -325,7 +325,11 @@ def lines_of(run: dict[str, Any]) -> list[dict[str, Any]]:
             if len(numbers["trials"]["mean"]) > 1:
                 line["return per trial"] = " ".join(f"{mean:.3g}" for mean in numbers["trials"]["mean"])
             whole, count = f"{numbers['finished']:.0%}", int(numbers["num_episodes"])
-            line |= {"length": numbers["length_mean"], "episodes": count, "played to the end": whole}
+            line |= {"length": numbers["length_mean"], "episodes": count}
+            if "num_tasks" in numbers:
+                line["tasks"] = int(numbers["num_tasks"])
+            line["interval over"] = "tasks" if "intervals_over_tasks" in numbers else "episodes"
+            line["played to the end"] = whole
             lines.append(line)
     return lines
 

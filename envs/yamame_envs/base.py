@@ -110,6 +110,18 @@ class BatchedEnv(ContextEnv):
         """Hashes ``[R]`` int64 of tasks ``[R, ...]``; equal tasks have equal ones, whatever their seeds."""
         return hash_of({name: task[name] for name in self._identity_of(task)})
 
+    def task_hashes(self) -> Tensor:
+        """Hashes ``[N]`` int64 of the tasks that the envs play, after a reset; evaluations count them."""
+        return self.task_hash(self._env_state.task)
+
+    @property
+    def plays_all_tasks(self) -> bool:
+        """Whether there are too few tasks for a split, so that an evaluation plays all of them."""
+        if self._split != "all":
+            return False
+        drawn = self._draw_tasks(fold(torch.arange(_LOOKED_AT), 0))
+        return len(self.task_hash(drawn).unique()) < FEWEST
+
     def _identity_of(self, task: Tensors) -> list[str]:
         """Names of the entries of a task that are hashed, sorted."""
         names = self._identity or task.keys() - {"task_seed", "number", "world_hash"}

@@ -112,6 +112,19 @@ class ContextEnv(EnvBase):
         """
         return None
 
+    def task_hashes(self) -> Tensor | None:
+        """Hashes ``[N]`` int64 of the tasks that the envs play, after a reset; None where they are unknown.
+
+        Equal tasks have equal hashes, whatever their seeds. Evaluations count the different tasks, and take them as the
+        unit of intervals (`yamame.evaluation.EvaluationResult`).
+        """
+        return None
+
+    @property
+    def plays_all_tasks(self) -> bool:
+        """Whether there are so few tasks that an evaluation plays all of them, which are then no sample of others."""
+        return False
+
     @property
     def capture_obstacle(self) -> str | None:
         """What keeps steps from being captured, see `yamame.capturing`; None if nothing does.

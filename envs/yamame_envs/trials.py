@@ -138,6 +138,17 @@ class RepeatedTrials(ContextEnv):
         novelty: str | None = getattr(self.env, "novelty", None)
         return novelty
 
+    def task_hashes(self) -> Tensor | None:
+        """Those of the inner environment."""
+        method = getattr(self.env, "task_hashes", None)
+        hashes: Tensor | None = method() if callable(method) else None
+        return hashes
+
+    @property
+    def plays_all_tasks(self) -> bool:
+        """As the inner environment."""
+        return bool(getattr(self.env, "plays_all_tasks", False))
+
     @property
     def capture_obstacle(self) -> str | None:
         """That of the inner environment."""

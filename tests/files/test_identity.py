@@ -122,3 +122,20 @@ def test_a_run_from_before_what_is_held_out_could_be_chosen_keeps_its_tasks(env,
     compare_config({"env": env}, {"env": {**env, "position": True}})
     with pytest.raises(UsageError, match=r"env\.position: True -> False"):
         compare_config({"env": env}, {"env": {**env, "position": False}})
+
+
+@pytest.mark.parametrize("key", ["packing", "collector.autotune"])
+def test_a_part_that_is_left_out_is_one_change_whatever_settings_it_had(key):
+    part = {"_target_": "yamame.replay.SequencePacking", "row_multiple": 1, "inner": {"depth": 2}}
+    name, _, inner = key.partition(".")
+    have, lack = ({name: {inner: value} if inner else value} for value in (part, None))
+    assert len(differing(have, lack, but_for=lambda key: False)) == 1
+    assert len(differing(lack, have, but_for=lambda key: False)) == 1
+    assert "SequencePacking" in differing(have, lack, but_for=lambda key: False)[0]
+    # Two settings of a part that both have are two changes.
+    other = {
+        name: {inner: {**part, "row_multiple": 2, "inner": {"depth": 3}}}
+        if inner
+        else {**part, "row_multiple": 2, "inner": {"depth": 3}}
+    }
+    assert len(differing(have, other, but_for=lambda key: False)) == 2

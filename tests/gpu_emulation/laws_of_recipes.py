@@ -129,7 +129,7 @@ def test_a_run_that_goes_on_on_another_device_and_back_ends_as_on_the_cpu(optimi
     assert recorded.launches
     train(*run, "device=cuda", "budget.updates=12")
     ended = train(*run, "device=cpu", "budget.updates=14")
-    told = [line for line in capsys.readouterr().err.splitlines() if "other conditions" in line]
+    told = [line for line in capsys.readouterr().err.splitlines() if "other settings" in line]
     assert [("device: " in line, "cuda_graph: " in line) for line in told] == [
         (True, True),
         (False, True),

@@ -14,6 +14,7 @@ from yamame.runs.novelty import NOTHING, what_is_new
 from yamame.runs.trained import load_trained
 from yamame_envs.split import is_held_out
 
+OTHER = "another setting than in training"
 WORLDS = """
     import torch
     from torchrl.envs import GymEnv
@@ -23,7 +24,7 @@ WORLDS = """
     class Poles(GymEnv):
         novelty = "new poles"
 
-        def __init__(self, **settings):
+        def __init__(self, arms=1, **settings):
             super().__init__("CartPole-v1", **settings)
 
     class Even:
@@ -69,7 +70,21 @@ def told(*overrides, **nodes):
         (["env=frozenlake", "env.split_by=lakes_and_actions"], "new lakes"),
         (["env=frozenlake", "env.split_by=lakes_and_actions", "env.hard=true"], "new actions on known lakes"),
         (["env=mazerunner", "env.split=test", "evaluation.env.split=train"], "new mazes"),
-        (["env=mazerunner", "++evaluation.env.size=11"], "new mazes"),
+        (["env=mazerunner", "++evaluation.env.size=11"], f"{OTHER}: env.size=11 (trained with 9)"),
+        (["env=mazerunner", "++evaluation.env.size=9"], "new mazes"),
+        (
+            ["env=mazerunner", "env.split_by=walls_and_goals", "++evaluation.env.size=11"],
+            f"{OTHER}: env.size=11 (trained with 9)",
+        ),
+        (
+            ["env=mazerunner", "env.split=all", "evaluation.env.split=all", "++evaluation.env.num_goals=1"],
+            f"{OTHER}: env.num_goals=1 (trained with 2)",
+        ),
+        (["env=tmaze", "++evaluation.env.length=128"], f"{OTHER}: env.length=128 (trained with 32)"),
+        (
+            ["env=gym", "++evaluation.env.settings.sutton_barto_reward=true"],
+            f"{OTHER}: env.settings.sutton_barto_reward=True (not set in training)",
+        ),
         (["env=mazerunner", "evaluation.env.split=train"], NOTHING),
         (["env=mazerunner", "env.split=all"], NOTHING),
         (["env=mazerunner", "evaluation.env.split=all"], NOTHING),
@@ -91,6 +106,16 @@ def test_an_environment_from_elsewhere_says_it_itself(worlds):
     node = {"_target_": "worlds.Poles"}
     assert told("env=wind", env=node, trust=[worlds]) == "new poles"
     assert told("env=wind", env={"_target_": "yamame_envs.Wind"}) == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("arms", "expected"), [(2, f"{OTHER}: env.arms=2 (trained with 1)"), (1, "new poles")]
+)
+def test_another_setting_of_an_environment_from_elsewhere_is_named(arms, expected, worlds):
+    cfg = yamame.compose("env=wind", "logger=none")
+    with open_dict(cfg):
+        cfg.env, cfg.trust, cfg.evaluation.env = {"_target_": "worlds.Poles"}, [worlds], {"arms": arms}
+    assert what_is_new(cfg, build_env(cfg, num_envs=2, seed=0, held_out=True)) == expected
 
 
 def halls(worlds, **relabel):
@@ -176,5 +201,21 @@ def test_data_of_runs_of_earlier_versions_are_told(run, tmp_path, capsys):
     assert len(lines) == 1
     assert "env.split_by=walls_and_goals" in lines[0]
     assert learned.summary["evaluated_on"] == NOTHING
-    yamame.train(*SMALL, *data, "env.split=all", "evaluation.env.split=all", "run.name=c", recipe="offline")
-    assert "env.split=train" in capsys.readouterr().err
+    # Evaluations that claim no new tasks are not spoiled by the data.
+    for name, side in (("c", "all"), ("d", "train")):
+        sides = [f"env.split={side}", f"evaluation.env.split={side}", f"run.name={name}"]
+        yamame.train(*SMALL, *data, *sides, recipe="offline")
+        assert "data:" not in capsys.readouterr().err
+
+
+def test_another_setting_than_in_training_is_named_for_a_trained_run(run):
+    for changed, text in (
+        ({"env": {"size": 11}}, "env.size=11 (trained with"),
+        ({"env": {"size": 11, "split": "all"}}, "env.size=11 (trained with"),
+        ({"env": {"num_goals": 2}}, "env.num_goals=2 (trained with 1)"),
+    ):
+        trained = load_trained(run.path, **changed)
+        told = trained.what_is_new(trained.build_env(num_envs=1, seed=0))
+        assert text in told
+        assert "new" not in told
+        assert "may meet" not in told

@@ -141,7 +141,7 @@ def test_it_tells_when_it_evaluates():
         assert "evaluating" not in stream.getvalue()
         bar.on_evaluating(run)
         run.exits.close()
-        assert "evaluating 64 tasks" in stream.getvalue()
+        assert "evaluating 64 episodes" in stream.getvalue()
         assert has_control_characters(stream.getvalue()) == stream.isatty()
 
 

@@ -41,6 +41,7 @@ def model_card(saved: SavedAgent, source: str) -> str:
         _table(("what", "value"), facts),
         "## Evaluation",
         *([f"Evaluated on {about['evaluated_on']}."] if about.get("evaluated_on") else []),
+        *_num_tasks(results),
         _table(("metric", "value"), {name: _number(value) for name, value in results.items()})
         if results
         else "No evaluation is known of these weights.",
@@ -63,6 +64,15 @@ def described(value: Any) -> str:
         return as_text(value)
     names = [name for name in value if not name.startswith("_") and name != "workers"]
     return f"{_name(value)}({', '.join(f'{name}={described(value[name])}' for name in names)})"
+
+
+def _num_tasks(results: dict[str, Any]) -> list[str]:
+    """A sentence with the numbers of episodes and of different tasks, where the evaluation knows both."""
+    if not {"num_episodes", "num_tasks"} <= results.keys():
+        return []
+    unit = "tasks" if "intervals_over_tasks" in results else "episodes"
+    episodes, tasks = int(results["num_episodes"]), int(results["num_tasks"])
+    return [f"Episodes: {episodes}, different tasks: {tasks}. The intervals are over {unit}."]
 
 
 def _costs(about: dict[str, Any]) -> dict[str, str]:

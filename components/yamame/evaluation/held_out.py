@@ -8,9 +8,10 @@ put back; no step is stored.
 """
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -127,7 +128,7 @@ def _play_round(
         needed = ("is_init", "trial_start") if memory_wiped == "trials" else ("is_init",)
         for key in needed:
             require("evaluate", "env", keys, key in keys, f"emit {key} for memory_wiped={memory_wiped}")
-    num_envs, goal = env.batch_size.numel(), timestep.get("goal", None)
+    num_envs, goal, hashes = env.batch_size.numel(), timestep.get("goal", None), task_hashes(env)
     tally, num_steps = _Tally(num_envs, timestep.get("done").device), 0
     while (max_steps is None or num_steps < max_steps) and tally.goes_on(num_steps):
         timestep = act(policy, timestep, env.action_key, memory_wiped)
@@ -141,7 +142,45 @@ def _play_round(
         )
         num_steps += 1
     goals = None if goal is None else num_goals(goal.reshape(num_envs, *goal.shape[-2:]))[:count].cpu()
-    return tally.result(count, goals)
+    return dataclasses.replace(
+        tally.result(count, goals),
+        tasks=None if hashes is None else hashes[:count],
+        plays_all_tasks=_read(env, "plays_all_tasks") is True,
+    )
+
+
+def task_hashes(env: EnvBase) -> Tensor | None:
+    """Hashes ``[N]`` int64 of the tasks that the envs of a reset environment play, on the CPU.
+
+    Equal tasks have equal hashes. The method ``task_hashes()`` of the environment returns them; a batch that TorchRL
+    makes of single environments returns a list of theirs. None where there is no such method, or it returns None.
+
+    Raises:
+        ValueError: There is not one hash per env.
+    """
+    method = _read(env, "task_hashes")
+    found = method() if callable(method) else None
+    parts = found if isinstance(found, list) else [found]
+    if any(part is None for part in parts):
+        return None
+    hashes = torch.cat([torch.as_tensor(part, dtype=torch.int64).reshape(-1).cpu() for part in parts])
+    num_envs = env.batch_size.numel()
+    require(
+        "evaluate",
+        "env.task_hashes()",
+        len(hashes),
+        len(hashes) == num_envs,
+        f"hold one hash for each of {num_envs} envs",
+    )
+    return hashes
+
+
+def _read(env: EnvBase, name: str) -> Any:
+    """An attribute of an environment; None where it has none."""
+    try:
+        return getattr(env, name, None)
+    except RecursionError:  # so TorchRL's batched environments look for what none of theirs has
+        return None
 
 
 def _named(tasks: Sequence[int], env: EnvBase) -> TensorDict:

@@ -1,5 +1,8 @@
 """Intervals of reported numbers: Wilson's for a success rate; for everything else Student's t or a bootstrap.
 
+Episodes of one task resemble each other. Where an evaluation plays tasks more than once, `clustered_mean_interval` and
+`clustered_share_interval` take the tasks as the unit, not the episodes.
+
 `Resampling` is the only bootstrap of the package. Quantiles and resamples are SciPy's, which is imported when an
 interval is computed; `mean_interval`, of the returns of an evaluation, does without the slow import of `scipy.stats`.
 """
@@ -24,6 +27,7 @@ Method = Literal["Student", "Welch", "bootstrap", "Newcombe", "episodes"]
 Interval = tuple[float, float]
 FEW = 10
 """Samples smaller than this are not resampled."""
+_FEWEST_WITH_RARER = 5
 _MOST_RESAMPLES = 10_000_000
 
 
@@ -45,8 +49,12 @@ def wilson_interval(successes: int, n: int, *, confidence: float = 0.95) -> tupl
     require_at_least("wilson_interval", 1, n=n)
     require("wilson_interval", "successes", successes, 0 <= successes <= n, f"be in [0, n={n}]")
     require("wilson_interval", "confidence", confidence, 0.0 < confidence < 1.0, "be in (0, 1)")
+    return _score_interval(successes / n, n, confidence)
+
+
+def _score_interval(rate: float, n: float, confidence: float) -> tuple[float, float]:
+    """Wilson's interval of a rate of ``n`` trials, which need not be a whole number."""
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
-    rate = successes / n
     centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
     radius = z / (1 + z * z / n) * ((rate * (1 - rate) + z * z / (4 * n)) / n) ** 0.5
     return max(0.0, centre - radius), min(1.0, centre + radius)
@@ -252,3 +260,95 @@ def mean_interval(values: Tensor, *, confidence: float = 0.95) -> tuple[float, f
         return mean, mean
     radius = student_quantile(size - 1, confidence) * float(values.detach().double().std()) / size**0.5
     return mean - radius, mean + radius
+
+
+def clustered_mean_interval(
+    values: Tensor, clusters: Tensor | None, *, confidence: float = 0.95
+) -> tuple[float, float]:
+    """Interval of a mean of values that come in clusters, such as the returns of episodes that share tasks.
+
+    The standard error is the delete-one-cluster jackknife, which is robust to any correlation within clusters (CV3 in
+    Cameron and Miller, A Practitioner's Guide to Cluster-Robust Inference, 2015); clusters of equal size give the
+    standard error of the cluster means. The quantile is Student's with one degree of freedom less than clusters. Where
+    every value is a cluster of its own, the result is that of `mean_interval`.
+
+    Args:
+        values: ``[n]``.
+        clusters: ``[n]`` int64, equal for values of one cluster. None, or a single cluster, of which the spread between
+            clusters is unknown: the interval is that of `mean_interval`.
+        confidence: Coverage, in (0, 1).
+
+    Raises:
+        ValueError: As `mean_interval`, or ``clusters`` has another shape.
+
+    >>> import torch
+    >>> values, tasks = torch.tensor([0.0, 0.0, 1.0, 1.0]), torch.tensor([7, 7, 8, 8])
+    >>> low, high = clustered_mean_interval(values, tasks)
+    >>> round(low, 2), round(high, 2)
+    (-5.85, 6.85)
+    """
+    over_values = mean_interval(values, confidence=confidence)
+    sizes, sums = _by_cluster("clustered_mean_interval", values, clusters)
+    if len(sizes) in (1, len(values)):
+        return over_values
+    mean = float(values.detach().double().mean())
+    radius = student_quantile(len(sizes) - 1, confidence) * _jackknife_error(sizes, sums)
+    return mean - radius, mean + radius
+
+
+def clustered_share_interval(
+    successes: Tensor, clusters: Tensor | None, *, confidence: float = 0.95
+) -> tuple[float, float]:
+    """Interval of a success rate of trials that come in clusters, such as episodes that share tasks.
+
+    It is Wilson's interval with the effective sample size: the number of independent trials whose rate would have the
+    cluster-robust standard error (the design effect), times the correction for the degrees of freedom of Korn and
+    Graubard (Confidence Intervals for Proportions with Small Expected Number of Positive Counts, 1998). Where the rarer
+    outcome appears in fewer than five clusters, their spread is hardly known; then there are no more effective
+    trials than clusters. Where every trial is a cluster of its own, the result is that of `wilson_interval`.
+
+    Args:
+        successes: ``[n]`` bool.
+        clusters: As for `clustered_mean_interval`.
+        confidence: Coverage, in (0, 1).
+
+    Raises:
+        ValueError: As `wilson_interval`, or ``clusters`` has another shape.
+
+    >>> import torch
+    >>> low, high = clustered_share_interval(torch.ones(40).bool(), torch.arange(40) % 10)
+    >>> (low, high) == wilson_interval(10, 10)
+    True
+    """
+    count, n = int(successes.sum()), len(successes)
+    over_trials = wilson_interval(count, n, confidence=confidence)
+    sizes, sums = _by_cluster("clustered_share_interval", successes, clusters)
+    if len(sizes) in (1, n):
+        return over_trials
+    rate = count / n
+    num_with_rarer = int((sums > 0).sum()) if rate <= 0.5 else int((sums < sizes).sum())
+    error = _jackknife_error(sizes, sums)
+    z, t = NormalDist().inv_cdf(0.5 + confidence / 2), student_quantile(len(sizes) - 1, confidence)
+    effective = n if error == 0 else min(rate * (1 - rate) / error**2, n) * (z / t) ** 2
+    if num_with_rarer < _FEWEST_WITH_RARER:
+        effective = min(effective, len(sizes))
+    return _score_interval(rate, effective, confidence)
+
+
+def _by_cluster(owner: str, values: Tensor, clusters: Tensor | None) -> tuple[Array, Array]:
+    """Number and sum of the values of each cluster; without clusters, each value is one of its own."""
+    array = values.detach().double().cpu().numpy()
+    if clusters is None:
+        return np.ones(len(array)), array
+    shape = tuple(clusters.shape)
+    require(owner, "clusters", shape, shape == tuple(values.shape), f"have the shape {tuple(values.shape)}")
+    _, place = np.unique(clusters.cpu().numpy(), return_inverse=True)
+    sizes = np.bincount(place).astype(np.float64)
+    return sizes, np.bincount(place, weights=array).astype(np.float64)
+
+
+def _jackknife_error(sizes: Array, sums: Array) -> float:
+    """Standard error of the mean of all values, by leaving out one cluster after the other."""
+    without = (sums.sum() - sums) / (sizes.sum() - sizes)
+    deviations = without - sums.sum() / sizes.sum()
+    return float(((len(sizes) - 1) / len(sizes) * np.square(deviations).sum()) ** 0.5)

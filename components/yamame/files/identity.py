@@ -120,19 +120,47 @@ def is_of_one_run(key: str) -> bool:
 def differing(
     saved: Mapping[str, Any], current: Mapping[str, Any], *, but_for: Callable[[str], bool]
 ) -> list[str]:
-    """Every key whose value is another one, with both values.
+    """Every key whose value is another one, with both values; a part that one of them lacks is one change.
 
     >>> differing({"seed": 1, "run": {"name": "a"}}, {"seed": 2, "run": {}}, but_for=may_change_on_resume)
     ['seed: 1 -> 2']
+    >>> packing = {"_target_": "yamame.replay.SequencePacking", "row_multiple": 1}
+    >>> differing({"packing": packing}, {"packing": None}, but_for=may_change_on_resume)
+    []
+    >>> differing({"packing": packing}, {"packing": None}, but_for=lambda key: False)
+    ['packing: SequencePacking -> null']
     """
     after = flatten(current)
-    before = {key: value for key, value in added(saved).items() if key in after} | flatten(saved)
+    before = flatten(saved)
+    for key, value in added(saved).items():
+        if key in after and key.rpartition(".")[0] not in before:  # a part that is None lacks no setting
+            before.setdefault(key, value)
+    before, after = _with_whole_parts(before, after), _with_whole_parts(after, before)
     absent = "(absent)"
     return [
-        f"{key}: {before.get(key, absent)!r} -> {after.get(key, absent)!r}"
+        f"{key}: {_value(before.get(key, absent))} -> {_value(after.get(key, absent))}"
         for key in sorted(before.keys() | after.keys())
         if before.get(key, absent) != after.get(key, absent) and not but_for(key)
     ]
+
+
+class _Part(str):
+    """The name of a class that stands for all settings of its node."""
+
+
+def _with_whole_parts(flat: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of which nodes that are None on the other side are one value: the name of their class."""
+    kept = dict(flat)
+    for key in [key for key, value in other.items() if value is None and f"{key}._target_" in flat]:
+        kept = {name: value for name, value in kept.items() if not name.startswith(f"{key}.")}
+        kept[key] = _Part(str(flat[f"{key}._target_"]).rpartition(".")[2])
+    return kept
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "null"
+    return str(value) if isinstance(value, _Part) else repr(value)
 
 
 def compare_config(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:

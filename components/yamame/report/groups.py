@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from yamame.checks import UsageError
+from yamame.evaluation.result import described
 from yamame.files.identity import is_one_of, makes_another_experiment
 from yamame.report.expected import Expected
 from yamame.report.settings import Command, differences, environment, override, settings
@@ -136,6 +137,19 @@ class Section:
         """What is new in the tasks of its evaluations; None where its runs do not tell."""
         told = (run.tags.get("evaluated_on") for group in self.groups for run in group.runs)
         return "; ".join(sorted({text for text in told if text})) or None
+
+    @property
+    def evaluated_with(self) -> str | None:
+        """Numbers of episodes and tasks of its last evaluations, and the unit of their intervals, in words."""
+        texts = set()
+        for run in [run for group in self.groups for run in group.runs]:
+            episodes, tasks = run.last("eval/num_episodes"), run.last("eval/num_tasks")
+            if episodes is None:
+                continue
+            text = described(int(episodes), None if tasks is None else int(tasks))
+            over_tasks = run.last("eval/intervals_over_tasks")
+            texts.add(f"{text}, with intervals over {'tasks' if over_tasks else 'episodes'}")
+        return "; ".join(sorted(texts)) or None
 
 
 def make_sections(

@@ -21,9 +21,10 @@ from torch import Tensor
 from yamame.checks import UsageError
 from yamame.cli.nodes import plain, target_of
 from yamame.cli.validation import parameters_of
-from yamame.evaluation import EvaluationResult, evaluate, mean_interval
+from yamame.evaluation import EvaluationResult, evaluate
 from yamame.evaluation.diagnosis import RecallCurve, probe, recall_density, record_episodes
 from yamame.evaluation.diagnosis.episodes import contexts_of
+from yamame.evaluation.intervals import clustered_mean_interval
 from yamame.evaluation.needed_memory import Mean
 from yamame.failures import OutsideError, tell_aside
 from yamame.files.atomic import write_json
@@ -143,7 +144,7 @@ def wiped(asked: Asked) -> dict[str, Any]:
     for name, result in (("kept", kept), ("wiped", lost)):
         trials = result.trial_curve(confidence=asked.confidence)
         found[name] = {"return": float(result.returns.mean()), "trials": trials}
-    return {**found, "difference": _difference(kept.returns - lost.returns, asked.confidence)}
+    return {**found, "difference": _difference(kept.returns - lost.returns, kept, asked.confidence)}
 
 
 def observable(asked: Asked) -> dict[str, Any]:
@@ -162,14 +163,14 @@ def observable(asked: Asked) -> dict[str, Any]:
     for name, a, b in (("return", ours.returns, theirs.returns), ("success", ours.success, theirs.success)):
         if a is not None and b is not None:
             a, b = a.double(), b.double()
-            gap = _difference(b - a, asked.confidence)
+            gap = _difference(b - a, ours, asked.confidence)
             found[name] = {"ours": float(a.mean()), "twin": float(b.mean()), "gap": gap}
     return found
 
 
-def _difference(values: Tensor, confidence: float) -> dict[str, float]:
+def _difference(values: Tensor, played: EvaluationResult, confidence: float) -> dict[str, float]:
     """Mean of differences on the same tasks; its interval is over tasks, of these agents and no other seeds."""
-    low, high = mean_interval(values, confidence=confidence)
+    low, high = clustered_mean_interval(values, played.clusters, confidence=confidence)
     return {"mean": float(values.mean()), "low": low, "high": high}
 
 

@@ -13,6 +13,7 @@ from yamame import ranks
 from yamame.cli.nodes import plain, target_of
 from yamame.cli.validation import parameters_of
 from yamame.failures import tell_aside
+from yamame.files.config import flatten
 from yamame.replay.disk.files import read_manifests
 from yamame.runs.earlier import complete_env
 
@@ -20,6 +21,8 @@ NOTHING = "new seeds; training may meet the same tasks"
 """What is said of evaluations of which nothing else is known to be new."""
 IN_DATA, RELABELLED = "unless its data have met them", "unless relabelling has met them"
 _SETTINGS = ("split", "split_by")
+_NO_TASKS = ("seed", "num_envs", "device", "workers")
+"""Settings that do not change which tasks an environment has, nor how they are played."""
 
 
 def what_is_new(
@@ -27,36 +30,81 @@ def what_is_new(
     env: EnvBase,
     *,
     trained: Mapping[str, Any] | None = None,
+    trained_trials: Mapping[str, Any] | None = None,
     replay: Path | None = None,
     is_older: bool = False,
 ) -> str:
-    """What is new in the tasks of an evaluation to an agent trained on those of training, in a few words.
+    """Describes in a few words what the tasks of an evaluation have that those of training lack.
 
-    An environment says it in its attribute ``novelty``, a text such as ``"new mazes"`` (`yamame_envs.ContextEnv`). That
-    holds if training plays another side of its ``split``, told by the same ``split_by``.
+    An environment says it in its attribute ``novelty``, a text such as ``"new mazes"`` (`yamame_envs.ContextEnv`). The
+    text holds if training plays another side of its ``split`` with the same ``split_by``, and all other settings are
+    the same. With other settings (another size, more goals) they are named instead: what is known or new in such
+    tasks depends on the environment.
 
     Args:
         cfg: The configuration; ``evaluation.env`` changes its environment in evaluations.
         env: The environment of the evaluation.
         trained: Settings of the environment in training, if they are not ``cfg.env``.
+        trained_trials: Settings of repeated trials in training, if they are not ``cfg.trials``.
         replay: Folder of the trajectories of the run, if it is known.
         is_older: Whether a version began the run that did not reject held-out instructions when relabelling.
     """
     novelty = getattr(env, "novelty", None)
-    played = plain(cfg.env) | plain(cfg.evaluation.env)
     trained = plain(cfg.env) if trained is None else trained
-    known = parameters_of(target_of(cfg.env))
-    (side, by), (other_side, other_by) = (
-        [node.get(name, known[name].default) if name in known else None for name in _SETTINGS]
-        for node in (trained, played)
-    )
-    is_apart = side is None or (side not in ("all", other_side) and by == other_by)
-    if not isinstance(novelty, str) or not is_apart or other_splits(cfg):
+    changed = _changed_settings(cfg, "env", trained, _played(cfg))
+    if trained_trials is not None:
+        changed += _changed_settings(cfg, "trials", trained_trials, plain(cfg.trials))
+    if changed:
+        return f"another setting than in training: {', '.join(changed)}"
+    if not isinstance(novelty, str) or not _is_apart(cfg, trained) or other_splits(cfg):
         return NOTHING
     may_leak = "world_hash" in env.observation_spec.keys() and (is_older or lacks_worlds(replay, env))
     if may_leak and OmegaConf.select(cfg, "relabel.strategy") != "none":
         novelty = f"{novelty}, {RELABELLED}"
     return f"{novelty}, {IN_DATA}" if _is_of_unknown_tasks(cfg) else novelty
+
+
+def _played(cfg: DictConfig) -> dict[str, Any]:
+    """Settings of the environment in evaluations."""
+    merged = OmegaConf.merge(OmegaConf.create(plain(cfg.env)), OmegaConf.create(plain(cfg.evaluation.env)))
+    return plain(merged)
+
+
+def _is_apart(cfg: DictConfig, trained: Mapping[str, Any]) -> bool:
+    """Whether evaluations play another side of the split than training; true of an environment without one."""
+    known = parameters_of(target_of(cfg.env))
+    (side, by), (other_side, other_by) = (
+        [node.get(name, known[name].default) if name in known else None for name in _SETTINGS]
+        for node in (trained, _played(cfg))
+    )
+    return side is None or (side not in ("all", other_side) and by == other_by)
+
+
+def _changed_settings(
+    cfg: DictConfig, part: str, trained: Mapping[str, Any], played: Mapping[str, Any]
+) -> list[str]:
+    """Names the settings of a part, ``env`` or ``trials``, that evaluations change, with both values.
+
+    A setting that one side leaves to the class has the default of its constructor.
+    """
+    defaults = {
+        name: parameter.default
+        for name, parameter in parameters_of(target_of(cfg[part])).items()
+        if parameter.default is not parameter.empty and name not in _NO_TASKS
+    }
+    # An empty mapping has no keys: settings.size=9 beside it is one change, not two.
+    before, after = (
+        {key: value for key, value in flatten({**defaults, **node}).items() if value != {}}
+        for node in (trained, played)
+    )
+    texts = []
+    for key in sorted(before.keys() | after.keys()):
+        if key.split(".")[0] in (*_SETTINGS, *_NO_TASKS) or before.get(key) == after.get(key):
+            continue
+        was = f"trained with {before[key]}" if key in before else "not set in training"
+        value = after.get(key, "(not set)")
+        texts.append(f"{part}.{key}={value} ({was})")
+    return texts
 
 
 def lacks_worlds(replay: Path | None, env: EnvBase) -> bool:
@@ -72,11 +120,15 @@ def lacks_worlds(replay: Path | None, env: EnvBase) -> bool:
 
 
 def tell_other_splits(cfg: DictConfig) -> None:
-    """Prints one line if trajectories of other runs, that are learned from, are of another split."""
-    if (others := other_splits(cfg)) and ranks.is_first():
-        own = _text({name: cfg.env[name] for name in _SETTINGS if name in cfg.env})
+    """Warns of data of other runs with another split, where evaluations are said to play new tasks."""
+    own = plain(cfg.env)
+    claims_new_tasks = _is_apart(cfg, own) and not _changed_settings(cfg, "env", own, _played(cfg))
+    if not claims_new_tasks or not ranks.is_first():
+        return
+    if others := other_splits(cfg):
+        split = _text({name: own[name] for name in _SETTINGS if name in own})
         tell_aside(
-            f"data: {'; '.join(others)}; this run has {own}, so what is learned from may hold tasks of its evaluations"
+            f"data: {'; '.join(others)}; this run has {split}, so the training data may contain evaluation tasks"
         )
 
 

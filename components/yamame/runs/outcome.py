@@ -3,6 +3,7 @@
 import contextlib
 import shlex
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +90,21 @@ def tell_changes(run: RunState, before: LoadedCheckpoint) -> None:
         if others := differing(*pair, but_for=lambda key: False):
             tell_aside(f"{run.name}: goes on {how}: {'; '.join(others)}")
     conditions = [
-        *differing(before.config, run.config, but_for=lambda key: not belongs_to_a_machine(key)),
+        *differing(
+            _with_own_device(before.config),
+            _with_own_device(run.config),
+            but_for=lambda key: not belongs_to_a_machine(key),
+        ),
         *differing(before.values["machine"], run.components["machine"], but_for=lambda key: False),
     ]
     if conditions:
-        how = "under other conditions, equal bits are not promised"
-        tell_aside(f"{run.name}: goes on {how}: {'; '.join(conditions)}")
+        how = "resumed with other settings; results may differ in the last bits"
+        tell_aside(f"{run.name}: {how}: {'; '.join(conditions)}")
+
+
+def _with_own_device(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration that names the first device of a kind by its kind alone: cpu:0 is cpu."""
+    return {**config, "device": str(config["device"]).removesuffix(":0")}
 
 
 def read_summary(run: RunState) -> dict[str, Any]:
@@ -125,6 +135,8 @@ def write_summary(run: RunState, status: Status) -> None:
         "return_mean": last.get("return_mean"),
         "evaluated_at": last.get(run.progress.unit),
         "evaluated_on": run.novelty,
+        "num_episodes": _whole(last.get("num_episodes")),
+        "num_tasks": _whole(last.get("num_tasks")),
         "ended_by": ended_by(run),
         "env_steps": run.progress.env_steps,
         "updates": run.progress.updates,
@@ -145,6 +157,10 @@ def write_summary(run: RunState, status: Status) -> None:
         if steps := next_steps(run, status):
             tell("\n".join(["next:", *(f"  {step}" for step in steps)]))
     tell(path)
+
+
+def _whole(number: float | None) -> int | None:
+    return None if number is None else int(number)
 
 
 def ended_by(run: RunState) -> str | None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from yamame.evaluation import EvaluationResult
 from yamame.evaluation.intervals import with_width
+from yamame.evaluation.result import described
 from yamame.runs.callbacks import Callback
 from yamame.runs.state import RunState
 from yamame.training.progress import RECENT
@@ -68,7 +69,7 @@ class ProgressBar(Callback):
 
     def on_evaluating(self, run: RunState) -> None:
         """Tells that the run does not learn for a while."""
-        text = f"evaluating {run.config['evaluation']['num_episodes']} tasks ({run.novelty})"
+        text = f"evaluating {described(run.config['evaluation']['num_episodes'], None)} ({run.novelty})"
         if self._bar is None:
             self._line(text)
         else:
@@ -82,7 +83,9 @@ class ProgressBar(Callback):
         ends = with_width(summary[f"{name}_low"], summary[f"{name}_high"])
         shown = mean if ends is None else f"{mean} [{ends[0]:.3f}, {ends[1]:.3f}]"
         at = f"{run.progress.step:,} {'steps' if run.progress.unit == 'env_steps' else 'updates'}"
-        self._line(f"evaluation after {at}: {name} {shown} ({run.novelty})")
+        unit = "; interval over tasks" if "intervals_over_tasks" in summary else ""
+        about = f"{described(result.returns.numel(), result.num_tasks)}{unit}; {run.novelty}"
+        self._line(f"evaluation after {at}: {name} {shown} ({about})")
 
     def on_log(self, run: RunState, metrics: Mapping[str, float], step: int) -> None:
         """Tells where the run is, and how its episodes end; what is not known yet is shown as a dash."""

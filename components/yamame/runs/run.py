@@ -158,6 +158,9 @@ class Run(RunState):
         if self.resumed:
             before = resuming.restore(self)
             self._saved = (self.progress.env_steps, self.progress.updates)
+        if not self.progress.outcomes:  # no episode has told which of the two it is
+            tells_success = "success" in held_out.observation_spec.keys()
+            self.progress.outcome_is = "success" if tells_success else "return"
         ranks.first(lambda: self._open(before))
         self.directory.begin()
         self.budget.start()

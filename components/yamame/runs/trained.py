@@ -41,6 +41,7 @@ class Trained:
         config: The configuration it was trained with, with what was overridden since.
         weights: State of the agent, on the CPU.
         trained_env: Settings of the environment in training.
+        trained_trials: Settings of repeated trials in training; None without trials.
         is_older: Whether its version did not have the setting ``split_by`` of its environment.
     """
 
@@ -49,6 +50,7 @@ class Trained:
     config: DictConfig
     weights: dict[str, Any] = dataclasses.field(repr=False)
     trained_env: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    trained_trials: Mapping[str, Any] | None = dataclasses.field(default=None, repr=False)
     is_older: bool = False
 
     @property
@@ -72,7 +74,14 @@ class Trained:
     def what_is_new(self, env: EnvBase) -> str:
         """What is new to the agent in the tasks of an environment of `build_env`, see `yamame.runs.novelty`."""
         replay = None if self.folder is None else self.folder / "replay"
-        return what_is_new(self.config, env, trained=self.trained_env, replay=replay, is_older=self.is_older)
+        return what_is_new(
+            self.config,
+            env,
+            trained=self.trained_env,
+            trained_trials=self.trained_trials,
+            replay=replay,
+            is_older=self.is_older,
+        )
 
     def build_agent(self, env: EnvBase) -> InContextAgent:
         """The agent with its weights, in evaluation mode, on the device of the configuration.
@@ -147,6 +156,7 @@ def load_trained(
     held_out = config["evaluation"]["env"]
     config["evaluation"] = {**config["evaluation"], "env": {}}
     config["env"] = plain(OmegaConf.merge(config["env"], held_out, dict(env or {})))
+    trained_trials = config.get("trials")
     if trials:
         if config.get("trials") is None:
             raise UsageError(f"load_trained: {source} must have trials to change them, got {dict(trials)}")
@@ -155,7 +165,7 @@ def load_trained(
         config["encoder"] = {**config["encoder"], "context_length": context_length}
     composed = OmegaConf.create(config)
     check(composed)
-    return Trained(str(source), step, composed, weights, trained_env, is_older)
+    return Trained(str(source), step, composed, weights, trained_env, trained_trials, is_older)
 
 
 def _read(

@@ -112,6 +112,14 @@ class HostedEnv(ContextEnv):
         """See `ContextEnv.novelty`."""
         return self._novelty
 
+    def task_hashes(self) -> Tensor | None:
+        """See `ContextEnv.task_hashes`; an environment tells its task by a method ``played_task_hash()``."""
+        hashes = self._play().task_hashes()
+        self._report(dict(self._play().interrupted), "while its task was asked for")
+        self._abort_interrupted()
+        known = [task for task in hashes if task is not None]
+        return torch.tensor(known) if len(known) == len(hashes) else None
+
     @property
     def num_aborted(self) -> int:
         """Episodes that ended because their environment failed."""

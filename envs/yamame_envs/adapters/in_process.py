@@ -209,6 +209,10 @@ class InProcessEnvs:
             return Failure.of(error)
         return picture
 
+    def task_hashes(self) -> list[int | None]:
+        """Hash of each env's task, by its environment's ``played_task_hash()``; None where it is unknown."""
+        return [None if env is None else _task_hash(env) for env in self._envs]
+
     def close(self) -> None:
         """Closes all environments."""
         for env_id in range(len(self._envs)):
@@ -242,3 +246,17 @@ class InProcessEnvs:
         if env is not None:
             with contextlib.suppress(*ENV_ERRORS):  # it is of no further use, and may be broken
                 env.close()
+
+
+def _task_hash(env: Any) -> int | None:
+    try:
+        played = env.get_wrapper_attr("played_task_hash")()
+    except ENV_ERRORS as error:  # it has no such method, or fails: results do without
+        Failure.of(error)  # raises what no environment raised
+        return None
+    return None if played is None else _signed(int(played))
+
+
+def _signed(number: int) -> int:
+    """A whole number modulo ``2**64``, within the range of int64."""
+    return (number + 2**63) % 2**64 - 2**63

@@ -79,6 +79,11 @@ class TaskApart(gymnasium.Wrapper):
         good = split == "all" or callable(self._hash)
         require(owner, "split", split, good, "be 'all', or the environment must have task_hash(task)")
         self._split, self._held_out, self._owner = split, held_out, owner
+        self._task: Any = None
+
+    def played_task_hash(self) -> int | None:
+        """The hash of the task that is played; None if the environment has no ``task_hash(task)``."""
+        return None if self._hash is None else int(self._hash(self._task))
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -87,6 +92,7 @@ class TaskApart(gymnasium.Wrapper):
         attempt, task_seed = divmod(seed or 0, 2**SEED_BITS)
         noise = int(np.random.SeedSequence([task_seed, attempt]).generate_state(1)[0]) >> 1
         task = self._draw(task_seed) if self._split == "all" else self._on_side(task_seed)
+        self._task = task
         if self._set_task is None:
             options = {**(options or {}), "task": task}
         else:

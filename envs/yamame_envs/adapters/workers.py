@@ -237,6 +237,20 @@ class Pool:
             return answer.failure
         return answer
 
+    def task_hashes(self) -> list[int | None]:
+        """As `InProcessEnvs.task_hashes`."""
+        since = time.monotonic()
+        for worker in self._workers:
+            worker.send("task_hashes")
+        hashes: list[int | None] = []
+        for worker in self._workers:
+            answer = worker.receive(since, self._timeout)
+            if isinstance(answer, Failed):
+                self._replace(worker, answer.failure, [])
+                answer = [None] * (worker.stop - worker.start)
+            hashes += answer
+        return hashes
+
     def _play(self, name: str, env_ids: Sequence[int], data: Sequence[int] | Array) -> Outcome:
         asked, since = [], time.monotonic()
         for worker in self._workers:

@@ -73,6 +73,30 @@ class Slot(gymnasium.Env):
         return np.array([noise], np.float32), (self.task or 0.0) + noise, False, self.t >= 4, told
 
 
+class Numbered(gymnasium.Env):
+    """A task is a number below five, which is seen and paid."""
+
+    observation_space = spaces.Box(0.0, 5.0, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def sample_task(self, seed):
+        return int(np.random.default_rng(seed).integers(5))
+
+    def task_hash(self, task):
+        return task
+
+    def set_task(self, task):
+        self.task = task
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.array([self.task], np.float32), {}
+
+    def step(self, action):
+        return np.array([self.task], np.float32), float(self.task), True, False, {}
+
+
 if "own/Slot-v0" not in gymnasium.registry:  # who collects tests may import this under another name
+    gymnasium.register("own/Numbered-v0", Numbered)
     gymnasium.register("own/PointReach-v0", PointReach, max_episode_steps=20)
     gymnasium.register("own/Slot-v0", Slot)
