@@ -6,8 +6,8 @@
 
 Training meets a task if it draws it, or if relabelling makes it of a trajectory. Which tasks are the same follows from
 the description of what is new in an evaluation (`CLAIMS`), compared by value; the hash of the split is not used.
-Environments without a split use theirs. Trajectories are those of random actions, and each is relabelled several times. Layouts are walls, roads
-with their buttons, pairs of key and door, and holes of lakes.
+Environments without a split use theirs. Trajectories are those of random actions, and each is relabelled several times.
+Layouts are walls, roads with their buttons, pairs of key and door, and holes of lakes.
 """
 
 import argparse
@@ -120,11 +120,13 @@ def native(cfg: DictConfig, *, num_envs: int = 1, held_out: bool = False) -> Bat
 
 
 def entries_of(described: str, env: BatchedEnv) -> tuple[str, ...] | None:
-    """Entries that `CLAIMS` names for the description of an evaluation; None if it does not claim that tasks are new."""
+    """Entries that `CLAIMS` names for the description of an evaluation; None if it claims nothing to be new."""
     if env.novelty is None or not described.startswith(env.novelty):
         return None
     if env.novelty not in CLAIMS:
-        raise SystemExit(f"overlap: CLAIMS must have what is new in {type(env).__name__}, got {env.novelty!r}")
+        raise SystemExit(
+            f"overlap: CLAIMS must have what is new in {type(env).__name__}, got {env.novelty!r}"
+        )
     return CLAIMS[env.novelty]
 
 

@@ -30,10 +30,6 @@ NO_WORLDS = (
     "env.split_by to what leaves goals out (walls, roads)"
 )
 """Condition on ``world_hash`` that data without it do not meet, with remedies."""
-_WORLDS = (
-    "be those of the environment; world_hash is in data of a run whose env.split_by held goals out of training "
-    "(walls_and_goals, roads_and_goals): set env.split_by as that run had it, or use other data"
-)
 PER_CHUNK = 16384
 """Timesteps that are packed at once, if no episode is longer."""
 
@@ -90,10 +86,8 @@ class TrajectoryFormat:
             if key == "world_hash" and got is None:
                 condition = NO_WORLDS
             require(name, f"entry {key!r}", _text(got), got == wanted, condition)
-
         strange = [key for key in fields if key not in self.entries]
-        condition = _WORLDS if "world_hash" in strange else "be those of the environment"
-        require(name, "entries", strange, not strange, condition)
+        require(name, "entries", strange, not strange, "be those of the environment")
 
     def check_length(self, longest: int, name: str) -> None:
         """Refuses trajectories whose longest takes more steps than an episode of the environment."""
