@@ -26,8 +26,8 @@ from yamame.transforms.context import context_values
 
 OWNER = "TrajectoryFormat"
 NO_WORLDS = (
-    "be there, as the environment holds goals out of training: use data of a run with the same env.split_by, or set "
-    "env.split_by to what leaves goals out (walls, roads)"
+    "be there, as the environment holds goals out of training: use data of a run of this version with the same "
+    "env.split_by, or set env.split_by to what leaves goals out (walls, roads)"
 )
 """Condition on ``world_hash`` that data without it do not meet, with remedies."""
 PER_CHUNK = 16384
