@@ -34,6 +34,18 @@ def _skip_if_missing(message: str) -> None:
         pytest.skip(message)
 
 
+@pytest.fixture(autouse=True)
+def _forget_modules_of_this_test(tmp_path_factory):
+    """Removes modules that a test has imported from its own files, which another test may have of the same name."""
+    before = set(sys.modules)
+    yield
+    folder = str(tmp_path_factory.getbasetemp())
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if isinstance(file, str) and file.startswith(folder):
+            del sys.modules[name]
+
+
 @pytest.fixture(scope="session")
 def skip_if_missing():
     """Skips where an error says that a package is missing, and it is: a wrong message skips nothing."""

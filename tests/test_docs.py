@@ -191,3 +191,10 @@ def test_the_python_of_a_how_to_runs(page, empty_store, tmp_path, monkeypatch):
         assert names["run"].summary["status"] == "FINISHED"
     if "losses" in names:
         assert names["losses"][-1] < names["losses"][0]
+
+
+def test_modules_that_pages_wrote_are_forgotten(own_module):
+    """After the pages above: a later test may have a package of the same name."""
+    assert "mylab" not in sys.modules
+    own_module("mylab", "VALUE = 3\n")
+    assert importlib.import_module("mylab").VALUE == 3

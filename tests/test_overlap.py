@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from yamame_envs import MazeRunner
 
 TOOL = Path(__file__).parents[1] / "tools" / "overlap.py"
 COLUMNS = ("settings", "new", "trained", "evaluated", "met", "relabelled", "layouts")
@@ -40,6 +41,24 @@ def test_what_is_held_out_is_not_met_and_without_a_split_it_is(overlap):
     row = overlap("env=mazerunner", "env.num_goals=1", "relabel=all", "--episodes", "300", *split_all)
     assert int(row["relabelled"].rstrip("%")) > 50
     assert row["new"] == "new seeds; training may meet the same tasks"
+
+
+def test_a_description_that_promises_too_much_is_found(overlap, monkeypatch):
+    """Goals are held out in a maze together with permuted actions, so training may meet them with other actions."""
+    settings = ("env=mazerunner", "env.split_by=walls_and_goals", "env.randomize_actions=true")
+    short = ("env.num_goals=1", "relabel=none", "--episodes", "500")
+    row = overlap(*settings, *short)
+    assert (row["met"], row["new"]) == ("0%", "new combinations of maze, goals and actions")
+    monkeypatch.setattr(MazeRunner, "novelty", "new goals in known mazes")
+    row = overlap(*settings, *short)
+    assert row["new"] == "new goals in known mazes"
+    assert int(row["met"].rstrip("%")) > 20
+
+
+def test_a_description_that_it_does_not_know_is_refused(overlap, monkeypatch):
+    monkeypatch.setattr(MazeRunner, "novelty", "new halls")
+    with pytest.raises(SystemExit, match=r"CLAIMS .* 'new halls'"):
+        overlap("env=mazerunner", "relabel=none", "--episodes", "20")
 
 
 def test_without_arguments_it_names_the_environments_that_have_no_split(monkeypatch, capsys):

@@ -4,9 +4,10 @@
     python tools/overlap.py env=frozenlake env.size=4              # any overrides of recipes/train.py
     python tools/overlap.py experiment=cpu_mazerunner --episodes 7000
 
-Training meets a task if it draws it, or if relabelling makes it of a trajectory. ``env.split_by`` decides which tasks
-are the same. Trajectories are those of random actions, and each is relabelled several times. Layouts are walls, roads
-with their buttons, pairs of key and door, and holes of lakes.
+Training meets a task if it draws it, or if relabelling makes it of a trajectory. Which tasks are the same follows from
+the description of what is new in an evaluation (`CLAIMS`), compared by value; the hash of the split is not used.
+Environments without a split use theirs. Trajectories are those of random actions, and each is relabelled several times.
+Layouts are walls, roads with their buttons, pairs of key and door, and holes of lakes.
 """
 
 import argparse
@@ -33,14 +34,29 @@ ROWS = (
     "experiment=cpu_mazerunner env.split=all evaluation.env.split=all",
     "experiment=cpu_mazerunner env.randomize_actions=true",
     "experiment=cpu_mazerunner_k3",
+    "experiment=cpu_mazerunner env.split_by=walls_and_goals env.randomize_actions=true",
     "experiment=cpu_package_delivery",
     "experiment=cpu_package_delivery env.split_by=roads_and_goals",
     "experiment=cpu_package_delivery_20",
     "experiment=cpu_dark_key_to_door",
+    "experiment=cpu_dark_key_to_door env.split_by=rooms_and_starts env.randomize_actions=true",
     "experiment=cpu_frozenlake",
     "env=frozenlake env.hard=true env.size=4",
 )
 """What is counted if nothing is asked for."""
+CLAIMS = {
+    "new mazes": ("walls",),
+    "new goals in known mazes": ("walls", "instruction"),
+    "new combinations of maze, goals and actions": ("walls", "instruction", "actions"),
+    "new combinations of road and button": ("onward", "button"),
+    "new combinations of road, button and goals": ("onward", "button", "instruction"),
+    "new rooms": ("key", "door"),
+    "new starts in known rooms": ("key", "door", "start"),
+    "new combinations of room, start and actions": ("key", "door", "start", "actions"),
+    "new lakes": ("holes",),
+    "new actions on known lakes": ("holes", "effects"),
+}
+"""Entries of a task in which it must differ from all tasks of training, by the description of an evaluation."""
 AT_ONCE = 500
 """Episodes that are played together."""
 HEADER = (
@@ -72,7 +88,7 @@ def row_of(overrides: list[str], episodes: int, draws: int) -> list[str]:
     cfg = yamame.compose(*overrides, "logger=none", "window=null", "packing=null")
     training = native(cfg, num_envs=min(AT_ONCE, episodes))
     evaluation = native(cfg, held_out=True)
-    evaluated = cfg.evaluation.num_episodes
+    evaluated, described = cfg.evaluation.num_episodes, what_is_new(cfg, evaluation)
     counted = task_overlap(
         training,
         evaluation,
@@ -81,11 +97,12 @@ def row_of(overrides: list[str], episodes: int, draws: int) -> list[str]:
         relabel=build_transform(cfg, training) if relabels(cfg) else None,
         num_draws=draws,
         layout_hash=layout_hash(cfg),
+        entries=entries_of(described, evaluation),
     )
     shares = [counted.drawn, counted.met, counted.layouts]
     return [
         f"`{' '.join(overrides)}`",
-        what_is_new(cfg, evaluation),
+        described,
         f"{counted.trained:,}",
         f"{counted.evaluated:,}",
         *("-" if share is None else f"{share:.0%}" for share in shares),
@@ -100,6 +117,17 @@ def native(cfg: DictConfig, *, num_envs: int = 1, held_out: bool = False) -> Bat
         name = type(env).__name__
         raise SystemExit(f"overlap: env must be a native one, whose tasks are known, got {name}")
     return env
+
+
+def entries_of(described: str, env: BatchedEnv) -> tuple[str, ...] | None:
+    """Entries that `CLAIMS` names for the description of an evaluation; None if it claims nothing to be new."""
+    if env.novelty is None or not described.startswith(env.novelty):
+        return None
+    if env.novelty not in CLAIMS:
+        raise SystemExit(
+            f"overlap: CLAIMS must have what is new in {type(env).__name__}, got {env.novelty!r}"
+        )
+    return CLAIMS[env.novelty]
 
 
 def layout_hash(cfg: DictConfig) -> Hash | None:

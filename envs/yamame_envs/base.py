@@ -76,7 +76,10 @@ class BatchedEnv(ContextEnv):
         return split
 
     def _hold_out(self, split: Split, split_by: str) -> None:
-        """Sets the side of the split and the identity of tasks, before the base is built."""
+        """Sets the side of the split and the identity of tasks, before the base is built.
+
+        A subclass sets ``_novelty`` afterwards where its settings change which entries tasks have.
+        """
         self._split = self._choose(split)
         require_choice(self.label, "split_by", split_by, tuple(self._identities))
         self._identity, self._novelty = self._identities[split_by]

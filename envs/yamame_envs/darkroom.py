@@ -51,7 +51,8 @@ class DarkKeyDoor(BatchedEnv):
         split: Which rooms episodes play: ``all``; ``train``, all but a share that is held out; ``test``, that share
             (`yamame_envs.split`).
         split_by: What is held out: ``rooms``, pairs of key and door, whatever the start and the actions;
-            ``rooms_and_starts``, key, door, start and permuted actions together.
+            ``rooms_and_starts``, key, door and start together. Permuted actions are then part of the combination, so
+            training may meet the same start in the same room with other actions.
         observable: Whether door and key are shown as ``hidden`` ``[N, 4]``, as ``light`` has them; permuted actions
             stand behind them as one-hots, ``[N, 29]``.
         seed: Names the tasks of all episodes.
@@ -94,6 +95,8 @@ class DarkKeyDoor(BatchedEnv):
         known = get_args(Attempts)
         require_choice(self.label, "attempts", attempts, known)
         self._hold_out(split, split_by)
+        if randomize_actions and split_by == "rooms_and_starts":
+            self._novelty = "new combinations of room, start and actions"
         self._size = size
         self._trial_limit = trial_limit
         self._attempts = attempts

@@ -50,11 +50,11 @@ class PackageDelivery(GoalEnv):
         min_packages: Destinations at least; every number up to ``max_packages`` is equally likely.
         max_packages: Destinations at most.
         time_limit: Steps of an episode at most.
-        split: Which roads episodes play: ``all``; ``train``, all but a share that is held out; ``test``, that share
+        split: Which tasks episodes play: ``all``; ``train``, all but a share that is held out; ``test``, that share
             (`yamame_envs.split`).
-        split_by: What is held out: ``roads``, a road with its forks and its button, whatever the destinations;
-            ``roads_and_goals``, pairs of a road and an instruction. Relabelling must then reject held-out instructions
-            (`held_out_instructions`).
+        split_by: What is held out: ``roads``, pairs of a road (its forks) and a button, whatever the destinations, so
+            training may meet the same road with another button; ``roads_and_goals``, combinations of a road, a button
+            and an instruction. Relabelling must then reject held-out instructions (`held_out_instructions`).
         observable: Whether ``hidden`` ``[N, length + 4]`` shows which branch goes on at every cell (1 right, -1 left,
             0 no fork) and which button places packages, as a one-hot.
         seed: Names the tasks of all episodes.
@@ -70,8 +70,10 @@ class PackageDelivery(GoalEnv):
     """
 
     _identities: ClassVar = {
-        "roads": Identity(("onward", "button"), "new roads"),
-        "roads_and_goals": Identity(("onward", "button", "instruction"), "new goals on known roads"),
+        "roads": Identity(("onward", "button"), "new combinations of road and button"),
+        "roads_and_goals": Identity(
+            ("onward", "button", "instruction"), "new combinations of road, button and goals"
+        ),
     }
 
     def __init__(

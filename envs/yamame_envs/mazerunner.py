@@ -44,8 +44,9 @@ class MazeRunner(GoalEnv):
         split: Which mazes episodes play: ``all``; ``train``, all but a share that is held out; ``test``, that share
             (`yamame_envs.split`).
         split_by: What is held out: ``walls``, mazes, whatever their goals and actions; ``walls_and_goals``, pairs of a
-            maze and an instruction (with permuted actions, triples), so that evaluation asks for new goals in mazes
-            that training may know. Relabelling must then reject held-out instructions (`held_out_instructions`).
+            maze and an instruction, so that evaluation asks for new goals in mazes that training may know. With
+            permuted actions these are triples, and training may meet the same goals in the same maze with other
+            actions. Relabelling must then reject held-out instructions (`held_out_instructions`).
         position: Whether row and column of the agent are part of the observation.
         observable: Whether the map, 1 for a wall, is shown as ``hidden`` ``[N, size * size]``, followed by permuted
             actions as one-hots, 25 more, and without ``position`` by row and column divided by ``size``, 2 more.
@@ -89,6 +90,8 @@ class MazeRunner(GoalEnv):
         self._goals = (num_goals if min_goals is None else min_goals, num_goals)
         self._randomize = randomize_actions
         self._hold_out(split, split_by)
+        if randomize_actions and split_by == "walls_and_goals":
+            self._novelty = "new combinations of maze, goals and actions"
         self._size, self._shows_position = size, position
         num_seen = 6 if position else 4
         num_hidden = size * size + (25 if randomize_actions else 0) + (0 if position else 2)

@@ -36,7 +36,8 @@ class Identity(NamedTuple):
 
     Attributes:
         entries: Names of the entries of a task that are hashed; a task may lack some of them.
-        novelty: What the tasks of one side of the split have that those of the other side lack: ``"new mazes"``.
+        novelty: Description of what is new on the other side of the split, such as ``"new mazes"``. It must hold for
+            exactly these entries: two tasks that it calls the same must agree in all of them.
     """
 
     entries: tuple[str, ...]
@@ -59,7 +60,7 @@ def entry_hash(values: Tensor, number: int) -> Tensor:
     """The term ``[R]`` that an entry ``[R, ...]`` adds to `hash_of`; ``number`` is its place among the sorted names."""
     values = values.unsqueeze(-1).flatten(1)
     if values.is_floating_point():
-        values = values.to(torch.float64).view(torch.int64)
+        values = (values.to(torch.float64) + 0.0).view(torch.int64)  # -0.0 equals 0.0, its bits do not
     place = fold(torch.arange(values.shape[1], device=values.device), number)
     return fold(place, values.to(torch.int64)).sum(-1)
 

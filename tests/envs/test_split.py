@@ -150,6 +150,21 @@ def test_equal_values_have_equal_hashes_whatever_their_shape_and_other_ones_othe
     assert torch.equal(hash_of({"a": rows[:3]}), hashed[:3])
 
 
+def test_negative_zero_is_zero_and_no_other_value_has_another_hash_than_before():
+    values = torch.tensor([[0.0, 1.5], [-0.0, 1.5], [-1.5, 0.0]])
+    hashed = hash_of({"a": values})
+    assert hashed[0] == hashed[1]
+    assert hashed[0] != hashed[2]
+    known = torch.tensor(
+        [
+            *(6235967106033911276, 1642033367394437983, 1476666600926391474),
+            *(-7713759002381833555, 1792736230230788992),
+        ]
+    )
+    values = torch.tensor([0.0, 1.5, -1.5, torch.inf, torch.nan], dtype=torch.float64)
+    assert torch.equal(hash_of({"a": values}), known)
+
+
 def played(env, num_steps):
     """The hashes of all tasks that an environment plays in so many steps of action 0."""
     inner, hashes = getattr(env, "env", env), set()

@@ -144,8 +144,6 @@ def test_agents_that_always_take_one_side_do_not_seem_to_need_memory():
 @pytest.mark.parametrize(
     ("seeds", "noise", "tasks", "at_least"),
     [
-        (2, 0.02, 256, 0.85),
-        (2, 0.05, 256, 0.6),
         (3, 0.05, 64, 0.8),
         (3, 0.05, 256, 0.95),
         (5, 0.1, 256, 0.95),
@@ -213,7 +211,7 @@ def judged(means, *, chance=0.0, seeds=3, noise=0.0, windows=WINDOWS):
     return judge_memory(windows, scores, chance + easy + 0.2 * rng.normal(size=TASKS))
 
 
-@pytest.mark.parametrize("seeds", [2, 3])
+@pytest.mark.parametrize("seeds", [3, 4])
 @pytest.mark.parametrize(
     ("means", "outcome", "at_least", "at_most"),
     [

@@ -16,6 +16,7 @@ from contextlib import closing, redirect_stderr, redirect_stdout
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -179,8 +180,22 @@ def place(tmp_path_factory) -> Path:
     return folder
 
 
+def load(recipe: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"{recipe}_recipe", RECIPES / f"{recipe}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def imported() -> None:
+    """Imports all that recipes import: a module imported during a test would keep its replacements of functions."""
+    for recipe in {recipe for recipe, _ in BASES}:
+        load(recipe)
+
+
 @pytest.fixture
-def line(place, monkeypatch) -> Callable[..., tuple[Any, str]]:
+def line(imported, place, monkeypatch) -> Callable[..., tuple[Any, str]]:
     """Runs a recipe until its work would begin: exit status (None: accepted), error output."""
     monkeypatch.chdir(place)
     monkeypatch.setattr(Run, "begin", begin_no_run)
@@ -193,9 +208,7 @@ def line(place, monkeypatch) -> Callable[..., tuple[Any, str]]:
     monkeypatch.setattr("yamame.deploy.mlflow_model.save_model", begin_no_run)
 
     def run(recipe: str, arguments: list[str]) -> tuple[Any, str]:
-        spec = importlib.util.spec_from_file_location(f"{recipe}_recipe", RECIPES / f"{recipe}.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = load(recipe)
         monkeypatch.setattr(sys, "argv", [str(RECIPES / f"{recipe}.py"), *arguments])
         errors, status = io.StringIO(), 0
         task = {"evaluate": "score", "replay_batch": "replay"}.get(recipe, recipe)
@@ -334,6 +347,16 @@ def test_a_strangers_file_is_one_line_and_runs_nothing(line, place, tmp_path, re
     for text in (f"{recipe}: run=", "forged.pt: ", f"{key}.", "_target_ must be", "got '"):
         assert text in errors
     assert [path.name for path in place.iterdir()] == ["trained"]
+
+
+def test_no_module_keeps_the_functions_that_these_tests_replace(line, monkeypatch):
+    for recipe, arguments in BASES:
+        if recipe in ("evaluate", "play", "report", "export", "sync"):
+            line(recipe, arguments)
+    monkeypatch.undo()
+    ours = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "yamame"}
+    kept = [name for name, module in ours.items() if begin_no_run in vars(module).values()]
+    assert kept == []
 
 
 def test_targets_of_many_steps_take_no_longer_than_the_batch_is_long():

@@ -63,9 +63,21 @@ def told(*overrides, **nodes):
     [
         (["env=mazerunner"], "new mazes"),
         (["env=mazerunner", "env.split_by=walls_and_goals"], "new goals in known mazes"),
-        (["env=package_delivery"], "new roads"),
-        (["env=package_delivery", "relabel=none", "trials=repeated", "trials.num_trials=2"], "new roads"),
+        (["env=package_delivery"], "new combinations of road and button"),
+        (
+            ["env=package_delivery", "relabel=none", "trials=repeated", "trials.num_trials=2"],
+            "new combinations of road and button",
+        ),
+        (
+            ["env=mazerunner", "env.split_by=walls_and_goals", "env.randomize_actions=true"],
+            "new combinations of maze, goals and actions",
+        ),
+        (
+            ["env=package_delivery", "env.split_by=roads_and_goals"],
+            "new combinations of road, button and goals",
+        ),
         (["env=dark_key_to_door"], "new rooms"),
+        (["env=dark_key_to_door", "env.split_by=rooms_and_starts"], "new starts in known rooms"),
         (["env=frozenlake"], "new lakes"),
         (["env=frozenlake", "env.split_by=lakes_and_actions"], "new lakes"),
         (["env=frozenlake", "env.split_by=lakes_and_actions", "env.hard=true"], "new actions on known lakes"),

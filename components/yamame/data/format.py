@@ -25,6 +25,11 @@ from yamame.spaces.from_specs import spaces_of
 from yamame.transforms.context import context_values
 
 OWNER = "TrajectoryFormat"
+NO_WORLDS = (
+    "be there, as the environment holds goals out of training: use data of a run of this version with the same "
+    "env.split_by, or set env.split_by to what leaves goals out (walls, roads)"
+)
+"""Condition on ``world_hash`` that data without it do not meet, with remedies."""
 PER_CHUNK = 16384
 """Timesteps that are packed at once, if no episode is longer."""
 
@@ -77,9 +82,10 @@ class TrajectoryFormat:
         """
         for key, wanted in self.entries.items():
             got = fields.get(key)
-            require(
-                name, f"entry {key!r}", _text(got), got == wanted, f"be {_text(wanted)}, as the environment's"
-            )
+            condition = f"be {_text(wanted)}, as the environment's"
+            if key == "world_hash" and got is None:
+                condition = NO_WORLDS
+            require(name, f"entry {key!r}", _text(got), got == wanted, condition)
         strange = [key for key in fields if key not in self.entries]
         require(name, "entries", strange, not strange, "be those of the environment")
 
@@ -250,7 +256,8 @@ class TrajectoryFormat:
         """An entry in the shape and dtype of the environment."""
         (shape, dtype), value = self.entries[key], packed.get(key, None)
         wanted = f"be {_text((shape, dtype))}, as the environment's"
-        require(name, f"entry {key!r}", None, value is not None, wanted)
+        condition = NO_WORLDS if key == "world_hash" else wanted
+        require(name, f"entry {key!r}", None, value is not None, condition)
         got = _text((value.shape[2:], value.dtype))
         same = value.shape[2:] == shape or (value.shape[2:] == () and shape == (1,))
         require(name, f"entry {key!r}", got, same and _casts(value, dtype), wanted)

@@ -32,7 +32,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from yamame.checks import require
-from yamame.data.format import TrajectoryFormat, after
+from yamame.data.format import NO_WORLDS, TrajectoryFormat, after
 from yamame.keys import RELABELLING
 from yamame.spaces.arrays import Array, is_tree, leaves
 
@@ -252,6 +252,8 @@ def _shown(
     optional = key in ("achieved_mask", "trial_start") or (following and (node is None or may_be_beside))
     if node is None or may_be_beside:
         wanted = own_array if may_be_beside else group
+        if key == "world_hash":
+            require(name, "entry 'world_hash'", f"arrays {sorted(table)}", optional, NO_WORLDS)
         require(name, "arrays", sorted(table), optional, f"hold {wanted!r}")
     else:
         wanted = "/".join(format.observation(key).name)

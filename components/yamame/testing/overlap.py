@@ -1,6 +1,6 @@
 """How many tasks of an evaluation training meets, with what relabelling makes of its trajectories."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -53,8 +53,12 @@ def task_overlap(
     relabel: Callable[[TensorDictBase], TensorDictBase] | None = None,
     num_draws: int = 1,
     layout_hash: Hash | None = None,
+    entries: Sequence[str] | None = None,
 ) -> Overlap:
     """Counts which tasks of an evaluation training meets.
+
+    With ``entries`` the count does not depend on the hash that the split uses. So it shows whether a description of the
+    evaluation holds: ``["walls", "instruction"]`` for "new goals in known mazes".
 
     Args:
         training: Environment of training. With ``relabel`` it is played, by random actions, as many tasks at once as it
@@ -65,9 +69,12 @@ def task_overlap(
         relabel: Relabels whole trajectories ``[B, L]`` and keeps their order.
         num_draws: How often each trajectory is relabelled.
         layout_hash: Hashes a part of tasks, such as the walls of a maze, to count it too.
+        entries: Names of the entries of a task in which equal tasks agree; they are compared by value. None: tasks are
+            equal if ``task_hash`` is.
 
     Raises:
-        ValueError: There are no tasks, or fewer of training than ``training`` has envs.
+        ValueError: There are no tasks, or fewer of training than ``training`` has envs; or tasks lack one of
+            ``entries``.
     """
     require(
         "task_overlap",
@@ -77,8 +84,10 @@ def task_overlap(
         "be some",
     )
     roster = evaluation.tasks_of(evaluated)
-    wanted = evaluation.task_hash(roster)
-    met = [training.task_hash(training.tasks_of(part)) for part in trained.split(_AT_ONCE)]
+    number_of = Numbering(entries) if entries is not None else None
+    wanted = (number_of or evaluation.task_hash)(roster)
+    identify = number_of or training.task_hash
+    met = [identify(training.tasks_of(part)) for part in trained.split(_AT_ONCE)]
     drawn = torch.cat(met)
     counted = Overlap(len(drawn.unique()), len(wanted.unique()), _share(wanted, drawn))
 
@@ -87,13 +96,36 @@ def task_overlap(
             batch, task = _play(training, part), training.tasks_of(part)
             for _ in range(num_draws):
                 instruction = relabel(batch).get("goal")[:, 0]
-                met.append(training.task_hash({**task, "instruction": instruction}))
+                met.append(identify({**task, "instruction": instruction}))
         counted = counted._replace(met=_share(wanted, torch.cat(met)))
 
     if layout_hash is not None:
         known = torch.cat([layout_hash(training.tasks_of(part)) for part in trained.split(_AT_ONCE)])
         counted = counted._replace(layouts=_share(layout_hash(roster), known))
     return counted
+
+
+class Numbering:
+    """Numbers tasks by the values of some of their entries: equal tasks have the same number.
+
+    >>> number_of = Numbering(["a"])
+    >>> number_of({"a": torch.tensor([3, 5, 3]), "b": torch.arange(3)}).tolist()
+    [0, 1, 0]
+    """
+
+    def __init__(self, entries: Sequence[str]) -> None:
+        self.entries = tuple(entries)
+        self._numbers: dict[bytes, int] = {}
+
+    def __call__(self, task: Task) -> Tensor:
+        """Numbers of tasks ``[R, ...]``: ``[R]`` int64."""
+        for name in self.entries:
+            require("task_overlap", "entries", self.entries, name in task, f"be among {sorted(task)}")
+
+        columns = [task[name].unsqueeze(-1).flatten(1).double() for name in self.entries]
+        rows = torch.cat(columns, 1) + 0.0  # -0.0 equals 0.0, its bytes do not
+        numbers = [self._numbers.setdefault(row.tobytes(), len(self._numbers)) for row in rows.cpu().numpy()]
+        return torch.tensor(numbers, dtype=torch.int64)
 
 
 def _share(wanted: Tensor, known: Tensor) -> float:

@@ -45,8 +45,10 @@ class MiniGrid(HostedEnv):
         view: What ``image`` shows: the cells in sight, the whole map, or either as pixels. The map is as large
             as the largest of the levels, and 22 x 22 at least where BabyAI's are among them.
         mission_length: Words that ``mission`` has room for (W). Sequences need more than others.
-        layouts: Layouts of a level that are trained on; None for all there are.
-        split: Whether episodes play the layouts that are trained on or only others.
+        layouts: Number of seeds that layouts of a level are generated from in training; None for all seeds. Different
+            seeds may generate the same layout: of ``MiniGrid-MemoryS7-v0`` there are 16.
+        split: Whether episodes use the seeds of training (``train``) or only others (``test``). Training may meet the
+            same layouts, so `novelty` is None.
         num_envs: Agents that play at the same time.
         seed: Names the levels and layouts of all episodes.
         device: Where all tensors live.
@@ -71,7 +73,6 @@ class MiniGrid(HostedEnv):
         workers: Workers = Workers(),  # noqa: B008
     ) -> None:
         names = find_levels(id)
-        self._novelty = None if layouts is None else "new layouts"
         require_choice(self.label, "view", view, get_args(View))
         require_choice(self.label, "split", split, get_args(Split))
         known = [inspect(name) for name in names]

@@ -143,7 +143,20 @@ def test_levels_are_drawn_evenly():
     assert (np.abs(counts - 150) < 4 * np.sqrt(450 * 2 / 9)).all()
 
 
-def test_training_and_testing_share_no_layout():
+def test_seeds_of_layouts_are_not_claimed_to_be_new_layouts():
+    """Of this level there are 16 layouts, whatever the number of seeds."""
+
+    def grids(split):
+        env = MiniGrid(layouts=1000, split=split, view="full", num_envs=1, seed=int(split == "test"))
+        assert env.novelty is None
+        return {env.reset()["image"].numpy().tobytes() for _ in range(200)}
+
+    train, test = grids("train"), grids("test")
+    assert len(train) == 16
+    assert test <= train
+
+
+def test_training_and_testing_share_no_layout_seed():
     train, test = (MiniGrid._layout_seeds(5, split) for split in ("train", "test"))
     env = agent(SMALL, layouts=train)
     assert {env.reset(seed=seed)[1]["layout"] for seed in range(80)} == {0, 1, 2, 3, 4}
