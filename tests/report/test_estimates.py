@@ -177,3 +177,17 @@ def test_who_counts_updates_passes_a_threshold_at_the_environment_steps_that_wer
     del metrics["cost/env_steps"]
     group = Group("A", "", (make_run(metrics=metrics, tags={"axis": "updates"}),))
     assert np.isnan(passed(group, "success_mean", 0.5).env_steps).all()
+
+
+def test_intervals_over_repeated_tasks_are_kept_and_do_not_shrink_with_the_number_of_seeds(make_run):
+    def runs(count):
+        rows = [evaluated(0.5, episodes=256) for _ in range(count)]
+        for row in rows:
+            row |= {"eval/num_tasks": {10: 18.0}, "eval/intervals_over_tasks": {10: 1.0}}
+        return tuple(make_run(seed, row) for seed, row in enumerate(rows))
+
+    for count in (1, 3):
+        end = final(Group("A", "ours", runs(count)), "success_mean", RESAMPLING)
+        assert end.over_episodes == pytest.approx((0.4, 0.7))
+    (section,), _ = make_sections(runs(3))
+    assert "256 episodes of 18 tasks" in section.evaluated_with
