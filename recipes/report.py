@@ -90,7 +90,8 @@ def fill_tables(cfg: DictConfig, sections: list[Section], resampling: Resampling
         return []
     folder = Path(cfg.evidence)
     if sections:
-        write_evidence(folder, sections)
+        for line in write_evidence(folder, sections):
+            print(line)
     kept, _ = make_sections(read_evidence(folder))
     pages = [cfg.tables] if isinstance(cfg.tables, str) else cfg.tables or []
     return write_tables([Path(page) for page in pages], kept, resampling)
