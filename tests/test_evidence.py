@@ -11,11 +11,39 @@ ROOT = Path(__file__).parents[1]
 EVIDENCE = ROOT / "docs" / "results"
 TABLES = ("README.md", "docs/results.md", "docs/leaderboard.md")
 """Pages with marked tables."""
-PROSE = ("README.md", "docs/results.md", "docs/index.md", "docs/speed.md")
-"""Pages of which no sentence has a result that no table has."""
-WITHOUT_HASHES = (*PROSE, "docs/leaderboard.md", "docs/results/README.md", "CONTRIBUTING.md")
+PROSE = (
+    *("README.md", "zoo/README.md"),
+    *sorted(
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "docs").rglob("*.md")
+        if path.relative_to(ROOT).parts[1] != "lab"
+    ),
+)
+"""Pages of users: no sentence or table has a decimal number that could be a result, unless its source is marked."""
+CARDS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "zoo").glob("*/README.md"))
+WITHOUT_HASHES = (*PROSE, *CARDS, "CONTRIBUTING.md")
 TO_BE_MEASURED = "to be measured"
 MARKED = re.compile(r"<!-- runs:(.*?)-->\n(.*?)<!-- end of runs -->", re.DOTALL)
+BLOCK = re.compile(
+    r"<!-- (?P<kind>printed|predicted|published|versions)(?: by)?: (?P<source>.*?) -->\n"
+    r"(?P<text>.*?)<!-- end of (?P=kind) -->",
+    re.DOTALL,
+)
+"""Part of a page whose numbers are no results of training, with their source: a command of the repository that prints
+them to anyone, a file that predicts them, a paper, or the file with the versions that are admitted."""
+NUMBERS_OF_PROSE = (
+    r"```.*?```",
+    r"`(?!-?[\d.]+%?`)[^`]*`",  # code, unless it is a number alone
+    r"<!--.*?-->",
+    r"\]\([^)]*\)",
+    r"https?://\S+",
+    r"arXiv \d+\.\d+",
+    r"\$\$.*?\$\$",
+    r"\$[^$\n]*\$",
+    r"\b\d+\.\d+\.\d+\b",
+    r"\b(Python|torch|AMAGO|[Vv]ersion) \d+\.\d+( to \d+\.\d+)?",
+)
+"""What has decimals that are no results: code, links, formulas and versions."""
 TYPED = {"task", "metric", "mark"}
 
 
@@ -120,13 +148,29 @@ def wrong_cells(text: str, folder: Path) -> list[str]:
 
 
 def untold_numbers(text: str) -> list[str]:
-    """Decimal numbers outside of code and of marked tables that no marked table has."""
+    """Decimal numbers outside of marked tables and blocks that no marked table has, except for `NUMBERS_OF_PROSE`."""
     tables = " ".join(table for _, table in MARKED.findall(text))
-    rest = MARKED.sub("", text)
-    for pattern in (r"```.*?```", r"`[^`]*`", r"<!--.*?-->", r"\]\([^)]*\)", r"arXiv \d+\.\d+"):
+    rest = BLOCK.sub(" ", MARKED.sub(" ", text))
+    for pattern in NUMBERS_OF_PROSE:
         rest = re.sub(pattern, " ", rest, flags=re.DOTALL)
-    rest = re.sub(r"(Python|torch) \d\.\d+ to \d\.\d+", " ", rest)  # what is supported
     return [number for number in re.findall(r"\d*\.\d+", rest) if number not in re.findall(r"[\d.]+", tables)]
+
+
+def unknown_sources(text: str) -> list[str]:
+    """Sources of marked blocks that are not there: commands and files of the repository, or published pages."""
+    found = []
+    for block in BLOCK.finditer(text):
+        kind, source = block["kind"], block["source"]
+        if kind == "published":
+            page = r"(arXiv \d{4}\.\d{5}|https?://\S+)"
+            known = bool(re.fullmatch(rf"{page}(, {page})*", source))
+        else:
+            words = source.split()
+            file = words[1] if words[0] == "python" else words[0]
+            known = (ROOT / file).is_file() and (words[0] == "python") == (kind == "printed")
+        if not known:
+            found.append(f"{kind}: {source}")
+    return found
 
 
 def hashes(text: str) -> list[str]:
@@ -146,6 +190,13 @@ def test_every_number_of_a_marked_table_is_that_of_its_runs(name):
 @pytest.mark.parametrize("name", PROSE)
 def test_every_number_in_the_prose_of_a_page_is_one_of_its_tables(name):
     assert untold_numbers((ROOT / name).read_text()) == []
+
+
+@pytest.mark.parametrize("name", PROSE)
+def test_the_sources_of_marked_blocks_are_there(name):
+    text = (ROOT / name).read_text()
+    assert unknown_sources(text) == []
+    assert text.count("<!-- end of ") == len(BLOCK.findall(text)) + len(MARKED.findall(text))
 
 
 @pytest.mark.parametrize("name", [name for name in WITHOUT_HASHES if (ROOT / name).is_file()])
