@@ -25,12 +25,12 @@ WITHOUT_HASHES = (*PROSE, *CARDS, "CONTRIBUTING.md")
 TO_BE_MEASURED = "to be measured"
 MARKED = re.compile(r"<!-- runs:(.*?)-->\n(.*?)<!-- end of runs -->", re.DOTALL)
 BLOCK = re.compile(
-    r"<!-- (?P<kind>printed|predicted|published|versions)(?: by)?: (?P<source>.*?) -->\n"
+    r"<!-- (?P<kind>printed|predicted|published|versions|constants)(?: by)?: (?P<source>.*?) -->\n"
     r"(?P<text>.*?)<!-- end of (?P=kind) -->",
     re.DOTALL,
 )
 """Part of a page whose numbers are no results of training, with their source: a command of the repository that prints
-them to anyone, a file that predicts them, a paper, or the file with the versions that are admitted."""
+them to anyone, a file that predicts them, a paper, or the file with admitted versions or constants."""
 NUMBERS_OF_PROSE = (
     r"```.*?```",
     r"`(?!-?[\d.]+%?`)[^`]*`",  # code, unless it is a number alone
@@ -204,6 +204,23 @@ def test_pages_have_no_commit_hashes(name):
     assert hashes((ROOT / name).read_text()) == []
 
 
+def test_experiments_expect_by_a_bound_or_a_paper_and_not_by_runs_that_were_not_kept():
+    sources = {}
+    for path in sorted((ROOT / "conf" / "experiment").glob("*.yaml")):
+        found = re.search(r"^ +source: (.+)$", path.read_text(), re.MULTILINE)
+        if found:
+            sources[path.stem] = found[1].strip("\"'")
+    assert len(sources) >= 8
+    assert [name for name, source in sources.items() if is_a_result(source)] == []
+    assert is_a_result("0.77 to 0.82 in nine runs")
+    assert not is_a_result("bound, of any policy: 0.95")
+
+
+def is_a_result(source: str) -> bool:
+    cited = source.startswith("bound") or "arXiv" in source
+    return not cited and bool(re.search(r"\d\.\d", source))
+
+
 def test_marked_tables_name_experiments_and_ablations_that_there_are():
     for name in TABLES:
         rows = re.findall(
@@ -250,11 +267,33 @@ def faults(runs: list[dict[str, str]], evaluations: list[dict[str, str]]) -> lis
         found += [f"{run['run']}: has no {name}" for name in needed if not run[name]]
         if not re.fullmatch(r"[0-9a-f]{40}", run["revision"]):  # one with local changes cannot be checked out
             found.append(f"{run['run']}: revision is {run['revision']}")
+        found += [f"{run['run']}: {name} is {run[name]}" for name in several(run)]
         own = [row for row in evaluations if row["run"] == run["run"]]
         if not own or own[-1][run["metric"]] != run["value"] or own[-1]["cpu_s"] != run["cpu_s"]:
             found.append(f"{run['run']}: its last evaluation says otherwise")
     known = {run["run"] for run in runs}
     return found + [f"{row['run']}: is no run" for row in evaluations if row["run"] not in known]
+
+
+def several(run: dict[str, str]) -> list[str]:
+    """Columns with several values, or with another value than the overrides of the same row."""
+    given = dict(word.split("=", 1) for word in shlex.split(run["overrides"]) if "=" in word)
+    found = []
+    if not re.fullmatch(r"cpu|mps|cuda(:\d+)?( [^|;]+)?", run["device"]) or (
+        "device" in given and run["device"].split()[0] != given["device"]
+    ):
+        found.append("device")
+    autocast = {"bfloat16": "bfloat16", "null": "float32", "auto": run["precision"]}
+    wanted = autocast.get(given.get("schedule.autocast", "auto"))
+    if run["precision"] not in ("float32", "bfloat16") or run["precision"] != wanted:
+        found.append("precision")
+    found += [name for name in ("processor", "instructions", "versions") if "|" in run[name]]
+    limits = dict(word.split("=", 1) for word in run["budget"].split())
+    for key, value in given.items():
+        limit = key.removeprefix("budget.")
+        if key.startswith("budget.") and value != "null" and float(limits.get(limit, "nan")) != float(value):
+            found.append("budget")
+    return found
 
 
 def test_the_columns_of_the_files_are_explained():
@@ -297,6 +336,7 @@ def files(folder: Path) -> None:
     }
     made |= {"revision": REVISION, "date": "2026-01-01T00:00:00Z"}
     made |= dict.fromkeys(("processor", "instructions", "cores", "versions"), "x")
+    made |= {"device": "cpu", "precision": "float32", "budget": "env_steps=2000"}
     runs = [
         made | {"run": f"r{s}", "seed": str(s), "value": f"0.{8 + s}", "cpu_s": str(103 + 2 * s)}
         for s in (0, 1)
@@ -360,11 +400,35 @@ def test_a_number_in_prose_that_no_table_has_is_found(before, after):
     assert len(untold_numbers(PAGE.replace(before, after, 1))) == 1
 
 
+def test_a_number_in_a_block_needs_a_source_that_is_there():
+    block = "<!-- printed by: {} -->\n\nIt reaches 0.91 and `0.92`.\n\n<!-- end of printed -->\n"
+    real = block.format("python tools/environments.py")
+    assert untold_numbers(real) == []
+    assert unknown_sources(real) == []
+    for source in ("python tools/nothing.py", "tools/environments.py", "0.91 on one core"):
+        assert len(unknown_sources(block.format(source))) == 1
+    assert untold_numbers(real.replace("<!-- end of printed -->", "")) == ["0.91", "0.92"]
+    assert unknown_sources("<!-- published: arXiv 2310.09971 -->\n0.63\n<!-- end of published -->") == []
+    assert len(unknown_sources("<!-- published: a paper -->\n0.63\n<!-- end of published -->")) == 1
+
+
 def test_rows_that_cannot_be_repeated_are_found(tmp_path):
     files(tmp_path)
     runs, evaluations = rows_of(tmp_path, "runs.csv"), rows_of(tmp_path, "evaluations.csv")
     assert len(faults([runs[0] | {"revision": f"{REVISION}-dirty"}, runs[1]], evaluations)) == 1
     assert len(faults([runs[0] | {"overrides": ""}, runs[1]], evaluations)) == 1
+    for changed in (
+        {"revision": f"{REVISION} | {'b' * 40}"},
+        {"device": "cpu | cuda H100"},
+        {"device": "cuda H100", "overrides": "device=cpu"},
+        {"precision": "float32 | bfloat16"},
+        {"precision": "float32", "overrides": "schedule.autocast=bfloat16"},
+        {"processor": "EPYC | Xeon"},
+        {"overrides": "budget.env_steps=9"},
+    ):
+        assert len(faults([runs[0] | changed, runs[1]], evaluations)) == 1, changed
+    alike = {"precision": "bfloat16", "overrides": "schedule.autocast=bfloat16 budget.env_steps=2000"}
+    assert faults([runs[0] | alike, runs[1]], evaluations) == []
     assert len(faults([runs[0] | {"value": "0.7"}, runs[1]], evaluations)) == 1
     assert len(faults(runs[:1], evaluations)) == 2
 
