@@ -13,7 +13,8 @@ from yamame.keys import CONTEXT, RELABELLING
 _USE = """```python
 import yamame
 
-agent = yamame.load("{source}")  # with trust=["mylab."] where a class of yours stands in it
+# Add trust=["mylab."] if a class of yours is part of the agent.
+agent = yamame.load("{source}")
 action = agent.act(observation)
 action = agent.act(observation, reward=reward, done=done)
 ```"""
