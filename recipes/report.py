@@ -91,7 +91,8 @@ def fill_tables(cfg: DictConfig, sections: list[Section], resampling: Resampling
         return []
     folder = Path(cfg.evidence)
     if sections:
-        write_evidence(folder, sections)
+        for line in write_evidence(folder, sections):
+            print(line)
     kept, _ = make_sections(read_evidence(folder))
     return write_tables(pages_of(cfg), kept, resampling)
 

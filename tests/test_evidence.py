@@ -11,11 +11,37 @@ ROOT = Path(__file__).parents[1]
 EVIDENCE = ROOT / "docs" / "results"
 TABLES = ("README.md", "docs/results.md", "docs/leaderboard.md")
 """Pages with marked tables."""
-PROSE = ("README.md", "docs/results.md", "docs/index.md", "docs/speed.md")
-"""Pages of which no sentence has a result that no table has."""
-WITHOUT_HASHES = (*PROSE, "docs/leaderboard.md", "docs/results/README.md", "CONTRIBUTING.md")
+PROSE = (
+    *("README.md", "zoo/README.md"),
+    *sorted(
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "docs").rglob("*.md")
+        if path.relative_to(ROOT).parts[1] != "lab"
+    ),
+)
+"""Pages of users: no sentence or table has a decimal number that could be a result, unless its source is marked."""
+CARDS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "zoo").glob("*/README.md"))
+WITHOUT_HASHES = (*PROSE, *CARDS, "CONTRIBUTING.md")
 TO_BE_MEASURED = "to be measured"
 MARKED = re.compile(r"<!-- runs:(.*?)-->\n(.*?)<!-- end of runs -->", re.DOTALL)
+BLOCK = re.compile(
+    r"<!-- (?P<kind>printed|predicted|published|versions|constants)(?: by)?: (?P<source>.*?) -->\n"
+    r"(?P<text>.*?)<!-- end of (?P=kind) -->",
+    re.DOTALL,
+)
+"""Part of a page whose numbers are no results of training, with their source: a command of the repository that prints
+them to anyone, a file that predicts them, a paper, or the file with admitted versions or constants."""
+NUMBERS_OF_PROSE = (
+    r"<!--.*?-->",
+    r"\]\([^)]*\)",
+    r"https?://\S+",
+    r"arXiv \d+\.\d+",
+    r"\$\$.*?\$\$",
+    r"\$[^$\n]*\$",
+    r"\b\d+\.\d+\.\d+\b",
+    r"\b(Python|torch|AMAGO|[Vv]ersion) \d+\.\d+( to \d+\.\d+)?",
+)
+"""What has decimals that are no results: links, formulas and versions."""
 TYPED = {"task", "metric", "mark"}
 
 
@@ -131,13 +157,32 @@ def wrong_cells(text: str, folder: Path) -> list[str]:
 
 
 def untold_numbers(text: str) -> list[str]:
-    """Decimal numbers outside of code and of marked tables that no marked table has."""
+    """Decimal numbers outside of marked tables and blocks that no marked table has, except for `NUMBERS_OF_PROSE`."""
     tables = " ".join(table for _, table in MARKED.findall(text))
-    rest = MARKED.sub("", text)
-    for pattern in (r"```.*?```", r"`[^`]*`", r"<!--.*?-->", r"\]\([^)]*\)", r"arXiv \d+\.\d+"):
+    rest = BLOCK.sub(" ", MARKED.sub(" ", text))
+    rest = re.sub(r"```.*?```", " ", rest, flags=re.DOTALL)
+    # Settings, calls and lists in code are no results; a number alone or what a program printed may be one.
+    rest = re.sub(r"`[^`]*`", lambda code: " " if re.search(r"[=(\[]", code[0]) else code[0], rest)
+    for pattern in NUMBERS_OF_PROSE:
         rest = re.sub(pattern, " ", rest, flags=re.DOTALL)
-    rest = re.sub(r"(Python|torch) \d\.\d+ to \d\.\d+", " ", rest)  # what is supported
     return [number for number in re.findall(r"\d*\.\d+", rest) if number not in re.findall(r"[\d.]+", tables)]
+
+
+def unknown_sources(text: str) -> list[str]:
+    """Sources of marked blocks that are not there: commands and files of the repository, or published pages."""
+    found = []
+    for block in BLOCK.finditer(text):
+        kind, source = block["kind"], block["source"]
+        if kind == "published":
+            page = r"(arXiv \d{4}\.\d{5}|https?://\S+)"
+            known = bool(re.fullmatch(rf"{page}(, {page})*", source))
+        else:
+            words = source.split()
+            file = words[1] if words[0] == "python" else words[0]
+            known = (ROOT / file).is_file() and (words[0] == "python") == (kind == "printed")
+        if not known:
+            found.append(f"{kind}: {source}")
+    return found
 
 
 def hashes(text: str) -> list[str]:
@@ -159,9 +204,33 @@ def test_every_number_in_the_prose_of_a_page_is_one_of_its_tables(name):
     assert untold_numbers((ROOT / name).read_text()) == []
 
 
+@pytest.mark.parametrize("name", PROSE)
+def test_the_sources_of_marked_blocks_are_there(name):
+    text = (ROOT / name).read_text()
+    assert unknown_sources(text) == []
+    assert text.count("<!-- end of ") == len(BLOCK.findall(text)) + len(MARKED.findall(text))
+
+
 @pytest.mark.parametrize("name", [name for name in WITHOUT_HASHES if (ROOT / name).is_file()])
 def test_pages_have_no_commit_hashes(name):
     assert hashes((ROOT / name).read_text()) == []
+
+
+def test_experiments_expect_by_a_bound_or_a_paper_and_not_by_runs_that_were_not_kept():
+    sources = {}
+    for path in sorted((ROOT / "conf" / "experiment").glob("*.yaml")):
+        found = re.search(r"^ +source: (.+)$", path.read_text(), re.MULTILINE)
+        if found:
+            sources[path.stem] = found[1].strip("\"'")
+    assert len(sources) >= 8
+    assert [name for name, source in sources.items() if is_a_result(source)] == []
+    assert is_a_result("0.77 to 0.82 in nine runs")
+    assert not is_a_result("bound, of any policy: 0.95")
+
+
+def is_a_result(source: str) -> bool:
+    cited = source.startswith("bound") or "arXiv" in source
+    return not cited and bool(re.search(r"\d\.\d", source))
 
 
 def test_marked_tables_name_experiments_and_ablations_that_there_are():
@@ -210,11 +279,33 @@ def faults(runs: list[dict[str, str]], evaluations: list[dict[str, str]]) -> lis
         found += [f"{run['run']}: has no {name}" for name in needed if not run[name]]
         if not re.fullmatch(r"[0-9a-f]{40}", run["revision"]):  # one with local changes cannot be checked out
             found.append(f"{run['run']}: revision is {run['revision']}")
+        found += [f"{run['run']}: {name} is {run[name]}" for name in several(run)]
         own = [row for row in evaluations if row["run"] == run["run"]]
         if not own or own[-1][run["metric"]] != run["value"] or own[-1]["cpu_s"] != run["cpu_s"]:
             found.append(f"{run['run']}: its last evaluation says otherwise")
     known = {run["run"] for run in runs}
     return found + [f"{row['run']}: is no run" for row in evaluations if row["run"] not in known]
+
+
+def several(run: dict[str, str]) -> list[str]:
+    """Columns with several values, or with another value than the overrides of the same row."""
+    given = dict(word.split("=", 1) for word in shlex.split(run["overrides"]) if "=" in word)
+    found = []
+    if not re.fullmatch(r"cpu|mps|cuda(:\d+)?( [^|;]+)?", run["device"]) or (
+        "device" in given and run["device"].split()[0] != given["device"]
+    ):
+        found.append("device")
+    autocast = {"bfloat16": "bfloat16", "null": "float32", "auto": run["precision"]}
+    wanted = autocast.get(given.get("schedule.autocast", "auto"))
+    if run["precision"] not in ("float32", "bfloat16") or run["precision"] != wanted:
+        found.append("precision")
+    found += [name for name in ("processor", "instructions", "versions") if "|" in run[name]]
+    limits = dict(word.split("=", 1) for word in run["budget"].split())
+    for key, value in given.items():
+        limit = key.removeprefix("budget.")
+        if key.startswith("budget.") and value != "null" and float(limits.get(limit, "nan")) != float(value):
+            found.append("budget")
+    return found
 
 
 def test_the_columns_of_the_files_are_explained():
@@ -257,6 +348,7 @@ def files(folder: Path) -> None:
     }
     made |= {"revision": REVISION, "date": "2026-01-01T00:00:00Z"}
     made |= dict.fromkeys(("processor", "instructions", "cores", "versions"), "x")
+    made |= {"device": "cpu", "precision": "float32", "budget": "env_steps=2000"}
     runs = [
         made | {"run": f"r{s}", "seed": str(s), "value": f"0.{8 + s}", "cpu_s": str(103 + 2 * s)}
         for s in (0, 1)
@@ -329,11 +421,29 @@ def test_a_number_that_was_changed_on_either_side_is_found(tmp_path, name, befor
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [("reach 0.900", "reach 0.910"), ("\n<!-- runs", "0.95 of all\n<!-- runs")]
+    ("before", "after"),
+    [
+        ("reach 0.900", "reach `0.910`"),
+        ("reach 0.900", "print `success 0.910`"),
+        ("reach 0.900", "reach 0.910"),
+        ("\n<!-- runs", "0.95 of all\n<!-- runs"),
+    ],
 )
 def test_a_number_in_prose_that_no_table_has_is_found(before, after):
     assert untold_numbers(PAGE) == []
     assert len(untold_numbers(PAGE.replace(before, after, 1))) == 1
+
+
+def test_a_number_in_a_block_needs_a_source_that_is_there():
+    block = "<!-- printed by: {} -->\n\nIt reaches 0.91 and `0.92`.\n\n<!-- end of printed -->\n"
+    real = block.format("python tools/environments.py")
+    assert untold_numbers(real) == []
+    assert unknown_sources(real) == []
+    for source in ("python tools/nothing.py", "tools/environments.py", "0.91 on one core"):
+        assert len(unknown_sources(block.format(source))) == 1
+    assert untold_numbers(real.replace("<!-- end of printed -->", "")) == ["0.91", "0.92"]
+    assert unknown_sources("<!-- published: arXiv 2310.09971 -->\n0.63\n<!-- end of published -->") == []
+    assert len(unknown_sources("<!-- published: a paper -->\n0.63\n<!-- end of published -->")) == 1
 
 
 def test_rows_that_cannot_be_repeated_are_found(tmp_path):
@@ -341,6 +451,18 @@ def test_rows_that_cannot_be_repeated_are_found(tmp_path):
     runs, evaluations = rows_of(tmp_path, "runs.csv"), rows_of(tmp_path, "evaluations.csv")
     assert len(faults([runs[0] | {"revision": f"{REVISION}-dirty"}, runs[1]], evaluations)) == 1
     assert len(faults([runs[0] | {"overrides": ""}, runs[1]], evaluations)) == 1
+    for changed in (
+        {"revision": f"{REVISION} | {'b' * 40}"},
+        {"device": "cpu | cuda H100"},
+        {"device": "cuda H100", "overrides": "device=cpu"},
+        {"precision": "float32 | bfloat16"},
+        {"precision": "float32", "overrides": "schedule.autocast=bfloat16"},
+        {"processor": "EPYC | Xeon"},
+        {"overrides": "budget.env_steps=9"},
+    ):
+        assert len(faults([runs[0] | changed, runs[1]], evaluations)) == 1, changed
+    alike = {"precision": "bfloat16", "overrides": "schedule.autocast=bfloat16 budget.env_steps=2000"}
+    assert faults([runs[0] | alike, runs[1]], evaluations) == []
     assert len(faults([runs[0] | {"value": "0.7"}, runs[1]], evaluations)) == 1
     assert len(faults(runs[:1], evaluations)) == 2
 

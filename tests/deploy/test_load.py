@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import yamame
 from safetensors.torch import load_file, save_file
 from yamame.checks import UsageError
 from yamame.deploy import DeployedAgent, folder
+from yamame.deploy.card import model_card
 from yamame.files.checkpoint import Checkpointer
 from yamame.runs.trained import load_trained
 
@@ -332,6 +334,17 @@ def test_a_gpu_that_is_not_there_is_one_line():
 
 def test_a_length_that_can_be_chosen_is_taken():
     assert yamame.load("zoo:cpu_tmaze", context_length=5).context_length == 5
+
+
+def test_cards_of_the_zoo_are_those_that_saving_writes_and_promise_no_held_out_tasks():
+    cards = sorted((Path(__file__).parents[2] / "zoo").glob("*/README.md"))
+    assert len(cards) >= 7
+    for path in cards:
+        name = path.parent.name
+        card, saved = path.read_text(), yamame.load(f"zoo:{name}").saved
+        assert "evaluated_on" not in saved.about
+        assert "held-out" not in card.lower(), name
+        assert card == model_card(saved, f"zoo:{name}")
 
 
 def test_a_card_names_revision_and_cost_where_the_run_tells_them(run, tmp_path):

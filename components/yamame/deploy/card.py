@@ -13,7 +13,8 @@ from yamame.keys import CONTEXT, RELABELLING
 _USE = """```python
 import yamame
 
-agent = yamame.load("{source}")  # with trust=["mylab."] where a class of yours stands in it
+# Add trust=["mylab."] if a class of yours is part of the agent.
+agent = yamame.load("{source}")
 action = agent.act(observation)
 action = agent.act(observation, reward=reward, done=done)
 ```"""
@@ -40,7 +41,7 @@ def model_card(saved: SavedAgent, source: str) -> str:
         "It acts from its whole history. Trained by Yamame, after AMAGO (arXiv 2310.09971).",
         _table(("what", "value"), facts),
         "## Evaluation",
-        *([f"Evaluated on {about['evaluated_on']}."] if about.get("evaluated_on") else []),
+        *_evaluated(about),
         *_num_tasks(results),
         _table(("metric", "value"), {name: _number(value) for name, value in results.items()})
         if results
@@ -79,6 +80,15 @@ def _costs(about: dict[str, Any]) -> dict[str, str]:
     """What is known of the run that trained it."""
     costs = {"revision": about.get("revision"), "CPU-seconds of its run": about.get("cpu_s")}
     return {name: _number(value).strip("\"'") for name, value in costs.items() if value is not None}
+
+
+def _evaluated(about: dict[str, Any]) -> list[str]:
+    """Returns a sentence on the tasks of the evaluation, if there was one."""
+    if about.get("evaluated_on"):
+        return [f"Evaluated on {about['evaluated_on']}."]
+    if about.get("results"):  # saved before runs noted it
+        return ["It is not known whether training met the evaluated tasks."]
+    return []
 
 
 def _name(node: Any) -> str:

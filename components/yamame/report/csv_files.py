@@ -2,38 +2,48 @@
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Sequence
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""Beginnings of a text that a spreadsheet would compute."""
+_APOSTROPHE = "'"
+_FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
+"""Beginning of a text that a spreadsheet may compute, with the full-width forms of the signs."""
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
 
 
 def csv_bytes(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
-    """Returns the content of a CSV file with a header.
+    """Returns the content of a CSV file with a header. All texts are guarded, also those of the header.
 
-    >>> csv_bytes(["name", "value"], [["a", 0.5], ["b", None]])
-    b'name,value\\na,0.5\\nb,\\n'
+    >>> csv_bytes(["name", "value"], [["a", 0.5], ["=b", None]])
+    b"name,value\\na,0.5\\n'=b,\\n"
     """
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    return text.getvalue().encode()
+    lines = []
+    for row in (columns, *rows):
+        text = io.StringIO(newline="")
+        # With a line end of "\n" the writer would leave "\r" in a cell without quotes.
+        csv.writer(text, lineterminator="\r\n").writerow(
+            [guarded(cell) if isinstance(cell, str) else cell for cell in row]
+        )
+        lines.append(text.getvalue().removesuffix("\r\n") + "\n")
+    return "".join(lines).encode()
 
 
 def guarded(text: str) -> str:
-    """Puts an apostrophe before a text that a spreadsheet would take for a formula.
+    """Puts an apostrophe before a text that a spreadsheet may take for a formula, or that begins with one.
 
-    >>> guarded("+ablation=no_memory"), guarded("seed=1")
-    ("'+ablation=no_memory", 'seed=1')
+    >>> guarded("+ablation=no_memory"), guarded("seed=1"), guarded("-0.5")
+    ("'+ablation=no_memory", 'seed=1', '-0.5')
     """
-    return f"'{text}" if text.startswith(_FORMULA) else text
+    if _NUMBER.fullmatch(text):
+        return text
+    # A text that has an apostrophe gets another one, so that `unguarded` knows which is whose.
+    return f"'{text}" if text.startswith(_APOSTROPHE) or _FORMULA.match(text) else text
 
 
 def unguarded(text: str) -> str:
     """Reverses `guarded`.
 
-    >>> unguarded("'+ablation=no_memory"), unguarded("it's")
-    ('+ablation=no_memory', "it's")
+    >>> unguarded("'+ablation=no_memory"), unguarded("it's"), unguarded(guarded("'=1"))
+    ('+ablation=no_memory', "it's", "'=1")
     """
-    return text[1:] if text.startswith("'") and text[1:].startswith(_FORMULA) else text
+    return text.removeprefix(_APOSTROPHE)

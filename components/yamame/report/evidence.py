@@ -23,12 +23,12 @@ from yamame.checks import UsageError
 from yamame.files.atomic import atomic_writer
 from yamame.files.identity import is_a_setting, key_of
 from yamame.report.content import metric_of
-from yamame.report.csv_files import csv_bytes, guarded, unguarded
+from yamame.report.csv_files import csv_bytes, unguarded
 from yamame.report.estimates import less_is_better, passed
 from yamame.report.expected import Expected
 from yamame.report.groups import Group, Section
 from yamame.report.settings import Command, environment, settings
-from yamame.tracking.history import AXIS_TAG, COMMAND_TAG, Axis, RunHistory, Series
+from yamame.tracking.history import AXIS_TAG, CHANGED_TAG, COMMAND_TAG, Axis, RunHistory, Series
 
 RUNS, EVALUATIONS = "runs.csv", "evaluations.csv"
 RUN_COLUMNS = (
@@ -49,12 +49,18 @@ _BARE = re.compile(r"[^\s'\"\\]+")
 Row = dict[str, str]
 
 
-def write_evidence(folder: Path, sections: Sequence[Section]) -> None:
+def write_evidence(folder: Path, sections: Sequence[Section]) -> list[str]:
     """Merges the runs of some sections into a folder of evidence.
+
+    A row describes one machine, revision and precision. A run that was resumed with others is left out, and a row that
+    it has from before is removed.
 
     Args:
         folder: Where the files are; made when missing.
         sections: From `make_sections`.
+
+    Returns:
+        A line for each run that is left out.
 
     Raises:
         UsageError: The folder holds files of these names with other columns.
@@ -65,10 +71,18 @@ def write_evidence(folder: Path, sections: Sequence[Section]) -> None:
     for row in _read_rows(folder / EVALUATIONS, ("run", *COST_COLUMNS)):
         evaluation_rows.setdefault(row["run"], []).append(row)
 
+    refused = []
     for section in sections:
         metric = metric_of(section)
         for group in section.groups:
             for run in group.runs:
+                if changed := run.tags.get(CHANGED_TAG):
+                    refused.append(
+                        f"no evidence: {run.name} ({run.run_id}) has sessions that differ in {changed}"
+                    )
+                    run_rows.pop(run.run_id, None)
+                    evaluation_rows.pop(run.run_id, None)
+                    continue
                 run_rows[run.run_id] = _run_row(run, group, metric)
                 evaluation_rows[run.run_id] = _evaluation_rows(run)
 
@@ -80,6 +94,7 @@ def write_evidence(folder: Path, sections: Sequence[Section]) -> None:
     # Evaluations come first: whatever stops this in between, every run that is listed has its evaluations.
     _write_rows(folder / EVALUATIONS, ("run", *COST_COLUMNS, *metrics), evaluations)
     _write_rows(folder / RUNS, RUN_COLUMNS, ordered)
+    return refused
 
 
 def read_evidence(folder: Path) -> list[RunHistory]:
@@ -133,8 +148,6 @@ def _run_row(run: RunHistory, group: Group, metric: str) -> Row:
     row = {name: row.get(name, "") for name in RUN_COLUMNS}
     if expected is not None and expected.metric == metric:
         row |= _mark(run, metric, expected)
-    for name in ("name", "task", "overrides"):
-        row[name] = guarded(row[name])
     return row
 
 
@@ -192,7 +205,7 @@ def _history(row: Mapping[str, str], evaluations: Sequence[Mapping[str, str]]) -
     Settings are known by their hashes alone, which is enough to tell runs apart that have the same command, and to
     find those with the same environment.
     """
-    recipe, overrides = row["recipe"], unguarded(row["overrides"])
+    recipe, overrides = row["recipe"], row["overrides"]
     if row["axis"] not in get_args(Axis):
         raise ValueError(f"axis must be one of {', '.join(get_args(Axis))}, got {row['axis']!r}")
     params = {
@@ -212,7 +225,7 @@ def _history(row: Mapping[str, str], evaluations: Sequence[Mapping[str, str]]) -
     started = datetime.strptime(row["date"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     return RunHistory(
         run_id=row["run"],
-        name=unguarded(row["name"]),
+        name=row["name"],
         started_ms=int(started.timestamp() * 1000),
         params=params,
         tags=tags,
@@ -268,7 +281,7 @@ def _read_rows(path: Path, columns: Sequence[str]) -> list[Row]:
         return []
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.reader(file)
-        header = next(reader, [])
+        header = [unguarded(name) for name in next(reader, [])]
         if tuple(header[: len(columns)]) != tuple(columns):
             raise UsageError(
                 f"evidence: {path} must have the columns {', '.join(columns)}, got {', '.join(header)}"
@@ -278,7 +291,7 @@ def _read_rows(path: Path, columns: Sequence[str]) -> list[Row]:
             if len(cells) != len(header):
                 problem = f"must have {len(header)} cells, got {len(cells)}"
                 raise UsageError(f"evidence: {path}, line {reader.line_num}: {problem}")
-            rows.append(dict(zip(header, cells, strict=True)))
+            rows.append(dict(zip(header, map(unguarded, cells), strict=True)))
         return rows
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from yamame.files.atomic import atomic_writer
 from yamame.report.content import Content
-from yamame.report.csv_files import csv_bytes, guarded
+from yamame.report.csv_files import csv_bytes
 from yamame.report.figures import draw
 from yamame.report.page import render, video_name
 from yamame.report.plots import Plot
@@ -78,9 +78,7 @@ def _csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
 
 
 def _cell(value: object) -> object:
-    """A value as a spreadsheet may read it: no text is a formula, and what is no number is empty."""
-    if isinstance(value, str):
-        return guarded(value)
+    """Returns a value as CSV files have it: missing ones and NaN are empty."""
     return "" if value is None or value != value else value
 
 

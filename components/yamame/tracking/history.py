@@ -27,6 +27,8 @@ AXIS_TAG = "axis"
 FOLDER_TAG = "folder"
 COMMAND_TAG = "command"
 """Tag of a run with the command line that started it."""
+CHANGED_TAG = "changed_between_sessions"
+"""Tag of a run that was resumed on another machine, revision or with other settings: what differs, with all values."""
 PREFIXES = ("eval/", "train/", "cost/")
 """Beginnings of the metrics that are read."""
 _RUNS_PER_PAGE = 1000

@@ -19,10 +19,12 @@ from yamame.failures import one_line
 from yamame.files.atomic import json_safe
 from yamame.files.run_directory import RunDirectory
 from yamame.tracking.costs import SystemMetrics
+from yamame.tracking.history import CHANGED_TAG
 from yamame.tracking.machine import machine
 from yamame.tracking.mlflow_store import RUN_TAG, MLflowRun, NoAnswerError, absolute_uri, clean_key
 from yamame.tracking.pages import run_address, ui_command
 from yamame.tracking.record import RUN_FILE, open_run, read_record, write_record
+from yamame.tracking.sessions import note_session
 from yamame.tracking.spool import SPOOL_FILE, Sender, Spool, Thinning
 from yamame.tracking.summary import git_revision, run_status, versions
 
@@ -152,7 +154,9 @@ class MLflowTracker(Tracker):
         """
         directory = Path(directory).absolute()
         parent = os.environ.get(PARENT_VARIABLE)
-        present = _made_by() | ({"mlflow.parentRunId": parent} if parent else {}) | dict(tags or {})
+        made_by = _made_by()
+        present = made_by | ({"mlflow.parentRunId": parent} if parent else {}) | dict(tags or {})
+        resumed = (directory / RUN_FILE).exists() and "run_id" in read_record(directory)
         if not (directory / RUN_FILE).exists():
             uri = absolute_uri(self.tracking_uri)
             intent = {"tracking_uri": uri, "experiment": self.experiment, "run_uuid": uuid.uuid4().hex}
@@ -163,6 +167,8 @@ class MLflowTracker(Tracker):
         except NoAnswerError:
             if "run_id" not in read_record(directory):
                 raise
+        if changed := note_session(directory, made_by, params, resumed=resumed):
+            present[CHANGED_TAG] = changed
         spool = Spool(directory / SPOOL_FILE)
         # Before the run is made: whoever sends the spool sends the parameters before anything else.
         spool.append(params={key: str(value) for key, value in params.items()})
