@@ -4,6 +4,7 @@ import re
 
 import pytest
 import yamame
+from yamame.installed import recipe_command
 from yamame.runs import CostLimit
 from yamame.tracking.history import RunReader
 
@@ -97,12 +98,13 @@ def test_all_runs_are_checked_before_the_first_one(board, tmp_path, tasks, argum
     assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
 
 
-def test_the_suite_of_popgym_names_its_tasks_and_what_is_limited_by_cost(play, tmp_path):
+def test_the_suite_of_popgym_names_its_tasks_and_what_is_limited_by_cost(play, tmp_path, monkeypatch):
     two = "suite.tiers.gpu.tasks=[RepeatFirstEasy,LabyrinthExploreHard]"
     status, out, errors = play("leaderboard", tmp_path, "popgym", "tier=gpu", "only_check=true", two)
     assert status == 0, errors
+    monkeypatch.chdir(tmp_path)
     assert out.splitlines() == [
-        f"python recipes/train.py experiment=popgym env.id={task} seed=0"
+        f"{recipe_command('train')} experiment=popgym env.id={task} seed=0"
         for task in ("RepeatFirstEasy", "LabyrinthExploreHard")
     ]
     suite = yamame.compose(recipe="leaderboard").suite

@@ -15,7 +15,7 @@ import torch
 import yamame
 from mlflow.tracking import MlflowClient
 from yamame.cli import console
-from yamame.runs.api import load_recipe
+from yamame.runs import parts
 from yamame.training import Prefetcher
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -220,7 +220,7 @@ def test_batches_sampled_in_advance_are_all_learned_from_and_change_nothing(
     settings = [*few, "env=tmaze", "env.length=8", "encoder=memoryless", "encoder.d_model=16"]
     monkeypatch.chdir(tmp_path)
     ordinary = yamame.train(*settings, "run.name=ordinary")
-    monkeypatch.setattr(load_recipe("train"), "Prefetcher", prefetcher)
+    monkeypatch.setattr(parts, "Prefetcher", prefetcher)
     fetched = yamame.train(*settings, "run.name=fetched")
     assert len(sampled) == ordinary.progress.updates == fetched.progress.updates > 5
     assert differing(components(ordinary.path), components(fetched.path)) == []

@@ -17,7 +17,7 @@ from yamame import conf_dir
 from yamame.capturing import capturing, recording
 from yamame.checks import UsageError
 from yamame.files.checkpoint import Checkpointer
-from yamame.recorder import Compiled, tensors_of
+from yamame.recorder import Compiled
 from yamame.replay import Relabel, SequencePacking, pack
 from yamame.runs.build import build_agent, build_env, build_learner
 from yamame.training.guard import NonFiniteGuard
@@ -25,7 +25,6 @@ from yamame.training.learner import Learner
 from yamame.training.prefetch import with_num_segments
 from yamame.training.recorded_updates import RecordedUpdates, make_capturable, refuse_obstacles
 from yamame.trajectory import attention
-from yamame.trajectory.sigma import sigma_layers
 
 SMALL = [
     "encoder.d_model=16",
@@ -259,6 +258,12 @@ def test_the_branches_taken_while_recording_give_the_same_numbers(monkeypatch):
     torch.testing.assert_close(found[1], found[2], rtol=1e-4, atol=1e-5)
 
 
+def state_of(network):
+    """All parameters and buffers, those of target networks included."""
+    parts = network.modules()
+    return [value for part in parts for value in (*part.parameters(False), *part.buffers(False))]
+
+
 class Rerun:
     """Records on a CPU: a replay calls the function again, and leaves its results where the first call did."""
 
@@ -271,7 +276,7 @@ class Rerun:
         self.warmed += result is not None  # the first half of an update
         return result
 
-    def record(self, function, *, reads):
+    def record(self, function, *, reads=()):
         assert capturing()
         tensors = [value for part in self.state for value in tree_leaves(part()) if torch.is_tensor(value)]
         before, rng = [value.detach().clone() for value in tensors], torch.get_rng_state()
@@ -657,7 +662,7 @@ def test_replays_train_as_ordinary_updates_and_read_what_is_declared(record, cas
     cfg, recorder, losses = configured(*DECLARED[case]), None, ([], [])
     batches, learners = [sequences(cfg, seed) for seed in (0, 1)], (learner_of(cfg), learner_of(cfg))
     for learner, seen in zip(learners, losses, strict=True):
-        started = [value.data_ptr() for value in tensors_of(learner.loss)]
+        started = [value.data_ptr() for value in state_of(learner.loss)]
         for step in range(8):
             if learner is learners[1] and step in (0, 4):
                 recorder = record(learner, recorder)
@@ -668,14 +673,16 @@ def test_replays_train_as_ordinary_updates_and_read_what_is_declared(record, cas
     torch.testing.assert_close(parameters(learners[1]), parameters(learners[0]), rtol=1e-3, atol=1e-5)
     # What is recorded later, with other weights and another learning rate, bakes in the same numbers.
     assert recorder.numbers[2:] == recorder.numbers[:2]
-    memory = [value.data_ptr() for value in tensors_of(learner.loss)]
+    memory = [value.data_ptr() for value in state_of(learner.loss)]
     learner.restore(learner.statistics())
     learner.loss.load_state_dict(learners[0].loss.state_dict())
     learner.loss.eval().train()
-    assert [value.data_ptr() for value in tensors_of(learner.loss)] == memory == started
+    assert [value.data_ptr() for value in state_of(learner.loss)] == memory == started
 
 
 def test_weights_prepared_before_a_replay_do_not_act_after_it(record):
+    from yamame.trajectory.sigma import sigma_layers
+
     cfg = configured(*DECLARED["sigma"])
     learner, batch = learner_of(cfg), sequences(cfg, 0)
     recorder = record(learner)

@@ -20,8 +20,9 @@ from yamame.actions.encoding import ActionEncoding
 from yamame.checks import require
 from yamame.keys import CONTEXT, NOT_STORED
 from yamame.replay.packing import pack
-from yamame.spaces import ObservationEntry, is_nested_as_space
+from yamame.spaces import ObservationEntry
 from yamame.spaces.from_specs import spaces_of
+from yamame.spaces.observation import is_nested_as_space
 from yamame.transforms.context import context_values
 
 OWNER = "TrajectoryFormat"

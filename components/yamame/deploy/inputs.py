@@ -12,8 +12,9 @@ from torchrl.data import Binary, Composite, MultiOneHot, OneHot
 from yamame.deploy.interface import Interface
 from yamame.failures import as_text
 from yamame.keys import CONTEXT, ENTRIES
-from yamame.spaces import ObservationEntry, is_nested_as_space
+from yamame.spaces import ObservationEntry
 from yamame.spaces.arrays import Array, child, is_tree
+from yamame.spaces.observation import is_nested_as_space
 
 _OWNER = "DeployedAgent"
 

@@ -10,4 +10,3 @@ from yamame.spaces.action import ActionEntry as ActionEntry
 from yamame.spaces.action import Part as Part
 from yamame.spaces.description import Spaces as Spaces
 from yamame.spaces.observation import ObservationEntry as ObservationEntry
-from yamame.spaces.observation import is_nested_as_space as is_nested_as_space
