@@ -13,14 +13,14 @@ nox.options.reuse_existing_virtualenvs = True
 
 LONG = (
     "base", "baselines", "collectors", "deploy", "envs", "files", "gpu_emulation", "ranks", "recipes", "report",
-    "runs", "tracking",
+    "runs", "spaces", "tracking",
     "trajectory/adapters", "trajectory/segments",
     "agent/test_recorded.py", "agent/test_separate.py", "cli/test_app.py", "cli/test_console.py", "cli/test_front.py",
     "cli/test_jobs.py",
     "data/test_sources.py", "doctor/test_trial.py", "evaluation/test_diagnosis.py", "evaluation/test_held_out.py",
-    "evaluation/test_intervals.py",
-    "losses/test_continuous.py", "losses/test_redq_learning.py", "replay/disk/test_storage.py",
-    "test_ablations.py", "test_benchmark.py", "test_examples.py", "test_first_gpu_run.py",
+    "evaluation/test_intervals.py", "evaluation/test_needed_memory.py", "evaluation/test_task_intervals.py",
+    "losses/test_continuous.py", "losses/test_redq_bandit.py", "losses/test_redq_learning.py", "replay/disk/test_storage.py",
+    "test_ablations.py", "test_benchmark.py", "test_first_gpu_run.py", "test_overlap.py", "test_examples.py", "test_first_gpu_run.py",
     "test_recorder.py", "test_tutorials.py",
     "test_house.py", "testing/test_trajectory.py", "timestep/test_cnn.py",
     "training/test_recorded_updates.py", "trajectory/test_compiled.py",

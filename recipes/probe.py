@@ -170,7 +170,10 @@ def show(found: NeededMemory, runs: list[list[Run]], seeds: list[int], title: st
     print_columns(title, [*rows, {"timesteps seen": "random", "score": str(found.random)}])
     print(found)
     if is_over_seeds:
-        print(f"intervals: over {len(seeds)} seeds (Student), between windows all at once (Tukey)")
+        print(
+            f"intervals: over {len(seeds)} seeds (Student), over tasks where seeds do not differ; "
+            "between windows all at once (Tukey)"
+        )
     else:
         print(
             "intervals: over tasks, of these agents alone; for a verdict train more, as probe.seeds=[0,1,2]"

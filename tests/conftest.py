@@ -39,11 +39,20 @@ def _forget_modules_of_this_test(tmp_path_factory):
     """Removes modules that a test has imported from its own files, which another test may have of the same name."""
     before = set(sys.modules)
     yield
-    folder = str(tmp_path_factory.getbasetemp())
+    folder, removed = str(tmp_path_factory.getbasetemp()), set()
     for name in set(sys.modules) - before:
         file = getattr(sys.modules[name], "__file__", None)
         if isinstance(file, str) and file.startswith(folder):
             del sys.modules[name]
+            removed.add(name)
+    if removed and "gymnasium" in sys.modules:
+        # Another import of these modules registers their environments again.
+        registry = sys.modules["gymnasium"].registry
+        for name, spec in list(registry.items()):
+            entry = spec.entry_point
+            module = entry.partition(":")[0] if isinstance(entry, str) else getattr(entry, "__module__", "")
+            if module in removed:
+                del registry[name]
 
 
 @pytest.fixture(scope="session")

@@ -180,12 +180,24 @@ os.read(read, 1)
 """
 
 
-def test_a_process_whose_parents_have_ended_is_killed(tool, tmp_path):
-    pids, supervise = tmp_path / "pids", tool("gpu.supervise")
-    given = [sys.executable, "-c", DAEMON, str(pids)]
-    status = supervise.run_limited(given, seconds=60, output=tmp_path / "output", env=dict(os.environ))
-    assert status == 0, (tmp_path / "output").read_text()
-    assert_ended(pids)
+SUPERVISED = """
+import os, sys
+from pathlib import Path
+
+sys.path.insert(0, sys.argv[1])
+from gpu import supervise
+
+command = [sys.executable, "-c", sys.argv[2], "pids"]
+sys.exit(supervise.run_limited(command, seconds=60, output=Path("output"), env=dict(os.environ)))
+"""
+
+
+def test_a_process_whose_parents_have_ended_is_killed(tmp_path):
+    # In a process of its own, since all children of the process that supervises are ended.
+    given = [sys.executable, "-c", SUPERVISED, str(SCRIPT.parent), DAEMON]
+    done = subprocess.run(given, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr + (tmp_path / "output").read_text()
+    assert_ended(tmp_path / "pids")
 
 
 def test_the_whole_run_keeps_to_its_minutes_when_every_part_hangs(customized, tmp_path):

@@ -345,7 +345,8 @@ def test_a_sweep_that_is_killed_and_issued_again_runs_each_job_to_its_end_once(
     lines = killed(IN_A_SWEEP, "steps", kills, "-m", *SMALL, *tracker, f"seed={seeds}")
     assert lines == [[str(-signal.SIGKILL)]] * kills + [["0"]]
     assert sorted(map(int, (tmp_path / "ends").read_text().split())) == list(range(jobs))
-    table = [line.split() for line in (tmp_path / "out").read_text().splitlines()[-jobs - 1 : -1]]
+    lines = (tmp_path / "out").read_text().splitlines()
+    table = [line.split() for line in lines if line.partition(" ")[0].isdigit()][-jobs:]
     assert [row[0] for row in table] == [str(job) for job in range(jobs)]
     assert "done" in {row[1] for row in table} <= {"done", "resumed", "ran"}
     directories = [path for path in (tmp_path / "runs").iterdir() if path.is_dir()]

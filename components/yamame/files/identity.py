@@ -177,7 +177,11 @@ def compare_config(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
     """
     others = differing(saved, current, but_for=may_change_on_resume)
     if others:
+        former = added(saved) | flatten(saved)
+        # The default of a setting may have changed since the run began: these are values that nobody has typed.
+        values = {key: former.get(key) for key in (text.partition(":")[0] for text in others)}
+        given = [f"{key}={value}" for key, value in values.items() if isinstance(value, str | int | float)]
         raise UsageError(
-            "compare_config: a resumed run must keep its configuration (give the former values, or another run.name), "
-            f"got {'; '.join(others)}"
+            "compare_config: a resumed run must keep its configuration (give the former values"
+            f"{', ' * bool(given)}{' '.join(given)}, or another run.name), got {'; '.join(others)}"
         )

@@ -81,7 +81,7 @@ def _over_episodes(runs: Sequence[RunHistory], metric: str, confidence: float) -
     means, lows, highs, episodes = np.array(logged, float).T
     if any(run.last("eval/intervals_over_tasks") for run in runs):
         # Runs of a group play the same tasks, so the errors that these few tasks make do not average out over runs.
-        return float(lows.mean()), float(highs.mean())
+        return with_width(float(lows.mean()), float(highs.mean()))
     if stem == "success":
         successes = int(np.rint(means * episodes).sum())
         return wilson_interval(successes, int(episodes.sum()), confidence=confidence)

@@ -134,7 +134,7 @@ def write_summary(run: RunState, status: Status) -> None:
         "success": last.get("success_mean"),
         "return_mean": last.get("return_mean"),
         "evaluated_at": last.get(run.progress.unit),
-        "evaluated_on": run.novelty,
+        "evaluated_on": run.novelty if last else None,
         "num_episodes": _whole(last.get("num_episodes")),
         "num_tasks": _whole(last.get("num_tasks")),
         "ended_by": ended_by(run),
