@@ -139,3 +139,11 @@ def test_a_part_that_is_left_out_is_one_change_whatever_settings_it_had(key):
         else {**part, "row_multiple": 2, "inner": {"depth": 3}}
     }
     assert len(differing(have, other, but_for=lambda key: False)) == 2
+
+
+def test_a_refused_resume_names_the_former_values_to_add():
+    """The default of a setting may have changed since the run began, so that nobody has typed what differs."""
+    saved = {"env": {"_target_": "yamame_envs.MazeRunner", "size": 9, "split": "train"}}
+    current = {"env": {**saved["env"], "split_by": "walls", "position": True}}
+    with pytest.raises(UsageError, match=r"env\.split_by=walls_and_goals, or another run\.name"):
+        compare_config(saved, current)

@@ -191,3 +191,17 @@ def test_intervals_over_repeated_tasks_are_kept_and_do_not_shrink_with_the_numbe
         assert end.over_episodes == pytest.approx((0.4, 0.7))
     (section,), _ = make_sections(runs(3))
     assert "256 episodes of 18 tasks" in section.evaluated_with
+
+
+def test_an_interval_over_repeated_tasks_without_width_is_left_out(make_run):
+    row = {key: {10: 0.5} for key in ("eval/return_mean", "eval/return_low", "eval/return_high")}
+    row |= {
+        "eval/num_episodes": {10: 4.0},
+        "eval/num_tasks": {10: 2.0},
+        "eval/intervals_over_tasks": {10: 1.0},
+    }
+    end = final(Group("A", "", (make_run(0, row),)), "return_mean", RESAMPLING)
+    assert end.over_episodes is None
+    row["eval/return_high"] = {10: 0.6}
+    end = final(Group("A", "", (make_run(0, row),)), "return_mean", RESAMPLING)
+    assert end.over_episodes == pytest.approx((0.5, 0.6))
