@@ -22,7 +22,7 @@ _recording = False
 
 
 def capturing() -> bool:
-    """Whether what is computed now is being captured, compiled or exported.
+    """Return whether the present computation is captured, compiled or exported.
 
     >>> with recording():
     ...     capturing()

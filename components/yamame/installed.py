@@ -21,7 +21,7 @@ def version_of(package: str) -> str:
 
 
 def is_installed(package: str = "yamame") -> bool:
-    """Whether a package was installed, and does not merely lie on the path."""
+    """Return whether a package was installed, not merely found on the path."""
     try:
         metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -125,7 +125,7 @@ class InContextPolicy(TensorDictModuleBase):
 
     @property
     def capture_obstacle(self) -> str | None:
-        """What keeps steps from being captured and compiled; None if nothing does."""
+        """Reason why steps cannot be captured and compiled; None if they can."""
         kind = type(self.trajectory_encoder)  # that of an object is about whole sequences
         return None if getattr(kind, "capture_obstacle", None) is None else kind.__name__
 

@@ -38,7 +38,7 @@ class RecordedDecisions:
 
     @torch.no_grad()
     def __call__(self, observations: TensorDictBase, memory: TensorDict) -> tuple[Tensor, TensorDict]:
-        """What ``decide`` returns."""
+        """Return the result of ``decide``."""
         key = structure(observations), structure(memory)
         if key not in self._recorded:
             if self._decisions[key] < self._warmup:

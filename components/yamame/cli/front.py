@@ -1,7 +1,7 @@
-"""What a command line is answered with before torch is loaded: help, what Hydra shows, mistakes in keys and values.
+"""Answers to a command line before torch is imported: help, output of Hydra's flags, errors in keys and values.
 
-A recipe calls `answer` before its own imports. What needs the classes that the configuration names, as their arguments
-and the types of these, is checked later, by `yamame.cli.app.main`.
+A recipe calls `answer` before its own imports. Arguments of the classes that the configuration names, and their types,
+are checked later, by `yamame.cli.app.main`.
 """
 
 import gc

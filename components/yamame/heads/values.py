@@ -1,4 +1,4 @@
-"""What a critic's outputs mean: values standardised by running moments (PopArt), or distributions over bins.
+"""Meaning of a critic's outputs: values standardised by running moments (PopArt), or distributions over bins.
 
 Raw outputs are `[..., G, O]`, returns `[..., G]` in the units of the targets (multiplied rewards). The maths is
 float32, under autocast as well. Leading dimensions of outputs and targets broadcast: one set of targets serves an
@@ -22,7 +22,7 @@ VALUE_RULES: tuple[ValueRule, ...] = get_args(ValueRule)
 
 
 class ValueRepresentation(nn.Module, ABC):
-    """What a critic's outputs mean, and the running moments of the targets, per discount factor.
+    """Meaning of a critic's outputs, and the running moments of the targets, per discount factor.
 
     The initial moments, a mean of zero and the given second moment, weigh as one update. Callers update in training
     mode only.

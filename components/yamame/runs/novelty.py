@@ -1,4 +1,4 @@
-"""What is new to an agent in the tasks of an evaluation, and whether the data it learns from spoil that."""
+"""Novelty of an evaluation's tasks to an agent, and checks of the data that it learns from."""
 
 import glob
 import os
@@ -18,7 +18,7 @@ from yamame.replay.disk.files import read_manifests
 from yamame.runs.earlier import complete_env
 
 NOTHING = "new seeds; training may meet the same tasks"
-"""What is said of evaluations of which nothing else is known to be new."""
+"""Text for evaluations in which nothing but seeds is known to be new."""
 IN_DATA, RELABELLED = "unless its data have met them", "unless relabelling has met them"
 _SETTINGS = ("split", "split_by")
 _NO_TASKS = ("seed", "num_envs", "device", "workers")
@@ -71,7 +71,7 @@ def _played(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _is_apart(cfg: DictConfig, trained: Mapping[str, Any]) -> bool:
-    """Whether evaluations play another side of the split than training; true of an environment without one."""
+    """Return whether evaluations play another side of the split than training; true of an environment without one."""
     known = parameters_of(target_of(cfg.env))
     (side, by), (other_side, other_by) = (
         [node.get(name, known[name].default) if name in known else None for name in _SETTINGS]
@@ -108,7 +108,7 @@ def _changed_settings(
 
 
 def lacks_worlds(replay: Path | None, env: EnvBase) -> bool:
-    """Whether stored trajectories lack the hashes that ``env`` writes, as those of earlier versions do."""
+    """Return whether stored trajectories lack the hashes that ``env`` writes, as those of earlier versions do."""
     if replay is None or "world_hash" not in env.observation_spec.keys():
         return False
     try:
@@ -147,7 +147,7 @@ def other_splits(cfg: DictConfig) -> list[str]:
 
 
 def _is_of_unknown_tasks(cfg: DictConfig) -> bool:
-    """Whether nothing tells which tasks the data are of."""
+    """Return whether the tasks of the data are unknown."""
     if _source(cfg) is None:
         return False
     found = list(_sources(cfg))

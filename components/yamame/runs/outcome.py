@@ -1,4 +1,4 @@
-"""What a run leaves: configuration, artifacts for the tracker, ``summary.json``, the traceback of what was outside."""
+"""Files of a run: configuration, artifacts for the tracker, ``summary.json``, traceback of a failure."""
 
 import contextlib
 import shlex
@@ -29,7 +29,7 @@ from yamame.tracking.summary import Status, build_summary, versions
 
 
 def facts(env: EnvBase) -> dict[str, Any]:
-    """What a checkpoint says beside the state: of the machine, and of what the agent sees and does."""
+    """Return metadata stored with a checkpoint: threads, versions, the agent's observations and actions."""
     machine = {"threads": torch.get_num_threads(), "versions": versions()}
     return {"machine": machine, "interface": Interface.of(env).encode()}
 
@@ -108,7 +108,7 @@ def _with_own_device(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_summary(run: RunState) -> dict[str, Any]:
-    """What summary.json says of the session before; nothing where there is none or it is damaged."""
+    """Return the former session's summary.json; empty if it is missing or damaged."""
     path = run.path / "summary.json"
     try:
         return read_json(path) if path.exists() else {}
@@ -170,7 +170,7 @@ def ended_by(run: RunState) -> str | None:
 
 
 def next_steps(run: RunState, status: Status) -> list[str]:
-    """What a person may do next: let the run go on if it has not ended by itself, look at its pages, play its agent."""
+    """Return commands and pages to print at the end: to resume the run, view it, or play its agent."""
     goes_on = status != "FINISHED" and run.checkpoints.last is not None
     steps = [resuming_command(ranks.world())] if goes_on else []
     steps.append("  # ".join(run.tracker.pages()))

@@ -27,7 +27,7 @@ def claim(run: RunState, mode: bool | Literal["auto"]) -> RunDirectory:
 
 
 def goes_on(run: RunState, *, unless_done: bool) -> bool:
-    """Whether there is a checkpoint to go on from.
+    """Return whether there is a checkpoint to resume from.
 
     Raises:
         UsageError: The run is finished and its checkpoints are gone, or its configuration is another one.

@@ -43,7 +43,7 @@ class Part:
 
     @property
     def is_box(self) -> bool:
-        """Whether the values are real numbers."""
+        """Return whether the values are real numbers."""
         return self.dtype.kind == "f"
 
     @property
@@ -57,11 +57,11 @@ class Part:
         return list(values.astype(self.dtype).reshape(len(columns), *self.shape))
 
     def takes(self, shape: tuple[int, ...]) -> bool:
-        """Whether one value may have this shape: its own, or one with or without a dimension of size 1."""
+        """Return whether one value may have this shape: its own, or one with or without a dimension of size 1."""
         return shape == self.shape or (self.shape in ((), (1,)) and shape in ((), (1,)))
 
     def takes_one_hots(self, shape: tuple[int, ...]) -> bool:
-        """Whether one value of this shape is the one-hots of all choices side by side."""
+        """Return whether one value of this shape is the one-hots of all choices side by side."""
         return not self.is_box and shape == (int(self.sizes.sum()),)
 
     def columns(self, values: Array, label: str, *, indices: bool = False) -> Array:
@@ -147,7 +147,7 @@ class ActionEntry:
 
     @property
     def counts_from_zero(self) -> bool:
-        """Whether the numbers of the space are those of a batch."""
+        """Return whether the numbers of the space are those of a batch."""
         return self.kind == "box" or not any(part.low.any() for part in self.parts)
 
     @property
@@ -205,7 +205,7 @@ class ActionEntry:
         return batch[:, 0] if self.kind == "discrete" else batch
 
     def depends_on_indices(self, values: Any, *, indices: bool) -> bool:
-        """Whether `read` takes some of the values for whole numbers that ``indices`` gives another meaning.
+        """Return whether `read` takes some of the values for whole numbers that ``indices`` gives another meaning.
 
         One-hots, real numbers and spaces that count from 0 mean the same either way.
 

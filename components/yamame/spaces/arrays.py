@@ -34,7 +34,7 @@ def from_one_hots(array: Array, sizes: Array) -> Array:
 
 
 def is_tree(value: Any) -> bool:
-    """Whether a value is a mapping (or a TensorDict) or a tuple of further values."""
+    """Return whether a value is a mapping (or a TensorDict) or a tuple of further values."""
     return isinstance(value, tuple) or hasattr(value, "keys")
 
 

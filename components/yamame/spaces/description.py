@@ -10,7 +10,7 @@ from yamame.spaces.observation import ObservationEntry
 
 @dataclass(frozen=True, eq=False)
 class Spaces:
-    """What an environment returns and takes, in values of its own spaces.
+    """Observations and actions of an environment, in values of its own spaces.
 
     Attributes:
         observations: The entries of an observation.

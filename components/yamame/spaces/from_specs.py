@@ -86,7 +86,7 @@ def spaces_of(env: EnvBase) -> Spaces:
 
 
 def _alike(one: ActionEntry, other: ActionEntry) -> bool:
-    """Whether batches of two actions look the same."""
+    """Return whether batches of two actions look the same."""
     bounds = zip(one.bounds, other.bounds, strict=True)
     same = (one.kind, one.dtype) == (other.kind, other.dtype)
     return same and all(np.array_equal(mine, its) for mine, its in bounds)

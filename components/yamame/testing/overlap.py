@@ -27,7 +27,7 @@ class HasTasks(Protocol):
 
 
 class Overlap(NamedTuple):
-    """What `task_overlap` counts.
+    """Counts of `task_overlap`.
 
     Attributes:
         trained: Different tasks that training draws.

@@ -189,6 +189,6 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _address(tensor: Tensor) -> int:
-    """Where the memory of a tensor begins; views share it."""
+    """Return the address of a tensor's memory, which views share."""
     storage = tensor.untyped_storage()
     return storage.data_ptr() or storage._cdata  # without memory, as on the meta device, the storage itself

@@ -147,7 +147,7 @@ class RecordedUpdates:
         ]
 
     def _restart(self, optimizer: torch.optim.Optimizer) -> None:
-        """What was recorded steps with tensors that a loaded state has replaced."""
+        """Drop recorded graphs, which hold tensors that a loaded state has replaced."""
         make_capturable(optimizer)
         self._recorded.clear()
         self._made.clear()
