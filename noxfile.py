@@ -12,7 +12,7 @@ nox.options.sessions = ["tests", "lint", "types"]
 nox.options.reuse_existing_virtualenvs = True
 
 LONG = (
-    "base", "baselines", "collectors", "deploy", "envs", "files", "gpu_emulation", "ranks", "recipes", "report",
+    "base", "baselines", "collectors", "deploy", "envs", "files", "gpu_emulation", "distributed", "recipes", "report",
     "runs", "spaces", "tracking",
     "trajectory/adapters", "trajectory/segments",
     "agent/test_recorded.py", "agent/test_separate.py", "cli/test_app.py", "cli/test_console.py", "cli/test_front.py",
@@ -22,7 +22,7 @@ LONG = (
     "losses/test_continuous.py", "losses/test_redq_bandit.py", "losses/test_redq_learning.py",
     "replay/disk/test_storage.py",
     "test_ablations.py", "test_benchmark.py", "test_examples.py", "test_first_gpu_run.py", "test_overlap.py",
-    "test_recorder.py", "test_tutorials.py",
+    "execution/test_recorder.py", "test_tutorials.py",
     "test_house.py", "testing/test_trajectory.py", "timestep/test_cnn.py",
     "training/test_recorded_updates.py", "trajectory/test_compiled.py",
     "trajectory/test_recall.py", "trajectory/test_registry.py",
@@ -82,7 +82,9 @@ def public(session: nox.Session) -> None:
     github = Path(".github")
     for schema, files in {
         "github-workflows": sorted(github.glob("workflows/*.yml")),
-        "github-issue-forms": [github / "ISSUE_TEMPLATE" / f"{name}.yml" for name in ("bug", "feature")],
+        "github-issue-forms": [
+            github / "ISSUE_TEMPLATE" / f"{name}.yml" for name in ("bug", "feature")
+        ],
         "github-issue-config": [github / "ISSUE_TEMPLATE" / "config.yml"],
         "citation-file-format": [Path("CITATION.cff")],
     }.items():
@@ -115,7 +117,13 @@ def deploy(session: nox.Session) -> None:
 @nox.session
 def suites(session: nox.Session) -> None:
     session.install("-e", ".[dev,suites]")
-    session.run("python", "-W", "ignore", "-c", "import ale_py, crafter, metaworld, minigrid, mujoco, popgym")
+    session.run(
+        "python",
+        "-W",
+        "ignore",
+        "-c",
+        "import ale_py, crafter, metaworld, minigrid, mujoco, popgym",
+    )
     files = ("tests/envs/suites", "tests/envs/test_contract.py", "tests/recipes/test_every_env.py")
     session.run("pytest", "-m", DEFAULT, *(session.posargs or files))
 
@@ -124,8 +132,16 @@ def suites(session: nox.Session) -> None:
 def extras(session: nox.Session) -> None:
     """What the tests skip for want of other libraries: graphs of ONNX, files of data, Hugging Face's models, robots."""
     session.install("-e", ".[dev,onnx,data,hf,robotics,sweep]")
-    session.run("python", "-W", "ignore", "-c", "import onnxruntime, onnxscript, h5py, minari, transformers")
-    session.run("python", "-W", "ignore", "-c", "import gymnasium_robotics, mujoco, joblib, submitit, optuna")
+    session.run(
+        "python", "-W", "ignore", "-c", "import onnxruntime, onnxscript, h5py, minari, transformers"
+    )
+    session.run(
+        "python",
+        "-W",
+        "ignore",
+        "-c",
+        "import gymnasium_robotics, mujoco, joblib, submitit, optuna",
+    )
     session.run("pytest", "-m", DEFAULT, *(session.posargs or EXTRAS))
 
 
@@ -170,7 +186,9 @@ def wheel(session: nox.Session) -> None:
     session.run("python", "-m", "build", "--wheel", "--outdir", dist)
     session.install("--find-links", dist, f"yamame[train]=={VERSION}")
     session.chdir(dist)
-    session.run("python", "-c", "import yamame; assert (yamame.conf_dir() / 'train.yaml').is_file()")
+    session.run(
+        "python", "-c", "import yamame; assert (yamame.conf_dir() / 'train.yaml').is_file()"
+    )
     session.run("python", "-m", "yamame.recipes.train", "--help", silent=True)
 
 
@@ -185,10 +203,14 @@ def docs(session: nox.Session) -> None:
 def page(session: nox.Session) -> None:
     """Opens a report of tiny runs in the Chromium of the system; screenshots go to ``.nox/page/tmp``."""
     if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
-        (session.error if os.environ.get("CI") == "true" else session.skip)("no Chromium is installed")
+        (session.error if os.environ.get("CI") == "true" else session.skip)(
+            "no Chromium is installed"
+        )
     session.install("-e", ".[dev]", "playwright>=1.50")
     shots = session.create_tmp()
-    session.run("pytest", "-m", "page", "tests/recipes/test_page.py", env={"YAMAME_SCREENSHOTS": shots})
+    session.run(
+        "pytest", "-m", "page", "tests/recipes/test_page.py", env={"YAMAME_SCREENSHOTS": shots}
+    )
 
 
 @nox.session
@@ -196,7 +218,10 @@ def examples(session: nox.Session) -> None:
     """Runs the examples and the tutorials from top to bottom."""
     session.install("-e", ".[dev]")
     session.run(
-        "pytest", "-n", "auto", *(session.posargs or ("tests/test_examples.py", "tests/test_tutorials.py"))
+        "pytest",
+        "-n",
+        "auto",
+        *(session.posargs or ("tests/test_examples.py", "tests/test_tutorials.py")),
     )
 
 

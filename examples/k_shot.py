@@ -1,4 +1,6 @@
-"""Trains briefly and asks for the in-context curve: python k_shot.py [minutes]. Prints return by attempt."""
+"""Trains briefly and asks for the in-context curve: python k_shot.py [minutes]. Prints return by
+attempt.
+"""
 
 import sys
 
@@ -12,7 +14,10 @@ def main(minutes: float = 5.0) -> None:
         asked = [f"run={run.path}", f"env.num_trials={attempts}", "num_episodes=64", "control=true"]
         played = yamame.evaluate(*asked)["run"][0]
         print("with memory", [f"{mean:.2f}" for mean in played["gammas"][-1]["trials"]["mean"]])
-        print("wiped      ", [f"{mean:.2f}" for mean in played["gammas"][-1]["control"]["trials"]["mean"]])
+        print(
+            "wiped      ",
+            [f"{mean:.2f}" for mean in played["gammas"][-1]["control"]["trials"]["mean"]],
+        )
 
 
 if __name__ == "__main__":

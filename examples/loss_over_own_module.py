@@ -1,4 +1,6 @@
-"""Trains a module of one's own with the multi-gamma loss: python loss_over_own_module.py [updates]. Prints the loss."""
+"""Trains a module of one's own with the multi-gamma loss: python loss_over_own_module.py [updates].
+Prints the loss.
+"""
 
 import sys
 
@@ -16,11 +18,15 @@ from yamame_envs import MazeRunner
 def main(updates: int = 200) -> None:
     """Learns from random walks, relabelled by what they reached."""
     env = MazeRunner(num_envs=16)
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100), transform=Relabel("all"), batch_size=8)
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(100), transform=Relabel("all"), batch_size=8
+    )
     buffer.extend(pack(env.rollout(100, break_when_any_done=False)))
 
     space, gammas = action_space_from_spec(env.action_spec, batch_dims=1), [0.9, 0.99]
-    context = TensorDictModule(nn.Sequential(nn.Linear(6, 64), nn.ReLU()), ["observation"], ["context"])
+    context = TensorDictModule(
+        nn.Sequential(nn.Linear(6, 64), nn.ReLU()), ["observation"], ["context"]
+    )
     actor = ActorHead(64, action_space=space, num_gammas=2)
     critic = make_critic(64, action_space=space, gammas=gammas)
     loss = MultiGammaREDQLoss(context, actor, critic, PopArt(2), action_space=space, gammas=gammas)

@@ -1,4 +1,6 @@
-"""Clones demonstrations from a file of NumPy: python offline_from_npz.py [updates]. Prints their success."""
+"""Clones demonstrations from a file of NumPy: python offline_from_npz.py [updates]. Prints their
+success.
+"""
 
 import sys
 

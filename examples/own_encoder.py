@@ -1,4 +1,6 @@
-"""Writes a trajectory encoder and has its laws checked: python own_encoder.py. Prints the context of one step."""
+"""Writes a trajectory encoder and has its laws checked: python own_encoder.py. Prints the context
+of one step.
+"""
 
 import torch
 from tensordict import TensorDict

@@ -1,4 +1,6 @@
-"""Relabels trajectories by what they reached: python relabel_goals.py. Prints how often goals are reached in replay."""
+"""Relabels trajectories by what they reached: python relabel_goals.py. Prints how often goals are
+reached in replay.
+"""
 
 import torch
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
@@ -16,7 +18,9 @@ def main() -> None:
         )
         buffer.extend(walks.clone())
         sample = buffer.sample()
-        print(strategy, f"{sample['next', 'reward'].sum().item() / len(sample):.2f} goals in a walk")
+        print(
+            strategy, f"{sample['next', 'reward'].sum().item() / len(sample):.2f} goals in a walk"
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""A trained agent as a service over HTTP, for many sessions: python examples/serve.py AGENT [PORT [TRUST ...]]
+"""A trained agent as a service over HTTP, for many sessions: python examples/serve.py AGENT [PORT
+[TRUST ...]]
 
-POST /act {"session": "a", "observation": ..., "reward": 1.0, "done": false}, /reset {"session": "a"} or /forget"""
+POST /act {"session": "a", "observation": ..., "reward": 1.0, "done": false}, /reset {"session":
+"a"} or /forget"""
 
 import json
 import sys
@@ -12,15 +14,25 @@ import yamame
 
 def make_server(agent, port: int) -> ThreadingHTTPServer:
     """A server on the loopback; ``port`` 0 takes any that is free."""
-    lock, calls = threading.Lock(), {"/reset": agent.reset, "/act": agent.act, "/forget": agent.forget}
+    lock, calls = (
+        threading.Lock(),
+        {"/reset": agent.reset, "/act": agent.act, "/forget": agent.forget},
+    )
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             try:
-                asked = json.loads(self.rfile.read(max(0, int(self.headers.get("Content-Length", 0)))))
-                names, given = [asked.pop("session")], {key: [value] for key, value in asked.items()}
+                asked = json.loads(
+                    self.rfile.read(max(0, int(self.headers.get("Content-Length", 0))))
+                )
+                names, given = (
+                    [asked.pop("session")],
+                    {key: [value] for key, value in asked.items()},
+                )
                 if isinstance(asked.get("observation"), dict):
-                    given["observation"] = {key: [value] for key, value in asked["observation"].items()}
+                    given["observation"] = {
+                        key: [value] for key, value in asked["observation"].items()
+                    }
                 with lock:  # an agent answers one call at a time
                     actions = calls[self.path](sessions=names, **given)
                 status, answer = 200, {} if actions is None else {"action": actions[0].tolist()}
@@ -30,7 +42,9 @@ def make_server(agent, port: int) -> ThreadingHTTPServer:
             self.end_headers()
             self.wfile.write(json.dumps(answer).encode())
 
-    ThreadingHTTPServer.request_queue_size = 128  # connections that wait; with five many are refused
+    ThreadingHTTPServer.request_queue_size = (
+        128  # connections that wait; with five many are refused
+    )
     return ThreadingHTTPServer(("127.0.0.1", port), Handler)
 
 

@@ -1,4 +1,6 @@
-"""Writes demonstrations of the T-Maze into a .npz file:  python examples/tmaze_demonstrations.py demos.npz 500 100"""
+"""Writes demonstrations of the T-Maze into a .npz file:  python examples/tmaze_demonstrations.py
+demos.npz 500 100
+"""
 
 import sys
 
@@ -8,7 +10,9 @@ from yamame_envs import PassiveTMaze
 
 
 def demonstrator(length: int):
-    """A policy that reads the sign at the first step, walks right to the junction and turns there as the sign said."""
+    """A policy that reads the sign at the first step, walks right to the junction and turns there
+    as the sign said.
+    """
     sign = None
 
     def act(timestep: TensorDict) -> TensorDict:

@@ -1,4 +1,6 @@
-"""Trains in Python, with a callback that ends the run: python train_in_python.py [minutes]. Prints the curve."""
+"""Trains in Python, with a callback that ends the run: python train_in_python.py [minutes]. Prints
+the curve.
+"""
 
 import sys
 
@@ -17,7 +19,13 @@ class StopWhenSolved(yamame.Callback):
 
 def main(minutes: float = 5.0) -> None:
     """Learns to recall what was shown eight steps before."""
-    settings = ["env=tmaze", "env.length=8", "encoder=gru", f"budget.minutes={minutes}", "resume=auto"]
+    settings = [
+        "env=tmaze",
+        "env.length=8",
+        "encoder=gru",
+        f"budget.minutes={minutes}",
+        "resume=auto",
+    ]
     run = yamame.train(*settings, "evaluation.interval=5000", callbacks=[StopWhenSolved()])
     print(run.path, run.objective)
 

@@ -4,14 +4,15 @@
     python recipes/distill.py run.name=mine
     python recipes/distill.py run.name=mine resume=true
 
-First many small learners learn one task each, in an environment with many trials of one task in an episode: with
-`source.horizon` steps instead of the usual ones. Their whole histories, from the first blunder to mastery, go to disk.
-Then the same encoder and actor as in `train.py` learn to predict every action from the history before it. Who predicts
-how a learner goes on improves as it did: at the end the agent plays held-out tasks without any update, and its return
-per trial stands beside that of the learners and of itself without memory, in in_context.json and in_context.png.
+First many small learners learn one task each, in an environment with many trials of one task in an
+episode: with `source.horizon` steps instead of the usual ones. Their whole histories, from the
+first blunder to mastery, go to disk. Then the same encoder and actor as in `train.py` learn to
+predict every action from the history before it. Who predicts how a learner goes on improves as it
+did: at the end the agent plays held-out tasks without any update, and its return per trial stands
+beside that of the learners and of itself without memory, in in_context.json and in_context.png.
 
-The run lives in <run.root>/<run.name>; on a CPU a killed and resumed run ends with the same parameters, bit for
-bit, as one that was never stopped.
+The run lives in <run.root>/<run.name>; on a CPU a killed and resumed run ends with the same
+parameters, bit for bit, as one that was never stopped.
 """
 
 if __name__ == "__main__":
@@ -56,7 +57,9 @@ from yamame.training.seeding import seed_everything
 
 
 def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
-    """The recipe: success on held-out tasks, or the mean return where an environment knows no success."""
+    """The recipe: success on held-out tasks, or the mean return where an environment knows no
+    success.
+    """
     check(cfg)
     with Run(cfg, unit="updates", callbacks=callbacks) as run:
         seed_everything(cfg.seed)
@@ -107,7 +110,9 @@ def check(cfg: DictConfig) -> None:
         )
     if relabels(cfg):
         strategy = cfg.relabel.get("strategy")
-        raise UsageError(f"relabel.strategy={strategy}: histories cannot be relabelled; set relabel=none")
+        raise UsageError(
+            f"relabel.strategy={strategy}: histories cannot be relabelled; set relabel=none"
+        )
 
 
 def longer_episodes(cfg: DictConfig) -> DictConfig:
@@ -127,31 +132,45 @@ def longer_episodes(cfg: DictConfig) -> DictConfig:
     return OmegaConf.create(config)
 
 
-def build_transform(cfg: DictConfig, agent: InContextAgent, held_out: EnvBase, env: EnvBase) -> Compose:
+def build_transform(
+    cfg: DictConfig, agent: InContextAgent, held_out: EnvBase, env: EnvBase
+) -> Compose:
     """What happens to histories when they are sampled: cut to every so many-th trial, then packed.
 
     Raises:
-        UsageError: The encoder does not remember an episode, a history does not fill one, or replay does not hold
-            all histories.
+        UsageError: The encoder does not remember an episode, a history does not fill one, or replay
+            does not hold all histories.
     """
-    steps, history = (int(e.observation_spec["step_index"].space.high.max()) for e in (held_out, env))
+    steps, history = (
+        int(e.observation_spec["step_index"].space.high.max()) for e in (held_out, env)
+    )
     limit = agent.trajectory_encoder.context_length
     if limit is not None and limit <= steps:
         raise UsageError(f"context_length: must exceed the episode, {steps} steps, got {limit}")
     if history < steps:
-        raise UsageError(f"source.horizon: must be at least the episode, {steps} steps, got {history}")
+        raise UsageError(
+            f"source.horizon: must be at least the episode, {steps} steps, got {history}"
+        )
     num_envs = cfg.schedule.num_envs
     rounds = -(-max(cfg.schedule.learning_starts, 1) // (history * num_envs))
     needed = rounds * num_envs * (history + 1)
     if cfg.replay.capacity < needed:
-        raise UsageError(f"replay.capacity: must hold {needed} timesteps, got {cfg.replay.capacity}")
+        raise UsageError(
+            f"replay.capacity: must hold {needed} timesteps, got {cfg.replay.capacity}"
+        )
     return Compose(TrialSubsampling(cfg.source.subsample, length=steps), *build_packing(cfg, steps))
 
 
 def compare(
-    run: Run, policy: InContextPolicy, held_out: EnvBase, source: TensorDictModuleBase, longer: DictConfig
+    run: Run,
+    policy: InContextPolicy,
+    held_out: EnvBase,
+    source: TensorDictModuleBase,
+    longer: DictConfig,
 ) -> None:
-    """Writes the return per trial on held-out tasks: of the agent, of itself without memory, and of its source."""
+    """Writes the return per trial on held-out tasks: of the agent, of itself without memory, and of
+    its source.
+    """
     setting = run.cfg.evaluation
     num_envs, episodes, limit = held_out.batch_size[0], setting.num_episodes, setting.max_steps
     with closing(build_env(longer, num_envs=num_envs, seed=setting.seed, held_out=True)) as env:
@@ -165,7 +184,9 @@ def compare(
     returns["source_subsampled"] = returns["source"][:: run.cfg.source.subsample]
     run.extra["in_context"] = returns
     run.tracker.log_artifact(write_json(run.path / "in_context.json", returns))
-    lines = {name: (range(1, len(line) + 1), line) for name, line in returns.items() if name != "source"}
+    lines = {
+        name: (range(1, len(line) + 1), line) for name, line in returns.items() if name != "source"
+    }
     picture = learning_curve(run.path / "in_context.png", lines, x_label="trial", y_label="return")
     run.tracker.log_artifact(picture)
 

@@ -1,12 +1,14 @@
-"""Checks what a run of train needs, tries it for some seconds, and tells what the whole run will take.
+"""Checks what a run of train needs, tries it for some seconds, and tells what the whole run will
+take.
 
     python recipes/doctor.py env=mazerunner encoder=gru
     python recipes/doctor.py experiment=cpu_tmaze measure.seconds=60
     python recipes/doctor.py env=gym env.id=mylab.envs:make trust=[mylab.]
 
-It takes what recipes/train.py takes. The trial is the run itself, with updates from the first episodes on and without
-a tracker, in a folder below run.root that is deleted. What it foresees is the run from its beginning, also with resume.
-A line that begins with `problem:` says what is to be mended; the exit status is then 1.
+It takes what recipes/train.py takes. The trial is the run itself, with updates from the first
+episodes on and without a tracker, in a folder below run.root that is deleted. What it foresees is
+the run from its beginning, also with resume. A line that begins with `problem:` says what is to be
+mended; the exit status is then 1.
 """
 
 if __name__ == "__main__":
@@ -39,11 +41,11 @@ from yamame.cli.explain import explain_outside
 from yamame.cli.front import fail
 from yamame.doctor import machine, packages
 from yamame.doctor.trial import Forecast, Stopwatch, forecast, shortened
-from yamame.failures import OutsideError, one_line
 from yamame.runs.api import load_recipe
 from yamame.runs.build import build_agent, build_env
 from yamame.runs.machine import check_machine
-from yamame.signals import Terminated
+from yamame.system.messages import OutsideError, one_line
+from yamame.system.signals import Terminated
 from yamame.tracking.mlflow_store import check_store
 
 GIGABYTE = machine.GIGABYTE
@@ -132,13 +134,22 @@ def place(error: BaseException | None) -> str:
     """Where an error was raised: the innermost line that is of no library, if there is one."""
     frames = traceback.extract_tb(error.__traceback__) if error is not None else []
     own = [frame for frame in frames if "site-packages" not in frame.filename]
-    return f" (at {frame.filename}:{frame.lineno})" if (frame := next(reversed(own or frames), None)) else ""
+    return (
+        f" (at {frame.filename}:{frame.lineno})"
+        if (frame := next(reversed(own or frames), None))
+        else ""
+    )
 
 
 def tell(watch: Stopwatch, whole: Forecast, cfg: DictConfig) -> list[str]:
-    """Shows what was measured and what it says of the whole run; what the machine is too small for, a line each."""
+    """Shows what was measured and what it says of the whole run; what the machine is too small for,
+    a line each.
+    """
     collecting, learning = (1 / max(watch.each(part), 1e-9) for part in ("collecting", "learning"))
-    say("speed", f"{collecting:,.0f} steps/s while it collects, {learning:,.1f} updates/s while it learns")
+    say(
+        "speed",
+        f"{collecting:,.0f} steps/s while it collects, {learning:,.1f} updates/s while it learns",
+    )
     capacity = min(whole.env_steps, cfg.replay.get("capacity") or whole.env_steps)
     replay = watch.replay_bytes / max(1, watch.timesteps) * capacity
     disk = replay + watch.checkpoint_bytes * (cfg.checkpoint.keep + 1)
@@ -150,21 +161,34 @@ def tell(watch: Stopwatch, whole: Forecast, cfg: DictConfig) -> list[str]:
         "time",
         f"{timedelta(seconds=round(whole.total))} ({whole.total:,.0f} s, {cpu:,.0f} CPU-seconds): {parts}",
     )
-    say("end", f"budget.{whole.limit}, with {whole.env_steps:,} steps and {whole.updates:,} updates")
+    say(
+        "end", f"budget.{whole.limit}, with {whole.env_steps:,} steps and {whole.updates:,} updates"
+    )
     left = machine.memory_left() + psutil.Process().memory_info().rss
     too_small = {
         f"memory: must be {watch.memory / GIGABYTE:.1f} GB": left < watch.memory,
-        f"run.root: must have {disk / GIGABYTE:.1f} GB of disk": machine.disk_left(Path(cfg.run.root)) < disk,
+        f"run.root: must have {disk / GIGABYTE:.1f} GB of disk": machine.disk_left(
+            Path(cfg.run.root)
+        )
+        < disk,
     }
     problems = [f"{what}, and there is less" for what, is_so in too_small.items() if is_so]
     if not whole.updates:
-        plan = ", ".join(f"{key}={cfg.schedule[key]}" for key in ("learning_starts", "updates_per_step"))
+        plan = ", ".join(
+            f"{key}={cfg.schedule[key]}" for key in ("learning_starts", "updates_per_step")
+        )
         problems.append(f"schedule: must make updates in {whole.env_steps} steps, got {plan}")
     elif not watch.count("learning"):
         steps = watch.count("collecting")
-        what = "no update was made" if watch.timesteps else "no episode has ended, and so no update was made,"
+        what = (
+            "no update was made"
+            if watch.timesteps
+            else "no episode has ended, and so no update was made,"
+        )
         bound = "" if watch.timesteps else ", or episodes bounded by env.time_limit"
-        problems.append(f"measure.seconds: must be longer{bound}; {what} in the trial's {steps} steps")
+        problems.append(
+            f"measure.seconds: must be longer{bound}; {what} in the trial's {steps} steps"
+        )
     return problems
 
 

@@ -5,10 +5,11 @@
     python recipes/evaluate.py run=[runs/a,runs/b] against=[runs/c,runs/d]
     python recipes/evaluate.py run=runs/mine diagnose=all     # what its memory holds and does: docs/howto/diagnose.md
 
-A run is a directory, a checkpoint file or the id of an MLflow run. All runs play the same held-out tasks: not those by
-which training chose its best checkpoint, unless seed= says so. Results go to <output>/evaluation.json, once everything
-was played; the same command writes the same file, other settings another. Several runs are summed up over seeds and
-tasks: a run's score is its mean over the held-out tasks, and runs with the same environment are runs of one task.
+A run is a directory, a checkpoint file or the id of an MLflow run. All runs play the same held-out
+tasks: not those by which training chose its best checkpoint, unless seed= says so. Results go to
+<output>/evaluation.json, once everything was played; the same command writes the same file, other
+settings another. Several runs are summed up over seeds and tasks: a run's score is its mean over
+the held-out tasks, and runs with the same environment are runs of one task.
 """
 
 if __name__ == "__main__":
@@ -55,7 +56,8 @@ def score(cfg: DictConfig) -> float:
 
 
 def evaluate_runs(cfg: DictConfig) -> dict[str, Any]:
-    """What is written: settings, numbers of every run, what they say together, and their mean ``score``.
+    """What is written: settings, numbers of every run, what they say together, and their mean
+    ``score``.
 
     A run's score is its success, or the return where an environment knows no success.
     """
@@ -68,7 +70,9 @@ def evaluate_runs(cfg: DictConfig) -> dict[str, Any]:
     if not groups["run"]:
         raise UsageError("run must name a run, got none")
     everyone = [*groups["run"], *groups["against"]]
-    twin = None if cfg.diagnose_twin is None else load_asked(cfg.diagnose_twin, asked, "diagnose_twin")
+    twin = (
+        None if cfg.diagnose_twin is None else load_asked(cfg.diagnose_twin, asked, "diagnose_twin")
+    )
     output = output_of(cfg, groups["run"])
     check_folder(output, "output")
     try:
@@ -76,10 +80,14 @@ def evaluate_runs(cfg: DictConfig) -> dict[str, Any]:
         for trained in everyone:
             check_agent(cfg, trained)
         played = {name: [play(cfg, trained) for trained in group] for name, group in groups.items()}
-        for run, trained in zip([run for runs in played.values() for run in runs], everyone, strict=True):
+        for run, trained in zip(
+            [run for runs in played.values() for run in runs], everyone, strict=True
+        ):
             if found := diagnosis(cfg, trained, twin):
                 run["diagnosis"] = found
-        scores = [acting(run).get("success_mean", acting(run)["return_mean"]) for run in played["run"]]
+        scores = [
+            acting(run).get("success_mean", acting(run)["return_mean"]) for run in played["run"]
+        ]
         report = {"settings": asked, **played, "score": sum(scores) / len(scores)}
         if len(everyone) > 1:
             report |= compare(played, Resampling(confidence=cfg.confidence))
@@ -95,22 +103,32 @@ def check(cfg: DictConfig) -> None:
     if cfg.gammas not in (None, "all"):
         raise UsageError(f"gammas must be all or null, got {cfg.gammas}")
     if cfg.gamma is not None and cfg.gamma_index is not None:
-        raise UsageError(f"gamma={cfg.gamma} and gamma_index={cfg.gamma_index} must not be given together")
+        raise UsageError(
+            f"gamma={cfg.gamma} and gamma_index={cfg.gamma_index} must not be given together"
+        )
     if not 0.0 < cfg.confidence < 1.0:
         raise UsageError(f"confidence must be in (0, 1), got {cfg.confidence}")
     if "observable" not in diagnosed(listed(cfg.diagnose)) and cfg.diagnose_twin is not None:
-        raise UsageError(f"diagnose_twin={cfg.diagnose_twin} needs diagnose=observable or diagnose=all")
+        raise UsageError(
+            f"diagnose_twin={cfg.diagnose_twin} needs diagnose=observable or diagnose=all"
+        )
     if cfg.attention_steps < 1:
         raise UsageError(f"attention_steps must be positive, got {cfg.attention_steps}")
 
 
 def listed(value: Any) -> list[str]:
     """One name or several."""
-    return [] if value is None else [str(item) for item in ([value] if isinstance(value, str) else value)]
+    return (
+        []
+        if value is None
+        else [str(item) for item in ([value] if isinstance(value, str) else value)]
+    )
 
 
 def output_of(cfg: DictConfig, runs: list[Trained]) -> Path:
-    """The directory of the results: of a run's own, or in it one that is named after what was asked."""
+    """The directory of the results: of a run's own, or in it one that is named after what was
+    asked.
+    """
     if cfg.output is not None:
         return Path(cfg.output)
     own = runs[0].folder if len(runs) == 1 and cfg.against is None else None
@@ -133,17 +151,23 @@ def check_tasks(groups: dict[str, list[Trained]]) -> None:
 
 
 def check_agent(cfg: DictConfig, trained: Trained) -> None:
-    """Refuses a gamma that was not trained, weights that do not fit and pictures that cannot be drawn."""
+    """Refuses a gamma that was not trained, weights that do not fit and pictures that cannot be
+    drawn.
+    """
     acting_gamma(cfg, trained)
     with closing(trained.build_env(num_envs=1, seed=setting_of(cfg, trained)["seed"])) as env:
         encoder = trained.build_agent(env).trajectory_encoder
     if cfg.attention and not isinstance(encoder, TransformerEncoder):
         name = type(encoder).__name__
-        raise UsageError(f"attention=true needs a TransformerEncoder, {trained.source} has a {name}")
+        raise UsageError(
+            f"attention=true needs a TransformerEncoder, {trained.source} has a {name}"
+        )
 
 
 def setting_of(cfg: DictConfig, trained: Trained) -> dict[str, Any]:
-    """How a run is played: as in the evaluations of its training, but for what the command line says."""
+    """How a run is played: as in the evaluations of its training, but for what the command line
+    says.
+    """
     return {
         name: trained.config.evaluation[name] if cfg[name] is None else cfg[name]
         for name in ("num_envs", *PLAYED_WITH)
@@ -173,7 +197,10 @@ def play(cfg: DictConfig, trained: Trained) -> dict[str, Any]:
             result = evaluate(policy, env, **options)
             outcome = {"gamma": agent.gammas[index], "acting": index == acts}
             outcome |= numbers_of(result, cfg.confidence)
-            outcome["episodes"] = {"return": result.returns.tolist(), "length": result.lengths.tolist()}
+            outcome["episodes"] = {
+                "return": result.returns.tolist(),
+                "length": result.lengths.tolist(),
+            }
             if result.success is not None:
                 outcome["episodes"]["success"] = result.success.tolist()
             if cfg.control:
@@ -193,7 +220,10 @@ def play(cfg: DictConfig, trained: Trained) -> dict[str, Any]:
 
 def numbers_of(result: EvaluationResult, confidence: float) -> dict[str, Any]:
     """The summary of an evaluation and its in-context curve."""
-    return {**result.summary(confidence=confidence), "trials": result.trial_curve(confidence=confidence)}
+    return {
+        **result.summary(confidence=confidence),
+        "trials": result.trial_curve(confidence=confidence),
+    }
 
 
 def diagnosis(cfg: DictConfig, trained: Trained, twin: Trained | None) -> dict[str, Any]:
@@ -261,9 +291,17 @@ def compare(played: dict[str, list[dict[str, Any]]], resampling: Resampling) -> 
 
 
 def write(folder: Path, report: dict[str, Any], maps: list[torch.Tensor]) -> None:
-    """Writes numbers and pictures, in place of those of an earlier evaluation, and shows the tables."""
+    """Writes numbers and pictures, in place of those of an earlier evaluation, and shows the
+    tables.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("in_context.png", "attention.png", "attention-[0-9]*.png", "recall.png", "probes.png"):
+    for name in (
+        "in_context.png",
+        "attention.png",
+        "attention-[0-9]*.png",
+        "recall.png",
+        "probes.png",
+    ):
         for picture in folder.glob(name):
             picture.unlink()
     played = report["run"] + report["against"]
@@ -282,7 +320,9 @@ def write(folder: Path, report: dict[str, Any], maps: list[torch.Tensor]) -> Non
         print_columns(f"memory of {name}", told(one))
     if "aggregate" in report:
         groups = report["aggregate"].items()
-        print_columns("over runs and tasks", [line for name, group in groups for line in sums(name, group)])
+        print_columns(
+            "over runs and tasks", [line for name, group in groups for line in sums(name, group)]
+        )
     better = {metric: interval(**found) for metric, found in report.get("improvement", {}).items()}
     if better:
         rows = [{"metric": metric, "probability": text} for metric, text in better.items()]
@@ -321,9 +361,13 @@ def lines_of(run: dict[str, Any]) -> list[dict[str, Any]]:
             line = {"run": run["source"], "gamma": outcome["gamma"], "who": who}
             for metric in METRICS:
                 if f"{metric}_mean" in numbers:
-                    line[metric] = interval(*(numbers[f"{metric}_{end}"] for end in ("mean", "low", "high")))
+                    line[metric] = interval(
+                        *(numbers[f"{metric}_{end}"] for end in ("mean", "low", "high"))
+                    )
             if len(numbers["trials"]["mean"]) > 1:
-                line["return per trial"] = " ".join(f"{mean:.3g}" for mean in numbers["trials"]["mean"])
+                line["return per trial"] = " ".join(
+                    f"{mean:.3g}" for mean in numbers["trials"]["mean"]
+                )
             whole, count = f"{numbers['finished']:.0%}", int(numbers["num_episodes"])
             line |= {"length": numbers["length_mean"], "episodes": count}
             if "num_tasks" in numbers:

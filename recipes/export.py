@@ -4,7 +4,8 @@
     python recipes/export.py run=runs/mine path=mine.onnx greedy=true      # a graph of the acting step; or .pt2
     python recipes/export.py run=runs/mine path=models/mine mlflow=true    # the folder of an MLflow model
 
-A checkpoint of an earlier version does not say what its agent observes: its environment is built to see it.
+A checkpoint of an earlier version does not say what its agent observes: its environment is built to
+see it.
 """
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
-"""Trains on every task of a suite, all with one setting, and puts what comes out beside published numbers.
+"""Trains on every task of a suite, all with one setting, and puts what comes out beside published
+numbers.
 
     python recipes/leaderboard.py popgym tier=cpu                   # --help lists the keys
     python recipes/leaderboard.py popgym tier=gpu only_check=true   # what would be run
-    python recipes/leaderboard.py popgym tier=cpu seeds=[0,1,2] overrides=[encoder=gru] page=table.md
+    python recipes/leaderboard.py popgym tier=cpu seeds=[0,1,2] overrides=[encoder=gru]
+    page=table.md
 
-The suite's file in conf/suite has the tasks and the published numbers with their sources. Runs are those of
-`python recipes/train.py`: a task that is finished is not run again, one that was interrupted goes on, and one that
-fails leaves the others alone. The table is a marked one (`yamame.report.tables`): a verdict tells whether the best
-evaluation is above, within or below the published number.
+The suite's file in conf/suite has the tasks and the published numbers with their sources. Runs are
+those of `python recipes/train.py`: a task that is finished is not run again, one that was
+interrupted goes on, and one that fails leaves the others alone. The table is a marked one
+(`yamame.report.tables`): a verdict tells whether the best evaluation is above, within or below the
+published number.
 """
 
 if __name__ == "__main__":
@@ -30,15 +33,17 @@ from yamame.checks import UsageError
 from yamame.cli.app import main
 from yamame.cli.jobs import parts_of_one
 from yamame.cli.nodes import instantiate, plain
-from yamame.failures import tell_aside
-from yamame.installed import recipe_command
 from yamame.report import RunReader, make_sections, place_table, write_tables
+from yamame.system.installed import recipe_command
+from yamame.system.messages import print_stderr
 
 WRITTEN = ("at the end", "best", "verdict", "CPU-s", "steps")
 
 
 def leaderboard(cfg: DictConfig) -> Path | None:
-    """The recipe: checks all runs, does what is missing of them, and writes the table, whose page it returns."""
+    """The recipe: checks all runs, does what is missing of them, and writes the table, whose page
+    it returns.
+    """
     suite, tier = plain(cfg.suite), tier_of(cfg)
     experiment, key = f"experiment={tier['experiment']}", suite["key"]
     commands = {str(task): [experiment, f"{key}={task}", *cfg.overrides] for task in tier["tasks"]}
@@ -49,7 +54,10 @@ def leaderboard(cfg: DictConfig) -> Path | None:
             print(recipe_command("train"), *command, f"seed={','.join(map(str, cfg.seeds))}")
         return None
     failed = [
-        task for task, command in commands.items() for seed in cfg.seeds if not trained(cfg, command, seed)
+        task
+        for task, command in commands.items()
+        for seed in cfg.seeds
+        if not trained(cfg, command, seed)
     ]
     if len(failed) == len(commands) * len(cfg.seeds):
         raise SystemExit(1)
@@ -79,11 +87,13 @@ def trained(cfg: DictConfig, command: list[str], seed: int) -> bool:
         with parts_of_one():
             yamame.train(*command, f"seed={seed}", "resume=auto", *store)
     except KeyboardInterrupt:
-        raise SystemExit(yamame.signals.STATUS) from None
+        raise SystemExit(yamame.system.signals.EXIT_STATUS) from None
     except Exception as error:
-        tell_aside(f"leaderboard: {' '.join(command)} seed={seed}: {type(error).__name__}: {error}")
+        print_stderr(
+            f"leaderboard: {' '.join(command)} seed={seed}: {type(error).__name__}: {error}"
+        )
         if not isinstance(error, UsageError):
-            tell_aside(traceback.format_exc())
+            print_stderr(traceback.format_exc())
         return False
     return True
 
@@ -110,7 +120,9 @@ def table_of(suite: Mapping[str, Any], commands: Mapping[str, list[str]], seeds:
 
 
 def cell(column: Mapping[str, Any], task: str) -> str:
-    """A published number; in parentheses where it is of other rules; nothing where there is none."""
+    """A published number; in parentheses where it is of other rules; nothing where there is
+    none.
+    """
     value = column["values"].get(task)
     if value is None:
         return ""
@@ -120,7 +132,9 @@ def cell(column: Mapping[str, Any], task: str) -> str:
 
 def notes_of(suite: Mapping[str, Any]) -> str:
     """Where the published numbers stand."""
-    return "\n".join(f"- *{name}*: {column['source']}" for name, column in suite["published"].items())
+    return "\n".join(
+        f"- *{name}*: {column['source']}" for name, column in suite["published"].items()
+    )
 
 
 if __name__ == "__main__":

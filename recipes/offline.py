@@ -1,14 +1,17 @@
-"""Trains one in-context agent from data alone: no environment step is made but for evaluations on held-out tasks.
+"""Trains one in-context agent from data alone: no environment step is made but for evaluations on
+held-out tasks.
 
     python recipes/offline.py data=runs data.path=runs/mine [key=value]     # --help lists groups and keys
     python recipes/offline.py data=npz data.path='demos/*.npz' env=tmaze agent=bc run.name=mine
-    python recipes/offline.py data=npz data.path='demos/*.npz' env=tmaze agent=bc run.name=mine resume=true
+    python recipes/offline.py data=npz data.path='demos/*.npz' env=tmaze agent=bc run.name=mine
+    resume=true
 
-What data may be stands in docs/data.md. The environment says what trajectories must look like, and plays the held-out
-tasks. `agent=bc` clones all that is there; `agent=amago` (the default) learns as it does from replay.
+What data may be stands in docs/data.md. The environment says what trajectories must look like, and
+plays the held-out tasks. `agent=bc` clones all that is there; `agent=amago` (the default) learns as
+it does from replay.
 
-The run lives in <run.root>/<run.name>; on a CPU a killed and resumed run ends with the same parameters, bit for
-bit, as one that was never stopped.
+The run lives in <run.root>/<run.name>; on a CPU a killed and resumed run ends with the same
+parameters, bit for bit, as one that was never stopped.
 """
 
 if __name__ == "__main__":
@@ -24,7 +27,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from omegaconf import DictConfig
-from yamame import ranks
+from yamame import distributed
 from yamame.checks import UsageError
 from yamame.cli.app import main
 from yamame.runs.build import (
@@ -43,20 +46,31 @@ from yamame.training.seeding import seed_everything
 
 
 def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
-    """The recipe: success on held-out tasks, or the mean return where an environment knows no success."""
-    with ranks.joined(cfg.device), Run(cfg, unit="updates", callbacks=callbacks) as run:
-        seed_everything(ranks.own_seed(cfg.seed))
+    """The recipe: success on held-out tasks, or the mean return where an environment knows no
+    success.
+    """
+    with (
+        distributed.process_group(cfg.device),
+        Run(cfg, unit="updates", callbacks=callbacks) as run,
+    ):
+        seed_everything(distributed.rank_seed(cfg.seed))
         held_out = run.closing(held_out_env(cfg))
-        agent = ranks.equal(build_agent(cfg, held_out))
+        agent = distributed.broadcast_parameters(build_agent(cfg, held_out))
         learner = build_learner(cfg, agent, guard=run.guard, budget=run.budget)
-        # The environment of training says what trajectories must look like and which instructions are held out.
-        env = run.closing(build_env(cfg, num_envs=1, seed=ranks.own_seed(cfg.seed)))
+        # The environment of training says what trajectories must look like and which instructions
+        # are held out.
+        env = run.closing(build_env(cfg, num_envs=1, seed=distributed.rank_seed(cfg.seed)))
         data = build_data(cfg, env, transform=build_transform(cfg, env))
         if data is None:
-            raise UsageError("data: must be given, got none; set data=runs data.path=..., or data=npz")
-        batch_size = ranks.part(cfg.schedule.batch_size, "schedule.batch_size")
+            raise UsageError(
+                "data: must be given, got none; set data=runs data.path=..., or data=npz"
+            )
+        batch_size = distributed.shard(cfg.schedule.batch_size, "schedule.batch_size")
         batches = Prefetcher(partial(data.sample, batch_size), cfg.device)
-        policy, components = evaluated_policy(agent, learner), {"agent": agent, **learner.components()}
+        policy, components = (
+            evaluated_policy(agent, learner),
+            {"agent": agent, **learner.components()},
+        )
         run.begin({**components, "data": data}, policy=policy, held_out=held_out)
 
         while not run.ended():

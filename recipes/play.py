@@ -4,9 +4,10 @@
     python recipes/play.py run=runs/maze instruction="3,5 7,1" seed=4
     python recipes/play.py run=runs/crafter instruction="collect sapling, place plant, eat cow"
 
-A run is a directory, a checkpoint file or the id of an MLflow run. Where the environment knows instructions and none
-is given, one is asked for in a terminal; an empty answer, and anything else than a terminal, leaves the goals to the
-seed. The video goes to <output>/episode.gif, with video=mp4 to <output>/episode.mp4 (pip install 'yamame[video]').
+A run is a directory, a checkpoint file or the id of an MLflow run. Where the environment knows
+instructions and none is given, one is asked for in a terminal; an empty answer, and anything else
+than a terminal, leaves the goals to the seed. The video goes to <output>/episode.gif, with
+video=mp4 to <output>/episode.mp4 (pip install 'yamame[video]').
 """
 
 if __name__ == "__main__":
@@ -51,7 +52,9 @@ def play(cfg: DictConfig) -> float:
     frames: list[Any] = []
     no_picture: set[str] = set()
     with closing(trained.build_env(num_envs=1, seed=cfg.seed)) as env:
-        spaces = spaces_of(env)  # to print numbers of the environment, not the entries stored for training
+        spaces = spaces_of(
+            env
+        )  # to print numbers of the environment, not the entries stored for training
 
         def watch(step: TensorDictBase) -> None:
             """Shows a timestep and keeps its picture."""
@@ -91,15 +94,21 @@ def check(cfg: DictConfig) -> None:
     if cfg.video not in WRITERS:
         raise UsageError(f"video must be one of {tuple(WRITERS)}, got {cfg.video!r}")
     if cfg.video == "mp4" and importlib.util.find_spec("av") is None:
-        raise UsageError("video=mp4: the package av must be installed, run: pip install 'yamame[video]'")
+        raise UsageError(
+            "video=mp4: the package av must be installed, run: pip install 'yamame[video]'"
+        )
     if cfg.width < 1:
         raise UsageError(f"width must be positive, got {cfg.width}")
 
 
 def instruct(env: EnvBase, text: str | None) -> None:
-    """Sets the instruction of the episode, where the environment knows any; without one, a person is asked."""
+    """Sets the instruction of the episode, where the environment knows any; without one, a person
+    is asked.
+    """
     # Repeated trials hold the environment that knows instructions.
-    instructed = next((e for e in (env, getattr(env, "env", None)) if hasattr(e, "set_instruction")), None)
+    instructed = next(
+        (e for e in (env, getattr(env, "env", None)) if hasattr(e, "set_instruction")), None
+    )
     if instructed is None:
         if text is not None:
             raise UsageError(f"instruction: {type(env).__name__} takes none, got {text!r}")

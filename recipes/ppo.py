@@ -5,10 +5,11 @@
     python recipes/ppo.py env=bandits encoder=gru run.name=mine resume=true
     python recipes/ppo.py -m encoder=gru,transformer,memoryless seed=0,1
 
-The baseline beside `train.py`: the same environments, encoders, evaluation, logging and checkpoints, another learning
-rule (arXiv 1611.02779 with the clipped objective of arXiv 1707.06347). In every iteration all envs play complete
-episodes with the present policy, which is then changed by some epochs over those episodes; nothing is replayed
-later. On a CPU a killed and resumed run ends with the same parameters, bit for bit, as one that was never stopped.
+The baseline beside `train.py`: the same environments, encoders, evaluation, logging and
+checkpoints, another learning rule (arXiv 1611.02779 with the clipped objective of arXiv
+1707.06347). In every iteration all envs play complete episodes with the present policy, which is
+then changed by some epochs over those episodes; nothing is replayed later. On a CPU a killed and
+resumed run ends with the same parameters, bit for bit, as one that was never stopped.
 """
 
 if __name__ == "__main__":
@@ -46,17 +47,24 @@ from yamame.training.seeding import seed_everything
 
 
 def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
-    """The recipe: success on held-out tasks, or the mean return where an environment knows no success."""
+    """The recipe: success on held-out tasks, or the mean return where an environment knows no
+    success.
+    """
     if relabels(cfg):
         strategy = cfg.relabel.get("strategy")
-        raise UsageError(f"relabel.strategy={strategy}: learning on-policy cannot relabel; set relabel=none")
+        raise UsageError(
+            f"relabel.strategy={strategy}: learning on-policy cannot relabel; set relabel=none"
+        )
     with Run(cfg, callbacks=callbacks) as run:
         seed_everything(cfg.seed)
         env = run.closing(build_env(cfg, num_envs=cfg.schedule.num_envs, seed=cfg.seed))
         held_out = run.closing(held_out_env(cfg))
         agent = build_agent(cfg, env)
         check_context(agent, env)
-        policy, learner = agent.policy(), build_learner(cfg, agent, guard=run.guard, budget=run.budget)
+        policy, learner = (
+            agent.policy(),
+            build_learner(cfg, agent, guard=run.guard, budget=run.budget),
+        )
         packing = Compose(*build_packing(cfg, longest_episode(env)))
         episodes = OnPolicyBuffer()
         collector = EpisodeCollector(env, policy, episodes)
@@ -73,11 +81,15 @@ def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
                     batch = learner.loss.annotate(episodes.take().to(cfg.device))
                 for part in epochs(cfg, batch):
                     run.learned(learner.update(packing(part)))
-                    if run.budget.updates is not None and run.progress.updates >= run.budget.updates:
+                    if (
+                        run.budget.updates is not None
+                        and run.progress.updates >= run.budget.updates
+                    ):
                         break
                 if run.progress.updates > made_before:
                     learner.loss.refresh(batch)
-                else:  # every update was refused: nothing is learned from the batch, not by looking either
+                # every update was refused: nothing is learned from the batch, not by looking either
+                else:
                     learner.restore(former)
                 collector.update_policy_weights_(TensorDict.from_module(policy).data)
 
@@ -92,7 +104,9 @@ def check_context(agent: InContextAgent, env: EnvBase) -> None:
     limit = agent.trajectory_encoder.context_length
     steps = longest_episode(env)
     if limit is not None and steps is not None and steps >= limit:
-        raise UsageError(f"context_length: must exceed the longest episode, {steps} steps, got {limit}")
+        raise UsageError(
+            f"context_length: must exceed the longest episode, {steps} steps, got {limit}"
+        )
 
 
 def epochs(cfg: DictConfig, batch: TensorDictBase) -> Iterator[TensorDictBase]:

@@ -1,16 +1,18 @@
-"""Ask whether a task needs memory, and how much: train agents that differ in how many timesteps they see.
+"""Ask whether a task needs memory, and how much: train agents that differ in how many timesteps
+they see.
 
     python recipes/probe.py env=tmaze env.length=6                             # --help lists the keys
     python recipes/probe.py env=bandits probe.windows=[1,4,16,null] probe.seeds=[0,1,2,3,4]
     python recipes/probe.py env=gym env.id=mylab:Levers-v0 budget.env_steps=100000
     python recipes/probe.py env=mazerunner callbacks=cost_limit callbacks.cost_limit.cpu_s=120
 
-Options are those of recipes/train.py, except for the encoder: a Transformer of one layer sees the latest timesteps, its
-window, and nothing before. Every window is trained with several seeds, because the verdict compares the differences
-between windows with the noise between trainings. The agents are ordinary runs with the same sizes and budget, in one
-folder. Finished runs are not repeated, and interrupted ones are resumed. All agents then play the same held-out tasks
-with their best checkpoints, beside a random policy. The recipe prints a table and a verdict, and writes both to
-<folder>/probe.json.
+Options are those of recipes/train.py, except for the encoder: a Transformer of one layer sees the
+latest timesteps, its window, and nothing before. Every window is trained with several seeds,
+because the verdict compares the differences between windows with the noise between trainings. The
+agents are ordinary runs with the same sizes and budget, in one folder. Finished runs are not
+repeated, and interrupted ones are resumed. All agents then play the same held-out tasks with their
+best checkpoints, beside a random policy. The recipe prints a table and a verdict, and writes both
+to <folder>/probe.json.
 """
 
 if __name__ == "__main__":
@@ -45,7 +47,9 @@ from yamame.runs.trained import load_trained
 ONE_LAYER = ("encoder=transformer", "encoder.num_layers=1", "encoder.sinks=0")
 """Fixed settings of the encoder: a second layer would see further back than the window."""
 ITS_OWN = {*map(key_of, ONE_LAYER), "encoder.window", "seed", "resume", "run.overwrite"}
-TASKS = 2_000_000_011  # as in recipes/evaluate.py; training chose its best checkpoints by other tasks
+TASKS = (
+    2_000_000_011  # as in recipes/evaluate.py; training chose its best checkpoints by other tasks
+)
 
 
 def probe(cfg: DictConfig) -> NeededMemory:
@@ -62,7 +66,9 @@ def probe(cfg: DictConfig) -> NeededMemory:
             f"got {list(cfg.probe.windows)}"
         )
 
-    runs = [[trained(common, folder, window, seed) for seed in cfg.probe.seeds] for window in windows]
+    runs = [
+        [trained(common, folder, window, seed) for seed in cfg.probe.seeds] for window in windows
+    ]
     results = [[played(setting, run.path) for run in several] for several in runs]
     random = played(setting)
 
@@ -85,16 +91,25 @@ def typed_of(cfg: DictConfig) -> tuple[list[str], Path]:
     """Command-line overrides of every run, and the folder that they share.
 
     Raises:
-        UsageError: An override is one that the probe sets itself, or a setting of the probe is invalid.
+        UsageError: An override is one that the probe sets itself, or a setting of the probe is
+            invalid.
     """
-    typed = [text for text in overrides() if not is_one_of(key_of(text), ("probe", "run.name", "run.root"))]
+    typed = [
+        text
+        for text in overrides()
+        if not is_one_of(key_of(text), ("probe", "run.name", "run.root"))
+    ]
     if own := ITS_OWN.intersection(map(key_of, typed)):
-        raise UsageError(f"{min(own)}: must be left to the probe; see probe.windows and probe.seeds")
+        raise UsageError(
+            f"{min(own)}: must be left to the probe; see probe.windows and probe.seeds"
+        )
     seeds, name = list(cfg.probe.seeds), str(cfg.run.name or "")
     if not seeds or len(set(seeds)) < len(seeds):
         raise UsageError(f"probe.seeds: must name at least one seed, each once, got {seeds}")
     if cfg.evaluation.num_episodes < 2:
-        raise UsageError(f"evaluation.num_episodes: must be at least 2, got {cfg.evaluation.num_episodes}")
+        raise UsageError(
+            f"evaluation.num_episodes: must be at least 2, got {cfg.evaluation.num_episodes}"
+        )
     if all(window == 1 for window in cfg.probe.windows):
         raise UsageError(
             "probe.windows: must name a window of more than 1 timestep (a window of 1 is always added), "
@@ -113,8 +128,12 @@ def typed_of(cfg: DictConfig) -> tuple[list[str], Path]:
     return typed, Path(cfg.run.root) / (name or file_name(["probe", *named]))
 
 
-def windows_of(asked: Iterable[int | None], longest: int | None, context_length: int) -> list[int | None]:
-    """Windows in ascending order, with 1; those that cover whole episodes are merged into one of that length."""
+def windows_of(
+    asked: Iterable[int | None], longest: int | None, context_length: int
+) -> list[int | None]:
+    """Windows in ascending order, with 1; those that cover whole episodes are merged into one of
+    that length.
+    """
     known = float("inf") if longest is None else longest
     whole = longest if known <= context_length else None
     windows = {whole if window is None or window >= known else window for window in (1, *asked)}
@@ -129,8 +148,10 @@ def trained(common: list[str], folder: Path, window: int | None, seed: int) -> R
         with parts_of_one():
             run = yamame.train(*common, f"encoder.window={sees}", f"seed={seed}", named)
     except KeyboardInterrupt:
-        print("interrupted: the same command resumes here, agents that are finished are not trained again")
-        raise SystemExit(yamame.signals.STATUS) from None
+        print(
+            "interrupted: the same command resumes here, agents that are finished are not trained again"
+        )
+        raise SystemExit(yamame.system.signals.EXIT_STATUS) from None
     if (before := run.checkpoints.read_config()["budget"]) != run.config["budget"]:
         raise UsageError(
             f"run.name: {run.path} was trained with another budget, {before}; give the probe another name"
@@ -145,7 +166,11 @@ def played(cfg: DictConfig, path: Path | None = None) -> EvaluationResult:
     with closing(build_env(cfg, num_envs=num_envs, seed=TASKS, held_out=True)) as env:
         policy = env.rand_action
         if path is not None:
-            policy = load_trained(path, trust=list(cfg.trust), device=cfg.device).build_agent(env).policy()
+            policy = (
+                load_trained(path, trust=list(cfg.trust), device=cfg.device)
+                .build_agent(env)
+                .policy()
+            )
         options = {name: evaluation[name] for name in ("num_episodes", "greedy", "max_steps")}
         return evaluate(policy, env, seed=TASKS, **options)
 
@@ -161,7 +186,10 @@ def show(found: NeededMemory, runs: list[list[Run]], seeds: list[int], title: st
     best = max(found.reached, key=lambda one: one.score.value)  # the shortest of equals
     rows = []
     for one, several in zip(found.reached, runs, strict=True):
-        row = {"timesteps seen": "all" if one.window is None else one.window, "score": str(one.score)}
+        row = {
+            "timesteps seen": "all" if one.window is None else one.window,
+            "score": str(one.score),
+        }
         row["behind the best"] = "-" if one is best else str(one.behind)
         if is_over_seeds:
             row["standing"] = one.standing
@@ -179,7 +207,9 @@ def show(found: NeededMemory, runs: list[list[Run]], seeds: list[int], title: st
             "intervals: over tasks, of these agents alone; for a verdict train more, as probe.seeds=[0,1,2]"
         )
     if found.outcome != "needed":
-        print("memory that no agent has learnt to use yet shows no difference: see budget.env_steps")
+        print(
+            "memory that no agent has learnt to use yet shows no difference: see budget.env_steps"
+        )
 
 
 if __name__ == "__main__":

@@ -3,10 +3,11 @@
     python recipes/replay_batch.py runs/mine/nonfinite/step-000000000120-1 [key=value]
     python recipes/replay_batch.py bundle=runs/mine/nonfinite/step-000000000120-1 device=cuda
 
-A bundle is what a run keeps of an update that was not finite: a checkpoint with the batch, the random state, the
-weights and statistics before the update, and the configuration. Of every entry of the batch, every weight, every term
-of the loss and every gradient of a term that is not finite, the first such number is shown; and the largest numbers of
-the batch. On a CPU the numbers are those of the run, bit for bit.
+A bundle is what a run keeps of an update that was not finite: a checkpoint with the batch, the
+random state, the weights and statistics before the update, and the configuration. Of every entry of
+the batch, every weight, every term of the loss and every gradient of a term that is not finite, the
+first such number is shown; and the largest numbers of the batch. On a CPU the numbers are those of
+the run, bit for bit.
 """
 
 import sys
@@ -53,14 +54,17 @@ def replay(cfg: DictConfig) -> float:
         learner = rebuild(config, kept["loss"])
         batch, rng = kept["update"]["batch"].to(cfg.device), kept["update"]["rng"]
         entries = {
-            ".".join(key) if isinstance(key, tuple) else key: value for key, value in batch.items(True, True)
+            ".".join(key) if isinstance(key, tuple) else key: value
+            for key, value in batch.items(True, True)
         }
         parts = {"batch": entries, "weights": kept["loss"]}
         set_random_state(rng, cfg.device)
         parts |= recompute(learner, batch)
     except (ValueError, RuntimeError, LookupError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise UsageError(f"bundle: {path} must hold an update of its configuration: {reason}") from error
+        raise UsageError(
+            f"bundle: {path} must hold an update of its configuration: {reason}"
+        ) from error
     bad = {part: [row for row in rows(named) if row["not finite"]] for part, named in parts.items()}
     large = sorted(rows(entries), key=lambda row: -abs(row["number"]))[:LARGEST]
     for title, shown in {"largest of the batch": large, **bad}.items():
@@ -118,7 +122,9 @@ def recompute(learner: Learner, batch: TensorDictBase) -> dict[str, dict[str, Te
 
 
 def rows(named: Mapping[str, Tensor]) -> Iterable[Row]:
-    """Of every tensor how many numbers are not finite, and where the first of them is, or else the largest."""
+    """Of every tensor how many numbers are not finite, and where the first of them is, or else the
+    largest.
+    """
     for name, value in named.items():
         if value.numel() == 0:
             continue

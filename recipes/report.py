@@ -1,4 +1,5 @@
-"""Makes one page of MLflow runs: what was run, what came out and when, how groups compare, how to repeat it.
+"""Makes one page of MLflow runs: what was run, what came out and when, how groups compare, how to
+repeat it.
 
     python recipes/report.py [key=value]                      # --help lists the keys
     python recipes/report.py runs=[maze-*,tmaze-0] directory=report/mazes
@@ -6,11 +7,13 @@
     python recipes/report.py evidence=docs/results tables=[README.md,docs/results.md]
     python recipes/report.py evidence=docs/results tables=README.md store.tracking_uri=null   # without a store
 
-The page <directory>/index.html needs nothing else. Pictures of evaluations (PNG), videos and numbers (CSV) lie beside
-it. Only runs that ended by themselves count; the others are listed with the reason.
+The page <directory>/index.html needs nothing else. Pictures of evaluations (PNG), videos and
+numbers (CSV) lie beside it. Only runs that ended by themselves count; the others are listed with
+the reason.
 
-``evidence`` is a folder of CSV files to which the numbers of these runs are added (`yamame.report.evidence`), and from
-which ``tables``, the marked tables of Markdown pages, are filled (`yamame.report.tables`).
+``evidence`` is a folder of CSV files to which the numbers of these runs are added
+(`yamame.report.evidence`), and from which ``tables``, the marked tables of Markdown pages, are
+filled (`yamame.report.tables`).
 """
 
 if __name__ == "__main__":
@@ -47,7 +50,8 @@ from yamame.tracking.pages import ui_command
 
 
 def report(cfg: DictConfig) -> Path:
-    """The recipe: reads, sorts, computes and writes; then prints the verdicts and the path of the page.
+    """The recipe: reads, sorts, computes and writes; then prints the verdicts and the path of the
+    page.
 
     Without a store it fills tables from evidence, and returns the folder of that.
     """
@@ -72,7 +76,9 @@ def report(cfg: DictConfig) -> Path:
         artifact=reader.artifact,
     )
     store = absolute_uri(cfg.store.tracking_uri)
-    served_by = ui_command(store) and f"mlflow ui --backend-store-uri {store}"  # from whatever folder
+    served_by = (
+        ui_command(store) and f"mlflow ui --backend-store-uri {store}"
+    )  # from whatever folder
     to_run = fill_tables(cfg, sections, resampling)
     page = write_report(content, Path(cfg.directory), served_by=served_by)
     for verdict in content.verdicts:
@@ -86,7 +92,9 @@ def report(cfg: DictConfig) -> Path:
 
 
 def fill_tables(cfg: DictConfig, sections: list[Section], resampling: Resampling) -> list[str]:
-    """Adds runs to the evidence and fills tables from it; returns a line for every command that is still to be run."""
+    """Adds runs to the evidence and fills tables from it; returns a line for every command that is
+    still to be run.
+    """
     if cfg.evidence is None:
         return []
     folder = Path(cfg.evidence)
@@ -104,7 +112,9 @@ def pages_of(cfg: DictConfig) -> list[Path]:
 
 
 def check_evidence(cfg: DictConfig) -> None:
-    """Refuses tables without evidence to fill them from, pages without tables, and a report of nothing."""
+    """Refuses tables without evidence to fill them from, pages without tables, and a report of
+    nothing.
+    """
     if cfg.evidence is not None:
         check_folder(cfg.evidence, "evidence")
     elif cfg.tables:

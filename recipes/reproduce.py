@@ -1,13 +1,15 @@
-"""Repeats a published experiment: trains its seeds, plays its tasks, and says whether its number comes out.
+"""Repeats a published experiment: trains its seeds, plays its tasks, and says whether its number
+comes out.
 
     python recipes/reproduce.py rsm/dark_key_to_door memory=gru                # --help lists the keys
     python recipes/reproduce.py rsm/tmaze minutes=10                           # a piece; the same command goes on
     python recipes/reproduce.py rsm/tmaze edition=small num_tasks=8            # does it run at all?
 
-A contract in conf/reproduce names the experiment that is trained, what is measured of a task, the margin, and what was
-published. A run that is finished is not repeated. After a piece the recipe says how far the run is, what the rest will
-take at the rate of this piece, and ends with status 75. Once all seeds are trained, the reported tasks are played, and
-the verdict is printed and written to contract.json.
+A contract in conf/reproduce names the experiment that is trained, what is measured of a task, the
+margin, and what was published. A run that is finished is not repeated. After a piece the recipe
+says how far the run is, what the rest will take at the rate of this piece, and ends with status 75.
+Once all seeds are trained, the reported tasks are played, and the verdict is printed and written to
+contract.json.
 """
 
 if __name__ == "__main__":
@@ -15,11 +17,13 @@ if __name__ == "__main__":
 
     sys.path.append(f"{sys.path[0]}/../components")  # for a checkout that is not installed
     from yamame.cli.front import answer, fail
-    from yamame.installed import recipe_command
+    from yamame.system.installed import recipe_command
 
     answer("reproduce", resumable=True)  # prints help and usage errors before torch is imported
     if not any(text.startswith(("-", "reproduce=")) or "=" not in text for text in sys.argv[1:]):
-        fail("reproduce", f"name the experiment first, as in {recipe_command('reproduce')} rsm/tmaze")
+        fail(
+            "reproduce", f"name the experiment first, as in {recipe_command('reproduce')} rsm/tmaze"
+        )
 
 # isort: split
 import signal
@@ -45,7 +49,9 @@ from yamame.runs.trained import load_trained
 
 
 class Piece(yamame.Callback):
-    """Ends a run in order, to go on later, when its minutes are over; counts what it did in them."""
+    """Ends a run in order, to go on later, when its minutes are over; counts what it did in
+    them.
+    """
 
     def __init__(self, minutes: float | None) -> None:
         self.seconds = float("inf") if minutes is None else 60 * minutes
@@ -59,7 +65,10 @@ class Piece(yamame.Callback):
 
     def on_update(self, run: Run, metrics: Any) -> None:
         """Looks at the clock; asks once, for a second signal would end the process at once."""
-        if yamame.signals.noted() is None and time.monotonic() - self.began > self.seconds:
+        if (
+            yamame.system.signals.received() is None
+            and time.monotonic() - self.began > self.seconds
+        ):
             signal.raise_signal(signal.SIGTERM)
 
     def left(self) -> str:
@@ -101,7 +110,9 @@ def reproduce(cfg: DictConfig) -> dict[str, Any]:
 
 
 def verdict_of(cfg: DictConfig, ours: JointEstimate) -> dict[str, Any]:
-    """Verdict on the mean, and whether all of Student's interval agrees with it; None where there is no verdict."""
+    """Verdict on the mean, and whether all of Student's interval agrees with it; None where there
+    is no verdict.
+    """
     if cfg.edition != "full" or len(ours.seeds) < 2:
         return {"outcome": None, "settled": None}
     published, margin = cfg.contract.published[cfg.memory][0], cfg.contract.margin
@@ -160,7 +171,11 @@ def overrides_of(cfg: DictConfig) -> list[str]:
     for key, known in (("memory", cfg.memories), ("edition", cfg.editions)):
         if cfg[key] not in known:
             raise UsageError(f"{key}: must be one of {', '.join(known)}, got {cfg[key]}")
-    chosen = [f"experiment={cfg.contract.experiment}", *cfg.memories[cfg.memory], *cfg.editions[cfg.edition]]
+    chosen = [
+        f"experiment={cfg.contract.experiment}",
+        *cfg.memories[cfg.memory],
+        *cfg.editions[cfg.edition],
+    ]
     yamame.compose(*chosen, *cfg.overrides)
     return [*chosen, *cfg.overrides]
 
@@ -175,7 +190,7 @@ def trained(cfg: DictConfig, command: list[str], seed: int, piece: Piece) -> Run
     except KeyboardInterrupt:
         if piece.run is not None:
             print(f"{name}: {piece.left()}")
-        raise SystemExit(yamame.signals.STATUS) from None
+        raise SystemExit(yamame.system.signals.EXIT_STATUS) from None
 
 
 def played(cfg: DictConfig, path: Path) -> Tensor:

@@ -3,8 +3,8 @@
     python recipes/sync.py run=runs/mine
     python recipes/sync.py run=[runs/a,runs/b]
 
-What MLflow already has is not stored again, so that nothing happens the second time. A run that is resumed does the
-same by itself.
+What MLflow already has is not stored again, so that nothing happens the second time. A run that is
+resumed does the same by itself.
 """
 
 if __name__ == "__main__":

@@ -6,10 +6,11 @@
     python recipes/train.py data=npz data.path='demos/*.npz' schedule.offline_updates=1000
     torchrun --nproc-per-node=2 recipes/train.py env=mazerunner          # two processes share one run
 
-Collecting and learning alternate: after every `schedule.steps_per_iteration` environment steps the learner makes as
-many updates as `schedule.updates_per_step` allows. Checkpoints hold all state between two updates, so on a CPU a
-killed and resumed run ends with the same parameters, bit for bit (not with `collector=ray`, which acts while the
-learner learns). The run directory is <run.root>/<run.name>; metrics are logged to MLflow.
+Collecting and learning alternate: after every `schedule.steps_per_iteration` environment steps the
+learner makes as many updates as `schedule.updates_per_step` allows. Checkpoints hold all state
+between two updates, so on a CPU a killed and resumed run ends with the same parameters, bit for bit
+(not with `collector=ray`, which acts while the learner learns). The run directory is
+<run.root>/<run.name>; metrics are logged to MLflow.
 """
 
 if __name__ == "__main__":
@@ -24,7 +25,7 @@ if __name__ == "__main__":
 from collections.abc import Sequence
 
 from omegaconf import DictConfig
-from yamame import ranks
+from yamame import distributed
 from yamame.cli.app import main
 from yamame.runs import parts
 from yamame.runs.build import evaluated_policy
@@ -34,16 +35,25 @@ from yamame.runs.run import Run
 
 
 def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
-    """Run the recipe; return success on held-out tasks, or the mean return of an environment without success."""
-    with ranks.joined(cfg.device), Run(cfg, callbacks=callbacks) as run:
+    """Run the recipe; return success on held-out tasks, or the mean return of an environment
+    without success.
+    """
+    with distributed.process_group(cfg.device), Run(cfg, callbacks=callbacks) as run:
         env, held_out = parts.build_envs(run)
         agent, learner = parts.build_agent_and_learner(run, env)
         replay, source = parts.build_replay(run, env)
         batches = parts.build_batches(run, source)
         collector = parts.build_collector(run, env, agent, replay)
-        num_steps = ranks.part(cfg.schedule.steps_per_iteration, "schedule.steps_per_iteration")
+        num_steps = distributed.shard(
+            cfg.schedule.steps_per_iteration, "schedule.steps_per_iteration"
+        )
 
-        components = {"agent": agent, **learner.components(), "collector": collector, "replay": source}
+        components = {
+            "agent": agent,
+            **learner.components(),
+            "collector": collector,
+            "replay": source,
+        }
         policy = evaluated_policy(agent, learner)
         run.begin(components, policy=policy, held_out=held_out, on_saved=replay.protect)
 

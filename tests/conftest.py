@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
-# Before anything imports torch: tests are small, and threads that wait for each other take longer than one.
+# Before anything imports torch: tests are small, and threads that wait for each other take longer
+# than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A job in the background ignores these, and so would every process that tests start and stop.
@@ -36,7 +37,9 @@ def _skip_if_missing(message: str) -> None:
 
 @pytest.fixture(autouse=True)
 def _forget_modules_of_this_test(tmp_path_factory):
-    """Removes modules that a test has imported from its own files, which another test may have of the same name."""
+    """Removes modules that a test has imported from its own files, which another test may have of
+    the same name.
+    """
     before = set(sys.modules)
     yield
     folder, removed = str(tmp_path_factory.getbasetemp()), set()
@@ -50,20 +53,28 @@ def _forget_modules_of_this_test(tmp_path_factory):
         registry = sys.modules["gymnasium"].registry
         for name, spec in list(registry.items()):
             entry = spec.entry_point
-            module = entry.partition(":")[0] if isinstance(entry, str) else getattr(entry, "__module__", "")
+            module = (
+                entry.partition(":")[0]
+                if isinstance(entry, str)
+                else getattr(entry, "__module__", "")
+            )
             if module in removed:
                 del registry[name]
 
 
 @pytest.fixture(scope="session")
 def skip_if_missing():
-    """Skips where an error says that a package is missing, and it is: a wrong message skips nothing."""
+    """Skips where an error says that a package is missing, and it is: a wrong message skips
+    nothing.
+    """
     return _skip_if_missing
 
 
 @pytest.fixture(scope="session")
 def nothing_read_back() -> type:
-    """A context that fails at operations that wait for a device, or whose result has a size that depends on data."""
+    """A context that fails at operations that wait for a device, or whose result has a size that
+    depends on data.
+    """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -84,15 +95,16 @@ def nothing_read_back() -> type:
 
 @pytest.fixture(scope="session")
 def tape(nothing_read_back) -> type:
-    """Records on a CPU as a CUDA graph does: a replay repeats operations on the same tensors, no line of the function.
+    """Records on a CPU as a CUDA graph does: a replay repeats operations on the same tensors, no
+    line of the function.
 
-    A recording leaves everything as it was, and fails where something is read back, or a tensor is read that is not
-    declared. ``numbers`` are what each recording has baked in.
+    A recording leaves everything as it was, and fails where something is read back, or a tensor is
+    read that is not declared. ``numbers`` are what each recording has baked in.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
-    from yamame.capturing import capturing
+    from yamame.execution.capturing import capturing
     from yamame.testing import DeclaredReads
 
     class Log(TorchDispatchMode):
@@ -164,7 +176,9 @@ class Forked(NamedTuple):
 
 @pytest.fixture(scope="session")
 def begin_forked(tmp_path_factory):
-    """Begins a Python program, in a process that has torch and the recipes' imports already; one at a time."""
+    """Begins a Python program, in a process that has torch and the recipes' imports already; one at
+    a time.
+    """
     command, servers = [sys.executable, str(Path(__file__).with_name("forking.py"))], []
 
     def begin(program, *arguments, cwd, **env):
@@ -187,7 +201,9 @@ def begin_forked(tmp_path_factory):
 @pytest.fixture(scope="session")
 def run_forked(begin_forked):
     """Runs a Python program as `begin_forked` begins it: what became of it, and what it printed."""
-    return lambda program, *arguments, cwd, **env: begin_forked(program, *arguments, cwd=cwd, **env).wait()
+    return lambda program, *arguments, cwd, **env: begin_forked(
+        program, *arguments, cwd=cwd, **env
+    ).wait()
 
 
 @pytest.fixture
@@ -236,7 +252,9 @@ def start(tracking_uri, tmp_path):
         tracker = MLflowTracker(
             tracking_uri=tracking_uri, **{"system_metrics": False, "flush_s": 0.0, **options}
         )
-        return tracker.start(directory, name="a run", params={"seed": 1, "agent.gammas": [0.9, 0.99]})
+        return tracker.start(
+            directory, name="a run", params={"seed": 1, "agent.gammas": [0.9, 0.99]}
+        )
 
     return start
 

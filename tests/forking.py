@@ -27,7 +27,9 @@ with initialize_config_dir(str(conf_dir()), version_base="1.3"):
 
 
 def run(asked: dict) -> None:
-    """The program, in this process: its arguments, folder, variables, and files for what it prints."""
+    """The program, in this process: its arguments, folder, variables, and files for what it
+    prints.
+    """
     os.chdir(asked["cwd"])
     os.environ.update(asked["env"])
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -17,11 +17,17 @@ STABILISERS = (
     "head_scaling",
 )  # sigma_reparam is on in experiments alone
 CHANGED = {
-    "hidden_instruction": {"relabel.hide_future_goals": True, "goal_encoder.hide_future_goals": True},
+    "hidden_instruction": {
+        "relabel.hide_future_goals": True,
+        "goal_encoder.hide_future_goals": True,
+    },
     "no_filtered_bc": {"agent.loss.cloning_coeff": 0.0},
     "no_multigamma": {"agent.multi_gamma": False},
     "no_relabel": {"relabel.strategy": "none"},
-    "no_stabilisers": {**{f"encoder.{name}": False for name in STABILISERS}, "encoder.activation": "gelu"},
+    "no_stabilisers": {
+        **{f"encoder.{name}": False for name in STABILISERS},
+        "encoder.activation": "gelu",
+    },
     "separate": {"agent.loss._target_": "yamame.losses.SeparateREDQLoss"},
     "single_goal": {"relabel.single_goal": True, "goal_encoder.single_goal": True},
 }
@@ -37,7 +43,9 @@ def configuration(*overrides: str) -> dict:
 
 def difference(*overrides: str, ablation: str) -> dict:
     """The keys that ablations change or add, with their new values; removed ones are None."""
-    full, reduced = (flatten(configuration(*overrides, *extra)) for extra in ([], [f"+ablation={ablation}"]))
+    full, reduced = (
+        flatten(configuration(*overrides, *extra)) for extra in ([], [f"+ablation={ablation}"])
+    )
     return {
         key: reduced.get(key)
         for key in full.keys() | reduced.keys()
@@ -55,7 +63,9 @@ def test_an_ablation_differs_from_the_full_agent_in_what_it_says_and_nothing_els
 
 
 def test_without_memory_only_the_encoder_differs_and_is_as_wide_as_the_heads():
-    """In the full agent, and in one experiment of all whose encoders have the same keys and heads one width."""
+    """In the full agent, and in one experiment of all whose encoders have the same keys and heads
+    one width.
+    """
 
     def parts(config: dict) -> tuple:
         return (
@@ -74,12 +84,18 @@ def test_without_memory_only_the_encoder_differs_and_is_as_wide_as_the_heads():
         assert differing == {"encoder"}, chosen
         config = configuration(*chosen, "+ablation=no_memory")
         assert config["encoder"]["_target_"] == "yamame.trajectory.MemorylessEncoder"
-        assert instantiate(config["encoder"])(8).out_features == config["agent"]["actor"]["hidden_size"]
+        assert (
+            instantiate(config["encoder"])(8).out_features
+            == config["agent"]["actor"]["hidden_size"]
+        )
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_ablations_win_over_every_experiment_and_what_they_describe_can_be_built(experiment):
-    chosen, every = f"experiment={experiment}", f"[{','.join(CHANGED)}]"  # they change different keys
+    chosen, every = (
+        f"experiment={experiment}",
+        f"[{','.join(CHANGED)}]",
+    )  # they change different keys
     expected = {key: value for changed in CHANGED.values() for key, value in changed.items()}
     config = configuration(chosen, f"+ablation={every}")
     flat = flatten(config)

@@ -1,4 +1,6 @@
-"""The benchmark measures what it says: the published agent, on its environment or another one, in its precision."""
+"""The benchmark measures what it says: the published agent, on its environment or another one, in
+its precision.
+"""
 
 import doctest
 import importlib
@@ -13,8 +15,17 @@ import torch
 
 TOOLS = Path(__file__).parents[1] / "tools"
 SMALL = [
-    *("encoder.d_model=16", "encoder.num_heads=2", "encoder.num_layers=1", "timestep_encoder.out_size=16"),
-    *("timestep_encoder.hidden_size=16", "agent.actor.hidden_size=16", "agent.critic.hidden_size=16"),
+    *(
+        "encoder.d_model=16",
+        "encoder.num_heads=2",
+        "encoder.num_layers=1",
+        "timestep_encoder.out_size=16",
+    ),
+    *(
+        "timestep_encoder.hidden_size=16",
+        "agent.actor.hidden_size=16",
+        "agent.critic.hidden_size=16",
+    ),
 ]
 MACHINE = SimpleNamespace(product_rate=lambda _: 1e9, copy_rate=lambda: 1e6)
 
@@ -73,7 +84,9 @@ def test_another_environment_is_measured_without_the_settings_of_the_maze(benchm
 
 @pytest.mark.parametrize("autocast", ["null", "bfloat16"])
 def test_an_update_and_its_parts_are_measured_in_its_precision(benchmark, autocast):
-    subject = benchmark.Subject([*SMALL, "schedule.batch_size=2", f"schedule.autocast={autocast}"], "cpu")
+    subject = benchmark.Subject(
+        [*SMALL, "schedule.batch_size=2", f"schedule.autocast={autocast}"], "cpu"
+    )
     seen, asked = set(), []
     encoder = subject.agent.trajectory_encoder
     encoder.register_forward_pre_hook(lambda *_: seen.add(torch.is_autocast_enabled("cpu")))
@@ -96,7 +109,9 @@ def test_sequences_of_many_lengths_are_measured_packed(benchmark, subject, monke
     assert (packed.name, packed.note) == ("4 of 2 to 9, packed", "in 3 sequences, padded 4")
 
 
-def test_acting_is_measured_by_the_environment_step_and_by_parts(benchmark, sections, subject, monkeypatch):
+def test_acting_is_measured_by_the_environment_step_and_by_parts(
+    benchmark, sections, subject, monkeypatch
+):
     monkeypatch.setattr(sections, "_REMEMBERED", 4)
     whole, environment, policy, rest = benchmark.acting_rows(subject, CLOCK, MACHINE, [2])
     assert whole.name == "2 envs, whole"
@@ -106,11 +121,15 @@ def test_acting_is_measured_by_the_environment_step_and_by_parts(benchmark, sect
     assert whole.limit == policy.limit > 0
 
 
-def test_a_decision_is_measured_after_as_many_timesteps_as_are_remembered(sections, subject, monkeypatch):
+def test_a_decision_is_measured_after_as_many_timesteps_as_are_remembered(
+    sections, subject, monkeypatch
+):
     monkeypatch.setattr(sections, "_REMEMBERED", 5)
     ages, starts = [], []
     policy = subject.agent.policy()
-    policy.register_forward_pre_hook(lambda _, args: ages.append(args[0]["step_index"].unique().item()))
+    policy.register_forward_pre_hook(
+        lambda _, args: ages.append(args[0]["step_index"].unique().item())
+    )
     policy.register_forward_pre_hook(lambda _, args: starts.append(args[0]["is_init"].all().item()))
     monkeypatch.setattr(subject.agent, "policy", lambda: policy)
     times = iter(range(100))
@@ -122,13 +141,17 @@ def test_a_decision_is_measured_after_as_many_timesteps_as_are_remembered(sectio
     assert starts == [True] + [False] * (5 + 32)
 
 
-def test_acting_is_measured_with_every_setting_of_the_collector_that_is_on(benchmark, sections, monkeypatch):
+def test_acting_is_measured_with_every_setting_of_the_collector_that_is_on(
+    benchmark, sections, monkeypatch
+):
     given = ["collector.autocast=bfloat16", "collector.cuda_graph=true"]
     subject, settings = benchmark.Subject([*SMALL, *given], "cpu"), []
     collector = SimpleNamespace(collect=lambda _: None)
     monkeypatch.setattr(sections, "SyncCollector", lambda *_, **s: settings.append(s) or collector)
     precisions = []
-    monkeypatch.setattr(sections, "policy_cost", lambda *args: precisions.append(args[-1]) or (1.0, 1.0))
+    monkeypatch.setattr(
+        sections, "policy_cost", lambda *args: precisions.append(args[-1]) or (1.0, 1.0)
+    )
     assert len(list(benchmark.acting_rows(subject, CLOCK, MACHINE, [2]))) == 4
     assert settings == [{"autocast": "bfloat16", "cuda_graph": True}]
     assert precisions == ["bfloat16"]
@@ -137,10 +160,13 @@ def test_acting_is_measured_with_every_setting_of_the_collector_that_is_on(bench
 def test_updates_that_would_be_replayed_are_counted(benchmark, monkeypatch, capsys):
     monkeypatch.setattr(sys.modules["benchmark_shapes"], "NUM_UPDATES", 8)
     monkeypatch.setattr(sys.modules["benchmark_shapes"], "_NUM_ENVS", 4)
-    monkeypatch.setattr(sys, "argv", ["benchmark.py", "shapes", "env=tmaze", "schedule.batch_size=4"])
+    monkeypatch.setattr(
+        sys, "argv", ["benchmark.py", "shapes", "env=tmaze", "schedule.batch_size=4"]
+    )
     benchmark.main()
     *_, row = capsys.readouterr().out.splitlines()
-    # One shape: three updates are ordinary ones, the fourth is recorded, and replayed as all after it.
+    # One shape: three updates are ordinary ones, the fourth is recorded, and replayed as all after
+    # it.
     assert row == "| 1 | 12.5% | 62.5% | 0.0% |"
 
 
@@ -149,7 +175,9 @@ def test_what_an_agent_plays_is_shorter_than_random_actions(benchmark, monkeypat
     monkeypatch.setattr(shapes, "NUM_UPDATES", 4)
     monkeypatch.setattr(shapes, "_NUM_ENVS", 8)
     for agent in (None, "zoo:cpu_mazerunner"):
-        batches = shapes.sampled(["experiment=cpu_mazerunner", "packing=null", "relabel=none"], agent)
+        batches = shapes.sampled(
+            ["experiment=cpu_mazerunner", "packing=null", "relabel=none"], agent
+        )
         lengths.append(sum(float(batch["mask"].sum()) for batch in batches))
     assert lengths[1] < 0.5 * lengths[0]
 
@@ -166,7 +194,9 @@ def test_sampling_and_a_whole_run_are_measured(benchmark, sections, subject, mon
     plan = importlib.import_module("plan_scale")
     assert doctest.testmod(plan).failed == 0
     sampled = benchmark.sampling_rows(subject, CLOCK, MACHINE)
-    costs = plan.read_costs([asdict(row) for row in (acting, *sampled)], [asdict(learning), asdict(run)])
+    costs = plan.read_costs(
+        [asdict(row) for row in (acting, *sampled)], [asdict(learning), asdict(run)]
+    )
     assert costs == plan.Costs(acting.seconds, 1.0, 1.0, 1.0 / (6 * 12), updates / steps)
 
 
@@ -188,7 +218,9 @@ def test_memory_is_what_one_update_adds(benchmark, sections, subject, monkeypatc
     assert (row.name, row.seconds, row.note) == ("1 x 40", 0.5, "40 MB beyond the agent itself")
 
 
-def test_two_sides_are_measured_in_turn_and_each_with_its_own_settings(benchmark, monkeypatch, capsys):
+def test_two_sides_are_measured_in_turn_and_each_with_its_own_settings(
+    benchmark, monkeypatch, capsys
+):
     commands, seconds = [], iter([6.0, 1.0, 9.0, 2.0, 7.0, 4.0])
 
     def run(command, **_):
@@ -203,7 +235,10 @@ def test_two_sides_are_measured_in_turn_and_each_with_its_own_settings(benchmark
     benchmark.main()
     here = [str(TOOLS / "benchmark.py"), "update", "encoder=gru", "--lengths", "9", "--json"]
     assert commands == [here, [*here, "encoder=lstm"]] * 3
-    assert capsys.readouterr().out.splitlines()[-1] == "| update | whole | 2 s / update |  |  | 7 s | 3.50 |"
+    assert (
+        capsys.readouterr().out.splitlines()[-1]
+        == "| update | whole | 2 s / update |  |  | 7 s | 3.50 |"
+    )
 
 
 def test_a_row_stands_beside_the_one_of_its_name(benchmark, capsys):

@@ -1,4 +1,6 @@
-"""The YAML files and the code say the same: every choice composes, every key is a parameter, no default drifts."""
+"""The YAML files and the code say the same: every choice composes, every key is a parameter, no
+default drifts.
+"""
 
 import importlib
 import inspect
@@ -18,11 +20,22 @@ from yamame.files.config import flatten
 
 CONF = conf_dir()
 CHOICES = sorted(str(path.relative_to(CONF).with_suffix("")) for path in CONF.rglob("*/*.yaml"))
-COMPOSED_ELSEWHERE = ("experiment", "ablation", "launcher", "sweeper", "hardware", "suite", "reproduce")
-"""Groups of which `test_ablations.py` composes and checks every choice, those of packages that may be missing, what
-sets keys of other groups (`recipes/test_api.py`), and those of other recipes (`recipes/test_leaderboard.py`)."""
+COMPOSED_ELSEWHERE = (
+    "experiment",
+    "ablation",
+    "launcher",
+    "sweeper",
+    "hardware",
+    "suite",
+    "reproduce",
+)
+"""Groups of which `test_ablations.py` composes and checks every choice, those of packages that may
+be missing, what sets keys of other groups (`recipes/test_api.py`), and those of other recipes
+(`recipes/test_leaderboard.py`)."""
 APPENDED = ("ablation",)
-"""Groups that no main file has in its defaults list, so that they are added: ``+ablation=no_memory``."""
+"""Groups that no main file has in its defaults list, so that they are added:
+``+ablation=no_memory``.
+"""
 PARTS = ("base", "quiet")
 """Files beside the main ones that those build on."""
 MAIN = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem not in PARTS)
@@ -46,7 +59,9 @@ def target_of(path: str):
 
 
 ON_PURPOSE = {"split": "train"}
-"""A recipe trains on one side of the tasks; a class, and a run from before there were sides, plays all."""
+"""A recipe trains on one side of the tasks; a class, and a run from before there were sides, plays
+all.
+"""
 
 
 def drifted(node: dict) -> list[str]:
@@ -71,7 +86,9 @@ def test_there_are_the_groups_that_the_command_line_promises():
 
 
 def columns() -> list[tuple[str, ...]]:
-    """Choices of different groups, each in one of as few configurations as there are choices of the largest group."""
+    """Choices of different groups, each in one of as few configurations as there are choices of the
+    largest group.
+    """
     groups: dict[str, list[str]] = {}
     for choice in CHOICES:
         if choice.split("/")[0] not in COMPOSED_ELSEWHERE:
@@ -85,7 +102,9 @@ def test_every_choice_composes_and_its_keys_are_parameters(choices):
 
 
 def test_no_choice_is_left_out():
-    """Composing takes a tenth of a second, so what test_ablations.py composes and checks is not composed again."""
+    """Composing takes a tenth of a second, so what test_ablations.py composes and checks is not
+    composed again.
+    """
     known = [choice for column in columns() for choice in column]
     elsewhere = [choice for choice in CHOICES if choice.split("/")[0] in COMPOSED_ELSEWHERE]
     assert sorted([*known, *elsewhere]) == CHOICES
@@ -121,7 +140,9 @@ def test_values_equal_the_defaults_of_the_signature_unless_the_file_is_a_variant
     assert ours
     original = [choice for choice in choices if not is_variant(CONF / f"{choice}.yaml")]
     groups = tuple(f"{choice.rpartition('/')[0].replace('/', '.')}." for choice in original)
-    wrong = {key: drifted(node) for key, node in ours if not choices or f"{key}.".startswith(groups)}
+    wrong = {
+        key: drifted(node) for key, node in ours if not choices or f"{key}.".startswith(groups)
+    }
     assert not {key: text for key, text in wrong.items() if text}
 
 
@@ -136,7 +157,9 @@ def test_a_drifted_default_is_noticed():
     assert drifted(node) == ["num_heads: 7 is not 8"]
 
 
-@pytest.mark.parametrize("path", sorted(CONF.rglob("*.yaml")), ids=lambda path: str(path.relative_to(CONF)))
+@pytest.mark.parametrize(
+    "path", sorted(CONF.rglob("*.yaml")), ids=lambda path: str(path.relative_to(CONF))
+)
 def test_every_file_says_in_a_comment_what_it_is(path):
     lines = [line for line in path.read_text().splitlines() if not line.startswith("# @package")]
     assert lines[0].startswith("# ")
@@ -161,7 +184,11 @@ def test_the_second_agent_classifies_returns_and_has_nothing_of_popart():
     agent = composed("train", "agent=amago2").agent
     assert agent.returns._target_.endswith("BinnedReturns")
     assert "enabled" not in agent.returns
-    assert (agent.loss.online_coeff, agent.loss.cloning_coeff, agent.loss.num_action_samples) == (0.0, 1.0, 3)
+    assert (agent.loss.online_coeff, agent.loss.cloning_coeff, agent.loss.num_action_samples) == (
+        0.0,
+        1.0,
+        3,
+    )
     assert composed("train", "agent=amago2", "agent/returns=popart").agent.returns.enabled
     assert "enabled" not in composed("train", "agent/returns=binned").agent.returns
 
@@ -178,19 +205,30 @@ def test_the_separate_agent_is_recurrent_unless_an_encoder_is_chosen():
 
 def test_cloning_has_neither_critics_nor_a_filter_nor_several_policies():
     agent = composed("train", "agent=bc").agent
-    assert (agent.critic.num_critics, agent.multi_gamma, agent.loss.cloning_filter) == (0, False, "none")
-    assert (agent.loss.online_coeff, agent.loss.critic_coeff, agent.loss.cloning_coeff) == (0.0, 0.0, 1.0)
+    assert (agent.critic.num_critics, agent.multi_gamma, agent.loss.cloning_filter) == (
+        0,
+        False,
+        "none",
+    )
+    assert (agent.loss.online_coeff, agent.loss.critic_coeff, agent.loss.cloning_coeff) == (
+        0.0,
+        0.0,
+        1.0,
+    )
 
 
 QUICK = [("tmaze_10000", "encoder=gru"), ("crafter", "agent=separate")]
 SLOW = [("crafter", "encoder=gru"), ("tmaze_10000", "agent=separate")]
 SLOW += [
-    (name, choice) for name in ("mazerunner_15_k1", "popgym") for choice in ("encoder=gru", "agent=separate")
+    (name, choice)
+    for name in ("mazerunner_15_k1", "popgym")
+    for choice in ("encoder=gru", "agent=separate")
 ]
 
 
 @pytest.mark.parametrize(
-    ("experiment", "choice"), [*QUICK, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW)]
+    ("experiment", "choice"),
+    [*QUICK, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW)],
 )
 def test_a_recurrent_encoder_in_a_preset_of_a_transformer_says_what_to_drop_and_then_composes(
     experiment, choice
@@ -206,7 +244,11 @@ def test_a_recurrent_encoder_in_a_preset_of_a_transformer_says_what_to_drop_and_
 
 @pytest.mark.parametrize("main", MAIN)
 def test_the_settings_of_a_main_file_are_those_that_are_declared_and_its_defaults_are_allowed(main):
-    needed = {"replay_batch": ["bundle=a"], "export": ["run=a", "path=b"], "offline": ["data.path=a"]}
+    needed = {
+        "replay_batch": ["bundle=a"],
+        "export": ["run=a", "path=b"],
+        "offline": ["data.path=a"],
+    }
     needed |= {key: ["run=a"] for key in ("evaluate", "play", "sync")}
     given = needed.get(main, [])
     config = check(composed(main, *given), SETTINGS[main])
@@ -233,7 +275,9 @@ def test_the_variables_of_mlflow_choose_the_store_unless_the_command_line_does(m
     for name in ("evaluate", "play"):
         assert composed.__wrapped__(name, "run=a").tracking_uri == expected[0]
     typed = stores("tracking_uri=sqlite:///other.db", "experiment=other")
-    assert [(node.tracking_uri, node.experiment) for node in typed] == [("sqlite:///other.db", "other")] * 2
+    assert [(node.tracking_uri, node.experiment) for node in typed] == [
+        ("sqlite:///other.db", "other")
+    ] * 2
 
 
 def test_a_setting_that_is_not_declared_is_noticed():

@@ -22,7 +22,9 @@ NOTEBOOK = DOCS / "lab"
 PAGES = sorted(page for page in DOCS.rglob("*.md") if NOTEBOOK not in page.parents)
 HOWTOS = sorted((DOCS / "howto").glob("*.md"))
 NO_PAGES = {"MIN_IMAGE_SIZE", "Returns", "GlobalRNGState", "register"}
-"""Public names that the reference leaves out: a constant, a former name, TorchRL's, and what is called for us."""
+"""Public names that the reference leaves out: a constant, a former name, TorchRL's, and what is
+called for us.
+"""
 
 
 def page_name(page: Path) -> str:
@@ -39,14 +41,17 @@ def anchors(page: Path) -> set[str]:
     """What headings of a page, and names of the reference, are linked by."""
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     titles = [
-        re.sub(r"[^\w\s-]", "", title.lower()) for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+        re.sub(r"[^\w\s-]", "", title.lower())
+        for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     ]
     return {re.sub(r"\s", "-", title.strip()) for title in titles} | set(
         re.findall(r"^::: (\S+)", text, re.MULTILINE)
     )
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=page_name)
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=page_name
+)
 def test_every_link_leads_somewhere(page):
     for path, anchor in links(page):
         target = page.parent / path if path else page
@@ -102,7 +107,9 @@ def test_the_glossary_of_keys_is_that_of_the_code():
     says = {True: "yes", False: "no"}
     for entry in ENTRIES:
         dtype, meaning = entry.dtype or "of the environment", entry.meaning.replace("``", "`")
-        flags = " | ".join(says[flag] for flag in (entry.is_input, entry.is_stored, entry.is_reserved))
+        flags = " | ".join(
+            says[flag] for flag in (entry.is_input, entry.is_stored, entry.is_reserved)
+        )
         row = f"| `{entry.name}` | `{entry.shape}` | {dtype} | {meaning} | {flags} |"
         assert row in text, f"docs/keys.md must have the row\n{row}"
     table = text[: text.index("- *input*")]
@@ -112,7 +119,9 @@ def test_the_glossary_of_keys_is_that_of_the_code():
 
 def public_names(init: Path) -> set[str]:
     """What an ``__init__`` passes on: ``from ... import X as X``."""
-    imports = [node for node in ast.walk(ast.parse(init.read_text())) if isinstance(node, ast.ImportFrom)]
+    imports = [
+        node for node in ast.walk(ast.parse(init.read_text())) if isinstance(node, ast.ImportFrom)
+    ]
     return {alias.asname for node in imports for alias in node.names if alias.asname} - NO_PAGES
 
 
@@ -131,7 +140,9 @@ def test_the_reference_has_every_public_name_and_no_other():
 
 
 def settings(page: Path) -> set[tuple[str, ...]]:
-    """Recipe and overrides of each setting and command, but for sweeps and those with a package of one's own."""
+    """Recipe and overrides of each setting and command, but for sweeps and those with a package of
+    one's own.
+    """
     text = page.read_text()
     commands = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).splitlines()
     spans = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
@@ -159,7 +170,11 @@ def test_the_settings_that_how_tos_name_are_there():
             continue
         groups = {re.split("[=./]", text)[0] for text in overrides}
         for other, taken, pack in packs:  # none may need what another has chosen
-            if other == recipe and not taken & groups and not {"experiment", "hardware"} & (taken | groups):
+            if (
+                other == recipe
+                and not taken & groups
+                and not {"experiment", "hardware"} & (taken | groups)
+            ):
                 taken |= groups
                 pack += overrides
                 break

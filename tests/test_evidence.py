@@ -1,4 +1,6 @@
-"""Results on pages are those of the CSV files, which are read here without the code that fills tables."""
+"""Results on pages are those of the CSV files, which are read here without the code that fills
+tables.
+"""
 
 import csv
 import re
@@ -19,7 +21,9 @@ PROSE = (
         if path.relative_to(ROOT).parts[1] != "lab"
     ),
 )
-"""Pages of users: no sentence or table has a decimal number that could be a result, unless its source is marked."""
+"""Pages of users: no sentence or table has a decimal number that could be a result, unless its
+source is marked.
+"""
 CARDS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "zoo").glob("*/README.md"))
 WITHOUT_HASHES = (*PROSE, *CARDS, "CONTRIBUTING.md")
 TO_BE_MEASURED = "to be measured"
@@ -29,8 +33,9 @@ BLOCK = re.compile(
     r"(?P<text>.*?)<!-- end of (?P=kind) -->",
     re.DOTALL,
 )
-"""Part of a page whose numbers are no results of training, with their source: a command of the repository that prints
-them to anyone, a file that predicts them, a paper, or the file with admitted versions or constants."""
+"""Part of a page whose numbers are no results of training, with their source: a command of the
+repository that prints them to anyone, a file that predicts them, a paper, or the file with admitted
+versions or constants."""
 NUMBERS_OF_PROSE = (
     r"<!--.*?-->",
     r"\]\([^)]*\)",
@@ -58,7 +63,9 @@ def words_of(command: str) -> set[str]:
 
 
 def runs_of(folder: Path, command: str, seeds: list[str]) -> list[dict[str, str]]:
-    """The rows of a command: of the settings that were started last, for these seeds, in their order."""
+    """The rows of a command: of the settings that were started last, for these seeds, in their
+    order.
+    """
     rows = [
         row
         for row in rows_of(folder, "runs.csv")
@@ -66,7 +73,9 @@ def runs_of(folder: Path, command: str, seeds: list[str]) -> list[dict[str, str]
     ]
     latest = max(rows, key=lambda row: row["date"], default={}).get("settings_id")
     by_seed = {
-        row["seed"]: row for row in sorted(rows, key=lambda row: row["date"]) if row["settings_id"] == latest
+        row["seed"]: row
+        for row in sorted(rows, key=lambda row: row["date"])
+        if row["settings_id"] == latest
     }
     return [by_seed[seed] for seed in seeds if seed in by_seed]
 
@@ -114,7 +123,9 @@ def expected_cell(
     if name.startswith("reached after") and cells.get("mark"):
         cost = "cpu_s" if name.endswith("CPU-s") else "env_steps"
         places = [crossing(folder, run, float(cells["mark"]), cost) for run in runs]
-        digits = [0 if cost == "env_steps" or place is None or place >= 100 else 1 for place in places]
+        digits = [
+            0 if cost == "env_steps" or place is None or place >= 100 else 1 for place in places
+        ]
         return ["never" if p is None else f"{p:.{d}f}" for p, d in zip(places, digits, strict=True)]
     return None
 
@@ -130,7 +141,9 @@ def wrong_cells(text: str, folder: Path) -> list[str]:
     found = []
     for options, table in MARKED.findall(text):
         seeds = re.findall(r"\d+", (re.search(r"seeds=([\d, ]+)", options) or ["", "0"])[1])
-        typed = TYPED | set((re.search(r"typed=([^;]*)", options) or ["", ""])[1].strip().split(","))
+        typed = TYPED | set(
+            (re.search(r"typed=([^;]*)", options) or ["", ""])[1].strip().split(",")
+        )
         lines = [line.strip().strip("|") for line in table.splitlines() if line.startswith("|")]
         head, _, *rows = [[cell.strip() for cell in line.split("|")] for line in lines]
         for row in rows:
@@ -140,7 +153,9 @@ def wrong_cells(text: str, folder: Path) -> list[str]:
             lacks = f"({len(runs)} of {len(seeds)} seeds)" if 0 < len(runs) < len(seeds) else ""
             marks = re.findall(r"\(\d+ of \d+ seeds\)", row_of(row, head, typed))
             if marks != ([lacks] if lacks else []):
-                found.append(f"{command}: has {len(runs)} of {len(seeds)} seeds, and is marked {marks}")
+                found.append(
+                    f"{command}: has {len(runs)} of {len(seeds)} seeds, and is marked {marks}"
+                )
             for name, cell in cells.items():
                 if name in typed | {"seeds"} or "recipes/" in name:
                     continue
@@ -157,19 +172,28 @@ def wrong_cells(text: str, folder: Path) -> list[str]:
 
 
 def untold_numbers(text: str) -> list[str]:
-    """Decimal numbers outside of marked tables and blocks that no marked table has, except for `NUMBERS_OF_PROSE`."""
+    """Decimal numbers outside of marked tables and blocks that no marked table has, except for
+    `NUMBERS_OF_PROSE`.
+    """
     tables = " ".join(table for _, table in MARKED.findall(text))
     rest = BLOCK.sub(" ", MARKED.sub(" ", text))
     rest = re.sub(r"```.*?```", " ", rest, flags=re.DOTALL)
-    # Settings, calls and lists in code are no results; a number alone or what a program printed may be one.
+    # Settings, calls and lists in code are no results; a number alone or what a program printed may
+    # be one.
     rest = re.sub(r"`[^`]*`", lambda code: " " if re.search(r"[=(\[]", code[0]) else code[0], rest)
     for pattern in NUMBERS_OF_PROSE:
         rest = re.sub(pattern, " ", rest, flags=re.DOTALL)
-    return [number for number in re.findall(r"\d*\.\d+", rest) if number not in re.findall(r"[\d.]+", tables)]
+    return [
+        number
+        for number in re.findall(r"\d*\.\d+", rest)
+        if number not in re.findall(r"[\d.]+", tables)
+    ]
 
 
 def unknown_sources(text: str) -> list[str]:
-    """Sources of marked blocks that are not there: commands and files of the repository, or published pages."""
+    """Sources of marked blocks that are not there: commands and files of the repository, or
+    published pages.
+    """
     found = []
     for block in BLOCK.finditer(text):
         kind, source = block["kind"], block["source"]
@@ -236,7 +260,8 @@ def is_a_result(source: str) -> bool:
 def test_marked_tables_name_experiments_and_ablations_that_there_are():
     for name in TABLES:
         rows = re.findall(
-            r"`(experiment=[^`]+)`", " ".join(table for _, table in MARKED.findall((ROOT / name).read_text()))
+            r"`(experiment=[^`]+)`",
+            " ".join(table for _, table in MARKED.findall((ROOT / name).read_text())),
         )
         assert len(rows) >= 6
         for group in ("experiment", "ablation"):
@@ -277,7 +302,9 @@ def faults(runs: list[dict[str, str]], evaluations: list[dict[str, str]]) -> lis
     )
     for run in runs:
         found += [f"{run['run']}: has no {name}" for name in needed if not run[name]]
-        if not re.fullmatch(r"[0-9a-f]{40}", run["revision"]):  # one with local changes cannot be checked out
+        if not re.fullmatch(
+            r"[0-9a-f]{40}", run["revision"]
+        ):  # one with local changes cannot be checked out
             found.append(f"{run['run']}: revision is {run['revision']}")
         found += [f"{run['run']}: {name} is {run[name]}" for name in several(run)]
         own = [row for row in evaluations if row["run"] == run["run"]]
@@ -303,7 +330,11 @@ def several(run: dict[str, str]) -> list[str]:
     limits = dict(word.split("=", 1) for word in run["budget"].split())
     for key, value in given.items():
         limit = key.removeprefix("budget.")
-        if key.startswith("budget.") and value != "null" and float(limits.get(limit, "nan")) != float(value):
+        if (
+            key.startswith("budget.")
+            and value != "null"
+            and float(limits.get(limit, "nan")) != float(value)
+        ):
             found.append("budget")
     return found
 
@@ -320,7 +351,9 @@ def test_the_columns_of_the_files_are_explained():
             if name == "evaluations.csv"
             else re.compile("$^")
         )
-        assert {column for column in columns if column not in named and not metrics.match(column)} == set()
+        assert {
+            column for column in columns if column not in named and not metrics.match(column)
+        } == set()
 
 
 # The same checks on a page and files made by hand, in which something is changed.
@@ -442,7 +475,10 @@ def test_a_number_in_a_block_needs_a_source_that_is_there():
     for source in ("python tools/nothing.py", "tools/environments.py", "0.91 on one core"):
         assert len(unknown_sources(block.format(source))) == 1
     assert untold_numbers(real.replace("<!-- end of printed -->", "")) == ["0.91", "0.92"]
-    assert unknown_sources("<!-- published: arXiv 2310.09971 -->\n0.63\n<!-- end of published -->") == []
+    assert (
+        unknown_sources("<!-- published: arXiv 2310.09971 -->\n0.63\n<!-- end of published -->")
+        == []
+    )
     assert len(unknown_sources("<!-- published: a paper -->\n0.63\n<!-- end of published -->")) == 1
 
 
@@ -461,11 +497,16 @@ def test_rows_that_cannot_be_repeated_are_found(tmp_path):
         {"overrides": "budget.env_steps=9"},
     ):
         assert len(faults([runs[0] | changed, runs[1]], evaluations)) == 1, changed
-    alike = {"precision": "bfloat16", "overrides": "schedule.autocast=bfloat16 budget.env_steps=2000"}
+    alike = {
+        "precision": "bfloat16",
+        "overrides": "schedule.autocast=bfloat16 budget.env_steps=2000",
+    }
     assert faults([runs[0] | alike, runs[1]], evaluations) == []
     assert len(faults([runs[0] | {"value": "0.7"}, runs[1]], evaluations)) == 1
     assert len(faults(runs[:1], evaluations)) == 2
 
 
 def test_hashes_are_found_and_other_words_are_not():
-    assert hashes("at b7c1273, not 2010.09971, defaced, 1234567 or https://a.b/a93e8b9") == ["b7c1273"]
+    assert hashes("at b7c1273, not 2010.09971, defaced, 1234567 or https://a.b/a93e8b9") == [
+        "b7c1273"
+    ]

@@ -1,4 +1,6 @@
-"""The script that measures on a GPU runs without one, whatever its parts do, with the packages of the GPU machine."""
+"""The script that measures on a GPU runs without one, whatever its parts do, with the packages of
+the GPU machine.
+"""
 
 import contextlib
 import importlib
@@ -22,7 +24,8 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "tools/first_gpu_run.py"
 
-# Both are executed when an interpreter starts: PYTHONPATH has a folder with one of them as sitecustomize.py.
+# Both are executed when an interpreter starts: PYTHONPATH has a folder with one of them as
+# sitecustomize.py.
 HIDING = """
 import json, sys
 from importlib.machinery import PathFinder
@@ -73,7 +76,15 @@ def tool(monkeypatch):
 
 
 def command(out, *arguments):
-    return [sys.executable, str(SCRIPT), "run", "--tiny", "--device=cpu", f"--out={out}", *arguments]
+    return [
+        sys.executable,
+        str(SCRIPT),
+        "run",
+        "--tiny",
+        "--device=cpu",
+        f"--out={out}",
+        *arguments,
+    ]
 
 
 def results(out):
@@ -107,7 +118,9 @@ def installed(requirement):
 
 
 def hidden_modules(wheels):
-    """Modules that are importable here, but neither preinstalled on the GPU machine nor carried there."""
+    """Modules that are importable here, but neither preinstalled on the GPU machine nor carried
+    there.
+    """
     python = ".".join(map(str, sys.version_info[:2]))
     present = set(wheels.carried(installed, python)) | {"yamame"}
     waiting = list(wheels.PREINSTALLED)
@@ -119,7 +132,11 @@ def hidden_modules(wheels):
             applying = [r for r in needed if r.marker is None or r.marker.evaluate({"extra": ""})]
             waiting += [r.name for r in applying if canonicalize_name(r.name) not in present]
     owners = metadata.packages_distributions()
-    return {name for name, own in owners.items() if not present.intersection(map(canonicalize_name, own))}
+    return {
+        name
+        for name, own in owners.items()
+        if not present.intersection(map(canonicalize_name, own))
+    }
 
 
 def test_all_parts_run_with_what_will_be_installed_there(customized, tool, tmp_path):
@@ -130,8 +147,12 @@ def test_all_parts_run_with_what_will_be_installed_there(customized, tool, tmp_p
     out = tmp_path / "out"
     # One group of each: all of them run on the emulated device.
     parts = "--parts=machine:products,smoke:door,parity:losses,tests,speed:updates,fit"
-    done = subprocess.run(command(out, parts, "--minutes=30"), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr + (out / "output.txt").read_text()[-5000:]
+    done = subprocess.run(
+        command(out, parts, "--minutes=30"), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, (
+        done.stdout + done.stderr + (out / "output.txt").read_text()[-5000:]
+    )
     found = results(out)
     assert found["smoke", "door"] == "ok"
     assert found["parity", "recorded losses, largest relative difference"] == 0
@@ -139,10 +160,13 @@ def test_all_parts_run_with_what_will_be_installed_there(customized, tool, tmp_p
     assert found["speed", "update of 16 x 501, float32"] > 0
     assert isinstance(found["fit", "held-out return at the end"], float)
     measured = [
-        line for line in done.stdout.splitlines() if line.startswith("| ") and "not measured" not in line
+        line
+        for line in done.stdout.splitlines()
+        if line.startswith("| ") and "not measured" not in line
     ]
     assert any(
-        line.startswith("| parity | recorded losses") and line.endswith("| yes |") for line in measured
+        line.startswith("| parity | recorded losses") and line.endswith("| yes |")
+        for line in measured
     )
     assert done.stdout.endswith((out / "table.md").read_text() + "\n")
 
@@ -202,9 +226,15 @@ def test_a_process_whose_parents_have_ended_is_killed(tmp_path):
 
 def test_the_whole_run_keeps_to_its_minutes_when_every_part_hangs(customized, tmp_path):
     out, pids = tmp_path / "out", tmp_path / "pids"
-    customized(HANGING.format(parts={"machine", "smoke", "parity", "tests", "speed", "fit"}, pids=str(pids)))
+    customized(
+        HANGING.format(
+            parts={"machine", "smoke", "parity", "tests", "speed", "fit"}, pids=str(pids)
+        )
+    )
     begin = time.monotonic()
-    done = subprocess.run(command(out, "--minutes=0.2"), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command(out, "--minutes=0.2"), capture_output=True, text=True, check=False
+    )
     assert time.monotonic() - begin < 60 * 0.2 + 5, "the start of Python included"
     assert done.returncode == 1, done.stderr
     assert "no time was left" in results(out).values()
@@ -274,7 +304,9 @@ def test_predictions_are_judged_and_those_of_speed_are_not_in_a_rehearsal(tool, 
             for value, verdict in verdicts.items():
                 file.append(tmp_path, "run", "began", "now", rehearsal=rehearsal)
                 file.append(tmp_path, "speed", name, value)
-                row = next(line for line in file.table(tmp_path).splitlines() if f"| {name} |" in line)
+                row = next(
+                    line for line in file.table(tmp_path).splitlines() if f"| {name} |" in line
+                )
                 shown = "" if rehearsal and "update" in name else verdict
                 assert row.split("|")[-2].strip() == shown
 
@@ -325,7 +357,9 @@ def wheel(folder, name, version, tag, requires=()):
     with zipfile.ZipFile(folder / f"{module}-{version}-{tag}.whl", "w") as archive:
         archive.writestr(f"{module}.py", "")
         archive.writestr(f"{info}/METADATA", "\n".join(about) + "\n")
-        archive.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n")
+        archive.writestr(
+            f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n"
+        )
         archive.writestr(f"{info}/RECORD", "")
 
 
@@ -360,7 +394,11 @@ def index(tmp_path, monkeypatch):
     """A folder in which alone pip looks for packages."""
     folder = tmp_path / "index"
     folder.mkdir()
-    for name, value in {"NO_INDEX": "1", "FIND_LINKS": str(folder), "CONFIG_FILE": os.devnull}.items():
+    for name, value in {
+        "NO_INDEX": "1",
+        "FIND_LINKS": str(folder),
+        "CONFIG_FILE": os.devnull,
+    }.items():
         monkeypatch.setenv(f"PIP_{name}", value)
     return folder
 
@@ -378,16 +416,26 @@ def test_wheels_are_those_of_the_machine_that_is_named(tool, index, tmp_path):
     got = wheels.download("binary", folder, "3.12", "manylinux_2_28_x86_64")
     assert got == ("1.1", ["other>=1"])
     assert wheels.download("binary<1.1", folder, "3.12", "manylinux_2_28_x86_64")[0] == "1.0"
-    assert [path.name for path in folder.iterdir()] == ["binary-1.0-cp312-cp312-manylinux2014_x86_64.whl"]
-    with pytest.raises(SystemExit, match=r"binary>=1.2: no wheel for Python 3.12 on manylinux_2_28_x86_64"):
+    assert [path.name for path in folder.iterdir()] == [
+        "binary-1.0-cp312-cp312-manylinux2014_x86_64.whl"
+    ]
+    with pytest.raises(
+        SystemExit, match=r"binary>=1.2: no wheel for Python 3.12 on manylinux_2_28_x86_64"
+    ):
         wheels.download("binary>=1.2", folder, "3.12", "manylinux_2_28_x86_64")
 
 
-@pytest.mark.parametrize(("tag", "fits"), [("py3-none-any", True), ("cp312-cp312-linux_x86_64", False)])
+@pytest.mark.parametrize(
+    ("tag", "fits"), [("py3-none-any", True), ("cp312-cp312-linux_x86_64", False)]
+)
 def test_a_source_is_built_if_it_is_pure_python(tag, fits, tool, index, tmp_path):
     source(index, tag)
-    with contextlib.nullcontext() if fits else pytest.raises(SystemExit, match=r"plain>=2: no wheel"):
-        assert tool("gpu.wheels").download("plain>=2", tmp_path, "3.12", "manylinux_2_28_x86_64") == (
+    with (
+        contextlib.nullcontext() if fits else pytest.raises(SystemExit, match=r"plain>=2: no wheel")
+    ):
+        assert tool("gpu.wheels").download(
+            "plain>=2", tmp_path, "3.12", "manylinux_2_28_x86_64"
+        ) == (
             "2.0",
             [],
         )

@@ -1,4 +1,6 @@
-"""Measured laws of the house: which files a part needs beside it, what is imported, how deep a training step lies."""
+"""Measured laws of the house: which files a part needs beside it, what is imported, how deep a
+training step lies.
+"""
 
 import ast
 import json
@@ -22,12 +24,16 @@ def foreign_files(root: Path, names: list[str]) -> list[str]:
     loader = "cty" + "pes"
     suffixes = (".c", ".h", ".cc", ".cpp", ".cu")
     in_c = [name for name in names if Path(name).suffix in suffixes and name != EMULATED]
-    return in_c + [name for name in names if name.endswith(".py") and loader in (root / name).read_text()]
+    return in_c + [
+        name for name in names if name.endswith(".py") and loader in (root / name).read_text()
+    ]
 
 
 @pytest.mark.skipif(shutil.which("git") is None or not (ROOT / ".git").exists(), reason="needs git")
 def test_nothing_is_written_in_c_or_loads_it():
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     names = [name for name in listed.splitlines() if (ROOT / name).is_file()]
     assert {"recipes/train.py", EMULATED} <= set(names)
     assert foreign_files(ROOT, names) == []
@@ -38,14 +44,20 @@ def test_a_planted_kernel_is_found(tmp_path):
     (tmp_path / "b.py").write_text("import cty" + "pes")
     (tmp_path / "c.py").write_text("import math")
     beside = EMULATED.replace("device", "other")
-    assert foreign_files(tmp_path, ["a.c", "b.py", "c.py", EMULATED, beside]) == ["a.c", beside, "b.py"]
+    assert foreign_files(tmp_path, ["a.c", "b.py", "c.py", EMULATED, beside]) == [
+        "a.c",
+        beside,
+        "b.py",
+    ]
 
 
 # What a part needs beside it.
 
 
 def defining_file(package: Path, module: str, name: str) -> Path | None:
-    """The file in which a name that is imported from a module is defined; None if the module is not of the package."""
+    """The file in which a name that is imported from a module is defined; None if the module is not
+    of the package.
+    """
     path = package.parent.joinpath(*module.split("."))
     if module.split(".")[0] != package.name:
         return None
@@ -62,7 +74,9 @@ def defining_file(package: Path, module: str, name: str) -> Path | None:
 
 
 def closure(package: Path, start: Path) -> set[Path]:
-    """A file and all files of the package that must be copied with it; imports for type checkers do not count."""
+    """A file and all files of the package that must be copied with it; imports for type checkers do
+    not count.
+    """
     known: set[Path] = set()
     waiting = [start]
     while waiting:
@@ -78,7 +92,9 @@ def closure(package: Path, start: Path) -> set[Path]:
             if isinstance(node, ast.ImportFrom):
                 imported = [(node.module or "", alias.name) for alias in node.names]
             elif isinstance(node, ast.Import):
-                imported = [alias.name.rpartition(".")[::2] for alias in node.names if "." in alias.name]
+                imported = [
+                    alias.name.rpartition(".")[::2] for alias in node.names if "." in alias.name
+                ]
             needed = {defining_file(package, module, name) for module, name in imported}
             waiting += needed - known - set(waiting) - {None}
     return known
@@ -190,7 +206,9 @@ finally:
 
 @pytest.fixture(scope="module")
 def run(run_forked, tmp_path_factory):
-    """A short run of the recipe: the stacks that led to the watched functions, and whether a compiler was called."""
+    """A short run of the recipe: the stacks that led to the watched functions, and whether a
+    compiler was called.
+    """
     folder = tmp_path_factory.mktemp("run")
     compiler, called, log = folder / "failing_compiler", folder / "called", folder / "stacks.json"
     compiler.write_text(f"#!/bin/sh\necho called >> '{called}'\nexit 1\n")

@@ -1,4 +1,6 @@
-"""Running statistics equal a plain numpy account of the real timesteps, and inputs are normalised by them."""
+"""Running statistics equal a plain numpy account of the real timesteps, and inputs are normalised
+by them.
+"""
 
 import numpy as np
 import pytest
@@ -100,7 +102,9 @@ def test_a_large_mean_does_not_swallow_the_variance():
     x = 1e4 + torch.randn(20_000, 1, generator=torch.Generator().manual_seed(0))
     normalizer = RunningNormalizer(1)
     normalizer(x)
-    assert float(normalizer.variance) == pytest.approx(float(x.double().var(correction=0)), rel=1e-2)
+    assert float(normalizer.variance) == pytest.approx(
+        float(x.double().var(correction=0)), rel=1e-2
+    )
 
 
 @pytest.mark.parametrize("precise", [True, False], ids=["float64", "float32"])
@@ -117,7 +121,10 @@ def test_a_large_mean_follows_a_drift_of_less_than_a_deviation(precise):
 
 def test_initial_moments_weigh_as_many_updates_as_they_are_said_to():
     x = torch.tensor([[8.0], [12.0]])
-    forgotten, counted = RunningMoments(1, decay=1e-9), RunningMoments(1, decay=1e-9, initial_updates=1)
+    forgotten, counted = (
+        RunningMoments(1, decay=1e-9),
+        RunningMoments(1, decay=1e-9, initial_updates=1),
+    )
     for moments in (forgotten, counted):
         moments.update(x)
     assert forgotten.mean.item() == pytest.approx(10.0)

@@ -36,15 +36,24 @@ def test_of_two_tasks_all_are_met_and_of_winds_none(overlap):
 
 def test_what_is_held_out_is_not_met_and_without_a_split_it_is(overlap):
     row = overlap("env=mazerunner", "env.num_goals=1", "relabel=all", "--episodes", "300")
-    assert (row["met"], row["relabelled"], row["layouts"], row["new"]) == ("0%", "0%", "0%", "new mazes")
+    assert (row["met"], row["relabelled"], row["layouts"], row["new"]) == (
+        "0%",
+        "0%",
+        "0%",
+        "new mazes",
+    )
     split_all = ("env.split=all", "evaluation.env.split=all")
-    row = overlap("env=mazerunner", "env.num_goals=1", "relabel=all", "--episodes", "300", *split_all)
+    row = overlap(
+        "env=mazerunner", "env.num_goals=1", "relabel=all", "--episodes", "300", *split_all
+    )
     assert int(row["relabelled"].rstrip("%")) > 50
     assert row["new"] == "new seeds; training may meet the same tasks"
 
 
 def test_a_description_that_promises_too_much_is_found(overlap, monkeypatch):
-    """Goals are held out in a maze together with permuted actions, so training may meet them with other actions."""
+    """Goals are held out in a maze together with permuted actions, so training may meet them with
+    other actions.
+    """
     settings = ("env=mazerunner", "env.split_by=walls_and_goals", "env.randomize_actions=true")
     short = ("env.num_goals=1", "relabel=none", "--episodes", "500")
     row = overlap(*settings, *short)

@@ -19,9 +19,9 @@ def test_there_is_one_version_and_the_citation_and_the_changelog_have_it():
 
 
 def test_the_workflow_runs_what_the_bounds_admit():
-    matrix = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())["jobs"]["tests"]["strategy"][
-        "matrix"
-    ]
+    matrix = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())["jobs"]["tests"][
+        "strategy"
+    ]["matrix"]
     versions = [entry.rpartition(" ")[2] for entry in PROJECT["classifiers"] if ":: 3." in entry]
     assert matrix["python"] == versions
     (torch,) = [bound for bound in PROJECT["dependencies"] if bound.startswith("torch>")]
@@ -31,5 +31,7 @@ def test_the_workflow_runs_what_the_bounds_admit():
 
 def test_every_session_of_the_workflow_is_there():
     checks = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())["jobs"]["checks"]
-    sessions = set(re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text(), re.MULTILINE))
+    sessions = set(
+        re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text(), re.MULTILINE)
+    )
     assert {"cluster", "page"} <= set(checks["strategy"]["matrix"]["session"]) <= sessions

@@ -25,7 +25,9 @@ def test_the_script_of_the_readme_runs(empty_store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     (script,) = scripts(README)
-    exec(compile(script.replace('"budget.minutes=0.1"', '"debug=tiny"'), "README.md", "exec"), names)
+    exec(
+        compile(script.replace('"budget.minutes=0.1"', '"debug=tiny"'), "README.md", "exec"), names
+    )
     assert names["run"].summary["status"] == "FINISHED"
     assert names["agent"].action_spec.is_in(names["action"])
 

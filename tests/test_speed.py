@@ -9,7 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-_SPEC = importlib.util.spec_from_file_location("speed", Path(__file__).parents[1] / "tools" / "speed.py")
+_SPEC = importlib.util.spec_from_file_location(
+    "speed", Path(__file__).parents[1] / "tools" / "speed.py"
+)
 speed = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(speed)
 Clock, Machine, counting_flops = speed.Clock, speed.Machine, speed.counting_flops

@@ -61,7 +61,9 @@ def wait_for_port(port: int, pid: int) -> None:
 
 
 @pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda path: path.stem)
-def test_a_tutorial_runs_as_it_stands(tutorial, begin_forked, empty_store, tmp_path, monkeypatch, capsys):
+def test_a_tutorial_runs_as_it_stands(
+    tutorial, begin_forked, empty_store, tmp_path, monkeypatch, capsys
+):
     shutil.copy(empty_store, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -3,17 +3,19 @@
     python tools/benchmark.py                                       # everything, one thread
     python tools/benchmark.py update --lengths 101,513              # one section
     python tools/benchmark.py acting --json collector.autocast=bfloat16      # any override of the training recipe
-    python tools/benchmark.py fit --device cuda experiment=dark_key_to_door  # what a whole experiment would take
+    python tools/benchmark.py fit --device cuda experiment=dark_key_to_door  # what a whole
+    experiment would take
     python tools/benchmark.py update --against HEAD~3               # two revisions, in alternation
     python tools/benchmark.py update --versus encoder=gru           # two settings, in alternation
     python tools/benchmark.py shapes hardware=gpu env=frozenlake    # whether its batches have few shapes
     python tools/benchmark.py shapes --agent zoo:cpu_tmaze hardware=gpu experiment=cpu_tmaze   # of what it plays
 
-On a CPU times are CPU seconds, on a GPU they are taken between CUDA events. The limit of a row is the time that its
-floating-point operations would take at the machine's own matrix product rate, or its bytes at the rate of a copy, both
-measured in the same run. The rest of a row's time is overhead and operations that are no matrix product. ``--against``
-measures each revision with its own copy of this command and compares rows of the same name. ``shapes`` stands alone: it
-counts how many of 600 updates would be replayed if they were recorded, and measures no time.
+On a CPU times are CPU seconds, on a GPU they are taken between CUDA events. The limit of a row is
+the time that its floating-point operations would take at the machine's own matrix product rate, or
+its bytes at the rate of a copy, both measured in the same run. The rest of a row's time is overhead
+and operations that are no matrix product. ``--against`` measures each revision with its own copy of
+this command and compares rows of the same name. ``shapes`` stands alone: it counts how many of 600
+updates would be replayed if they were recorded, and measures no time.
 """
 
 import argparse
@@ -104,7 +106,9 @@ def compared(options: argparse.Namespace) -> list[list[Row]]:
         sides: list[list[list[Row]]] = [[], []]
         for _ in range(options.rounds):
             for side, command, its_env in ((0, there, env), (1, [*here, *options.versus], None)):
-                done = subprocess.run(command, env=its_env, check=True, stdout=subprocess.PIPE, text=True)
+                done = subprocess.run(
+                    command, env=its_env, check=True, stdout=subprocess.PIPE, text=True
+                )
                 sides[side].append([Row(**row) for row in json.loads(done.stdout)])
     return [[middle(list(same)) for same in zip(*side, strict=True)] for side in sides]
 
@@ -134,7 +138,9 @@ def other_revision(name: str | None) -> Iterator[Path | None]:
         yield None
         return
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(["git", "worktree", "add", "--detach", folder, name], check=True, capture_output=True)
+        subprocess.run(
+            ["git", "worktree", "add", "--detach", folder, name], check=True, capture_output=True
+        )
         try:
             yield Path(folder)
         finally:
@@ -149,7 +155,10 @@ def middle(same: list[Row]) -> Row:
 def show(rows: list[Row], before: list[Row] | None) -> None:
     """Prints the table; a row that only one side has stands without the number of the other."""
     earlier = {(row.section, row.name): row for row in before or []}
-    print("| section | what | time | of the limit | note |" + (" before | times faster |" if before else ""))
+    print(
+        "| section | what | time | of the limit | note |"
+        + (" before | times faster |" if before else "")
+    )
     print("|---" * (7 if before else 5) + "|")
     for row in rows:
         share = "" if row.limit is None else f"{row.limit / row.seconds:.0%}"
@@ -157,11 +166,15 @@ def show(rows: list[Row], before: list[Row] | None) -> None:
         if before:
             then = earlier.pop((row.section, row.name), None)
             cells += (
-                ["", ""] if then is None else [readable(then.seconds), f"{then.seconds / row.seconds:.2f}"]
+                ["", ""]
+                if then is None
+                else [readable(then.seconds), f"{then.seconds / row.seconds:.2f}"]
             )
         print("| " + " | ".join(cells) + " |", flush=True)
     for row in earlier.values():
-        print(f"| {row.section} | {row.name} | | | {row.note} | {readable(row.seconds)} / {row.unit} | |")
+        print(
+            f"| {row.section} | {row.name} | | | {row.note} | {readable(row.seconds)} / {row.unit} | |"
+        )
 
 
 def readable(seconds: float) -> str:
@@ -182,15 +195,21 @@ def parsed() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", nargs="*", help="sections, and overrides of the training recipe")
-    parser.add_argument("--lengths", type=numbers, default=[101, 513], help="of the updates' sequences")
+    parser.add_argument(
+        "--lengths", type=numbers, default=[101, 513], help="of the updates' sequences"
+    )
     parser.add_argument("--memory-lengths", type=numbers, default=[1025, 10001])
     parser.add_argument("--envs", type=numbers, default=[16, 256], help="how many environments act")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="prints JSON instead of a table")
     parser.add_argument("--against", help="a git revision to compare with")
-    parser.add_argument("--versus", nargs="+", default=[], help="overrides to compare those given with")
-    parser.add_argument("--rounds", type=int, default=3, help="measurements of each side of a comparison")
+    parser.add_argument(
+        "--versus", nargs="+", default=[], help="overrides to compare those given with"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="measurements of each side of a comparison"
+    )
     parser.add_argument(
         "--agent", help="whose trajectories shapes counts, e.g. zoo:cpu_mazerunner; of no data"
     )
@@ -205,7 +224,9 @@ def parsed() -> argparse.Namespace:
 
 def main() -> None:
     """Prints a table, or JSON."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which removes what is only there meanwhile
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # which removes what is only there meanwhile
     options = parsed()
     torch.set_num_threads(options.threads)
     if "shapes" in options.sections:

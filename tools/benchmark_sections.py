@@ -17,7 +17,7 @@ from torchrl.modules import set_recurrent_mode
 from yamame import conf_dir
 from yamame.cli.nodes import instantiate
 from yamame.collectors import SyncCollector
-from yamame.precision import Precision, in_precision
+from yamame.execution.precision import Precision, in_precision
 from yamame.replay import Relabel, SequencePacking, TrajectoryReplayBuffer, pack
 from yamame.runs.build import build_agent, build_env, build_learner, total_updates
 
@@ -26,13 +26,17 @@ SIZES = (
     "timestep_encoder.out_size=256", "agent.actor.hidden_size=256", "agent.critic.hidden_size=256",
     "schedule.batch_size=24", "logger=none",
 )  # fmt: skip
-"""The published size of agent on MazeRunner or another ``env=``, before overrides; an ``experiment=`` has its own."""
+"""The published size of agent on MazeRunner or another ``env=``, before overrides; an
+``experiment=`` has its own.
+"""
 LAYERS = {
     "transformer": ["encoder.num_layers=3", "encoder.d_model=256", "encoder.sigma_reparam=true"],
     "gru": ["encoder.num_layers=3", "encoder.hidden_size=256"],
 }
 _REMEMBERED, _STEPS = 100, 32
-"""Timesteps that every environment has behind it when acting is measured, and those that are measured at a time."""
+"""Timesteps that every environment has behind it when acting is measured, and those that are
+measured at a time.
+"""
 _STORED, _LONGEST = 256, 251
 """Trajectories in the replay buffer that is measured, and their timesteps."""
 
@@ -50,14 +54,20 @@ class Row:
 
 
 class Subject:
-    """An agent, its learner and its environment, built from overrides as the training recipe builds them."""
+    """An agent, its learner and its environment, built from overrides as the training recipe builds
+    them.
+    """
 
     def __init__(self, overrides: list[str], device: str) -> None:
-        kind = next((text.split("=")[1] for text in overrides if text.startswith("encoder=")), "transformer")
+        kind = next(
+            (text.split("=")[1] for text in overrides if text.startswith("encoder=")), "transformer"
+        )
         other_env, experiment = (
             any(text.startswith(key) for text in overrides) for key in ("env=", "experiment=")
         )
-        sizes = [text for text in SIZES if not (other_env and text.startswith("env."))] + LAYERS.get(kind, [])
+        sizes = [
+            text for text in SIZES if not (other_env and text.startswith("env."))
+        ] + LAYERS.get(kind, [])
         sizes = ["logger=none"] if experiment else sizes
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             self.cfg = compose("train", overrides=[f"device={device}", *sizes, *overrides])
@@ -81,7 +91,9 @@ class Subject:
 
     def batch(self, size: int, length: int) -> Any:
         """Sequences of random play, repeated to the length asked for."""
-        rollout = self.env.rollout(min(length - 1, 64), break_when_any_done=False).exclude("goal_reached")
+        rollout = self.env.rollout(min(length - 1, 64), break_when_any_done=False).exclude(
+            "goal_reached"
+        )
         packed = pack(rollout)
         sequences = torch.arange(size) % packed.shape[0]
         timesteps = torch.arange(length) % (packed.shape[1] - 1)
@@ -109,10 +121,13 @@ def machine_rows(machine: Machine) -> Iterator[Row]:
     yield Row("machine", "copy", "GB", 1e9 / rate, None, f"{rate / 1e9:.1f} GB/s")
 
 
-def update_rows(subject: Subject, clock: Clock, machine: Machine, lengths: list[int]) -> Iterator[Row]:
+def update_rows(
+    subject: Subject, clock: Clock, machine: Machine, lengths: list[int]
+) -> Iterator[Row]:
     """Updates of the configured number of sequences, whole and by parts.
 
-    The limit of an update is its floating-point operations at the rate of matrix products in its precision.
+    The limit of an update is its floating-point operations at the rate of matrix products in its
+    precision.
     """
     learner, size = subject.learner, subject.cfg.schedule.batch_size
     precision = subject.cfg.schedule.autocast
@@ -129,7 +144,9 @@ def update_rows(subject: Subject, clock: Clock, machine: Machine, lengths: list[
         def loss(batch: Any = batch) -> torch.Tensor:
             with subject.autocast(precision):
                 terms = learner.loss(batch)
-            return torch.stack([value for name, value in terms.items() if name.startswith("loss_")]).sum()
+            return torch.stack(
+                [value for name, value in terms.items() if name.startswith("loss_")]
+            ).sum()
 
         subject.update(batch)
         with counting_flops() as flops:
@@ -143,12 +160,16 @@ def update_rows(subject: Subject, clock: Clock, machine: Machine, lengths: list[
         yield Row("update", f"{label}, loss forward, encoders in it", "update", forward)
         both = clock.time(lambda loss=loss: loss().backward())
         yield Row("update", f"{label}, backward", "update", both - forward)
-        yield Row("update", f"{label}, the rest: clipping, optimizer, targets", "update", whole - both)
+        yield Row(
+            "update", f"{label}, the rest: clipping, optimizer, targets", "update", whole - both
+        )
         yield packed_row(subject, clock, batch)
 
 
 def packed_row(subject: Subject, clock: Clock, batch: Any) -> Row:
-    """An update of the same trajectories packed: the first is cut to two timesteps, the last is whole."""
+    """An update of the same trajectories packed: the first is cut to two timesteps, the last is
+    whole.
+    """
     size, length = batch.shape
     mask = torch.arange(length) < torch.linspace(2, length, size).round().unsqueeze(-1)
     packed = SequencePacking()(batch.copy().set("mask", mask.unsqueeze(-1).to(batch.device)))
@@ -156,17 +177,23 @@ def packed_row(subject: Subject, clock: Clock, batch: Any) -> Row:
     return Row("update", name, "update", clock.time(lambda: subject.update(packed)), None, note)
 
 
-def acting_rows(subject: Subject, clock: Clock, machine: Machine, counts: list[int]) -> Iterator[Row]:
-    """Environment steps of the training recipe's collector, from the hundredth timestep of every environment on.
+def acting_rows(
+    subject: Subject, clock: Clock, machine: Machine, counts: list[int]
+) -> Iterator[Row]:
+    """Environment steps of the training recipe's collector, from the hundredth timestep of every
+    environment on.
 
-    The limit of a step is the policy's floating-point operations at the rate of matrix products in its precision.
+    The limit of a step is the policy's floating-point operations at the rate of matrix products in
+    its precision.
     """
     cfg = subject.cfg.collector
     settings = {name: cfg[name] for name in ("autocast", "cuda_graph") if cfg.get(name)}
     precision = settings.get("autocast")
     rate = machine.product_rate(torch.float32 if precision is None else getattr(torch, precision))
     for count in counts:
-        collector = SyncCollector(subject.make_env(count), subject.agent.policy(), Nowhere(), **settings)
+        collector = SyncCollector(
+            subject.make_env(count), subject.agent.policy(), Nowhere(), **settings
+        )
         collector.collect(count * _REMEMBERED)
         whole = clock.time(lambda c=collector, n=count: c.collect(n * _STEPS), seconds=2.0, least=5)
         deciding, flops = policy_cost(subject, clock, count, precision)
@@ -193,7 +220,9 @@ def environment_cost(env: Any, clock: Clock) -> float:
 
 
 @torch.no_grad()
-def policy_cost(subject: Subject, clock: Clock, count: int, precision: str | None) -> tuple[float, float]:
+def policy_cost(
+    subject: Subject, clock: Clock, count: int, precision: str | None
+) -> tuple[float, float]:
     """Seconds and operations of a decision for all environments, as the collector asks for it."""
     policy = copy.deepcopy(subject.agent.policy()).requires_grad_(False).eval()
     if hasattr(policy, "prepare_to_act"):
@@ -218,7 +247,11 @@ def sampling_rows(subject: Subject, clock: Clock, machine: Machine) -> Iterator[
     relabelled = {"read and relabelled": Relabel("some")} if "achieved" in data.keys() else {}
     for name, transform in {"read": None, **relabelled}.items():
         with tempfile.TemporaryDirectory() as folder:
-            settings = {"path": Path(folder) / "replay", "capacity": 8 * data.numel(), "batch_size": size}
+            settings = {
+                "path": Path(folder) / "replay",
+                "capacity": 8 * data.numel(),
+                "batch_size": size,
+            }
             buffer = TrajectoryReplayBuffer(**settings, transform=transform)
             buffer.extend(data)
             if transform is None:
@@ -230,10 +263,12 @@ def sampling_rows(subject: Subject, clock: Clock, machine: Machine) -> Iterator[
 
 
 def fit_rows(subject: Subject, clock: Clock) -> Iterator[Row]:
-    """One environment step and one update of the configuration, and all of them that the budget allows.
+    """One environment step and one update of the configuration, and all of them that the budget
+    allows.
 
     Raises:
-        ValueError: If the collector is another than `SyncCollector`, which alone can be measured by itself.
+        ValueError: If the collector is another than `SyncCollector`, which alone can be measured by
+            itself.
     """
     cfg = subject.cfg
     length = int(subject.env.observation_spec["step_index"].space.high.max()) + 1
@@ -243,7 +278,9 @@ def fit_rows(subject: Subject, clock: Clock) -> Iterator[Row]:
     if not isinstance(collector, SyncCollector):
         raise ValueError(f"fit: collector must be sync, got {type(collector).__name__}")
     collector.collect(num_envs * length // 2)
-    acting = clock.time(lambda: collector.collect(num_envs * 10), seconds=2.0, least=5) / (10 * num_envs)
+    acting = clock.time(lambda: collector.collect(num_envs * 10), seconds=2.0, least=5) / (
+        10 * num_envs
+    )
     batch = subject.batch(cfg.schedule.batch_size, length)
     with counting_flops() as flops:
         subject.update(batch)

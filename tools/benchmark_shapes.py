@@ -1,4 +1,6 @@
-"""How many updates of a run would be replayed from a recording, and how much of their batches is padding."""
+"""How many updates of a run would be replayed from a recording, and how much of their batches is
+padding.
+"""
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -31,7 +33,11 @@ class Counting:
         optimizer = torch.optim.AdamW([parameter])
         computed = {"grad_norm": torch.zeros(())}
         self._updates = RecordedUpdates(
-            lambda batch: computed, lambda norm: None, loss=nn.Module(), optimizer=optimizer, recorder=self
+            lambda batch: computed,
+            lambda norm: None,
+            loss=nn.Module(),
+            optimizer=optimizer,
+            recorder=self,
         )
 
     def update(self, shape: tuple[int, ...]) -> None:
@@ -41,11 +47,11 @@ class Counting:
         step(gradients(batch)["grad_norm"])
 
     def warm(self, function: Callable[[], Any]) -> Any:
-        """See `yamame.recorder.Recorder`."""
+        """See `yamame.execution.recorder.Recorder`."""
         return function()
 
     def record(self, function: Callable[[], dict[str, Tensor]], *, reads: Iterable[Tensor]) -> Any:
-        """See `yamame.recorder.Recorder`; an update has two halves."""
+        """See `yamame.execution.recorder.Recorder`; an update has two halves."""
         self.recorded += 1
 
         def replay() -> None:
@@ -61,14 +67,18 @@ def shape_table(overrides: list[str], agent: str | None = None) -> Iterator[str]
         counting.update(tuple(batch.shape))
         shapes.add(tuple(batch.shape))
         cells, real = cells + batch.numel(), real + int(batch["mask"].sum())
-    recorded, replayed = (number / 2 / NUM_UPDATES for number in (counting.recorded, counting.replayed))
+    recorded, replayed = (
+        number / 2 / NUM_UPDATES for number in (counting.recorded, counting.replayed)
+    )
     yield "| shapes | updates recorded | updates replayed | padding |"
     yield "|---|---|---|---|"
     yield f"| {len(shapes)} | {recorded:.1%} | {replayed:.1%} | {1 - real / cells:.1%} |"
 
 
 def sampled(overrides: list[str], agent: str | None) -> Iterator[TensorDictBase]:
-    """Batches of the training recipe: of its data, or of what an agent or random actions make of its environment."""
+    """Batches of the training recipe: of its data, or of what an agent or random actions make of
+    its environment.
+    """
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         cfg = compose("train", overrides=["logger=none", *overrides, "device=cpu"])
     torch.manual_seed(cfg.seed)
@@ -90,6 +100,8 @@ def sampled(overrides: list[str], agent: str | None) -> Iterator[TensorDictBase]
 def played(env: EnvBase, policy: nn.Module | None) -> TensorDictBase:
     """Whole episodes of a policy, or of random actions."""
     steps = 2 * (longest_episode(env) or _STEPS)
-    packed = pack(env.rollout(steps, policy, break_when_any_done=False)).exclude(("next", "aborted"))
+    packed = pack(env.rollout(steps, policy, break_when_any_done=False)).exclude(
+        ("next", "aborted")
+    )
     ended = packed["next", "terminated"] | packed["next", "truncated"]
     return packed[ended.flatten(1).any(1)]

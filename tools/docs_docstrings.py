@@ -1,4 +1,6 @@
-"""An extension of Griffe, which reads docstrings for the site: doctests become blocks of code, roles plain names."""
+"""An extension of Griffe, which reads docstrings for the site: doctests become blocks of code,
+roles plain names.
+"""
 
 import re
 from itertools import groupby
@@ -31,4 +33,6 @@ def fence_doctests(text: str) -> str:
     """
     paragraphs = groupby(text.splitlines(), lambda line: not line.strip())
     blocks = ["\n".join(lines) for is_blank, lines in paragraphs if not is_blank]
-    return "\n\n".join(f"```pycon\n{block}\n```" if block.startswith(">>> ") else block for block in blocks)
+    return "\n\n".join(
+        f"```pycon\n{block}\n```" if block.startswith(">>> ") else block for block in blocks
+    )

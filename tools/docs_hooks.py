@@ -1,7 +1,9 @@
-"""Hooks of MkDocs (`mkdocs.yml`): links into the repository lead to pages of its source, equations become MathML.
+"""Hooks of MkDocs (`mkdocs.yml`): links into the repository lead to pages of its source, equations
+become MathML.
 
-Pages are written for a reader of the repository: a link such as ``../components/yamame/keys.py`` works there. The site
-holds the files that pages name as pages of its own, below ``source/``, so that it needs no network and no repository.
+Pages are written for a reader of the repository: a link such as ``../components/yamame/keys.py``
+works there. The site holds the files that pages name as pages of its own, below ``source/``, so
+that it needs no network and no repository.
 """
 
 import posixpath
@@ -75,7 +77,9 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
 def outside(origin: str, text: str) -> list[str]:
     """The files and folders outside of ``docs`` that a page of the repository links to."""
     paths = [resolve(origin, match[1]) for match in LINK.finditer(text)]
-    return [path for path in paths if not path.startswith((".", "docs/")) and (ROOT / path).exists()]
+    return [
+        path for path in paths if not path.startswith((".", "docs/")) and (ROOT / path).exists()
+    ]
 
 
 def resolve(origin: str, link: str) -> str:

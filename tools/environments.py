@@ -1,11 +1,13 @@
-"""Measures every environment of ``conf/env``: what it emits, what a random policy earns, how fast it is.
+"""Measures every environment of ``conf/env``: what it emits, what a random policy earns, how fast
+it is.
 
     python tools/environments.py                     # all that are installed, as a Markdown table
     python tools/environments.py wind env.num_tasks=1 --num-envs 64 --episodes 256
 
-The random policy draws from the action spec. Steps/s are steps of all environments of a batch per second of CPU time,
-of a random policy with resets included. Environments that are batched natively are also played one at a time through
-the Gymnasium interface, in alternation with the batch; the ratio of the two speeds is the last column.
+The random policy draws from the action spec. Steps/s are steps of all environments of a batch per
+second of CPU time, of a random policy with resets included. Environments that are batched natively
+are also played one at a time through the Gymnasium interface, in alternation with the batch; the
+ratio of the two speeds is the last column.
 """
 
 import argparse
@@ -35,14 +37,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("choices", nargs="*", help="choices of conf/env, and overrides for all of them")
+    parser.add_argument(
+        "choices", nargs="*", help="choices of conf/env, and overrides for all of them"
+    )
     parser.add_argument(
         "--episodes",
         type=int,
         default=None,
         help="of the random policy; one for each environment, 256 at least",
     )
-    parser.add_argument("--num-envs", type=int, default=None, help="of a batch; 1024 where native, else 16")
+    parser.add_argument(
+        "--num-envs", type=int, default=None, help="of a batch; 1024 where native, else 16"
+    )
     parser.add_argument("--seconds", type=float, default=3.0, help="CPU seconds of every speed")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -83,7 +89,9 @@ def measured(choice: str, overrides: list[str], options: argparse.Namespace) -> 
 
 
 def speeds(env: EnvBase, random: Callable, single: EnvBase, seconds: float) -> tuple[float, str]:
-    """Steps per CPU second, and how many times that of a native environment's Gymnasium form it is."""
+    """Steps per CPU second, and how many times that of a native environment's Gymnasium form it
+    is.
+    """
     batch = play_batch(env, random)
     if not isinstance(single, BatchedEnv):
         return statistics.median(cpu_speed(batch, seconds / 5) for _ in range(5)), ""

@@ -4,10 +4,11 @@
     python tools/fingerprint.py transformer ppo    # some
     python tools/fingerprint.py --root /tmp/other_checkout
 
-Every case is a run of a recipe in a process of its own. Its line has a hash of the agent's tensors (parameters and
-statistics, whatever they are called) and one of what the run counted and evaluated. Equal hashes: the same run to the
-last bit. They hold for one machine, one thread and one version of torch. The case ``resumed`` ends after half of its
-updates and is resumed: its agent must be that of ``transformer`` (its run has one evaluation more).
+Every case is a run of a recipe in a process of its own. Its line has a hash of the agent's tensors
+(parameters and statistics, whatever they are called) and one of what the run counted and evaluated.
+Equal hashes: the same run to the last bit. They hold for one machine, one thread and one version of
+torch. The case ``resumed`` ends after half of its updates and is resumed: its agent must be that of
+``transformer`` (its run has one evaluation more).
 """
 
 import argparse
@@ -25,7 +26,13 @@ _SMALL = (
     *("logger=none", "debug=tiny", "schedule.num_envs=8", "schedule.steps_per_iteration=256"),
     *("evaluation.interval=2000", "evaluation.num_episodes=16", "budget.minutes=null"),
 )
-_TRAIN = ("train", *_SMALL, "schedule.updates_per_step=0.01", "schedule.anneal_lr=false", "budget.updates=24")
+_TRAIN = (
+    "train",
+    *_SMALL,
+    "schedule.updates_per_step=0.01",
+    "schedule.anneal_lr=false",
+    "budget.updates=24",
+)
 CASES: dict[str, tuple[str, ...]] = {
     "transformer": _TRAIN,
     "sigma": (*_TRAIN, "encoder.sigma_reparam=true"),
@@ -36,7 +43,13 @@ CASES: dict[str, tuple[str, ...]] = {
     "window": (*_TRAIN, "encoder=window"),
     "wind": (*_TRAIN, "env=wind", "relabel=none"),
     "bfloat16": (*_TRAIN, "schedule.autocast=bfloat16"),
-    "ppo": ("ppo", "logger=none", "debug=tiny", "budget.updates=24", "schedule.steps_per_iteration=256"),
+    "ppo": (
+        "ppo",
+        "logger=none",
+        "debug=tiny",
+        "budget.updates=24",
+        "schedule.steps_per_iteration=256",
+    ),
     "distill": ("distill", "logger=none", "debug=tiny", "budget.updates=12"),
     "resumed": _TRAIN,
 }
@@ -47,13 +60,21 @@ def tensors(value: Any) -> list[torch.Tensor]:
     """All tensors of nested containers."""
     if isinstance(value, torch.Tensor):
         return [value]
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    items = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list | tuple)
+        else ()
+    )
     return [tensor for item in items for tensor in tensors(item)]
 
 
 def digest(parts: list[bytes]) -> str:
     """A short hash of parts in any order."""
-    return hashlib.sha256(b"".join(sorted(hashlib.sha256(part).digest() for part in parts))).hexdigest()[:12]
+    return hashlib.sha256(
+        b"".join(sorted(hashlib.sha256(part).digest() for part in parts))
+    ).hexdigest()[:12]
 
 
 def fingerprint(run: Path) -> str:
@@ -61,7 +82,8 @@ def fingerprint(run: Path) -> str:
     last = max((run / "checkpoints").glob("step-*.pt"))
     components = torch.load(last, weights_only=True)["components"]
     agent = [
-        t.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for t in tensors(components["agent"])
+        t.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        for t in tensors(components["agent"])
     ]
     progress = components["progress"]
     counted = [repr(sorted(point.items())).encode() for point in progress["curve"]]
@@ -83,11 +105,17 @@ def play(case: str, root: Path, folder: Path) -> str:
         f"run.root={folder}",
         "run.name=run",
     ]
-    parts = [["budget.updates=12"], ["budget.updates=24", "resume=true"]] if case == "resumed" else [[]]
+    parts = (
+        [["budget.updates=12"], ["budget.updates=24", "resume=true"]] if case == "resumed" else [[]]
+    )
     for part in parts:
-        done = subprocess.run([*command, *part], env=environment, cwd=folder, capture_output=True, text=True)
+        done = subprocess.run(
+            [*command, *part], env=environment, cwd=folder, capture_output=True, text=True
+        )
         if done.returncode:
-            raise SystemExit(f"{case}: {' '.join(command)} ended with {done.returncode}\n{done.stderr}")
+            raise SystemExit(
+                f"{case}: {' '.join(command)} ended with {done.returncode}\n{done.stderr}"
+            )
     return fingerprint(folder / "run")
 
 

@@ -1,4 +1,5 @@
-"""The first minutes on a GPU: checks that everything works there, and measures what `docs/howto/gpu.md` predicts.
+"""The first minutes on a GPU: checks that everything works there, and measures what
+`docs/howto/gpu.md` predicts.
 
     python tools/first_gpu_run.py prepare                  # where pip has a network: wheels into .wheels/
     python tools/first_gpu_run.py run                      # on the GPU machine: nine minutes at most
@@ -9,9 +10,10 @@
 `run` may be left out. On an emulated device:
 ``python tests/gpu_emulation/program.py run tools/first_gpu_run.py run --tiny``.
 
-Every part is a process with a time limit. A part that fails, hangs or spoils the device for its process ends no other
-part, and its results so far are kept: each is appended to ``results.jsonl`` at once. The folder of the results also
-gets ``output.txt`` (what the parts print), ``smi.csv`` (samples of nvidia-smi) and, at the end, ``table.md``.
+Every part is a process with a time limit. A part that fails, hangs or spoils the device for its
+process ends no other part, and its results so far are kept: each is appended to ``results.jsonl``
+at once. The folder of the results also gets ``output.txt`` (what the parts print), ``smi.csv``
+(samples of nvidia-smi) and, at the end, ``table.md``.
 """
 
 import argparse
@@ -28,7 +30,9 @@ from gpu import results, supervise, wheels
 
 ROOT = Path(__file__).parents[1]
 PARTS = {"machine": 75, "smoke": 75, "parity": 60, "tests": 90, "speed": 110, "fit": 540}
-"""Seconds that a part may take of nine minutes, the most important part first; the last one gets all that is left."""
+"""Seconds that a part may take of nine minutes, the most important part first; the last one gets
+all that is left.
+"""
 MODULES = {"tests": "gpu.marked", "speed": "gpu.throughput"}
 """Modules of parts that are not called like the part."""
 NO_DEVICE = 3
@@ -70,7 +74,9 @@ def run(options: argparse.Namespace) -> int:
     return int(failed)
 
 
-def run_part(part: str, seconds: float, options: argparse.Namespace, env: dict[str, str]) -> int | None:
+def run_part(
+    part: str, seconds: float, options: argparse.Namespace, env: dict[str, str]
+) -> int | None:
     """Runs a part with its limit.
 
     Returns:
@@ -95,7 +101,9 @@ def run_part(part: str, seconds: float, options: argparse.Namespace, env: dict[s
 
 
 def environment(scratch: Path) -> dict[str, str]:
-    """The environment of parts: the checkout on Python's path, behind the wheels; temporary files in one place."""
+    """The environment of parts: the checkout on Python's path, behind the wheels; temporary files
+    in one place.
+    """
     path = [str(scratch / "site"), *(str(ROOT / name) for name in ("components", "envs", "tools"))]
     if inherited := os.environ.get("PYTHONPATH"):
         path.append(inherited)
@@ -128,7 +136,9 @@ def install(out: Path, env: dict[str, str], target: Path) -> None:
             "network, run `python tools/first_gpu_run.py prepare`, and copy the checkout with that folder."
         )
     output = out / "output.txt"
-    status = supervise.run_limited(wheels.install_command(target), seconds=60, output=output, env=env)
+    status = supervise.run_limited(
+        wheels.install_command(target), seconds=60, output=output, env=env
+    )
     results.append(out, "run", "wheels installed", status == 0, number=len(wheels.prepared()))
     if status != 0:
         sys.exit(
@@ -184,13 +194,19 @@ def arguments() -> argparse.Namespace:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     preparing = commands.add_parser("prepare", help="download wheels for the GPU machine")
-    preparing.add_argument("--python", default="3.12", help="version of Python there (default: %(default)s)")
-    preparing.add_argument("--platform", default="manylinux_2_28_x86_64", help="default: %(default)s")
+    preparing.add_argument(
+        "--python", default="3.12", help="version of Python there (default: %(default)s)"
+    )
+    preparing.add_argument(
+        "--platform", default="manylinux_2_28_x86_64", help="default: %(default)s"
+    )
     running = commands.add_parser("run", help="run the parts")
     running.add_argument(
         "--minutes", type=float, default=9.0, help="of all parts together (default: %(default)s)"
     )
-    running.add_argument("--parts", type=parts_of, default=list(PARTS), help=f"of {', '.join(PARTS)}")
+    running.add_argument(
+        "--parts", type=parts_of, default=list(PARTS), help=f"of {', '.join(PARTS)}"
+    )
     running.add_argument(
         "--limit", type=limit_of, action="append", default=[], help="another limit: smoke=120"
     )
@@ -201,11 +217,16 @@ def arguments() -> argparse.Namespace:
     for each in (running, part, table):
         folder = Path(os.environ.get("OUT") or "gpu_run")
         each.add_argument(
-            "--out", type=Path, default=folder, help="folder of the results (default: $OUT or gpu_run)"
+            "--out",
+            type=Path,
+            default=folder,
+            help="folder of the results (default: $OUT or gpu_run)",
         )
     for each in (running, part):
         each.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-        each.add_argument("--tiny", action="store_true", help="small networks, to try the parts themselves")
+        each.add_argument(
+            "--tiny", action="store_true", help="small networks, to try the parts themselves"
+        )
     given = sys.argv[1:]
     if not given or (given[0].startswith("--") and given[0] != "--help"):
         given = ["run", *given]

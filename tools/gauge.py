@@ -63,7 +63,9 @@ class Figures:
                 continue
             # A docstring is a statement to the parser, but not to a reader.
             expression = node.body[0]
-            docstring_lines.update(range(expression.lineno, (expression.end_lineno or expression.lineno) + 1))
+            docstring_lines.update(
+                range(expression.lineno, (expression.end_lineno or expression.lineno) + 1)
+            )
             self.statements -= 1
             self.docstrings += 1
             if RELATIVE.match(docstring):
@@ -93,7 +95,9 @@ def measure(files: list[Path]) -> Figures:
 
 
 def import_cycles(package: Path) -> list[list[str]]:
-    """Find groups of modules that import each other, imports inside functions and for type checkers included."""
+    """Find groups of modules that import each other, imports inside functions and for type checkers
+    included.
+    """
     modules = {}
     for file in package.rglob("*.py"):
         parts = file.relative_to(package.parent).with_suffix("").parts
@@ -163,7 +167,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folders", nargs="*", type=Path, help="measured instead of the package")
-    parser.add_argument("--relative", action="store_true", help="list docstrings that begin with a pronoun")
+    parser.add_argument(
+        "--relative", action="store_true", help="list docstrings that begin with a pronoun"
+    )
     options = parser.parse_args()
 
     rows: dict[str, list[Path]] = {}
@@ -183,7 +189,9 @@ def main() -> None:
             if folder is not None:
                 rows[name] = sorted(folder.rglob("*.py"))
 
-    print(f"{'':28} {'tok/stmt':>8} {'comm/100':>8} {'comp/100':>8} {'tokens':>9} pronoun docstrings")
+    print(
+        f"{'':28} {'tok/stmt':>8} {'comm/100':>8} {'comp/100':>8} {'tokens':>9} pronoun docstrings"
+    )
     for name, files in rows.items():
         figures = measure(files)
         print(figures.row(name))

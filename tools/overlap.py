@@ -4,10 +4,11 @@
     python tools/overlap.py env=frozenlake env.size=4              # any overrides of recipes/train.py
     python tools/overlap.py experiment=cpu_mazerunner --episodes 7000
 
-Training meets a task if it draws it, or if relabelling makes it of a trajectory. Which tasks are the same follows from
-the description of what is new in an evaluation (`CLAIMS`), compared by value; the hash of the split is not used.
-Environments without a split use theirs. Trajectories are those of random actions, and each is relabelled several times.
-Layouts are walls, roads with their buttons, pairs of key and door, and holes of lakes.
+Training meets a task if it draws it, or if relabelling makes it of a trajectory. Which tasks are
+the same follows from the description of what is new in an evaluation (`CLAIMS`), compared by value;
+the hash of the split is not used. Environments without a split use theirs. Trajectories are those
+of random actions, and each is relabelled several times. Layouts are walls, roads with their
+buttons, pairs of key and door, and holes of lakes.
 """
 
 import argparse
@@ -56,7 +57,9 @@ CLAIMS = {
     "new lakes": ("holes",),
     "new actions on known lakes": ("holes", "effects"),
 }
-"""Entries of a task in which it must differ from all tasks of training, by the description of an evaluation."""
+"""Entries of a task in which it must differ from all tasks of training, by the description of an
+evaluation.
+"""
 AT_ONCE = 500
 """Episodes that are played together."""
 HEADER = (
@@ -78,7 +81,9 @@ def main() -> None:
     asked = [options.overrides] if options.overrides else [row.split() for row in ROWS]
     print("| " + " | ".join(HEADER) + " |\n" + "|---" * len(HEADER) + "|")
     for overrides in asked:
-        print("| " + " | ".join(row_of(overrides, options.episodes, options.draws)) + " |", flush=True)
+        print(
+            "| " + " | ".join(row_of(overrides, options.episodes, options.draws)) + " |", flush=True
+        )
     for line in [] if options.overrides else without_split():
         print(line)
 
@@ -120,7 +125,9 @@ def native(cfg: DictConfig, *, num_envs: int = 1, held_out: bool = False) -> Bat
 
 
 def entries_of(described: str, env: BatchedEnv) -> tuple[str, ...] | None:
-    """Entries that `CLAIMS` names for the description of an evaluation; None if it claims nothing to be new."""
+    """Entries that `CLAIMS` names for the description of an evaluation; None if it claims nothing
+    to be new.
+    """
     if env.novelty is None or not described.startswith(env.novelty):
         return None
     if env.novelty not in CLAIMS:
@@ -147,7 +154,9 @@ def seeds(seed: int, num_envs: int, num: int) -> Tensor:
 
 
 def without_split() -> Iterator[str]:
-    """A line for the native environments that have no split, and one for those that have too few tasks for one."""
+    """A line for the native environments that have no split, and one for those that have too few
+    tasks for one.
+    """
     tasks = {}
     for path in sorted((conf_dir() / "env").glob("*.yaml")):
         cfg = yamame.compose(f"env={path.stem}", "logger=none")

@@ -4,11 +4,12 @@
     python tools/benchmark.py fit --device cuda --json env=crafter > gpu.json         # where updates would be made
     python tools/plan_scale.py here.json --updates gpu.json --cores 200 --learners 8
 
-All costs come from what was measured; without ``--updates`` the learner is a core of the same kind. The slowest part
-decides: actors make ``cores / step`` environment steps a second, a learner uses ``1 / (updates a step x update)``, its
-sampling serves ``1 / (updates a step x batch)``, and its main thread stores ``1 / (storing a step)``. More learners
-share nothing but gradients: each brings its own batch, actors and replay, so that the whole batch grows with them. Left
-out are networks between machines, evaluations, starting, and what actors on the learner's own cores take from it.
+All costs come from what was measured; without ``--updates`` the learner is a core of the same kind.
+The slowest part decides: actors make ``cores / step`` environment steps a second, a learner uses
+``1 / (updates a step x update)``, its sampling serves ``1 / (updates a step x batch)``, and its
+main thread stores ``1 / (storing a step)``. More learners share nothing but gradients: each brings
+its own batch, actors and replay, so that the whole batch grows with them. Left out are networks
+between machines, evaluations, starting, and what actors on the learner's own cores take from it.
 """
 
 import argparse
@@ -62,7 +63,9 @@ def read_costs(acting: list[dict[str, Any]], learning: list[dict[str, Any]]) -> 
 def _row(rows: list[dict[str, Any]], section: str, unit: str) -> dict[str, Any]:
     found = [row for row in rows if (row["section"], row["unit"]) == (section, unit)]
     if not found:
-        raise ValueError(f"no row of {section!r} per {unit}: run tools/benchmark.py fit sampling --json")
+        raise ValueError(
+            f"no row of {section!r} per {unit}: run tools/benchmark.py fit sampling --json"
+        )
     return found[-1]
 
 
@@ -86,7 +89,9 @@ def plans(costs: Costs, *, cores: int, learners: int) -> Iterator[Plan]:
             "storing": ranks / costs.stored,
         }
         bound = min(limits, key=lambda name: limits[name])
-        name = f"{actors} actor{'s' * (actors > 1)}" + (" beside the learner" if actors == 1 else "")
+        name = f"{actors} actor{'s' * (actors > 1)}" + (
+            " beside the learner" if actors == 1 else ""
+        )
         yield Plan(name if ranks == 1 else f"{name}, {ranks} learners", limits[bound], bound)
 
 
@@ -95,18 +100,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("acting", type=Path, help="what tools/benchmark.py fit sampling --json printed")
+    parser.add_argument(
+        "acting", type=Path, help="what tools/benchmark.py fit sampling --json printed"
+    )
     parser.add_argument(
         "--updates", type=Path, help="the same of the learner's device; that of acting if not given"
     )
-    parser.add_argument("--cores", type=int, default=16, help="on which actors play, all machines together")
-    parser.add_argument("--learners", type=int, default=1, help="processes of torchrun, a device each")
+    parser.add_argument(
+        "--cores", type=int, default=16, help="on which actors play, all machines together"
+    )
+    parser.add_argument(
+        "--learners", type=int, default=1, help="processes of torchrun, a device each"
+    )
     options = parser.parse_args()
     acting = json.loads(options.acting.read_text())
     learning = acting if options.updates is None else json.loads(options.updates.read_text())
     costs = read_costs(acting, learning)
     needed = costs.step / (costs.updates_per_step * costs.update)
-    print(f"A learner uses what {needed:.2g} cores play, at {costs.updates_per_step:.3g} updates a step.\n")
+    print(
+        f"A learner uses what {needed:.2g} cores play, at {costs.updates_per_step:.3g} updates a step.\n"
+    )
     print("| arrangement | steps/s | held back by |\n|---|---|---|")
     for plan in plans(costs, cores=options.cores, learners=options.learners):
         print(f"| {plan.name} | {plan.steps_per_s:,.0f} | {plan.bound} |")

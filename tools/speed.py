@@ -1,4 +1,6 @@
-"""What speed is measured with: a clock, the machine's own rates, a count of floating-point operations."""
+"""What speed is measured with: a clock, the machine's own rates, a count of floating-point
+operations.
+"""
 
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +24,9 @@ class Clock:
         self._cuda = device.startswith("cuda")
 
     def time(self, call: Callable[[], Any], *, seconds: float = 1.0, least: int = 3) -> float:
-        """The median time of a call that is repeated for about ``seconds``, after a first one that does not count."""
+        """The median time of a call that is repeated for about ``seconds``, after a first one that
+        does not count.
+        """
         call()
         taken: list[float] = []
         while len(taken) < least or sum(taken) < seconds:
@@ -68,10 +72,12 @@ class Machine:
 
 @contextmanager
 def counting_flops() -> Iterator[list[float]]:
-    """Counts the floating-point operations of matrix products and attention inside, backward passes included.
+    """Counts the floating-point operations of matrix products and attention inside, backward passes
+    included.
 
-    Unlike ``torch.utils.flop_counter.FlopCounterMode`` it does not look at modules, which would fail at those
-    that hold a tensordict of parameters; and it knows the attention of CPUs, of which causal attention is half.
+    Unlike ``torch.utils.flop_counter.FlopCounterMode`` it does not look at modules, which would
+    fail at those that hold a tensordict of parameters; and it knows the attention of CPUs, of which
+    causal attention is half.
 
     Yields:
         A list whose only entry is the count so far.
@@ -79,7 +85,9 @@ def counting_flops() -> Iterator[list[float]]:
     total = [0.0]
 
     class Count(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             out = func(*args, **(kwargs or {}))
             formula = flop_registry.get(func._overloadpacket)
             if formula is not None:
@@ -93,7 +101,9 @@ def counting_flops() -> Iterator[list[float]]:
 
 
 def _attention_flops(args: tuple[Any, ...], kwargs: dict[str, Any], *, backward: bool) -> float:
-    """Of ``(query, key, value, dropout, causal)``, or of ``(gradient, query, key, value, out, _, dropout, causal)``."""
+    """Of ``(query, key, value, dropout, causal)``, or of
+    ``(gradient, query, key, value, out, _, dropout, causal)``.
+    """
     query, key, position = (args[1], args[2], 7) if backward else (args[0], args[1], 4)
     causal = args[position] if len(args) > position else kwargs.get("is_causal", False)
     products = 5 if backward else 2

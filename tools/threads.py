@@ -1,4 +1,5 @@
-"""How long a short run takes beside busy processes, in seconds of wall clock: this code, and a variant in alternation.
+"""How long a short run takes beside busy processes, in seconds of wall clock: this code, and a
+variant in alternation.
 
 python tools/threads.py --busy 2 --versus OMP_WAIT_POLICY=PASSIVE    # waiting threads that sleep at once
 python tools/threads.py --root /tmp/other_checkout                   # another revision, on an idle machine
@@ -21,7 +22,13 @@ BUSY = "while True: pass"
 def seconds(root: Path, settings: list[str], changes: dict[str, str]) -> float:
     """The time that recipes/train.py of a checkout takes."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(root / "recipes/train.py"), *SETTINGS, *settings, f"run.root={folder}"]
+        command = [
+            sys.executable,
+            str(root / "recipes/train.py"),
+            *SETTINGS,
+            *settings,
+            f"run.root={folder}",
+        ]
         paths = os.pathsep.join(str(root / name) for name in ("components", "envs"))
         environment = {**os.environ, "PYTHONPATH": paths, **changes}
         start = time.perf_counter()

@@ -1,13 +1,14 @@
 """Yamame: in-context reinforcement learning from composable TorchRL components.
 
-The functions and classes of this module are imported on first use, so that ``import yamame`` is fast.
+The functions and classes of this module are imported on first use, so that ``import yamame`` is
+fast.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from yamame.installed import conf_dir as conf_dir
-from yamame.installed import recipes_dir as recipes_dir
+from yamame.system.installed import conf_dir as conf_dir
+from yamame.system.installed import recipes_dir as recipes_dir
 
 if TYPE_CHECKING:
     from yamame.deploy import load as load
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from yamame.runs.callbacks import EarlyStopping as EarlyStopping
 
 __version__ = "0.2.0"
+
+# Modules that have moved can be imported by their former names for one version.
+__path__.append(f"{__path__[0]}/_moved")
 
 
 _LOADED_LATER = {
@@ -33,7 +37,7 @@ def __getattr__(name: str) -> Any:
         try:
             return getattr(importlib.import_module(_LOADED_LATER[name]), name)
         except ModuleNotFoundError as error:
-            from yamame.failures import explain_missing
+            from yamame.system.messages import explain_missing
 
             if (reason := explain_missing(error)) is None:
                 raise

@@ -1,4 +1,5 @@
-"""Refusing what a user has set wrongly: one way to check arguments, and the error that is shown without a traceback.
+"""Refusing what a user has set wrongly: one way to check arguments, and the error that is shown
+without a traceback.
 
 >>> require("Learner", "max_grad_norm", -1.0, False, "be positive")
 Traceback (most recent call last):
@@ -17,7 +18,9 @@ class UsageError(ValueError):
 
 
 class StateMismatchError(UsageError):
-    """A saved state that is intact, and belongs to another network or other settings than it is loaded into."""
+    """A saved state that is intact, and belongs to another network or other settings than it is
+    loaded into.
+    """
 
 
 def require(owner: str, name: str, value: Any, holds: bool, condition: str) -> None:
@@ -38,7 +41,9 @@ def require(owner: str, name: str, value: Any, holds: bool, condition: str) -> N
 
 
 MOST = {"num_layers": 1_000, "num_blocks": 1_000}
-"""Sizes that have a limit: these are built one by one, and a slip of the keyboard would build until memory is gone."""
+"""Sizes that have a limit: these are built one by one, and a slip of the keyboard would build until
+memory is gone.
+"""
 
 
 def require_at_least(owner: str, least: float, **values: float) -> None:
@@ -50,7 +55,9 @@ def require_at_least(owner: str, least: float, **values: float) -> None:
     """
     for name, value in values.items():
         require(owner, name, value, value >= least, f"be at least {least}")
-        require(owner, name, value, value <= MOST.get(name, math.inf), f"be at most {MOST.get(name)}")
+        require(
+            owner, name, value, value <= MOST.get(name, math.inf), f"be at most {MOST.get(name)}"
+        )
 
 
 def require_choice(owner: str, name: str, value: Any, choices: tuple[Any, ...]) -> None:

@@ -1,8 +1,8 @@
 """Running statistics: mean and variance of what passes, and the normaliser of inputs made of them.
 
-Statistics are buffers, so they are checkpointed and reach whoever acts together with the weights. They take in finite
-timesteps that a mask marks as real, and nothing else; a number beyond `LARGEST` is left out, and a feature whose
-moments would not be finite stands still.
+Statistics are buffers, so they are checkpointed and reach whoever acts together with the weights.
+They take in finite timesteps that a mask marks as real, and nothing else; a number beyond `LARGEST`
+is left out, and a feature whose moments would not be finite stands still.
 """
 
 import torch
@@ -11,22 +11,26 @@ from torch import Tensor, distributed, nn
 from yamame.checks import require, require_at_least
 
 LARGEST = 1e10
-"""Beyond it a number is taken for a fault: in float32 its square drowns all others, and overflows before long."""
+"""Beyond it a number is taken for a fault: in float32 its square drowns all others, and overflows
+before long.
+"""
 
 
 class RunningMoments(nn.Module):
     """Mean and variance of every feature, as bias-corrected moving averages over batches.
 
-    Update n moves them towards the moments of its batch by ``decay / (1 - (1 - decay)^(n + initial_updates))``, so
-    that early training is a plain average over batches. The variance is taken about the mean: as a difference of
-    squares it would have no digits left in float32 where the mean is large. The averages are float64, in which a mean
-    of thousands of deviations still moves by a small step.
+    Update n moves them towards the moments of its batch by
+    ``decay / (1 - (1 - decay)^(n + initial_updates))``, so that early training is a plain average
+    over batches. The variance is taken about the mean: as a difference of squares it would have no
+    digits left in float32 where the mean is large. The averages are float64, in which a mean of
+    thousands of deviations still moves by a small step.
 
     Args:
         num_features: F, size of the last dimension.
         decay: Weight of a batch once many have been seen, in (0, 1].
         initial_variance: Variance before the first update, positive; the mean is zero.
-        initial_updates: How many updates the initial moments count for; 0 and the first batch replaces them.
+        initial_updates: How many updates the initial moments count for; 0 and the first batch
+            replaces them.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -42,7 +46,12 @@ class RunningMoments(nn.Module):
     num_updates: Tensor
 
     def __init__(
-        self, num_features: int, *, decay: float, initial_variance: float = 1.0, initial_updates: int = 0
+        self,
+        num_features: int,
+        *,
+        decay: float,
+        initial_variance: float = 1.0,
+        initial_updates: int = 0,
     ) -> None:
         super().__init__()
         name = type(self).__name__
@@ -93,7 +102,7 @@ class RunningMoments(nn.Module):
 
 
 def _over_ranks(*sums: Tensor) -> tuple[Tensor, ...]:
-    """Sums over all processes, where several learn together (`yamame.ranks`)."""
+    """Sums over all processes, where several learn together (`yamame.distributed`)."""
     if distributed.is_available() and distributed.is_initialized():
         for value in sums:
             distributed.all_reduce(value)
@@ -103,9 +112,9 @@ def _over_ranks(*sums: Tensor) -> tuple[Tensor, ...]:
 class RunningNormalizer(RunningMoments):
     """Normalises each feature by running statistics: ``clip((x - mean) / std)``.
 
-    The statistics move in training mode only, once per forward pass. The first batch counts in full; before it they
-    are zero mean and unit variance. A feature whose standard deviation is below ``min_std`` is shifted and not scaled.
-    Outputs at padding are meaningless.
+    The statistics move in training mode only, once per forward pass. The first batch counts in
+    full; before it they are zero mean and unit variance. A feature whose standard deviation is
+    below ``min_std`` is shifted and not scaled. Outputs at padding are meaningless.
 
     Args:
         num_features: F, size of the last dimension.

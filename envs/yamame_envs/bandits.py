@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 from torchrl.data import Bounded, Categorical
-from yamame.capturing import Constant
 from yamame.checks import require, require_choice
+from yamame.execution.capturing import Constant
 
 from yamame_envs.base import BatchedEnv
 from yamame_envs.rendering import CELL, Palette, disc, frame, ring, tile
@@ -27,13 +27,14 @@ _ROWS_SHOWN: Final = 8  # of an arm's gauge
 class Bandits(BatchedEnv):
     """New arms in every episode; a pull pays at random, and nothing is seen but what it paid.
 
-    Action: the arm, 0..``num_arms`` - 1. Observation ``[N, 1]`` float32: always 0; all there is to know is in
-    ``prev_action`` and ``prev_reward``. An episode has exactly ``time_limit`` steps. Success is to pull the
-    arm with the highest mean at the last step.
+    Action: the arm, 0..``num_arms`` - 1. Observation ``[N, 1]`` float32: always 0; all there is to
+    know is in ``prev_action`` and ``prev_reward``. An episode has exactly ``time_limit`` steps.
+    Success is to pull the arm with the highest mean at the last step.
 
-    ``"bernoulli"``: an arm pays 1 with its own probability, uniform in [0, 1], else 0. Always pulling the best
-    of A arms earns A / (A + 1) per step on average, pulling at random 0.5. ``"gaussian"``: an arm has a mean
-    of its own from the standard normal distribution and pays it with normal noise. Pulling at random earns 0.
+    ``"bernoulli"``: an arm pays 1 with its own probability, uniform in [0, 1], else 0. Always
+    pulling the best of A arms earns A / (A + 1) per step on average, pulling at random 0.5.
+    ``"gaussian"``: an arm has a mean of its own from the standard normal distribution and pays it
+    with normal noise. Pulling at random earns 0.
 
     Args:
         num_envs: Bandits played at the same time.
@@ -78,7 +79,9 @@ class Bandits(BatchedEnv):
             num_envs=num_envs,
             time_limit=time_limit,
             action=Categorical(num_arms),
-            observations={"observation": Bounded(0.0, 1.0, shape=(1,), dtype=torch.float32, device=device)},
+            observations={
+                "observation": Bounded(0.0, 1.0, shape=(1,), dtype=torch.float32, device=device)
+            },
             hidden=num_arms if observable else 0,
             seed=seed,
             device=device,
@@ -87,7 +90,9 @@ class Bandits(BatchedEnv):
 
     def _draw_tasks(self, task_seed: Tensor) -> Tensors:
         key = fold(task_seed, 0)
-        means = self._normal(key, self._num_arms) if self._gaussian else uniform(key, self._num_arms)
+        means = (
+            self._normal(key, self._num_arms) if self._gaussian else uniform(key, self._num_arms)
+        )
         return {"means": means, "best": means.argmax(-1), "pulls": fold(task_seed, 1)}
 
     def _normal(self, key: Tensor, *shape: int) -> Tensor:
@@ -97,10 +102,16 @@ class Bandits(BatchedEnv):
     def _begin(self, task: Tensors) -> Tensors:
         return {}
 
-    def _transition(self, task: Tensors, state: Tensors, action: Tensor) -> tuple[Tensors, Tensor, Tensor]:
+    def _transition(
+        self, task: Tensors, state: Tensors, action: Tensor
+    ) -> tuple[Tensors, Tensor, Tensor]:
         mean = task["means"].gather(1, action.unsqueeze(-1))
         key = fold(task["pulls"].unsqueeze(-1), state["step_index"])
-        reward = mean + self._std * self._normal(key) if self._gaussian else (uniform(key) < mean).float()
+        reward = (
+            mean + self._std * self._normal(key)
+            if self._gaussian
+            else (uniform(key) < mean).float()
+        )
         last = state["step_index"] + 1 >= self._horizon
         return {}, reward, last & (action == task["best"]).unsqueeze(-1)
 
@@ -113,8 +124,9 @@ class Bandits(BatchedEnv):
     def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
         """Draws one env: ``[H, W, 3]`` uint8 RGB.
 
-        A bar per arm is as high as the arm's mean, the best one's is bright. The disc is below the arm that
-        was pulled last, and the dot above it shows that more was paid than an arm pays on average.
+        A bar per arm is as high as the arm's mean, the best one's is bright. The disc is below the
+        arm that was pulled last, and the dot above it shows that more was paid than an arm pays on
+        average.
         """
         env_state = self._env_state
         means = env_state.task["means"][env_id].cpu().numpy().astype(np.float64)
@@ -126,7 +138,9 @@ class Bandits(BatchedEnv):
         base = (_ROWS_SHOWN + 2) * CELL
         for arm, height in enumerate(np.clip(heights, 0.02, 1.0)):
             left, top = (2 * arm + 1) * CELL, base - round(float(height) * _ROWS_SHOWN * CELL)
-            picture[top:base, left + 4 : left + CELL - 3] = Palette.ACTIVE if arm == best else Palette.FUTURE
+            picture[top:base, left + 4 : left + CELL - 3] = (
+                Palette.ACTIVE if arm == best else Palette.FUTURE
+            )
         if int(env_state.state["step_index"][env_id]) > 0:
             pulled = 2 * int(env_state.timestep["prev_action"][env_id].argmax()) + 1
             disc(picture, (_ROWS_SHOWN + 2, pulled), Palette.AGENT, 0.34)
@@ -139,10 +153,11 @@ class Bandits(BatchedEnv):
 
 @cache
 def _normal_quantiles() -> tuple[float, ...]:
-    """Equally likely numbers whose distribution function is within 2^-17 of the standard normal one.
+    """Equally likely numbers whose distribution function is within 2^-17 of the standard normal
+    one.
 
-    Drawing one of them by its index is exact on every device; the usual transformations of uniform numbers
-    take logarithms or error functions, which differ between devices in their last bits.
+    Drawing one of them by its index is exact on every device; the usual transformations of uniform
+    numbers take logarithms or error functions, which differ between devices in their last bits.
     """
     quantile = NormalDist().inv_cdf
     upper = [quantile(0.5 + (i + 0.5) / _QUANTILES) for i in range(_QUANTILES // 2)]

@@ -1,9 +1,11 @@
 """The machinery that all natively batched environments share.
 
-A `BatchedEnv` plays ``num_envs`` independent episodes in tensor code. All randomness of an episode comes from
-its task seed (`yamame_envs.streams`). What is written at a timestep is described in `yamame_envs.context`.
+A `BatchedEnv` plays ``num_envs`` independent episodes in tensor code. All randomness of an episode
+comes from its task seed (`yamame_envs.streams`). What is written at a timestep is described in
+`yamame_envs.context`.
 
-The horizon is finite and visible (``time``): an episode that reaches it is terminated, never truncated.
+The horizon is finite and visible (``time``): an episode that reaches it is terminated, never
+truncated.
 """
 
 from abc import abstractmethod
@@ -17,8 +19,8 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Unbounded
 from torchrl.data.tensor_specs import TensorSpec
-from yamame.capturing import capturing
 from yamame.checks import require, require_choice
+from yamame.execution.capturing import capturing
 from yamame.transforms import context_values
 
 from yamame_envs.context import ContextEnv
@@ -35,23 +37,27 @@ _FAR = 16
 class BatchedEnv(ContextEnv):
     """Base class of natively batched environments.
 
-    A subclass says how a task is drawn, how an episode begins, how a step changes its state and what is seen,
-    each for many envs at once: `_draw_tasks`, `_begin`, `_transition`, `_observe`. The state always holds
-    ``step_index`` ``[N, 1]``, which this class counts. Where an episode has several attempts at its task, the
-    state also holds ``trial_start`` ``[N, 1]`` bool (an attempt begins here), and where it can end before the
-    time limit and without success, ``ended`` ``[N, 1]`` bool.
+    A subclass says how a task is drawn, how an episode begins, how a step changes its state and
+    what is seen, each for many envs at once: `_draw_tasks`, `_begin`, `_transition`, `_observe`.
+    The state always holds ``step_index`` ``[N, 1]``, which this class counts. Where an episode has
+    several attempts at its task, the state also holds ``trial_start`` ``[N, 1]`` bool (an attempt
+    begins here), and where it can end before the time limit and without success, ``ended``
+    ``[N, 1]`` bool.
 
-    Steps can be captured: nothing but `_draw_tasks` decides by the data, or `capture_obstacle` says what does. Tasks
-    are drawn on the CPU, so what `_draw_tasks` reads must be there.
+    Steps can be captured: nothing but `_draw_tasks` decides by the data, or `capture_obstacle` says
+    what does. Tasks are drawn on the CPU, so what `_draw_tasks` reads must be there.
 
     Args:
         observations: Spec of one env of every entry that `_observe` returns.
-        hidden: How many numbers `_hidden` gives, which are shown as ``hidden`` ``[N, hidden]`` float32; 0 where what
-            is hidden stays so.
-        arguments: Those of `ContextEnv`; there is a time limit, after which an episode is terminated.
+        hidden: How many numbers `_hidden` gives, which are shown as ``hidden`` ``[N, hidden]``
+            float32; 0 where what is hidden stays so.
+        arguments: Those of `ContextEnv`; there is a time limit, after which an episode is
+            terminated.
     """
 
-    def __init__(self, *, observations: Mapping[str, TensorSpec], hidden: int = 0, **arguments: Any) -> None:
+    def __init__(
+        self, *, observations: Mapping[str, TensorSpec], hidden: int = 0, **arguments: Any
+    ) -> None:
         self._shows_hidden = hidden > 0
         shown = {"hidden": Unbounded(hidden, device=arguments["device"])} if hidden else {}
         super().__init__(observations={**observations, **shown}, **arguments)
@@ -62,9 +68,13 @@ class BatchedEnv(ContextEnv):
         return None
 
     _split: Split = "all"
-    """Side of the split that episodes play; a subclass with such a setting sets it first, see `_hold_out`."""
+    """Side of the split that episodes play; a subclass with such a setting sets it first, see
+    `_hold_out`.
+    """
     _identity: tuple[str, ...] = ()
-    """Entries of a task that are hashed for the split; empty for all of them. A task may lack some."""
+    """Entries of a task that are hashed for the split; empty for all of them. A task may lack
+    some.
+    """
     _identities: ClassVar[Mapping[str, Identity]] = {}
     """Identities to choose from, by the value of the setting ``split_by``."""
     _novelty: str = "new tasks"
@@ -85,7 +95,9 @@ class BatchedEnv(ContextEnv):
         self._identity, self._novelty = self._identities[split_by]
 
     def _check_split(self) -> None:
-        """Refuses to split very few tasks; a subclass may call this at the end of its constructor to refuse early."""
+        """Refuses to split very few tasks; a subclass may call this at the end of its constructor
+        to refuse early.
+        """
         if self._split == "all" or self._is_split:
             return
         drawn = self._draw_tasks(fold(torch.arange(_LOOKED_AT), 0))
@@ -105,16 +117,22 @@ class BatchedEnv(ContextEnv):
         return None if self._split == "all" else self._novelty
 
     def tasks_of(self, task_seed: Tensor) -> Tensors:
-        """The tasks ``[R, ...]`` of seeds ``[R]`` on the CPU, on the side that episodes play (`yamame_envs.split`)."""
+        """The tasks ``[R, ...]`` of seeds ``[R]`` on the CPU, on the side that episodes play
+        (`yamame_envs.split`).
+        """
         self._check_split()
         return draw_side(self._draw_tasks, self.task_hash, task_seed, self._split, self.label)
 
     def task_hash(self, task: Tensors) -> Tensor:
-        """Hashes ``[R]`` int64 of tasks ``[R, ...]``; equal tasks have equal ones, whatever their seeds."""
+        """Hashes ``[R]`` int64 of tasks ``[R, ...]``; equal tasks have equal ones, whatever their
+        seeds.
+        """
         return hash_of({name: task[name] for name in self._identity_of(task)})
 
     def task_hashes(self) -> Tensor:
-        """Hashes ``[N]`` int64 of the tasks that the envs play, after a reset; evaluations count them."""
+        """Hashes ``[N]`` int64 of the tasks that the envs play, after a reset; evaluations count
+        them.
+        """
         return self.task_hash(self._env_state.task)
 
     @property
@@ -132,19 +150,23 @@ class BatchedEnv(ContextEnv):
 
     @abstractmethod
     def _draw_tasks(self, task_seed: Tensor) -> Tensors:
-        """Draws the tasks of seeds ``[R]`` on the CPU: new tensors ``[R, ...]``, constant during an episode."""
+        """Draws the tasks of seeds ``[R]`` on the CPU: new tensors ``[R, ...]``, constant during an
+        episode.
+        """
 
     @abstractmethod
     def _begin(self, task: Tensors) -> Tensors:
         """The state ``[N, ...]`` at the start of these tasks."""
 
     @abstractmethod
-    def _transition(self, task: Tensors, state: Tensors, action: Tensor) -> tuple[Tensors, Tensor, Tensor]:
+    def _transition(
+        self, task: Tensors, state: Tensors, action: Tensor
+    ) -> tuple[Tensors, Tensor, Tensor]:
         """One step of all envs, out of place.
 
         Returns:
-            The new state without ``step_index``, the reward ``[N, 1]`` float32 and the success ``[N, 1]``
-            bool.
+            The new state without ``step_index``, the reward ``[N, 1]`` float32 and the success
+            ``[N, 1]`` bool.
         """
 
     @abstractmethod
@@ -152,11 +174,15 @@ class BatchedEnv(ContextEnv):
         """What is seen: new tensors ``[N, ...]``, one for every entry of ``observations``."""
 
     def _hidden(self, task: Tensors, state: Tensors) -> Tensor:
-        """What decides how an episode goes and is not seen: a new tensor ``[N, H]`` float32 of numbers about 1."""
+        """What decides how an episode goes and is not seen: a new tensor ``[N, H]`` float32 of
+        numbers about 1.
+        """
         raise NotImplementedError(f"{self.label}: nothing is known to be hidden")
 
     def _limit(self, task: Tensors) -> Tensor:
-        """The time limit of these tasks, a scalar or ``[N, 1]`` float32: that of all, unless a task has its own."""
+        """The time limit of these tasks, a scalar or ``[N, 1]`` float32: that of all, unless a task
+        has its own.
+        """
         return self._horizon
 
     def render(self, env_id: int = 0) -> npt.NDArray[np.uint8]:
@@ -175,7 +201,9 @@ class BatchedEnv(ContextEnv):
         raise NotImplementedError(f"{self.label}: there is no picture of this environment")
 
     def _override(self, task: Tensors, tensordict: TensorDictBase, begins: Tensor) -> None:
-        """Replaces entries of newly drawn tasks ``[N, ...]`` by what the reset of a mask ``[N]`` asks for."""
+        """Replaces entries of newly drawn tasks ``[N, ...]`` by what the reset of a mask ``[N]``
+        asks for.
+        """
 
     @property
     def _present(self) -> Tensors:
@@ -186,7 +214,8 @@ class BatchedEnv(ContextEnv):
             self._env_state = EnvState(streams, torch.zeros_like(streams), {}, {}, {})
             self._queue = TaskQueue(len(streams))
             self._room = 0  # steps for which there are tasks, as far as is known
-            # Whether, since the last look, an action was out of bounds, and an episode began without a task.
+            # Whether, since the last look, an action was out of bounds, and an episode began
+            # without a task.
             faults = torch.zeros(2, dtype=torch.int64, device=streams.device)
             self.register_buffer("_faults", faults, persistent=False)
         self._number(streams, torch.zeros_like(streams))
@@ -208,7 +237,9 @@ class BatchedEnv(ContextEnv):
             bounds = f"{self._encoding.low.tolist()}..{self._encoding.high.tolist()}"
             got = "one of an earlier step was not"
             require(self.label, "action", got, not out_of_bounds, f"be in {bounds}")
-            raise RuntimeError(f"{self.label}: reserve must be called before steps that are captured")
+            raise RuntimeError(
+                f"{self.label}: reserve must be called before steps that are captured"
+            )
         self._room = self._queue.reserve(num_steps, streams, episodes, self.tasks_of, self.device)
         return super().reserve(num_steps)
 
@@ -216,11 +247,16 @@ class BatchedEnv(ContextEnv):
         self._begin_tasks(begins, self._tasks_for(begins, tensordict))
 
     def _begin_again(self, begins: Tensor, task_seed: Tensor) -> None:
-        self._begin_tasks(begins, self._env_state.task)  # not drawn again: a chosen instruction would be lost
+        self._begin_tasks(
+            begins, self._env_state.task
+        )  # not drawn again: a chosen instruction would be lost
 
     def _begin_tasks(self, begins: Tensor, task: Tensors) -> None:
         env_state = self._env_state
-        state = {"step_index": torch.zeros_like(begins, dtype=torch.int64).unsqueeze(-1), **self._begin(task)}
+        state = {
+            "step_index": torch.zeros_like(begins, dtype=torch.int64).unsqueeze(-1),
+            **self._begin(task),
+        }
         timestep = self._first_timestep(task, state)
         if env_state.task:
             if task is not env_state.task:
@@ -315,7 +351,13 @@ class BatchedEnv(ContextEnv):
             terminated = terminated | state["ended"]
         env_state.state = state
         env_state.timestep = self._timestep(
-            env_state.task, state, self._encoding.encode(action), reward, success, terminated, starts=False
+            env_state.task,
+            state,
+            self._encoding.encode(action),
+            reward,
+            success,
+            terminated,
+            starts=False,
         )
         return env_state.timestep, reward.clone()
 
@@ -338,7 +380,10 @@ class BatchedEnv(ContextEnv):
 
     def carried(self) -> Tensors:
         """The tensors that a step reads and puts others in the place of, by names."""
-        return {**self._env_state.tensors(), **{f"queue.{k}": v for k, v in self._queue.tasks.items()}}
+        return {
+            **self._env_state.tensors(),
+            **{f"queue.{k}": v for k, v in self._queue.tasks.items()},
+        }
 
     def carry(self, tensors: Mapping[str, Tensor]) -> None:
         """Goes on with tensors like those of `carried`; it does not copy them."""
@@ -360,7 +405,9 @@ class BatchedEnv(ContextEnv):
 
 
 def _chosen(mask: Tensor, new: Tensors, old: Tensors) -> Tensors:
-    """Entries ``[N, ...]`` of ``new`` in the envs of a mask ``[N]``, and those of ``old`` in the others."""
+    """Entries ``[N, ...]`` of ``new`` in the envs of a mask ``[N]``, and those of ``old`` in the
+    others.
+    """
     return {
         name: torch.where(mask.view(-1, *[1] * (value.ndim - 1)), new[name], value)
         for name, value in old.items()

@@ -1,6 +1,7 @@
 """Dark Key-To-Door: find an unseen key, then an unseen door, again and again in the same room.
 
-Source: Algorithm Distillation, arXiv 2210.14215 (Dark Key-To-Door), as played in AMAGO, arXiv 2310.09971.
+Source: Algorithm Distillation, arXiv 2210.14215 (Dark Key-To-Door), as played in AMAGO, arXiv
+2310.09971.
 """
 
 from typing import ClassVar, Literal, get_args
@@ -25,36 +26,40 @@ Attempts = Literal["soft_reset", "reset_step"]
 class DarkKeyDoor(BatchedEnv):
     """An empty square room with a key and a door, played in many attempts until the time limit.
 
-    Start, key and door are drawn once per episode, each uniformly from all cells, so they may coincide.
-    Actions: 0 west, 1 north, 2 east, 3 south, 4 stay; the border stops a move. The first step of an attempt
-    that ends on the key's cell pays 1; a later step that ends on the door's cell pays 1 and ends the attempt.
-    So the two never pay in the same step, and where the agent starts on the key, it must stay for one step to
-    have it. Every attempt begins at the start without the key.
+    Start, key and door are drawn once per episode, each uniformly from all cells, so they may
+    coincide. Actions: 0 west, 1 north, 2 east, 3 south, 4 stay; the border stops a move. The first
+    step of an attempt that ends on the key's cell pays 1; a later step that ends on the door's cell
+    pays 1 and ends the attempt. So the two never pay in the same step, and where the agent starts
+    on the key, it must stay for one step to have it. Every attempt begins at the start without the
+    key.
 
-    Observation ``[N, 4]`` float32: row and column divided by ``size``, 1 with the key, steps of the attempt
-    divided by ``trial_limit``. With ``light``, row and column of the door and of the key follow, divided by
-    ``size``. ``trial_start`` is shown at the first timestep of every attempt. ``success`` is shown at the
-    last timestep of the episode, if the last attempt that was completed opened the door.
+    Observation ``[N, 4]`` float32: row and column divided by ``size``, 1 with the key, steps of the
+    attempt divided by ``trial_limit``. With ``light``, row and column of the door and of the key
+    follow, divided by ``size``. ``trial_start`` is shown at the first timestep of every attempt.
+    ``success`` is shown at the last timestep of the episode, if the last attempt that was completed
+    opened the door.
 
     Args:
         num_envs: Rooms played at the same time.
         size: Cells along a side, at least 2.
         trial_limit: Length of an attempt, at least 1; see ``attempts``.
         time_limit: Steps of an episode, which ends then and never earlier.
-        attempts: How one attempt follows another. ``"soft_reset"``, which AMAGO's published results were
-            played with: the step that ends an attempt already shows the first timestep of the next one, and
-            an attempt ends with its step ``trial_limit + 1``. ``"reset_step"``, of AMAGO's later versions: an
-            attempt ends with its step ``trial_limit`` and shows its own last timestep; the step after it
-            leads to the start, whatever its action, and pays nothing.
+        attempts: How one attempt follows another. ``"soft_reset"``, which AMAGO's published results
+            were played with: the step that ends an attempt already shows the first timestep of the
+            next one, and an attempt ends with its step ``trial_limit + 1``. ``"reset_step"``, of
+            AMAGO's later versions: an attempt ends with its step ``trial_limit`` and shows its own
+            last timestep; the step after it leads to the start, whatever its action, and pays
+            nothing.
         light: Whether the door and the key can be seen.
         randomize_actions: Whether what the five actions do is permuted anew in every episode.
-        split: Which rooms episodes play: ``all``; ``train``, all but a share that is held out; ``test``, that share
-            (`yamame_envs.split`).
-        split_by: What is held out: ``rooms``, pairs of key and door, whatever the start and the actions;
-            ``rooms_and_starts``, key, door and start together. Permuted actions are then part of the combination, so
-            training may meet the same start in the same room with other actions.
-        observable: Whether door and key are shown as ``hidden`` ``[N, 4]``, as ``light`` has them; permuted actions
-            stand behind them as one-hots, ``[N, 29]``.
+        split: Which rooms episodes play: ``all``; ``train``, all but a share that is held out;
+            ``test``, that share (`yamame_envs.split`).
+        split_by: What is held out: ``rooms``, pairs of key and door, whatever the start and the
+            actions; ``rooms_and_starts``, key, door and start together. Permuted actions are then
+            part of the combination, so training may meet the same start in the same room with other
+            actions.
+        observable: Whether door and key are shown as ``hidden`` ``[N, 4]``, as ``light`` has them;
+            permuted actions stand behind them as one-hots, ``[N, 29]``.
         seed: Names the tasks of all episodes.
         device: Where all tensors live.
 
@@ -68,7 +73,9 @@ class DarkKeyDoor(BatchedEnv):
 
     _identities: ClassVar = {
         "rooms": Identity(("key", "door"), "new rooms"),
-        "rooms_and_starts": Identity(("start", "key", "door", "actions"), "new starts in known rooms"),
+        "rooms_and_starts": Identity(
+            ("start", "key", "door", "actions"), "new starts in known rooms"
+        ),
     }
     _next_cell: Tensor
     _places: Tensor
@@ -107,7 +114,9 @@ class DarkKeyDoor(BatchedEnv):
             num_envs=num_envs,
             time_limit=time_limit,
             action=Categorical(5),
-            observations={"observation": Bounded(0.0, 1.0, shape=shape, dtype=torch.float32, device=device)},
+            observations={
+                "observation": Bounded(0.0, 1.0, shape=shape, dtype=torch.float32, device=device)
+            },
             hidden=(29 if randomize_actions else 4) if observable else 0,
             seed=seed,
             device=device,
@@ -147,7 +156,9 @@ class DarkKeyDoor(BatchedEnv):
             state["over"] = no.clone()  # whether the next step begins an attempt
         return state
 
-    def _transition(self, task: Tensors, state: Tensors, action: Tensor) -> tuple[Tensors, Tensor, Tensor]:
+    def _transition(
+        self, task: Tensors, state: Tensors, action: Tensor
+    ) -> tuple[Tensors, Tensor, Tensor]:
         cell, picks_up, opens = self._walk(task, state, action)
         clock = state["clock"] + 1
         extra: Tensors = {}
@@ -171,7 +182,9 @@ class DarkKeyDoor(BatchedEnv):
         return {**new, **extra}, reward, last & opened.unsqueeze(-1)
 
     def _walk(self, task: Tensors, state: Tensors, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The cell that the action leads to, and whether the key is found and the door opened there."""
+        """The cell that the action leads to, and whether the key is found and the door opened
+        there.
+        """
         if self._randomize:
             action = task["actions"].gather(1, action.unsqueeze(-1)).squeeze(-1)
         cell = self._next_cell.index_select(0, 5 * state["cell"] + action)
@@ -192,8 +205,8 @@ class DarkKeyDoor(BatchedEnv):
     def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
         """Draws one env: ``[H, W, 3]`` uint8 RGB.
 
-        The agent is a disc. What is to be reached next, the key or the door, is a bright disc within a ring,
-        the door before its turn is a ring, the key that was found a small dot.
+        The agent is a disc. What is to be reached next, the key or the door, is a bright disc
+        within a ring, the door before its turn is a ring, the key that was found a small dot.
         """
         env_state = self._env_state
         walls = np.ones((self._size + 2, self._size + 2), bool)

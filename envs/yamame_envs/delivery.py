@@ -1,4 +1,5 @@
-"""Package Delivery: carry packages along a road whose forks and whose way to put down must be found out.
+"""Package Delivery: carry packages along a road whose forks and whose way to put down must be found
+out.
 
 Source: AMAGO, arXiv 2310.09971, section 5 and appendix (Package Delivery).
 """
@@ -25,24 +26,27 @@ _PACKAGES = 3  # carried for every destination
 
 
 class PackageDelivery(GoalEnv):
-    """A road with hidden turns at its forks; packages are to be placed at destinations on it, in order.
+    """A road with hidden turns at its forks; packages are to be placed at destinations on it, in
+    order.
 
-    The agent starts at position 0 of a road of ``length`` cells; a step past the last cell leads to 0 again.
-    Each episode draws floor(``length`` / 5) // 2 to floor(``length`` / 5) forks, each with one branch (left
-    or right) that goes on, one of four buttons that places packages, and the destinations, distinct cells
-    without a fork, in ascending order. Three packages are carried for every destination.
+    The agent starts at position 0 of a road of ``length`` cells; a step past the last cell leads to
+    0 again. Each episode draws floor(``length`` / 5) // 2 to floor(``length`` / 5) forks, each with
+    one branch (left or right) that goes on, one of four buttons that places packages, and the
+    destinations, distinct cells without a fork, in ascending order. Three packages are carried for
+    every destination.
 
     Actions:
         * 0, forward: the next cell; no effect at a fork.
-        * 1, left, and 2, right: at a fork, the next cell if that branch goes on, else position 0; no effect
-          elsewhere.
-        * 3 to 6, the buttons: the right one places a package here, if there are any left and the position is
-          not 0; any other use leads to position 0; no effect at a fork.
+        * 1, left, and 2, right: at a fork, the next cell if that branch goes on, else position 0;
+          no effect elsewhere.
+        * 3 to 6, the buttons: the right one places a package here, if there are any left and the
+          position is not 0; any other use leads to position 0; no effect at a fork.
         * 7: nothing.
 
-    Observation ``[N, 3]`` float32: position, packages left, 1 at a fork. Goals are positions ``[1]``, the
-    destinations; a goal is achieved in the step that places a package there. Each pays 1 in its turn; a
-    package placed anywhere else is wasted. The episode ends with the last destination or at the time limit.
+    Observation ``[N, 3]`` float32: position, packages left, 1 at a fork. Goals are positions
+    ``[1]``, the destinations; a goal is achieved in the step that places a package there. Each pays
+    1 in its turn; a package placed anywhere else is wasted. The episode ends with the last
+    destination or at the time limit.
 
     Args:
         num_envs: Roads travelled at the same time.
@@ -50,19 +54,20 @@ class PackageDelivery(GoalEnv):
         min_packages: Destinations at least; every number up to ``max_packages`` is equally likely.
         max_packages: Destinations at most.
         time_limit: Steps of an episode at most.
-        split: Which tasks episodes play: ``all``; ``train``, all but a share that is held out; ``test``, that share
-            (`yamame_envs.split`).
-        split_by: What is held out: ``roads``, pairs of a road (its forks) and a button, whatever the destinations, so
-            training may meet the same road with another button; ``roads_and_goals``, combinations of a road, a button
-            and an instruction. Relabelling must then reject held-out instructions (`held_out_instructions`).
-        observable: Whether ``hidden`` ``[N, length + 4]`` shows which branch goes on at every cell (1 right, -1 left,
-            0 no fork) and which button places packages, as a one-hot.
+        split: Which tasks episodes play: ``all``; ``train``, all but a share that is held out;
+            ``test``, that share (`yamame_envs.split`).
+        split_by: What is held out: ``roads``, pairs of a road (its forks) and a button, whatever
+            the destinations, so training may meet the same road with another button;
+            ``roads_and_goals``, combinations of a road, a button and an instruction. Relabelling
+            must then reject held-out instructions (`held_out_instructions`).
+        observable: Whether ``hidden`` ``[N, length + 4]`` shows which branch goes on at every cell
+            (1 right, -1 left, 0 no fork) and which button places packages, as a one-hot.
         seed: Names the tasks of all episodes.
         device: Where all tensors live.
 
     Raises:
-        ValueError: If a number is out of its range, or the road with the most forks has fewer other cells
-            than ``max_packages``.
+        ValueError: If a number is out of its range, or the road with the most forks has fewer other
+            cells than ``max_packages``.
 
     >>> env = PackageDelivery(num_envs=2, length=30)
     >>> env.rollout(3)["goal"].shape
@@ -115,7 +120,9 @@ class PackageDelivery(GoalEnv):
         require(cls.__name__, "length", length, length >= 2, "be at least 2")
         room = length - 1 - length // 5
         good = 1 <= max_packages <= room
-        require(cls.__name__, "max_packages", max_packages, good, f"be in 1..{room} at length {length}")
+        require(
+            cls.__name__, "max_packages", max_packages, good, f"be in 1..{room} at length {length}"
+        )
         good = 1 <= min_packages <= max_packages
         require(cls.__name__, "min_packages", min_packages, good, f"be in 1..{max_packages}")
 
@@ -127,7 +134,9 @@ class PackageDelivery(GoalEnv):
         branch = 1 + integers(fold(task_seed, 2), 2, most)
         onward = cells.new_zeros(len(cells), self._length)
         return {
-            "onward": onward.scatter_(1, cells[:, :most], branch * used),  # the action that leads on
+            "onward": onward.scatter_(
+                1, cells[:, :most], branch * used
+            ),  # the action that leads on
             "button": _BUTTONS[0] + integers(fold(task_seed, 3), 4),
             "instruction": self._destinations(task_seed, cells[:, most:]),
         }
@@ -137,7 +146,9 @@ class PackageDelivery(GoalEnv):
         least, most = self._packages
         count = least + integers(fold(task_seed, 4), most - least + 1)
         unused = torch.arange(most, device=cells.device) >= count.unsqueeze(-1)
-        ordered = cells[:, :most].masked_fill(unused, self._length).sort(-1).values.to(torch.float32)
+        ordered = (
+            cells[:, :most].masked_fill(unused, self._length).sort(-1).values.to(torch.float32)
+        )
         return ordered.masked_fill(unused, GOAL_PAD).unsqueeze(-1)
 
     def _check_instruction(self, task: Tensors, begins: Tensor) -> None:
@@ -149,9 +160,7 @@ class PackageDelivery(GoalEnv):
             env_id, slot = blocked.nonzero()[0].tolist()
             free = (task["onward"][env_id] == 0).nonzero().squeeze(-1)[1:]
             near = free[(free - index[env_id, slot]).abs().argsort(stable=True)[:3]].tolist()
-            condition = (
-                f"name cells where packages can be put down on this road (near it {' '.join(map(str, near))})"
-            )
+            condition = f"name cells where packages can be put down on this road (near it {' '.join(map(str, near))})"
             require(self.label, "instruction", int(cells[env_id, slot]), False, condition)
 
     def _begin_world(self, task: Tensors) -> Tensors:
@@ -185,7 +194,9 @@ class PackageDelivery(GoalEnv):
         return {"observation": seen.to(torch.float32)}
 
     def _achieved(self, task: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
-        return state["position"].to(torch.float32).view(-1, 1, 1), state["placed"].unsqueeze(-1).clone()
+        return state["position"].to(torch.float32).view(-1, 1, 1), state["placed"].unsqueeze(
+            -1
+        ).clone()
 
     def _hidden(self, task: Tensors, state: Tensors) -> Tensor:
         branches = (task["onward"] == 2).to(torch.float32) - (task["onward"] == 1).to(torch.float32)
@@ -194,9 +205,10 @@ class PackageDelivery(GoalEnv):
     def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
         """Draws one env: ``[H, W, 3]`` uint8 RGB; of a long road, the part around the agent.
 
-        The agent is a disc, the active destination a bright disc within a ring, future destinations are
-        rings that fade with their rank, completed ones are small dots. A fork has openings on both sides;
-        the one that goes on holds a small dot. The packages left lie in a row under the road.
+        The agent is a disc, the active destination a bright disc within a ring, future destinations
+        are rings that fade with their rank, completed ones are small dots. A fork has openings on
+        both sides; the one that goes on holds a small dot. The packages left lie in a row under the
+        road.
         """
         env_state = self._env_state
         position = int(env_state.state["position"][env_id])

@@ -1,7 +1,8 @@
 """What a batched environment remembers between calls, and how it is saved.
 
-A snapshot is a flat mapping from names to tensors. A task is not saved but drawn again from its seed, so a
-snapshot is small: only what a reset may have set otherwise (an instruction) is kept beside the seed.
+A snapshot is a flat mapping from names to tensors. A task is not saved but drawn again from its
+seed, so a snapshot is small: only what a reset may have set otherwise (an instruction) is kept
+beside the seed.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,14 +44,18 @@ class EnvState:
         return cls(tensors["streams"], tensors["episodes"], **parts)
 
     def tensors(self) -> Tensors:
-        """All of them, by names: ``streams``, ``episodes``, ``task.*``, ``state.*`` and ``timestep.*``."""
+        """All of them, by names: ``streams``, ``episodes``, ``task.*``, ``state.*`` and
+        ``timestep.*``.
+        """
         named = {"streams": self.streams, "episodes": self.episodes}
         for part in _PARTS:
             named |= {f"{part}.{name}": value for name, value in getattr(self, part).items()}
         return named
 
     def snapshot(self, overrides: tuple[str, ...]) -> Tensors:
-        """Copies of all tensors that cannot be drawn again; ``overrides`` names such entries of the task."""
+        """Copies of all tensors that cannot be drawn again; ``overrides`` names such entries of the
+        task.
+        """
         kept = {f"task.{name}" for name in ("task_seed", *overrides)}
         return {
             name: value.clone()
@@ -83,8 +88,13 @@ def restore(snapshot: Mapping[str, Tensor], like: Tensor, draw: Draw) -> EnvStat
     for name, value in snapshot.items():
         if len(value) != len(like):
             raise ValueError(f"restore: {name} must hold {len(like)} envs, got {len(value)}")
-    restored = EnvState.of({name: value.to(like.device, copy=True) for name, value in snapshot.items()})
+    restored = EnvState.of(
+        {name: value.to(like.device, copy=True) for name, value in snapshot.items()}
+    )
     if restored.task:
         drawn = draw(snapshot["task.task_seed"].cpu())
-        restored.task = {**{name: sent(value, like.device) for name, value in drawn.items()}, **restored.task}
+        restored.task = {
+            **{name: sent(value, like.device) for name, value in drawn.items()},
+            **restored.task,
+        }
     return restored

@@ -1,7 +1,7 @@
 """Meta-FrozenLake: several attempts to cross an unknown frozen lake without breaking in.
 
-Source: the toy environment of the AMAGO library (arXiv 2310.09971), version 3.3, over the random lakes of
-Gymnasium's FrozenLake.
+Source: the toy environment of the AMAGO library (arXiv 2310.09971), version 3.3, over the random
+lakes of Gymnasium's FrozenLake.
 """
 
 from typing import ClassVar, Final, Literal
@@ -33,23 +33,25 @@ _FALL = -0.1
 class MetaFrozenLake(BatchedEnv):
     """A new lake in every episode and ``num_trials`` attempts to cross it from corner to corner.
 
-    Actions: 0 stay, 1 down (row + 1), 2 up, 3 right (column + 1), 4 left; moves stop at the border. Cells are
-    frozen with probability 0.8, else holes; start (0, 0) and goal (``size`` - 1, ``size`` - 1) are frozen, and
-    a lake without a way between them is drawn anew. Entering the goal pays 1. An attempt ends at the goal, in
-    a hole or after ``size`` squared steps; then the agent is at the start again at once, and the lake is as it
-    was. The episode ends with the last attempt, whose last cell is still shown; success is to reach the goal
-    in it.
+    Actions: 0 stay, 1 down (row + 1), 2 up, 3 right (column + 1), 4 left; moves stop at the border.
+    Cells are frozen with probability 0.8, else holes; start (0, 0) and goal (``size`` - 1, ``size``
+    - 1) are frozen, and a lake without a way between them is drawn anew. Entering the goal pays 1.
+      An attempt ends at the goal, in
+    a hole or after ``size`` squared steps; then the agent is at the start again at once, and the
+    lake is as it was. The episode ends with the last attempt, whose last cell is still shown;
+    success is to reach the goal in it.
 
-    Observation ``[N, 4]`` float32: row / ``size``, column / ``size``, whether an attempt begins here, and
-    attempts completed / ``num_trials``.
+    Observation ``[N, 4]`` float32: row / ``size``, column / ``size``, whether an attempt begins
+    here, and attempts completed / ``num_trials``.
 
-    A step happens in this order: the action slips; the agent sets out to another cell; the cell behind it
-    cracks; what is at its target decides. ``slip``: with this probability an action becomes "stay", and an
-    attempt may take 1 / (1 - ``slip``) times as long, rounded. ``recover``: whoever enters a hole, or stays in
-    one, pays 0.1 and is where it was before. ``hard``: with probability 0.5 per episode actions 1 and 3 are
-    swapped; with probability 0.25 per timestep the place shown is wrong by -1, 0 or 1 on each axis (within
-    the lake); with probability 0.33 the cell that the agent sets out from becomes a hole until the end of the
-    attempt; an attempt may take twice as long.
+    A step happens in this order: the action slips; the agent sets out to another cell; the cell
+    behind it cracks; what is at its target decides. ``slip``: with this probability an action
+    becomes "stay", and an attempt may take 1 / (1 - ``slip``) times as long, rounded. ``recover``:
+    whoever enters a hole, or stays in one, pays 0.1 and is where it was before. ``hard``: with
+    probability 0.5 per episode actions 1 and 3 are swapped; with probability 0.25 per timestep the
+    place shown is wrong by -1, 0 or 1 on each axis (within the lake); with probability 0.33 the
+    cell that the agent sets out from becomes a hole until the end of the attempt; an attempt may
+    take twice as long.
 
     Args:
         num_envs: Lakes played at the same time.
@@ -58,12 +60,13 @@ class MetaFrozenLake(BatchedEnv):
         hard: Whether actions are swapped, places misread and the ice cracks.
         recover: Whether holes cost a little instead of ending the attempt.
         slip: Probability that an action has no effect, in [0, 1).
-        split: Which lakes episodes play: ``all``; ``train``, all but a share that is held out; ``test``, that share
-            (`yamame_envs.split`).
-        split_by: What is held out: ``lakes``, the holes, whatever the actions do; ``lakes_and_actions``, holes and
-            swapped actions together, which is the same unless ``hard``.
-        observable: Whether the present holes are shown as ``hidden`` ``[N, size * size]``; when ``hard``, the true row
-            and column and whether actions are swapped stand behind them.
+        split: Which lakes episodes play: ``all``; ``train``, all but a share that is held out;
+            ``test``, that share (`yamame_envs.split`).
+        split_by: What is held out: ``lakes``, the holes, whatever the actions do;
+            ``lakes_and_actions``, holes and swapped actions together, which is the same unless
+            ``hard``.
+        observable: Whether the present holes are shown as ``hidden`` ``[N, size * size]``; when
+            ``hard``, the true row and column and whether actions are swapped stand behind them.
         seed: Names the tasks of all episodes.
         device: Where all tensors live.
 
@@ -113,7 +116,9 @@ class MetaFrozenLake(BatchedEnv):
             num_envs=num_envs,
             time_limit=num_trials * self._trial_limit,
             action=Categorical(len(MOVES)),
-            observations={"observation": Bounded(0.0, 1.0, shape=(4,), dtype=torch.float32, device=device)},
+            observations={
+                "observation": Bounded(0.0, 1.0, shape=(4,), dtype=torch.float32, device=device)
+            },
             hidden=size * size + (3 if hard else 0) if observable else 0,
             seed=seed,
             device=device,
@@ -125,7 +130,9 @@ class MetaFrozenLake(BatchedEnv):
         size = self._size
         cell = torch.arange(size * size)
         row, column = cell // size, cell % size
-        ends = [(row + i).clamp(0, size - 1) * size + (column + j).clamp(0, size - 1) for i, j in MOVES]
+        ends = [
+            (row + i).clamp(0, size - 1) * size + (column + j).clamp(0, size - 1) for i, j in MOVES
+        ]
         tables = {
             "_targets": torch.stack(ends).flatten(),  # [5 * cells]
             "_places": torch.stack([row, column], -1) / size,
@@ -157,7 +164,9 @@ class MetaFrozenLake(BatchedEnv):
             **cracked,
         }
 
-    def _transition(self, task: Tensors, state: Tensors, action: Tensor) -> tuple[Tensors, Tensor, Tensor]:
+    def _transition(
+        self, task: Tensors, state: Tensors, action: Tensor
+    ) -> tuple[Tensors, Tensor, Tensor]:
         cell, holes = state["cell"], task["holes"]
         if self._hard:
             action = task["effects"].gather(1, action.unsqueeze(-1)).squeeze(-1)
@@ -220,14 +229,19 @@ class MetaFrozenLake(BatchedEnv):
             return task["holes"].to(torch.float32)
         swapped = (task["effects"][:, 1:2] != 1).to(torch.float32)
         return torch.cat(
-            [state["holes"].to(torch.float32), self._places.index_select(0, state["cell"]), swapped], 1
+            [
+                state["holes"].to(torch.float32),
+                self._places.index_select(0, state["cell"]),
+                swapped,
+            ],
+            1,
         )
 
     def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
         """Draws one env: ``[H, W, 3]`` uint8 RGB.
 
-        The agent is a disc, holes are large dark discs, the goal is a bright disc within a ring. Where the
-        agent observes itself elsewhere, a ring shows the place.
+        The agent is a disc, holes are large dark discs, the goal is a bright disc within a ring.
+        Where the agent observes itself elsewhere, a ring shows the place.
         """
         env_state, size = self._env_state, self._size
         walls = np.ones((size + 2, size + 2), bool)
@@ -237,7 +251,9 @@ class MetaFrozenLake(BatchedEnv):
         for hole in holes[env_id].nonzero().squeeze(-1).tolist():
             disc(picture, (hole // size + 1, hole % size + 1), Palette.WALL, 0.42)
         goal(picture, (size, size), 0)
-        observed = (env_state.timestep["observation"][env_id, :2] * size).round().to(torch.int64).tolist()
+        observed = (
+            (env_state.timestep["observation"][env_id, :2] * size).round().to(torch.int64).tolist()
+        )
         agent = int(env_state.state["cell"][env_id])
         if observed != [agent // size, agent % size]:
             ring(picture, (observed[0] + 1, observed[1] + 1), Palette.AGENT, 0.34)
@@ -248,8 +264,8 @@ class MetaFrozenLake(BatchedEnv):
 def draw_lakes(key: Tensor, size: int) -> Tensor:
     """Draws the holes of lakes that can be crossed: ``[R] -> [R, size, size]`` bool.
 
-    Every lake is drawn anew, from a key of its own, until there is a way from corner to corner over neighbours
-    in the four directions.
+    Every lake is drawn anew, from a key of its own, until there is a way from corner to corner over
+    neighbours in the four directions.
     """
     lakes = torch.zeros(len(key), size, size, dtype=torch.bool, device=key.device)
     pending = torch.arange(len(key), device=key.device)
@@ -264,7 +280,9 @@ def draw_lakes(key: Tensor, size: int) -> Tensor:
 
 
 def crossable(holes: Tensor) -> Tensor:
-    """Whether there is a way between the corners (0, 0) and (-1, -1): ``[R, n, n]`` bool ``-> [R]`` bool."""
+    """Whether there is a way between the corners (0, 0) and (-1, -1): ``[R, n, n]`` bool ``-> [R]``
+    bool.
+    """
     free = ~holes
     reached = torch.zeros_like(holes)
     reached[:, 0, 0] = free[:, 0, 0]

@@ -1,7 +1,7 @@
 """Environments whose task is an instruction: an ordered list of goals.
 
-Goals, their completion and their reward are those of `yamame.goals`. Entries written besides those of
-`BatchedEnv`:
+Goals, their completion and their reward are those of `yamame.goals`. Entries written besides those
+of `BatchedEnv`:
 
 =================  ==================  ====================================================================
 ``goal``           ``[N, K, d]``       the instruction as seen now: completed and unused slots are marked
@@ -10,8 +10,8 @@ Goals, their completion and their reward are those of `yamame.goals`. Entries wr
 ``world_hash``     ``[N, 1]`` int64    hash of the task without its instruction, see below; for relabelling
 =================  ==================  ====================================================================
 
-``world_hash`` is written only where instructions are held out, i.e. where they are part of the identity of tasks and
-``split`` is not ``all`` (`yamame_envs.split`).
+``world_hash`` is written only where instructions are held out, i.e. where they are part of the
+identity of tasks and ``split`` is not ``all`` (`yamame_envs.split`).
 """
 
 from abc import abstractmethod
@@ -31,11 +31,13 @@ from yamame_envs.tasks import Tensors
 
 
 class GoalEnv(BatchedEnv):
-    """Base class of environments with instructions: 1 per goal completed in order, success after the last.
+    """Base class of environments with instructions: 1 per goal completed in order, success after
+    the last.
 
-    A subclass implements `_draw_tasks` (with an entry ``instruction`` ``[R, K, d]``), `_begin_world`,
-    `_move`, `_look` and `_achieved`. ``reset`` takes an optional entry ``instruction`` ``[N, K, d]`` that
-    replaces the drawn goals of the envs that reset; `set_instruction` does so for all episodes to come.
+    A subclass implements `_draw_tasks` (with an entry ``instruction`` ``[R, K, d]``),
+    `_begin_world`, `_move`, `_look` and `_achieved`. ``reset`` takes an optional entry
+    ``instruction`` ``[N, K, d]`` that replaces the drawn goals of the envs that reset;
+    `set_instruction` does so for all episodes to come.
 
     Args:
         num_envs: N, at least 1.
@@ -72,7 +74,9 @@ class GoalEnv(BatchedEnv):
         achieved = (achieved_slots, instruction[1])
         entries = {
             **observations,
-            "goal": Bounded(GOAL_COMPLETED, goal_high, shape=instruction, dtype=torch.float32, device=device),
+            "goal": Bounded(
+                GOAL_COMPLETED, goal_high, shape=instruction, dtype=torch.float32, device=device
+            ),
             "achieved": Bounded(0.0, goal_high, shape=achieved, dtype=torch.float32, device=device),
             "achieved_mask": Binary(n=achieved_slots, dtype=torch.bool, device=device),
         }
@@ -99,7 +103,9 @@ class GoalEnv(BatchedEnv):
 
     @property
     def held_out_instructions(self) -> HeldOutInstructions | None:
-        """Tells which instructions are held out from training here; None where the split ignores instructions."""
+        """Tells which instructions are held out from training here; None where the split ignores
+        instructions.
+        """
         if not self._holds_instructions_out:
             return None
         names = self._identity_of(self._draw_tasks(torch.zeros(1, dtype=torch.int64)))
@@ -110,12 +116,16 @@ class GoalEnv(BatchedEnv):
         task = super().tasks_of(task_seed)
         if self._holds_instructions_out:
             names = enumerate(self._identity_of(task))
-            world = [entry_hash(task[name], number) for number, name in names if name != "instruction"]
+            world = [
+                entry_hash(task[name], number) for number, name in names if name != "instruction"
+            ]
             task["world_hash"] = sum(world, torch.zeros_like(task_seed))
         return task
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
-        """As `BatchedEnv.load_state_dict`; a state of an earlier version, without ``world_hash``, is completed."""
+        """As `BatchedEnv.load_state_dict`; a state of an earlier version, without ``world_hash``,
+        is completed.
+        """
         super().load_state_dict(state_dict)
         env_state = self._env_state
         if self._holds_instructions_out and env_state.task:
@@ -131,25 +141,31 @@ class GoalEnv(BatchedEnv):
 
     @abstractmethod
     def _look(self, task: Tensors, state: Tensors) -> Tensors:
-        """What is seen of the world, whose ``state`` holds ``achieved`` too: new tensors ``[R, ...]``."""
+        """What is seen of the world, whose ``state`` holds ``achieved`` too: new tensors
+        ``[R, ...]``.
+        """
 
     @abstractmethod
     def _achieved(self, task: Tensors, state: Tensors) -> tuple[Tensor, Tensor]:
-        """Goals that hold, ``[R, M, d]`` float32, and which slots hold one, ``[R, M]`` bool; new tensors."""
+        """Goals that hold, ``[R, M, d]`` float32, and which slots hold one, ``[R, M]`` bool; new
+        tensors.
+        """
 
     def _check_instruction(self, task: Tensors, begins: Tensor) -> None:
-        """Refuses the instruction of `set_instruction` where a task of a mask ``[N]`` excludes it."""
+        """Refuses the instruction of `set_instruction` where a task of a mask ``[N]`` excludes
+        it.
+        """
 
     def set_instruction(self, text: str | None) -> None:
         """Asks for the same goals in every episode that begins from now on.
 
         Args:
-            text: Goals in their order, separated by spaces; the numbers of a goal are separated by commas, as in
-                ``"3,5 7,1"``. None: goals are drawn again.
+            text: Goals in their order, separated by spaces; the numbers of a goal are separated by
+                commas, as in ``"3,5 7,1"``. None: goals are drawn again.
 
         Raises:
-            ValueError: If this is no instruction of the environment; a goal that only some tasks exclude is
-                refused by the reset that draws such a task.
+            ValueError: If this is no instruction of the environment; a goal that only some tasks
+                exclude is refused by the reset that draws such a task.
         """
         self._asked = None if text is None else self._parse(text)
 
@@ -158,11 +174,15 @@ class GoalEnv(BatchedEnv):
         slots, size = self._instruction_size
         goals = [goal.split(",") for goal in text.replace(", ", ",").split()]
         several = 1 <= len(goals) <= slots
-        require(self.label, "instruction", text, several, f"hold 1..{slots} goals separated by spaces")
+        require(
+            self.label, "instruction", text, several, f"hold 1..{slots} goals separated by spaces"
+        )
         asked = torch.full((slots, size), GOAL_PAD)
         last = int(self._goal_high)
         for slot, goal in enumerate(goals):
-            good = len(goal) == size and all(part.isdecimal() and int(part) <= last for part in goal)
+            good = len(goal) == size and all(
+                part.isdecimal() and int(part) <= last for part in goal
+            )
             form = ",".join("ABCDEFGH"[:size])
             require(
                 self.label,
@@ -189,7 +209,9 @@ class GoalEnv(BatchedEnv):
         progress = {"active": torch.zeros_like(total), "total": total}
         return {**world, **progress, "achieved": achieved, "achieved_mask": mask}
 
-    def _transition(self, task: Tensors, state: Tensors, action: Tensor) -> tuple[Tensors, Tensor, Tensor]:
+    def _transition(
+        self, task: Tensors, state: Tensors, action: Tensor
+    ) -> tuple[Tensors, Tensor, Tensor]:
         world = self._move(task, state, action)
         achieved, mask = self._achieved(task, world)
         active, reward = advance(task["instruction"], state["active"], achieved, mask)
@@ -221,5 +243,7 @@ class GoalEnv(BatchedEnv):
         got = f"{instruction.dtype} {tuple(instruction.shape)}"
         require(self.label, "instruction", got, good, f"be float32 {shape}")
         empty = ((num_goals(instruction) == 0) & begins).nonzero().flatten().tolist()
-        require(self.label, "instruction", f"none in envs {empty}", not empty, "hold at least one goal")
+        require(
+            self.label, "instruction", f"none in envs {empty}", not empty, "hold at least one goal"
+        )
         task["instruction"] = instruction.clone()

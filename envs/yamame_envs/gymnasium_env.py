@@ -36,10 +36,10 @@ def _space(spec: TensorSpec) -> spaces.Space[Any]:
 class GymnasiumEnv(gymnasium.Env[Any, Any]):
     """Plays a batched environment of one env.
 
-    The observation is a dict with ``observation`` and, where there is one, the instruction ``goal``; without
-    goals it is the array alone. The info holds ``success`` and the goals that hold (``achieved``,
-    ``achieved_mask``). A seed given to ``reset`` starts the sequence of tasks that it names;
-    ``options={"task_seed": n}`` plays one task.
+    The observation is a dict with ``observation`` and, where there is one, the instruction
+    ``goal``; without goals it is the array alone. The info holds ``success`` and the goals that
+    hold (``achieved``, ``achieved_mask``). A seed given to ``reset`` starts the sequence of tasks
+    that it names; ``options={"task_seed": n}`` plays one task.
 
     Args:
         env: A batched environment with ``num_envs=1``.
@@ -57,7 +57,9 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         self.batched = env
         self.render_mode = render_mode
         entries = {
-            name: _space(env.observation_spec[name]) for name in _OBSERVED if name in env.observation_spec
+            name: _space(env.observation_spec[name])
+            for name in _OBSERVED
+            if name in env.observation_spec
         }
         self._is_dict = len(entries) > 1
         self.observation_space = spaces.Dict(entries) if self._is_dict else entries["observation"]
@@ -72,14 +74,18 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
             self.batched.set_seed(seed)
         request = TensorDict({}, [1], device=self.batched.device)
         if options is not None and "task_seed" in options:
-            request["task_seed"] = torch.tensor([[options["task_seed"]]], device=self.batched.device)
+            request["task_seed"] = torch.tensor(
+                [[options["task_seed"]]], device=self.batched.device
+            )
         return self._seen(self.batched.reset(request))
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Plays one step."""
         spec = self.batched.action_spec
         batch = torch.as_tensor(np.asarray(action)).to(spec.device, spec.dtype).view(spec.shape)
-        played = self.batched.step(TensorDict({"action": batch}, [1], device=self.batched.device))["next"]
+        played = self.batched.step(TensorDict({"action": batch}, [1], device=self.batched.device))[
+            "next"
+        ]
         observation, info = self._seen(played)
         return (
             observation,

@@ -1,15 +1,17 @@
-"""Random mazes, drawn in batches: the "aisle" generator and the tables that make walking in them cheap.
+"""Random mazes, drawn in batches: the "aisle" generator and the tables that make walking in them
+cheap.
 
-The generator starts from an empty room with a border and grows walls. It repeats ``num_walks`` times: make a
-uniformly drawn cell with even coordinates a wall, then try ``num_tries`` times to extend the wall from there:
-choose one of the existing cells two away, and if it is free, make it and the cell between walls and go on
-from it; if not, stay. Most tries fail, and failing changes nothing but the number of tries left. So only the
-successful tries are simulated: how many tries pass until one succeeds is geometrically distributed, and its
-direction is uniform over the free ones. The distribution over mazes is the same; the loop has one turn per
-wall segment instead of one per try.
+The generator starts from an empty room with a border and grows walls. It repeats ``num_walks``
+times: make a uniformly drawn cell with even coordinates a wall, then try ``num_tries`` times to
+extend the wall from there: choose one of the existing cells two away, and if it is free, make it
+and the cell between walls and go on from it; if not, stay. Most tries fail, and failing changes
+nothing but the number of tries left. So only the successful tries are simulated: how many tries
+pass until one succeeds is geometrically distributed, and its direction is uniform over the free
+ones. The distribution over mazes is the same; the loop has one turn per wall segment instead of one
+per try.
 
-Source of the rules: the aisle generator of mazelab with its complexity and density, as used for the mazes of
-AMAGO (arXiv 2310.09971, appendix).
+Source of the rules: the aisle generator of mazelab with its complexity and density, as used for the
+mazes of AMAGO (arXiv 2310.09971, appendix).
 """
 
 from dataclasses import dataclass
@@ -26,15 +28,21 @@ DIRECTIONS = ((0, -1), (-1, 0), (0, 1), (1, 0))
 
 @dataclass(frozen=True)
 class _Lattice:
-    """Tables over the C cells with even coordinates; index C is "nowhere" and has no free neighbour."""
+    """Tables over the C cells with even coordinates; index C is "nowhere" and has no free
+    neighbour.
+    """
 
     num_nodes: int
     cell: Tensor  # [C + 1], the cell of the maze that a node is
     around: Tensor  # [C + 1, 4], the cells two away; nowhere if outside
     node_across: Tensor  # [(C + 1) * 4], the node two away
     cell_between: Tensor  # [(C + 1) * 4], the cell passed on the way
-    chances: Tensor  # [(C + 1) * 16], which row of `waits` a node with a set of free neighbours uses
-    waits: Tensor  # flattened; row q holds q + P(at most w tries until one succeeds), w = 1..num_tries
+    chances: (
+        Tensor  # [(C + 1) * 16], which row of `waits` a node with a set of free neighbours uses
+    )
+    waits: (
+        Tensor  # flattened; row q holds q + P(at most w tries until one succeeds), w = 1..num_tries
+    )
     choice: Tensor  # [16 * 12], a direction of the set by a number in 0..11
 
 
@@ -55,16 +63,22 @@ def _lattice(size: int, num_tries: int, device: torch.device) -> _Lattice:
             around.append((2 * i + 2 * di) * size + 2 * j + 2 * dj if exists else nowhere)
             across.append(nodes.get((i + di, j + dj), len(nodes)))
             between.append((2 * i + di) * size + 2 * j + dj if exists else nowhere)
-        chances += [odds.index((min(len(_free_in(code)), sum(inside)), sum(inside))) for code in range(16)]
+        chances += [
+            odds.index((min(len(_free_in(code)), sum(inside)), sum(inside))) for code in range(16)
+        ]
     cell.append(nowhere)
     around += [nowhere] * 4
     across += [len(nodes)] * 4
     between += [nowhere] * 4
     chances += [odds.index((0, 4))] * 16
     tries = range(1, num_tries + 1)
-    waits = [q + 1.0 - (1.0 - free / all_) ** w for q, (free, all_) in enumerate(odds) for w in tries]
+    waits = [
+        q + 1.0 - (1.0 - free / all_) ** w for q, (free, all_) in enumerate(odds) for w in tries
+    ]
     choice = [
-        _free_in(code)[n * len(_free_in(code)) // 12] if code else 0 for code in range(16) for n in range(12)
+        _free_in(code)[n * len(_free_in(code)) // 12] if code else 0
+        for code in range(16)
+        for n in range(12)
     ]
 
     def table(values: list[int]) -> Tensor:
@@ -103,7 +117,9 @@ def grow_walls(key: Tensor, size: int, *, num_walks: int, num_tries: int) -> Ten
     free = torch.ones(len(key), size, size, dtype=torch.uint8, device=key.device)
     free[:, [0, -1]] = 0
     free[:, :, [0, -1]] = 0
-    free = torch.cat([free.flatten(1), torch.zeros_like(free[:, :1, 0])], 1)  # the last cell is nowhere
+    free = torch.cat(
+        [free.flatten(1), torch.zeros_like(free[:, :1, 0])], 1
+    )  # the last cell is nowhere
     weights = torch.tensor([1, 2, 4, 8], dtype=torch.uint8, device=key.device)
     node = torch.full_like(key, lattice.num_nodes)
     tries = torch.zeros_like(key)
@@ -111,7 +127,10 @@ def grow_walls(key: Tensor, size: int, *, num_walks: int, num_tries: int) -> Ten
     for turn in range(turns):
         code = (free.gather(1, lattice.around[node]) * weights).sum(1)
         chance = lattice.chances[node * 16 + code]
-        passed = torch.bucketize(chance + wait_draw[turn], lattice.waits, right=True) - chance * num_tries
+        passed = (
+            torch.bucketize(chance + wait_draw[turn], lattice.waits, right=True)
+            - chance * num_tries
+        )
         tries = tries + passed + 1
         ends = tries > num_tries
         walks_left = walks_left - ends.to(torch.int64)
@@ -150,8 +169,8 @@ def sight(walls: Tensor) -> Tensor:
         walls: ``[R, n, n]`` bool with a closed border.
 
     Returns:
-        ``[R, n, n, 4]`` int16: free cells from the next one to the first wall, to the west, north, east and
-        south; 0 in walls.
+        ``[R, n, n, 4]`` int16: free cells from the next one to the first wall, to the west, north,
+        east and south; 0 in walls.
     """
     counts = torch.empty(*walls.shape, 4, dtype=torch.int16, device=walls.device)
     for direction, dim in enumerate((2, 1)):

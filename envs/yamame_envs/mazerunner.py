@@ -25,36 +25,41 @@ _DENSITY = 0.75
 
 
 class MazeRunner(GoalEnv):
-    """A new maze and new goals in every episode; the agent sees as far as the walls in four directions.
+    """A new maze and new goals in every episode; the agent sees as far as the walls in four
+    directions.
 
-    Actions: 0 west, 1 north, 2 east, 3 south, 4 stay; a wall stops a move. Observation ``[N, 6]`` float32:
-    row and column of the agent, then the numbers of free cells in sight to the west, north, east and south,
-    all divided by ``size``; ``[N, 4]`` without ``position``. The agent starts at the bottom. Goals are cells
-    (row, column), not divided, drawn without replacement from the free cells; each pays 1 when it is reached in its
-    turn. The episode ends with the last goal or at the time limit.
+    Actions: 0 west, 1 north, 2 east, 3 south, 4 stay; a wall stops a move. Observation ``[N, 6]``
+    float32: row and column of the agent, then the numbers of free cells in sight to the west,
+    north, east and south, all divided by ``size``; ``[N, 4]`` without ``position``. The agent
+    starts at the bottom. Goals are cells (row, column), not divided, drawn without replacement from
+    the free cells; each pays 1 when it is reached in its turn. The episode ends with the last goal
+    or at the time limit.
 
     Args:
         num_envs: Mazes played at the same time.
         size: Cells along a side with the border; odd, at least 5.
         num_goals: Goals of an instruction (K) at most.
-        min_goals: Goals of an instruction at least; every number up to ``num_goals`` is equally likely.
-            ``None``: always ``num_goals``.
+        min_goals: Goals of an instruction at least; every number up to ``num_goals`` is equally
+            likely. ``None``: always ``num_goals``.
         time_limit: Steps of an episode at most.
         randomize_actions: Whether what the five actions do is permuted anew in every episode.
-        split: Which mazes episodes play: ``all``; ``train``, all but a share that is held out; ``test``, that share
-            (`yamame_envs.split`).
-        split_by: What is held out: ``walls``, mazes, whatever their goals and actions; ``walls_and_goals``, pairs of a
-            maze and an instruction, so that evaluation asks for new goals in mazes that training may know. With
-            permuted actions these are triples, and training may meet the same goals in the same maze with other
-            actions. Relabelling must then reject held-out instructions (`held_out_instructions`).
+        split: Which mazes episodes play: ``all``; ``train``, all but a share that is held out;
+            ``test``, that share (`yamame_envs.split`).
+        split_by: What is held out: ``walls``, mazes, whatever their goals and actions;
+            ``walls_and_goals``, pairs of a maze and an instruction, so that evaluation asks for new
+            goals in mazes that training may know. With permuted actions these are triples, and
+            training may meet the same goals in the same maze with other actions. Relabelling must
+            then reject held-out instructions (`held_out_instructions`).
         position: Whether row and column of the agent are part of the observation.
-        observable: Whether the map, 1 for a wall, is shown as ``hidden`` ``[N, size * size]``, followed by permuted
-            actions as one-hots, 25 more, and without ``position`` by row and column divided by ``size``, 2 more.
+        observable: Whether the map, 1 for a wall, is shown as ``hidden`` ``[N, size * size]``,
+            followed by permuted actions as one-hots, 25 more, and without ``position`` by row and
+            column divided by ``size``, 2 more.
         seed: Names the tasks of all episodes.
         device: Where all tensors live.
 
     Raises:
-        ValueError: If a number is out of its range, or the smallest room of such a maze holds fewer goals.
+        ValueError: If a number is out of its range, or the smallest room of such a maze holds fewer
+            goals.
 
     >>> env = MazeRunner(num_envs=2, size=9, num_goals=2)
     >>> env.rollout(3)["goal"].shape
@@ -63,7 +68,9 @@ class MazeRunner(GoalEnv):
 
     _identities: ClassVar = {
         "walls": Identity(("walls",), "new mazes"),
-        "walls_and_goals": Identity(("walls", "instruction", "actions"), "new goals in known mazes"),
+        "walls_and_goals": Identity(
+            ("walls", "instruction", "actions"), "new goals in known mazes"
+        ),
     }
     _side: Tensor
     _offsets: Tensor
@@ -100,7 +107,9 @@ class MazeRunner(GoalEnv):
             time_limit=time_limit,
             action=Categorical(5),
             observations={
-                "observation": Bounded(0.0, 1.0, shape=(num_seen,), dtype=torch.float32, device=device)
+                "observation": Bounded(
+                    0.0, 1.0, shape=(num_seen,), dtype=torch.float32, device=device
+                )
             },
             instruction=(num_goals, 2),
             achieved_slots=1,
@@ -115,13 +124,23 @@ class MazeRunner(GoalEnv):
     @classmethod
     def _check_settings(cls, size: int, num_goals: int, min_goals: int | None) -> None:
         require(cls.__name__, "size", size, size >= 5 and size % 2 == 1, "be odd and at least 5")
-        room = 2 if size == 5 else 4 * (size - 2) - 7  # free cells around every start, the start left out
+        room = (
+            2 if size == 5 else 4 * (size - 2) - 7
+        )  # free cells around every start, the start left out
         require(
-            cls.__name__, "num_goals", num_goals, 1 <= num_goals <= room, f"be in 1..{room} at size {size}"
+            cls.__name__,
+            "num_goals",
+            num_goals,
+            1 <= num_goals <= room,
+            f"be in 1..{room} at size {size}",
         )
         if min_goals is not None:
             require(
-                cls.__name__, "min_goals", min_goals, 1 <= min_goals <= num_goals, f"be in 1..{num_goals}"
+                cls.__name__,
+                "min_goals",
+                min_goals,
+                1 <= min_goals <= num_goals,
+                f"be in 1..{num_goals}",
             )
 
     def _add_tables(self) -> None:
@@ -177,7 +196,9 @@ class MazeRunner(GoalEnv):
             env_id, slot = blocked.nonzero()[0].tolist()
             free = self._cells[~task["walls"][env_id]]
             near = free[(free - cells[env_id, slot]).abs().sum(-1).argsort(stable=True)[:3]]
-            wall, *others = (f"{int(i)},{int(j)}" for i, j in [cells[env_id, slot].tolist(), *near.tolist()])
+            wall, *others = (
+                f"{int(i)},{int(j)}" for i, j in [cells[env_id, slot].tolist(), *near.tolist()]
+            )
             condition = f"name cells without a wall in this maze (near it {' '.join(others)})"
             require(self.label, "instruction", wall, False, condition)
 
@@ -216,8 +237,8 @@ class MazeRunner(GoalEnv):
     def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
         """Draws one env: ``[H, W, 3]`` uint8 RGB.
 
-        The agent is a disc, the active goal a bright disc within a ring, future goals are rings that fade
-        with their rank, completed goals are small dots.
+        The agent is a disc, the active goal a bright disc within a ring, future goals are rings
+        that fade with their rank, completed goals are small dots.
         """
         env_state = self._env_state
         walls = env_state.task["walls"][env_id].view(self._size, self._size).cpu().numpy()

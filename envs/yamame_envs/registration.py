@@ -1,4 +1,6 @@
-"""Registration with Gymnasium, by strings only: nothing heavy is imported before an environment is made."""
+"""Registration with Gymnasium, by strings only: nothing heavy is imported before an environment is
+made.
+"""
 
 _MAKER = "yamame_envs.gymnasium_env:make_single"
 _TARGETS = {

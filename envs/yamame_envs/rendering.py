@@ -1,4 +1,6 @@
-"""Small painting helpers: pictures of grids, ``[H, W, 3]`` uint8 RGB, with smooth shapes in their cells."""
+"""Small painting helpers: pictures of grids, ``[H, W, 3]`` uint8 RGB, with smooth shapes in their
+cells.
+"""
 
 from typing import Final
 
@@ -62,16 +64,24 @@ def disc(picture: Picture, cell: tuple[int, int], color: Color, radius: float) -
     _blend(_window(picture, cell), color, np.clip(radius * CELL - _distance() + 0.5, 0, 1))
 
 
-def ring(picture: Picture, cell: tuple[int, int], color: Color, radius: float, opacity: float = 1.0) -> None:
-    """Paints a ring two pixels wide into a cell, in place; ``radius`` in cells, ``opacity`` in [0, 1]."""
-    _blend(_window(picture, cell), color, opacity * np.clip(1.5 - np.abs(radius * CELL - _distance()), 0, 1))
+def ring(
+    picture: Picture, cell: tuple[int, int], color: Color, radius: float, opacity: float = 1.0
+) -> None:
+    """Paints a ring two pixels wide into a cell, in place; ``radius`` in cells, ``opacity`` in [0,
+    1].
+    """
+    _blend(
+        _window(picture, cell),
+        color,
+        opacity * np.clip(1.5 - np.abs(radius * CELL - _distance()), 0, 1),
+    )
 
 
 def goal(picture: Picture, cell: tuple[int, int], rank: int) -> None:
     """Paints a goal into a cell, in place.
 
-    The active goal (``rank`` 0) is a bright disc within a ring, future goals (1, 2, ...) are rings that fade
-    with their rank, completed goals (below 0) are small dots.
+    The active goal (``rank`` 0) is a bright disc within a ring, future goals (1, 2, ...) are rings
+    that fade with their rank, completed goals (below 0) are small dots.
     """
     if rank < 0:
         disc(picture, cell, Palette.COMPLETED, 0.18)

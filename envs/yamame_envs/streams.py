@@ -1,10 +1,10 @@
 """Counter-based random numbers: pure functions of a key, without any generator state.
 
-A key is an int64 tensor of any shape; every element names an independent stream. The same key gives the same
-numbers on every device and in a batch of any size, so a task is fully described by the key that drew it. The
-hash is the finaliser of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-2014): wrapping 64-bit products and logical shifts only, no transcendental function that could differ between
-devices.
+A key is an int64 tensor of any shape; every element names an independent stream. The same key gives
+the same numbers on every device and in a batch of any size, so a task is fully described by the key
+that drew it. The hash is the finaliser of splitmix64 (Steele, Lea and Flood, "Fast splittable
+pseudorandom number generators", 2014): wrapping 64-bit products and logical shifts only, no
+transcendental function that could differ between devices.
 
 >>> key = fold(torch.tensor([3, 4]), 0)
 >>> torch.equal(uniform(key, 2)[1], uniform(key[1], 2))
@@ -21,7 +21,9 @@ _DRAW = 0x6A09E667F3BCC909  # separates the numbers drawn from a key from the ke
 
 
 def _mixed(x: Tensor, shift: int) -> Tensor:
-    return x ^ ((x >> shift) & ((1 << (64 - shift)) - 1))  # >> is arithmetic: clear the sign's copies
+    return x ^ (
+        (x >> shift) & ((1 << (64 - shift)) - 1)
+    )  # >> is arithmetic: clear the sign's copies
 
 
 def _hash(x: Tensor) -> Tensor:
@@ -33,7 +35,8 @@ def fold(key: Tensor, *data: int | Tensor) -> Tensor:
 
     Args:
         key: ``[*]`` int64.
-        data: Integers or int64 tensors that broadcast against ``key``, folded in one after the other.
+        data: Integers or int64 tensors that broadcast against ``key``, folded in one after the
+            other.
 
     Returns:
         int64 keys of the broadcast shape; different data give unrelated keys.
@@ -79,7 +82,8 @@ def subset(key: Tensor, allowed: Tensor, size: int) -> Tensor:
 
     Args:
         key: ``[*]`` int64.
-        allowed: ``[*, n]`` bool with at least ``size`` True entries per key, from which indices are drawn.
+        allowed: ``[*, n]`` bool with at least ``size`` True entries per key, from which indices are
+            drawn.
         size: Indices per key.
 
     Returns:

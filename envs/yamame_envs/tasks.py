@@ -1,10 +1,11 @@
 """The tasks of coming episodes, drawn ahead in large batches.
 
-Drawing one task costs nearly as much as drawing hundreds at once. A task is a pure function of its seed, and
-the seed of an env's e-th episode is known in advance, so tasks are drawn for all envs at the same time and
-handed out as episodes begin. How far ahead they are drawn changes no task.
+Drawing one task costs nearly as much as drawing hundreds at once. A task is a pure function of its
+seed, and the seed of an env's e-th episode is known in advance, so tasks are drawn for all envs at
+the same time and handed out as episodes begin. How far ahead they are drawn changes no task.
 
-They are drawn on the CPU, where a loop that ends by the data waits for nobody, and copied to where the envs are.
+They are drawn on the CPU, where a loop that ends by the data waits for nobody, and copied to where
+the envs are.
 """
 
 from collections.abc import Callable
@@ -28,8 +29,8 @@ class TaskQueue:
         num_envs: Envs of the environment (N).
 
     Attributes:
-        tasks: ``[N * depth, ...]``, a ring of slots per env: ``task_seed``, what was drawn, and ``number``, which
-            episode of its env it is.
+        tasks: ``[N * depth, ...]``, a ring of slots per env: ``task_seed``, what was drawn, and
+            ``number``, which episode of its env it is.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -44,7 +45,8 @@ class TaskQueue:
         self._until, self.tasks = None, {}
 
     def lacks(self, begins: Tensor, episodes: Tensor) -> bool:
-        """Whether an env of a mask ``[N]`` begins an episode, of the numbers ``[N]``, of which there is no task.
+        """Whether an env of a mask ``[N]`` begins an episode, of the numbers ``[N]``, of which
+        there is no task.
 
         Both are on the CPU.
         """
@@ -55,18 +57,29 @@ class TaskQueue:
 
         An episode that is not drawn gets a task of another ``number``.
         """
-        slot = torch.arange(len(episodes), device=episodes.device) * self._depth + episodes % self._depth
+        slot = (
+            torch.arange(len(episodes), device=episodes.device) * self._depth
+            + episodes % self._depth
+        )
         return {name: value.index_select(0, slot) for name, value in self.tasks.items()}
 
     def reserve(
-        self, num: int, streams: Tensor, episodes: Tensor, draw: Draw, device: torch.device | str = "cpu"
+        self,
+        num: int,
+        streams: Tensor,
+        episodes: Tensor,
+        draw: Draw,
+        device: torch.device | str = "cpu",
     ) -> int:
-        """Sees to it that so many episodes of every env are drawn; returns of how many there are tasks.
+        """Sees to it that so many episodes of every env are drawn; returns of how many there are
+        tasks.
 
         Args:
             num: At least 1.
-            streams: ``[N]`` int64, the key of each env; its e-th task has the seed ``fold(key, e)``. On the CPU.
-            episodes: ``[N]`` int64, the number of each env's next episode; it never decreases. On the CPU.
+            streams: ``[N]`` int64, the key of each env; its e-th task has the seed
+                ``fold(key, e)``. On the CPU.
+            episodes: ``[N]`` int64, the number of each env's next episode; it never decreases. On
+                the CPU.
             draw: Draws tasks from seeds ``[R]`` on the CPU.
             device: Where tasks are kept.
         """
@@ -103,6 +116,8 @@ def sent(value: Tensor, device: torch.device) -> Tensor:
 
 
 def one_hots(index: Tensor, size: int) -> Tensor:
-    """Indices ``[N]`` or ``[N, K]`` as one-hots ``[N, K * size]`` float32; can be captured, unlike torch's."""
+    """Indices ``[N]`` or ``[N, K]`` as one-hots ``[N, K * size]`` float32; can be captured, unlike
+    torch's.
+    """
     places = torch.arange(size, device=index.device)
     return (index.unsqueeze(-1) == places).to(torch.float32).reshape(len(index), -1)

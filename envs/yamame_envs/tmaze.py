@@ -1,7 +1,7 @@
 """T-Mazes: remember a sign until the end of a corridor.
 
-Source: Ni et al., "When do transformers shine in RL?", arXiv 2307.03864; the rewards as in AMAGO, arXiv
-2310.09971.
+Source: Ni et al., "When do transformers shine in RL?", arXiv 2307.03864; the rewards as in AMAGO,
+arXiv 2310.09971.
 """
 
 from typing import ClassVar
@@ -22,13 +22,14 @@ _COLUMNS_SHOWN = 41
 
 
 class _TMaze(BatchedEnv):
-    """The sign is at x = 0, the start ``_START`` cells behind it, the junction ``length`` cells behind that.
+    """The sign is at x = 0, the start ``_START`` cells behind it, the junction ``length`` cells
+    behind that.
 
     Of several lengths every task has one.
 
-    The sign is seen at the first visit of x = 0. There is time to go to it, back and on to the junction, and
-    for one step more. Every step in which it could still be fetched in time, the first ``_START`` ones, is
-    free.
+    The sign is seen at the first visit of x = 0. There is time to go to it, back and on to the
+    junction, and for one step more. Every step in which it could still be fetched in time, the
+    first ``_START`` ones, is free.
     """
 
     _START: ClassVar[int]
@@ -54,7 +55,9 @@ class _TMaze(BatchedEnv):
             num_envs=num_envs,
             time_limit=self._junction + self._START + 1,
             action=Categorical(4),
-            observations={"observation": Bounded(-1.0, 1.0, shape=(2,), dtype=torch.float32, device=device)},
+            observations={
+                "observation": Bounded(-1.0, 1.0, shape=(2,), dtype=torch.float32, device=device)
+            },
             hidden=1 if observable else 0,
             seed=seed,
             device=device,
@@ -81,7 +84,9 @@ class _TMaze(BatchedEnv):
         # Whether x = 0 was not visited at any earlier timestep.
         return {"place": place, "unread": torch.ones_like(side, dtype=torch.bool)}
 
-    def _transition(self, task: Tensors, state: Tensors, action: Tensor) -> tuple[Tensors, Tensor, Tensor]:
+    def _transition(
+        self, task: Tensors, state: Tensors, action: Tensor
+    ) -> tuple[Tensors, Tensor, Tensor]:
         place, step = state["place"], state["step_index"]
         junction = task.get("junction", self._junction)
         last = step + 1 == self._limit(task)
@@ -94,7 +99,11 @@ class _TMaze(BatchedEnv):
         free = (action == 0).unsqueeze(-1) | last
         if self._START > 0:
             free |= step < self._START
-        return {"place": place, "unread": unread}, success + torch.where(free, 0.0, self._penalty), success
+        return (
+            {"place": place, "unread": unread},
+            success + torch.where(free, 0.0, self._penalty),
+            success,
+        )
 
     def _observe(self, task: Tensors, state: Tensors) -> Tensors:
         x, y = state["place"].unbind(-1)
@@ -108,13 +117,17 @@ class _TMaze(BatchedEnv):
     def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
         """Draws one env: ``[H, W, 3]`` uint8 RGB; of a long corridor, the part around the agent.
 
-        The agent is a disc, the goal a bright disc within a ring. Until the sign is seen, its cell is lit
-        unless the agent starts there; while it is seen, the cell that it points to is lit.
+        The agent is a disc, the goal a bright disc within a ring. Until the sign is seen, its cell
+        is lit unless the agent starts there; while it is seen, the cell that it points to is lit.
         """
         env_state = self._env_state
         x, y = env_state.state["place"][env_id].tolist()
         side = int(env_state.task["side"][env_id])
-        end = int(env_state.task["junction"][env_id]) if "junction" in env_state.task else self._junction
+        end = (
+            int(env_state.task["junction"][env_id])
+            if "junction" in env_state.task
+            else self._junction
+        )
         columns = min(end + 1, _COLUMNS_SHOWN)
         left = min(max(x - columns // 2, 0), end + 1 - columns)
         walls = np.ones((5, columns + 2), bool)
@@ -135,19 +148,21 @@ class _TMaze(BatchedEnv):
 
 
 class PassiveTMaze(_TMaze):
-    """A corridor with a junction at its end; a sign at the first step tells which way to turn there.
+    """A corridor with a junction at its end; a sign at the first step tells which way to turn
+    there.
 
-    Cells are x = 0..``length`` with y = 0, and y = 1 or -1 at x = ``length``. Actions: 0 right, 1 up (y+1),
-    2 left, 3 down (y-1); a move to where there is no cell does nothing. Observation ``[N, 2]`` float32:
-    (0, side) at the first step, (0, 0) in the corridor, (1, y) at x = ``length``. An episode has exactly
-    ``length + 1`` steps. The last one pays 1 if y is then the side of the goal, which is success; every
-    earlier one pays ``penalty`` unless its action is "right". So the best return is 1, and walking well
-    without memory earns 0.5.
+    Cells are x = 0..``length`` with y = 0, and y = 1 or -1 at x = ``length``. Actions: 0 right, 1
+    up (y+1), 2 left, 3 down (y-1); a move to where there is no cell does nothing. Observation
+    ``[N, 2]`` float32: (0, side) at the first step, (0, 0) in the corridor, (1, y) at x =
+    ``length``. An episode has exactly ``length + 1`` steps. The last one pays 1 if y is then the
+    side of the goal, which is success; every earlier one pays ``penalty`` unless its action is
+    "right". So the best return is 1, and walking well without memory earns 0.5.
 
     Args:
         num_envs: Corridors played at the same time.
         length: Steps from the start to the junction, at least 1; of several, every episode has one.
-        penalty: Reward of an action other than "right" before the last step. ``None``: -1 / ``length``, the longest.
+        penalty: Reward of an action other than "right" before the last step. ``None``: -1 /
+            ``length``, the longest.
         observable: Whether the side is shown at every step, as ``hidden`` ``[N, 1]``.
         seed: Names the tasks of all episodes.
         device: Where all tensors live.
@@ -164,22 +179,24 @@ class PassiveTMaze(_TMaze):
 
 
 class ActiveTMaze(_TMaze):
-    """A corridor with a junction at its end; the sign that tells which way to turn must be fetched first.
+    """A corridor with a junction at its end; the sign that tells which way to turn must be fetched
+    first.
 
-    Cells are x = 0..``length + 1`` with y = 0, and y = 1 or -1 at the junction x = ``length + 1``. The agent
-    starts at x = 1, the sign is at x = 0 and is seen at the first visit only. Actions: 0 right, 1 up (y+1),
-    2 left, 3 down (y-1); a move to where there is no cell does nothing. Observation ``[N, 2]`` float32:
-    (0, side) at the first visit of x = 0, else (0, 0) in the corridor, (1, y) at the junction's x. An episode
-    has exactly ``length + 3`` steps: to the sign, to the junction, and one to turn. The last one pays 1 if y
-    is then the side of the goal, which is success; the first one is free; every other pays ``penalty`` unless
-    its action is "right". So the best return is 1, and whoever does not fetch the sign in the first step, and
-    walks well, earns 0.5: a later visit leaves no time to turn.
+    Cells are x = 0..``length + 1`` with y = 0, and y = 1 or -1 at the junction x = ``length + 1``.
+    The agent starts at x = 1, the sign is at x = 0 and is seen at the first visit only. Actions: 0
+    right, 1 up (y+1), 2 left, 3 down (y-1); a move to where there is no cell does nothing.
+    Observation ``[N, 2]`` float32: (0, side) at the first visit of x = 0, else (0, 0) in the
+    corridor, (1, y) at the junction's x. An episode has exactly ``length + 3`` steps: to the sign,
+    to the junction, and one to turn. The last one pays 1 if y is then the side of the goal, which
+    is success; the first one is free; every other pays ``penalty`` unless its action is "right". So
+    the best return is 1, and whoever does not fetch the sign in the first step, and walks well,
+    earns 0.5: a later visit leaves no time to turn.
 
     Args:
         num_envs: Corridors played at the same time.
         length: Steps from the start to the junction, at least 1; of several, every episode has one.
-        penalty: Reward of an action other than "right" between the first and the last step. ``None``:
-            -1 / ``length``, the longest.
+        penalty: Reward of an action other than "right" between the first and the last step.
+            ``None``: -1 / ``length``, the longest.
         observable: Whether the side is shown at every step, as ``hidden`` ``[N, 1]``.
         seed: Names the tasks of all episodes.
         device: Where all tensors live.

@@ -1,9 +1,10 @@
-"""Several trials at the same task as one episode: the meta-RL problem of RL^2 (Duan et al., arXiv 1611.02779).
+"""Several trials at the same task as one episode: the meta-RL problem of RL^2 (Duan et al., arXiv
+1611.02779).
 
-Task seeds, the context entries, the fused step and resets are those of `yamame_envs.context`. Everything the
-inner environment observes is passed on, except the context entries, which are this wrapper's own, and
-``achieved`` and ``achieved_mask``: the instruction ``goal`` starts afresh with every trial, and hindsight
-relabelling across trials is not defined.
+Task seeds, the context entries, the fused step and resets are those of `yamame_envs.context`.
+Everything the inner environment observes is passed on, except the context entries, which are this
+wrapper's own, and ``achieved`` and ``achieved_mask``: the instruction ``goal`` starts afresh with
+every trial, and hindsight relabelling across trials is not defined.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,34 +35,37 @@ _NOT_PASSED = frozenset({*CONTEXT, *DONE, *RELABELLING, "success"})
 class RepeatedTrials(ContextEnv):
     """Plays ``num_trials`` episodes of another environment, all of one task, as one episode.
 
-    When a trial ends and the episode does not, the next one begins within the same step: the timestep shown is
-    its first, with ``trial_start`` set, and with the executed action and the reward that ended the old trial in
-    ``prev_action`` and ``prev_reward``. Memory is kept: ``is_init`` is set only where the episode begins. An
-    episode is terminated, never truncated, at the end of its last trial or at the horizon, and shows the last
-    timestep of the trial there. ``time`` and ``step_index`` count the steps of the whole episode.
+    When a trial ends and the episode does not, the next one begins within the same step: the
+    timestep shown is its first, with ``trial_start`` set, and with the executed action and the
+    reward that ended the old trial in ``prev_action`` and ``prev_reward``. Memory is kept:
+    ``is_init`` is set only where the episode begins. An episode is terminated, never truncated, at
+    the end of its last trial or at the horizon, and shows the last timestep of the trial there.
+    ``time`` and ``step_index`` count the steps of the whole episode.
 
-    ``success`` is shown at the last timestep only: whether the last trial that was completed had a success.
-    Where the inner environment shows ``aborted`` ``[N, 1]`` (it failed), the episode is truncated there.
+    ``success`` is shown at the last timestep only: whether the last trial that was completed had a
+    success. Where the inner environment shows ``aborted`` ``[N, 1]`` (it failed), the episode is
+    truncated there.
 
-    The inner environment belongs to the wrapper from then on. Every `ContextEnv` will do. Of any other `EnvBase` is
-    asked: one batch dimension; an ``action`` that `yamame.actions.ActionEncoding` takes; one number as ``reward``; a
-    reset that takes ``_reset`` and ``task_seed`` ``[N, 1]`` int64 and begins the task of that seed in the envs of
-    ``_reset`` (whatever it returns of the others is not read); and, to be resumed exactly, a ``state_dict`` of all it
-    remembers. Randomness that the task seed determines, as in every environment of this package, is the same in all
-    trials of an episode.
+    The inner environment belongs to the wrapper from then on. Every `ContextEnv` will do. Of any
+    other `EnvBase` is asked: one batch dimension; an ``action`` that
+    `yamame.actions.ActionEncoding` takes; one number as ``reward``; a reset that takes ``_reset``
+    and ``task_seed`` ``[N, 1]`` int64 and begins the task of that seed in the envs of ``_reset``
+    (whatever it returns of the others is not read); and, to be resumed exactly, a ``state_dict`` of
+    all it remembers. Randomness that the task seed determines, as in every environment of this
+    package, is the same in all trials of an episode.
 
     Args:
         env: The environment whose episodes are the trials.
         num_trials: Trials of an episode; None for as many as the horizon allows.
-        horizon: Steps after which an episode is over, in the middle of a trial too; None for ``num_trials``
-            times the time limit of ``env``.
-        num_warmup: Trials at the start of an episode whose reward is 0; ``prev_reward`` shows the true one, as
-            in AMAGO-2 (arXiv 2411.11188).
+        horizon: Steps after which an episode is over, in the middle of a trial too; None for
+            ``num_trials`` times the time limit of ``env``.
+        num_warmup: Trials at the start of an episode whose reward is 0; ``prev_reward`` shows the
+            true one, as in AMAGO-2 (arXiv 2411.11188).
         seed: Names the tasks of all episodes.
 
     Raises:
-        ValueError: If a number is out of its range, neither ``num_trials`` nor a horizon is known, or ``env``
-            cannot be used (a `TransformedEnv` keeps the task seed from what it wraps).
+        ValueError: If a number is out of its range, neither ``num_trials`` nor a horizon is known,
+            or ``env`` cannot be used (a `TransformedEnv` keeps the task seed from what it wraps).
 
     >>> from yamame_envs.tmaze import PassiveTMaze
     >>> env = RepeatedTrials(PassiveTMaze(num_envs=2, length=3), num_trials=2)
@@ -83,8 +87,11 @@ class RepeatedTrials(ContextEnv):
         self._num_trials = num_trials
         self._num_warmup = num_warmup
         self._tells_success = "success" in env.observation_spec.keys()
-        self._overrides = env._overrides if isinstance(env, BatchedEnv) else ()  # hold for all trials
-        # Where nothing but seeds decides which task is next, the inner environment counts episodes as this one does.
+        self._overrides = (
+            env._overrides if isinstance(env, BatchedEnv) else ()
+        )  # hold for all trials
+        # Where nothing but seeds decides which task is next, the inner environment counts episodes
+        # as this one does.
         self._counts_alike = isinstance(env, BatchedEnv) or getattr(env, "_counts_alike", False)
         limit = self._horizon_of(env, num_trials, horizon, num_warmup)
         entries = env.observation_spec
@@ -104,16 +111,30 @@ class RepeatedTrials(ContextEnv):
     @classmethod
     def _check_env(cls, env: EnvBase) -> None:
         kind = type(env).__name__
-        require(cls.__name__, "env", kind, not isinstance(env, TransformedEnv), "be transformed from outside")
+        require(
+            cls.__name__,
+            "env",
+            kind,
+            not isinstance(env, TransformedEnv),
+            "be transformed from outside",
+        )
         batch = tuple(env.batch_size)
         require(cls.__name__, "env", batch, len(batch) == 1, "have one batch dimension")
         ActionEncoding(env.action_spec, batch_dims=1)
         for name, spec in (("reward", env.reward_spec), ("done", env.full_done_spec["done"])):
             shape = tuple(spec.shape)
-            require(cls.__name__, "env", shape, shape == (*batch, 1), f"have a {name} of shape {(*batch, 1)}")
+            require(
+                cls.__name__,
+                "env",
+                shape,
+                shape == (*batch, 1),
+                f"have a {name} of shape {(*batch, 1)}",
+            )
 
     @classmethod
-    def _horizon_of(cls, env: EnvBase, num_trials: int | None, horizon: int | None, num_warmup: int) -> int:
+    def _horizon_of(
+        cls, env: EnvBase, num_trials: int | None, horizon: int | None, num_warmup: int
+    ) -> int:
         known = num_trials is not None or horizon is not None
         require(cls.__name__, "num_trials", num_trials, known, "be given where horizon is not")
         for name, value in (("num_trials", num_trials), ("horizon", horizon)):
@@ -124,7 +145,13 @@ class RepeatedTrials(ContextEnv):
         if horizon is not None:
             return horizon
         limit = env._time_limit if isinstance(env, ContextEnv) else None
-        require(cls.__name__, "horizon", horizon, limit is not None, "be given where env tells no time limit")
+        require(
+            cls.__name__,
+            "horizon",
+            horizon,
+            limit is not None,
+            "be given where env tells no time limit",
+        )
         return (num_trials or 0) * (limit or 0)
 
     @property
@@ -152,7 +179,11 @@ class RepeatedTrials(ContextEnv):
     @property
     def capture_obstacle(self) -> str | None:
         """That of the inner environment."""
-        return self.env.capture_obstacle if isinstance(self.env, ContextEnv) else type(self.env).__name__
+        return (
+            self.env.capture_obstacle
+            if isinstance(self.env, ContextEnv)
+            else type(self.env).__name__
+        )
 
     def reserve(self, num_steps: int) -> bool:
         """Lets the inner environment do so; see `ContextEnv.reserve`."""
@@ -171,7 +202,10 @@ class RepeatedTrials(ContextEnv):
         self._number(streams, torch.zeros_like(streams))
         if "_state" in self.__dict__:
             return
-        zero, no = torch.zeros_like(streams).unsqueeze(-1), torch.zeros_like(streams).bool().unsqueeze(-1)
+        zero, no = (
+            torch.zeros_like(streams).unsqueeze(-1),
+            torch.zeros_like(streams).bool().unsqueeze(-1),
+        )
         self._state: Tensors = {"task_seed": zero, "step_index": zero, "trial": zero}
         # Success within the running trial, and of the last one that was completed:
         self._state |= {"reached": no, "solved": no}
@@ -204,7 +238,10 @@ class RepeatedTrials(ContextEnv):
     def _begin_tasks(self, begins: Tensor, task_seed: Tensor, first: TensorDict | None) -> None:
         begun = begins.unsqueeze(-1)
         seeds = torch.where(begun, task_seed.unsqueeze(-1), self._state["task_seed"])
-        self._state = {**{k: v.masked_fill(begun, 0) for k, v in self._state.items()}, "task_seed": seeds}
+        self._state = {
+            **{k: v.masked_fill(begun, 0) for k, v in self._state.items()},
+            "task_seed": seeds,
+        }
         old = self._timestep or {**self.observation_spec.zero(), **self.full_done_spec.zero()}
         timestep = {k: v.masked_fill(begun, 0) for k, v in old.items() if k not in self._passed}
         for name in ("trial_start", "is_init"):
@@ -212,7 +249,9 @@ class RepeatedTrials(ContextEnv):
         self._timestep = {**self._begin_trials(begins, old, first), **timestep}
 
     def _request(self, begins: Tensor, task_seed: Tensor) -> TensorDict:
-        """What the inner environment is asked for when a trial begins in the envs of a mask ``[N]``."""
+        """What the inner environment is asked for when a trial begins in the envs of a mask
+        ``[N]``.
+        """
         return self._wrap(
             {"_reset": begins.unsqueeze(-1).clone(), "task_seed": task_seed.unsqueeze(-1).clone()}
         )
@@ -220,9 +259,11 @@ class RepeatedTrials(ContextEnv):
     def _begin_trials(
         self, begins: Tensor, old: Mapping[str, Any], first: TensorDict | None = None
     ) -> dict[str, Any]:
-        """Begins a trial in the envs of a mask ``[N]``; what is then seen in all envs, ``old`` in the others.
+        """Begins a trial in the envs of a mask ``[N]``; what is then seen in all envs, ``old`` in
+        the others.
 
-        ``first`` is what the first trial of an episode asks for; without it, envs play their task again.
+        ``first`` is what the first trial of an episode asks for; without it, envs play their task
+        again.
         """
         if isinstance(self.env, ContextEnv):
             if first is None:
@@ -230,7 +271,9 @@ class RepeatedTrials(ContextEnv):
             else:
                 self.env._begin_episodes(begins, first)
             return self._pass_on(self.env._present)
-        asked = self._request(begins, self._state["task_seed"].squeeze(-1)) if first is None else first
+        asked = (
+            self._request(begins, self._state["task_seed"].squeeze(-1)) if first is None else first
+        )
         new = self.env._reset(asked)
         return {name: _choose(begins, new.get(name), old[name]) for name in self._passed}
 
@@ -267,12 +310,16 @@ class RepeatedTrials(ContextEnv):
         return timestep, reward
 
     def _pass_on(self, timestep: Mapping[str, Any]) -> dict[str, Any]:
-        """What the inner environment shows and this one too; nested entries as tensordicts ``[N]``."""
+        """What the inner environment shows and this one too; nested entries as tensordicts
+        ``[N]``.
+        """
         entries = {name: timestep[name] for name in self._passed}
         return {name: self._wrap(v) if isinstance(v, dict) else v for name, v in entries.items()}
 
     def _play(self, action: Tensor) -> tuple[Mapping[str, Any], Tensor]:
-        """One step of the inner environment: what it showed, and the reward as a tensor of its own."""
+        """One step of the inner environment: what it showed, and the reward as a tensor of its
+        own.
+        """
         if isinstance(self.env, ContextEnv):
             return self.env._advance(action)
         played = self.env.step(self._wrap({"action": action})).get("next")
@@ -301,7 +348,9 @@ class RepeatedTrials(ContextEnv):
         return picture
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of everything that decides how all envs go on, the inner environment's included."""
+        """Copies of everything that decides how all envs go on, the inner environment's
+        included.
+        """
         counters = {"streams": self._streams, "episodes": self._episodes, **self._state}
         return {
             "env": self.env.state_dict(),
@@ -318,12 +367,20 @@ class RepeatedTrials(ContextEnv):
             ValueError: If an entry is missing or has another number of envs.
         """
         for name in ("env", "counters", "timestep"):
-            require(self.label, "state_dict", sorted(state_dict), name in state_dict, f"hold {name}")
+            require(
+                self.label, "state_dict", sorted(state_dict), name in state_dict, f"hold {name}"
+            )
         counters, num_envs = dict(state_dict["counters"]), self.batch_size[0]
         for name in ("streams", "episodes", *self._state):
             require(self.label, "state_dict", sorted(counters), name in counters, f"hold {name}")
             num = len(counters[name])
-            require(self.label, "state_dict", f"{num} in {name}", num == num_envs, f"hold {num_envs} envs")
+            require(
+                self.label,
+                "state_dict",
+                f"{num} in {name}",
+                num == num_envs,
+                f"hold {num_envs} envs",
+            )
         self.env.load_state_dict(state_dict["env"])
         counters = {name: value.to(self.device).clone() for name, value in counters.items()}
         self._number(counters.pop("streams"), counters.pop("episodes"))
@@ -335,7 +392,10 @@ class RepeatedTrials(ContextEnv):
     def carried(self) -> Tensors:
         """As `BatchedEnv.carried`, with those of the inner environment."""
         own = EnvState(self._streams, self._episodes, {}, self._state, dict(self._timestep))
-        return {**own.tensors(), **{f"env.{name}": value for name, value in self.env.carried().items()}}
+        return {
+            **own.tensors(),
+            **{f"env.{name}": value for name, value in self.env.carried().items()},
+        }
 
     def carry(self, tensors: Mapping[str, Tensor]) -> None:
         """As `BatchedEnv.carry`."""
@@ -368,7 +428,9 @@ class RepeatedTrials(ContextEnv):
 
 
 def _choose(chosen: Tensor, new: Any, old: Any) -> Any:
-    """``new`` in the envs of a mask ``[N]`` and ``old`` in the others: tensors or tensordicts ``[N, ...]``."""
+    """``new`` in the envs of a mask ``[N]`` and ``old`` in the others: tensors or tensordicts
+    ``[N, ...]``.
+    """
     if isinstance(new, TensorDictBase):
         return new.where(chosen, old)
     return torch.where(chosen.view(-1, *[1] * (new.ndim - 1)), new, old)

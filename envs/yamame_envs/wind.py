@@ -1,7 +1,7 @@
 """Wind: fly to a known place through a wind that must be felt out.
 
-Source: Ni et al., "Recurrent model-free RL can be a strong baseline for many POMDPs", arXiv 2110.05038; as in
-AMAGO, arXiv 2310.09971.
+Source: Ni et al., "Recurrent model-free RL can be a strong baseline for many POMDPs", arXiv
+2110.05038; as in AMAGO, arXiv 2310.09971.
 """
 
 from typing import Final
@@ -32,18 +32,19 @@ Point = npt.NDArray[np.float64]
 
 
 class Wind(BatchedEnv):
-    """A point in the plane starts at (0, 0), is blown about, and is paid wherever it is near (0, 1).
+    """A point in the plane starts at (0, 0), is blown about, and is paid wherever it is near (0,
+    1).
 
-    Action ``[N, 2]`` float32, both numbers in [-0.1, 0.1]: a step leads to place + action + wind. The wind is
-    constant during an episode, uniform in [-0.08, 0.08] on both axes, and never shown. Observation ``[N, 2]``
-    float32: the place. Every step that ends within ``goal_radius`` of the goal pays 1; the episode goes on to
-    the time limit. Success is to be there at the last step. With the settings of the source, knowing the wind
-    earns 62.2 on average.
+    Action ``[N, 2]`` float32, both numbers in [-0.1, 0.1]: a step leads to place + action + wind.
+    The wind is constant during an episode, uniform in [-0.08, 0.08] on both axes, and never shown.
+    Observation ``[N, 2]`` float32: the place. Every step that ends within ``goal_radius`` of the
+    goal pays 1; the episode goes on to the time limit. Success is to be there at the last step.
+    With the settings of the source, knowing the wind earns 62.2 on average.
 
     Args:
         num_envs: Points played at the same time.
-        num_tasks: Winds that there are, at least 1: the first of the published list. ``None``: a new wind in
-            every episode.
+        num_tasks: Winds that there are, at least 1: the first of the published list. ``None``: a
+            new wind in every episode.
         time_limit: Steps of an episode, at least 1.
         goal_radius: Distance from the goal that still pays, above 0.
         observable: Whether the wind is shown, as ``hidden`` ``[N, 2]``, as shares of the strongest.
@@ -71,7 +72,9 @@ class Wind(BatchedEnv):
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
-        require(self.label, "num_tasks", num_tasks, num_tasks is None or num_tasks >= 1, "be at least 1")
+        require(
+            self.label, "num_tasks", num_tasks, num_tasks is None or num_tasks >= 1, "be at least 1"
+        )
         require(self.label, "goal_radius", goal_radius, goal_radius > 0, "be above 0")
         self._num_tasks = num_tasks
         self._radius = goal_radius
@@ -86,7 +89,9 @@ class Wind(BatchedEnv):
             seed=seed,
             device=device,
         )
-        listed = np.random.RandomState(_LIST_SEED).uniform(-_STRONGEST, _STRONGEST, (num_tasks or 0, 2))
+        listed = np.random.RandomState(_LIST_SEED).uniform(
+            -_STRONGEST, _STRONGEST, (num_tasks or 0, 2)
+        )
         self._winds = torch.tensor(listed, dtype=torch.float32)
         self.register_buffer("_goal", torch.tensor(_GOAL, device=self.device), persistent=False)
 
@@ -99,7 +104,9 @@ class Wind(BatchedEnv):
     def _begin(self, task: Tensors) -> Tensors:
         return {"place": torch.zeros_like(task["wind"])}
 
-    def _transition(self, task: Tensors, state: Tensors, action: Tensor) -> tuple[Tensors, Tensor, Tensor]:
+    def _transition(
+        self, task: Tensors, state: Tensors, action: Tensor
+    ) -> tuple[Tensors, Tensor, Tensor]:
         place = state["place"] + action + task["wind"]
         distance = (place - self._goal).square().sum(-1, keepdim=True)
         near = distance <= self._radius**2
@@ -115,9 +122,9 @@ class Wind(BatchedEnv):
     def _draw(self, env_id: int) -> npt.NDArray[np.uint8]:
         """Draws one env: ``[H, W, 3]`` uint8 RGB.
 
-        The agent is a disc, pale at the border where it has left the picture. The goal is a bright disc of
-        its true size within a ring, the start a small dot. The stroke behind the agent is the wind: what it
-        blows in five steps.
+        The agent is a disc, pale at the border where it has left the picture. The goal is a bright
+        disc of its true size within a ring, the start a small dot. The stroke behind the agent is
+        the wind: what it blows in five steps.
         """
         env_state = self._env_state
         place = env_state.state["place"][env_id].cpu().numpy().astype(np.float64)
@@ -127,7 +134,9 @@ class Wind(BatchedEnv):
         _stroke(picture, start, start, Palette.COMPLETED, 4.0)
         _stroke(picture, goal, goal, Palette.ACTIVE_TILE, 14.0)
         _ring(picture, goal, Palette.ACTIVE, 14.0)
-        _stroke(picture, goal, goal, Palette.ACTIVE, max(self._radius / _UNITS_PER_CELL * CELL, 2.0))
+        _stroke(
+            picture, goal, goal, Palette.ACTIVE, max(self._radius / _UNITS_PER_CELL * CELL, 2.0)
+        )
         inside = np.clip(agent, 8, _CELLS_SHOWN * CELL - 9)
         if (inside == agent).all():
             _stroke(picture, _pixel(place - 5 * wind), agent, Palette.FUTURE, 2.0)

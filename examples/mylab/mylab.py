@@ -1,4 +1,6 @@
-"""Parts of one's own: two environments with a hidden task, a trajectory encoder, a loss, a relabeller, an optimizer."""
+"""Parts of one's own: two environments with a hidden task, a trajectory encoder, a loss, a
+relabeller, an optimizer.
+"""
 
 from typing import Any
 
@@ -18,7 +20,8 @@ from yamame.trajectory import TrajectoryEncoder
 
 
 class Doors(EnvBase):
-    """One of some doors pays, the same one for an episode of eight steps: only the reward tells which.
+    """One of some doors pays, the same one for an episode of eight steps: only the reward tells
+    which.
 
     Args:
         num_envs: Episodes played side by side.
@@ -56,7 +59,9 @@ class Doors(EnvBase):
         begins = torch.ones_like(self.door, dtype=torch.bool)
         if tensordict is not None and "_reset" in tensordict.keys():
             begins = tensordict["_reset"].view(-1)
-        drawn = torch.randint(self.num_doors, self.batch_size, generator=self.rng, device=self.device)
+        drawn = torch.randint(
+            self.num_doors, self.batch_size, generator=self.rng, device=self.device
+        )
         self.door = torch.where(begins, drawn, self.door)
         self.t = torch.where(begins, 0, self.t)
         return self._shown()
@@ -74,7 +79,8 @@ class Doors(EnvBase):
 
 
 class Levers(gymnasium.Env):
-    """One of some levers pays, most of the time: a task apart from the noise, told by nothing but rewards.
+    """One of some levers pays, most of the time: a task apart from the noise, told by nothing but
+    rewards.
 
     Args:
         num_levers: The levers to choose from.
@@ -122,7 +128,9 @@ class FadingSum(TrajectoryEncoder):
         super().__init__(in_features, out_features)
         self.keep, self.out = keep, nn.Linear(in_features, out_features)
 
-    def init_memory(self, num_envs: int, *, capacity: int | None = None, device: Any = None) -> TensorDict:
+    def init_memory(
+        self, num_envs: int, *, capacity: int | None = None, device: Any = None
+    ) -> TensorDict:
         """Sums of zero, ``[N, E]``."""
         total = self.out.weight.new_zeros(num_envs, self.in_features, device=device).detach()
         return TensorDict({"sum": total}, [num_envs], device=total.device)
@@ -140,7 +148,8 @@ class PenalisedLoss(MultiGammaREDQLoss):
     """The loss of AMAGO, and a penalty for large weights of the actor.
 
     Args:
-        penalty: Factor of the sum of their squares; the other arguments are those of `MultiGammaREDQLoss`.
+        penalty: Factor of the sum of their squares; the other arguments are those of
+            `MultiGammaREDQLoss`.
     """
 
     def __init__(self, *args: Any, penalty: float = 1e-5, **settings: Any) -> None:
@@ -150,7 +159,11 @@ class PenalisedLoss(MultiGammaREDQLoss):
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
         """Adds ``loss_weights`` to the terms."""
         squares = [weight.square().sum() for weight in self.actor_network.parameters()]
-        return super().forward(tensordict).set("loss_weights", self.penalty * torch.stack(squares).sum())
+        return (
+            super()
+            .forward(tensordict)
+            .set("loss_weights", self.penalty * torch.stack(squares).sum())
+        )
 
 
 class FinalGoal(BatchTransform):

@@ -3,7 +3,9 @@
 import yamame
 
 runs = [
-    yamame.train("experiment=doors", f"encoder={encoder}", f"seed={seed}", "resume=auto", config_dir="conf")
+    yamame.train(
+        "experiment=doors", f"encoder={encoder}", f"seed={seed}", "resume=auto", config_dir="conf"
+    )
     for encoder in ("fading_sum", "gru")
     for seed in (0, 1)
 ]
@@ -11,6 +13,8 @@ for run in runs:
     print(run.name, run.summary["return_mean"], run.checkpoints.best)
 
 shots = yamame.train("experiment=levers", "resume=auto", config_dir="conf")
-report = yamame.evaluate(f"run={shots.path}", "trials.num_trials=6", "control=true", "trust=[mylab.]")
+report = yamame.evaluate(
+    f"run={shots.path}", "trials.num_trials=6", "control=true", "trust=[mylab.]"
+)
 print("return per trial:", report["run"][0]["gammas"][-1]["trials"]["mean"])
 print(yamame.make_report("directory=report"))

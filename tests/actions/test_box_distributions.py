@@ -2,7 +2,13 @@ import math
 
 import pytest
 import torch
-from torch.distributions import AffineTransform, Beta, Normal, TanhTransform, TransformedDistribution
+from torch.distributions import (
+    AffineTransform,
+    Beta,
+    Normal,
+    TanhTransform,
+    TransformedDistribution,
+)
 from torch.nn import functional as F
 from yamame.actions import BetaDistribution, TanhNormalDistribution
 
@@ -38,7 +44,10 @@ def test_log_densities_are_those_of_the_transformed_distribution(family, referen
 @pytest.mark.parametrize("family", FAMILIES)
 def test_densities_are_taken_at_the_clipped_action(family):
     dist = family(torch.tensor([0.3, -0.5]))
-    at = [dist.log_prob(torch.tensor([value])).item() for value in (0.98, 0.99, 0.995, 1.0, -0.99, -1.0)]
+    at = [
+        dist.log_prob(torch.tensor([value])).item()
+        for value in (0.98, 0.99, 0.995, 1.0, -0.99, -1.0)
+    ]
     assert at[1] == at[2] == at[3]
     assert at[4] == at[5]
     assert at[0] != at[1]
@@ -78,9 +87,12 @@ def test_beta_samples_carry_the_gradient_of_their_mean():
     torch.manual_seed(0)
     params = torch.tensor([0.5, -0.5], requires_grad=True)
     num_draws = 20_000
-    (gradient,) = torch.autograd.grad(BetaDistribution(params.expand(num_draws, 2)).rsample().mean(), params)
+    (gradient,) = torch.autograd.grad(
+        BetaDistribution(params.expand(num_draws, 2)).rsample().mean(), params
+    )
     (expected,) = torch.autograd.grad(2 * beta_reference(params).base_dist.mean.sum() - 1, params)
-    # The per-draw gradients are of order 1, so their mean is known to about 1 / sqrt(draws) = 0.007.
+    # The per-draw gradients are of order 1, so their mean is known to about 1 / sqrt(draws) =
+    # 0.007.
     torch.testing.assert_close(gradient, expected, rtol=0, atol=0.01)
     assert expected.abs().min() > 0.03
 
@@ -110,7 +122,8 @@ def test_the_mode_of_a_beta_is_the_peak_of_its_density():
 @pytest.mark.parametrize("loc", [0.0, 2.0, -5.0])
 @pytest.mark.parametrize("raw_scale", [-3.0, 0.0, 0.5, 3.0])
 def test_the_entropy_of_a_tanh_normal_is_that_of_its_density(loc, raw_scale):
-    # Exact up to the grid: minus the integral of p log p, over the pre-squashed variable in float64.
+    # Exact up to the grid: minus the integral of p log p, over the pre-squashed variable in
+    # float64.
     std = math.exp(-5 + 3.5 * (math.tanh(raw_scale) + 1))
     z = torch.linspace(-12, 12, 200_001, dtype=torch.float64)
     x = loc + std * z

@@ -75,7 +75,9 @@ def test_entropy_is_that_of_the_enumerated_distribution(make, actions, floor):
 
 @floors
 @families
-def test_straight_through_samples_are_samples_with_the_gradient_of_the_probabilities(make, actions, floor):
+def test_straight_through_samples_are_samples_with_the_gradient_of_the_probabilities(
+    make, actions, floor
+):
     logits = torch.randn(50, actions.shape[-1], requires_grad=True)
     weight = torch.randn(actions.shape[-1])
     torch.manual_seed(1)
@@ -171,7 +173,9 @@ def test_disallowed_actions_have_probability_zero_and_are_never_taken(floor):
     ],
     ids=["discrete", "multi_discrete", "bits"],
 )
-def test_a_disallowed_action_has_a_finite_log_probability_and_harms_no_gradient(make, mask, action, floor):
+def test_a_disallowed_action_has_a_finite_log_probability_and_harms_no_gradient(
+    make, mask, action, floor
+):
     logits = torch.zeros(5, requires_grad=True)
     log_prob = make(logits, floor, mask).log_prob(torch.tensor(action))
     assert -95 < log_prob < -80
@@ -213,7 +217,9 @@ def test_a_mask_that_allows_nothing_names_its_first_row():
 def test_a_mask_that_leaves_one_choice_empty_names_row_and_choice(nvec):
     mask = torch.ones(3, sum(nvec), dtype=torch.bool)
     mask[2, 2:] = False
-    with pytest.raises(ValueError, match=r"MultiDiscreteDistribution: action_mask .* none in row \(2, 1\)"):
+    with pytest.raises(
+        ValueError, match=r"MultiDiscreteDistribution: action_mask .* none in row \(2, 1\)"
+    ):
         multi(nvec)(torch.zeros(3, sum(nvec)), 0.1, mask)
 
 
@@ -263,4 +269,6 @@ def test_one_action_serves_the_distributions_of_several_policies(make, actions, 
     action = actions[torch.randint(len(actions), (6,))]
     together = make(logits, floor).log_prob(action.unsqueeze(1))
     for policy in range(3):
-        torch.testing.assert_close(together[:, policy], make(logits[:, policy], floor).log_prob(action))
+        torch.testing.assert_close(
+            together[:, policy], make(logits[:, policy], floor).log_prob(action)
+        )

@@ -4,7 +4,7 @@ import copy
 import pickle
 
 import torch
-from yamame.capturing import Constant
+from yamame.execution.capturing import Constant
 
 
 def test_a_device_gets_one_copy_and_pickles_none():

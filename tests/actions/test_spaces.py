@@ -13,7 +13,12 @@ from torchrl.data import (
     OneHot,
     Unbounded,
 )
-from yamame.actions import ActionSpace, BetaDistribution, TanhNormalDistribution, action_space_from_spec
+from yamame.actions import (
+    ActionSpace,
+    BetaDistribution,
+    TanhNormalDistribution,
+    action_space_from_spec,
+)
 
 LOW, HIGH = torch.tensor([-1.0, 0.0, -3.0]), torch.tensor([1.0, 10.0, -2.5])
 SPECS = {
@@ -87,10 +92,18 @@ def test_only_discrete_actions_are_enumerable():
 
 def test_encodings_are_one_hots_bits_and_rescaled_numbers():
     assert ActionSpace(Categorical(3)).encode(torch.tensor(1)).tolist() == [0, 1, 0]
-    assert ActionSpace(MultiCategorical([3, 2])).encode(torch.tensor([2, 1])).tolist() == [0, 0, 1, 0, 1]
+    assert ActionSpace(MultiCategorical([3, 2])).encode(torch.tensor([2, 1])).tolist() == [
+        0,
+        0,
+        1,
+        0,
+        1,
+    ]
     assert ActionSpace(Binary(2)).encode(torch.tensor([1, 0])).tolist() == [1, 0]
     box = ActionSpace(Bounded(LOW, HIGH))
-    torch.testing.assert_close(box.encode(torch.tensor([0.5, 2.5, -2.5])), torch.tensor([0.5, -0.5, 1.0]))
+    torch.testing.assert_close(
+        box.encode(torch.tensor([0.5, 2.5, -2.5])), torch.tensor([0.5, -0.5, 1.0])
+    )
 
 
 def test_box_actions_never_leave_the_bounds():
@@ -112,7 +125,11 @@ def test_the_floor_reaches_every_discrete_family():
 
 def test_masks_reach_the_distribution():
     mask = torch.tensor([False, True, True])
-    for space in (ActionSpace(Categorical(3)), ActionSpace(MultiCategorical([3])), ActionSpace(Binary(3))):
+    for space in (
+        ActionSpace(Categorical(3)),
+        ActionSpace(MultiCategorical([3])),
+        ActionSpace(Binary(3)),
+    ):
         probs = space.distribution(torch.zeros(2, 3), mask).probs
         assert (probs[:, 0] == 0).all()
         assert (probs[:, 1:] > 0).all()
@@ -153,7 +170,10 @@ def test_specs_without_a_space_are_refused_with_advice(spec, batch_dims, message
             lambda: ActionSpace(Categorical(0)),
             r"ActionEncoding: numbers of actions must be positive, got \[0\]",
         ),
-        (lambda: ActionSpace(MultiCategorical([2, 0])), r"numbers of actions must be positive, got \[2, 0\]"),
+        (
+            lambda: ActionSpace(MultiCategorical([2, 0])),
+            r"numbers of actions must be positive, got \[2, 0\]",
+        ),
         (lambda: ActionSpace(Binary(0)), r"numbers of actions must be positive, got \[0\]"),
         (
             lambda: ActionSpace(Categorical(2), probability_floor=1.0),
@@ -184,7 +204,9 @@ def test_impossible_spaces_are_refused(build, message):
 
 
 def test_parameters_of_another_size_are_refused():
-    message = r"ActionSpace: shape of params must have 3 entries in the last dimension, got \(2, 4\)"
+    message = (
+        r"ActionSpace: shape of params must have 3 entries in the last dimension, got \(2, 4\)"
+    )
     with pytest.raises(ValueError, match=message):
         ActionSpace(Categorical(3)).distribution(torch.zeros(2, 4))
 
@@ -193,4 +215,6 @@ def test_boxes_take_no_action_mask():
     with pytest.raises(
         ValueError, match=r"ActionSpace: shape of action_mask must be None for a box, got \(3,\)"
     ):
-        ActionSpace(Bounded(LOW, HIGH)).distribution(torch.zeros(6), torch.ones(3, dtype=torch.bool))
+        ActionSpace(Bounded(LOW, HIGH)).distribution(
+            torch.zeros(6), torch.ones(3, dtype=torch.bool)
+        )

@@ -13,7 +13,9 @@ from yamame_envs import MazeRunner
 
 @pytest.fixture(scope="session")
 def small_agent() -> Callable[..., InContextAgent]:
-    """Makes an agent for a maze, of a trajectory encoder, with three discounts; always with the same weights."""
+    """Makes an agent for a maze, of a trajectory encoder, with three discounts; always with the
+    same weights.
+    """
 
     def make(env: MazeRunner, trajectory_encoder: Callable) -> InContextAgent:
         torch.manual_seed(0)

@@ -1,4 +1,6 @@
-"""The assembly: one agent for any specs, a policy that remembers in itself and writes nothing but its action."""
+"""The assembly: one agent for any specs, a policy that remembers in itself and writes nothing but
+its action.
+"""
 
 import copy
 from functools import partial
@@ -53,7 +55,8 @@ def make_agent(kind: str = "discrete", encoder=None) -> InContextAgent:
         ACTIONS[kind],
         timestep_encoder=partial(MLPTimestepEncoder, hidden_size=16, out_size=8),
         goal_encoder=MLPGoalEncoder,
-        trajectory_encoder=encoder or partial(TransformerEncoder, d_model=16, num_heads=2, num_layers=1),
+        trajectory_encoder=encoder
+        or partial(TransformerEncoder, d_model=16, num_heads=2, num_layers=1),
         actor=partial(ActorHead, hidden_size=16),
         critic=partial(make_critic, hidden_size=16),
         returns=PopArt,
@@ -125,13 +128,17 @@ def test_every_gamma_can_act_and_only_its_own_parameters_decide():
 
 
 class CountingEncoder(TrajectoryEncoder):
-    """A user's own: the context is how many timesteps there were, and a sum of the first feature."""
+    """A user's own: the context is how many timesteps there were, and a sum of the first
+    feature.
+    """
 
     def __init__(self, in_features):
         super().__init__(in_features, 2)
 
     def init_memory(self, num_envs, *, capacity=None, device=None):
-        return TensorDict({"counts": torch.zeros(num_envs, 2, device=device)}, [num_envs], device=device)
+        return TensorDict(
+            {"counts": torch.zeros(num_envs, 2, device=device)}, [num_envs], device=device
+        )
 
     def step(self, x, memory, is_init, step_index=None):
         seen = torch.stack((torch.ones(len(x)), x[:, 0] + 1.3), 1)
@@ -160,7 +167,9 @@ class LinearActor(nn.Module):
 def test_a_policy_of_foreign_encoder_and_actor_acts_from_the_history_and_nothing_is_asked_of_them():
     agent = make_agent().eval()
     encoder = CountingEncoder(agent.timestep_encoder.out_features)
-    policy = InContextPolicy(agent.timestep_encoder, encoder, LinearActor(), action_space=agent.action_space)
+    policy = InContextPolicy(
+        agent.timestep_encoder, encoder, LinearActor(), action_space=agent.action_space
+    )
     batch = timesteps(agent, 30)
     with set_exploration_type(ExplorationType.DETERMINISTIC):
         actions = torch.stack([policy(batch[:, t].clone())["action"] for t in range(30)], 1)
@@ -188,7 +197,8 @@ def test_a_policy_keeps_the_memory_itself():
     agent = make_agent()
     encoder = GRUEncoder(8, keys=TrajectoryKeys(memory="state"))
     with pytest.raises(
-        ValueError, match=r"InContextPolicy: trajectory_encoder.keys.memory must be None, got 'state'"
+        ValueError,
+        match=r"InContextPolicy: trajectory_encoder.keys.memory must be None, got 'state'",
     ):
         InContextPolicy(agent.timestep_encoder, encoder, agent.actor)
 
@@ -217,16 +227,23 @@ def test_one_update_of_the_loss_moves_every_parameter_of_the_agent(kind):
     )
     batch = timesteps(agent, 7)
     batch["action"] = agent.action_space.decode(
-        agent.action_space.distribution(torch.zeros(ROWS, 7, agent.action_space.num_params)).sample()
+        agent.action_space.distribution(
+            torch.zeros(ROWS, 7, agent.action_space.num_params)
+        ).sample()
     )
     batch["mask"] = torch.ones(ROWS, 7, 1, dtype=torch.bool)
     batch["next"] = TensorDict(
-        {"reward": torch.randn(ROWS, 7, 1), "terminated": torch.zeros(ROWS, 7, 1, dtype=torch.bool)},
+        {
+            "reward": torch.randn(ROWS, 7, 1),
+            "terminated": torch.zeros(ROWS, 7, 1, dtype=torch.bool),
+        },
         [ROWS, 7],
     )
     terms = loss(batch)
     sum(value for key, value in terms.items() if key.startswith("loss_")).backward()
-    still = [name for name, p in agent.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    still = [
+        name for name, p in agent.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0
+    ]
     assert still == []
 
 
@@ -260,7 +277,9 @@ def test_an_encoder_that_is_none_or_gives_another_width_is_named_when_the_agent_
 
 def test_looking_at_an_encoder_changes_neither_it_nor_random_numbers():
     torch.manual_seed(3)
-    encoder = TransformerEncoder(5, d_model=8, num_heads=2, num_layers=1, dropout=0.5, sigma_reparam=True)
+    encoder = TransformerEncoder(
+        5, d_model=8, num_heads=2, num_layers=1, dropout=0.5, sigma_reparam=True
+    )
     encoder.layers.eval() if hasattr(encoder, "layers") else None
     modes = [module.training for module in encoder.modules()]
     state, rng = copy.deepcopy(encoder.state_dict()), torch.get_rng_state()

@@ -1,4 +1,6 @@
-"""Recorded decisions: those of the ordinary policy, from the same memory, and nothing in them is read back."""
+"""Recorded decisions: those of the ordinary policy, from the same memory, and nothing in them is
+read back.
+"""
 
 import copy
 import pickle
@@ -10,7 +12,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from yamame.agent import policy as policy_module
-from yamame.recorder import Compiled, CudaRecorder
+from yamame.execution.recorder import Compiled, CudaRecorder
 from yamame.trajectory import (
     GRUEncoder,
     LinearRecurrentEncoder,
@@ -119,7 +121,9 @@ def parameters(policy, seen):
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)
-def test_recorded_decisions_are_those_of_the_policy_and_read_nothing_back(make_policy, record, encoder):
+def test_recorded_decisions_are_those_of_the_policy_and_read_nothing_back(
+    make_policy, record, encoder
+):
     policy, seen = make_policy(encoder), history()
     ordinary = acting(policy)
     recorded, recorder = record(policy)
@@ -155,7 +159,9 @@ def test_memory_is_loaded_and_reset_and_weights_change_in_place(make_policy, rec
     policy, seen, others = make_policy(encoder), history(), history(seed=1)
     ordinary = acting(policy)
     recorded, recorder = record(policy)
-    weights = TensorDict.from_module(make_policy(encoder)).data.apply(lambda value: value * 1.3 + 0.1)
+    weights = TensorDict.from_module(make_policy(encoder)).data.apply(
+        lambda value: value * 1.3 + 0.1
+    )
     found = []
     for actor in (ordinary, recorded):
         actor.prepare_to_act()
@@ -242,7 +248,9 @@ def test_a_recording_that_reads_a_tensor_which_may_be_replaced_is_noticed(
     make_policy, record, monkeypatch, replaceable
 ):
     held = torch.ones(())
-    monkeypatch.setattr(Scaled, "factor", lambda self: held if replaceable else torch.ones(()), raising=False)
+    monkeypatch.setattr(
+        Scaled, "factor", lambda self: held if replaceable else torch.ones(()), raising=False
+    )
     monkeypatch.setitem(ENCODERS, "scaled", partial(Scaled, hidden_size=8, out_features=8))
     (recorded, recorder), seen = record(make_policy("scaled")), history()
     with pytest.raises(AssertionError, match="neither declared") if replaceable else nullcontext():
@@ -309,7 +317,9 @@ def test_copies_and_pickles_do_not_record(make_policy, record):
 
 
 @pytest.mark.parametrize("encoder", ["transformer", "latest", "lstm"])
-def test_compiled_decisions_are_those_of_the_policy_and_may_be_recorded(make_policy, monkeypatch, encoder):
+def test_compiled_decisions_are_those_of_the_policy_and_may_be_recorded(
+    make_policy, monkeypatch, encoder
+):
     graphs = []
 
     def backend(graph, inputs):
@@ -338,7 +348,9 @@ def test_decisions_of_code_that_cannot_be_captured_are_refused(make_policy, monk
     monkeypatch.setattr(TransformerEncoder, "capture_obstacle", "a library")
     with pytest.raises(ValueError, match="compile must be false with TransformerEncoder, got true"):
         policy.compile_decisions()
-    with pytest.raises(ValueError, match="cuda_graph must be false with TransformerEncoder, got true"):
+    with pytest.raises(
+        ValueError, match="cuda_graph must be false with TransformerEncoder, got true"
+    ):
         policy.record(Again())
 
 

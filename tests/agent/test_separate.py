@@ -16,7 +16,9 @@ from yamame.timestep import MLPGoalEncoder, MLPTimestepEncoder
 from yamame.trajectory import GRUEncoder
 from yamame_envs import MazeRunner, Wind
 
-ENCODERS = sorted(path.stem for path in (conf_dir() / "encoder").glob("*.yaml") if path.stem != "hf")
+ENCODERS = sorted(
+    path.stem for path in (conf_dir() / "encoder").glob("*.yaml") if path.stem != "hf"
+)
 GRU = partial(GRUEncoder, hidden_size=8, out_features=8)
 
 
@@ -53,20 +55,26 @@ def rollout(agent: InContextAgent, num_steps: int) -> TensorDict:
 @pytest.mark.parametrize("choice", ENCODERS)
 def test_every_encoder_works_for_both_and_one_update_moves_every_parameter(choice, skip_if_missing):
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        short = ["encoder.segment_length=4", "encoder.jitter=0"] if choice in ("rsm", "memo") else []
+        short = (
+            ["encoder.segment_length=4", "encoder.jitter=0"] if choice in ("rsm", "memo") else []
+        )
         encoder = instantiate(compose("train", overrides=[f"encoder={choice}", *short]).encoder)
     try:
         agent = make_agent(encoder)
     except ValueError as error:
         skip_if_missing(str(error))
         raise
-    actor, critic = (set(part.parameters()) for part in (agent.trajectory_encoder, agent.critic_encoder))
+    actor, critic = (
+        set(part.parameters()) for part in (agent.trajectory_encoder, agent.critic_encoder)
+    )
     assert actor
     assert not actor & critic
     loss = make_loss(agent).train()
     terms = loss(rollout(agent, 20))
     sum(value for key, value in terms.items() if key.startswith("loss_")).backward()
-    still = [name for name, p in agent.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    still = [
+        name for name, p in agent.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0
+    ]
     assert still == []
 
 
@@ -87,7 +95,8 @@ def test_episodes_that_share_a_row_are_encoded_as_if_each_had_its_own(choice):
         present = loss._contexts(loss.encoder, batch[:1])
         row = loss._arrival_contexts(batch[:1], *present)
         parts = [
-            loss._arrival_contexts(part, *loss._contexts(loss.encoder, part)) for part in (first, second)
+            loss._arrival_contexts(part, *loss._contexts(loss.encoder, part))
+            for part in (first, second)
         ]
     for whole, *separate in zip(row, *parts, strict=True):
         # Equal up to the order of sums.

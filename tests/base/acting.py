@@ -1,4 +1,5 @@
-"""A trained agent is loaded and acts with the base dependencies alone; its environment is for playing with it only.
+"""A trained agent is loaded and acts with the base dependencies alone; its environment is for
+playing with it only.
 
 ``nox -s deploy`` runs it on an installed wheel.
 """
@@ -50,7 +51,9 @@ def played(agent: DeployedAgent, num_steps: int = 30) -> list[int]:
     for _ in range(num_steps):
         shown = {key: timestep[key][0].numpy() for key in agent.observation_spec.keys()}
         actions.append(int(agent.act(shown, **given)))
-        step, timestep = env.step_and_maybe_reset(timestep.set("action", torch.tensor(actions[-1:])))
+        step, timestep = env.step_and_maybe_reset(
+            timestep.set("action", torch.tensor(actions[-1:]))
+        )
         given = {"reward": step["next", "reward"].item(), "done": step["next", "done"].item()}
     return actions
 

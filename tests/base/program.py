@@ -1,6 +1,8 @@
-"""A whole training program in one page, with the base dependencies alone: no recipe, no configuration.
+"""A whole training program in one page, with the base dependencies alone: no recipe, no
+configuration.
 
-``nox -s base`` runs it where nothing else is installed. It collects, stores, relabels and learns, in turn.
+``nox -s base`` runs it where nothing else is installed. It collects, stores, relabels and learns,
+in turn.
 """
 
 import tempfile
@@ -53,7 +55,9 @@ def main(folder: Path) -> None:
         collector.update_policy_weights_(TensorDict.from_module(policy).data)
         assert episodes.num_steps >= 100
         assert torch.isfinite(metrics["loss"])
-    changed = [not torch.equal(old, new) for old, new in zip(before, agent.parameters(), strict=True)]
+    changed = [
+        not torch.equal(old, new) for old, new in zip(before, agent.parameters(), strict=True)
+    ]
     print(f"{sum(changed)} of {len(changed)} parameters moved, {len(replay)} trajectories")
     assert all(changed)
     collector.shutdown()

@@ -1,4 +1,5 @@
-"""The package trains and acts with its base dependencies alone: other packages are hidden while a program runs.
+"""The package trains and acts with its base dependencies alone: other packages are hidden while a
+program runs.
 
 ``nox -s base`` runs the same where nothing else is installed.
 """
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from yamame.failures import OF_TRAINING, explain_missing
+from yamame.system.messages import TRAIN_PACKAGES, explain_missing
 
 PROGRAMS = [Path(__file__).with_name(name) for name in ("program.py", "acting.py")]
 HIDING = """
@@ -38,7 +39,11 @@ def required(distributions: list[str]) -> set[str]:
         name = waiting.pop()
         known.add(name)
         needed = [Requirement(text) for text in requires(name) or ()]
-        names = [need.name for need in needed if need.marker is None or need.marker.evaluate({"extra": ""})]
+        names = [
+            need.name
+            for need in needed
+            if need.marker is None or need.marker.evaluate({"extra": ""})
+        ]
         waiting += {canonicalize_name(name) for name in names} - known
     return known
 
@@ -48,7 +53,11 @@ def hidden() -> str:
     """Modules that are installed here and that nothing of the base needs."""
     base = required(["torch", "torchrl", "tensordict", "numpy", "safetensors"])
     modules = packages_distributions().items()
-    others = [name for name, owners in modules if not base & {canonicalize_name(owner) for owner in owners}]
+    others = [
+        name
+        for name, owners in modules
+        if not base & {canonicalize_name(owner) for owner in owners}
+    ]
     return ",".join(name for name in others if not name.startswith(("yamame", "_")))
 
 
@@ -94,5 +103,5 @@ def test_a_module_that_no_extra_installs_is_not_named_as_one():
 def test_the_modules_that_the_extra_installs_are_known():
     names = {Requirement(text).name for text in requires("yamame") or () if "'train'" in text}
     owners = packages_distributions()
-    owned = {canonicalize_name(owner) for module in OF_TRAINING for owner in owners[module]}
+    owned = {canonicalize_name(owner) for module in TRAIN_PACKAGES for owner in owners[module]}
     assert {canonicalize_name(name) for name in names} <= owned

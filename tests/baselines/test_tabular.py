@@ -91,7 +91,9 @@ def test_numbers_out_of_range_are_refused(settings, message):
 
 
 def test_what_it_cannot_tabulate_is_refused():
-    with pytest.raises(ValueError, match="TabularQLearning: action_space must be discrete, got 'box'"):
+    with pytest.raises(
+        ValueError, match="TabularQLearning: action_space must be discrete, got 'box'"
+    ):
         TabularQLearning(ActionSpace(Bounded(torch.zeros(1), torch.ones(1))))
     with pytest.raises(ValueError, match=r"TabularQLearning: dims must be below 4, got \[0, 7\]"):
         play(dims=[0, 7])

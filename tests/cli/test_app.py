@@ -1,4 +1,6 @@
-"""The door to Hydra: checked configurations, one line per mistake, sweeps, threads of jobs that run at once."""
+"""The door to Hydra: checked configurations, one line per mistake, sweeps, threads of jobs that run
+at once.
+"""
 
 import errno
 import sys
@@ -10,7 +12,7 @@ from hydra.types import RunMode
 from yamame.checks import UsageError
 from yamame.cli import app
 from yamame.cli.app import main
-from yamame.failures import OutsideError
+from yamame.system.messages import OutsideError
 
 TRAIN = """
 defaults:
@@ -41,7 +43,9 @@ SETTINGS = {
 
 @pytest.fixture
 def command(tmp_path, monkeypatch, capsys):
-    """Runs a recipe with arguments; gives its calls, exit status and standard error, and what it wrote."""
+    """Runs a recipe with arguments; gives its calls, exit status and standard error, and what it
+    wrote.
+    """
     conf, work = tmp_path / "conf", tmp_path / "work"
     (conf / "env").mkdir(parents=True)
     work.mkdir()
@@ -91,7 +95,10 @@ def test_a_correct_command_line_reaches_the_recipe_and_writes_nothing_by_itself(
             ["env=tmaze", "env.lenght=3"],
             "train: env.lenght: no such key, did you mean env.length?; env has length, size",
         ),
-        (["env=maz"], "train: env=maz: no such choice, did you mean maze or tmaze?; there are maze, tmaze"),
+        (
+            ["env=maz"],
+            "train: env=maz: no such choice, did you mean maze or tmaze?; there are maze, tmaze",
+        ),
         (["net.width=3"], "train: net.width: no such key; net has in_features, out_features"),
         (["zzz=1"], "train: zzz: no such key"),
         (["seed=[1"], "train: 'seed=[1' cannot be read: no viable alternative at input '[1'"),
@@ -118,22 +125,32 @@ def test_a_correct_command_line_reaches_the_recipe_and_writes_nothing_by_itself(
             ["budget=long"],
             "train: budget: there are no choices here, only settings below it, as budget.name=",
         ),
-        (["+hydra.callbacks.x={_target_:os.system}"], "train: hydra.callbacks.x: must name no target"),
+        (
+            ["+hydra.callbacks.x={_target_:os.system}"],
+            "train: hydra.callbacks.x: must name no target",
+        ),
         (["-m", "seed=1,abc"], "train: seed: must be an integer, got 'abc'"),
         (["-m", "env=maze,null"], "train: env=maze,null: no such choice; there are maze, tmaze"),
         (["-m", "env=maze,maz"], "train: env=maz: no such choice"),
         (["-m", "seed=1,2", "sed=1"], "train: sed: no such key"),
-        (["-m", "seed=1,2", "net._target_=torch.nn.Linear,os.system"], "train: net._target_ must begin with"),
+        (
+            ["-m", "seed=1,2", "net._target_=torch.nn.Linear,os.system"],
+            "train: net._target_ must begin with",
+        ),
     ],
 )
-def test_a_mistake_is_one_line_and_status_two_before_anything_is_written_or_run(command, arguments, message):
+def test_a_mistake_is_one_line_and_status_two_before_anything_is_written_or_run(
+    command, arguments, message
+):
     calls, status, errors, written = command(*arguments)
     assert errors.startswith(message)
     assert errors.count("\n") == 1
     assert (calls, status, written) == ([], 2, [])
 
 
-def test_keys_of_a_preset_that_a_choice_does_not_take_are_named_all_at_once_with_what_drops_them(command):
+def test_keys_of_a_preset_that_a_choice_does_not_take_are_named_all_at_once_with_what_drops_them(
+    command,
+):
     _, status, errors, _ = command("+preset=wide", "+net.depth=2")
     assert status == 2
     assert "~net.depth" not in errors
@@ -171,7 +188,10 @@ OUTSIDE = [
         OSError(errno.EIO, "Input/output error", "a.pt"),
         "a.pt: Input/output error; have the disk looked after",
     ),
-    (OSError(errno.EROFS, "Read-only", "a", None, "b"), "a -> b: Read-only; make the file system writable"),
+    (
+        OSError(errno.EROFS, "Read-only", "a", None, "b"),
+        "a -> b: Read-only; make the file system writable",
+    ),
     (PermissionError(errno.EACCES, "Denied", "a.pt"), "a.pt: Denied; ask for the permission"),
     (
         NotADirectoryError(errno.ENOTDIR, "No", "a/b"),
@@ -191,7 +211,9 @@ def test_a_failure_of_the_outside_world_is_one_line_with_a_remedy_and_status_one
         assert command(f"seed={seed}", task=fail)[1:3] == (1, f"train: {OUTSIDE[seed][1]}\n")
     calls, status, errors, _ = command("-m", f"seed=range({len(OUTSIDE)})", task=fail)
     assert (len(calls), status) == (len(OUTSIDE), 1)
-    assert errors.splitlines() == [f"train: job {job}: {line}" for job, (_, line) in enumerate(OUTSIDE)]
+    assert errors.splitlines() == [
+        f"train: job {job}: {line}" for job, (_, line) in enumerate(OUTSIDE)
+    ]
 
 
 def test_every_job_of_a_sweep_runs(command):
@@ -200,7 +222,9 @@ def test_every_job_of_a_sweep_runs(command):
     assert [(cfg.seed, cfg.env.size) for cfg in calls] == [(1, 3), (1, 4), (2, 3), (2, 4)]
 
 
-def test_a_job_is_told_how_many_of_a_sweep_run_at_once_and_a_single_run_is_alone(command, monkeypatch):
+def test_a_job_is_told_how_many_of_a_sweep_run_at_once_and_a_single_run_is_alone(
+    command, monkeypatch
+):
     told = []
     monkeypatch.setattr(app, "share_threads", lambda num_jobs: told.append(num_jobs))
     command("seed=1")

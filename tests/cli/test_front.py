@@ -46,8 +46,12 @@ print(json.dumps(answers))
 
 
 def ask(*lines: tuple[str, ...]) -> list[subprocess.CompletedProcess]:
-    """What recipes answer to arguments, each in a copy of one process that has loaded what answers."""
-    asked = json.dumps([[str(RECIPES / f"{recipe}.py"), *arguments] for recipe, *arguments in lines])
+    """What recipes answer to arguments, each in a copy of one process that has loaded what
+    answers.
+    """
+    asked = json.dumps(
+        [[str(RECIPES / f"{recipe}.py"), *arguments] for recipe, *arguments in lines]
+    )
     command = [sys.executable, "-c", LIGHT, asked]
     with tempfile.TemporaryDirectory() as folder:
         out = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder).stdout
@@ -55,7 +59,9 @@ def ask(*lines: tuple[str, ...]) -> list[subprocess.CompletedProcess]:
 
 
 def test_help_loads_no_torch_and_begins_with_what_the_recipe_does_and_examples():
-    for recipe, asked in zip(WITH_HELP, ask(*((recipe, "--help") for recipe in WITH_HELP)), strict=True):
+    for recipe, asked in zip(
+        WITH_HELP, ask(*((recipe, "--help") for recipe in WITH_HELP)), strict=True
+    ):
         assert (asked.returncode, asked.stderr) == (0, ""), recipe
         assert asked.stdout.count(f"python recipes/{recipe}.py") >= 2
         assert "Keys, as key=value:" in asked.stdout
@@ -75,7 +81,9 @@ def test_help_shows_groups_first_what_is_chosen_and_every_key_with_the_comment_o
 def test_every_key_of_the_main_file_has_a_comment():
     (asked,) = ask(("train", "--help"))
     rows = asked.stdout.partition("Keys, as key=value:")[2].splitlines()
-    keys = [row for row in rows if row.startswith("  ") and row[2:3].strip() and "=" in row.split()[0]]
+    keys = [
+        row for row in rows if row.startswith("  ") and row[2:3].strip() and "=" in row.split()[0]
+    ]
     bare = [row.split("=")[0].strip() for row in keys if len(row.split()) == 1]
     own = (
         "seed",
@@ -112,7 +120,9 @@ MISTAKES = [
 
 
 def test_a_mistake_in_keys_choices_and_values_is_told_in_one_line_without_torch():
-    for asked, (_, message) in zip(ask(*(("train", *given) for given, _ in MISTAKES)), MISTAKES, strict=True):
+    for asked, (_, message) in zip(
+        ask(*(("train", *given) for given, _ in MISTAKES)), MISTAKES, strict=True
+    ):
         assert asked.returncode == 2, message
         assert message in asked.stderr
         assert asked.stderr.count("\n") == 1
@@ -136,7 +146,9 @@ def test_help_ends_in_order_when_its_reader_has_seen_enough(program):
 
 
 def test_the_configuration_and_completions_are_shown_without_torch():
-    shown, completions = ask(("train", "--cfg", "job", "env=tmaze"), ("train", "-sc", "install=bash"))
+    shown, completions = ask(
+        ("train", "--cfg", "job", "env=tmaze"), ("train", "-sc", "install=bash")
+    )
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "_target_: yamame_envs.PassiveTMaze" in shown.stdout
     assert "complete -o nospace" in completions.stdout
@@ -151,7 +163,9 @@ def test_a_run_that_is_there_is_refused_before_torch_is_loaded(tmp_path):
     free = ("resume=true", "resume=auto", "run.overwrite=true", "run.name=other")
     refused, *others = ask(given, *((*given, setting) for setting in free))
     assert refused.returncode == 2
-    assert refused.stderr.startswith(f"ppo: RunDirectory: {run} exists; continue it with resume=true")
+    assert refused.stderr.startswith(
+        f"ppo: RunDirectory: {run} exists; continue it with resume=true"
+    )
     assert refused.stdout == ""
     assert not [asked.args for asked in others if "RunDirectory" in asked.stderr]
 
@@ -186,5 +200,7 @@ assert any(later is each for each in gc.get_objects())
 
 
 def test_no_garbage_is_looked_for_among_what_is_imported_and_later_again(tmp_path):
-    done = subprocess.run([sys.executable, "-c", LOADING], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", LOADING], cwd=tmp_path, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (0, "")

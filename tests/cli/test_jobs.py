@@ -1,4 +1,6 @@
-"""The jobs of a sweep: names, directories, what fails, and the table that says what became of each."""
+"""The jobs of a sweep: names, directories, what fails, and the table that says what became of
+each.
+"""
 
 import importlib
 import os
@@ -156,7 +158,9 @@ def test_a_sweep_that_is_interrupted_in_its_last_job_goes_on_by_the_same_command
     ]
 
 
-def test_rows_are_of_the_jobs_that_ran_where_more_is_swept_over_than_the_command_line_says(sweep, tmp_path):
+def test_rows_are_of_the_jobs_that_ran_where_more_is_swept_over_than_the_command_line_says(
+    sweep, tmp_path
+):
     params = "# @package hydra.sweeper\nparams: {seed: '0,4,5'}\n"
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "seeds.yaml").write_text(params)
@@ -168,14 +172,21 @@ def test_rows_are_of_the_jobs_that_ran_where_more_is_swept_over_than_the_command
 
 
 @pytest.mark.parametrize("added", ["+own=seeds", "hydra/sweeper=basic"])
-def test_no_job_is_made_up_where_others_are_tried_than_the_command_line_says(sweep, tmp_path, added):
+def test_no_job_is_made_up_where_others_are_tried_than_the_command_line_says(
+    sweep, tmp_path, added
+):
     def interrupted(cfg):
         raise KeyboardInterrupt
 
     (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "seeds.yaml").write_text("# @package hydra.sweeper\nparams: {seed: '0,4'}\n")
+    (tmp_path / "own" / "seeds.yaml").write_text(
+        "# @package hydra.sweeper\nparams: {seed: '0,4'}\n"
+    )
     _, out, _ = sweep(interrupted, "-m", added, "size=2,3")
-    assert [line.split()[:2] for line in out.splitlines()[-3:-1]] == [["job", "became"], ["0", "stopped"]]
+    assert [line.split()[:2] for line in out.splitlines()[-3:-1]] == [
+        ["job", "became"],
+        ["0", "stopped"],
+    ]
 
 
 def test_rows_are_of_the_jobs_that_ran_whatever_their_order(sweep):
@@ -203,7 +214,10 @@ NOT_LOGGED = "logger._target_=yamame.tracking.NullTracker"
         ([], ["yamame report"]),
         ([NOT_LOGGED], []),
         (
-            [f"{NOT_LOGGED},yamame.tracking.MLflowTracker", "run.name='${logger._target_}-${seed}'"],
+            [
+                f"{NOT_LOGGED},yamame.tracking.MLflowTracker",
+                "run.name='${logger._target_}-${seed}'",
+            ],
             ["yamame report"],
         ),
         (["+logger.experiment=mine"], ["yamame report store.experiment=mine"]),
@@ -211,13 +225,18 @@ NOT_LOGGED = "logger._target_=yamame.tracking.NullTracker"
             ["+logger.experiment=a,b", "run.name='${logger.experiment}-${seed}'"],
             ["yamame report store.experiment=a", "yamame report store.experiment=b"],
         ),
-        (["+logger.tracking_uri=sqlite:///b.db"], ["yamame report store.tracking_uri=sqlite:///b.db"]),
+        (
+            ["+logger.tracking_uri=sqlite:///b.db"],
+            ["yamame report store.tracking_uri=sqlite:///b.db"],
+        ),
     ],
 )
 def test_a_report_is_proposed_for_runs_that_are_in_mlflow(sweep, arguments, following):
     status, out, _ = sweep(task, "-m", "seed=0,5", *arguments)
     assert status == 0
-    assert [line.removeprefix("next: ") for line in out.splitlines() if "next:" in line] == following
+    assert [
+        line.removeprefix("next: ") for line in out.splitlines() if "next:" in line
+    ] == following
 
 
 def test_no_report_is_proposed_where_no_job_has_ended_well(sweep):
@@ -242,7 +261,11 @@ def test_folders_of_sweeps_that_were_killed_are_swept_and_those_of_others_are_no
     sweep, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(jobs.socket, "gethostname", lambda: "here")
-    names = [f".sweep-here-{os.getpid()}-a", f".sweep-here-{os.getppid()}-b", f".sweep-there-{os.getpid()}-c"]
+    names = [
+        f".sweep-here-{os.getpid()}-a",
+        f".sweep-here-{os.getppid()}-b",
+        f".sweep-there-{os.getpid()}-c",
+    ]
     for name in names:
         (tmp_path / "runs" / name).mkdir(parents=True)
     sweep(task, "-m", "seed=0")
@@ -251,10 +274,14 @@ def test_folders_of_sweeps_that_were_killed_are_swept_and_those_of_others_are_no
 
 @pytest.mark.parametrize("name", ["run.name=x", "run.name=x-${size}"])
 @pytest.mark.parametrize("launcher", [[], ["hydra/launcher=absent"]])
-def test_jobs_that_would_share_a_directory_are_refused_before_the_first(sweep, tmp_path, name, launcher):
+def test_jobs_that_would_share_a_directory_are_refused_before_the_first(
+    sweep, tmp_path, name, launcher
+):
     node = {"_target_": "no.such.Launcher"}
     ConfigStore.instance().store(group="hydra/launcher", name="absent", node=node)
-    status, out, err = sweep(task, "-m", "seed=0,5", "size=2,3", name, "run.overwrite=true", *launcher)
+    status, out, err = sweep(
+        task, "-m", "seed=0,5", "size=2,3", name, "run.overwrite=true", *launcher
+    )
     second = "job 1 (seed=0 size=3)" if name == "run.name=x" else "job 2 (seed=5 size=2)"
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert f"job 0 (seed=0 size=2) and {second} share {tmp_path / 'runs'}/x" in err
@@ -268,13 +295,20 @@ def test_the_same_name_in_other_directories_is_another_run(sweep, tmp_path):
 
 def named(*overrides, seed=0, recipe="train", **choices):
     job = {"config_name": recipe}
-    hydra_config = {"job": job, "runtime": {"choices": choices}, "overrides": {"task": list(overrides)}}
+    hydra_config = {
+        "job": job,
+        "runtime": {"choices": choices},
+        "overrides": {"task": list(overrides)},
+    }
     cfg = {"run": {"name": None}, "seed": seed}
     return run_name(OmegaConf.create(cfg), OmegaConf.create(hydra_config))
 
 
 def test_a_name_that_is_cut_ends_in_a_hash_of_all_that_makes_it_and_the_seed():
-    assert named("env=tmaze", "env.size=3", env="tmaze", encoder="gru") == "tmaze-gru-env.size=3-seed=0"
+    assert (
+        named("env=tmaze", "env.size=3", env="tmaze", encoder="gru")
+        == "tmaze-gru-env.size=3-seed=0"
+    )
     assert named("env=tmaze", recipe="ppo", env="tmaze", encoder="gru") == "ppo-tmaze-gru-seed=0"
     many = [f"agent.critic.hidden_size_of_layer_{index}=16" for index in range(9)]
     names = {
@@ -289,7 +323,9 @@ def test_a_name_that_is_cut_ends_in_a_hash_of_all_that_makes_it_and_the_seed():
     assert named("z=1", *reversed(many), "budget.updates=3", "seed=0", "resume=auto") == first
 
 
-def test_resuming_is_automatic_in_a_sweep_unless_runs_are_replaced_and_what_is_said_holds(monkeypatch):
+def test_resuming_is_automatic_in_a_sweep_unless_runs_are_replaced_and_what_is_said_holds(
+    monkeypatch,
+):
     for mode, replaced, said, answer in (
         (RunMode.RUN, False, None, False),
         (RunMode.MULTIRUN, False, None, "auto"),

@@ -8,8 +8,14 @@ from yamame.cli.nodes import check, check_targets, instantiate, plain
 
 
 def test_targets_outside_the_list_are_refused_by_key_before_any_import():
-    named = {"agent": {"parts": [{"_target_": "torch.nn.ReLU"}, {"_target_": "a_module_that_is_nowhere.f"}]}}
-    with pytest.raises(UsageError, match=r"agent\.parts\.1\._target_ must begin with yamame\..*nowhere\.f'"):
+    named = {
+        "agent": {
+            "parts": [{"_target_": "torch.nn.ReLU"}, {"_target_": "a_module_that_is_nowhere.f"}]
+        }
+    }
+    with pytest.raises(
+        UsageError, match=r"agent\.parts\.1\._target_ must begin with yamame\..*nowhere\.f'"
+    ):
         check_targets(named)
     # Inside the list the same module is looked for, so the refusal above came first.
     with pytest.raises(UsageError, match="must name a class or function"):
@@ -34,10 +40,14 @@ def test_nested_targets_are_built_with_plain_containers_and_untouched_runtime_va
     assert instantiate(node)(torch.zeros(1, 2)).shape == (1, 3)
     shared = {"deep": [1, (2, 3)]}
     assert (
-        instantiate(OmegaConf.create({"_target_": "yamame.tracking.mlflow_store.clean_value"}), value=0.25)
+        instantiate(
+            OmegaConf.create({"_target_": "yamame.tracking.mlflow_store.clean_value"}), value=0.25
+        )
         == "0.25"
     )
-    linear = instantiate(OmegaConf.create({"_target_": "torch.nn.Linear", "out_features": 3}), in_features=2)
+    linear = instantiate(
+        OmegaConf.create({"_target_": "torch.nn.Linear", "out_features": 3}), in_features=2
+    )
     assert linear.weight.shape == (3, 2)
     assert instantiate({"_target_": "yamame.cli.nodes.plain"}, cfg=OmegaConf.create(shared)) == {
         "deep": [1, [2, 3]]
@@ -52,10 +62,14 @@ def test_a_partial_node_gives_a_function_of_the_rest():
 
 
 def test_what_a_constructor_refuses_is_reported_with_its_key():
-    config = OmegaConf.create({"agent": {"budget": {"_target_": "yamame.budget.Budget", "updates": 0}}})
+    config = OmegaConf.create(
+        {"agent": {"budget": {"_target_": "yamame.system.budget.Budget", "updates": 0}}}
+    )
     with pytest.raises(UsageError, match=r"^agent\.budget: Budget: updates must be .* got 0$"):
         instantiate(config.agent.budget)
-    with pytest.raises(UsageError, match=r"^agent\.budget: .*unexpected keyword argument 'nothing'"):
+    with pytest.raises(
+        UsageError, match=r"^agent\.budget: .*unexpected keyword argument 'nothing'"
+    ):
         instantiate(config.agent.budget, nothing=1)
     nested = OmegaConf.create({"_target_": "torch.nn.Sequential", "_args_": [config.agent.budget]})
     with pytest.raises(UsageError, match=r"Budget: updates must be .* got 0$"):
@@ -93,7 +107,13 @@ def test_numbers_are_told_where_an_error_is_about_some_and_does_not_name_them(
     own_module, error, message, scale, told
 ):
     own_module("numbered", OWN)
-    node = {"_target_": "numbered.Own", "error": error, "message": message, "loc": 0.25, "scale": scale}
+    node = {
+        "_target_": "numbered.Own",
+        "error": error,
+        "message": message,
+        "loc": 0.25,
+        "scale": scale,
+    }
     with pytest.raises(UsageError) as raised:
         instantiate(OmegaConf.create({"part": node, "trust": ["numbered."]}).part)
     assert str(raised.value) == f"part: {message}" + (f"; got {told}" if told else "")
@@ -116,7 +136,10 @@ def test_plain_resolves_and_refuses_missing_values():
         ("yamame.files.run_directory.shutil.rmtree", r"must name a class or function of yamame"),
         ("yamame.cli.app.os.system", r"must name a class or function of yamame"),
         ("yamame.cli.app.main.__globals__", r"must begin with"),
-        ("yamame_envs.adapters.registered.import_module", r"must name a class or function of yamame_envs"),
+        (
+            "yamame_envs.adapters.registered.import_module",
+            r"must name a class or function of yamame_envs",
+        ),
     ],
 )
 def test_what_a_module_has_only_imported_and_what_is_no_layer_is_refused(target, message):
@@ -134,13 +157,17 @@ def test_a_package_of_the_users_own_is_named_in_trust(own_module):
     trusting = OmegaConf.create(config | {"trust": ["mylab."]})
     assert type(instantiate(trusting.part)).__name__ == "Part"
     trusting.part._target_ = "mylab.getcwd"
-    with pytest.raises(UsageError, match=r"must name a class or function of mylab, got 'mylab\.getcwd'"):
+    with pytest.raises(
+        UsageError, match=r"must name a class or function of mylab, got 'mylab\.getcwd'"
+    ):
         instantiate(trusting.part)
 
 
 def test_free_data_holds_no_targets_and_nothing_is_resolved_twice():
     env = {"_target_": "yamame_envs.Gym", "settings": {"deep": [{"_target_": "torch.nn.ReLU"}]}}
-    with pytest.raises(UsageError, match=r"env\.settings\.deep\.0\._target_: must be plain data there"):
+    with pytest.raises(
+        UsageError, match=r"env\.settings\.deep\.0\._target_: must be plain data there"
+    ):
         check(OmegaConf.create({"env": env}))
     sequence = {"_target_": "torch.nn.ReLU", "inplace": "\\${oc.env:HOME}"}
     with pytest.raises(UsageError, match=r"x\.inplace: must be a value and no interpolation"):

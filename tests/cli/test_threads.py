@@ -20,12 +20,20 @@ print(os.environ.get("GOMP_SPINCOUNT"))
     ("chosen", "spin_count"),
     [({}, "5000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")],
 )
-def test_waiting_is_bounded_before_torch_is_there_unless_the_environment_says_how_to_wait(chosen, spin_count):
+def test_waiting_is_bounded_before_torch_is_there_unless_the_environment_says_how_to_wait(
+    chosen, spin_count
+):
     free = {
-        name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
     }
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=free | chosen, capture_output=True, text=True, check=True
+        [sys.executable, "-c", PROGRAM],
+        env=free | chosen,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.strip() == spin_count
 
@@ -51,7 +59,9 @@ def eight_threads(monkeypatch):
         ({"num_jobs": -1}, 1),
     ],
 )
-def test_threads_are_shared_with_jobs_and_workers_that_run_at_the_same_time(eight_threads, others, left):
+def test_threads_are_shared_with_jobs_and_workers_that_run_at_the_same_time(
+    eight_threads, others, left
+):
     share_threads(**others)
     assert eight_threads() == left
 

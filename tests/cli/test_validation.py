@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Annotated, Literal, NotRequired
 
 import pytest
-from yamame.budget import Budget
 from yamame.checks import UsageError
 from yamame.cli.validation import check_arguments, check_settings, fits, undeclared
+from yamame.system.budget import Budget
 
 SETTINGS = {
     "seed": int,
@@ -70,7 +70,10 @@ def without(name):
         ({"source": 3}, "source: must be a text or a list, got 3"),
         ({"greedy": "off"}, "greedy: must be true or false or null, got 'off'"),
         ({"run": {"name": 5, "overwrite": False}}, "run.name: must be a text or null, got 5"),
-        ({"run": {"name": None, "overwrite": "no"}}, "run.overwrite: must be true or false, got 'no'"),
+        (
+            {"run": {"name": None, "overwrite": "no"}},
+            "run.overwrite: must be true or false, got 'no'",
+        ),
         ({"run": "mine"}, "run: must be a mapping with name, overwrite, got 'mine'"),
         ({"budget": {"minutes": "abc"}}, "budget.minutes: must be a number or null, got 'abc'"),
         (
@@ -80,7 +83,10 @@ def without(name):
         ({"budget": 5}, "budget: must be a mapping with env_steps, updates, minutes, clock, got 5"),
         ({"changed": None}, "changed: must be a mapping, got null"),
         ({"node": 3}, "node: must be a mapping or null, got 3"),
-        ({"checkpoint": {"keep": 0, "limit": 1}}, "checkpoint.keep: must be an integer of at least 1, got 0"),
+        (
+            {"checkpoint": {"keep": 0, "limit": 1}},
+            "checkpoint.keep: must be an integer of at least 1, got 0",
+        ),
         (
             {"checkpoint": {"keep": 2, "limit": 0}},
             "checkpoint.limit: must be an integer of at least 1 or null, got 0",
@@ -165,5 +171,10 @@ def test_one_is_not_true_and_true_is_not_one():
 
 
 def test_keys_that_nothing_declares_are_found_in_groups_and_beside_them_but_not_in_free_data():
-    more = {"run": VALUES["run"] | {"more": 1}, "budget": {"more": 1}, "changed": {"free": 1}, "rest": {}}
+    more = {
+        "run": VALUES["run"] | {"more": 1},
+        "budget": {"more": 1},
+        "changed": {"free": 1},
+        "rest": {},
+    }
     assert sorted(undeclared(VALUES | more, SETTINGS)) == ["budget.more", "rest", "run.more"]

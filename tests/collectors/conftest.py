@@ -1,4 +1,6 @@
-"""What tests of collectors share: a replay that keeps everything, small policies, Ray on this machine."""
+"""What tests of collectors share: a replay that keeps everything, small policies, Ray on this
+machine.
+"""
 
 import sys
 from functools import partial
@@ -68,9 +70,9 @@ class Shelf:
         long = [one for one in self.trajectories if len(one) > 10]
         assert len(long) > 20
         played = ("observation", "goal", "action")
-        assert len({tuple(bytes(one[key].contiguous().numpy()) for key in played) for one in long}) == len(
-            long
-        )
+        assert len(
+            {tuple(bytes(one[key].contiguous().numpy()) for key in played) for one in long}
+        ) == len(long)
 
 
 def _policy(env, encoder):
@@ -108,7 +110,9 @@ def make_shelf():
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory):
-    """A module of a user's own, in a folder that only this process knows: environments that take their time."""
+    """A module of a user's own, in a folder that only this process knows: environments that take
+    their time.
+    """
     folder = tmp_path_factory.mktemp("own")
     (folder / "slow_envs.py").write_text(SLOW)
     sys.path.append(str(folder))
@@ -132,10 +136,12 @@ def import_ray():
 @pytest.fixture(scope="module")
 def local_ray(import_ray):
     """Ray on this machine, for all tests of a module."""
-    from yamame.signals import kept
+    from yamame.system.signals import restoring_handlers
 
     ray = import_ray("the tests")
-    with kept():
-        ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error")
+    with restoring_handlers():
+        ray.init(
+            "local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error"
+        )
     yield ray
     ray.shutdown()

@@ -7,12 +7,18 @@ from yamame.collectors import TrajectoryAssembler
 
 
 def play(num_envs: int, num_steps: int, seed: int):
-    """Steps of envs whose episodes end at random, each value unique, and the trajectories they should give."""
+    """Steps of envs whose episodes end at random, each value unique, and the trajectories they
+    should give.
+    """
     generator = torch.Generator().manual_seed(seed)
     done = torch.rand(num_steps, num_envs, generator=generator) < 0.15
     value = torch.arange(num_steps * num_envs).view(num_steps, num_envs, 1)
     steps = TensorDict(
-        {"observation": value.float(), "action": value[..., 0], "next": {"reward": value.float() * 2}},
+        {
+            "observation": value.float(),
+            "action": value[..., 0],
+            "next": {"reward": value.float() * 2},
+        },
         [num_steps, num_envs],
     )
     unfinished: list[list[int]] = [[] for _ in range(num_envs)]
@@ -47,7 +53,10 @@ def test_trajectories_equal_those_of_a_plain_loop_whatever_the_block_size(block)
         assert real.tolist() == [True] * (len(values) + 1) + [False] * (len(real) - len(values) - 1)
         assert trajectory["observation"][real].flatten().tolist() == [*map(float, values), last]
         assert trajectory["action"][real].tolist() == [*values, 0]
-        assert trajectory["next", "reward"][real].flatten().tolist() == [*(2.0 * v for v in values), 0.0]
+        assert trajectory["next", "reward"][real].flatten().tolist() == [
+            *(2.0 * v for v in values),
+            0.0,
+        ]
         assert not trajectory["observation"][~real].any()
 
 

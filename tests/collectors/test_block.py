@@ -4,7 +4,15 @@ import pytest
 import torch
 from yamame.collectors.block import on_host, packed, unpacked
 
-DTYPES = (torch.bool, torch.uint8, torch.int16, torch.float32, torch.int64, torch.bfloat16, torch.float64)
+DTYPES = (
+    torch.bool,
+    torch.uint8,
+    torch.int16,
+    torch.float32,
+    torch.int64,
+    torch.bfloat16,
+    torch.float64,
+)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -1,4 +1,6 @@
-"""Ray actors bring whole, valid trajectories, follow the weights, are never far ahead, and may die."""
+"""Ray actors bring whole, valid trajectories, follow the weights, are never far ahead, and may
+die.
+"""
 
 import signal
 import time
@@ -36,7 +38,9 @@ def build(make_policy, make_shelf):
             **settings,
         }
         made.append(
-            RayCollector(make_env, make_policy(MAZE(num_envs=1, seed=0), encoder), make_shelf(), **settings)
+            RayCollector(
+                make_env, make_policy(MAZE(num_envs=1, seed=0), encoder), make_shelf(), **settings
+            )
         )
         return made[-1]
 
@@ -81,14 +85,23 @@ def test_actions_are_those_of_one_pass_over_the_whole_history(make_collector, en
     for one in stored:
         for trajectory in (one, one.clone().set("is_init", torch.ones_like(one["is_init"]))):
             with torch.no_grad(), set_recurrent_mode(True):
-                seen = policy.trajectory_encoder(policy.timestep_encoder(trajectory.unsqueeze(0).clone()))
-                logits = policy.actor(seen[policy.trajectory_encoder.out_keys[0]])[0, :-1, policy.gamma_index]
+                seen = policy.trajectory_encoder(
+                    policy.timestep_encoder(trajectory.unsqueeze(0).clone())
+                )
+                logits = policy.actor(seen[policy.trajectory_encoder.out_keys[0]])[
+                    0, :-1, policy.gamma_index
+                ]
             number = int((logits.argmax(-1) != one["action"][:-1]).sum())
-            differing, without_history = differing + number * (trajectory is one), without_history + number
+            differing, without_history = (
+                differing + number * (trajectory is one),
+                without_history + number,
+            )
     assert collector.replay.num_steps > 400
     assert differing == 0
     assert without_history > 20
-    assert torch.cat([episodes.lengths for episodes in brought]).tolist() == [len(one) - 1 for one in stored]
+    assert torch.cat([episodes.lengths for episodes in brought]).tolist() == [
+        len(one) - 1 for one in stored
+    ]
 
 
 @pytest.mark.cluster
@@ -100,9 +113,18 @@ def test_trajectories_replay_in_the_environment(make_collector):
     assert len(collector.replay.trajectories) >= 8
     for one in collector.replay.trajectories:
         for t in range(len(one) - 1):
-            for key in ("observation", "goal", "achieved", "prev_action", "prev_reward", "step_index"):
+            for key in (
+                "observation",
+                "goal",
+                "achieved",
+                "prev_action",
+                "prev_reward",
+                "step_index",
+            ):
                 assert torch.equal(current[key][0], one[key][t]), key
-            stepped, following = again.step_and_maybe_reset(current.set("action", one["action"][t : t + 1]))
+            stepped, following = again.step_and_maybe_reset(
+                current.set("action", one["action"][t : t + 1])
+            )
             for key in ("reward", "terminated", "truncated", "success"):
                 assert torch.equal(stepped["next", key][0], one["next", key][t])
             current = following
@@ -110,7 +132,9 @@ def test_trajectories_replay_in_the_environment(make_collector):
 
 
 @pytest.mark.cluster
-def test_weights_and_the_count_of_steps_reach_the_actors_within_the_bound(make_collector, make_policy):
+def test_weights_and_the_count_of_steps_reach_the_actors_within_the_bound(
+    make_collector, make_policy
+):
     policy = make_policy(MAZE(num_envs=1, seed=0), GRU)
     noise = EpsilonGreedy(policy.action_space, anneal_steps=200, start=1.0, end=0.0)
     collector = make_collector(exploration=noise, num_workers=1)
@@ -167,7 +191,10 @@ def test_a_dead_actor_is_replaced_and_costs_what_is_counted(make_collector, slow
     assert 0 <= metrics["lost_episodes"] <= 2
     assert sum(episodes.num_aborted for episodes in brought) == metrics["lost_episodes"]
     collected = sum(episodes.num_steps for episodes in brought)
-    assert collected == collector.replay.num_steps + metrics["unfinished_steps"] + metrics["lost_steps"]
+    assert (
+        collected
+        == collector.replay.num_steps + metrics["unfinished_steps"] + metrics["lost_steps"]
+    )
 
 
 @pytest.mark.cluster
@@ -184,7 +211,8 @@ def test_actors_that_die_one_after_the_other_end_the_collector(make_collector, s
 def test_an_error_in_an_actor_is_shown_at_once(make_collector, slow):
     collector = make_collector(slow.nothing)
     with pytest.raises(
-        RuntimeError, match=r"(?s)RayCollector: actor \d failed.*slow_envs\.py.*ZeroDivisionError: no env"
+        RuntimeError,
+        match=r"(?s)RayCollector: actor \d failed.*slow_envs\.py.*ZeroDivisionError: no env",
     ):
         collector.collect(20)
     assert playing() == []
@@ -194,7 +222,8 @@ def test_an_error_in_an_actor_is_shown_at_once(make_collector, slow):
 def test_what_never_starts_is_told_with_what_it_needs(make_collector):
     collector = make_collector(resources={"num_cpus": 64}, timeout=3.0)
     with pytest.raises(
-        RuntimeError, match=r"got no answer in 3\.0 s; every actor needs .*'num_cpus': 64.*'CPU': 4\.0"
+        RuntimeError,
+        match=r"got no answer in 3\.0 s; every actor needs .*'num_cpus': 64.*'CPU': 4\.0",
     ):
         collector.collect(20)
 
@@ -218,11 +247,16 @@ def test_a_push_of_weights_does_not_wait_for_actors(make_collector, slow):
 
 
 @pytest.mark.cluster
-def test_four_actors_that_wait_for_their_simulators_are_nearly_four_times_as_fast(make_collector, slow):
+def test_four_actors_that_wait_for_their_simulators_are_nearly_four_times_as_fast(
+    make_collector, slow
+):
     speeds = []
     for num_workers in (1, 4):
         collector = make_collector(
-            partial(slow.maze, 0.04), num_workers=num_workers, num_envs=8 * num_workers, max_staleness=10**4
+            partial(slow.maze, 0.04),
+            num_workers=num_workers,
+            num_envs=8 * num_workers,
+            max_staleness=10**4,
         )
         while collector.metrics()["steps_per_s_of_slowest"] == 0:
             collector.collect(8)
@@ -251,7 +285,8 @@ def test_a_restored_collector_keeps_weights_and_schedule_and_plays_other_tasks(
     second.load_state_dict(first.state_dict())
     assert int(second.exploration.num_env_steps) == 5
     assert all(
-        torch.equal(v, second.policy.state_dict()[key]) for key, v in first.policy.state_dict().items()
+        torch.equal(v, second.policy.state_dict()[key])
+        for key, v in first.policy.state_dict().items()
     )
     third.load_state_dict(second.state_dict())
     assert [c.state_dict()["num_restarts"] for c in (first, second, third)] == [0, 1, 2]
@@ -269,8 +304,14 @@ def test_a_restored_collector_keeps_weights_and_schedule_and_plays_other_tasks(
         ({"block_steps": 0}, "block_steps must be at least 1, got 0"),
         ({"max_staleness": 39}, "max_staleness must be at least 40, got 39"),
         ({"timeout": 0.0}, r"timeout must be positive, got 0\.0"),
-        ({"resources": {"cpus": 1}}, r"resources must have no keys but num_cpus, .*, got .*'cpus': 1"),
-        ({"resources": {"num_gpus": -1}}, r"resources.num_gpus must be a number, at least 0, got -1"),
+        (
+            {"resources": {"cpus": 1}},
+            r"resources must have no keys but num_cpus, .*, got .*'cpus': 1",
+        ),
+        (
+            {"resources": {"num_gpus": -1}},
+            r"resources.num_gpus must be a number, at least 0, got -1",
+        ),
         ({"autocast": "float16"}, r"autocast must be .*bfloat16.*, got 'float16'"),
     ],
 )
@@ -282,12 +323,15 @@ def test_settings_out_of_range_are_refused(build, settings, message):
 @pytest.mark.cluster
 def test_an_address_where_no_cluster_is_is_refused_before_anything_begins(build):
     with pytest.raises(
-        ValueError, match=r"RayCollector: address must be that of a Ray cluster, got 10\.255\.255\.1:1"
+        ValueError,
+        match=r"RayCollector: address must be that of a Ray cluster, got 10\.255\.255\.1:1",
     ):
         build(address="10.255.255.1:1")
 
 
 def test_a_missing_package_is_named(build, monkeypatch):
     monkeypatch.setattr("yamame.collectors.cluster.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"package ray must be installed, run: pip install 'yamame\[ray\]'"):
+    with pytest.raises(
+        UsageError, match=r"package ray must be installed, run: pip install 'yamame\[ray\]'"
+    ):
         build()

@@ -20,7 +20,9 @@ MAZE = partial(PassiveTMaze, length=4)
 
 
 class ForeignCollector:
-    """From elsewhere: plays TorchRL's rollouts of whole episodes, knows nothing of ours but the protocol."""
+    """From elsewhere: plays TorchRL's rollouts of whole episodes, knows nothing of ours but the
+    protocol.
+    """
 
     def __init__(self, env, policy, replay):
         self.env, self.policy, self.replay = env, copy.deepcopy(policy), replay
@@ -28,7 +30,9 @@ class ForeignCollector:
     def collect(self, num_steps):
         parts = []
         while sum(part.num_steps for part in parts) < num_steps:
-            rollout = self.env.rollout(1000, self.policy, break_when_any_done=False, break_when_all_done=True)
+            rollout = self.env.rollout(
+                1000, self.policy, break_when_any_done=False, break_when_all_done=True
+            )
             data = pack(rollout, split=False)
             self.replay.extend(data)
             lengths = data["mask"].flatten(1).sum(-1) - 1
@@ -121,7 +125,9 @@ class TestCollector:
             ends = one["next", "terminated"] | one["next", "truncated"]
             assert ends.flatten().tolist() == [False] * (num_steps - 1) + [True, False]
 
-    def test_it_acts_with_the_weights_that_it_was_given_last_and_not_with_the_learners(self, collector):
+    def test_it_acts_with_the_weights_that_it_was_given_last_and_not_with_the_learners(
+        self, collector
+    ):
         learner = make_policy()
         collector.update_policy_weights_(choose(learner, 1))
         assert actions_of(collector) == {1}

@@ -20,7 +20,9 @@ def make(seed=0, size=4):
         env.full_action_spec["action"],
         timestep_encoder=make_timestep_encoder,
         goal_encoder=lambda *_: None,
-        trajectory_encoder=lambda width: GRUEncoder(width, hidden_size=8, num_layers=1, out_features=8),
+        trajectory_encoder=lambda width: GRUEncoder(
+            width, hidden_size=8, num_layers=1, out_features=8
+        ),
         actor=lambda *args, **kwargs: ActorHead(*args, **kwargs, hidden_size=8, num_layers=1),
         critic=make_critic,
         returns=PopArt,

@@ -1,4 +1,6 @@
-"""A cluster of several machines, of which one dies and another comes: acting goes on, and nothing is stored twice."""
+"""A cluster of several machines, of which one dies and another comes: acting goes on, and nothing
+is stored twice.
+"""
 
 import os
 import signal

@@ -132,7 +132,9 @@ def test_rebuilt_by_the_same_weights_a_memory_goes_on_as_if_it_were_kept(encoder
         with torch.no_grad():
             encoded = policy.trajectory_encoder
             memory = encoded.ready_memory(encoded.read_is_init(timestep)).clone()
-            samples[choice] = policy.decide(timestep.select(*policy.in_keys, strict=False), memory)[0]
+            samples[choice] = policy.decide(timestep.select(*policy.in_keys, strict=False), memory)[
+                0
+            ]
     torch.testing.assert_close(samples["rebuild"], samples["keep"], rtol=1e-4, atol=1e-5)
     assert (samples["reset"] - samples["keep"]).abs().amax() > 1e-4
 

@@ -1,4 +1,6 @@
-"""Figures of actors: percentiles of the age of their weights, and a speed of each where they are few."""
+"""Figures of actors: percentiles of the age of their weights, and a speed of each where they are
+few.
+"""
 
 import pytest
 from yamame.collectors.pace import Pace
@@ -21,7 +23,11 @@ def test_percentiles_of_the_age_of_weights_follow_the_whole_distribution():
         age = figures[f"weights_age_p{share}"]
         assert sum(other <= age for other in ages) >= share / 100 * len(ages)
         assert sum(other < age for other in ages) <= share / 100 * len(ages)
-    assert (figures["weights_age_p10"], figures["weights_age_p90"], figures["weights_age_max"]) == (0, 7, 40)
+    assert (figures["weights_age_p10"], figures["weights_age_p90"], figures["weights_age_max"]) == (
+        0,
+        7,
+        40,
+    )
 
 
 @pytest.mark.parametrize(("num_actors", "num_keys"), [(1, 1), (16, 16), (17, 0)])

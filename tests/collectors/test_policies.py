@@ -1,4 +1,6 @@
-"""Whatever writes an action can play: policies of TorchRL, of strangers, ours, and those made of parts of ours."""
+"""Whatever writes an action can play: policies of TorchRL, of strangers, ours, and those made of
+parts of ours.
+"""
 
 import copy
 import traceback
@@ -49,7 +51,9 @@ class Shelf:
 
 
 class Counting(TensorDictModuleBase):
-    """A stranger's: acts by the steps in a memory of its own, and notes the weights it was prepared with."""
+    """A stranger's: acts by the steps in a memory of its own, and notes the weights it was prepared
+    with.
+    """
 
     def __init__(self):
         super().__init__()
@@ -318,13 +322,17 @@ def test_an_evaluation_in_mid_episode_changes_nothing_of_what_follows(make):
 
 
 def test_a_plain_function_is_no_policy():
-    with pytest.raises(ValueError, match=r"SyncCollector: policy must be a TensorDict module, got <function"):
+    with pytest.raises(
+        ValueError, match=r"SyncCollector: policy must be a TensorDict module, got <function"
+    ):
         SyncCollector(maze(), lambda td: td, Shelf())
 
 
 def test_a_policy_that_cannot_record_is_refused(monkeypatch):
     monkeypatch.setattr("yamame.collectors.sync.cuda_recorder", lambda device, owner: None)
-    with pytest.raises(ValueError, match=r"SyncCollector: policy must have record\(\), got 'Counting'"):
+    with pytest.raises(
+        ValueError, match=r"SyncCollector: policy must have record\(\), got 'Counting'"
+    ):
         build(counting, cuda_graph=True)
 
 
@@ -341,7 +349,9 @@ def test_a_policy_that_can_record_does_so_with_the_recorder_of_its_device(monkey
         def record(self, recorder):
             self.recorder = recorder
 
-    monkeypatch.setattr("yamame.collectors.sync.cuda_recorder", lambda device, owner: (device, owner))
+    monkeypatch.setattr(
+        "yamame.collectors.sync.cuda_recorder", lambda device, owner: (device, owner)
+    )
     collector = build(lambda: (maze(), Recording()), cuda_graph=True)
     assert collector.policy.recorder == (torch.device("cpu"), "SyncCollector")
     assert not hasattr(build(lambda: (maze(), Recording())).policy, "recorder")

@@ -8,8 +8,8 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase
 from torchrl.envs import TransformedEnv
 from torchrl.envs.transforms import RewardSum
-from yamame.capturing import recording
 from yamame.collectors import SyncCollector
+from yamame.execution.capturing import recording
 from yamame.exploration import BilevelEpsilon, EdgeEpsilon, EpsilonGreedy, GaussianNoise
 from yamame.trajectory import (
     GRUEncoder,
@@ -44,7 +44,9 @@ def maze(**settings):
 
 ENCODERS = {
     "transformer": partial(TransformerEncoder, d_model=16, num_heads=2, num_layers=1),
-    "latest": partial(TransformerEncoder, d_model=16, num_heads=2, num_layers=1, context_length=9, sinks=1),
+    "latest": partial(
+        TransformerEncoder, d_model=16, num_heads=2, num_layers=1, context_length=9, sinks=1
+    ),
     # Its cache never grows: one recording acts with all weights that there are.
     "sigma": partial(
         TransformerEncoder,
@@ -59,13 +61,21 @@ ENCODERS = {
     "last timesteps": partial(WindowEncoder, window=3, d_model=8),
     "memoryless": partial(MemorylessEncoder, d_model=8),
     "rsm": partial(RSMEncoder, d_model=8, num_heads=2, num_layers=1, segment_length=4),
-    "memo": partial(MemoEncoder, d_model=8, num_heads=2, num_layers=1, segment_length=4, jitter=0.0),
+    "memo": partial(
+        MemoEncoder, d_model=8, num_heads=2, num_layers=1, segment_length=4, jitter=0.0
+    ),
 }
 CASES = {
     **{name: (maze, encoder, BilevelEpsilon) for name, encoder in ENCODERS.items()},
-    "trials": (lambda: RepeatedTrials(maze(), num_trials=2, seed=3), ENCODERS["transformer"], BilevelEpsilon),
+    "trials": (
+        lambda: RepeatedTrials(maze(), num_trials=2, seed=3),
+        ENCODERS["transformer"],
+        BilevelEpsilon,
+    ),
     "lake": (
-        lambda: MetaFrozenLake(num_envs=NUM_ENVS, size=3, num_trials=2, hard=True, slip=0.1, seed=3),
+        lambda: MetaFrozenLake(
+            num_envs=NUM_ENVS, size=3, num_trials=2, hard=True, slip=0.1, seed=3
+        ),
         ENCODERS["transformer"],
         EpsilonGreedy,
     ),
@@ -125,7 +135,9 @@ def make(make_policy, make_shelf, monkeypatch):
 
 
 def collect(collector, blocks, length=LENGTH):
-    """The trajectories of some blocks. Where steps are recorded, a cache has slots for a whole block."""
+    """The trajectories of some blocks. Where steps are recorded, a cache has slots for a whole
+    block.
+    """
     for _ in range(blocks):
         collector.policy.reserve(length)
         collector.collect(NUM_ENVS * length)
@@ -138,7 +150,9 @@ def same(ones, others):
 
 
 def act_out(collector, again):
-    """Blocks between which weights, memory and block length change; the last ones by a collector of the same state."""
+    """Blocks between which weights, memory and block length change; the last ones by a collector of
+    the same state.
+    """
     weights = TensorDict.from_module(collector.policy).data.apply(lambda value: value * 1.3 + 0.05)
     torch.manual_seed(1)
     parts = collect(collector, 3)
@@ -283,7 +297,9 @@ class Fading(Turning):
 
 
 NATIVE = {
-    "bandits": lambda: Bandits(num_envs=NUM_ENVS, num_arms=3, time_limit=8, reward="gaussian", seed=3),
+    "bandits": lambda: Bandits(
+        num_envs=NUM_ENVS, num_arms=3, time_limit=8, reward="gaussian", seed=3
+    ),
     "door": lambda: DarkKeyDoor(num_envs=NUM_ENVS, size=3, trial_limit=5, time_limit=9, seed=3),
     "delivery": lambda: PackageDelivery(num_envs=NUM_ENVS, length=6, time_limit=9, seed=3),
     "active tmaze": lambda: ActiveTMaze(num_envs=NUM_ENVS, length=6, seed=3),
@@ -324,7 +340,9 @@ def test_no_number_that_changes_is_baked_into_a_recorded_step(make, tape, case):
 def test_a_number_that_changes_is_found(make_shelf, monkeypatch, tape):
     def make_fading(recorder):
         monkeypatch.setattr("yamame.collectors.sync.cuda_recorder", lambda device, owner: recorder)
-        return SyncCollector(maze(), Alternating(), make_shelf(), exploration=Fading(), cuda_graph=True)
+        return SyncCollector(
+            maze(), Alternating(), make_shelf(), exploration=Fading(), cuda_graph=True
+        )
 
     early, late = numbers_of(make_fading, tape)
     assert early != late

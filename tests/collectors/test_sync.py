@@ -1,4 +1,6 @@
-"""The synchronous collector stores exactly what happened, and goes on exactly where it was saved."""
+"""The synchronous collector stores exactly what happened, and goes on exactly where it was
+saved.
+"""
 
 import copy
 from functools import partial
@@ -7,13 +9,20 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.data import Binary
-from torchrl.envs import Compose, ExcludeTransform, GymEnv, ObservationNorm, SerialEnv, TransformedEnv
+from torchrl.envs import (
+    Compose,
+    ExcludeTransform,
+    GymEnv,
+    ObservationNorm,
+    SerialEnv,
+    TransformedEnv,
+)
 from yamame.agent import InContextAgent
-from yamame.capturing import recording
 from yamame.collectors import SyncCollector
+from yamame.execution.capturing import recording
+from yamame.execution.recorder import Compiled
 from yamame.exploration import BilevelEpsilon
 from yamame.heads import ActorHead, PopArt, make_critic
-from yamame.recorder import Compiled
 from yamame.timestep import MLPGoalEncoder, MLPTimestepEncoder
 from yamame.trajectory import GRUEncoder, TransformerEncoder
 from yamame.transforms import ContextTransform
@@ -40,7 +49,8 @@ def make_collector(env, *, encoder=None, explore=True, **settings) -> SyncCollec
         env.full_action_spec["action"],
         timestep_encoder=partial(MLPTimestepEncoder, hidden_size=16, out_size=8),
         goal_encoder=MLPGoalEncoder,
-        trajectory_encoder=encoder or partial(TransformerEncoder, d_model=16, num_heads=2, num_layers=1),
+        trajectory_encoder=encoder
+        or partial(TransformerEncoder, d_model=16, num_heads=2, num_layers=1),
         actor=partial(ActorHead, hidden_size=16),
         critic=partial(make_critic, hidden_size=16),
         returns=PopArt,
@@ -61,7 +71,9 @@ def test_stored_trajectories_replay_in_the_environment_step_by_step():
         for t in range(len(one) - 1):
             for key in ("observation", "goal", "achieved", *CONTEXT):
                 assert torch.equal(current[key][0], one[key][t]), key
-            stepped, following = again.step_and_maybe_reset(current.set("action", one["action"][t : t + 1]))
+            stepped, following = again.step_and_maybe_reset(
+                current.set("action", one["action"][t : t + 1])
+            )
             for key in ("reward", "terminated", "truncated", "success"):
                 assert torch.equal(stepped["next", key][0], one["next", key][t])
             current = following
@@ -84,7 +96,9 @@ def test_every_step_is_stored_once_and_the_counters_agree():
         [float(one["next", "reward"].sum()) for one in collector.replay.trajectories]
     )
     success = torch.cat([episodes.success for episodes in brought])
-    assert success.tolist() == [bool(one["next", "success"].any()) for one in collector.replay.trajectories]
+    assert success.tolist() == [
+        bool(one["next", "success"].any()) for one in collector.replay.trajectories
+    ]
 
 
 def test_a_trajectory_holds_no_memory_no_features_and_no_seed():
@@ -101,7 +115,9 @@ def flat(memory, prefix="") -> dict[str, torch.Tensor]:
     if isinstance(memory, torch.Tensor):
         return {prefix: memory}
     return {
-        path: value for key, inner in memory.items() for path, value in flat(inner, f"{prefix}/{key}").items()
+        path: value
+        for key, inner in memory.items()
+        for path, value in flat(inner, f"{prefix}/{key}").items()
     }
 
 
@@ -158,7 +174,8 @@ def test_a_transformed_environment_goes_on_exactly_too_and_in_one_that_had_playe
         other.collect(3 * 30)
         assert len(first.replay.trajectories) == len(other.replay.trajectories) >= 6
         assert all(
-            (a == b).all() for a, b in zip(first.replay.trajectories, other.replay.trajectories, strict=True)
+            (a == b).all()
+            for a, b in zip(first.replay.trajectories, other.replay.trajectories, strict=True)
         )
 
 
@@ -198,7 +215,10 @@ class FailingTMaze(PassiveTMaze):
         return {**state, "ended": third & (task["side"] == 1).unsqueeze(-1)}, reward, success
 
     def _begin(self, task):
-        return {**super()._begin(task), "ended": torch.zeros(len(task["side"]), 1, dtype=torch.bool)}
+        return {
+            **super()._begin(task),
+            "ended": torch.zeros(len(task["side"]), 1, dtype=torch.bool),
+        }
 
     def _observe(self, task, state):
         return {**super()._observe(task, state), "aborted": state["ended"].clone()}
@@ -275,7 +295,9 @@ class OnTheHost:
         return replay, results
 
 
-def test_a_recorded_policy_collects_what_an_ordinary_one_does_and_goes_on_where_it_was_saved(monkeypatch):
+def test_a_recorded_policy_collects_what_an_ordinary_one_does_and_goes_on_where_it_was_saved(
+    monkeypatch,
+):
     recorder, seen = OnTheHost(), []
     monkeypatch.setattr(
         "yamame.collectors.sync.cuda_recorder",
@@ -304,7 +326,9 @@ def test_a_recorded_policy_collects_what_an_ordinary_one_does_and_goes_on_where_
         collector.collect(2 * 20)
         states.append(collector.replay.trajectories[kept:])
     assert recorder.replays > 40
-    assert all((a == b).all() for stored in states[1:] for a, b in zip(states[0], stored, strict=True))
+    assert all(
+        (a == b).all() for stored in states[1:] for a, b in zip(states[0], stored, strict=True)
+    )
     for one, other in zip(ordinary.replay.trajectories, recorded.replay.trajectories, strict=True):
         assert (one == other).all()
 
@@ -331,7 +355,9 @@ def test_a_compiled_policy_collects_what_an_ordinary_one_does_recorded_or_not(mo
 
 
 def test_what_cannot_be_compiled_is_refused(monkeypatch):
-    monkeypatch.setattr("yamame.recorder.missing_compiler", lambda device: f"nothing on {device}")
+    monkeypatch.setattr(
+        "yamame.execution.recorder.missing_compiler", lambda device: f"nothing on {device}"
+    )
     with pytest.raises(
         ValueError, match="SyncCollector: compile must be false with nothing on cpu, got true"
     ):
@@ -339,7 +365,9 @@ def test_what_cannot_be_compiled_is_refused(monkeypatch):
 
 
 def test_recording_is_refused_without_a_gpu():
-    with pytest.raises(ValueError, match="SyncCollector: cuda_graph must be false on cpu, got true"):
+    with pytest.raises(
+        ValueError, match="SyncCollector: cuda_graph must be false on cpu, got true"
+    ):
         make_collector(PassiveTMaze(num_envs=2, length=4), cuda_graph=True)
 
 

@@ -1,4 +1,6 @@
-"""What tests of data share: trajectories that a collector has stored, and the arrays that files have of them."""
+"""What tests of data share: trajectories that a collector has stored, and the arrays that files
+have of them.
+"""
 
 import shutil
 from functools import cache
@@ -44,7 +46,9 @@ ENVS = {
 
 
 def arrays_of(trajectory, observed):
-    """The arrays of one trajectory ``[L]``, as a file has them: nothing of the context but where trials start."""
+    """The arrays of one trajectory ``[L]``, as a file has them: nothing of the context but where
+    trials start.
+    """
     arrays = {
         "actions": trajectory["action"][:-1].numpy(),
         "rewards": trajectory["next", "reward"][:-1, 0].numpy(),
@@ -61,14 +65,19 @@ def arrays_of(trajectory, observed):
 
 
 def collect(name, folder, num_steps=300):
-    """Trajectories of an environment in a folder: its ``format``, the ``buffer`` and a list of ``arrays``."""
+    """Trajectories of an environment in a folder: its ``format``, the ``buffer`` and a list of
+    ``arrays``.
+    """
     torch.manual_seed(0)
     env = ENVS[name]()
     buffer = TrajectoryReplayBuffer(folder / "replay", capacity=10_000, batch_size=4)
     SyncCollector(env, RandomActions(env.full_action_spec["action"]), buffer).collect(num_steps)
     shape = TrajectoryFormat(env)
     lengths = buffer.storage.lengths.tolist()
-    arrays = [arrays_of(buffer.storage.get(n)[:length], shape.observed) for n, length in enumerate(lengths)]
+    arrays = [
+        arrays_of(buffer.storage.get(n)[:length], shape.observed)
+        for n, length in enumerate(lengths)
+    ]
     assert len(arrays) > 2
     return SimpleNamespace(env=env, format=shape, buffer=buffer, arrays=arrays, path=folder)
 
@@ -86,7 +95,9 @@ def collected(once, tmp_path):
     def copied(name):
         made = once(name)
         path = shutil.copytree(made.path, tmp_path / name)
-        return SimpleNamespace(**{**vars(made), "path": path, "arrays": [dict(held) for held in made.arrays]})
+        return SimpleNamespace(
+            **{**vars(made), "path": path, "arrays": [dict(held) for held in made.arrays]}
+        )
 
     return copied
 
@@ -106,7 +117,9 @@ def same():
         (store,) = dataset.stores
         got = store.get(range(len(dataset)))
         assert set(got.keys(True, True)) == set(expected.keys(True, True))
-        wrong = [key for key in expected.keys(True, True) if not torch.equal(got[key], expected[key])]
+        wrong = [
+            key for key in expected.keys(True, True) if not torch.equal(got[key], expected[key])
+        ]
         assert wrong == []
         assert all(got[key].dtype == expected[key].dtype for key in expected.keys(True, True))
 
@@ -125,8 +138,12 @@ def flat(arrays, *, following: bool):
     """All episodes one after the other, as in D4RL."""
     joined = {}
     for key in arrays[0]:
-        per_timestep = key in ("goal", "achieved", "achieved_mask", "trial_start") or "observations" in key
-        joined[key] = np.concatenate([held[key][:-1] if per_timestep else held[key] for held in arrays])
+        per_timestep = (
+            key in ("goal", "achieved", "achieved_mask", "trial_start") or "observations" in key
+        )
+        joined[key] = np.concatenate(
+            [held[key][:-1] if per_timestep else held[key] for held in arrays]
+        )
         if following and "observations" in key:
             joined[f"next_{key}"] = np.concatenate([held[key][1:] for held in arrays])
     return joined

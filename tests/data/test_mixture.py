@@ -1,4 +1,6 @@
-"""Sources and mixtures: drawn as they say, from whoever has something, and restored as they were."""
+"""Sources and mixtures: drawn as they say, from whoever has something, and restored as they
+were.
+"""
 
 from collections import Counter
 
@@ -15,7 +17,12 @@ def store(*lengths, start=0):
     number = torch.repeat_interleave(torch.arange(len(lengths)) + start, torch.tensor(lengths))
     first = torch.cat([torch.arange(n) == 0 for n in lengths])
     return MemoryStore(
-        [(TensorDict({"x": number, "is_init": first.unsqueeze(-1)}, [sum(lengths)]), torch.tensor(lengths))]
+        [
+            (
+                TensorDict({"x": number, "is_init": first.unsqueeze(-1)}, [sum(lengths)]),
+                torch.tensor(lengths),
+            )
+        ]
     )
 
 
@@ -23,7 +30,9 @@ def numbers(batch):
     return batch["x"][batch["is_init"].squeeze(-1)].tolist()
 
 
-@pytest.mark.parametrize(("by", "expected"), [("trajectory", [1, 1, 1, 1]), ("timestep", [4, 1, 0, 7])])
+@pytest.mark.parametrize(
+    ("by", "expected"), [("trajectory", [1, 1, 1, 1]), ("timestep", [4, 1, 0, 7])]
+)
 def test_each_trajectory_of_all_stores_is_drawn_as_often_as_it_should_be(monkeypatch, by, expected):
     dataset = TrajectoryDataset([store(5, 2), store(1, 8, start=2)], sample_by=by)
     monkeypatch.setattr(torch, "randint", lambda high, size: torch.arange(high))
@@ -40,7 +49,9 @@ def test_trajectories_are_whole_and_transforms_see_them_whole():
 
 
 def test_nothing_to_draw_and_other_trajectories_are_refused():
-    with pytest.raises(ValueError, match=r"trajectories must be at least one with a transition, got 2"):
+    with pytest.raises(
+        ValueError, match=r"trajectories must be at least one with a transition, got 2"
+    ):
         TrajectoryDataset([store(1, 1)])
     with pytest.raises(ValueError, match=r"sample_by must be one of .*'timestep'.*, got 'luck'"):
         TrajectoryDataset([store(3)], sample_by="luck")
@@ -77,13 +88,16 @@ def test_shares_follow_the_weights_and_move_with_the_count():
 def test_an_empty_source_is_not_drawn_from(tmp_path):
     replay = TrajectoryReplayBuffer(tmp_path / "replay", capacity=100)
     mixed = Mixture(
-        {"data": TrajectoryDataset([store(3)]), "replay": replay}, weights={"data": 0.2, "replay": 0.8}
+        {"data": TrajectoryDataset([store(3)]), "replay": replay},
+        weights={"data": 0.2, "replay": 0.8},
     )
     assert set(numbers(mixed.sample(20))) == {0}
     replay.extend(store(4, start=1).get([0]))
     assert set(numbers(mixed.sample(40))) == {0, 1}
     assert len(mixed) == 2
-    alone = Mixture({"replay": TrajectoryReplayBuffer(tmp_path / "b", capacity=9)}, weights={"replay": 1})
+    alone = Mixture(
+        {"replay": TrajectoryReplayBuffer(tmp_path / "b", capacity=9)}, weights={"replay": 1}
+    )
     with pytest.raises(ValueError, match=r"sources must not all be empty, got \['replay'\]"):
         alone.sample(3)
     unweighted = Mixture(
@@ -118,7 +132,10 @@ def test_a_restored_mixture_draws_the_same_again(tmp_path):
     [
         ({"weights": {"a": 1.0}}, r"weights must be of \['a', 'b'\], got \{'a': 1.0\}"),
         ({"weights": {"a": -1.0, "b": 2.0}}, r"weights must not be negative"),
-        ({"final_weights": {"a": 0.0, "b": 0.0}}, r"final_weights must not be negative, and one be positive"),
+        (
+            {"final_weights": {"a": 0.0, "b": 0.0}},
+            r"final_weights must not be negative, and one be positive",
+        ),
         ({"anneal": 0}, r"anneal must be at least 1, got 0"),
     ],
 )

@@ -1,4 +1,6 @@
-"""Goals of data are counted as those of replay are, each trajectory once, so that rare goals are drawn more often."""
+"""Goals of data are counted as those of replay are, each trajectory once, so that rare goals are
+drawn more often.
+"""
 
 import pytest
 import torch
@@ -13,10 +15,14 @@ LENGTH = 6
 
 
 def trajectories(*goals: float) -> TensorDict:
-    """A trajectory for each goal, which holds at all of its timesteps; what was asked for is never achieved."""
+    """A trajectory for each goal, which holds at all of its timesteps; what was asked for is never
+    achieved.
+    """
     achieved = torch.tensor(goals).reshape(-1, 1, 1, 1).expand(-1, LENGTH, 1, 1)
     mask = torch.ones(len(goals), LENGTH, dtype=torch.bool)
-    batch = goal_trajectories(torch.full((len(goals), 1, 1), 99.0), achieved, mask.unsqueeze(-1), mask)
+    batch = goal_trajectories(
+        torch.full((len(goals), 1, 1), 99.0), achieved, mask.unsqueeze(-1), mask
+    )
     return batch.exclude(("next", "done"))  # as they are stored
 
 
@@ -81,7 +87,9 @@ def test_of_data_alone_rare_goals_are_drawn_more_often():
 def test_every_trajectory_of_every_store_is_counted_once():
     batches = trajectories(*[COMMON] * 5, RARE), trajectories(RARE, 2.0)
     relabel = relabeller()
-    dataset = TrajectoryDataset([store(batch) for batch in batches], transform=Compose(Window(3), relabel))
+    dataset = TrajectoryDataset(
+        [store(batch) for batch in batches], transform=Compose(Window(3), relabel)
+    )
     assert counts(relabel) == counted_directly(*batches)
     other = relabeller()
     for batch in batches:
@@ -103,12 +111,15 @@ def test_long_and_many_trajectories_are_counted_in_parts(monkeypatch):
             return super().get(index)
 
     TrajectoryDataset(
-        [Watched([(batch.reshape(-1).exclude("mask"), torch.full((20,), LENGTH))])], transform=relabel
+        [Watched([(batch.reshape(-1).exclude("mask"), torch.full((20,), LENGTH))])],
+        transform=relabel,
     )
     assert (sum(read), max(read)) == (20, 3)
     assert counts(relabel) == counted_directly(batch)
     read.clear()
-    TrajectoryDataset([Watched([(batch.reshape(-1), torch.full((20,), LENGTH))])], transform=Relabel("all"))
+    TrajectoryDataset(
+        [Watched([(batch.reshape(-1), torch.full((20,), LENGTH))])], transform=Relabel("all")
+    )
     assert read == []  # where nothing counts, nothing is read
 
 
@@ -143,7 +154,9 @@ def _rollout(data) -> TensorDict:
     return torch.cat(episodes)
 
 
-def test_what_a_followed_run_appends_is_counted_once_and_what_it_evicts_stays_counted(tmp_path, collected):
+def test_what_a_followed_run_appends_is_counted_once_and_what_it_evicts_stays_counted(
+    tmp_path, collected
+):
     data = collected("goals")
     stored = data.buffer[:]
     writer = TrajectoryReplayBuffer(tmp_path / "grows", capacity=4 * stored.shape[1])

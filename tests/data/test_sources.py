@@ -1,4 +1,6 @@
-"""Files of others become the very trajectories that a collector would have stored, or are refused by name."""
+"""Files of others become the very trajectories that a collector would have stored, or are refused
+by name.
+"""
 
 import pickle
 import warnings
@@ -16,7 +18,9 @@ from yamame_envs import MazeRunner, PassiveTMaze
 
 
 @pytest.mark.parametrize("name", ["tmaze", "goals", "trials", "lake", "pendulum"])
-def test_episodes_in_files_become_what_the_collector_stored_bit_for_bit(collected, files, same, name):
+def test_episodes_in_files_become_what_the_collector_stored_bit_for_bit(
+    collected, files, same, name
+):
     data = collected(name)
     dataset = npz(files.write(data.path, data.arrays), format=data.format)
     same(dataset, data.buffer)
@@ -48,7 +52,11 @@ def test_of_flat_files_the_last_observation_is_zeros_where_the_value_ends_and_a_
     assert part[1].tolist() == [4, 3]
     got = MemoryStore([part]).get([0, 1])
     assert got["mask"].sum(1).flatten().tolist() == [4, 3]
-    assert got["observation"].shape == (2, 4, 16)  # the environment shows one-hots, an index is as good
+    assert got["observation"].shape == (
+        2,
+        4,
+        16,
+    )  # the environment shows one-hots, an index is as good
     assert got["observation"].argmax(-1).tolist() == [[3, 4, 5, 0], [6, 7, 8, 0]]
     assert got["action"].tolist() == [[0, 1, 2, 0], [3, 0, 0, 0]]
     assert got["next", "reward"].squeeze(-1).tolist() == [[0, 1, 2, 0], [3, 4, 0, 0]]
@@ -113,7 +121,9 @@ def test_groups_and_roots_of_hdf5_files_are_read(collected, files, same):
     plain = collected("tmaze")
     with h5py.File(plain.path / "flat.hdf5", "w") as file:
         for key, value in files.flat(plain.arrays, following=True).items():
-            file[key.replace("/observation", "") if key.endswith("observations/observation") else key] = value
+            file[
+                key.replace("/observation", "") if key.endswith("observations/observation") else key
+            ] = value
     same(hdf5(str(plain.path / "flat.hdf5"), format=plain.format), plain.buffer)
     (plain.path / "none.hdf5").write_bytes(b"nothing")
     with pytest.raises(ValueError, match=r"none.hdf5: must be an HDF5 file"):
@@ -143,7 +153,9 @@ def test_a_minari_dataset_of_this_machine_is_read(collected, tmp_path, monkeypat
             done = terminated or truncated
         played.append(episode)
         names = ("actions", "rewards", "terminations", "truncations")
-        columns = {name: np.array([step[place] for step in taken]) for place, name in enumerate(names)}
+        columns = {
+            name: np.array([step[place] for step in taken]) for place, name in enumerate(names)
+        }
         buffers.append(EpisodeBuffer(id=seed, seed=seed, observations=np.array(episode), **columns))
     author = {"author": "a", "author_email": "a@b.c", "code_permalink": "a", "algorithm_name": "a"}
     library.create_dataset_from_buffers("test/lake-v0", buffers, env=env, **author)
@@ -180,14 +192,18 @@ def test_a_rollout_in_random_order_or_cut_is_refused(tmp_path):
     steps = env.rollout(10, break_when_any_done=False).flatten()
     shape = TrajectoryFormat(env)
     torch.manual_seed(0)
-    with pytest.raises(ValueError, match=r"TensorDict: steps after the last end of an episode must be none"):
+    with pytest.raises(
+        ValueError, match=r"TensorDict: steps after the last end of an episode must be none"
+    ):
         torchrl(steps[:-2], format=shape)
     with pytest.raises(
         ValueError, match=r"TensorDict: steps with is_init must be those where episodes begin"
     ):
         torchrl(steps[2:], format=shape)
     mixed = torch.cat([steps[torch.randperm(29)], steps[-1:]]).exclude("is_init")
-    with pytest.raises(ValueError, match=r"'observation' after steps must be the one that step led to"):
+    with pytest.raises(
+        ValueError, match=r"'observation' after steps must be the one that step led to"
+    ):
         torchrl(mixed, format=shape)
 
 
@@ -197,7 +213,9 @@ def test_a_folder_whose_reading_would_run_code_is_refused(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         steps.memmap(tmp_path / "rollout")
-    with pytest.raises(ValueError, match=r"rollout: must be a TensorDict of tensors, it cannot be read"):
+    with pytest.raises(
+        ValueError, match=r"rollout: must be a TensorDict of tensors, it cannot be read"
+    ):
         torchrl(str(tmp_path / "rollout"), format=TrajectoryFormat(PassiveTMaze()))
     with pytest.raises(ValueError, match=r"torchrl: path must be the folder of a TensorDict"):
         torchrl(str(tmp_path / "nothing"), format=TrajectoryFormat(PassiveTMaze()))
@@ -226,14 +244,23 @@ def test_a_folder_whose_reading_would_run_code_is_refused(tmp_path):
             r"entry 'observation' must be finite, got nan",
         ),
         ({"rewards": np.full(7, np.inf)}, r"entry \('next', 'reward'\) must be finite"),
-        ({"rewards": np.full(7, 1e39)}, r"entry \('next', 'reward'\) must be finite as \(1,\) float32"),
+        (
+            {"rewards": np.full(7, 1e39)},
+            r"entry \('next', 'reward'\) must be finite as \(1,\) float32",
+        ),
         ({"rewards": np.zeros(3)}, r"0000.npz: shape of 'rewards' must be \(7,\), got \(3,\)"),
         ({"rewards": np.ones(1)}, r"0000.npz: shape of 'rewards' must be \(7,\), got \(1,\)"),
         ({"rewards": np.longdouble(1)}, r"0000.npz: shape of 'rewards' must be \(7,\), got \(\)"),
         ({"actions": np.array(1)}, r"0000.npz: actions: shape must be \[T, ...\], got \(\)"),
         ({"terminated": np.full(7, np.nan)}, r"0000.npz: 'terminated' must be flags, got 'NaN'"),
-        ({"actions/b": np.zeros(7)}, r"0000.npz: must hold whole arrays, .*name must not lie below"),
-        ({"actions": np.full(7, 2**64 - 1, np.uint64)}, r"actions: largest number must be below 2\*\*63"),
+        (
+            {"actions/b": np.zeros(7)},
+            r"0000.npz: must hold whole arrays, .*name must not lie below",
+        ),
+        (
+            {"actions": np.full(7, 2**64 - 1, np.uint64)},
+            r"actions: largest number must be below 2\*\*63",
+        ),
         (
             {"truncated": np.array([0, 0, 1, 0, 0, 0, 1])},
             r"length of 'observation' must not be 8 for several episodes; give one more than the actions for each",
@@ -242,12 +269,18 @@ def test_a_folder_whose_reading_would_run_code_is_refused(tmp_path):
             {"rewards": np.array(["a"] * 7)},
             r"0000.npz: rewards: dtype must be of numbers or flags, got '<U1'",
         ),
-        ({"actions": np.full(7, 4)}, r"0000.npz: entry 'action' must be whole numbers in 0..3, got 4"),
+        (
+            {"actions": np.full(7, 4)},
+            r"0000.npz: entry 'action' must be whole numbers in 0..3, got 4",
+        ),
         (
             {"actions": np.full(7, 0.5)},
             r"entry 'action' must be whole numbers in 0..3, got 0.5",
         ),
-        ({"terminated": np.zeros(7, bool)}, r"steps after the last end of an episode must be none: .* got 7"),
+        (
+            {"terminated": np.zeros(7, bool)},
+            r"steps after the last end of an episode must be none: .* got 7",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line_that_names_the_file_and_the_entry(
@@ -277,7 +310,9 @@ def test_longer_episodes_other_environments_and_missing_files_are_refused(collec
         ValueError, match=r"replay: entry '?\(?'observation.* must be .*, as the environment's"
     ):
         runs(str(data.path), format=other.format)
-    with pytest.raises(ValueError, match=r"data: path must name something that is there, got '.*nothing'"):
+    with pytest.raises(
+        ValueError, match=r"data: path must name something that is there, got '.*nothing'"
+    ):
         npz(str(data.path / "nothing"), format=data.format)
 
 
@@ -298,7 +333,9 @@ def test_a_library_that_is_missing_is_named(collected, monkeypatch):
     data = collected("tmaze")
     for name, source in (("h5py", hdf5), ("minari", minari)):
         monkeypatch.setitem(sys.modules, name, None)
-        with pytest.raises(ValueError, match=rf"{name} must be installed, with pip install 'yamame\[data\]'"):
+        with pytest.raises(
+            ValueError, match=rf"{name} must be installed, with pip install 'yamame\[data\]'"
+        ):
             source("a", format=data.format)
 
 
@@ -332,13 +369,18 @@ def test_goals_of_flat_files_need_what_was_achieved_last(tmp_path):
     for index, one in enumerate(expected.unbind(0)):
         length = int(one["mask"].sum())
         for key in ("goal", "achieved", "achieved_mask"):
-            assert torch.equal(whole.stores[0].get([index])[0][key][:length], one[key][:length]), key
+            assert torch.equal(whole.stores[0].get([index])[0][key][:length], one[key][:length]), (
+                key
+            )
     unknown = {
-        key: value for key, value in arrays.items() if key not in ("next_achieved", "next_achieved_mask")
+        key: value
+        for key, value in arrays.items()
+        if key not in ("next_achieved", "next_achieved_mask")
     }
     np.savez(tmp_path / "flat.npz", **unknown)
     with pytest.raises(
-        ValueError, match="length of 'achieved' must be one more than the actions, or stand beside 'next"
+        ValueError,
+        match="length of 'achieved' must be one more than the actions, or stand beside 'next",
     ):
         npz(str(tmp_path / "flat.npz"), format=format)
 
@@ -349,7 +391,9 @@ def test_flags_may_be_numbers_whatever_a_file_is_called(collected, same, tmp_pat
     data = collected("tmaze")
     (tmp_path / folder).mkdir()
     for number, arrays in enumerate(data.arrays):
-        flags = {key: arrays[key].astype(dtype) for key in ("terminated", "truncated") if key in arrays}
+        flags = {
+            key: arrays[key].astype(dtype) for key in ("terminated", "truncated") if key in arrays
+        }
         np.savez(tmp_path / folder / f"{number:04}.npz", **{**arrays, **flags})
     read = npz(str(tmp_path / folder / "*.npz"), format=data.format)
     same(read, data.buffer)
@@ -363,7 +407,9 @@ def test_damaged_files_are_refused_by_name(collected, files):
     refused = []
     for place in range(0, len(content), max(1, len(content) // 60)):
         path.write_bytes(
-            content[:place] + bytes(byte ^ 255 for byte in content[place : place + 8]) + content[place + 8 :]
+            content[:place]
+            + bytes(byte ^ 255 for byte in content[place : place + 8])
+            + content[place + 8 :]
         )
         try:
             npz(str(path), format=data.format)
@@ -383,14 +429,17 @@ def test_runs_of_longer_or_shorter_episodes_are_refused_for_the_time_they_show(t
     replay.state_dict()  # is on disk with it
     assert len(runs(str(tmp_path), format=TrajectoryFormat(short))) > 0
     with pytest.raises(
-        ValueError, match=r"entry 'time' must go by episodes of 21 steps, as the environment's, got \[0"
+        ValueError,
+        match=r"entry 'time' must go by episodes of 21 steps, as the environment's, got \[0",
     ):
         runs(str(tmp_path), format=TrajectoryFormat(long))
 
 
 def test_arrays_that_are_not_read_are_told(collected, files, capsys):
     data = collected("tmaze")
-    renamed = {("truncate" if key == "truncated" else key): value for key, value in data.arrays[0].items()}
+    renamed = {
+        ("truncate" if key == "truncated" else key): value for key, value in data.arrays[0].items()
+    }
     pattern = files.write(data.path, [{**renamed, "infos/qpos": np.zeros(3)}])
     npz(pattern, format=data.format)
     assert "not read: infos, truncate" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""Data whose environment held goals out of training in another way than that of the run that learns from them."""
+"""Data whose environment held goals out of training in another way than that of the run that learns
+from them.
+"""
 
 import numpy as np
 import pytest
@@ -21,16 +23,26 @@ def maze(holds_goals_out):
 def episode(env):
     """The arrays of one episode, as a person writes them."""
     steps = env.rollout(10, break_when_any_done=False)[0]
-    shown = {key for key in steps.keys() if key in ("goal", "achieved", "achieved_mask", "world_hash")}
+    shown = {
+        key for key in steps.keys() if key in ("goal", "achieved", "achieved_mask", "world_hash")
+    }
     arrays = {key: torch.cat([steps[key], steps["next", key][-1:]]).numpy() for key in shown}
-    arrays["observations"] = torch.cat([steps["observation"], steps["next", "observation"][-1:]]).numpy()
+    arrays["observations"] = torch.cat(
+        [steps["observation"], steps["next", "observation"][-1:]]
+    ).numpy()
     last = np.arange(10) == 9
-    return arrays | {"actions": steps["action"].numpy(), "rewards": np.zeros(10), "terminated": last}
+    return arrays | {
+        "actions": steps["action"].numpy(),
+        "rewards": np.zeros(10),
+        "terminated": last,
+    }
 
 
 def read_runs(env, shape, folder):
     buffer = TrajectoryReplayBuffer(folder / "replay", capacity=1000, batch_size=4)
-    still = TensorDictModule(lambda flag: torch.zeros(len(flag), dtype=torch.int64), ["is_init"], ["action"])
+    still = TensorDictModule(
+        lambda flag: torch.zeros(len(flag), dtype=torch.int64), ["is_init"], ["action"]
+    )
     SyncCollector(env, still, buffer).collect(100)
     return runs(str(folder / "replay"), format=shape)
 

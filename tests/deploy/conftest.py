@@ -1,4 +1,6 @@
-"""What tests of deployment share: agents with new weights, small, beside the environments they are for."""
+"""What tests of deployment share: agents with new weights, small, beside the environments they are
+for.
+"""
 
 from types import SimpleNamespace
 
@@ -20,14 +22,22 @@ WIDTHS = {
     "rsm": ("encoder.d_model=16", "encoder.num_heads=2", "encoder.segment_length=7"),
     "memo": ("encoder.d_model=16", "encoder.num_heads=2", "encoder.segment_length=7"),
 }
-HEADS = tuple(f"{part}.hidden_size=16" for part in ("timestep_encoder", "agent.actor", "agent.critic"))
+HEADS = tuple(
+    f"{part}.hidden_size=16" for part in ("timestep_encoder", "agent.actor", "agent.critic")
+)
 
 
-def make_subject(encoder: str = "transformer", *overrides: str, num_envs: int = 4) -> SimpleNamespace:
-    """An environment, an agent for it, whose policy tells actions apart, and what a file would say of it."""
+def make_subject(
+    encoder: str = "transformer", *overrides: str, num_envs: int = 4
+) -> SimpleNamespace:
+    """An environment, an agent for it, whose policy tells actions apart, and what a file would say
+    of it.
+    """
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         given = MAZE if not any(text.startswith("env=") for text in overrides) else ()
-        cfg = compose("train", overrides=[f"encoder={encoder}", *WIDTHS[encoder], *HEADS, *given, *overrides])
+        cfg = compose(
+            "train", overrides=[f"encoder={encoder}", *WIDTHS[encoder], *HEADS, *given, *overrides]
+        )
     env = build_env(cfg, num_envs=num_envs, seed=0)
     torch.manual_seed(0)
     agent = build_agent(cfg, env).eval()

@@ -1,4 +1,6 @@
-"""A deployed agent decides what an evaluation decides, one stream or many, whoever joins or leaves."""
+"""A deployed agent decides what an evaluation decides, one stream or many, whoever joins or
+leaves.
+"""
 
 import numpy as np
 import pytest
@@ -15,7 +17,9 @@ ENCODERS = ("transformer", "gru", "window", "memoryless", "linear_recurrent", "r
 def play_beside(
     subject, deployed, num_steps: int, *, trials: bool = False, wrong: bool = False
 ) -> tuple[int, int]:
-    """Plays a policy and shows a deployed agent the same: steps whose actions differ, episodes that ended."""
+    """Plays a policy and shows a deployed agent the same: steps whose actions differ, episodes that
+    ended.
+    """
     env, policy = subject.env, fresh_copy(subject.agent.policy())
     names, given, differing, ended = list(range(env.batch_size[0])), {}, 0, 0
     deployed.reset(sessions=names)
@@ -29,7 +33,10 @@ def play_beside(
             differing += int(not np.array_equal(action, timestep["action"].numpy()))
             step, timestep = env.step_and_maybe_reset(timestep)
             done = step["next", "done"].squeeze(-1).numpy()
-            given = {"reward": step["next", "reward"].squeeze(-1).numpy(), "done": done & (not wrong)}
+            given = {
+                "reward": step["next", "reward"].squeeze(-1).numpy(),
+                "done": done & (not wrong),
+            }
             if trials:
                 given["trial_start"] = timestep["trial_start"].squeeze(-1).numpy()
             ended += int(done.sum())
@@ -103,7 +110,9 @@ def test_sessions_that_join_ask_and_leave_at_any_time_act_as_in_one_evaluation(s
     assert deployed.sessions == []
     assert sizes == set(range(1, num + 1))
     assert len(actions) > 1
-    assert sum(int(step[3].sum()) for step in played) >= num * (length // 61)  # episodes ended on the way
+    assert sum(int(step[3].sum()) for step in played) >= num * (
+        length // 61
+    )  # episodes ended on the way
 
 
 def test_an_end_that_is_not_told_changes_actions(subject):
@@ -112,7 +121,13 @@ def test_an_end_that_is_not_told_changes_actions(subject):
 
 
 TRIALS = {
-    "gym": ["env=gym", "env.id=CartPole-v1", "env.time_limit=9", "trials=repeated", "trials.num_trials=3"],
+    "gym": [
+        "env=gym",
+        "env.id=CartPole-v1",
+        "env.time_limit=9",
+        "trials=repeated",
+        "trials.num_trials=3",
+    ],
     "frozenlake": ["env=frozenlake", "env.size=3", "env.num_trials=2"],
 }
 
@@ -172,15 +187,20 @@ def test_sessions_that_join_and_leave_act_as_they_would_alone(subject, observati
         agent.reset(sessions=new) if (new := [i for i in chosen if not told[i]]) else None
         at = [len(told[i]) for i in chosen]
         batch = {
-            key: np.stack([seen[i][t][key] for i, t in zip(chosen, at, strict=True)]) for key in seen[0][0]
+            key: np.stack([seen[i][t][key] for i, t in zip(chosen, at, strict=True)])
+            for key in seen[0][0]
         }
         reward = [rewards[i][t] if t else 0.0 for i, t in zip(chosen, at, strict=True)]
         for i, action in zip(chosen, agent.act(batch, reward=reward, sessions=chosen), strict=True):
             told[i].append(action)
         sizes.add(len(chosen))
-        agent.forget(over) if (over := [i for i in chosen if len(told[i]) == len(seen[i])]) else None
+        agent.forget(over) if (
+            over := [i for i in chosen if len(told[i]) == len(seen[i])]
+        ) else None
     assert len(sizes) > 3
-    assert [np.array(told[i]).tolist() for i in told] == [np.array(actions).tolist() for actions in expected]
+    assert [np.array(told[i]).tolist() for i in told] == [
+        np.array(actions).tolist() for actions in expected
+    ]
     assert agent.sessions == []
 
 
@@ -212,7 +232,9 @@ def test_memory_matters_so_that_the_laws_above_say_something(agent, observations
 def test_there_are_no_more_sessions_than_allowed(maze):
     agent = DeployedAgent(maze.saved, max_sessions=2)
     agent.reset(sessions=["a", "b"])
-    with pytest.raises(ValueError, match=r"sessions must be at most max_sessions=2; forget some, got 3"):
+    with pytest.raises(
+        ValueError, match=r"sessions must be at most max_sessions=2; forget some, got 3"
+    ):
         agent.reset(sessions=["b", "c"])
     agent.forget(["a"])
     agent.reset(sessions=["b", "c"])
@@ -259,7 +281,9 @@ def test_a_single_entry_needs_no_name_and_tensors_are_answered_with_tensors(subj
     agent = DeployedAgent(made.saved, greedy=True)
     (key,) = agent.observation_spec.keys()
     value = agent.observation_spec[key].rand()
-    given = [agent.act(form) for form in ({key: value.numpy()}, value.numpy()) if agent.reset() is None]
+    given = [
+        agent.act(form) for form in ({key: value.numpy()}, value.numpy()) if agent.reset() is None
+    ]
     agent.reset()
     answered = agent.act(value)
     assert isinstance(answered, torch.Tensor)
@@ -277,7 +301,9 @@ def test_the_mean_return_of_a_loop_is_that_of_the_evaluation(subject):
     env.set_seed(3)
     timestep, returns, given = env.reset(), torch.zeros(3).double(), {}
     while True:
-        action = agent.act(timestep.select(*agent.observation_spec.keys()), sessions=[0, 1, 2], **given)
+        action = agent.act(
+            timestep.select(*agent.observation_spec.keys()), sessions=[0, 1, 2], **given
+        )
         step = env.step(timestep.set("action", action))
         timestep = step["next"]
         returns += timestep["reward"].squeeze(-1).double()

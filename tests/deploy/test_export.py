@@ -11,9 +11,13 @@ KINDS = [("transformer", 40), ("gru", None)]
 
 
 def play(agent, step, observations, *, shapes, num_steps: int = 80):
-    """Shows an agent of ``NUM`` sessions and a graph the same: parameters and actions of both ``[T, NUM, ...]``."""
+    """Shows an agent of ``NUM`` sessions and a graph the same: parameters and actions of both
+    ``[T, NUM, ...]``.
+    """
     decided, told = [], {"graph": [], "agent": [], "params": []}
-    agent.step.register_forward_hook(lambda module, given, answer: decided.append(answer[0].clone()))
+    agent.step.register_forward_hook(
+        lambda module, given, answer: decided.append(answer[0].clone())
+    )
     names, random = list(range(NUM)), np.random.default_rng(0)
     agent.reset(sessions=names)
     state = {name: np.zeros(*shape) for name, shape in shapes.items() if name.startswith("state.")}
@@ -95,12 +99,16 @@ def test_a_graph_that_is_given_another_state_decides_otherwise(subject, observat
 
 def test_what_cannot_be_exported_is_refused_and_nothing_is_written(maze, tmp_path, monkeypatch):
     agent = DeployedAgent(maze.saved)
-    with pytest.raises(UsageError, match=r"path must end in .pt2 \(torch.export\) or .onnx, got .*agent.bin"):
+    with pytest.raises(
+        UsageError, match=r"path must end in .pt2 \(torch.export\) or .onnx, got .*agent.bin"
+    ):
         agent.export(tmp_path / "agent.bin")
     with pytest.raises(ValueError, match=r"num_streams must be at least 1, got 0"):
         agent.export(tmp_path / "agent.pt2", num_streams=0)
     agent.step.policy.trajectory_encoder.capacity = None
-    with pytest.raises(UsageError, match=r"the memory must have a largest length; .* context_length="):
+    with pytest.raises(
+        UsageError, match=r"the memory must have a largest length; .* context_length="
+    ):
         agent.export(tmp_path / "agent.pt2")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(

@@ -23,7 +23,10 @@ WRONG = [
         {"observation": GOOD | {"observation": np.zeros(5)}},
         r"'observation' must have the shape \(6,\), got \(5,\)",
     ),
-    ({"observation": GOOD | {"observation": np.zeros((1, 6))}}, r"must have the shape \(6,\), got \(1, 6\)"),
+    (
+        {"observation": GOOD | {"observation": np.zeros((1, 6))}},
+        r"must have the shape \(6,\), got \(1, 6\)",
+    ),
     ({"observation": GOOD | {"observation": NAN}}, r"'observation' must be finite, got nan"),
     ({"observation": GOOD | {"goal": np.full((2, 2), 1e300)}}, r"'goal' must be finite, got inf"),
     (
@@ -36,13 +39,22 @@ WRONG = [
         {"observation": np.zeros(6)},
         r"observation must be a mapping with 'observation' \(6,\), .* got ndarray",
     ),
-    ({"observation": GOOD, "reward": None}, r"reward must be given to sessions that go on, got None"),
+    (
+        {"observation": GOOD, "reward": None},
+        r"reward must be given to sessions that go on, got None",
+    ),
     ({"observation": GOOD, "reward": np.nan}, r"reward must be finite, got nan"),
     ({"observation": GOOD, "reward": [1.0]}, r"reward must have the shape \(\), got \(1,\)"),
     ({"observation": GOOD, "reward": "much"}, r"reward must be an array of numbers, got 'much'"),
     ({"observation": GOOD, "reward": 1.0, "done": 1.0}, r"done must be true or false, got float64"),
-    ({"observation": GOOD, "reward": 1.0, "done": [False]}, r"done must have the shape \(\), got \(1,\)"),
-    ({"observation": GOOD, "reward": 1.0, "trial_start": 2}, r"trial_start must be true or false, got int64"),
+    (
+        {"observation": GOOD, "reward": 1.0, "done": [False]},
+        r"done must have the shape \(\), got \(1,\)",
+    ),
+    (
+        {"observation": GOOD, "reward": 1.0, "trial_start": 2},
+        r"trial_start must be true or false, got int64",
+    ),
     (
         {"observation": GOOD, "reward": 1.0, "sessions": ["b"]},
         r"sessions must have begun, with reset.*, got 'b'",
@@ -55,8 +67,14 @@ WRONG = [
         {"observation": GOOD, "reward": 1.0, "sessions": []},
         r"sessions must be a list with at least one name, got \[\]",
     ),
-    ({"observation": GOOD, "reward": 1.0, "sessions": ["a", "a"]}, r"sessions must be different ones"),
-    ({"observation": GOOD, "reward": 1.0, "sessions": [["a"]]}, r"sessions must be names that hash"),
+    (
+        {"observation": GOOD, "reward": 1.0, "sessions": ["a", "a"]},
+        r"sessions must be different ones",
+    ),
+    (
+        {"observation": GOOD, "reward": 1.0, "sessions": [["a"]]},
+        r"sessions must be names that hash",
+    ),
     (
         {"observation": GOOD, "reward": [1.0], "sessions": ["a"]},
         r"'observation' must have the shape \(1, 6\), got \(6,\)",
@@ -81,7 +99,9 @@ def test_what_is_wrong_is_named_and_changes_nothing(maze, given, message):
 
 
 def test_the_reward_of_a_session_that_has_done_nothing_is_refused(agent):
-    with pytest.raises(ValueError, match=r"reward must be 0 or left out where a session begins.* got 1.0"):
+    with pytest.raises(
+        ValueError, match=r"reward must be 0 or left out where a session begins.* got 1.0"
+    ):
         agent.act(GOOD, reward=1.0)
     agent.act(GOOD, reward=0.0)
     agent.act(GOOD, reward=1.0, done=True)  # what ended the last episode earned something
@@ -113,7 +133,8 @@ def test_numbers_of_other_dtypes_are_taken_where_nothing_is_lost(agent):
         {key: value.tolist() for key, value in GOOD.items()},
         {key: torch.from_numpy(value) for key, value in GOOD.items()},
         TensorDict({key: torch.from_numpy(value) for key, value in GOOD.items()}),
-        GOOD | {"success": False, "prev_reward": 3.0, "achieved": None},  # of the format, and not read
+        GOOD
+        | {"success": False, "prev_reward": 3.0, "achieved": None},  # of the format, and not read
     ]
     actions = set()
     for form in forms:
@@ -132,7 +153,10 @@ def test_pictures_and_masks_have_their_dtype_and_a_mask_must_allow_something(maz
     weights = build_agent(maze.saved.config, interface).state_dict()
     agent = DeployedAgent(replace(maze.saved, interface=interface, weights=weights), greedy=True)
     assert sorted(agent.observation_spec.keys()) == ["action_mask", "pixels"]
-    good = {"pixels": np.zeros((3, 36, 36), np.uint8), "action_mask": np.array([False, True, False, False])}
+    good = {
+        "pixels": np.zeros((3, 36, 36), np.uint8),
+        "action_mask": np.array([False, True, False, False]),
+    }
     assert agent.act(good) == 1
     for key, value, message in (
         ("pixels", np.full((3, 36, 36), 300), r"'pixels' must be in 0..255, got 300"),

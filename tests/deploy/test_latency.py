@@ -1,4 +1,6 @@
-"""What a decision takes beside the policy alone, in CPU time, measured in turn: pytest -m slow -s <this file>."""
+"""What a decision takes beside the policy alone, in CPU time, measured in turn: pytest -m slow -s
+<this file>.
+"""
 
 import time
 from statistics import median
@@ -31,7 +33,9 @@ def test_a_decision_costs_little_more_than_the_policy(subject, encoder, num):
         if encoder == "transformer"
         else ("hidden_size=128", "out_features=128")
     )
-    wide = [f"{part}.hidden_size=128" for part in ("timestep_encoder", "agent.actor", "agent.critic")]
+    wide = [
+        f"{part}.hidden_size=128" for part in ("timestep_encoder", "agent.actor", "agent.critic")
+    ]
     made = subject(
         encoder, *(f"encoder.{size}" for size in sizes), *wide, "env.time_limit=1000", num_envs=num
     )
@@ -48,7 +52,9 @@ def test_a_decision_costs_little_more_than_the_policy(subject, encoder, num):
             calls = {
                 "policy": lambda t=timestep: policy(t),
                 "agent": lambda s=shown, g=given: agent.act(s, sessions=names, **g),
-                "shuffled": lambda s=shown, g=given: shuffled.act(s, sessions=names[::2] + names[1::2], **g),
+                "shuffled": lambda s=shown, g=given: shuffled.act(
+                    s, sessions=names[::2] + names[1::2], **g
+                ),
                 "half": lambda s=shown: halved.act(
                     every_other(s), reward=[0.0] * len(names[::2]), sessions=names[::2]
                 ),
@@ -59,5 +65,8 @@ def test_a_decision_costs_little_more_than_the_policy(subject, encoder, num):
                     times[name].append(value)
             timestep = made.env.step_and_maybe_reset(timestep)[1]
     middle = {name: median(values) * 1e3 for name, values in times.items()}
-    print(f"\n{encoder}, {num}:", ", ".join(f"{name} {value:.2f} ms" for name, value in middle.items()))
+    print(
+        f"\n{encoder}, {num}:",
+        ", ".join(f"{name} {value:.2f} ms" for name, value in middle.items()),
+    )
     assert middle["agent"] < 2.0 * middle["policy"] + 1.0

@@ -1,4 +1,6 @@
-"""Agents are loaded from files, runs, ids, folders and names; what does not fit, or is a stranger's, is refused."""
+"""Agents are loaded from files, runs, ids, folders and names; what does not fit, or is a
+stranger's, is refused.
+"""
 
 import json
 import os
@@ -21,11 +23,19 @@ from yamame.runs.trained import load_trained
 
 @pytest.fixture(scope="module")
 def run(maze, tmp_path_factory):
-    """A run directory with a best checkpoint, of step 10, and a last one, of step 20, with other weights."""
+    """A run directory with a best checkpoint, of step 10, and a last one, of step 20, with other
+    weights.
+    """
     directory = tmp_path_factory.mktemp("runs") / "mine"
     checkpoints = Checkpointer(directory / "checkpoints", config=maze.saved.config)
-    curve = [{"env_steps": step, "success_mean": step / 40, "return_mean": float("nan")} for step in (10, 20)]
-    beside = {"interface": maze.saved.interface.encode(), "progress": {"unit": "env_steps", "curve": curve}}
+    curve = [
+        {"env_steps": step, "success_mean": step / 40, "return_mean": float("nan")}
+        for step in (10, 20)
+    ]
+    beside = {
+        "interface": maze.saved.interface.encode(),
+        "progress": {"unit": "env_steps", "curve": curve},
+    }
     for step, metric, factor in ((10, 0.9, 1.0), (20, 0.1, -1.0)):
         weights = {name: value * factor for name, value in maze.saved.weights.items()}
         checkpoints.save({"agent": weights, **beside}, step=step, metric=metric)
@@ -97,7 +107,9 @@ def test_a_folder_is_replaced_and_other_peoples_files_are_not(run, observations,
     (tmp_path / "theirs" / "config.json").write_text('{"model_type": "bert"}')
     (tmp_path / "file").write_text("a file")
     for name in ("theirs", "file"):
-        with pytest.raises(UsageError, match=rf"{name} must be new, empty, or written by save_pretrained"):
+        with pytest.raises(
+            UsageError, match=rf"{name} must be new, empty, or written by save_pretrained"
+        ):
             agent.save_pretrained(tmp_path / name)
     assert os.listdir(tmp_path / "theirs") == ["config.json"]
 
@@ -120,7 +132,9 @@ def test_a_folder_whose_writing_was_cut_off_is_refused_or_not_there(run, tmp_pat
 
 def test_the_zoo_is_asked_by_name(run, observations, tmp_path, monkeypatch):
     monkeypatch.setattr(folder, "ZOOS", (tmp_path / "wheel", tmp_path / "checkout"))
-    with pytest.raises(UsageError, match=r"zoo: must be followed by one of no name yet, got 'maze'"):
+    with pytest.raises(
+        UsageError, match=r"zoo: must be followed by one of no name yet, got 'maze'"
+    ):
         yamame.load("zoo:maze")
     yamame.load(run).save_pretrained(tmp_path / "checkout" / "maze")
     assert actions(yamame.load("zoo:maze", greedy=True), observations)
@@ -129,7 +143,9 @@ def test_the_zoo_is_asked_by_name(run, observations, tmp_path, monkeypatch):
             yamame.load(f"zoo:{name}")
 
 
-@pytest.mark.parametrize("name", sorted(path.parent.name for path in folder.ZOOS[1].glob("*/config.json")))
+@pytest.mark.parametrize(
+    "name", sorted(path.parent.name for path in folder.ZOOS[1].glob("*/config.json"))
+)
 def test_agents_of_the_zoo_act(name, observations):
     agent = yamame.load(f"zoo:{name}", greedy=True)
     for t, more in enumerate([{}, {"reward": 0.5}, {"reward": 1.0, "done": True}]):
@@ -163,7 +179,9 @@ def test_a_small_folder_has_what_acting_needs(maze, observations, tmp_path):
 
 
 def test_a_checkpoint_of_an_earlier_version_says_what_to_do(maze, tmp_path):
-    Checkpointer(tmp_path / "checkpoints", config=maze.saved.config).save({"agent": {}}, step=1, metric=0.0)
+    Checkpointer(tmp_path / "checkpoints", config=maze.saved.config).save(
+        {"agent": {}}, step=1, metric=0.0
+    )
     with pytest.raises(
         UsageError, match=r"write a folder with: python recipes/export.py run=.* path=<folder>"
     ):
@@ -193,13 +211,22 @@ def edited(mine, change) -> None:
 
 
 DAMAGES = {
-    "no json": (lambda mine: (mine / "config.json").write_text("{"), r"config.json must be a file of JSON"),
+    "no json": (
+        lambda mine: (mine / "config.json").write_text("{"),
+        r"config.json must be a file of JSON",
+    ),
     "no weights": (
         lambda mine: (mine / "model.safetensors").unlink(),
         r"must hold weights, it cannot be read",
     ),
-    "a later format": (lambda m: edited(m, lambda c: c.update(yamame_format=3)), r"it has yamame_format 3"),
-    "no specs": (lambda m: edited(m, lambda c: c.pop("observation_spec")), r"must hold specs and a horizon"),
+    "a later format": (
+        lambda m: edited(m, lambda c: c.update(yamame_format=3)),
+        r"it has yamame_format 3",
+    ),
+    "no specs": (
+        lambda m: edited(m, lambda c: c.pop("observation_spec")),
+        r"must hold specs and a horizon",
+    ),
     "a huge spec": (
         lambda m: edited(m, lambda c: c["action_spec"].update(shape=[10**12])),
         r"shape must have at most 268435456 numbers",
@@ -222,7 +249,9 @@ DAMAGES = {
         r"encoder._target_ must be a class of Yamame that belongs there.*got 'os.system'",
     ),
     "a class in the wrong place": (
-        lambda m: edited(m, lambda c: c["config"]["encoder"].update(_target_="yamame.heads.ActorHead")),
+        lambda m: edited(
+            m, lambda c: c["config"]["encoder"].update(_target_="yamame.heads.ActorHead")
+        ),
         r"encoder._target_ must be a class of Yamame that belongs there",
     ),
 }
@@ -287,11 +316,14 @@ def test_weights_that_are_not_finite_are_refused(run, tmp_path):
 
 def test_classes_of_a_package_of_ones_own_need_trust(run, tmp_path, own_module, observations):
     own_module(
-        "mylab", "from yamame.trajectory import TransformerEncoder\nclass Own(TransformerEncoder): pass\n"
+        "mylab",
+        "from yamame.trajectory import TransformerEncoder\nclass Own(TransformerEncoder): pass\n",
     )
     mine = yamame.load(run).save_pretrained(tmp_path / "mine")
     edited(mine, lambda config: config["config"]["encoder"].update(_target_="mylab.Own"))
-    with pytest.raises(UsageError, match=r"a package of your own must be in trust=\[...\]; got 'mylab.Own'"):
+    with pytest.raises(
+        UsageError, match=r"a package of your own must be in trust=\[...\]; got 'mylab.Own'"
+    ):
         yamame.load(mine)
     agent = yamame.load(mine, trust=["mylab."], greedy=True)
     assert type(agent.step.policy.trajectory_encoder).__name__ == "Own"
@@ -311,7 +343,11 @@ def test_classes_of_a_package_of_ones_own_need_trust(run, tmp_path, own_module, 
             {"context_length": 0},
             "context_length must be a whole number of at least 1, got 0",
         ),
-        ("zoo:cpu_tmaze", {"context_length": "five"}, "context_length must be a whole number .*, got 'five'"),
+        (
+            "zoo:cpu_tmaze",
+            {"context_length": "five"},
+            "context_length must be a whole number .*, got 'five'",
+        ),
         ("zoo:cpu_tmaze", {"device": "cpuu"}, "device: must be available, got 'cpuu': "),
         ("zoo:cpu_tmaze", {"checkpoint": "lastt"}, "checkpoint must be best or last, got 'lastt'"),
         (3, {}, "source must be a path, zoo:NAME or the id of an MLflow run, got 3"),
@@ -357,5 +393,7 @@ def test_a_card_names_revision_and_cost_where_the_run_tells_them(run, tmp_path):
         path = shutil.copytree(run, tmp_path / name)
         (path / "summary.json").write_text("{" if summary is None else json.dumps(summary))
         for source in (path, yamame.load(path).save_pretrained(tmp_path / f"{name}-folder")):
-            card = (yamame.load(source).save_pretrained(tmp_path / f"{name}-again") / "README.md").read_text()
+            card = (
+                yamame.load(source).save_pretrained(tmp_path / f"{name}-again") / "README.md"
+            ).read_text()
             assert [line in card for line in told] == [knows] * 3

@@ -1,4 +1,6 @@
-"""An agent as an MLflow model: loaded by MLflow, it decides what the agent decides; its signature is enforced."""
+"""An agent as an MLflow model: loaded by MLflow, it decides what the agent decides; its signature
+is enforced.
+"""
 
 import warnings
 
@@ -64,7 +66,9 @@ def test_what_does_not_fit_the_signature_is_refused(path, mlflow, observations, 
         good | {"observation": np.zeros((1, 5), np.float32)},
         good | {"session": np.array(["a"])},
     ):
-        with pytest.raises(mlflow.exceptions.MlflowException, match=r"(?i)schema|shape|type|missing"):
+        with pytest.raises(
+            mlflow.exceptions.MlflowException, match=r"(?i)schema|shape|type|missing"
+        ):
             served.predict(wrong)
 
 

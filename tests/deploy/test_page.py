@@ -30,7 +30,9 @@ def test_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch):
             if program == "python" and script != "examples/serve.py":  # that one serves for ever
                 more = ["logger=none"] if script.endswith("train.py") else []
                 subprocess.run(
-                    [sys.executable, ROOT / script, *arguments, *more], check=True, capture_output=True
+                    [sys.executable, ROOT / script, *arguments, *more],
+                    check=True,
+                    capture_output=True,
                 )
                 ran.append(script)
     assert ran == ["recipes/train.py", "recipes/export.py", "recipes/export.py"]

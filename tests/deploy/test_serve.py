@@ -39,7 +39,10 @@ def ask(maze):
 def test_many_sessions_at_once_act_as_one_at_a_time(maze, ask, observations):
     agent = DeployedAgent(maze.saved, greedy=True)
     seen = [
-        [{k: v.tolist() for k, v in observations(agent, seed=99 * i + t).items()} for t in range(LENGTH)]
+        [
+            {k: v.tolist() for k, v in observations(agent, seed=99 * i + t).items()}
+            for t in range(LENGTH)
+        ]
         for i in range(NUM)
     ]
 
@@ -57,7 +60,10 @@ def test_many_sessions_at_once_act_as_one_at_a_time(maze, ask, observations):
         told = list(pool.map(over_http, range(NUM)))
     for i in range(NUM):
         agent.reset()
-        alone = [agent.act(seen[i][0]), *(agent.act(seen[i][t], reward=0.1 * t) for t in range(1, LENGTH))]
+        alone = [
+            agent.act(seen[i][0]),
+            *(agent.act(seen[i][t], reward=0.1 * t) for t in range(1, LENGTH)),
+        ]
         assert told[i] == [int(action) for action in alone]
     assert len({tuple(actions) for actions in told}) > 5
 

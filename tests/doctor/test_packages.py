@@ -1,4 +1,6 @@
-"""Packages that are missing or do not fit, as they are installed: each in a line that tells what to run."""
+"""Packages that are missing or do not fit, as they are installed: each in a line that tells what to
+run.
+"""
 
 import platform
 
@@ -34,7 +36,10 @@ def test_what_tests_run_with_fits():
 def test_a_missing_package_is_named_with_what_installs_it(install):
     install("oakum", "1.0", "oakum-missing>=2")
     (line,) = conflicts("oakum")
-    assert line == "oakum-missing: must be >=2 for oakum, got none; run: pip install 'oakum-missing>=2'"
+    assert (
+        line
+        == "oakum-missing: must be >=2 for oakum, got none; run: pip install 'oakum-missing>=2'"
+    )
 
 
 def test_a_version_out_of_range_is_named_even_where_another_package_needs_it(install):

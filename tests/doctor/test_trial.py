@@ -4,12 +4,18 @@ import pytest
 from yamame import compose
 from yamame.doctor.trial import Stopwatch, forecast, shortened
 
-SCHEDULE = ("schedule.learning_starts=100", "schedule.updates_per_step=0.5", "evaluation.interval=250")
+SCHEDULE = (
+    "schedule.learning_starts=100",
+    "schedule.updates_per_step=0.5",
+    "evaluation.interval=250",
+)
 
 
 @pytest.fixture
 def watch():
-    """Of a trial: 10 s to start, the first iteration 5 s slower, then 10 ms a step and 100 ms an update."""
+    """Of a trial: 10 s to start, the first iteration 5 s slower, then 10 ms a step and 100 ms an
+    update.
+    """
     watch = Stopwatch(1.0)
     watch.marks = [("starting", 10.0, 1), ("evaluating", 2.0, 1)]
     watch.marks += [("collecting", 3.0, 100), ("learning", 4.0, 10)]
@@ -34,13 +40,22 @@ def test_a_run_that_ends_at_its_steps(watch):
     whole = forecast(watch, planned("budget.env_steps=1100", "budget.minutes=null"))
     assert (whole.limit, whole.env_steps, whole.updates) == ("env_steps", 1100, 500)
     assert whole.seconds == pytest.approx(
-        {"starting": 15, "collecting": 11, "learning": 50, "evaluating": 20, "saving": 5, "ending": 6}
+        {
+            "starting": 15,
+            "collecting": 11,
+            "learning": 50,
+            "evaluating": 20,
+            "saving": 5,
+            "ending": 6,
+        }
     )
     assert whole.total == pytest.approx(107)
 
 
 def test_a_run_that_ends_at_its_updates(watch):
-    whole = forecast(watch, planned("budget.env_steps=5000", "budget.updates=200", "budget.minutes=null"))
+    whole = forecast(
+        watch, planned("budget.env_steps=5000", "budget.updates=200", "budget.minutes=null")
+    )
     assert (whole.limit, whole.env_steps, whole.updates) == ("updates", 500, 200)
 
 
@@ -52,12 +67,16 @@ def test_a_run_that_ends_at_its_minutes(watch):
 
 
 def test_minutes_that_are_more_than_enough_end_nothing(watch):
-    assert forecast(watch, planned("budget.env_steps=1100", "budget.minutes=2")).limit == "env_steps"
+    assert (
+        forecast(watch, planned("budget.env_steps=1100", "budget.minutes=2")).limit == "env_steps"
+    )
 
 
 def test_minutes_do_not_count_what_comes_before_the_run(watch):
     watch.marks[0] = ("starting", 1000.0, 1)
-    assert forecast(watch, planned("budget.env_steps=1100", "budget.minutes=2")).limit == "env_steps"
+    assert (
+        forecast(watch, planned("budget.env_steps=1100", "budget.minutes=2")).limit == "env_steps"
+    )
 
 
 def test_updates_before_the_first_step_count(watch):
@@ -66,11 +85,16 @@ def test_updates_before_the_first_step_count(watch):
 
 
 def test_the_trial_learns_from_its_first_episodes_and_writes_elsewhere(tmp_path):
-    plan = planned("run.name=mine", "budget.env_steps=1100", "resume=auto", "logger.experiment=mine")
+    plan = planned(
+        "run.name=mine", "budget.env_steps=1100", "resume=auto", "logger.experiment=mine"
+    )
     trial = shortened(plan, tmp_path, 3.0)
     assert trial.schedule.learning_starts <= trial.schedule.steps_per_iteration
     assert (trial.run.root, trial.resume, trial.run.overwrite) == (str(tmp_path), False, False)
     assert trial.logger == {"_target_": "yamame.tracking.NullTracker"}
     assert trial.budget.minutes == pytest.approx(2.0)
-    assert (plan.run.name, plan.budget.minutes) == ("mine", planned().budget.minutes)  # the plan is as it was
+    assert (plan.run.name, plan.budget.minutes) == (
+        "mine",
+        planned().budget.minutes,
+    )  # the plan is as it was
     assert trial.encoder == plan.encoder

@@ -18,7 +18,9 @@ from yamame_envs.streams import fold, integers, uniform
 
 
 class Drift(BatchedEnv):
-    """Push a point to a hidden place: continuous actions, and a length of the episode that is drawn."""
+    """Push a point to a hidden place: continuous actions, and a length of the episode that is
+    drawn.
+    """
 
     def __init__(self, *, num_envs=1, time_limit=9, seed=0, device="cpu"):
         low, high = torch.tensor([-1.0, -2.0]), torch.tensor([1.0, 4.0])
@@ -27,14 +29,19 @@ class Drift(BatchedEnv):
             time_limit=time_limit,
             action=Bounded(low, high),
             observations={
-                "observation": Bounded(-100.0, 100.0, shape=(2,), dtype=torch.float32, device=device)
+                "observation": Bounded(
+                    -100.0, 100.0, shape=(2,), dtype=torch.float32, device=device
+                )
             },
             seed=seed,
             device=device,
         )
 
     def _draw_tasks(self, task_seed):
-        return {"hidden": uniform(fold(task_seed, 0), 2).float(), "stop": integers(fold(task_seed, 1), 12)}
+        return {
+            "hidden": uniform(fold(task_seed, 0), 2).float(),
+            "stop": integers(fold(task_seed, 1), 12),
+        }
 
     def _begin(self, task):
         return {"place": torch.zeros_like(task["hidden"])}
@@ -114,12 +121,18 @@ KINDS = {
     "bandits": _bandits,
     **{
         f"{name}, twin": _twin(kind)
-        for name, kind in (("shuffled", _shuffled_maze), ("delivery", _delivery), ("hard lake", _hard_lake))
+        for name, kind in (
+            ("shuffled", _shuffled_maze),
+            ("delivery", _delivery),
+            ("hard lake", _hard_lake),
+        )
     },
 }
 TRIALS = {
     "trials": lambda **settings: RepeatedTrials(_maze(**settings), num_trials=2),
-    "trials, horizon": lambda **settings: RepeatedTrials(_lake(**settings), num_trials=None, horizon=17),
+    "trials, horizon": lambda **settings: RepeatedTrials(
+        _lake(**settings), num_trials=None, horizon=17
+    ),
     "trials of trials": lambda **settings: RepeatedTrials(
         RepeatedTrials(_delivery(**settings), num_trials=2), num_trials=2, num_warmup=1
     ),
@@ -204,16 +217,21 @@ def native(request):
     ]
 )
 def kind_of_each_class(request):
-    """Builds an environment of every class, but for those that differ from another in their rules alone.
+    """Builds an environment of every class, but for those that differ from another in their rules
+    alone.
 
     Deliveries are in trials.
     """
     return {**KINDS, **TRIALS}[request.param]
 
 
-@pytest.fixture(params=["shuffled, twin", "drift", "delivery", "hard lake", "corridor", "dark, reset steps"])
+@pytest.fixture(
+    params=["shuffled, twin", "drift", "delivery", "hard lake", "corridor", "dark, reset steps"]
+)
 def inner(request):
-    """Builds environments that differ in what a wrapper may see of them: goals, attempts, ends, actions."""
+    """Builds environments that differ in what a wrapper may see of them: goals, attempts, ends,
+    actions.
+    """
     return KINDS[request.param]
 
 

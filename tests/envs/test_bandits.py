@@ -121,11 +121,16 @@ def test_the_normal_numbers_are_normal():
 
 def test_gaussian_noise_has_the_stated_deviation_and_none_at_zero():
     for std in (0.0, 0.5):
-        env = Bandits(num_envs=20_000, num_arms=2, time_limit=2, reward="gaussian", gaussian_std=std)
+        env = Bandits(
+            num_envs=20_000, num_arms=2, time_limit=2, reward="gaussian", gaussian_std=std
+        )
         td = env.reset()
         means = env._env_state.task["means"][:, 0]
         noise = (
-            env.step(td.set("action", torch.zeros(20_000, dtype=torch.int64)))["next", "reward"][:, 0] - means
+            env.step(td.set("action", torch.zeros(20_000, dtype=torch.int64)))["next", "reward"][
+                :, 0
+            ]
+            - means
         )
         assert noise.std() == pytest.approx(std, abs=5 * std / 40_000**0.5)
         assert abs(noise.mean()) <= 5 * std / 20_000**0.5
@@ -199,5 +204,7 @@ def test_the_picture_shows_the_best_arm_and_the_last_pull(reward):
 def test_a_row_that_does_not_exist_is_not_drawn(row):
     env = Bandits(num_envs=2)
     env.reset()
-    with pytest.raises(ValueError, match=f"Bandits: env_id must be an env that was reset, got {row}"):
+    with pytest.raises(
+        ValueError, match=f"Bandits: env_id must be an env that was reset, got {row}"
+    ):
         env.render(row)

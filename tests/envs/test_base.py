@@ -31,7 +31,11 @@ def test_desynchronised_resets_are_those_of_step_and_reset(make, same, actions_o
         for t, action in enumerate(actions_of(env, 30)):
             td.set("_reset", fold(torch.arange(5), t).remainder(9).eq(0).unsqueeze(-1))
             td = env.reset(td)
-            step = env._step_and_maybe_reset if fused else lambda td: EnvBase._step_and_maybe_reset(env, td)
+            step = (
+                env._step_and_maybe_reset
+                if fused
+                else lambda td: EnvBase._step_and_maybe_reset(env, td)
+            )
             step_td, td = step(td.set("action", action))
             seen.append(step_td.clone())
         return seen
@@ -46,7 +50,11 @@ def test_the_policys_own_entries_pass_the_fused_step_as_they_pass_the_plain_one(
     def run(fused):
         env = make(num_envs=4)
         td, seen = env.reset(), []
-        step = env._step_and_maybe_reset if fused else lambda td: EnvBase._step_and_maybe_reset(env, td)
+        step = (
+            env._step_and_maybe_reset
+            if fused
+            else lambda td: EnvBase._step_and_maybe_reset(env, td)
+        )
         for t, action in enumerate(actions_of(env, 30)):
             if t % 7 == 0:
                 td.set("memory", torch.full((4, 3), t + 1.0))
@@ -98,7 +106,10 @@ def test_a_partial_reset_touches_only_its_rows(make, play, same):
     after = env.reset(td.set("_reset", mask))
     kept = (~mask).squeeze(-1)
     same(before.exclude("_reset")[kept], after[kept])
-    assert after["is_init"].squeeze(-1).tolist() == mask.squeeze(-1).tolist() or before["is_init"].any()
+    assert (
+        after["is_init"].squeeze(-1).tolist() == mask.squeeze(-1).tolist()
+        or before["is_init"].any()
+    )
     assert (after["step_index"][mask] == 0).all()
     # The rows that were left alone go on as if nothing had happened.
     undisturbed, _ = play(make(num_envs=6), 9)
@@ -171,7 +182,9 @@ def test_earlier_timesteps_never_change(make, same, actions_of):
         same(a, b)
 
 
-def test_whoever_changes_a_timestep_changes_nothing_in_the_environment(make, play, same, actions_of):
+def test_whoever_changes_a_timestep_changes_nothing_in_the_environment(
+    make, play, same, actions_of
+):
     env = make(num_envs=3)
     td = env.reset()
     expected, _ = play(make(num_envs=3), 30)
@@ -233,7 +246,9 @@ def test_an_action_out_of_bounds_is_refused_with_its_row(maze):
     env = maze(num_envs=4)
     td = env.reset()
     td["action"] = torch.tensor([0, 4, 5, 9])
-    with pytest.raises(ValueError, match=r"MazeRunner: action must be in 0..4, got 5 in env 2 at step 0"):
+    with pytest.raises(
+        ValueError, match=r"MazeRunner: action must be in 0..4, got 5 in env 2 at step 0"
+    ):
         env.step(td)
     td["action"] = torch.tensor([0, -1, 4, 4])
     with pytest.raises(ValueError, match=r"got -1 in env 1 at step 0"):
@@ -259,13 +274,16 @@ def test_a_step_before_the_first_reset_is_refused(corridor):
 
 def test_a_first_reset_of_some_rows_is_refused(corridor):
     env = corridor(num_envs=2)
-    with pytest.raises(ValueError, match="PassiveTMaze: _reset must cover all envs at first, got '1 envs'"):
+    with pytest.raises(
+        ValueError, match="PassiveTMaze: _reset must cover all envs at first, got '1 envs'"
+    ):
         env.reset(TensorDict({"_reset": torch.tensor([[True], [False]])}, [2]))
 
 
 def test_a_task_seed_of_another_form_is_refused(corridor):
     with pytest.raises(
-        ValueError, match=r"PassiveTMaze: task_seed must be int64 \(2, 1\), got 'torch.float32 \(2, 1\)"
+        ValueError,
+        match=r"PassiveTMaze: task_seed must be int64 \(2, 1\), got 'torch.float32 \(2, 1\)",
     ):
         corridor(num_envs=2).reset(TensorDict({"task_seed": torch.zeros(2, 1)}, [2]))
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tensordict import TensorDict
-from yamame.capturing import recording
+from yamame.execution.capturing import recording
 from yamame_envs import MazeRunner, RepeatedTrials
 from yamame_envs.streams import fold
 
@@ -99,7 +99,8 @@ def test_an_action_out_of_bounds_in_a_captured_step_is_refused_at_the_next_look(
     env.reserve(1)
     captured(env, td, [torch.tensor([1, -1]), torch.tensor([0, 0])])
     with pytest.raises(
-        ValueError, match=r"MazeRunner: action must be in 0\.\.4, got 'one of an earlier step was not"
+        ValueError,
+        match=r"MazeRunner: action must be in 0\.\.4, got 'one of an earlier step was not",
     ):
         env.reserve(1)
     assert env.reserve(1)  # said once
@@ -107,7 +108,9 @@ def test_an_action_out_of_bounds_in_a_captured_step_is_refused_at_the_next_look(
 
 def test_captured_steps_that_were_not_reserved_are_refused_once_an_episode_has_no_task(corridor):
     env, still = corridor(num_envs=16), torch.zeros(16, dtype=torch.int64)
-    td = captured(env, env.reset(), [still] * 6 * 3)  # of four tasks that are drawn at once, one is played
+    td = captured(
+        env, env.reset(), [still] * 6 * 3
+    )  # of four tasks that are drawn at once, one is played
     assert env.reserve(1)
     captured(env, td, [still] * 6 * 5)
     with pytest.raises(

@@ -1,4 +1,6 @@
-"""What environments say is new in an evaluation, counted by what the words mean and not by the hash of the split."""
+"""What environments say is new in an evaluation, counted by what the words mean and not by the hash
+of the split.
+"""
 
 import pytest
 import torch
@@ -20,7 +22,9 @@ MEANING = {
     "new lakes": ["holes"],
     "new actions on known lakes": ["holes", "effects"],
 }
-"""Entries of a task in which, by a description, each task of an evaluation differs from all tasks of training."""
+"""Entries of a task in which, by a description, each task of an evaluation differs from all tasks
+of training.
+"""
 MAZE = (MazeRunner, {"size": 9, "num_goals": 1})
 ROAD = (PackageDelivery, {"length": 6, "min_packages": 1, "max_packages": 1})
 ROOM = (DarkKeyDoor, {"size": 4})
@@ -67,7 +71,8 @@ def test_what_an_environment_says_is_new_is_never_met_in_training(name):
     training, evaluation = make(name, "train"), make(name, "test")
     entries = MEANING[evaluation.novelty]
     assert share_met(training, evaluation, entries) == 0
-    # The negative control: without a split some are met, but for combinations of which there are very many.
+    # The negative control: without a split some are met, but for combinations of which there are
+    # very many.
     drawn = share_met(make(name, "all"), make(name, "all"), entries)
     assert drawn > (0 if "actions" in entries else 0.05)
 

@@ -46,7 +46,9 @@ def make(choice: str, *, num_envs: int = 3, seed: int = 5) -> EnvBase:
 @cache
 def reason_to_skip(choice: str) -> str | None:
     if choice == "gym_goals" and find_spec("gymnasium_robotics") is None:
-        return "the package gymnasium_robotics must be installed, run: pip install 'yamame[robotics]'"
+        return (
+            "the package gymnasium_robotics must be installed, run: pip install 'yamame[robotics]'"
+        )
     try:
         make(choice, num_envs=1).close()
     except UsageError as error:
@@ -76,10 +78,14 @@ def play(env: EnvBase, moves: torch.Tensor, *, current=None, forced: dict | None
     steps = []
     for t, move in enumerate(moves):
         if forced and t in forced:
-            request = current.copy().set("_reset", torch.zeros(*env.batch_size, 1, dtype=torch.bool))
+            request = current.copy().set(
+                "_reset", torch.zeros(*env.batch_size, 1, dtype=torch.bool)
+            )
             request["_reset"][forced[t]] = True
             current = env.reset(request)
-        stepped, current = env.step_and_maybe_reset(current.set("action", move[: env.batch_size[0]]))
+        stepped, current = env.step_and_maybe_reset(
+            current.set("action", move[: env.batch_size[0]])
+        )
         steps.append(stepped.clone())
     return steps
 
@@ -90,7 +96,9 @@ def differing(first: list, second: list, row: int) -> list[str]:
     return [
         str(key)
         for key in keys
-        if any(not torch.equal(a[key][row], b[key][row]) for a, b in zip(first, second, strict=True))
+        if any(
+            not torch.equal(a[key][row], b[key][row]) for a, b in zip(first, second, strict=True)
+        )
     ]
 
 
@@ -190,7 +198,9 @@ def test_the_reward_is_that_of_the_goals_that_were_achieved(choice):
         if instruction is None:
             instruction, active = step["goal"].clone(), torch.zeros(3, dtype=torch.int64)
         instruction[first], active[first] = step["goal"][first], 0
-        active, reward = advance(instruction, active, following["achieved"], following["achieved_mask"])
+        active, reward = advance(
+            instruction, active, following["achieved"], following["achieved_mask"]
+        )
         assert torch.equal(following["reward"].squeeze(-1), reward)
         assert torch.equal(following["success"].squeeze(-1), active == num_goals(instruction))
         achieved += int(following["achieved_mask"].sum())

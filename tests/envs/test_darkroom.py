@@ -29,7 +29,9 @@ class Room:
     def walk(self, action):
         """Moves; returns the reward and whether the door was opened."""
         move = MOVES[self.actions[action]]
-        self.place = tuple(min(max(p + m, 0), self.size - 1) for p, m in zip(self.place, move, strict=True))
+        self.place = tuple(
+            min(max(p + m, 0), self.size - 1) for p, m in zip(self.place, move, strict=True)
+        )
         self.trial_start = False
         if self.has_key:
             return float(self.place == self.door), self.place == self.door
@@ -99,7 +101,9 @@ def test_every_step_follows_the_rules(attempts, settings):
             ("reward", "success", "terminated"), zip(*expected, strict=True), strict=True
         ):
             assert after[name][:, 0].tolist() == list(values), name
-        assert after["observation"].tolist() == [pytest.approx(room.observation(light)) for room in rooms]
+        assert after["observation"].tolist() == [
+            pytest.approx(room.observation(light)) for room in rooms
+        ]
         assert after["trial_start"][:, 0].tolist() == [room.trial_start for room in rooms]
         rewards += after["reward"].sum()
         starts += after["trial_start"].sum()
@@ -248,8 +252,8 @@ def play(env, choose):
 def test_random_play_earns_the_known_return(settings, published, reference, error):
     """``reference`` and its standard ``error`` were measured with the rules in plain Python.
 
-    The errors of the published returns are not known: they are allowed those of 1,000 episodes, and half a
-    unit of their last digit.
+    The errors of the published returns are not known: they are allowed those of 1,000 episodes, and
+    half a unit of their last digit.
     """
     n = 4000
     env = DarkKeyDoor(num_envs=n, seed=1, **settings)
@@ -300,7 +304,9 @@ def test_who_knows_the_room_earns_the_known_return(settings, published, spread):
 @pytest.mark.parametrize("attempts", CONVENTIONS)
 def test_specs_describe_what_is_returned(attempts):
     for light in (False, True):
-        env = DarkKeyDoor(num_envs=3, size=3, trial_limit=4, time_limit=15, attempts=attempts, light=light)
+        env = DarkKeyDoor(
+            num_envs=3, size=3, trial_limit=4, time_limit=15, attempts=attempts, light=light
+        )
         check_env_specs(env)
 
 
@@ -344,5 +350,7 @@ def test_the_picture_shows_the_agent_and_what_it_has_to_reach():
 def test_a_row_that_does_not_exist_is_not_drawn(row):
     env = DarkKeyDoor(num_envs=2)
     env.reset()
-    with pytest.raises(ValueError, match=f"DarkKeyDoor: env_id must be an env that was reset, got {row}"):
+    with pytest.raises(
+        ValueError, match=f"DarkKeyDoor: env_id must be an env that was reset, got {row}"
+    ):
         env.render(row)

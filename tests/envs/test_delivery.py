@@ -124,7 +124,14 @@ def test_placing_at_a_fork_has_no_effect_and_forward_neither():
     env._env_state.state["onward"] = env._env_state.task["onward"].gather(1, fork[:, None])[:, 0]
     at_fork = fork > 0
     assert at_fork.any()
-    for action in (FORWARD, FIRST_BUTTON, FIRST_BUTTON + 1, FIRST_BUTTON + 2, FIRST_BUTTON + 3, NOTHING):
+    for action in (
+        FORWARD,
+        FIRST_BUTTON,
+        FIRST_BUTTON + 1,
+        FIRST_BUTTON + 2,
+        FIRST_BUTTON + 3,
+        NOTHING,
+    ):
         after = env.step(td.set("action", torch.full((200,), action)))["next"]
         assert torch.equal(after["observation"][at_fork, 0], fork[at_fork].float())
         assert (after["observation"][at_fork, 2] == 1).all()
@@ -161,7 +168,8 @@ def test_roads_are_drawn_as_stated():
     assert forks.max() == 6
     for name, counts in cases.items():
         freedom = counts.numel() - 1
-        # Places in one road exclude one another, which makes their counts more even than independent ones.
+        # Places in one road exclude one another, which makes their counts more even than
+        # independent ones.
         assert chi_square(counts.double()) < freedom + 5 * (2 * freedom) ** 0.5, name
 
 
@@ -233,7 +241,9 @@ def test_an_instruction_in_words_names_cells_where_packages_can_be_put_down():
     again = TensorDict({"task_seed": task["task_seed"].view(1, 1)}, [1])
     for cell in (0, min(forks)):
         env.set_instruction(f"{min(free)} {cell}")
-        with pytest.raises(ValueError, match=rf"instruction must name cells .*, got {cell}$") as caught:
+        with pytest.raises(
+            ValueError, match=rf"instruction must name cells .*, got {cell}$"
+        ) as caught:
             env.reset(again)
         near = str(caught.value).split("near it ")[1].split(")")[0]
         assert {int(found) for found in near.split()} <= free
@@ -245,8 +255,14 @@ def test_an_instruction_in_words_names_cells_where_packages_can_be_put_down():
     ("settings", "message"),
     [
         ({"length": 1}, "PackageDelivery: length must be at least 2, got 1"),
-        ({"max_packages": 0}, r"PackageDelivery: max_packages must be in 1..23 at length 30, got 0"),
-        ({"max_packages": 24}, r"PackageDelivery: max_packages must be in 1..23 at length 30, got 24"),
+        (
+            {"max_packages": 0},
+            r"PackageDelivery: max_packages must be in 1..23 at length 30, got 0",
+        ),
+        (
+            {"max_packages": 24},
+            r"PackageDelivery: max_packages must be in 1..23 at length 30, got 24",
+        ),
         ({"min_packages": 0}, r"PackageDelivery: min_packages must be in 1..4, got 0"),
         ({"min_packages": 5}, r"PackageDelivery: min_packages must be in 1..4, got 5"),
         ({"time_limit": 0}, "PackageDelivery: time_limit must be at least 1, got 0"),
@@ -311,5 +327,7 @@ def test_a_long_road_is_shown_in_part_and_in_constant_size():
 def test_a_row_that_does_not_exist_is_not_drawn(row):
     env = PackageDelivery(num_envs=2)
     env.reset()
-    with pytest.raises(ValueError, match=f"PackageDelivery: env_id must be an env that was reset, got {row}"):
+    with pytest.raises(
+        ValueError, match=f"PackageDelivery: env_id must be an env that was reset, got {row}"
+    ):
         env.render(row)

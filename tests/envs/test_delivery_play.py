@@ -37,8 +37,8 @@ def finish(env, choose, *, steps):
 def test_random_play_earns_the_known_return(settings, steps, published, reference, error):
     """``reference`` and its standard ``error`` were measured with the rules in plain Python.
 
-    The errors of the published returns are not known: they are allowed those of 1,000 episodes, and half a
-    unit of their last digit.
+    The errors of the published returns are not known: they are allowed those of 1,000 episodes, and
+    half a unit of their last digit.
     """
     n = 3000
     env = PackageDelivery(num_envs=n, seed=1, **settings)
@@ -80,7 +80,10 @@ class Explorer:
     """Tries the branches of forks and the buttons at destinations in order, and remembers."""
 
     def __init__(self):
-        self.branches, self.buttons = {}, [FIRST_BUTTON, FIRST_BUTTON + 1, FIRST_BUTTON + 2, FIRST_BUTTON + 3]
+        self.branches, self.buttons = (
+            {},
+            [FIRST_BUTTON, FIRST_BUTTON + 1, FIRST_BUTTON + 2, FIRST_BUTTON + 3],
+        )
         self.last = None
 
     def act(self, position, at_fork, destination):
@@ -116,10 +119,16 @@ def test_who_tries_and_remembers_delivers_as_much_as_is_known(settings, n, publi
         for row in td["is_init"][:, 0].nonzero()[:, 0].tolist():
             explorers[row] = Explorer()
         seen = zip(explorers, td["observation"].tolist(), active_goal(td).tolist(), strict=True)
-        return torch.tensor([e.act(int(place), bool(fork), goal) for e, (place, _, fork), goal in seen])
+        return torch.tensor(
+            [e.act(int(place), bool(fork), goal) for e, (place, _, fork), goal in seen]
+        )
 
     total, length, won = finish(env, choose, steps=400)
     for values, known in zip((total, won.float(), length), published, strict=True):
         if known is not None:
-            # The published figures were estimated too: they are allowed the error of as many episodes.
-            assert abs(values.mean() - known) < 0.5 * (known > 10) + 0.05 + 3 * (2 * values.var() / n) ** 0.5
+            # The published figures were estimated too: they are allowed the error of as many
+            # episodes.
+            assert (
+                abs(values.mean() - known)
+                < 0.5 * (known > 10) + 0.05 + 3 * (2 * values.var() / n) ** 0.5
+            )

@@ -109,7 +109,9 @@ def test_every_step_follows_the_rules(mode):
     generator = torch.Generator().manual_seed(0)
     weights = torch.tensor([0.1, 0.3, 0.15, 0.3, 0.15]).expand(n, 5)
     for _ in range(300):
-        assert td["observation"].numpy() == pytest.approx(np.array([w.observation() for w in walkers]))
+        assert td["observation"].numpy() == pytest.approx(
+            np.array([w.observation() for w in walkers])
+        )
         assert td["trial_start"][:, 0].tolist() == [w.begins for w in walkers]
         action = torch.multinomial(weights, 1, generator=generator)[:, 0]
         step, td = env.step_and_maybe_reset(td.set("action", action))
@@ -120,7 +122,9 @@ def test_every_step_follows_the_rules(mode):
         assert after["success"][:, 0].tolist() == successes
         assert after["terminated"][:, 0].tolist() == dones
         assert not after["truncated"].any()
-        assert after["observation"].numpy() == pytest.approx(np.array([w.observation() for w in walkers]))
+        assert after["observation"].numpy() == pytest.approx(
+            np.array([w.observation() for w in walkers])
+        )
         begins = [w.begins and not done for w, done in zip(walkers, dones, strict=True)]
         assert after["trial_start"][:, 0].tolist() == begins
         for row, (reward, success, done) in enumerate(outcomes):
@@ -138,7 +142,9 @@ def test_every_step_follows_the_rules(mode):
 
 
 def test_lakes_can_be_crossed_exactly_where_gymnasium_says_so():
-    frozen_lake = pytest.importorskip("gymnasium.envs.toy_text.frozen_lake", reason="needs gymnasium")
+    frozen_lake = pytest.importorskip(
+        "gymnasium.envs.toy_text.frozen_lake", reason="needs gymnasium"
+    )
     holes = uniform(torch.arange(400), 6, 6) < 0.35
     holes[:, 0, 0] = holes[:, -1, -1] = False
     boards = [[["FH"[cell] for cell in row] for row in lake] for lake in holes.int().tolist()]
@@ -161,10 +167,15 @@ def test_a_winding_way_is_found():
 
 @pytest.mark.parametrize("size", [4, 5, 8])
 def test_lakes_are_distributed_as_gymnasiums(size):
-    frozen_lake = pytest.importorskip("gymnasium.envs.toy_text.frozen_lake", reason="needs gymnasium")
+    frozen_lake = pytest.importorskip(
+        "gymnasium.envs.toy_text.frozen_lake", reason="needs gymnasium"
+    )
     n = 3000
     other = torch.tensor(
-        [[[c == "H" for c in row] for row in frozen_lake.generate_random_map(size, seed=s)] for s in range(n)]
+        [
+            [[c == "H" for c in row] for row in frozen_lake.generate_random_map(size, seed=s)]
+            for s in range(n)
+        ]
     ).double()
     ours = draw_lakes(torch.arange(n), size)
     assert crossable(ours).all()
@@ -206,8 +217,13 @@ def test_hard_mode_misreads_a_quarter_of_the_places_within_the_lake():
     env = MetaFrozenLake(num_envs=n, size=5, hard=True, recover=True)
     td = env.reset()
     rows = td["observation"][:, :2] * 5
-    # Of a wrong place at the corner, each coordinate is 0 with probability 2/3 and 1 with probability 1/3.
-    for flags, p in ((rows[:, 0] > 0, 0.25 / 3), (rows[:, 1] > 0, 0.25 / 3), ((rows > 0).all(1), 0.25 / 9)):
+    # Of a wrong place at the corner, each coordinate is 0 with probability 2/3 and 1 with
+    # probability 1/3.
+    for flags, p in (
+        (rows[:, 0] > 0, 0.25 / 3),
+        (rows[:, 1] > 0, 0.25 / 3),
+        ((rows > 0).all(1), 0.25 / 9),
+    ):
         assert_probability(flags, p)
     assert rows.max().round() == 1
     stay = torch.zeros(n, dtype=torch.int64)
@@ -313,5 +329,7 @@ def test_the_picture_shows_where_the_agent_is_told_to_be():
 def test_a_row_that_does_not_exist_is_not_drawn(row):
     env = MetaFrozenLake(num_envs=2)
     env.reset()
-    with pytest.raises(ValueError, match=f"MetaFrozenLake: env_id must be an env that was reset, got {row}"):
+    with pytest.raises(
+        ValueError, match=f"MetaFrozenLake: env_id must be an env that was reset, got {row}"
+    ):
         env.render(row)

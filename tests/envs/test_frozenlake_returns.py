@@ -8,7 +8,9 @@ MOVES = [(0, 0), (1, 0), (-1, 0), (0, 1), (0, -1)]
 
 
 def run(env, choose):
-    """Plays the next episode of every row: return, success, steps and returns of the attempts ``[N, k]``."""
+    """Plays the next episode of every row: return, success, steps and returns of the attempts
+    ``[N, k]``.
+    """
     td = env.reset()
     n, rows = env.batch_size[0], torch.arange(env.batch_size[0])
     running, trial = torch.ones(n, dtype=torch.bool), torch.zeros(n, dtype=torch.int64)
@@ -26,7 +28,8 @@ def run(env, choose):
     return paid.sum(1), success, steps, paid
 
 
-# Of the known means, the digits are known but not their standard errors: they are allowed those of a run of
+# Of the known means, the digits are known but not their standard errors: they are allowed those of
+# a run of
 # 1,000 episodes, and half a unit of their last digit.
 @pytest.mark.parametrize(
     ("settings", "n", "known", "digit"),
@@ -48,7 +51,9 @@ def test_random_play_earns_the_known_return(settings, n, known, digit):
 
 
 def way_home(holes):
-    """Steps to the goal and the action of a shortest way from every cell, over neighbours without holes."""
+    """Steps to the goal and the action of a shortest way from every cell, over neighbours without
+    holes.
+    """
     size = len(holes)
     steps, action = {(size - 1, size - 1): 0}, {(size - 1, size - 1): 0}
     waiting = deque(steps)
@@ -56,7 +61,12 @@ def way_home(holes):
         i, j = waiting.popleft()
         for a, (di, dj) in list(enumerate(MOVES))[1:]:
             place = (i - di, j - dj)
-            if min(place) >= 0 and max(place) < size and place not in steps and not holes[place[0]][place[1]]:
+            if (
+                min(place) >= 0
+                and max(place) < size
+                and place not in steps
+                and not holes[place[0]][place[1]]
+            ):
                 steps[place], action[place] = steps[i, j] + 1, a
                 waiting.append(place)
     return steps, action
@@ -75,7 +85,9 @@ def test_knowing_the_lake_earns_every_attempt_in_the_fewest_steps(recover):
     env.set_seed(0)  # the same tasks again
 
     def knowing(td):  # a row that has ended plays anything in another lake
-        return torch.tensor([way[1].get(place, 0) for way, place in zip(ways, places_of(td, 5), strict=True)])
+        return torch.tensor(
+            [way[1].get(place, 0) for way, place in zip(ways, places_of(td, 5), strict=True)]
+        )
 
     total, success, steps, _ = run(env, knowing)
     assert (total == 10).all()
@@ -84,7 +96,9 @@ def test_knowing_the_lake_earns_every_attempt_in_the_fewest_steps(recover):
 
 
 class Explorer:
-    """Takes the shortest way over all cells that were not seen to be holes, from what is shown alone."""
+    """Takes the shortest way over all cells that were not seen to be holes, from what is shown
+    alone.
+    """
 
     def __init__(self, n, *, remembers):
         self.remembers = remembers

@@ -71,13 +71,16 @@ def test_more_rows_than_one_and_unknown_render_modes_are_refused():
     with pytest.raises(ValueError, match="GymnasiumEnv: num_envs must be 1, got 2"):
         GymnasiumEnv(MazeRunner(num_envs=2))
     with pytest.raises(
-        ValueError, match=r"GymnasiumEnv: render_mode must be one of \(None, 'rgb_array'\), got 'human'"
+        ValueError,
+        match=r"GymnasiumEnv: render_mode must be one of \(None, 'rgb_array'\), got 'human'",
     ):
         GymnasiumEnv(MazeRunner(), render_mode="human")
 
 
 def run_python(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
 
 
 def test_importing_the_package_imports_no_torch_and_registers():
@@ -95,7 +98,9 @@ def test_gymnasium_makes_the_environments_by_their_full_name():
 
 
 def test_names_of_the_package_are_found_and_others_are_not():
-    assert {"BatchedEnv", "GoalEnv", "MazeRunner", "PassiveTMaze", "register"} <= set(dir(yamame_envs))
+    assert {"BatchedEnv", "GoalEnv", "MazeRunner", "PassiveTMaze", "register"} <= set(
+        dir(yamame_envs)
+    )
     assert yamame_envs.MazeRunner is MazeRunner
     with pytest.raises(AttributeError, match="Labyrinth"):
         yamame_envs.Labyrinth  # noqa: B018

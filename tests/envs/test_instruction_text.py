@@ -62,5 +62,7 @@ def test_what_is_no_instruction_is_refused(text, message):
 def test_a_wall_is_refused_by_the_maze_that_has_it_with_free_cells_near_it():
     env = MazeRunner(size=7, num_goals=2)
     env.set_instruction("5,3 0,3")
-    with pytest.raises(ValueError, match=r"without a wall in this maze \(near it (\d,\d ?){3}\), got '0,3'"):
+    with pytest.raises(
+        ValueError, match=r"without a wall in this maze \(near it (\d,\d ?){3}\), got '0,3'"
+    ):
         env.reset()

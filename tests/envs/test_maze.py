@@ -51,7 +51,9 @@ def as_set(walls):
 
 
 def chi_square(drawn, expected):
-    """Distance between drawn mazes and a distribution, and its degrees of freedom; rare mazes are pooled."""
+    """Distance between drawn mazes and a distribution, and its degrees of freedom; rare mazes are
+    pooled.
+    """
     n = sum(drawn.values())
     assert set(drawn) <= set(expected), "a maze was drawn that cannot arise"
     common = [maze for maze, p in expected.items() if n * p >= 10]
@@ -66,7 +68,9 @@ def chi_square(drawn, expected):
 def test_mazes_are_drawn_with_exactly_the_probabilities_of_the_rules(num_walks, num_tries):
     drawn = grow_walls(torch.arange(20_000), 7, num_walks=num_walks, num_tries=num_tries)
     patterns, counts = drawn.flatten(1).unique(dim=0, return_counts=True)
-    observed = Counter({as_set(p.view(7, 7)): int(c) for p, c in zip(patterns, counts, strict=True)})
+    observed = Counter(
+        {as_set(p.view(7, 7)): int(c) for p, c in zip(patterns, counts, strict=True)}
+    )
     distance, freedom = chi_square(observed, exact_distribution(7, num_walks, num_tries))
     assert freedom > 10
     assert distance < freedom + 5 * (2 * freedom) ** 0.5
@@ -106,10 +110,14 @@ def test_walls_stand_as_often_as_in_a_loop_over_every_try():
 
 def play_area(size, count):
     num_walks, num_tries = int(0.75 * (size // 2) ** 2), int(0.75 * 5 * 2 * size)
-    return clear_spawn(grow_walls(torch.arange(count), size, num_walks=num_walks, num_tries=num_tries))
+    return clear_spawn(
+        grow_walls(torch.arange(count), size, num_walks=num_walks, num_tries=num_tries)
+    )
 
 
-@pytest.mark.parametrize(("size", "mean", "count"), [(11, 58, 2000), (15, 115, 1000), (31, 504, 60)])
+@pytest.mark.parametrize(
+    ("size", "mean", "count"), [(11, 58, 2000), (15, 115, 1000), (31, 504, 60)]
+)
 def test_mean_number_of_free_cells_is_the_known_one(size, mean, count):
     free = (~play_area(size, count)).sum((1, 2)).double()
     # The known means are rounded to whole cells.
@@ -127,7 +135,9 @@ def reachable(walls, start):
     return len(seen)
 
 
-@pytest.mark.parametrize(("size", "count"), [(5, 50), (7, 300), (9, 300), (11, 300), (15, 150), (31, 20)])
+@pytest.mark.parametrize(
+    ("size", "count"), [(5, 50), (7, 300), (9, 300), (11, 300), (15, 150), (31, 20)]
+)
 def test_every_free_cell_can_be_reached_from_the_start(size, count):
     for walls in play_area(size, count):
         assert reachable(walls.tolist(), (size - 2, size // 2)) == int((~walls).sum())

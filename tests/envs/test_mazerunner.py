@@ -50,7 +50,13 @@ def walker_of(env, row):
 @pytest.mark.parametrize("randomize", [False, True])
 def test_every_step_follows_the_rules(randomize):
     env = MazeRunner(
-        num_envs=6, size=7, num_goals=3, min_goals=1, time_limit=40, randomize_actions=randomize, seed=2
+        num_envs=6,
+        size=7,
+        num_goals=3,
+        min_goals=1,
+        time_limit=40,
+        randomize_actions=randomize,
+        seed=2,
     )
     td = env.reset()
     walkers = [walker_of(env, row) for row in range(6)]
@@ -63,7 +69,9 @@ def test_every_step_follows_the_rules(randomize):
             assert td["achieved"][row].tolist() == [list(walker.place)]
             assert td["achieved_mask"][row].tolist() == [True]
         action = torch.randint(5, (6,), generator=generator)
-        effect = env._env_state.task["actions"].gather(1, action[:, None])[:, 0] if randomize else action
+        effect = (
+            env._env_state.task["actions"].gather(1, action[:, None])[:, 0] if randomize else action
+        )
         step, td = env.step_and_maybe_reset(td.set("action", action))
         for row, walker in enumerate(walkers):
             reward, success, done = walker.step(int(effect[row]))
@@ -211,7 +219,9 @@ def test_random_play_earns_the_known_return(goals, known, tolerance):
     generator = torch.Generator().manual_seed(0)
     total, running = torch.zeros(1500, 1), torch.ones(1500, 1)
     for _ in range(250):
-        step, td = env.step_and_maybe_reset(td.set("action", torch.randint(5, (1500,), generator=generator)))
+        step, td = env.step_and_maybe_reset(
+            td.set("action", torch.randint(5, (1500,), generator=generator))
+        )
         total += running * step["next", "reward"]
         running *= ~step["next", "done"]
     assert not running.any()
@@ -255,12 +265,16 @@ def test_the_picture_shows_walls_goals_and_the_moving_agent():
 def test_a_row_that_does_not_exist_is_not_drawn(row):
     env = MazeRunner(num_envs=2)
     env.reset()
-    with pytest.raises(ValueError, match=f"MazeRunner: env_id must be an env that was reset, got {row}"):
+    with pytest.raises(
+        ValueError, match=f"MazeRunner: env_id must be an env that was reset, got {row}"
+    ):
         env.render(row)
 
 
 def test_without_a_position_nothing_that_a_policy_reads_tells_where_the_agent_is():
-    """An agent reads the same of two places with the same four sights, and other things of other places with it."""
+    """An agent reads the same of two places with the same four sights, and other things of other
+    places with it.
+    """
     for position, differ in ((False, False), (True, True)):
         env = MazeRunner(num_envs=64, size=9, num_goals=2, position=position, seed=3)
         inputs = inputs_from_spec(env.observation_spec, batch_dims=1)
@@ -268,7 +282,9 @@ def test_without_a_position_nothing_that_a_policy_reads_tells_where_the_agent_is
         torch.manual_seed(0)
         steps = env.rollout(40, break_when_any_done=False)
         sights = steps["observation"][..., -4:]
-        read = torch.cat([steps[key].flatten(2).float() for key in ("observation", "prev_reward")], -1)
+        read = torch.cat(
+            [steps[key].flatten(2).float() for key in ("observation", "prev_reward")], -1
+        )
         told = {"time", "step_index", "prev_action", "trial_start", "observation", "prev_reward"}
         assert set(inputs) <= told  # the time, actions and rewards are those of the agent itself
         cells = (
@@ -287,7 +303,9 @@ def test_a_position_changes_nothing_but_what_is_seen():
     rollouts = []
     for position in (False, True):
         torch.manual_seed(1)
-        rollouts.append(MazeRunner(**settings, position=position).rollout(50, break_when_any_done=False))
+        rollouts.append(
+            MazeRunner(**settings, position=position).rollout(50, break_when_any_done=False)
+        )
     blind, seeing = rollouts
     for key in blind.keys(True, True):
         ours = seeing[key][..., 2:] if "observation" in key else seeing[key]

@@ -28,7 +28,9 @@ def way(walls, start, goal):
 
 
 def plan(env, row, seen):
-    """All actions of an episode: the start and the goals as the agent sees them, the walls from the task."""
+    """All actions of an episode: the start and the goals as the agent sees them, the walls from the
+    task.
+    """
     size = env._size
     walls = env._env_state.task["walls"][row].view(size, size).tolist()
     place = tuple((seen["observation"][row, :2] * size).round().int().tolist())
@@ -39,7 +41,9 @@ def plan(env, row, seen):
     return actions
 
 
-@pytest.mark.parametrize(("size", "limit", "known", "digit"), [(11, 250, 24, 1.0), (15, 400, 36, 1.0)])
+@pytest.mark.parametrize(
+    ("size", "limit", "known", "digit"), [(11, 250, 24, 1.0), (15, 400, 36, 1.0)]
+)
 def test_who_knows_the_maze_reaches_all_goals_in_the_fewest_steps(size, limit, known, digit):
     env = MazeRunner(num_envs=ROWS, size=size, num_goals=3, time_limit=limit, seed=3)
     td = env.reset()
@@ -58,4 +62,6 @@ def test_who_knows_the_maze_reaches_all_goals_in_the_fewest_steps(size, limit, k
         taken, lengths
     )  # one step fewer would not do: rows end exactly at the end of their way
     error = float(lengths.std()) / ROWS**0.5
-    assert abs(float(lengths.mean()) - known) < 3 * error + digit / 2  # the known mean has no decimals
+    assert (
+        abs(float(lengths.mean()) - known) < 3 * error + digit / 2
+    )  # the known mean has no decimals

@@ -1,4 +1,6 @@
-"""The twins of native environments: what is hidden is shown beside everything else, which stays as it is."""
+"""The twins of native environments: what is hidden is shown beside everything else, which stays as
+it is.
+"""
 
 import pytest
 import torch
@@ -14,7 +16,11 @@ TWINS = [
     (envs.DarkKeyDoor, {"size": 3, "time_limit": 20, "randomize_actions": True}, 29),
     (envs.MazeRunner, {"size": 5, "num_goals": 1, "time_limit": 9}, 25),
     (envs.MazeRunner, {"size": 5, "num_goals": 1, "randomize_actions": True}, 50),
-    (envs.MazeRunner, {"size": 5, "num_goals": 1, "position": False, "randomize_actions": True}, 52),
+    (
+        envs.MazeRunner,
+        {"size": 5, "num_goals": 1, "position": False, "randomize_actions": True},
+        52,
+    ),
     (envs.MetaFrozenLake, {"size": 3, "num_trials": 2}, 9),
     (envs.MetaFrozenLake, {"size": 3, "num_trials": 2, "hard": True}, 12),
     (envs.PackageDelivery, {"length": 10, "time_limit": 20}, 14),
@@ -54,11 +60,15 @@ def test_a_twin_tells_what_decides():
 def test_the_twin_of_a_maze_without_a_position_shows_it():
     settings = {"num_envs": 4, "size": 7, "num_goals": 1}
     blind = played(envs.MazeRunner(**settings, position=False, observable=True))
-    assert blind["hidden"][..., 49:].equal(played(envs.MazeRunner(**settings))["observation"][..., :2])
+    assert blind["hidden"][..., 49:].equal(
+        played(envs.MazeRunner(**settings))["observation"][..., :2]
+    )
 
 
 def test_a_twin_in_repeated_trials_shows_it_too_and_other_environments_know_nothing_of_it():
-    env = envs.RepeatedTrials(envs.PassiveTMaze(num_envs=2, length=3, observable=True), num_trials=2)
+    env = envs.RepeatedTrials(
+        envs.PassiveTMaze(num_envs=2, length=3, observable=True), num_trials=2
+    )
     assert played(env)["hidden"].shape == (2, 25, 1)
     with pytest.raises(TypeError, match="observable"):
         envs.RepeatedTrials(env, observable=True)

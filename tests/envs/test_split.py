@@ -5,14 +5,24 @@ import torch
 from scipy import stats
 from tensordict import TensorDict
 from torchrl.data import Categorical
-from yamame_envs import BatchedEnv, DarkKeyDoor, MazeRunner, MetaFrozenLake, PackageDelivery, RepeatedTrials
+from yamame_envs import (
+    BatchedEnv,
+    DarkKeyDoor,
+    MazeRunner,
+    MetaFrozenLake,
+    PackageDelivery,
+    RepeatedTrials,
+)
 from yamame_envs.split import HELD_OUT, candidates, hash_of, is_held_out
 from yamame_envs.streams import fold, integers
 
 ENVS = {
     "maze": (MazeRunner, {"size": 9, "num_goals": 1}),
     "shuffled maze": (MazeRunner, {"size": 9, "num_goals": 2, "randomize_actions": True}),
-    "pair of maze and goals": (MazeRunner, {"size": 7, "num_goals": 1, "split_by": "walls_and_goals"}),
+    "pair of maze and goals": (
+        MazeRunner,
+        {"size": 7, "num_goals": 1, "split_by": "walls_and_goals"},
+    ),
     "road": (PackageDelivery, {"length": 11, "min_packages": 3, "max_packages": 3}),
     "pair of road and goals": (
         PackageDelivery,
@@ -84,7 +94,9 @@ def test_about_the_share_is_held_out_and_a_side_says_so(make):
 
 
 class Dice(BatchedEnv):
-    """As many tasks as a die has sides, the higher ones likelier; and noise that is no part of them."""
+    """As many tasks as a die has sides, the higher ones likelier; and noise that is no part of
+    them.
+    """
 
     _identity = ("side",)
 
@@ -140,7 +152,9 @@ def test_equal_values_have_equal_hashes_whatever_their_shape_and_other_ones_othe
     assert hashed.unique().numel() == 500
     assert torch.equal(hash_of({"a": rows.view(500, 2, 2)}), hashed)
     assert torch.equal(hash_of({"a": rows.to(torch.int16)}), hashed)
-    assert not torch.equal(hash_of({"a": rows.flip(1)}), hashed)  # which place a value stands at counts
+    assert not torch.equal(
+        hash_of({"a": rows.flip(1)}), hashed
+    )  # which place a value stands at counts
     names = {"a": rows[:, :2], "b": rows[:, 2:]}
     assert not torch.equal(hash_of(names), hash_of({"a": rows[:, 2:], "b": rows[:, :2]}))
     assert torch.equal(hash_of(dict(reversed(names.items()))), hash_of(names))
@@ -180,7 +194,9 @@ def test_episodes_are_of_one_side_alone_and_trials_too():
     settings = {"size": 3, "num_trials": 1}
     for split in ("train", "test"):
         lake = MetaFrozenLake(num_envs=16, split=split, **settings)
-        repeated = RepeatedTrials(MetaFrozenLake(num_envs=16, split=split, **settings), num_trials=2)
+        repeated = RepeatedTrials(
+            MetaFrozenLake(num_envs=16, split=split, **settings), num_trials=2
+        )
         for env in (lake, repeated):
             hashes = played(env, 60)
             assert len(hashes) > 8
@@ -241,12 +257,17 @@ def test_a_side_without_a_task_is_named():
 
         def _draw_tasks(self, task_seed):
             task = super()._draw_tasks(task_seed)
-            return {**task, "side": task["side"] if len(task_seed) == 64 else torch.zeros_like(task["side"])}
+            return {
+                **task,
+                "side": task["side"] if len(task_seed) == 64 else torch.zeros_like(task["side"]),
+            }
 
     first = bool(is_held_out(Dice().task_hash({"side": torch.zeros(1, dtype=torch.int64)})))
     kept, missing = ("test", "train") if first else ("train", "test")
     assert Loaded(split=kept).tasks_of(SEEDS[:3])["side"].tolist() == [0, 0, 0]
-    with pytest.raises(ValueError, match=f"Loaded: split must be all where .* so few tasks, got '{missing}'"):
+    with pytest.raises(
+        ValueError, match=f"Loaded: split must be all where .* so few tasks, got '{missing}'"
+    ):
         Loaded(split=missing).tasks_of(SEEDS[:3])
 
 
@@ -255,18 +276,26 @@ def test_a_side_without_a_task_is_named():
     [
         (MazeRunner, {"size": 7}, "all or have split_by=walls_and_goals,"),
         (MazeRunner, {"size": 5, "num_goals": 1}, "all,"),
-        (PackageDelivery, {"length": 4, "max_packages": 2}, "all or have split_by=roads_and_goals,"),
+        (
+            PackageDelivery,
+            {"length": 4, "max_packages": 2},
+            "all or have split_by=roads_and_goals,",
+        ),
         (MetaFrozenLake, {"size": 2}, "all,"),
     ],
 )
 def test_an_environment_with_too_few_tasks_is_refused_as_it_is_built(kind, settings, remedy):
-    with pytest.raises(ValueError, match=f"{kind.__name__}: split must be {remedy} .*, got 'train'"):
+    with pytest.raises(
+        ValueError, match=f"{kind.__name__}: split must be {remedy} .*, got 'train'"
+    ):
         kind(split="train", **settings)
     kind(**settings)
 
 
 def test_another_word_is_refused(make):
-    with pytest.raises(ValueError, match=r"split must be one of \('all', 'train', 'test'\), got 'held-out'"):
+    with pytest.raises(
+        ValueError, match=r"split must be one of \('all', 'train', 'test'\), got 'held-out'"
+    ):
         make("held-out")
 
 

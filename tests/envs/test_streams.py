@@ -20,7 +20,9 @@ def reference_bits(key, count):
 def test_bits_equal_unsigned_integer_arithmetic():
     keys = [0, 1, -1, 2**63 - 1, -(2**63), 123456789]
     drawn = bits(torch.tensor(keys), 3)
-    expected = torch.tensor([[b - 2**64 if b >= 2**63 else b for b in reference_bits(k, 3)] for k in keys])
+    expected = torch.tensor(
+        [[b - 2**64 if b >= 2**63 else b for b in reference_bits(k, 3)] for k in keys]
+    )
     assert torch.equal(drawn, expected)
 
 

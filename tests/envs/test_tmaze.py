@@ -30,7 +30,9 @@ class Walker:
         return float(self.y == self.side), True
 
 
-@pytest.mark.parametrize(("length", "penalty"), [(1, None), (4, None), (4, -0.3), ([1, 4, 2], None)])
+@pytest.mark.parametrize(
+    ("length", "penalty"), [(1, None), (4, None), (4, -0.3), ([1, 4, 2], None)]
+)
 def test_every_step_follows_the_rules(length, penalty):
     n = 40
     env = PassiveTMaze(num_envs=n, length=length, penalty=penalty, seed=5)
@@ -49,11 +51,13 @@ def test_every_step_follows_the_rules(length, penalty):
     won = turned = 0
     for _ in range(12 * (longest + 1)):
         assert td["observation"].tolist() == [w.observation() for w in running]
-        assert td["time"].flatten().tolist() == pytest.approx([w.t / (w.length + 1) for w in running])
+        assert td["time"].flatten().tolist() == pytest.approx(
+            [w.t / (w.length + 1) for w in running]
+        )
         # Mostly to the right, so that the junction is reached.
-        action = torch.multinomial(torch.tensor([0.7, 0.1, 0.1, 0.1]).expand(n, 4), 1, generator=generator)[
-            :, 0
-        ]
+        action = torch.multinomial(
+            torch.tensor([0.7, 0.1, 0.1, 0.1]).expand(n, 4), 1, generator=generator
+        )[:, 0]
         step, td = env.step_and_maybe_reset(td.set("action", action))
         for row, walker in enumerate(running):
             reward, done = walker.step(int(action[row]))
@@ -86,7 +90,9 @@ def test_remembering_the_sign_earns_one_and_forgetting_it_a_half():
     length, n = 20, 400
     env = PassiveTMaze(num_envs=n, length=length)
     right = torch.full((n,), RIGHT)
-    remembering = play(env, lambda t, sign: right if t < length else torch.where(sign > 0, UP, DOWN))
+    remembering = play(
+        env, lambda t, sign: right if t < length else torch.where(sign > 0, UP, DOWN)
+    )
     assert (remembering == 1).all()
     forgetting = play(env, lambda t, sign: right if t < length else torch.full((n,), UP))
     assert abs(forgetting.mean() - 0.5) < 4 * 0.5 / n**0.5

@@ -45,7 +45,9 @@ def test_every_step_follows_the_rules(length, penalty):
     generator = torch.Generator().manual_seed(0)
 
     def walkers():
-        return [Walker(length, side, expected_penalty) for side in env._env_state.task["side"].tolist()]
+        return [
+            Walker(length, side, expected_penalty) for side in env._env_state.task["side"].tolist()
+        ]
 
     running = walkers()
     won = turned = late = stayed = 0
@@ -135,7 +137,9 @@ def test_fetching_the_sign_later_is_paid_for_and_leaves_no_time_to_turn():
 
 @pytest.mark.parametrize("length", [10, 100])
 def test_random_play_earns_what_its_penalties_cost(length):
-    """Three of four actions are penalised in ``length + 1`` steps; the junction is hardly ever reached."""
+    """Three of four actions are penalised in ``length + 1`` steps; the junction is hardly ever
+    reached.
+    """
     n = 2000
     env = ActiveTMaze(num_envs=n, length=length, seed=1)
     generator = torch.Generator().manual_seed(0)
@@ -184,7 +188,9 @@ def test_the_picture_shows_the_sign_before_and_while_it_is_seen():
     for action in (LEFT, RIGHT):
         td = env.step_and_maybe_reset(td.set("action", torch.tensor([action])))[1]
         pictures.append(env.render())
-    agents = [next(column for column in range(9) if has(p, (2, column), Palette.AGENT)) for p in pictures]
+    agents = [
+        next(column for column in range(9) if has(p, (2, column), Palette.AGENT)) for p in pictures
+    ]
     assert agents == [2, 1, 2]
     assert [has(p, (2, 1), Palette.ACTIVE_TILE) for p in pictures] == [True, False, False]
     assert [has(p, sign, Palette.ACTIVE) for p in pictures] == [False, True, False]

@@ -26,15 +26,19 @@ SETTINGS = [
 
 
 class Guess(EnvBase):
-    """A foreign environment: the last action of a trial pays 1 if it is the hidden side of the task seed.
+    """A foreign environment: the last action of a trial pays 1 if it is the hidden side of the task
+    seed.
 
-    Whatever is returned of rows that are not reset is rubbish, and where a trial begins is noise of its own.
+    Whatever is returned of rows that are not reset is rubbish, and where a trial begins is noise of
+    its own.
     """
 
     def __init__(self, num_envs, *, length=3, ragged=False, continuous=False, hears=True):
         super().__init__(batch_size=torch.Size([num_envs]))
         batch, column = self.batch_size, (num_envs, 1)
-        sight = Composite(steps=Unbounded((*column,)), picture=Unbounded((num_envs, 2, 2)), shape=batch)
+        sight = Composite(
+            steps=Unbounded((*column,)), picture=Unbounded((num_envs, 2, 2)), shape=batch
+        )
         self.observation_spec = Composite(sight=sight, noise=Unbounded(column), shape=batch)
         low = torch.tensor([-1.0, -3.0]).expand(num_envs, 2)
         box = Bounded(low, -low, shape=(num_envs, 2), dtype=torch.float32)
@@ -56,7 +60,8 @@ class Guess(EnvBase):
     def _seen(self):
         steps = self.steps.unsqueeze(-1).float()
         sight = TensorDict(
-            {"steps": steps, "picture": steps.unsqueeze(-1).expand(-1, 2, 2).clone()}, self.batch_size
+            {"steps": steps, "picture": steps.unsqueeze(-1).expand(-1, 2, 2).clone()},
+            self.batch_size,
         )
         return TensorDict({"sight": sight, "noise": self.noise.clone()}, self.batch_size)
 
@@ -101,12 +106,16 @@ class Chooser:
 
 
 def naive(make, row, actions, *, num_trials, horizon=None, num_warmup=0, seed=0):
-    """One row played by a plain loop over trials: the timestep left and the one reached, for every step."""
+    """One row played by a plain loop over trials: the timestep left and the one reached, for every
+    step.
+    """
     inner = make(num_envs=1)
     horizon = num_trials * inner._time_limit if horizon is None else horizon
     size = inner.observation_spec["prev_action"].shape[-1]
     passed = [
-        key for key in ("observation", "hidden", "goal", "aborted") if key in inner.observation_spec.keys()
+        key
+        for key in ("observation", "hidden", "goal", "aborted")
+        if key in inner.observation_spec.keys()
     ]
     tells_success = "success" in inner.observation_spec.keys()
     actions, episode, steps = iter(actions), 0, []
@@ -115,9 +124,23 @@ def naive(make, row, actions, *, num_trials, horizon=None, num_warmup=0, seed=0)
         return inner.reset(TensorDict({"task_seed": task_seed.view(1, 1)}, [1]))
 
     def timestep(inner_td, t, prev_action, prev_reward, **flags):
-        own = {"prev_action": prev_action, "prev_reward": prev_reward, "time": t / horizon, "step_index": t}
-        own |= {"is_init": False, "done": False, **({"success": False} if tells_success else {}), **flags}
-        own |= {"terminated": own["done"], "truncated": False, "trial_start": bool(inner_td["trial_start"])}
+        own = {
+            "prev_action": prev_action,
+            "prev_reward": prev_reward,
+            "time": t / horizon,
+            "step_index": t,
+        }
+        own |= {
+            "is_init": False,
+            "done": False,
+            **({"success": False} if tells_success else {}),
+            **flags,
+        }
+        own |= {
+            "terminated": own["done"],
+            "truncated": False,
+            "trial_start": bool(inner_td["trial_start"]),
+        }
         return own | {key: inner_td[key][0].clone() for key in passed}
 
     while True:
@@ -148,10 +171,14 @@ def naive(make, row, actions, *, num_trials, horizon=None, num_warmup=0, seed=0)
 
 
 def agree(expected, played, row):
-    """The naive timesteps of an env equal those of a batch, and no entry is missing or in excess."""
+    """The naive timesteps of an env equal those of a batch, and no entry is missing or in
+    excess.
+    """
     for name in played.keys():
         values = torch.stack([torch.as_tensor(timestep.pop(name)) for timestep in expected])
-        assert torch.equal(played[name][:, row].view(values.shape), values.to(played[name].dtype)), name
+        assert torch.equal(
+            played[name][:, row].view(values.shape), values.to(played[name].dtype)
+        ), name
     assert not any(expected)
 
 
@@ -219,7 +246,9 @@ def test_the_task_is_one_within_an_episode_and_another_in_the_next(maze):
     assert [first for first, *_ in seen] == [True, False, False] * 4
     for index, (_, walls, seeds) in enumerate(seen):
         assert torch.equal(walls, seen[index // 3 * 3][1])
-        assert torch.equal(seeds, fold(fold(torch.zeros(6, dtype=torch.int64), torch.arange(6)), index // 3))
+        assert torch.equal(
+            seeds, fold(fold(torch.zeros(6, dtype=torch.int64), torch.arange(6)), index // 3)
+        )
     assert all(bool((seen[0][1] != seen[index][1]).any(1).all()) for index in (3, 6, 9))
     bare = maze(num_envs=6, time_limit=10, size=9)
     alone = tasks(bare, bare._env_state, "trial_start")
@@ -324,7 +353,9 @@ def test_the_same_seed_replays_and_another_does_not(inner, play, same, different
 
 
 def test_a_row_does_not_depend_on_the_number_of_rows(inner, play, same):
-    few, many = (torch.stack(play(RepeatedTrials(inner(num_envs=n), num_trials=3), 50)[0], 1) for n in (2, 9))
+    few, many = (
+        torch.stack(play(RepeatedTrials(inner(num_envs=n), num_trials=3), 50)[0], 1) for n in (2, 9)
+    )
     same(few, many[:2])
 
 
@@ -355,7 +386,9 @@ def test_a_copied_environment_goes_on_alike_and_alone(drift, play, same):
         same(a, b)
 
 
-def test_whoever_changes_a_timestep_changes_nothing_in_the_environment(inner, play, same, actions_of):
+def test_whoever_changes_a_timestep_changes_nothing_in_the_environment(
+    inner, play, same, actions_of
+):
     def build():
         return RepeatedTrials(inner(num_envs=3), num_trials=2, num_warmup=1)
 
@@ -424,7 +457,9 @@ def test_a_foreign_environment_is_played(continuous, same, play):
     plain, _ = play(build(), 40, fused=False)
     for a, b in zip(fused, plain, strict=True):
         same(a, b)
-        assert (a["sight", "steps"] >= 0).all(), "what a reset returns of other rows must not be shown"
+        assert (a["sight", "steps"] >= 0).all(), (
+            "what a reset returns of other rows must not be shown"
+        )
         assert torch.equal(a["sight", "steps"], a["sight", "picture"][:, :1, 0])
     noises = torch.stack([td["noise"] for td in fused])
     assert noises.unique().numel() > 20, "the noise of trials is their own"
@@ -468,7 +503,9 @@ def test_rows_of_a_foreign_environment_reset_alone(actions_of):
 
 
 def test_a_policy_that_remembers_earlier_trials_does_better():
-    """Half of the tasks need the other side than the first guess; only memory across trials finds it."""
+    """Half of the tasks need the other side than the first guess; only memory across trials finds
+    it.
+    """
     env = RepeatedTrials(Guess(64, length=3), num_trials=6, horizon=18)
     keeps = evaluate(Chooser(64, forgets=False), env, seed=3)
     forgets = evaluate(Chooser(64, forgets=True), env, seed=3)
@@ -480,7 +517,9 @@ def test_a_policy_that_remembers_earlier_trials_does_better():
 
 
 def test_remembering_helps_only_if_the_task_is_kept():
-    """Control: an environment that does not listen to the task seed plays another task in every trial."""
+    """Control: an environment that does not listen to the task seed plays another task in every
+    trial.
+    """
     env = RepeatedTrials(Guess(64, length=3, hears=False), num_trials=6, horizon=18)
     keeps = evaluate(Chooser(64, forgets=False), env, seed=3)
     assert keeps.trial_returns[:, 1:].mean() < 0.65
@@ -540,7 +579,10 @@ def test_a_failure_at_the_horizon_is_a_failure(drift, play):
 def test_attempts_of_the_inner_environment_start_trials_too(drift, play):
     class Attempts(drift):
         def _begin(self, task):
-            return {**super()._begin(task), "trial_start": torch.ones(len(task["hidden"]), 1).bool()}
+            return {
+                **super()._begin(task),
+                "trial_start": torch.ones(len(task["hidden"]), 1).bool(),
+            }
 
         def _transition(self, task, state, action):
             after, reward, success = super()._transition(task, state, action)
@@ -574,7 +616,9 @@ def test_nested_observations_survive_a_checkpoint(play, same):
     same(restored.present(), env.present())
     for _ in range(20):
         action = torch.randint(0, 2, (3,))
-        steps = [e.step_and_maybe_reset(e.present().set("action", action))[0] for e in (env, restored)]
+        steps = [
+            e.step_and_maybe_reset(e.present().set("action", action))[0] for e in (env, restored)
+        ]
         same(*steps)
 
 
@@ -599,7 +643,9 @@ def _cart(num_envs, seed=0):
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_gymnasium_environments_play_as_a_plain_loop_over_trials_plays_them(settings, play, actions_of):
+def test_gymnasium_environments_play_as_a_plain_loop_over_trials_plays_them(
+    settings, play, actions_of
+):
     _compare_with_the_plain_loop(_cart, settings, play, actions_of)
 
 
@@ -679,7 +725,9 @@ def test_it_is_open_as_long_as_the_inner_environment_and_closes_it():
 
 
 def test_every_tensor_follows_a_move(inner, play, same):
-    """A move is seen by every tensor: after one, none is the same object, and the episode goes on."""
+    """A move is seen by every tensor: after one, none is the same object, and the episode goes
+    on.
+    """
     env = RepeatedTrials(inner(num_envs=3), num_trials=2)
     _, td = play(env, 7)
     expected, _ = play(copy.deepcopy(env), 30, td=td.clone(), start=7)
@@ -717,7 +765,10 @@ def test_devices_play_the_same_episodes(make, play, actions_of):
             {"num_trials": 2, "num_warmup": -1},
             "num_warmup must be at least 0 and less than num_trials, 2, got -1",
         ),
-        ({"num_trials": None, "horizon": 9, "num_warmup": -1}, "num_warmup must be at least 0, got -1"),
+        (
+            {"num_trials": None, "horizon": 9, "num_warmup": -1},
+            "num_warmup must be at least 0, got -1",
+        ),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, message, corridor):
@@ -737,7 +788,8 @@ def test_a_transformed_environment_is_refused_for_it_would_not_hear_the_task_see
     request = TensorDict({"task_seed": torch.full((64, 1), 3)}, [64])
     assert len(inner.reset(request)["observation"].unique(dim=0)) == 2, "the task seed is not heard"
     with pytest.raises(
-        ValueError, match="RepeatedTrials: env must be transformed from outside, got 'TransformedEnv'"
+        ValueError,
+        match="RepeatedTrials: env must be transformed from outside, got 'TransformedEnv'",
     ):
         RepeatedTrials(inner, num_trials=2)
 
@@ -753,7 +805,9 @@ def test_an_unsuitable_environment_is_refused():
             if batch is not None:
                 self.__dict__["_batch_size"] = torch.Size(batch)
 
-    with pytest.raises(ValueError, match=r"spec must be a leaf of kind .* got 'UnboundedContinuous'"):
+    with pytest.raises(
+        ValueError, match=r"spec must be a leaf of kind .* got 'UnboundedContinuous'"
+    ):
         RepeatedTrials(Wide(action=Unbounded((2, 3))), num_trials=2, horizon=9)
     RepeatedTrials(Wide(action=Binary(n=3, shape=(2, 3))), num_trials=2, horizon=9)
     with pytest.raises(ValueError, match=r"env must have a reward of shape \(2, 1\), got \(2, 3\)"):
@@ -781,7 +835,9 @@ def test_a_snapshot_that_lacks_something_is_refused(part, corridor):
 def test_a_snapshot_of_another_number_of_rows_is_refused(corridor):
     env = RepeatedTrials(corridor(num_envs=2), num_trials=2)
     other = RepeatedTrials(PassiveTMaze(num_envs=3, length=5), num_trials=2)
-    with pytest.raises(ValueError, match="RepeatedTrials: state_dict must hold 2 envs, got '3 in streams'"):
+    with pytest.raises(
+        ValueError, match="RepeatedTrials: state_dict must hold 2 envs, got '3 in streams'"
+    ):
         env.load_state_dict(other.state_dict())
     lacking = env.state_dict()
     del lacking["counters"]["trial"]
@@ -814,7 +870,9 @@ def test_a_task_is_drawn_once_for_all_its_trials(maze):
         _, td = env.step_and_maybe_reset(td.set("action", torch.full((3,), 4)))
     assert len(played) == 3 * 20
     assert set(played) <= set(drawn)
-    assert len(set(drawn)) == len(drawn)  # every one of 20 x 4 trials would have drawn its task again
+    assert len(set(drawn)) == len(
+        drawn
+    )  # every one of 20 x 4 trials would have drawn its task again
 
 
 def test_a_step_before_the_first_reset_is_refused(corridor):

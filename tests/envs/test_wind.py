@@ -24,7 +24,9 @@ class Flyer:
 
 
 def best_return(wind, limit=75, radius=0.03):
-    """The most that can be earned: all steps after the first at which some place by the goal is in reach."""
+    """The most that can be earned: all steps after the first at which some place by the goal is in
+    reach.
+    """
     for steps in range(1, limit + 1):
         low, high = steps * (wind - 0.1), steps * (wind + 0.1)
         gap = np.maximum(np.maximum(low - [0, 1], [0, 1] - high), 0)
@@ -115,7 +117,9 @@ def test_winds_are_uniform_and_new_in_every_episode():
     assert wind.abs().max() <= 0.08
     sorted_axes = (wind / 0.16 + 0.5).sort(0).values
     levels = (torch.arange(20_000) + 0.5) / 20_000
-    assert (sorted_axes - levels.unsqueeze(-1)).abs().max() < 1.95 / 20_000**0.5  # Kolmogorov-Smirnov, 0.1 %
+    assert (
+        sorted_axes - levels.unsqueeze(-1)
+    ).abs().max() < 1.95 / 20_000**0.5  # Kolmogorov-Smirnov, 0.1 %
     assert torch.corrcoef(wind.T)[0, 1].abs() < 5 / 20_000**0.5
     env.reset()
     assert (env._env_state.task["wind"] != wind).all(1).all()
@@ -220,7 +224,9 @@ def test_the_picture_shows_the_agent_flying_to_the_goal():
         heights.append(center(env.render(1), Palette.AGENT)[0])
         td = env.step_and_maybe_reset(td.set("action", knowing(env)(0, td)))[1]
     assert heights == sorted(heights, reverse=True)
-    assert center(env.render(1), Palette.AGENT) == pytest.approx(center(env.render(1), Palette.ACTIVE), abs=1)
+    assert center(env.render(1), Palette.AGENT) == pytest.approx(
+        center(env.render(1), Palette.ACTIVE), abs=1
+    )
     far = TensorDict({"action": torch.full((2, 2), -0.1)}, [2])
     for _ in range(30):
         env.step(far)

@@ -27,14 +27,19 @@ def test_the_tasks_that_are_named_are_played_in_their_order_and_in_rounds():
     assert result.success.tolist() == (sides == 1).tolist()
     assert measure(result, "success").tolist() == (sides == 1).double().tolist()
     assert 0 < int(result.success.sum()) < 10
-    assert evaluate(upwards(3), env, task_seeds=tasks[::-1]).success.tolist() == result.success.tolist()[::-1]
+    assert (
+        evaluate(upwards(3), env, task_seeds=tasks[::-1]).success.tolist()
+        == result.success.tolist()[::-1]
+    )
     assert evaluate(upwards(3), env, num_episodes=10).success.tolist() != result.success.tolist()
 
 
 def test_doors_are_the_attempts_in_which_both_were_found():
     env = DarkKeyDoor(num_envs=30, size=2, trial_limit=8, time_limit=60, attempts="reset_step")
     torch.manual_seed(0)
-    played = evaluate(lambda td: td.set("action", torch.randint(5, (30,))), env, task_seeds=range(30))
+    played = evaluate(
+        lambda td: td.set("action", torch.randint(5, (30,))), env, task_seeds=range(30)
+    )
     doors = measure(played, "doors")
     keys = played.returns - doors
     assert (doors <= keys).all()  # a key for every door, and some that opened none
@@ -69,7 +74,9 @@ def test_an_interval_has_the_spread_of_seeds_and_of_tasks():
 
 @pytest.mark.parametrize("score", [0.0, 1.0, -3.0, 0.1])
 def test_seeds_and_tasks_that_are_all_equal_give_no_interval_without_width(score):
-    same, differing = (joint_estimate([[score] * 16, [other] * 16]) for other in (score, score + 1.0))
+    same, differing = (
+        joint_estimate([[score] * 16, [other] * 16]) for other in (score, score + 1.0)
+    )
     assert (same.student, same.bootstrap) == (None, None)
     assert None not in (differing.student, differing.bootstrap)
     if score in (0.0, 1.0):  # successes or failures of 16 tasks
@@ -86,7 +93,9 @@ def test_one_seed_has_no_interval():
 
 
 def covered(name, num_seeds, *, repeats, num_resamples):
-    """Share of simulated experiments whose interval holds the true mean; seeds differ by more than tasks."""
+    """Share of simulated experiments whose interval holds the true mean; seeds differ by more than
+    tasks.
+    """
     rng, truth, held = np.random.default_rng(num_seeds), 0.5, 0
     difficulty = rng.normal(size=16)
     difficulty -= difficulty.mean()

@@ -91,7 +91,9 @@ def test_episodes_of_different_lengths_count_up_to_their_ends():
     assert lengths[-1] < lengths[0]
     beyond = episodes.clone()
     beyond["features"][~beyond["mask"].squeeze(-1)] = 7.0
-    for ours, theirs in zip(recall_density(agent, episodes), recall_density(agent, beyond), strict=True):
+    for ours, theirs in zip(
+        recall_density(agent, episodes), recall_density(agent, beyond), strict=True
+    ):
         assert ours.effect.tolist() == theirs.effect.tolist()
         assert ours.first == theirs.first
 
@@ -118,7 +120,12 @@ def synthetic(num_episodes=40, num_steps=12):
     noise = torch.randn(num_episodes, num_steps, 6)
     known = (torch.arange(num_steps) >= num_steps // 2).view(1, -1, 1)
     inputs = torch.cat(
-        [noise, torch.where(known, hidden @ torch.randn(2, 2), 0.0), known.expand(num_episodes, -1, 1)], -1
+        [
+            noise,
+            torch.where(known, hidden @ torch.randn(2, 2), 0.0),
+            known.expand(num_episodes, -1, 1),
+        ],
+        -1,
     )
     return inputs, hidden, torch.ones(num_episodes, num_steps, dtype=torch.bool)
 
@@ -134,7 +141,9 @@ def test_a_probe_finds_a_linear_variable_where_it_is_and_nothing_in_noise():
 
 
 def test_a_probe_is_judged_on_other_episodes_than_it_was_fitted_to():
-    """Inputs that name the episode tell its variable to whoever has seen the episode, and nobody else."""
+    """Inputs that name the episode tell its variable to whoever has seen the episode, and nobody
+    else.
+    """
     _, hidden, mask = synthetic()
     names = torch.eye(len(mask)).unsqueeze(1).expand(-1, mask.shape[1], -1)
     assert probe(names, hidden, mask).r2.max() < 0.1

@@ -30,14 +30,18 @@ def test_the_episode_is_the_first_of_an_evaluation_with_one_env_and_the_same_see
         assert torch.equal(state, torch.get_rng_state())
         assert episode.shape == (1, int(result.lengths))
         assert float(episode["next", "reward"].sum()) == float(result.returns)
-        assert episode["next", "done"].flatten().tolist() == [False] * (episode.shape[1] - 1) + [True]
+        assert episode["next", "done"].flatten().tolist() == [False] * (episode.shape[1] - 1) + [
+            True
+        ]
         lengths.add(episode.shape[1])
     assert len(lengths) > 1
 
 
 def test_steps_follow_each_other_and_are_watched_one_by_one():
     env, seen = maze(1), []
-    episode = play_episode(POLICY, env, seed=1, max_steps=5, watch=lambda step: seen.append(step.clone()))
+    episode = play_episode(
+        POLICY, env, seed=1, max_steps=5, watch=lambda step: seen.append(step.clone())
+    )
     assert episode.shape[1] == len(seen) - 1 == 5
     assert "next" not in seen[0].keys()
     assert torch.equal(episode["next", "observation"][:, :-1], episode["observation"][:, 1:])
@@ -49,7 +53,9 @@ def test_a_step_is_described_in_one_line():
     env = MazeRunner(num_envs=1, size=5, num_goals=2, time_limit=3)
     env.set_instruction("2,2 3,2")
     lines = []
-    policy = TensorDictModule(lambda x: torch.ones(1, dtype=torch.int64), ["observation"], ["action"])
+    policy = TensorDictModule(
+        lambda x: torch.ones(1, dtype=torch.int64), ["observation"], ["action"]
+    )
     play_episode(
         policy,
         env,
@@ -66,9 +72,15 @@ def test_a_step_is_described_in_one_line():
 def test_a_step_is_described_in_values_of_the_spaces():
     spaces = gymnasium.spaces
     observation = spaces.Dict(
-        {"a": spaces.Discrete(3, start=5), "b": spaces.Box(2, 4, (2,), np.int64), "c": spaces.MultiBinary(2)}
+        {
+            "a": spaces.Discrete(3, start=5),
+            "b": spaces.Box(2, 4, (2,), np.int64),
+            "c": spaces.MultiBinary(2),
+        }
     )
-    action = spaces.Dict({"x": spaces.Discrete(4, start=1), "y": spaces.MultiDiscrete([2, 2], start=[7, 8])})
+    action = spaces.Dict(
+        {"x": spaces.Discrete(4, start=1), "y": spaces.MultiDiscrete([2, 2], start=[7, 8])}
+    )
 
     class Fixed(gymnasium.Env):
         observation_space, action_space = observation, action

@@ -25,8 +25,10 @@ LENGTHS = (1, 2, 3, 5, 8, 9)
 class CueEnv(EnvBase):
     """A bit is observed at the first step only; every later step pays 1 for answering it.
 
-    A trial is three steps. Env i's first episode has LENGTHS[i] steps; every later one has one step and pays
-    1000. Env i succeeds on the step in the middle of its first episode if i is even, and always later.
+    A trial is three steps. Env i's first episode has LENGTHS[i] steps; every later one has one step
+    and pays
+    1000. Env i succeeds on the step in the middle of its first episode if i is even, and always
+      later.
     """
 
     def __init__(self, lengths=LENGTHS, *, trials: bool = True, goals: bool = True):
@@ -34,7 +36,11 @@ class CueEnv(EnvBase):
         super().__init__(batch_size=torch.Size([n]))
         self.lengths = torch.tensor(lengths).unsqueeze(-1)
         flag = Categorical(2, shape=(n, 1), dtype=torch.bool)
-        entries = {"observation": Unbounded((n, 1)), "is_init": flag.clone(), "success": flag.clone()}
+        entries = {
+            "observation": Unbounded((n, 1)),
+            "is_init": flag.clone(),
+            "success": flag.clone(),
+        }
         if trials:
             entries["trial_start"] = flag.clone()
         if goals:
@@ -57,7 +63,9 @@ class CueEnv(EnvBase):
             "is_init": first,
             "trial_start": self.t % 3 == 0,
             "success": torch.zeros_like(first),
-            "goal": torch.where(slot <= torch.arange(n).unsqueeze(-1) % 3, 1.0, GOAL_PAD).unsqueeze(-1),
+            "goal": torch.where(slot <= torch.arange(n).unsqueeze(-1) % 3, 1.0, GOAL_PAD).unsqueeze(
+                -1
+            ),
         }
         declared = set(self.observation_spec.keys())
         return {key: value for key, value in entries.items() if key in declared} | more
@@ -94,7 +102,9 @@ class CueEnv(EnvBase):
 
 
 class Remember(TensorDictModuleBase):
-    """Answers with the last cue it saw since its memory was cleared, 0 without one; also keeps statistics."""
+    """Answers with the last cue it saw since its memory was cleared, 0 without one; also keeps
+    statistics.
+    """
 
     def __init__(self):
         super().__init__()
@@ -130,14 +140,18 @@ class Coin(TensorDictModuleBase):
 def test_every_env_plays_exactly_its_first_episode():
     result = evaluate(Remember(), CueEnv())
     assert result.lengths.tolist() == list(LENGTHS)
-    assert result.returns.tolist() == [float(length - 1) for length in LENGTHS]  # a later episode pays 1000
+    assert result.returns.tolist() == [
+        float(length - 1) for length in LENGTHS
+    ]  # a later episode pays 1000
     assert result.finished.all()
     assert result.success.tolist() == [True, False] * 3
     assert result.num_goals.tolist() == [1, 2, 3, 1, 2, 3]
 
 
 def test_counting_whatever_finishes_first_would_be_biased():
-    """Negative control: the first six episodes to finish, envs resetting freely, are much shorter."""
+    """Negative control: the first six episodes to finish, envs resetting freely, are much
+    shorter.
+    """
     env, policy = CueEnv(), Remember()
     current, finished, age = env.reset(), [], torch.zeros(6)
     while len(finished) < 6:
@@ -147,7 +161,9 @@ def test_counting_whatever_finishes_first_would_be_biased():
         finished += age[done].tolist()
         age[done] = 0
     assert sum(finished[:6]) / 6 < 2
-    assert float(evaluate(Remember(), CueEnv()).lengths.double().mean()) == pytest.approx(sum(LENGTHS) / 6)
+    assert float(evaluate(Remember(), CueEnv()).lengths.double().mean()) == pytest.approx(
+        sum(LENGTHS) / 6
+    )
 
 
 def test_trial_returns_equal_a_naive_account():
@@ -211,8 +227,14 @@ def test_memory_wiped_once_per_trial_lasts_until_the_next_one_begins():
     per_trial = evaluate(Remember(), CueEnv(), memory_wiped="trials", **options)
     every_step = evaluate(Remember(), CueEnv(), memory_wiped=True, **options)
     assert per_trial.trial_returns[:, 0].equal(kept.trial_returns[:, 0])
-    assert per_trial.trial_returns[:, 1:].nan_to_num().equal(every_step.trial_returns[:, 1:].nan_to_num())
-    assert float(every_step.returns.sum()) < float(per_trial.returns.sum()) < float(kept.returns.sum())
+    assert (
+        per_trial.trial_returns[:, 1:]
+        .nan_to_num()
+        .equal(every_step.trial_returns[:, 1:].nan_to_num())
+    )
+    assert (
+        float(every_step.returns.sum()) < float(per_trial.returns.sum()) < float(kept.returns.sum())
+    )
     with pytest.raises(ValueError, match="emit trial_start for memory_wiped=trials"):
         evaluate(Remember(), CueEnv(trials=False), memory_wiped="trials")
 
@@ -301,7 +323,9 @@ def test_the_tasks_of_later_rounds_do_not_depend_on_the_policy():
     for policy in (lambda: torch.full((2,), 4), lambda: torch.randint(0, 5, (2,))):
         env = Noted(num_envs=2, size=5, num_goals=1, time_limit=40)
         env.begun = []
-        result = evaluate(lambda td, act=policy: td.set("action", act()), env, num_episodes=8, seed=5)
+        result = evaluate(
+            lambda td, act=policy: td.set("action", act()), env, num_episodes=8, seed=5
+        )
         begun.append(env.begun)
     assert result.lengths.unique().numel() > 1, "envs must wait for each other to show anything"
     assert begun[0] == begun[1]
@@ -396,16 +420,21 @@ def test_the_summary_reports_means_and_intervals():
         "success_mean_3_goals": 1.0,
     }
     assert result.summary(confidence=0.5)["success_low"] > low
-    assert all(isinstance(value, float) and math.isfinite(value) for value in result.summary().values())
+    assert all(
+        isinstance(value, float) and math.isfinite(value) for value in result.summary().values()
+    )
 
 
 @pytest.mark.parametrize(
-    ("counts", "common"), [([3, 3, 3], 3), ([3, 4, 3], 2), ([2, 5, 9], 1), ([1, 2, 2], 1), ([1, 1, 1], 1)]
+    ("counts", "common"),
+    [([3, 3, 3], 3), ([3, 4, 3], 2), ([2, 5, 9], 1), ([1, 2, 2], 1), ([1, 1, 1], 1)],
 )
 def test_trials_that_only_quick_episodes_had_are_in_no_curve(counts, common):
     returns = torch.arange(3.0 * max(counts)).view(3, -1).double()
     returns[torch.arange(max(counts)) >= torch.tensor(counts).unsqueeze(1)] = torch.nan
-    result = EvaluationResult(torch.ones(3).double(), torch.ones(3).long(), torch.ones(3).bool(), returns)
+    result = EvaluationResult(
+        torch.ones(3).double(), torch.ones(3).long(), torch.ones(3).bool(), returns
+    )
     assert torch.equal(result.common_trials(), returns[:, :common])
     assert result.trial_curve()["mean"] == returns[:, :common].mean(0).tolist()
     named = [key for key in result.summary() if "trial" in key]

@@ -14,7 +14,12 @@ from yamame.evaluation.intervals import Resampling
 
 @pytest.mark.parametrize(
     ("successes", "n", "expected"),
-    [(5, 10, (0.2366, 0.7634)), (0, 10, (0.0, 0.2775)), (10, 10, (0.7225, 1.0)), (81, 263, (0.2553, 0.3662))],
+    [
+        (5, 10, (0.2366, 0.7634)),
+        (0, 10, (0.0, 0.2775)),
+        (10, 10, (0.7225, 1.0)),
+        (81, 263, (0.2553, 0.3662)),
+    ],
 )
 def test_wilson_interval_equals_published_values(successes, n, expected):
     assert wilson_interval(successes, n) == pytest.approx(expected, abs=5e-5)
@@ -30,14 +35,18 @@ def coverage(interval, n: int, p: float) -> float:
 
 
 def test_wilson_interval_covers_as_often_as_it_says():
-    """The mean over p of the exact coverage is close to nominal; the textbook normal interval falls short."""
+    """The mean over p of the exact coverage is close to nominal; the textbook normal interval falls
+    short.
+    """
 
     def textbook(k, n):
         radius = 1.96 * math.sqrt(k / n * (1 - k / n) / n)
         return k / n - radius, k / n + radius
 
     grid = [i / 100 for i in range(1, 100)]
-    mean = {f: sum(coverage(f, 20, p) for p in grid) / len(grid) for f in (wilson_interval, textbook)}
+    mean = {
+        f: sum(coverage(f, 20, p) for p in grid) / len(grid) for f in (wilson_interval, textbook)
+    }
     assert mean[wilson_interval] == pytest.approx(0.95, abs=0.01)
     assert mean[textbook] < 0.90
 
@@ -58,7 +67,9 @@ def test_a_wider_confidence_is_a_wider_interval():
 def test_bootstrap_is_seeded_and_leaves_the_global_generator_alone():
     values = torch.randn(30, generator=torch.Generator().manual_seed(0))
     state = torch.get_rng_state()
-    ends = [Resampling(seed=seed).interval([values.numpy()], np.mean).tolist() for seed in (1, 1, 2)]
+    ends = [
+        Resampling(seed=seed).interval([values.numpy()], np.mean).tolist() for seed in (1, 1, 2)
+    ]
     assert ends[0] == ends[1] != ends[2]
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -86,7 +97,9 @@ def test_every_sample_is_resampled_on_its_own_and_all_columns_of_one_together():
 
 
 def test_from_ten_values_on_the_interval_is_the_percentiles_of_all_resamples_that_lie_as_far_out_as_students_t():
-    """Resamples of ones and zeros have a binomial number of ones: the distribution is known exactly."""
+    """Resamples of ones and zeros have a binomial number of ones: the distribution is known
+    exactly.
+    """
     ones = np.array([1.0] * 4 + [0.0] * 6)
     tail = stats.norm.cdf(math.sqrt(10 / 9) * stats.t.ppf(0.025, 9))
     assert tail < 0.025
@@ -112,11 +125,15 @@ def test_values_that_are_all_the_same_are_both_ends():
 
 
 def share_that_holds(interval, n, difference):
-    """In how many of 2,000 simulated experiments an interval holds the truth, 0; groups differ in their spread."""
+    """In how many of 2,000 simulated experiments an interval holds the truth, 0; groups differ in
+    their spread.
+    """
     generator = np.random.default_rng(n)
     held = []
     for _ in range(4):  # less memory at a time
-        samples = [generator.normal(size=(n, 500)) * spread for spread in (1.0, 2.0)[: 1 + difference]]
+        samples = [
+            generator.normal(size=(n, 500)) * spread for spread in (1.0, 2.0)[: 1 + difference]
+        ]
         low, high = interval(samples, gap if difference else np.mean)
         held.append((low <= 0) & (high >= 0))
     return float(np.mean(held))
@@ -145,7 +162,9 @@ def test_only_an_interval_needs_scipy_and_says_how_to_get_it(monkeypatch):
         monkeypatch.setitem(sys.modules, module, None)
     fresh = runpy.run_path(intervals.__file__)
     assert fresh["wilson_interval"](5, 10) == wilson_interval(5, 10)
-    with pytest.raises(ImportError, match=r"scipy must be installed, run: pip install 'yamame\[train\]'"):
+    with pytest.raises(
+        ImportError, match=r"scipy must be installed, run: pip install 'yamame\[train\]'"
+    ):
         fresh["mean_interval"](torch.zeros(3))
 
 
@@ -155,14 +174,20 @@ def test_only_an_interval_needs_scipy_and_says_how_to_get_it(monkeypatch):
         (lambda: wilson_interval(0, 0), "n must be at least 1, got 0"),
         (lambda: wilson_interval(5, 4), r"successes must be in \[0, n=4\], got 5"),
         (lambda: wilson_interval(1, 4, confidence=1.0), r"confidence must be in \(0, 1\), got 1.0"),
-        (lambda: Resampling(confidence=1.0), r"Resampling: confidence must be in \(0, 1\), got 1.0"),
+        (
+            lambda: Resampling(confidence=1.0),
+            r"Resampling: confidence must be in \(0, 1\), got 1.0",
+        ),
         (
             lambda: mean_interval(torch.zeros(3), confidence=0.0),
             r"confidence must be in \(0, 1\), got 0.0",
         ),
         (lambda: mean_interval(torch.zeros(0)), r"values must be a non-empty .* got shape \(0,\)"),
         (lambda: mean_interval(torch.tensor([1.0, torch.nan])), r"got shape \(2,\), 1 not finite"),
-        (lambda: mean_interval(torch.zeros(3, 2)), r"must be a non-empty vector .* got shape \(3, 2\)"),
+        (
+            lambda: mean_interval(torch.zeros(3, 2)),
+            r"must be a non-empty vector .* got shape \(3, 2\)",
+        ),
         (lambda: Resampling(num_resamples=1), "num_resamples must be in .2, 10000000., got 1"),
     ],
 )

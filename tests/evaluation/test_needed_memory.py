@@ -20,16 +20,23 @@ def first(count):
 def play(rng, levels, tasks, kind):
     """Scores ``[..., tasks]`` of agents with the given true means.
 
-    Successes depend on the difficulty of a task for everybody (``same``) or on tasks of every agent (``own``).
+    Successes depend on the difficulty of a task for everybody (``same``) or on tasks of every agent
+    (``own``).
     """
     if kind == "returns":
-        return levels[..., None] + rng.normal(size=tasks) + 0.5 * rng.normal(size=(*levels.shape, tasks))
+        return (
+            levels[..., None]
+            + rng.normal(size=tasks)
+            + 0.5 * rng.normal(size=(*levels.shape, tasks))
+        )
     draws = rng.random(tasks if kind == "same" else (*levels.shape, tasks))
     return (draws < levels.clip(0, 1)[..., None]).astype(float)
 
 
 def verdicts(rng, means, noise, seeds, tasks, kind, *, repeats, random=0.0, **options):
-    """Verdicts on repeated probes; trainings of one window differ by Gaussian noise, one value or one per window."""
+    """Verdicts on repeated probes; trainings of one window differ by Gaussian noise, one value or
+    one per window.
+    """
     means, noise = np.array(means, float), np.broadcast_to(noise, len(means))
     found = []
     for _ in range(repeats):
@@ -45,7 +52,9 @@ def share(found, *outcomes):
 
 
 def at_most(rate, repeats):
-    """Share of repeats that an event of this rate exceeds in one of 1,000 tests, by the binomial distribution."""
+    """Share of repeats that an event of this rate exceeds in one of 1,000 tests, by the binomial
+    distribution.
+    """
     return stats.binom.isf(1e-3, repeats, rate) / repeats
 
 
@@ -65,7 +74,9 @@ EQUAL = [
     (6, 3, 0.6, 0.05, 256),
     (8, 2, 0.6, 0.1, 1024),
 ]
-"""Number of windows and seeds, success, noise between trainings, number of tasks: few of each, and much noise."""
+"""Number of windows and seeds, success, noise between trainings, number of tasks: few of each, and
+much noise.
+"""
 
 
 @pytest.mark.parametrize("kind", ["own", "same", "returns"])
@@ -88,14 +99,24 @@ def test_equal_agents_seldom_seem_to_need_memory_on_average():
         success, noise = rng.uniform(0.05, 0.95), rng.uniform(0, 0.1)
         chance = rng.uniform(0, success)
         [found] = verdicts(
-            rng, [success] * windows, noise, seeds, tasks, kind, repeats=1, random=chance, margin=0.02
+            rng,
+            [success] * windows,
+            noise,
+            seeds,
+            tasks,
+            kind,
+            repeats=1,
+            random=chance,
+            margin=0.02,
         )
         needed += found.outcome == "needed"
     assert needed / repeats <= at_most(0.05, repeats)
 
 
 def test_one_seed_judged_over_its_tasks_seems_to_need_memory_often():
-    """Negative control: the simulated noise deceives a judge that takes tasks for repetitions of the training."""
+    """Negative control: the simulated noise deceives a judge that takes tasks for repetitions of
+    the training.
+    """
     rng, needed = np.random.default_rng(0), 0
     for _ in range(200):
         scores = play(rng, 0.6 + 0.05 * rng.normal(size=6), 256, "same")
@@ -128,7 +149,9 @@ def test_agents_that_learn_by_luck_do_not_seem_to_need_memory(learns):
 
 
 def test_agents_that_always_take_one_side_do_not_seem_to_need_memory():
-    """In a T-Maze without memory an agent turns to one side; agents that agree by luck show no noise at all."""
+    """In a T-Maze without memory an agent turns to one side; agents that agree by luck show no
+    noise at all.
+    """
     rng, needed = np.random.default_rng(4), 0
     for _ in range(400):
         is_left = rng.random(64) < 0.5
@@ -181,15 +204,21 @@ def test_one_seed_gives_no_verdict_and_no_bound():
 
 def test_equal_agents_are_called_equal_when_the_noise_is_small():
     """Negative control: the test above would hold of a judge that never decides."""
-    equal = verdicts(np.random.default_rng(8), [0.8] * 3, 0.01, 3, 1024, "same", repeats=50, highest=1.0)
+    equal = verdicts(
+        np.random.default_rng(8), [0.8] * 3, 0.01, 3, 1024, "same", repeats=50, highest=1.0
+    )
     assert share(equal, "no difference") > 0.9
     # At the highest score no memory can bring more, whatever agents have learnt.
-    solved = verdicts(np.random.default_rng(8), [0.99] * 3, 0.002, 3, 1024, "same", repeats=50, highest=1.0)
+    solved = verdicts(
+        np.random.default_rng(8), [0.99] * 3, 0.002, 3, 1024, "same", repeats=50, highest=1.0
+    )
     assert share(solved, "not needed") > 0.9
 
 
 def test_agents_that_all_do_the_same_leave_open_whether_memory_would_help():
-    """All trainings of a T-Maze may end at one half: no noise, no difference, and no proof that none is needed."""
+    """All trainings of a T-Maze may end at one half: no noise, no difference, and no proof that
+    none is needed.
+    """
     halves = np.arange(50) % 2.0
     scores = [[halves] * 3] * 3
     found = judge_memory([1, 2, None], scores, halves * 0, highest=1.0)
@@ -226,7 +255,9 @@ def judged(means, *, chance=0.0, seeds=3, noise=0.0, windows=WINDOWS):
         ([-5.0, -4.0, -5.0, -5.0], "nothing learnt", 1, None),
     ],
 )
-def test_the_shortest_memory_that_does_as_well_as_the_best(means, outcome, at_least, at_most, seeds):
+def test_the_shortest_memory_that_does_as_well_as_the_best(
+    means, outcome, at_least, at_most, seeds
+):
     found = judged(means, seeds=seeds)
     assert (found.outcome, found.at_least, found.at_most) == (outcome, at_least, at_most)
     assert [one.window for one in found.reached] == WINDOWS
@@ -234,8 +265,12 @@ def test_the_shortest_memory_that_does_as_well_as_the_best(means, outcome, at_le
 
 
 def test_the_verdict_is_a_sentence():
-    assert str(judged([0.5, 0.5, 5.0, 5.0])).startswith("this task needs memory: between 3 and 8 timesteps; ")
-    assert str(judged([0.5, 0.5, 0.5, 5.0])).startswith("this task needs memory: at least 9 timesteps; ")
+    assert str(judged([0.5, 0.5, 5.0, 5.0])).startswith(
+        "this task needs memory: between 3 and 8 timesteps; "
+    )
+    assert str(judged([0.5, 0.5, 0.5, 5.0])).startswith(
+        "this task needs memory: at least 9 timesteps; "
+    )
     assert str(judged([0.5, 5.0, 5.0, 5.0])).startswith("this task needs memory: 2 timesteps; ")
     for means, noise in (([0.0] * 4, 0.0), ([4.0, 4.0, 5.0, 5.0], 3.0)):
         assert str(judged(means, noise=noise)).startswith("not settled: ")
@@ -251,7 +286,9 @@ def test_only_an_unbroken_row_of_short_windows_bounds_the_need():
 
 
 def test_tasks_are_compared_one_by_one():
-    """Tasks differ by more than windows do; only differences within a task tell the windows apart."""
+    """Tasks differ by more than windows do; only differences within a task tell the windows
+    apart.
+    """
     found = judged([3.0, 3.0, 4.0, 4.0], seeds=1)
     score, behind = found.reached[0].score, found.reached[0].behind
     assert (score.high - score.low) > 3 * (behind.high - behind.low)
@@ -270,15 +307,20 @@ def test_with_two_windows_and_many_tasks_the_interval_is_students():
 
 
 def test_few_tasks_leave_an_error_where_trainings_agree():
-    """Trainings of one window that score the same show no noise; tasks that differ show the error of drawing few."""
-    lucky = np.array([-3.0, 5.0, -1.0, 3.0, 6.0, -4.0, 2.0, 0.0])  # leads of the second window, task by task
+    """Trainings of one window that score the same show no noise; tasks that differ show the error
+    of drawing few.
+    """
+    lucky = np.array(
+        [-3.0, 5.0, -1.0, 3.0, 6.0, -4.0, 2.0, 0.0]
+    )  # leads of the second window, task by task
     for copies, outcome in ((1, "not settled"), (200, "needed")):
         gaps = np.tile(lucky, copies)
         scores = np.stack([np.tile(0.0 * gaps, (3, 1)), np.tile(gaps, (3, 1))])
         found = judge_memory([1, None], scores, np.full(gaps.size, -20.0), margin=0.0)
         behind = found.reached[0].behind
         assert behind.value == pytest.approx(lucky.mean())
-        # No narrower than the interval of a mean over these tasks, and by Tukey's quantile not much wider.
+        # No narrower than the interval of a mean over these tasks, and by Tukey's quantile not much
+        # wider.
         expected = stats.ttest_1samp(gaps, 0.0).confidence_interval()
         wider = (behind.high - behind.low) / (expected.high - expected.low)
         assert 1.0 <= wider < 2.0
@@ -309,7 +351,9 @@ def test_being_ahead_of_chance_must_be_certain_of_the_best_of_several():
 )
 def test_what_cannot_be_judged_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
-        judge_memory(**{"windows": [1, None], "scores": np.zeros((2, 1, 4)), "random": np.zeros(4)} | change)
+        judge_memory(
+            **{"windows": [1, None], "scores": np.zeros((2, 1, 4)), "random": np.zeros(4)} | change
+        )
 
 
 @pytest.mark.parametrize("num_seeds", [1, 2, 3])
@@ -326,6 +370,11 @@ def test_trainings_that_do_not_differ_have_the_interval_over_tasks(num_seeds, sc
 @pytest.mark.parametrize("num_seeds", [1, 3])
 def test_no_interval_without_width_is_printed(num_seeds):
     found = judge_memory([1, None], np.full((2, num_seeds, 16), -1.0), np.full(16, -1.0))
-    for shown in (str(found), str(found.reached[0].score), str(found.reached[1].behind), str(found.random)):
+    for shown in (
+        str(found),
+        str(found.reached[0].score),
+        str(found.reached[1].behind),
+        str(found.random),
+    ):
         assert not re.search(r"\[(.+), \1\]", shown)
         assert "[-]" in shown

@@ -18,7 +18,8 @@ def played(env, num_episodes=None, seed=0):
 
     def policy(timestep):
         return timestep.set(
-            "action", env.action_spec.rand().reshape(*timestep.batch_size, *env.action_spec.shape[1:])
+            "action",
+            env.action_spec.rand().reshape(*timestep.batch_size, *env.action_spec.shape[1:]),
         )
 
     return evaluate(
@@ -31,7 +32,9 @@ def played(env, num_episodes=None, seed=0):
 
 
 def mazes(num_envs=40, **settings):
-    return MazeRunner(num_envs=num_envs, size=9, num_goals=1, time_limit=20, split="test", **settings)
+    return MazeRunner(
+        num_envs=num_envs, size=9, num_goals=1, time_limit=20, split="test", **settings
+    )
 
 
 def hashes_of(env, seed, num_envs):
@@ -174,5 +177,7 @@ def test_an_environment_from_elsewhere_tells_its_tasks_alone_or_in_a_batch():
 def test_hashes_that_are_not_one_per_env_are_refused():
     env = Cards()
     env.task_hashes = lambda: torch.arange(2)
-    with pytest.raises(ValueError, match=r"env.task_hashes\(\) must hold one hash for each of 1 envs, got 2"):
+    with pytest.raises(
+        ValueError, match=r"env.task_hashes\(\) must hold one hash for each of 1 envs, got 2"
+    ):
         played(env)

@@ -13,7 +13,9 @@ class Bare(EnvBase):
         super().__init__(batch_size=[])
         self.observation_spec = Composite(observation=Unbounded((2,)))
         self.action_spec, self.reward_spec = Categorical(2), Unbounded((1,))
-        self.done_spec = Composite(done=Binary(1, dtype=torch.bool), terminated=Binary(1, dtype=torch.bool))
+        self.done_spec = Composite(
+            done=Binary(1, dtype=torch.bool), terminated=Binary(1, dtype=torch.bool)
+        )
 
     def _reset(self, tensordict=None, **_):
         return TensorDict({"observation": torch.zeros(2)})
@@ -21,7 +23,12 @@ class Bare(EnvBase):
     def _step(self, tensordict):
         over = torch.ones(1, dtype=torch.bool)
         return TensorDict(
-            {"observation": torch.zeros(2), "reward": torch.ones(1), "done": over, "terminated": over}
+            {
+                "observation": torch.zeros(2),
+                "reward": torch.ones(1),
+                "done": over,
+                "terminated": over,
+            }
         )
 
     def _set_seed(self, seed): ...

@@ -35,7 +35,9 @@ def test_the_edges_are_random_and_the_middle_hardly_ever():
 
 def test_the_edges_anneal_with_the_steps_of_training_and_the_middle_stays():
     noise = EdgeEpsilon(SPEC, anneal_steps=100, start=0.9, end=0.1)
-    row = TensorDict({"action": torch.zeros(2).long(), "step_index": torch.tensor([[19], [5]])}, [2])
+    row = TensorDict(
+        {"action": torch.zeros(2).long(), "step_index": torch.tensor([[19], [5]])}, [2]
+    )
     row["time"] = row["step_index"] / HORIZON
     seen = []
     for _ in range(3):
@@ -54,14 +56,17 @@ def test_without_edges_nothing_is_random_but_the_middle():
 def test_boxes_get_noise_of_that_size():
     torch.manual_seed(0)
     td = rollouts().set("action", torch.zeros(ROLLOUTS * HORIZON, 1))
-    moved = EdgeEpsilon(Bounded(-1.0, 1.0, (1,)), anneal_steps=10, random_steps=0.0, first=1)(td)["action"]
+    moved = EdgeEpsilon(Bounded(-1.0, 1.0, (1,)), anneal_steps=10, random_steps=0.0, first=1)(td)[
+        "action"
+    ]
     moved = moved.reshape(ROLLOUTS, HORIZON)
     assert not moved[:, 1:-1].any()
     assert (moved[:, [0, -1]] != 0).all()
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("start", 1.5), ("end", -0.1), ("random_steps", -1.0), ("first", -1), ("last", -2)]
+    ("name", "value"),
+    [("start", 1.5), ("end", -0.1), ("random_steps", -1.0), ("first", -1), ("last", -2)],
 )
 def test_impossible_settings_are_refused(name, value):
     with pytest.raises(ValueError, match=rf"EdgeEpsilon: {name} must .* got {value}"):

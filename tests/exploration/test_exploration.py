@@ -153,14 +153,18 @@ def test_several_choices_are_replaced_together(kind):
     one_hot[:, [0, 3]] = True
     explored = run(fixed(spec, 0.3), rows(one_hot if kind == "multi_one_hot" else start))
     if kind == "multi_one_hot":
-        explored = torch.stack([explored[:, :3].int().argmax(-1), explored[:, 3:].int().argmax(-1)], -1)
+        explored = torch.stack(
+            [explored[:, :3].int().argmax(-1), explored[:, 3:].int().argmax(-1)], -1
+        )
     changed = explored != 0
     assert_probability(changed.all(-1), 0.3 * (2 / 3) * (3 / 4))
     assert_probability(changed[:, 0], 0.3 * 2 / 3)
 
 
 def test_bits_are_replaced_one_by_one():
-    explored = run(fixed(SPECS["binary"]((ROWS,)), 0.6), rows(torch.zeros(ROWS, 3, dtype=torch.int8)))
+    explored = run(
+        fixed(SPECS["binary"]((ROWS,)), 0.6), rows(torch.zeros(ROWS, 3, dtype=torch.int8))
+    )
     for bit in explored.unbind(-1):
         assert_probability(bit, 0.3)
     assert_probability(explored.all(-1), 0.3**3)  # replaced together it would be 0.6 / 8
@@ -170,7 +174,9 @@ def test_bits_are_replaced_one_by_one():
 def test_box_noise_is_normal_in_half_ranges_and_clipped(kind):
     spec = Bounded(torch.tensor([-1.0, 10.0]), torch.tensor([1.0, 30.0]), (2,))
     if kind == "bilevel":
-        module = BilevelEpsilon(spec, anneal_steps=1, start=(0.2, 0.2), end=(0.2, 0.2), randomize=False)
+        module = BilevelEpsilon(
+            spec, anneal_steps=1, start=(0.2, 0.2), end=(0.2, 0.2), randomize=False
+        )
     else:
         module = GaussianNoise(spec, anneal_steps=1, start=0.2, end=0.2)
     action = torch.tensor([0.0, 20.0]).repeat(ROWS, 1)
@@ -184,7 +190,9 @@ def test_box_noise_is_normal_in_half_ranges_and_clipped(kind):
     assert_probability(edge[:, 0] == 1.0, 0.5)
 
 
-@pytest.mark.parametrize("mode", [ExplorationType.DETERMINISTIC, ExplorationType.MODE, ExplorationType.MEAN])
+@pytest.mark.parametrize(
+    "mode", [ExplorationType.DETERMINISTIC, ExplorationType.MODE, ExplorationType.MEAN]
+)
 def test_nothing_happens_unless_exploration_is_random(mode):
     module = fixed(Categorical(4), 1.0)
     td = rows(torch.full((50,), 2), 50)
@@ -250,12 +258,16 @@ def test_the_state_survives_a_file_and_a_state_from_before_the_first_step_loads(
     torch.save(module.state_dict(), tmp_path / "state.pt")
     restored = bilevel()
     restored.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert torch.equal(restored.get_extra_state()["multiplier"], module.get_extra_state()["multiplier"])
+    assert torch.equal(
+        restored.get_extra_state()["multiplier"], module.get_extra_state()["multiplier"]
+    )
     restored.load_state_dict(fresh)
     assert restored.get_extra_state() == {}
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))]
+)
 def test_copies_keep_the_schedule_and_drop_the_rollouts(duplicate):
     module = bilevel()
     module.step(7)
@@ -286,13 +298,18 @@ def test_disabled_exploration_inside_a_policy_does_nothing():
 
 def test_an_action_space_serves_as_well_as_a_spec():
     td = rows(torch.full((50,), 2), 50)
-    assert torch.equal(run(fixed(ActionSpace(Categorical(4)), 0.5), td), run(fixed(Categorical(4), 0.5), td))
+    assert torch.equal(
+        run(fixed(ActionSpace(Categorical(4)), 0.5), td), run(fixed(Categorical(4), 0.5), td)
+    )
 
 
 def test_the_key_of_the_action_is_free():
     module = BilevelEpsilon(Categorical(4), anneal_steps=1, action_key=("agent", "action"))
     td = TensorDict(
-        {"agent": {"action": torch.zeros(9, dtype=torch.int64)}, "is_init": torch.ones(9, 1).bool()},
+        {
+            "agent": {"action": torch.zeros(9, dtype=torch.int64)},
+            "is_init": torch.ones(9, 1).bool(),
+        },
         batch_size=9,
     )
     assert module(td)["agent", "action"].shape == (9,)
@@ -343,7 +360,9 @@ def test_impossible_settings_are_refused(build, message):
 
 
 def test_a_schedule_of_many_millions_of_steps_is_exact():
-    """Adding up small decrements, as TorchRL does, would leave epsilon at its start: each is lost in rounding."""
+    """Adding up small decrements, as TorchRL does, would leave epsilon at its start: each is lost
+    in rounding.
+    """
     noise = EpsilonGreedy(Categorical(4), anneal_steps=32_000_000)
     assert torch.tensor(1.0) - 0.95 / 32_000_000 == 1.0
     for _ in range(8_000):

@@ -20,7 +20,11 @@ def small_training(seed=0):
     net = torch.nn.Sequential(
         torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1)
     )
-    return {"net": net, "optimizer": torch.optim.AdamW(net.parameters(), lr=1e-2), "rng": GlobalRNGState()}
+    return {
+        "net": net,
+        "optimizer": torch.optim.AdamW(net.parameters(), lr=1e-2),
+        "rng": GlobalRNGState(),
+    }
 
 
 def train(parts, updates):
@@ -89,7 +93,9 @@ def test_a_tensordict_is_restored_in_place_and_keeps_its_values(tmp_path):
 
 
 def test_what_cannot_be_restored_is_refused_by_name_before_anything_is_written(tmp_path):
-    with pytest.raises(TypeError, match=r"agent\['parts'\]\[1\] must be tensors or plain data, got object"):
+    with pytest.raises(
+        TypeError, match=r"agent\['parts'\]\[1\] must be tensors or plain data, got object"
+    ):
         Checkpointer(tmp_path / "new").save({"agent": {"parts": [1, object()]}}, step=1)
     assert not (tmp_path / "new").exists()
 
@@ -178,7 +184,9 @@ def test_a_checkpoint_of_which_any_bit_is_flipped_is_refused_or_the_same(tmp_pat
     assert what_is_read(path) == whole  # it may be written by torch alone
 
 
-def test_without_comparing_checksums_a_flipped_bit_would_be_another_parameter(tmp_path, monkeypatch):
+def test_without_comparing_checksums_a_flipped_bit_would_be_another_parameter(
+    tmp_path, monkeypatch
+):
     path = Checkpointer(tmp_path).save({"net": torch.arange(40.0), "note": 1}, step=1)
     data, whole = path.read_bytes(), what_is_read(path)
     path.write_bytes(flipped(data, 8 * (data.index(torch.arange(40.0).numpy().tobytes()) + 50)))
@@ -191,12 +199,17 @@ def test_the_last_one_that_can_be_restored_is_loaded_and_those_after_it_are_told
     tmp_path, capsys
 ):
     checkpointer = Checkpointer(tmp_path, keep_last=3, config={"seed": 1})
-    files = [checkpointer.save({"net": torch.full((3,), step)}, step=step, metric=step) for step in range(3)]
+    files = [
+        checkpointer.save({"net": torch.full((3,), step)}, step=step, metric=step)
+        for step in range(3)
+    ]
     files[1].write_bytes(files[1].read_bytes()[:-100])
     files[2].write_bytes(flipped(files[2].read_bytes(), 4000))
     again = Checkpointer(tmp_path, keep_last=3)
     assert again.read_config() == {"seed": 1}
-    with pytest.raises(UsageError, match=r"step-000000000001\.pt must be a checkpoint, it cannot be read"):
+    with pytest.raises(
+        UsageError, match=r"step-000000000001\.pt must be a checkpoint, it cannot be read"
+    ):
         _ = again.best
     assert again.load({"net": None}).step == 0
     lines = capsys.readouterr().err.splitlines()
@@ -229,7 +242,10 @@ def test_when_no_checkpoint_can_be_restored_none_is_touched(tmp_path):
             Checkpointer(tmp_path).load(missing)
     for file in files:
         file.write_bytes(b"PK")
-    for read in (Checkpointer(tmp_path).read_config, lambda: Checkpointer(tmp_path).load({"net": None})):
+    for read in (
+        Checkpointer(tmp_path).read_config,
+        lambda: Checkpointer(tmp_path).load({"net": None}),
+    ):
         with pytest.raises(UsageError, match="none before it is left: bring a checkpoint back"):
             read()
     assert sorted(tmp_path.iterdir()) == files
@@ -294,7 +310,8 @@ def test_killing_the_process_at_any_moment_leaves_a_complete_checkpoint(run_fork
             loaded = Checkpointer(folder).load({"x": None, "step": None}, which=which)
             assert loaded.values["step"] == loaded.step
             assert torch.equal(loaded.values["x"], torch.full((200_000,), loaded.step))
-        # What was reported as saved is there; one more may have become complete before it was reported.
+        # What was reported as saved is there; one more may have become complete before it was
+        # reported.
         assert Checkpointer(folder).load({"step": None}).step in (done, done + 1)
         Checkpointer(folder).save({"x": 0, "step": 0}, step=10**6)
         assert not list(folder.glob(f"*{TEMPORARY_SUFFIX}"))

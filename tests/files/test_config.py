@@ -3,7 +3,11 @@
 from omegaconf import OmegaConf
 from yamame.files.config import flatten
 
-CONFIG = {"seed": 1, "budget": {"minutes": 5}, "agent": {"gammas": [0.9], "parts": [{"a": 1}], "none": {}}}
+CONFIG = {
+    "seed": 1,
+    "budget": {"minutes": 5},
+    "agent": {"gammas": [0.9], "parts": [{"a": 1}], "none": {}},
+}
 
 
 def test_flattening_gives_the_same_for_plain_and_omegaconf_containers():

@@ -14,7 +14,11 @@ from yamame.files.identity import (
     may_change_on_resume,
 )
 
-CONFIG = {"seed": 1, "budget": {"minutes": 5}, "agent": {"gammas": [0.9], "parts": [{"a": 1}], "none": {}}}
+CONFIG = {
+    "seed": 1,
+    "budget": {"minutes": 5},
+    "agent": {"gammas": [0.9], "parts": [{"a": 1}], "none": {}},
+}
 QUESTIONS = (
     may_change_on_resume,
     makes_another_name,
@@ -54,8 +58,22 @@ def test_every_kind_of_setting_has_its_answers(keys, answers):
 
 
 def test_the_key_of_an_argument_is_what_it_sets_adds_or_takes_away():
-    texts = ("run.name=a=b", "+ablation=x", "++env.size=3", "~trials", "encoder@agent.encoder=gru", "-m")
-    assert [key_of(text) for text in texts] == ["run.name", "ablation", "env.size", "trials", "encoder", "-m"]
+    texts = (
+        "run.name=a=b",
+        "+ablation=x",
+        "++env.size=3",
+        "~trials",
+        "encoder@agent.encoder=gru",
+        "-m",
+    )
+    assert [key_of(text) for text in texts] == [
+        "run.name",
+        "ablation",
+        "env.size",
+        "trials",
+        "encoder",
+        "-m",
+    ]
 
 
 def test_every_differing_key_is_named_with_both_values():
@@ -89,7 +107,9 @@ def test_what_a_run_is_kept_by_may_change_but_no_other_key_that_begins_alike():
     machine = {"device": "cuda:1", "schedule": {"autocast": "bfloat16"}, "packing": None}
     compare_config(CONFIG, CONFIG | machine)
     with pytest.raises(UsageError, match=r"schedule\.batch_size"):
-        compare_config(CONFIG, CONFIG | machine | {"schedule": {"autocast": "bfloat16", "batch_size": 3}})
+        compare_config(
+            CONFIG, CONFIG | machine | {"schedule": {"autocast": "bfloat16", "batch_size": 3}}
+        )
     compare_config(CONFIG, {**CONFIG, "budget": {"minutes": 9}, "logger": {"a": 1}, "resume": True})
     with pytest.raises(UsageError, match="budgets"):
         compare_config(CONFIG, {**CONFIG, "budgets": 1})
@@ -102,7 +122,9 @@ def test_a_run_from_before_tasks_were_held_out_is_not_resumed_on_other_tasks():
     with pytest.raises(UsageError, match=r"env\.split: 'all' -> 'train'"):
         compare_config(before, after)
     compare_config(before, {"env": {"size": 9, "split": "all"}})
-    compare_config({"env": {"split": "train"}}, {"env": {"split": "train"}})  # that of another environment
+    compare_config(
+        {"env": {"split": "train"}}, {"env": {"split": "train"}}
+    )  # that of another environment
 
 
 @pytest.mark.parametrize(
@@ -142,7 +164,9 @@ def test_a_part_that_is_left_out_is_one_change_whatever_settings_it_had(key):
 
 
 def test_a_refused_resume_names_the_former_values_to_add():
-    """The default of a setting may have changed since the run began, so that nobody has typed what differs."""
+    """The default of a setting may have changed since the run began, so that nobody has typed what
+    differs.
+    """
     saved = {"env": {"_target_": "yamame_envs.MazeRunner", "size": 9, "split": "train"}}
     current = {"env": {**saved["env"], "split_by": "walls", "position": True}}
     with pytest.raises(UsageError, match=r"env\.split_by=walls_and_goals, or another run\.name"):

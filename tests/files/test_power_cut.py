@@ -1,8 +1,9 @@
-"""A power cut at any moment leaves a complete checkpoint with its trajectories: every prefix of what reached the disk.
+"""A power cut at any moment leaves a complete checkpoint with its trajectories: every prefix of
+what reached the disk.
 
-The layer records each flush of a file and of a folder, and each rename and deletion. What a disk may hold after a cut
-is made of that: a file has what was in it when it was flushed, a folder the names it had when it was flushed; of what
-came later any part may be there as well.
+The layer records each flush of a file and of a folder, and each rename and deletion. What a disk
+may hold after a cut is made of that: a file has what was in it when it was flushed, a folder the
+names it had when it was flushed; of what came later any part may be there as well.
 """
 
 import contextlib
@@ -33,7 +34,12 @@ class Disk:
         self.real = {name: getattr(os, name) for name in ("fsync", "replace", "rename", "unlink")}
 
     def patches(self) -> dict:
-        return {"fsync": self.fsync, "replace": self.replace, "rename": self.rename, "unlink": self.unlink}
+        return {
+            "fsync": self.fsync,
+            "replace": self.replace,
+            "rename": self.rename,
+            "unlink": self.unlink,
+        }
 
     def fsync(self, descriptor: int) -> None:
         path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
@@ -76,10 +82,14 @@ class Disk:
         self.moments.append((dict(self.flushed), flushed_names, contents, now))
 
     def after_a_cut(self, moment: int, target: Path, draw: random.Random | None) -> None:
-        """Makes what the disk holds after a cut at a moment; ``draw``: what was not flushed is there in part."""
+        """Makes what the disk holds after a cut at a moment; ``draw``: what was not flushed is
+        there in part.
+        """
         flushed, flushed_names, contents, now = self.moments[moment]
         everything = {
-            inode: content for *_, held, _ in self.moments[: moment + 1] for inode, content in held.items()
+            inode: content
+            for *_, held, _ in self.moments[: moment + 1]
+            for inode, content in held.items()
         }
         inodes = {self.root.stat().st_ino: self.root}
         inodes |= {path.stat().st_ino: path for path in self.root.rglob("*") if path.is_dir()}
@@ -108,7 +118,10 @@ class Disk:
 
 def trajectories(first: int) -> list[TensorDict]:
     lengths = enumerate((7, 5, 9))
-    return [TensorDict({"x": torch.arange(length) + 1000 * (first + i)}, [length]) for i, length in lengths]
+    return [
+        TensorDict({"x": torch.arange(length) + 1000 * (first + i)}, [length])
+        for i, length in lengths
+    ]
 
 
 def content(storage: TrajectoryStorage) -> list[int]:
@@ -117,7 +130,9 @@ def content(storage: TrajectoryStorage) -> list[int]:
 
 
 def play(folder: Path, disk: Disk) -> tuple[dict[int, list[int]], dict[int, int]]:
-    """Trains as recipes do: what replay held at each checkpoint, and the moment when each was made, by step."""
+    """Trains as recipes do: what replay held at each checkpoint, and the moment when each was made,
+    by step.
+    """
     held, made = {}, {}
     checkpoints = Checkpointer(folder / "checkpoints", keep_last=2)
     storage = TrajectoryStorage(folder / "replay", capacity=CAPACITY)
@@ -133,10 +148,14 @@ def play(folder: Path, disk: Disk) -> tuple[dict[int, list[int]], dict[int, int]
 
 
 def resume(folder: Path, held: dict[int, list[int]], least: int) -> int:
-    """Goes on from what a cut left, as recipes do, from no checkpoint before a step; the step of the one it found."""
+    """Goes on from what a cut left, as recipes do, from no checkpoint before a step; the step of
+    the one it found.
+    """
     if least < 0 and not list(folder.glob("checkpoints/step-*.pt")):
         return -1  # the run begins again
-    with contextlib.closing(TrajectoryStorage(folder / "replay", capacity=CAPACITY, resume=True)) as storage:
+    with contextlib.closing(
+        TrajectoryStorage(folder / "replay", capacity=CAPACITY, resume=True)
+    ) as storage:
         loaded = Checkpointer(folder / "checkpoints").load({"replay": storage, "step": None})
         assert loaded.values["step"] == loaded.step >= least
         assert content(storage) == held[loaded.step]
@@ -148,7 +167,9 @@ def resume(folder: Path, held: dict[int, list[int]], least: int) -> int:
 
 
 def cut_everywhere(tmp_path: Path, variants: int, **broken) -> Iterator[tuple[int | None, str]]:
-    """Cuts the power after every operation: the step that a run goes on from, or None and what went wrong."""
+    """Cuts the power after every operation: the step that a run goes on from, or None and what went
+    wrong.
+    """
     folder = tmp_path / "run"
     folder.mkdir()
     disk = Disk(folder, tmp_path / "graveyard")
@@ -162,7 +183,9 @@ def cut_everywhere(tmp_path: Path, variants: int, **broken) -> Iterator[tuple[in
         least = max((step for step, done in made.items() if done <= moment), default=-1)
         for variant in range(variants):
             left = tmp_path / "left"
-            disk.after_a_cut(moment, left, random.Random(f"{moment} {variant}") if variant else None)
+            disk.after_a_cut(
+                moment, left, random.Random(f"{moment} {variant}") if variant else None
+            )
             try:
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setattr(os, "fsync", lambda descriptor: None)  # which takes milliseconds
@@ -187,6 +210,10 @@ def test_without_any_one_of_the_flushes_a_cut_would_be_noticed(tmp_path, broken)
     assert any(wrong for _, wrong in cut_everywhere(tmp_path, 1, **{broken: lambda path: None}))
 
 
-def test_a_checkpoint_that_is_written_before_its_trajectories_would_be_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(TrajectoryStorage, "state_dict", lambda self: {"owner": "", **self._manifest["held"]})
+def test_a_checkpoint_that_is_written_before_its_trajectories_would_be_noticed(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        TrajectoryStorage, "state_dict", lambda self: {"owner": "", **self._manifest["held"]}
+    )
     assert any(wrong for _, wrong in cut_everywhere(tmp_path, 1))

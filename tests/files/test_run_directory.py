@@ -49,7 +49,10 @@ def test_resuming_keeps_the_files_and_overwriting_deletes_them(tmp_path):
 
 
 def contents(path):
-    return {str(entry.relative_to(path)): entry.is_file() and entry.read_text() for entry in path.rglob("*")}
+    return {
+        str(entry.relative_to(path)): entry.is_file() and entry.read_text()
+        for entry in path.rglob("*")
+    }
 
 
 def start_and_fail(root, *, begins=False, **options):
@@ -87,7 +90,9 @@ class Killed(BaseException):
 
 
 def claim_and_die(root, monkeypatch, *, renames, **options):
-    """Claims a run, writes to it unless it is continued, and dies: after so many renames, or before it began."""
+    """Claims a run, writes to it unless it is continued, and dies: after so many renames, or before
+    it began.
+    """
     rename, left = Path.rename, renames
 
     def rename_or_die(self, target):
@@ -139,7 +144,9 @@ def test_auto_continues_what_is_there_and_begins_what_is_not(tmp_path, there):
         RunDirectory.open(tmp_path, "maze")._lock.close()
     before = contents(tmp_path)
     RunDirectory.open(tmp_path, "maze", resume="auto").close()  # refused before it began
-    assert contents(tmp_path).items() >= {k: v for k, v in before.items() if there == "a run"}.items()
+    assert (
+        contents(tmp_path).items() >= {k: v for k, v in before.items() if there == "a run"}.items()
+    )
     with claimed(tmp_path, "maze", resume="auto") as run:
         assert run.resumed == (there == "a run")
         assert (run.path / "note.json").exists() == run.resumed
@@ -161,7 +168,10 @@ def test_what_killed_processes_left_is_swept_and_what_others_are_writing_is_not(
     (path / "evaluation").mkdir()
     (path / ".deleted").mkdir()
     (path / ".deleted" / "note.json").touch()
-    left = {pid: path / "evaluation" / f"a.json.{pid}{TEMPORARY_SUFFIX}" for pid in (dead.pid, os.getpid())}
+    left = {
+        pid: path / "evaluation" / f"a.json.{pid}{TEMPORARY_SUFFIX}"
+        for pid in (dead.pid, os.getpid())
+    }
     kept = [
         *(path / f"b.{owner}{TEMPORARY_SUFFIX}" for owner in (os.getppid(), "mine")),
         path / f"c.{dead.pid}",
@@ -201,7 +211,9 @@ def test_a_second_process_is_told_who_holds_the_run_and_death_releases_it(tmp_pa
         f"run = RunDirectory.open({str(tmp_path)!r}, 'maze'); (run.path / 'a').write_text('a')\n"
         "print('ready', flush=True); time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as holder:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    ) as holder:
         assert holder.stdout.readline() == "ready\n"
         for options in ({"resume": True}, {"overwrite": True}):
             with pytest.raises(UsageError, match=f"maze is being written by process {holder.pid}"):

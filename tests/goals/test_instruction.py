@@ -36,7 +36,9 @@ def test_whole_trajectory_times_equal_stepping_one_row_at_a_time():
         active, expected = 0, []
         for t in range(1, int(mask[b].sum())):
             valid = [achieved[b, t, m] for m in range(2) if achieved_mask[b, t, m]]
-            if active < int(num_goals(goals[b])) and any(torch.equal(g, goals[b, active]) for g in valid):
+            if active < int(num_goals(goals[b])) and any(
+                torch.equal(g, goals[b, active]) for g in valid
+            ):
                 expected.append(t)
                 active += 1
         assert times[b].tolist() == expected + [mask.shape[1]] * (goals.shape[1] - active)
@@ -58,7 +60,9 @@ def naive_times(instruction, achieved, achieved_mask, mask):
     times = torch.full(instruction.shape[:2], length)
     active = torch.zeros(len(mask), dtype=torch.int64)
     for t in range(1, length):
-        after, _ = advance(instruction, active, achieved[:, t], achieved_mask[:, t] & mask[:, t, None])
+        after, _ = advance(
+            instruction, active, achieved[:, t], achieved_mask[:, t] & mask[:, t, None]
+        )
         for b in (after > active).nonzero().flatten().tolist():
             times[b, active[b]] = t
         active = after
@@ -68,7 +72,9 @@ def naive_times(instruction, achieved, achieved_mask, mask):
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("held", [1, 2, 5])
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_times_agree_with_stepping_around_the_tolerance_and_with_what_is_no_number(slots, held, size):
+def test_times_agree_with_stepping_around_the_tolerance_and_with_what_is_no_number(
+    slots, held, size
+):
     generator = torch.Generator().manual_seed(100 * slots + 10 * held + size)
 
     def rand(*shape):
@@ -76,7 +82,9 @@ def test_times_agree_with_stepping_around_the_tolerance_and_with_what_is_no_numb
 
     instruction = (rand(300, slots, size) < 0.2).float()
     instruction[:100, 1:] = GOAL_PAD
-    achieved = (rand(300, 15, held, size) < 0.2) + 2.4 * GOAL_TOLERANCE * (rand(300, 15, held, size) - 0.5)
+    achieved = (rand(300, 15, held, size) < 0.2) + 2.4 * GOAL_TOLERANCE * (
+        rand(300, 15, held, size) - 0.5
+    )
     for strange in (torch.nan, torch.inf, -torch.inf, GOAL_PAD):
         achieved[rand(*achieved.shape) < 0.05] = strange
         instruction[:, :1][rand(300, 1, size) < 0.05] = strange
@@ -108,7 +116,9 @@ def test_a_goal_that_holds_at_the_first_step_is_not_completed_there():
 
 def test_an_unused_slot_is_never_completed_even_if_its_value_is_achieved():
     instruction = torch.tensor([[2.0], [GOAL_PAD]])
-    active, reward = advance(instruction, torch.tensor(1), torch.tensor([[GOAL_PAD]]), torch.tensor([True]))
+    active, reward = advance(
+        instruction, torch.tensor(1), torch.tensor([[GOAL_PAD]]), torch.tensor([True])
+    )
     assert int(active) == 1
     assert float(reward) == 0.0
 
@@ -132,6 +142,9 @@ def test_single_goal_view_of_a_finished_instruction_is_empty():
 
 @pytest.mark.parametrize(("batch", "held"), [(0, 2), (3, 0)])
 def test_no_trajectories_and_nowhere_anything_achieved_complete_nothing(batch, held):
-    valid, mask = torch.ones(batch, 5, held, dtype=torch.bool), torch.ones(batch, 5, dtype=torch.bool)
+    valid, mask = (
+        torch.ones(batch, 5, held, dtype=torch.bool),
+        torch.ones(batch, 5, dtype=torch.bool),
+    )
     times = completion_times(torch.ones(batch, 2, 1), torch.ones(batch, 5, held, 1), valid, mask)
     assert torch.equal(times, torch.full((batch, 2), 5))

@@ -26,7 +26,7 @@ def counts() -> Callable:
 @pytest.fixture(autouse=True)
 def declared(monkeypatch) -> None:
     """Lets every capture fail that reads a tensor which is not declared."""
-    from yamame.recorder import CudaRecorder
+    from yamame.execution.recorder import CudaRecorder
     from yamame.testing import DeclaredReads
 
     record = CudaRecorder.record
@@ -78,7 +78,9 @@ def train(tmp_path, monkeypatch, skip_if_missing) -> Callable[..., Ended]:
 
 @pytest.fixture
 def play(tmp_path: Path) -> Callable[..., str]:
-    """Runs a recipe that does not train, as the command line does, in a folder of the test: its output."""
+    """Runs a recipe that does not train, as the command line does, in a folder of the test: its
+    output.
+    """
 
     def play(name: str, *arguments: str) -> str:
         from yamame.cli.app import main

@@ -1,10 +1,11 @@
-"""What acting and learning cost the host on the emulated device, per step of all environments and per update.
+"""What acting and learning cost the host on the emulated device, per step of all environments and
+per update.
 
     python tests/gpu_emulation/program.py run tests/gpu_emulation/costs.py       # the table of docs/howto/gpu.md
     python tests/gpu_emulation/program.py run tests/gpu_emulation/costs.py encoder=gru       # of other settings
 
-A step is counted from one decision to the next of the same block. The rest of a block is what it costs beside its
-steps. An update is counted with the sampling and copying of its batch.
+A step is counted from one decision to the next of the same block. The rest of a block is what it
+costs beside its steps. An update is counted with the sampling and copying of its batch.
 """
 
 import sys
@@ -29,7 +30,9 @@ SHORT = (
     "schedule.steps_per_iteration=128", "schedule.updates_per_step=0.02", "schedule.batch_size=4", "encoder.d_model=32",
     "packing.row_multiple=4", "packing.length_multiple=256",
 )  # fmt: skip
-"""Batches of one shape, so that the last updates are replayed. How large they are changes no count."""
+"""Batches of one shape, so that the last updates are replayed. How large they are changes no
+count.
+"""
 WAYS = {"`device=cuda`": (), "`hardware=gpu`": ("hardware=gpu",)}
 LAST = 2
 """Blocks and iterations that are looked at: the last ones, when all is recorded."""
@@ -37,7 +40,9 @@ LAST = 2
 
 @dataclass
 class Costs:
-    """Counts of steps within blocks, of the rest of blocks, and of updates, each with how many they are."""
+    """Counts of steps within blocks, of the rest of blocks, and of updates, each with how many they
+    are.
+    """
 
     steps: list[tuple[Counts, int]] = field(default_factory=list)
     blocks: list[tuple[Counts, int]] = field(default_factory=list)
@@ -97,7 +102,9 @@ def table(overrides: list[str]) -> Iterator[str]:
     for env in ENVS:
         for name, way in WAYS.items():
             with measured() as costs, redirect_stdout(StringIO()):
-                yamame.train(f"experiment=cpu_{env}", *way, *SHORT, f"run.name={env}-{len(way)}", *overrides)
+                yamame.train(
+                    f"experiment=cpu_{env}", *way, *SHORT, f"run.name={env}-{len(way)}", *overrides
+                )
             cells = [cell(*costs.last(what)) for what in ("steps", "blocks", "updates")]
             yield f"| `cpu_{env}` | {name} | {' | '.join(cells)} |"
 

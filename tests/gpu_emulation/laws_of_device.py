@@ -1,4 +1,6 @@
-"""What the emulated device must do to stand in for a real one: it refuses, waits, captures and computes alike."""
+"""What the emulated device must do to stand in for a real one: it refuses, waits, captures and
+computes alike.
+"""
 
 import copy
 import io
@@ -96,7 +98,9 @@ def test_a_wait_is_counted_with_its_line_and_refused_in_a_capture(function, x, c
     assert sum(counted.waits.values()) == 1
     ((_, place),) = counted.waits
     assert place == f"laws_of_device.py:{function.__code__.co_firstlineno}"
-    with pytest.raises(RuntimeError, match=r"not permitted when stream is capturing.*laws_of_device\.py"):
+    with pytest.raises(
+        RuntimeError, match=r"not permitted when stream is capturing.*laws_of_device\.py"
+    ):
         captured(lambda: function(x))
     captured(lambda: x + 1)  # and the next capture is none the worse
 
@@ -182,7 +186,9 @@ def test_a_recorded_training_step_is_a_training_step(kind):
         model(batch).pow(2).sum().backward()
         optimizer.step()
 
-    optimizers = {model: kind(model.parameters(), lr=0.1, fused=True) for model in (plain, recorded)}
+    optimizers = {
+        model: kind(model.parameters(), lr=0.1, fused=True) for model in (plain, recorded)
+    }
     for optimizer in optimizers.values():
         make_capturable(optimizer)
     for model, optimizer in optimizers.items():
@@ -218,11 +224,15 @@ def test_networks_and_their_gradients_are_those_of_the_cpu(name):
     gradients = {}
     x = torch.randn(3, 5, 4)
     for device in ("cpu", "cuda"):
-        moved, leaf = copy.deepcopy(module).to(device), x.detach().clone().to(device).requires_grad_()
+        moved, leaf = (
+            copy.deepcopy(module).to(device),
+            x.detach().clone().to(device).requires_grad_(),
+        )
         function(moved, leaf).square().sum().backward()
         gradients[device] = [p.grad.cpu() for p in (*moved.parameters(), leaf)]
     for one, other in zip(*gradients.values(), strict=True):
-        # The kernels may add in another order: some units in the last place of float32, over some hundred terms.
+        # The kernels may add in another order: some units in the last place of float32, over some
+        # hundred terms.
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     assert gradients["cpu"][0].any()
 

@@ -23,7 +23,9 @@ def run(tmp_path, monkeypatch):
         own = job.Job(part, choice, "cuda", True, tmp_path, math.inf, [])
         importlib.import_module(f"gpu.{module or part}").run(own)
         lines = (tmp_path / "results.jsonl").read_text().splitlines()
-        return {line["name"]: line for line in map(json.loads, lines) if line["part"] == part}, own.failures
+        return {
+            line["name"]: line for line in map(json.loads, lines) if line["part"] == part
+        }, own.failures
 
     return run
 
@@ -74,7 +76,9 @@ def test_speed_is_measured_and_waits_are_counted(choice, run):
 
 def test_a_fit_with_the_preset_of_a_gpu_ends_with_an_evaluation(run, monkeypatch):
     launches, replay = [], torch.cuda.CUDAGraph.replay
-    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda self: (launches.append(1), replay(self)))
+    monkeypatch.setattr(
+        torch.cuda.CUDAGraph, "replay", lambda self: (launches.append(1), replay(self))
+    )
     found, failures = run("fit")
     assert failures == []
     assert found["held-out return at the end"]["updates"] == 40

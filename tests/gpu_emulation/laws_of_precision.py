@@ -1,4 +1,6 @@
-"""Recurrent layers compute in the precision of their weights, whatever the precision around them."""
+"""Recurrent layers compute in the precision of their weights, whatever the precision around
+them.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""Every recipe runs on a GPU, with every choice of the command line, and ends where it ends on the CPU."""
+"""Every recipe runs on a GPU, with every choice of the command line, and ends where it ends on the
+CPU.
+"""
 
 import math
 
@@ -22,7 +24,8 @@ NARROW = {
 }
 NARROW |= {"transformer_naive": NARROW["transformer"], "window": NARROW["memoryless"]}
 NARROW |= dict.fromkeys(
-    ("rsm", "memo"), "encoder.d_model=16 encoder.dropout=0 encoder.segment_length=4 encoder.jitter=0"
+    ("rsm", "memo"),
+    "encoder.d_model=16 encoder.dropout=0 encoder.segment_length=4 encoder.jitter=0",
 )
 NARROW |= {"lstm": NARROW["gru"], "gru_selective": NARROW["gru"]}
 """Small networks without dropout, for which a GPU draws other numbers."""
@@ -71,7 +74,8 @@ DISTILL = (*DOOR, "source.horizon=40", "source.subsample=2", "schedule.updates_p
 def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
     """The same computation in another order: a quarter of what the last update moves.
 
-    A unit whose input is zero but for rounding may have the other slope, and then a few weights move otherwise.
+    A unit whose input is zero but for rounding may have the other slope, and then a few weights
+    move otherwise.
     """
     assert one.keys() == other.keys()
     for name, value in one.items():
@@ -112,7 +116,9 @@ def test_a_run_that_was_resumed_on_the_device_ends_as_on_the_cpu(choice, train):
 @pytest.mark.parametrize("kind", AGENTS)
 @pytest.mark.parametrize("encoder", sorted(NARROW))
 @pytest.mark.parametrize("env", ENVS)
-def test_every_environment_encoder_and_agent_is_resumed_and_ends_as_on_the_cpu(env, encoder, kind, train):
+def test_every_environment_encoder_and_agent_is_resumed_and_ends_as_on_the_cpu(
+    env, encoder, kind, train
+):
     choice = f"env={env} encoder={encoder}"
     assert_resumed_as_on_the_cpu([*TINY, f"agent={kind}", *narrowed(choice)], train)
 
@@ -146,7 +152,8 @@ def test_a_distilled_run_that_was_resumed_on_the_device_ends_as_on_the_cpu(train
 
 
 def test_ppo_learns_and_is_resumed_on_the_device(train):
-    # PPO looks less often there whether episodes have ended, and draws more actions than on the CPU.
+    # PPO looks less often there whether episodes have ended, and draws more actions than on the
+    # CPU.
     resumed(PPO, train, "ppo")
 
 
@@ -158,7 +165,9 @@ def test_what_is_done_with_a_run_is_done_on_the_device_as_on_the_cpu(train, play
         ways = ("num_episodes=2", "control=true", "gammas=all", f"attention={device == 'cuda'}")
         scores.append(yamame.evaluate(*settings, *ways)["run"])
     assert scores[0] == scores[1]
-    assert play("play", f"run={trained.path}", "output=out", "device=cuda", "max_steps=5", "greedy=true")
+    assert play(
+        "play", f"run={trained.path}", "output=out", "device=cuda", "max_steps=5", "greedy=true"
+    )
     data = ("data=runs", f"data.path={trained.path}")
     there, here = (
         train(*DOOR, *data, f"run.name={device}", f"device={device}", recipe="offline")

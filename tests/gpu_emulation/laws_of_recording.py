@@ -17,7 +17,8 @@ CHOICES = {
     "a window": (
         "env=tmaze", "env.length=12", "encoder.window=8", "encoder.sinks=1", "encoder.positions=rotary", *NARROW,
     ),
-    # Its cache has its full size at once, and blocks follow updates: one recording acts with all weights there are.
+    # Its cache has its full size at once, and blocks follow updates: one recording acts with all
+    # weights there are.
     "a short context": (
         "env=wind", SHORT, "encoder.context_length=21", "encoder.sigma_reparam=true", "schedule.average_decay=0.9",
         "optimizer.lr=0.003", "schedule.warmup_updates=0", "schedule.updates_per_step=0.02", *NARROW,
@@ -32,7 +33,9 @@ CHOICES = {
 
 
 def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    """What is recorded takes the general branch, which may add in another order: a tenth of what an update moves."""
+    """What is recorded takes the general branch, which may add in another order: a tenth of what an
+    update moves.
+    """
     torch.testing.assert_close(one, other, rtol=1e-4, atol=3e-6)
 
 
@@ -45,7 +48,8 @@ RARE = ("a window", "a linear recurrence", "two encoders", "values as bins", "Mu
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in RARE else []) for name in CHOICES]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in RARE else []) for name in CHOICES],
 )
 def test_a_recorded_run_ends_as_one_that_is_not(name, train):
     plain = train(*TINY, *CHOICES[name], "run.name=plain")
@@ -69,6 +73,8 @@ def test_a_recorded_run_that_was_resumed_ends_as_one_that_is_not(train):
 def test_the_settings_for_a_gpu_are_recorded_and_end_as_ones_that_are_not(train):
     settings = (*TINY, "hardware=gpu", SHORT, *NARROW)
     recorded = train(*settings, "run.name=recorded")
-    plain = train(*settings, "run.name=plain", "schedule.cuda_graph=false", "collector.cuda_graph=false")
+    plain = train(
+        *settings, "run.name=plain", "schedule.cuda_graph=false", "collector.cuda_graph=false"
+    )
     assert recorded.launches == {UPDATES, STEPS}
     assert_same(recorded.weights, plain.weights)

@@ -1,4 +1,6 @@
-"""How often the host waits for the device: per step of all environments while it acts, and per update."""
+"""How often the host waits for the device: per step of all environments while it acts, and per
+update.
+"""
 
 from functools import cache
 
@@ -10,8 +12,8 @@ from emulated_cuda.counting import Counts
 from yamame.agent import InContextPolicy
 
 MOST = {"steps": 0, "blocks": 3, "updates": 1}
-"""How often the host may wait, on average over the last ones: per step of all environments between the first decision
-of a block and its last, elsewhere in a block, and per update."""
+"""How often the host may wait, on average over the last ones: per step of all environments between
+the first decision of a block and its last, elsewhere in a block, and per update."""
 TINY = (
     "debug=tiny", "logger=none", "device=cuda", "evaluation.num_episodes=2", "evaluation.max_steps=2",
     "budget.updates=8", "schedule.steps_per_iteration=32", "schedule.updates_per_step=0.06",

@@ -30,10 +30,20 @@ pytestmark = pytest.mark.skipif(missing() is not None, reason=f"no emulated devi
 
 def run(out, *arguments):
     """Runs it: its exit status, and its results by part and name."""
-    command = [sys.executable, str(HERE / "program.py"), "run", str(SCRIPT), "run", "--tiny", f"--out={out}"]
+    command = [
+        sys.executable,
+        str(HERE / "program.py"),
+        "run",
+        str(SCRIPT),
+        "run",
+        "--tiny",
+        f"--out={out}",
+    ]
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
     lines = (out / "results.jsonl").read_text().splitlines()
-    return done.returncode, {(line["part"], line["name"]): line["value"] for line in map(json.loads, lines)}
+    return done.returncode, {
+        (line["part"], line["name"]): line["value"] for line in map(json.loads, lines)
+    }
 
 
 def test_parts_and_the_recipes_that_they_start_get_the_device(tmp_path):
@@ -47,8 +57,17 @@ def test_parts_and_the_recipes_that_they_start_get_the_device(tmp_path):
 def test_a_part_that_hangs_leaves_no_process_behind(tmp_path, monkeypatch):
     pid, out = tmp_path / "pid", tmp_path / "out"
     (tmp_path / "sitecustomize.py").write_text(HANGING.format(pid=str(pid)))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    command = [sys.executable, str(HERE / "program.py"), "run", str(SCRIPT), "--tiny", "--minutes=0.3"]
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    )
+    command = [
+        sys.executable,
+        str(HERE / "program.py"),
+        "run",
+        str(SCRIPT),
+        "--tiny",
+        "--minutes=0.3",
+    ]
     subprocess.run([*command, f"--out={out}"], capture_output=True, check=False)
     child = int(pid.read_text())
     time.sleep(1)

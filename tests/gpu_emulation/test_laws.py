@@ -1,4 +1,6 @@
-"""The laws of this folder, in a process of their own: the emulated device is there for a whole process."""
+"""The laws of this folder, in a process of their own: the emulated device is there for a whole
+process.
+"""
 
 import re
 import subprocess
@@ -9,7 +11,15 @@ import pytest
 from emulated_cuda.building import missing
 
 HERE = Path(__file__).parent
-LAWS = ("device", "first_gpu_run", "precision", "recipes", "recording", "refusals", "synchronisation")
+LAWS = (
+    "device",
+    "first_gpu_run",
+    "precision",
+    "recipes",
+    "recording",
+    "refusals",
+    "synchronisation",
+)
 BROKEN = "import torch\n\ndef test_it():\n    torch.zeros(1, device='cuda') + torch.zeros(1)\n"
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=f"no emulated device: {missing()}")

@@ -17,7 +17,9 @@ def test_every_gamma_has_its_own_parameters(space, batch):
 
 
 def test_the_head_is_a_plain_perceptron():
-    actor = ActorHead(8, action_space=ActionSpace(Categorical(5)), num_gammas=2, hidden_size=16, num_layers=3)
+    actor = ActorHead(
+        8, action_space=ActionSpace(Categorical(5)), num_gammas=2, hidden_size=16, num_layers=3
+    )
     context = torch.randn(4, 8)
     hidden = context
     *inner, last = (layer for layer in actor.modules() if isinstance(layer, torch.nn.Linear))
@@ -62,6 +64,10 @@ def test_dropout_acts_in_training_mode_only():
     ],
 )
 def test_impossible_sizes_are_refused(change, message):
-    arguments = {"in_features": 8, "action_space": ActionSpace(Categorical(2)), "num_gammas": 1} | change
+    arguments = {
+        "in_features": 8,
+        "action_space": ActionSpace(Categorical(2)),
+        "num_gammas": 1,
+    } | change
     with pytest.raises(ValueError, match=message):
         ActorHead(**arguments)

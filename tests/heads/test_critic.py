@@ -14,13 +14,25 @@ D, H, C, A, G, O = 6, 8, 4, 2, 3, 5  # noqa: E741
 
 def state_action(num_layers=2):
     return StateActionCritic(
-        D, num_actions=A, num_gammas=G, num_critics=C, num_outputs=O, hidden_size=H, num_layers=num_layers
+        D,
+        num_actions=A,
+        num_gammas=G,
+        num_critics=C,
+        num_outputs=O,
+        hidden_size=H,
+        num_layers=num_layers,
     )
 
 
 def action_input(num_layers=2, gammas=GAMMAS):
     return ActionInputCritic(
-        D, action_size=A, gammas=gammas, num_critics=C, num_outputs=O, hidden_size=H, num_layers=num_layers
+        D,
+        action_size=A,
+        gammas=gammas,
+        num_critics=C,
+        num_outputs=O,
+        hidden_size=H,
+        num_layers=num_layers,
     )
 
 
@@ -46,12 +58,18 @@ def naive_state_action(stacks, context):
 def naive_action_input(stacks, context, action):
     feature = torch.tensor([math.log(1 / (1 - gamma) + 1) for gamma in GAMMAS]).unsqueeze(-1)
     batch = action.shape[:-1]
-    inputs = (context.unsqueeze(-2).expand(*batch, D), feature.expand(*batch, 1), action.clamp(-0.999, 0.999))
+    inputs = (
+        context.unsqueeze(-2).expand(*batch, D),
+        feature.expand(*batch, 1),
+        action.clamp(-0.999, 0.999),
+    )
     return torch.stack([stack(torch.cat(inputs, -1)) for stack in stacks], -3)
 
 
 def assert_same_gradients(critic, stacks, ours, theirs, *inputs):
-    """Equal values and, through a random functional of them, equal gradients of inputs and parameters."""
+    """Equal values and, through a random functional of them, equal gradients of inputs and
+    parameters.
+    """
     torch.testing.assert_close(ours, theirs)
     weight = torch.randn(ours.shape)
     for mine, other in zip(
@@ -88,7 +106,9 @@ def test_action_input_critics_give_critics_gammas_outputs(batch):
 def test_the_state_action_ensemble_equals_separate_perceptrons(num_layers):
     critic, context = state_action(num_layers), torch.randn(3, 5, D, requires_grad=True)
     stacks = members(critic)
-    assert_same_gradients(critic, stacks, critic(context), naive_state_action(stacks, context), context)
+    assert_same_gradients(
+        critic, stacks, critic(context), naive_state_action(stacks, context), context
+    )
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, 3])
@@ -147,8 +167,12 @@ def test_an_action_value_does_not_depend_on_the_other_gammas():
     critic, permuted = action_input(), action_input(gammas=[GAMMAS[index] for index in order])
     permuted.load_state_dict(critic.state_dict())
     context, action = torch.randn(5, D), torch.rand(5, G, A)
-    torch.testing.assert_close(permuted(context, action[:, order]), critic(context, action)[..., order, :])
-    assert not torch.allclose(permuted(context, action)[..., 0, :], critic(context, action)[..., 0, :])
+    torch.testing.assert_close(
+        permuted(context, action[:, order]), critic(context, action)[..., order, :]
+    )
+    assert not torch.allclose(
+        permuted(context, action)[..., 0, :], critic(context, action)[..., 0, :]
+    )
 
 
 def test_members_start_apart_and_on_the_scale_of_linear_layers():
@@ -160,11 +184,14 @@ def test_members_start_apart_and_on_the_scale_of_linear_layers():
         for ours, theirs in ((layer.weight, linear.weight), (layer.bias, linear.bias)):
             for member in ours:
                 assert member.abs().max() <= bound
-                # A uniform sample of n has a standard deviation within a few 1 / sqrt(n) of its own.
+                # A uniform sample of n has a standard deviation within a few 1 / sqrt(n) of its
+                # own.
                 rel = 4 / math.sqrt(member.numel())
                 assert member.std().item() == pytest.approx(theirs.std().item(), rel=rel)
             assert not torch.equal(ours[0], ours[1])
-            assert torch.corrcoef(ours.flatten(1)).triu(1).abs().max() < 5 / math.sqrt(ours[0].numel())
+            assert torch.corrcoef(ours.flatten(1)).triu(1).abs().max() < 5 / math.sqrt(
+                ours[0].numel()
+            )
 
 
 def test_autocast_changes_precision_only_and_not_that_of_the_last_layer():
@@ -179,12 +206,21 @@ def test_autocast_changes_precision_only_and_not_that_of_the_last_layer():
 
 
 def test_the_critic_is_chosen_by_whether_actions_can_be_enumerated():
-    sizes = {"gammas": GAMMAS, "num_critics": C, "num_outputs": O, "hidden_size": H, "num_layers": 1}
+    sizes = {
+        "gammas": GAMMAS,
+        "num_critics": C,
+        "num_outputs": O,
+        "hidden_size": H,
+        "num_layers": 1,
+    }
     context = torch.randn(5, D)
     discrete = make_critic(D, action_space=ActionSpace(Categorical(7)), **sizes)
     assert isinstance(discrete, StateActionCritic)
     assert discrete(context).shape == (5, C, 7, G, O)
-    for space in (ActionSpace(MultiCategorical([2, 3])), ActionSpace(Bounded(-torch.ones(2), torch.ones(2)))):
+    for space in (
+        ActionSpace(MultiCategorical([2, 3])),
+        ActionSpace(Bounded(-torch.ones(2), torch.ones(2))),
+    ):
         critic = make_critic(D, action_space=space, **sizes)
         assert isinstance(critic, ActionInputCritic)
         assert critic(context, torch.zeros(5, G, space.encoded_size)).shape == (5, C, G, O)
@@ -237,7 +273,9 @@ def test_a_copy_values_alike_until_one_of_the_two_moves():
             "StateActionCritic: num_critics must be at least 1, got 0",
         ),
         (
-            lambda: make_critic(2, action_space=ActionSpace(Categorical(2)), gammas=[0.9], num_critics=-1),
+            lambda: make_critic(
+                2, action_space=ActionSpace(Categorical(2)), gammas=[0.9], num_critics=-1
+            ),
             "make_critic: num_critics must be at least 0, got -1",
         ),
     ],

@@ -9,7 +9,9 @@ SPACE = ActionSpace(Categorical(3))
 
 def test_every_context_and_discount_has_a_value_of_its_own():
     torch.manual_seed(0)
-    head = make_value_head(8, action_space=SPACE, gammas=[0.9, 0.99, 0.999], num_outputs=1, hidden_size=16)
+    head = make_value_head(
+        8, action_space=SPACE, gammas=[0.9, 0.99, 0.999], num_outputs=1, hidden_size=16
+    )
     context = torch.randn(4, 5, 8)
     values = head(context)
     assert values.shape == (4, 5, 3)
@@ -19,7 +21,8 @@ def test_every_context_and_discount_has_a_value_of_its_own():
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"), [({"gammas": []}, "num_gammas.*0"), ({"hidden_size": 0}, "hidden_size.*0")]
+    ("settings", "message"),
+    [({"gammas": []}, "num_gammas.*0"), ({"hidden_size": 0}, "hidden_size.*0")],
 )
 def test_sizes_out_of_range_are_refused(settings, message):
     with pytest.raises(ValueError, match=f"make_value_head: {message}"):

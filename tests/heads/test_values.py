@@ -55,7 +55,9 @@ def test_popart_follows_the_naive_recursion_for_each_gamma(decay):
     for targets, mask in zip(steps, masks, strict=True):
         popart.update(targets, mask)
     for gamma in range(G):
-        valid = [targets[mask][:, gamma].tolist() for targets, mask in zip(steps, masks, strict=True)]
+        valid = [
+            targets[mask][:, gamma].tolist() for targets, mask in zip(steps, masks, strict=True)
+        ]
         ours = torch.stack((popart.mean, popart.std, popart.scale, popart.shift))[:, gamma]
         expected = torch.tensor(naive_popart(valid, decay))
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)

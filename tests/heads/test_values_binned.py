@@ -6,7 +6,15 @@ from torch.nn import functional
 from yamame.heads import BinnedReturns
 
 G = 3
-BOUNDS = [(-1e5, 1e5), (0.0, 1e5), (-10.0, 310.0), (-1e3, 1e4), (-1.0, 1.0), (50.0, 60.0), (-1e7, 1e7)]
+BOUNDS = [
+    (-1e5, 1e5),
+    (0.0, 1e5),
+    (-10.0, 310.0),
+    (-1e3, 1e4),
+    (-1.0, 1.0),
+    (50.0, 60.0),
+    (-1e7, 1e7),
+]
 
 
 def binned(labels="two_hot", **changes):
@@ -30,15 +38,24 @@ def returns_within(low, high):
 @pytest.mark.parametrize("labels", ["two_hot", "hl_gauss"])
 @pytest.mark.parametrize("num_bins", [2, 3, 16, 51, 128])
 def test_labels_decode_to_the_return_everywhere_within_the_bounds(labels, symlog, num_bins):
-    for (low, high), sigma in itertools.product(BOUNDS, [0.1, 0.75, 3.0] if labels == "hl_gauss" else [0.75]):
+    for (low, high), sigma in itertools.product(
+        BOUNDS, [0.1, 0.75, 3.0] if labels == "hl_gauss" else [0.75]
+    ):
         returns = BinnedReturns(
-            1, labels=labels, symlog=symlog, num_bins=num_bins, min_return=low, max_return=high, sigma=sigma
+            1,
+            labels=labels,
+            symlog=symlog,
+            num_bins=num_bins,
+            min_return=low,
+            max_return=high,
+            sigma=sigma,
         )
         targets = returns_within(low, high)
         encoded = returns.encode(targets)
         torch.testing.assert_close(encoded.sum(-1), torch.ones(len(targets)))
         assert (encoded >= 0).all()
-        # Probabilities and returns of bins are float32; where bins of both signs cancel, their rounding errors stay.
+        # Probabilities and returns of bins are float32; where bins of both signs cancel, their
+        # rounding errors stay.
         rounding = 2e-6 * (encoded * returns_of_bins(returns).abs()).sum(-1)
         error = (returns.decode(encoded) - targets).abs()
         assert (error <= 1e-6 * targets.abs() + rounding).all(), (low, high, sigma)
@@ -47,7 +64,9 @@ def test_labels_decode_to_the_return_everywhere_within_the_bounds(labels, symlog
 def test_hl_gauss_labels_of_the_default_bins_decode_within_a_hundredth():
     returns = BinnedReturns(1, labels="hl_gauss")
     targets = torch.cat([sign * torch.logspace(-4, 5, 2000) for sign in (-1.0, 1.0)])
-    torch.testing.assert_close(returns.decode(returns.encode(targets)), targets, rtol=0.01, atol=1e-6)
+    torch.testing.assert_close(
+        returns.decode(returns.encode(targets)), targets, rtol=0.01, atol=1e-6
+    )
     by_bin = BinnedReturns(1, labels="hl_gauss", value="mean_bin")
     far = by_bin.decode(by_bin.encode(targets)) / targets - 1
     assert far.abs().max() > 0.05  # where a bound cuts the normal off
@@ -66,7 +85,9 @@ def test_the_value_of_a_distribution_is_the_mean_return_of_its_bins(labels, syml
 @pytest.mark.parametrize("symlog", [True, False])
 @pytest.mark.parametrize("labels", ["two_hot", "hl_gauss"])
 @pytest.mark.parametrize("chance", [0.1, 0.5, 0.9])
-def test_the_best_distribution_for_random_returns_has_the_value_of_their_mean(chance, labels, symlog):
+def test_the_best_distribution_for_random_returns_has_the_value_of_their_mean(
+    chance, labels, symlog
+):
     returns = BinnedReturns(1, labels=labels, symlog=symlog)
     weights = torch.tensor([chance, 1 - chance])
     for scale in (1e-2, 1.0, 1e2, 1e5):
@@ -81,7 +102,9 @@ def test_the_mean_bin_undervalues_random_returns():
     returns = BinnedReturns(1, value="mean_bin")
     best = returns.encode(torch.tensor([100.0, 0.0])).mean(0)
     assert returns.decode(best) == pytest.approx(9.05, abs=0.01)  # sqrt(1 + 100) - 1
-    torch.testing.assert_close(returns.decode(returns.encode(torch.tensor([20.0]))), torch.tensor([20.0]))
+    torch.testing.assert_close(
+        returns.decode(returns.encode(torch.tensor([20.0]))), torch.tensor([20.0])
+    )
 
 
 @pytest.mark.parametrize("labels", ["two_hot", "hl_gauss"])
@@ -108,11 +131,17 @@ def test_outputs_of_zero_are_worth_what_lies_nearest_to_zero(num_bins, symlog):
         (-1e8, 1e8),
     ]
     for low, high in [*BOUNDS, *others]:
-        returns = BinnedReturns(1, num_bins=num_bins, min_return=low, max_return=high, symlog=symlog)
+        returns = BinnedReturns(
+            1, num_bins=num_bins, min_return=low, max_return=high, symlog=symlog
+        )
         value = returns.to_returns(torch.zeros(1, num_bins)).item()
         nearest = min(max(0.0, low), high)
         narrowest = returns_of_bins(returns).double().diff().min().item()
-        assert abs(value - nearest) <= 0.5 * narrowest * 1.01 + 1e-6 * abs(nearest), (low, high, value)
+        assert abs(value - nearest) <= 0.5 * narrowest * 1.01 + 1e-6 * abs(nearest), (
+            low,
+            high,
+            value,
+        )
 
 
 def test_outputs_near_zero_are_worth_little_where_bounds_are_not_symmetric():
@@ -135,7 +164,13 @@ def test_a_value_on_a_bin_is_that_bin_alone():
 
 def test_hl_gauss_labels_hold_the_mass_of_a_normal_around_their_bin():
     returns = BinnedReturns(
-        1, num_bins=21, min_return=-10.0, max_return=10.0, symlog=False, labels="hl_gauss", sigma=0.75
+        1,
+        num_bins=21,
+        min_return=-10.0,
+        max_return=10.0,
+        symlog=False,
+        labels="hl_gauss",
+        sigma=0.75,
     )
     edges = torch.arange(-10.5, 11.0)
     for value in (-3.0, 0.0, 1.0):
@@ -143,7 +178,9 @@ def test_hl_gauss_labels_hold_the_mass_of_a_normal_around_their_bin():
         mass = normal.cdf(edges[1:]) - normal.cdf(edges[:-1])
         torch.testing.assert_close(returns.encode(torch.tensor(value)), mass, rtol=1e-4, atol=1e-6)
     wider = returns.encode(torch.tensor(0.5))
-    torch.testing.assert_close(wider, wider[(21 - torch.arange(21)) % 21])  # halfway between bins 10 and 11
+    torch.testing.assert_close(
+        wider, wider[(21 - torch.arange(21)) % 21]
+    )  # halfway between bins 10 and 11
     assert returns.encode(torch.tensor(10.0))[-1] == 1.0  # nothing else has the bound as its mean
 
 
@@ -201,7 +238,10 @@ def test_binned_values_are_normalised_by_the_moments_of_the_targets():
             r"BinnedReturns: labels must be one of \('two_hot', 'hl_gauss'\), got 'one_hot'",
         ),
         (lambda: binned(sigma=0.0), r"BinnedReturns: sigma must be positive, got 0\.0"),
-        (lambda: binned(value="mode"), r"BinnedReturns: value must be one of .*mean_return.*, got 'mode'"),
+        (
+            lambda: binned(value="mode"),
+            r"BinnedReturns: value must be one of .*mean_return.*, got 'mode'",
+        ),
     ],
 )
 def test_impossible_arguments_are_refused(build, message):
@@ -237,7 +277,9 @@ def test_critics_of_an_earlier_version_keep_their_values_and_targets(symlog, cap
     torch.testing.assert_close(
         returns.loss(raw, targets), -(labels * raw.log_softmax(-1)).sum(-1), rtol=1e-4, atol=0
     )
-    for former, now in zip(anew, (returns.to_returns(raw), returns.loss(raw, targets)), strict=True):
+    for former, now in zip(
+        anew, (returns.to_returns(raw), returns.loss(raw, targets)), strict=True
+    ):
         assert not torch.allclose(former, now, rtol=0.01)
 
 
@@ -268,7 +310,9 @@ def test_a_state_of_other_bins_is_refused_by_name_and_values(name):
     trained, returns = binned(**{name: OTHER_BINS[name]}), binned()
     for load in (
         lambda: returns.load_state_dict(trained.state_dict()),
-        lambda: torch.nn.ModuleList([returns]).load_state_dict(torch.nn.ModuleList([trained]).state_dict()),
+        lambda: torch.nn.ModuleList([returns]).load_state_dict(
+            torch.nn.ModuleList([trained]).state_dict()
+        ),
     ):
         with pytest.raises(ValueError, match=rf"{name}.*{OTHER_BINS[name]}.*{own[name]}"):
             load()

@@ -39,9 +39,13 @@ def discrete() -> ActionSpace:
 
 @pytest.fixture
 def make_batch() -> Callable[..., TensorDict]:
-    """A batch with padding, terminations in the middle of sequences and trajectories that start there."""
+    """A batch with padding, terminations in the middle of sequences and trajectories that start
+    there.
+    """
 
-    def build(space: ActionSpace, *, num_sequences: int = 6, num_rows: int = 9, seed: int = 0) -> TensorDict:
+    def build(
+        space: ActionSpace, *, num_sequences: int = 6, num_rows: int = 9, seed: int = 0
+    ) -> TensorDict:
         torch.manual_seed(seed)
         size = (num_sequences, num_rows)
         lengths = torch.randint(3, num_rows + 1, (num_sequences, 1))
@@ -85,11 +89,15 @@ def make_loss() -> Callable[..., MultiGammaREDQLoss]:
     ) -> MultiGammaREDQLoss:
         torch.manual_seed(seed)
         encoder = nn.Sequential(nn.Linear(NUM_FEATURES, CONTEXT_SIZE), nn.Tanh())
-        returns = BinnedReturns(len(gammas), num_bins=16) if binned else PopArt(len(gammas), decay=0.1)
+        returns = (
+            BinnedReturns(len(gammas), num_bins=16) if binned else PopArt(len(gammas), decay=0.1)
+        )
         heads = {"hidden_size": 16, "num_layers": 1}
         loss = MultiGammaREDQLoss(
             TensorDictModule(encoder, in_keys=["observation"], out_keys=["context"]),
-            wrap_actor(ActorHead(CONTEXT_SIZE, action_space=space, num_gammas=len(gammas), **heads)),
+            wrap_actor(
+                ActorHead(CONTEXT_SIZE, action_space=space, num_gammas=len(gammas), **heads)
+            ),
             make_critic(
                 CONTEXT_SIZE,
                 action_space=space,

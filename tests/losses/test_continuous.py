@@ -12,7 +12,9 @@ from yamame.losses import MultiGammaREDQLoss
 
 
 def bandit(batch: int) -> TensorDict:
-    """One step each: the reward is highest at action 1 where 1 is seen, at -1 (of [-2, 2]) where -1 is."""
+    """One step each: the reward is highest at action 1 where 1 is seen, at -1 (of [-2, 2]) where -1
+    is.
+    """
     seen = torch.randint(2, (batch, 2, 1)).float() * 2 - 1
     action = torch.rand(batch, 2, 1) * 4 - 2
     yes = torch.ones(batch, 2, 1, dtype=torch.bool)
@@ -44,7 +46,9 @@ CLONING = {"online_coeff": 0.0, "cloning_coeff": 1.0}
 def test_the_policy_finds_the_best_continuous_action(coefficients, distribution):
     torch.manual_seed(0)
     space, gammas = (
-        ActionSpace(Bounded(torch.tensor([-2.0]), torch.tensor([2.0])), box_distribution=distribution),
+        ActionSpace(
+            Bounded(torch.tensor([-2.0]), torch.tensor([2.0])), box_distribution=distribution
+        ),
         (0.5, 0.9),
     )
     encoder = nn.Sequential(nn.Linear(1, 32), nn.LeakyReLU(), nn.Linear(32, 32), nn.LayerNorm(32))
@@ -75,6 +79,7 @@ def test_the_policy_finds_the_best_continuous_action(coefficients, distribution)
         sum(value for key, value in terms.items() if key.startswith("loss_")).backward()
         optimizer.step()
         loss.update_targets()
-    # Filtered cloning averages over the better half of the actions, so it comes near the best, not onto it.
+    # Filtered cloning averages over the better half of the actions, so it comes near the best, not
+    # onto it.
     assert before > 0.5
     assert (actions() - best).abs().max() < 0.3

@@ -27,9 +27,12 @@ def _targets(n_step: int, *, terminated: list[int], valid: list[int]) -> list[fl
 
 
 @pytest.mark.parametrize(
-    ("n_step", "expected"), [(1, [6, 12, 4, 28]), (2, [7, 4, 4, 28]), (3, [3, 4, 4, 28]), (9, [3, 4, 4, 28])]
+    ("n_step", "expected"),
+    [(1, [6, 12, 4, 28]), (2, [7, 4, 4, 28]), (3, [3, 4, 4, 28]), (9, [3, 4, 4, 28])],
 )
-def test_windows_stop_at_termination_without_a_bootstrap(n_step: int, expected: list[float]) -> None:
+def test_windows_stop_at_termination_without_a_bootstrap(
+    n_step: int, expected: list[float]
+) -> None:
     assert _targets(n_step, terminated=[0, 0, 1, 0], valid=[1, 1, 1, 1]) == expected
 
 
@@ -90,7 +93,9 @@ def test_targets_reject_a_window_without_a_reward() -> None:
 def test_a_transition_needs_two_real_rows_of_one_trajectory() -> None:
     rows = list(itertools.product([False, True], repeat=4))
     for real, next_real, starts, next_starts in rows:
-        valid = transition_mask(torch.tensor([[real, next_real]]), torch.tensor([[starts, next_starts]]))
+        valid = transition_mask(
+            torch.tensor([[real, next_real]]), torch.tensor([[starts, next_starts]])
+        )
         assert valid.tolist() == [[real and next_real and not next_starts]]
 
 
@@ -120,7 +125,9 @@ def test_every_pair_of_distinct_critics_is_drawn_equally_often(reduce: str) -> N
     for pair in itertools.combinations(critics.tolist(), 2):
         outcome = min(pair) if reduce == "min" else sum(pair) / 2
         outcomes[outcome] = outcomes.get(outcome, 0.0) + 1 / 6
-    assert set(drawn.unique().tolist()) == set(outcomes)  # never a critic paired with itself: no minimum of 8
+    assert set(drawn.unique().tolist()) == set(
+        outcomes
+    )  # never a critic paired with itself: no minimum of 8
     for outcome, probability in outcomes.items():
         # Five standard errors of a frequency.
         error = 5 * (probability * (1 - probability) / num_draws) ** 0.5
@@ -151,7 +158,9 @@ def test_a_subset_must_fit_into_the_ensemble(num_subset: int) -> None:
 def test_filters_weigh_advantages_as_defined() -> None:
     advantage = torch.tensor([-2.0, 0.5, 1.0, 1.5, 100.0])
     assert advantage_filter(advantage, threshold=1.0).tolist() == [0, 0, 0, 1, 1]
-    weights = advantage_filter(advantage, kind="exponential", threshold=1.0, temperature=2.0, max_weight=3.0)
+    weights = advantage_filter(
+        advantage, kind="exponential", threshold=1.0, temperature=2.0, max_weight=3.0
+    )
     expected = [min(3.0, torch.tensor((a - 1.0) / 2.0).exp().item()) for a in advantage.tolist()]
     assert weights.tolist() == pytest.approx(expected)
     assert advantage_filter(advantage, kind="none").tolist() == [1.0] * 5

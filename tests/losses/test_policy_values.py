@@ -2,11 +2,19 @@ import pytest
 import torch
 from torchrl.data import Bounded, Categorical
 from yamame.actions import ActionSpace
-from yamame.losses.policy_values import enumerate_policy, pick_action, sample_policy, straight_through
+from yamame.losses.policy_values import (
+    enumerate_policy,
+    pick_action,
+    sample_policy,
+    straight_through,
+)
 
 
 def test_enumeration_gives_the_exact_expectation_per_discount() -> None:
-    params, raw = torch.randn(7, 2, 3), torch.randn(7, 4, 3, 2, 1)  # 2 discounts, 3 actions, 4 critics
+    params, raw = (
+        torch.randn(7, 2, 3),
+        torch.randn(7, 4, 3, 2, 1),
+    )  # 2 discounts, 3 actions, 4 critics
     policy = ActionSpace(Categorical(3), probability_floor=0.0).distribution(params)
     expected = enumerate_policy(raw, policy).expect(raw.squeeze(-1))
     for n in range(7):
@@ -23,7 +31,9 @@ def test_samples_average_to_the_expectation() -> None:
     )
     context = torch.tensor([[5.0]])
 
-    def critic(context: torch.Tensor, action: torch.Tensor) -> torch.Tensor:  # two critics: h + a, h - a
+    def critic(
+        context: torch.Tensor, action: torch.Tensor
+    ) -> torch.Tensor:  # two critics: h + a, h - a
         both = torch.stack((action, -action), -3)
         return context[..., None, None] + both
 
@@ -64,12 +74,16 @@ def test_straight_through_is_unbiased_and_its_gradient_that_of_every_critics_exp
 
 def test_straight_through_takes_the_minimum_over_critics_at_the_drawn_action() -> None:
     params = torch.randn(1, 3, requires_grad=True)
-    raw = torch.tensor([[0.0, 5.0, 1.0], [4.0, 2.0, 3.0]]).view(2, 3, 1, 1)  # 2 critics, which cross
+    raw = torch.tensor([[0.0, 5.0, 1.0], [4.0, 2.0, 3.0]]).view(
+        2, 3, 1, 1
+    )  # 2 critics, which cross
     policy = ActionSpace(Categorical(3), probability_floor=0.0).distribution(params)
     smallest = {0: 0, 1: 1, 2: 0}  # which critic is the smaller one at each action
     gradients = torch.stack(
         [
-            torch.autograd.grad((policy.probs[0] * raw[c, :, 0, 0]).sum(), params, retain_graph=True)[0]
+            torch.autograd.grad(
+                (policy.probs[0] * raw[c, :, 0, 0]).sum(), params, retain_graph=True
+            )[0]
             for c in range(2)
         ]
     )

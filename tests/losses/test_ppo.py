@@ -16,11 +16,15 @@ NUM_FEATURES, CONTEXT_SIZE = 5, 8
 
 def make_ppo(space, *, encoder="memoryless", seed=0, **settings):
     torch.manual_seed(seed)
-    features = TensorDictModule(nn.Linear(NUM_FEATURES, CONTEXT_SIZE), ["observation"], ["features"])
+    features = TensorDictModule(
+        nn.Linear(NUM_FEATURES, CONTEXT_SIZE), ["observation"], ["features"]
+    )
     heads = {"hidden_size": 16, "num_layers": 1}
     kinds = {
         "memoryless": lambda: TensorDictModule(nn.Tanh(), ["features"], ["context"]),
-        "gru": lambda: GRUEncoder(CONTEXT_SIZE, hidden_size=8, num_layers=1, out_features=CONTEXT_SIZE),
+        "gru": lambda: GRUEncoder(
+            CONTEXT_SIZE, hidden_size=8, num_layers=1, out_features=CONTEXT_SIZE
+        ),
         "transformer": lambda: TransformerEncoder(
             CONTEXT_SIZE, d_model=CONTEXT_SIZE, num_heads=2, dropout=0.5, sigma_reparam=True
         ),
@@ -36,7 +40,9 @@ def make_ppo(space, *, encoder="memoryless", seed=0, **settings):
 
 
 def advantages_by_loop(batch, value, *, gamma, gae_lambda, multiplier=1.0):
-    """Generalised advantage estimates, one transition after the other, from the last to the first."""
+    """Generalised advantage estimates, one transition after the other, from the last to the
+    first.
+    """
     mask, is_init = batch["mask"].squeeze(-1), batch["is_init"].squeeze(-1)
     reward, terminated, truncated = (
         batch["next", name].squeeze(-1) for name in ("reward", "terminated", "truncated")
@@ -72,7 +78,9 @@ def test_advantages_and_targets_are_those_of_a_plain_loop(make_batch, discrete):
 
 
 @pytest.mark.parametrize("encoder", ["gru", "transformer"])
-def test_the_ratio_is_one_at_the_first_update_and_no_longer_at_the_second(make_batch, space, encoder):
+def test_the_ratio_is_one_at_the_first_update_and_no_longer_at_the_second(
+    make_batch, space, encoder
+):
     loss = make_ppo(space, encoder=encoder)
     batch = loss.train().annotate(make_batch(space))
     optimizer = torch.optim.SGD(loss.parameters(), lr=0.1)
@@ -104,7 +112,9 @@ def test_what_stands_at_padding_changes_nothing(make_batch, space):
     assert not torch.equal(learn(spoilt)["loss_critic"], kept["loss_critic"])
 
 
-def test_values_are_in_units_of_returns_and_their_error_in_standard_deviations(make_batch, discrete):
+def test_values_are_in_units_of_returns_and_their_error_in_standard_deviations(
+    make_batch, discrete
+):
     loss = make_ppo(discrete, normalize_advantage=False)
     batch = make_batch(discrete)
     first, second = loss.annotate(batch)["state_value"], loss.annotate(batch)["state_value"]
@@ -116,7 +126,9 @@ def test_values_are_in_units_of_returns_and_their_error_in_standard_deviations(m
     valid = annotated["value_target"] != 0
     squared = (annotated["value_target"] - annotated["state_value"])[valid].square().mean()
     # Another order of adding.
-    torch.testing.assert_close(error, 0.5 * squared / returns.std.square().squeeze(), rtol=1e-4, atol=0.0)
+    torch.testing.assert_close(
+        error, 0.5 * squared / returns.std.square().squeeze(), rtol=1e-4, atol=0.0
+    )
     returns.shift.add_(1.0)
     shifted = first + returns.std
     torch.testing.assert_close(loss.annotate(batch)["state_value"], shifted, rtol=1e-5, atol=1e-5)
@@ -147,7 +159,9 @@ def test_networks_compute_in_evaluation_mode_but_recurrent_layers_as_cudnn_asks_
 ):
     loss, seen = make_ppo(discrete, encoder="gru").train(mode), []
     for module in (loss.encoder, loss.clipped.actor_network.module[0].module):
-        module.register_forward_hook(lambda *_: seen.append([m for m in loss.modules() if m.training]))
+        module.register_forward_hook(
+            lambda *_: seen.append([m for m in loss.modules() if m.training])
+        )
     batch = loss.annotate(make_batch(discrete))
     loss(batch)
     recurrent = [module for module in loss.modules() if isinstance(module, nn.RNNBase)]
@@ -162,7 +176,12 @@ def test_networks_compute_in_evaluation_mode_but_recurrent_layers_as_cudnn_asks_
 def test_entries_are_found_and_written_under_other_names(make_batch, discrete):
     batch = make_batch(discrete)
     plain = make_ppo(discrete)
-    keys = {"action": ("agent", "act"), "mask": "real", "reward": "r", "advantage": ("ppo", "advantage")}
+    keys = {
+        "action": ("agent", "act"),
+        "mask": "real",
+        "reward": "r",
+        "advantage": ("ppo", "advantage"),
+    }
     renamed = batch.copy()
     for name in ("action", "mask"):
         renamed.rename_key_(name, keys[name])
@@ -181,7 +200,11 @@ def test_entries_are_found_and_written_under_other_names(make_batch, discrete):
 def test_the_statistics_of_returns_are_held_once(make_batch, discrete):
     loss = make_ppo(discrete)._apply(torch.clone)  # other tensors, as on another device
     loss.annotate(make_batch(discrete))
-    held = {name: value for name, value in loss.state_dict().items() if name.endswith("moments.num_updates")}
+    held = {
+        name: value
+        for name, value in loss.state_dict().items()
+        if name.endswith("moments.num_updates")
+    }
     assert list(held.values()) == [torch.tensor(1)], held.keys()
 
 
@@ -243,7 +266,9 @@ def test_settings_out_of_range_are_refused(discrete, settings, message):
 def test_a_batch_without_any_transition_is_refused(make_batch, discrete):
     batch = make_batch(discrete)
     batch["mask"][:] = False
-    with pytest.raises(ValueError, match=r"SequencePPOLoss: mask must leave a valid transition.*\(6, 9\)"):
+    with pytest.raises(
+        ValueError, match=r"SequencePPOLoss: mask must leave a valid transition.*\(6, 9\)"
+    ):
         make_ppo(discrete).annotate(batch)
 
 

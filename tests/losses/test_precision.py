@@ -20,12 +20,15 @@ def test_terms_metrics_and_statistics_are_float32_and_close(
             outputs[enabled] = loss(batch)
         assert all(value.dtype == torch.float32 for value in outputs[enabled].values())
         assert all(
-            buffer.dtype in (torch.float32, torch.float64, torch.int64) for buffer in loss.returns.buffers()
+            buffer.dtype in (torch.float32, torch.float64, torch.int64)
+            for buffer in loss.returns.buffers()
         )
-        sum(value for name, value in outputs[enabled].items() if name.startswith("loss_")).backward()
+        sum(
+            value for name, value in outputs[enabled].items() if name.startswith("loss_")
+        ).backward()
         assert all(p.grad is None or p.grad.isfinite().all() for p in loss.parameters())
-    # 8 bits in a few layers: values of order 1 keep two digits. The filter's share can jump with one entry, and
-    # the cloning term with it.
+    # 8 bits in a few layers: values of order 1 keep two digits. The filter's share can jump with
+    # one entry, and the cloning term with it.
     for name in set(outputs[False].keys()) - {"filter_weight", "loss_cloning"}:
         torch.testing.assert_close(outputs[True][name], outputs[False][name], rtol=0.05, atol=0.05)
     assert not torch.equal(outputs[True]["loss_critic"], outputs[False]["loss_critic"])

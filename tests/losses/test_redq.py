@@ -18,13 +18,20 @@ MULTIPLIER, DECAY, FLOOR = 10.0, 0.1, 0.01
 
 
 class _NaiveUpdate:
-    """The terms of one update of a discrete agent with PopArt, entry by entry, from their definitions."""
+    """The terms of one update of a discrete agent with PopArt, entry by entry, from their
+    definitions.
+    """
 
     def __init__(self, loss: MultiGammaREDQLoss, batch: TensorDict) -> None:
         self.loss, self.batch = loss, batch
         self.num_sequences, self.num_rows = batch.shape
         self.gammas = loss.gammas.tolist()
-        self.mean, self.second, self.scale, self.shift = [0.0] * 3, [100.0] * 3, [1.0] * 3, [0.0] * 3
+        self.mean, self.second, self.scale, self.shift = (
+            [0.0] * 3,
+            [100.0] * 3,
+            [1.0] * 3,
+            [0.0] * 3,
+        )
         self.entries = [
             (b, t)
             for b, t in itertools.product(range(self.num_sequences), range(self.num_rows - 1))
@@ -66,7 +73,9 @@ class _NaiveUpdate:
             if self.batch["next", "terminated"][b, i]:
                 return total
         probs, raw = self.probs(b, last + 1, target=True)[g], self.raw(b, last + 1, target=True)
-        per_critic = [sum(p * self.value(raw, c, a, g) for a, p in enumerate(probs)) for c in range(3)]
+        per_critic = [
+            sum(p * self.value(raw, c, a, g) for a, p in enumerate(probs)) for c in range(3)
+        ]
         bootstrap = min(per_critic) if self.loss.online_coeff > 0 else sum(per_critic) / 3
         return total + discount * bootstrap
 
@@ -81,7 +90,9 @@ class _NaiveUpdate:
             self.shift[g] = (old_std * self.shift[g] + old_mean - self.mean[g]) / self.std(g)
 
     def terms(self, n_step: int) -> dict[str, float]:
-        targets = {(b, t, g): self.target(b, t, g, n_step) for b, t in self.entries for g in range(3)}
+        targets = {
+            (b, t, g): self.target(b, t, g, n_step) for b, t in self.entries for g in range(3)
+        }
         self.move_statistics(targets)
         critic, online, cloning = 0.0, 0.0, 0.0
         kept, values = [0.0] * 3, [0.0] * 3
@@ -89,11 +100,17 @@ class _NaiveUpdate:
             raw, probs = self.raw(b, t, target=False), self.probs(b, t, target=False)[g]
             taken = int(self.batch["action"][b, t])
             normalized_target = (y - self.mean[g]) / self.std(g)
-            critic += sum((self.normalized(raw, c, taken, g) - normalized_target) ** 2 for c in range(3)) / 3
-            online -= min(
-                sum(p * self.normalized(raw, c, a, g) for a, p in enumerate(probs)) for c in range(3)
+            critic += (
+                sum((self.normalized(raw, c, taken, g) - normalized_target) ** 2 for c in range(3))
+                / 3
             )
-            expected = [sum(p * self.value(raw, c, a, g) for a, p in enumerate(probs)) for c in range(3)]
+            online -= min(
+                sum(p * self.normalized(raw, c, a, g) for a, p in enumerate(probs))
+                for c in range(3)
+            )
+            expected = [
+                sum(p * self.value(raw, c, a, g) for a, p in enumerate(probs)) for c in range(3)
+            ]
             advantage = sum(self.value(raw, c, taken, g) - expected[c] for c in range(3)) / 3
             good = advantage > self.loss.filter_threshold
             cloning -= good * self.log_prob(b, t, taken, g)
@@ -163,14 +180,20 @@ def test_termination_cuts_the_value_and_truncation_does_not(
     def target_value(terminated: Tensor, truncated: Tensor, bonus: float) -> Tensor:
         batch["next", "terminated"], batch["next", "truncated"] = terminated, truncated
         loss = make_loss(space, num_target_critics=3).eval()
-        loss.returns.moments.mean.fill_(bonus)  # every value is higher by this much, with the same spread
+        loss.returns.moments.mean.fill_(
+            bonus
+        )  # every value is higher by this much, with the same spread
         torch.manual_seed(0)
         return loss(batch)["target_value"]
 
     valid = make_loss(space)._valid_transitions(batch)
     share_going_on = (~ends[:, :-1, 0])[valid].float().mean()
     off = torch.zeros_like(ends)
-    for terminated, truncated, share in ((ends, off, share_going_on), (off, ends, 1.0), (~off, off, 0.0)):
+    for terminated, truncated, share in (
+        (ends, off, share_going_on),
+        (off, ends, 1.0),
+        (~off, off, 0.0),
+    ):
         rise = target_value(terminated, truncated, 10.0) - target_value(terminated, truncated, 0.0)
         assert rise.item() == pytest.approx(float(0.97 * 10.0 * share), abs=1e-3)
 
@@ -193,7 +216,8 @@ def test_statistics_move_in_training_mode_alone(
 @pytest.mark.parametrize(
     ("settings", "discrete_calls", "sampled_calls"),
     [
-        # One pass for the targets, one for every term if it values all actions, else one more for the policy.
+        # One pass for the targets, one for every term if it values all actions, else one more for
+        # the policy.
         ({}, 2, 3),
         ({"online_coeff": 0.0}, 2, 3),
         ({"critic_coeff": 0.0}, 1, 2),
@@ -241,7 +265,9 @@ def test_the_filter_tells_actions_apart_whose_values_differ_by_what_float32_roun
     with torch.no_grad():
         loss.returns.moments.mean.fill_(1e6)  # where neighbours in float32 are 0.06 apart
         loss.returns.moments.variance.fill_(1.0)
-    raw = torch.tensor([0.50, 0.51, 0.49]).view(1, 1, 1, 3, 1, 1)  # [B, T, C, A, G, O], of three actions
+    raw = torch.tensor([0.50, 0.51, 0.49]).view(
+        1, 1, 1, 3, 1, 1
+    )  # [B, T, C, A, G, O], of three actions
     policy = PolicyValues(raw, torch.full((1, 1, 1, 3, 1), 1 / 3))
     returns = loss.returns.to_returns(raw).squeeze()
     assert returns.unique().numel() == 1  # nothing is left of the difference in units of returns
@@ -283,7 +309,9 @@ def test_exponential_filter_uses_its_temperature(
 def test_settings_out_of_range_are_named(
     name: str, value: Any, condition: str, discrete: ActionSpace, make_loss: Make
 ) -> None:
-    with pytest.raises(ValueError, match=rf"MultiGammaREDQLoss: {name} must {condition}.*, got {value!r}"):
+    with pytest.raises(
+        ValueError, match=rf"MultiGammaREDQLoss: {name} must {condition}.*, got {value!r}"
+    ):
         make_loss(discrete, **{name: value})
 
 
@@ -292,6 +320,8 @@ def test_a_loss_without_a_term_is_rejected(discrete: ActionSpace, make_loss: Mak
         make_loss(discrete, online_coeff=0.0, cloning_coeff=0.0, critic_coeff=0.0)
 
 
-def test_more_target_critics_than_there_are_is_rejected(discrete: ActionSpace, make_loss: Make) -> None:
+def test_more_target_critics_than_there_are_is_rejected(
+    discrete: ActionSpace, make_loss: Make
+) -> None:
     with pytest.raises(ValueError, match="num_target_critics must be at most num_critics 3, got 4"):
         make_loss(discrete, num_target_critics=4)

@@ -15,7 +15,9 @@ SURE, RANDOM = 0, 1
 
 
 def _pulls(sure: float, prize: float) -> TensorDict:
-    """Four pulls, as often as they come: two of the sure arm, one of the other that wins `prize`, one that does not."""
+    """Four pulls, as often as they come: two of the sure arm, one of the other that wins `prize`,
+    one that does not.
+    """
     arm, paid = (
         torch.tensor([SURE, SURE, RANDOM, RANDOM]),
         torch.tensor([sure, sure, prize, 0.0]) / MULTIPLIER,
@@ -42,7 +44,9 @@ def _loss(returns: ValueRepresentation) -> MultiGammaREDQLoss:
     )
 
 
-def _learn(returns: ValueRepresentation, sure: float, prize: float) -> tuple[list[float], list[float]]:
+def _learn(
+    returns: ValueRepresentation, sure: float, prize: float
+) -> tuple[list[float], list[float]]:
     """Values and probabilities of both arms after a few hundred updates."""
     loss = _loss(returns)
     optimizer = torch.optim.Adam(loss.parameters(), lr=3e-3)
@@ -70,7 +74,9 @@ def _check(returns: ValueRepresentation, sure: float, prize: float) -> None:
 
 @pytest.mark.parametrize("symlog", [True, False])
 @pytest.mark.parametrize("labels", ["two_hot", "hl_gauss"])
-def test_an_even_chance_of_a_hundred_is_worth_more_than_a_sure_twenty(labels: str, symlog: bool) -> None:
+def test_an_even_chance_of_a_hundred_is_worth_more_than_a_sure_twenty(
+    labels: str, symlog: bool
+) -> None:
     linear = {"symlog": False, "min_return": -10.0, "max_return": 110.0, "num_bins": 51}
     _check(BinnedReturns(1, labels=labels, **({} if symlog else linear)), 20.0, 100.0)
 
@@ -104,7 +110,13 @@ def test_the_mean_bin_takes_the_sure_twenty() -> None:
 
 @pytest.mark.parametrize(
     ("low", "high", "share"),
-    [(-1.0, 101.0, 0.0), (0.0, 100.0, 0.0), (-1.0, 99.0, 0.25), (0.5, 19.0, 1.0), (-1.0, 1.0, 0.75)],
+    [
+        (-1.0, 101.0, 0.0),
+        (0.0, 100.0, 0.0),
+        (-1.0, 99.0, 0.25),
+        (0.5, 19.0, 1.0),
+        (-1.0, 1.0, 0.75),
+    ],
 )
 @pytest.mark.parametrize("symlog", [True, False])
 def test_the_share_of_targets_outside_of_the_bounds_is_a_metric(

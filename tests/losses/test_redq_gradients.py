@@ -39,7 +39,12 @@ def _norms(loss: MultiGammaREDQLoss, batch: TensorDict, term: str) -> dict[str, 
 )
 @pytest.mark.parametrize("binned", [False, True])
 def test_every_term_trains_its_own_parts(
-    term: str, trained: set[str], binned: bool, space: ActionSpace, make_loss: Make, make_batch: MakeBatch
+    term: str,
+    trained: set[str],
+    binned: bool,
+    space: ActionSpace,
+    make_loss: Make,
+    make_batch: MakeBatch,
 ) -> None:
     norms = _norms(make_loss(space, binned=binned, num_action_samples=2), make_batch(space), term)
     assert {name for name, norm in norms.items() if norm > 0} == trained

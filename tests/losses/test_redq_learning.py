@@ -10,8 +10,8 @@ from yamame.actions import ActionSpace
 from yamame.heads import ActorHead, BinnedReturns, PopArt, Returns, make_critic
 from yamame.losses import MultiGammaREDQLoss
 
-# Action 0 leads to state 0, action 1 from state 0 to state 1. Staying in state 0 pays 1 for ever; action 1 in
-# state 1 pays 6 and ends the task. The impatient take the 6, the patient stay.
+# Action 0 leads to state 0, action 1 from state 0 to state 1. Staying in state 0 pays 1 for ever;
+# action 1 in state 1 pays 6 and ends the task. The impatient take the 6, the patient stay.
 REWARD = torch.tensor([[1.0, 0.0], [0.0, 6.0]])
 NEXT_STATE = torch.tensor([[0, 1], [0, 0]])
 ENDS = torch.tensor([[False, False], [False, True]])
@@ -33,7 +33,9 @@ def _every_transition() -> TensorDict:
     states = torch.stack((state, NEXT_STATE[state, action]), 1)
     first = torch.tensor([True, False]).expand(4, 2)
     following = {"reward": REWARD[state, action], "terminated": ENDS[state, action]}
-    following = {name: torch.stack((entry, torch.zeros_like(entry)), 1) for name, entry in following.items()}
+    following = {
+        name: torch.stack((entry, torch.zeros_like(entry)), 1) for name, entry in following.items()
+    }
     batch = {"state": states, "action": torch.stack((action, torch.zeros_like(action)), 1)}
     batch |= {"mask": torch.ones_like(first), "is_init": first}
     return TensorDict(batch | {"next": TensorDict(following, [4, 2])}, [4, 2])

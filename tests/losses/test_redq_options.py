@@ -44,10 +44,14 @@ def test_with_several_critics_more_samples_come_nearer_to_the_expectation(
     exact, _ = _online(make_loss(discrete), batch)
     errors = []
     for num_samples in (1, 1000):
-        loss = make_loss(discrete, discrete_gradient="straight_through", num_action_samples=num_samples)
+        loss = make_loss(
+            discrete, discrete_gradient="straight_through", num_action_samples=num_samples
+        )
         found = torch.stack([_online(loss, batch, seed)[0] for seed in range(5)])
         errors.append((found - exact).abs().max())
-    assert errors[1] < 0.2 * errors[0]  # 1 / sqrt(1000) of the spread and a bias that shrinks as well
+    assert (
+        errors[1] < 0.2 * errors[0]
+    )  # 1 / sqrt(1000) of the spread and a bias that shrinks as well
 
 
 @pytest.mark.parametrize("filters", ["binary", "exponential"])
@@ -56,7 +60,9 @@ def test_only_the_online_term_draws(
 ) -> None:
     batch, terms = make_batch(discrete), []
     for gradient in ("expectation", "straight_through"):
-        loss = make_loss(discrete, discrete_gradient=gradient, cloning_filter=filters, num_target_critics=3)
+        loss = make_loss(
+            discrete, discrete_gradient=gradient, cloning_filter=filters, num_target_critics=3
+        )
         terms.append(loss.eval()(batch).detach().to_dict())
     assert terms[0].pop("loss_online") != terms[1].pop("loss_online")
     torch.testing.assert_close(terms[0], terms[1], rtol=0, atol=0)
@@ -80,7 +86,9 @@ def test_several_choices_are_straight_through_anyway_and_a_box_refuses_it(
         make_loss(box, discrete_gradient="straight_through")
 
 
-def _without_critic(loss: MultiGammaREDQLoss, space: ActionSpace, **settings: Any) -> MultiGammaREDQLoss:
+def _without_critic(
+    loss: MultiGammaREDQLoss, space: ActionSpace, **settings: Any
+) -> MultiGammaREDQLoss:
     return MultiGammaREDQLoss(
         loss.encoder,
         loss.actor_network,
@@ -103,7 +111,9 @@ def test_unfiltered_cloning_needs_no_critic(
     assert not any("critic" in name for name, _ in loss.named_parameters())
     terms = loss(batch)
     assert set(terms.keys()) == {"loss_cloning", "entropy"} == set(loss.out_keys)
-    torch.testing.assert_close(terms.detach().to_dict(), whole(batch).detach().to_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(
+        terms.detach().to_dict(), whole(batch).detach().to_dict(), rtol=0, atol=0
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Actor and critics that share nothing: who trains whom, what the targets are, and that the arithmetic is the same."""
+"""Actor and critics that share nothing: who trains whom, what the targets are, and that the
+arithmetic is the same.
+"""
 
 import copy
 from collections.abc import Callable
@@ -77,7 +79,11 @@ def test_every_term_trains_its_own_encoder_and_head(
         "targets": loss._targets.parameters(),
     }
     loss(make_batch(space))[term].backward()
-    moved = {name for name, part in parts.items() if any(p.grad is not None and p.grad.any() for p in part)}
+    moved = {
+        name
+        for name, part in parts.items()
+        if any(p.grad is not None and p.grad.any() for p in part)
+    }
     assert moved == trained
 
 
@@ -135,7 +141,9 @@ def test_every_target_follows_by_tau_and_running_statistics_follow_at_once(
     optimizer.step()
     loss.update_targets()
     for name, network in networks.items():
-        followed = zip(loss._targets[name].parameters(), network.parameters(), old[name], strict=True)
+        followed = zip(
+            loss._targets[name].parameters(), network.parameters(), old[name], strict=True
+        )
         for target, value, former in followed:
             assert not torch.equal(value, former)
             torch.testing.assert_close(target, former.lerp(value.data, 0.25))
@@ -191,9 +199,13 @@ def test_each_loss_refuses_the_encoders_of_the_other(
 ) -> None:
     batch, shared, separate = make_batch(discrete), make_loss(discrete), make_separate(discrete)
     shared.encoder, separate.encoder = separate.encoder, shared.encoder
-    with pytest.raises(ValueError, match=r"MultiGammaREDQLoss: encoder must not write 'critic_context'"):
+    with pytest.raises(
+        ValueError, match=r"MultiGammaREDQLoss: encoder must not write 'critic_context'"
+    ):
         shared(batch)
-    with pytest.raises(ValueError, match=r"SeparateREDQLoss: encoder must write 'critic_context'.*'context'"):
+    with pytest.raises(
+        ValueError, match=r"SeparateREDQLoss: encoder must write 'critic_context'.*'context'"
+    ):
         separate(batch)
 
 
@@ -201,7 +213,10 @@ def test_each_loss_refuses_the_encoders_of_the_other(
 def test_target_values_depend_on_both_target_encoders(
     part: str, discrete: ActionSpace, make_separate: Any, make_batch: MakeBatch
 ) -> None:
-    batch, loss = make_batch(discrete), make_separate(discrete, num_target_critics=3).eval()  # no draw
+    batch, loss = (
+        make_batch(discrete),
+        make_separate(discrete, num_target_critics=3).eval(),
+    )  # no draw
     before = loss(batch)["target_value"]
     assert loss(batch)["target_value"] == before
     with torch.no_grad():

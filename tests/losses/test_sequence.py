@@ -18,7 +18,9 @@ MakeBatch = Callable[..., TensorDict]
 
 
 def _objective(terms: TensorDict) -> torch.Tensor:
-    return sum((value for name, value in terms.items() if name.startswith("loss_")), torch.zeros(()))
+    return sum(
+        (value for name, value in terms.items() if name.startswith("loss_")), torch.zeros(())
+    )
 
 
 def _run(loss: MultiGammaREDQLoss, batch: TensorDict) -> tuple[TensorDict, list[torch.Tensor]]:
@@ -27,7 +29,9 @@ def _run(loss: MultiGammaREDQLoss, batch: TensorDict) -> tuple[TensorDict, list[
     return terms, list(torch.autograd.grad(_objective(terms), list(loss.parameters())))
 
 
-def test_the_batch_is_not_changed(space: ActionSpace, make_loss: Make, make_batch: MakeBatch) -> None:
+def test_the_batch_is_not_changed(
+    space: ActionSpace, make_loss: Make, make_batch: MakeBatch
+) -> None:
     batch = make_batch(space)
     before = batch.clone()
     make_loss(space)(batch)
@@ -52,7 +56,9 @@ def test_one_backward_moves_every_parameter_and_no_target(
     assert not set(targets) & set(loss.parameters())
 
 
-def test_metrics_carry_no_gradient(discrete: ActionSpace, make_loss: Make, make_batch: MakeBatch) -> None:
+def test_metrics_carry_no_gradient(
+    discrete: ActionSpace, make_loss: Make, make_batch: MakeBatch
+) -> None:
     terms = make_loss(discrete)(make_batch(discrete))
     assert all(value.requires_grad == name.startswith("loss_") for name, value in terms.items())
 
@@ -61,7 +67,10 @@ def test_the_encoder_runs_once_over_every_row_in_parallel_mode(
     space: ActionSpace, make_loss: Make, make_batch: MakeBatch
 ) -> None:
     loss, calls = make_loss(space), []
-    hook = lambda module, args, output: calls.append((output["context"].shape[:2], recurrent_mode()))  # noqa: E731
+
+    def hook(module, args, output):
+        calls.append((output["context"].shape[:2], recurrent_mode()))
+
     loss.encoder.register_forward_hook(hook)
     loss(make_batch(space))
     assert calls == [(torch.Size([6, 9]), True)]
@@ -78,7 +87,10 @@ def test_padding_rows_change_nothing_whatever_they_hold(
     longer["next", "reward"][padding] = float("nan")
     longer["is_init"][padding] = True
     longer["next", "terminated"][padding] = True
-    settings = {"num_target_critics": 3, "n_step": 3}  # the whole ensemble: no draw depends on the length
+    settings = {
+        "num_target_critics": 3,
+        "n_step": 3,
+    }  # the whole ensemble: no draw depends on the length
     terms, grads = _run(make_loss(discrete, **settings), batch)
     longer_terms, longer_grads = _run(make_loss(discrete, **settings), longer)
     torch.testing.assert_close(longer_terms.to_dict(), terms.to_dict())
@@ -126,7 +138,9 @@ def test_forbidden_actions_are_outside_every_policy(
     batch = make_batch(discrete)
     batch["is_init"].fill_(False)
     batch["next", "terminated"].fill_(False)
-    batch["next", "terminated"][:, 3] = True  # row 4 is the end of a task, row 5 the start of another
+    batch["next", "terminated"][:, 3] = (
+        True  # row 4 is the end of a task, row 5 the start of another
+    )
     batch["is_init"][:, 5] = True
     allowed = torch.rand(6, 9, 4) < 0.6
     allowed.scatter_(-1, batch["action"].unsqueeze(-1), True)
@@ -179,10 +193,14 @@ def test_entries_are_found_under_other_names(
     }
     renamed = batch.copy()
     for name, key in keys.items():
-        old, new = (("next", name), ("next", *key)) if name in ("reward", "terminated") else (name, key)
+        old, new = (
+            (("next", name), ("next", *key)) if name in ("reward", "terminated") else (name, key)
+        )
         renamed.rename_key_(old, new)
     loss = make_loss(discrete)
-    loss.encoder = TensorDictModule(loss.encoder.module, in_keys=["observation"], out_keys=[("hidden", "h")])
+    loss.encoder = TensorDictModule(
+        loss.encoder.module, in_keys=["observation"], out_keys=[("hidden", "h")]
+    )
     loss.set_keys(**keys, context=("hidden", "h"))
     assert set(loss.in_keys) == {
         "observation",
@@ -229,7 +247,9 @@ def test_state_dict_restores_the_loss_exactly(
     state = trained.state_dict()
     assert any(name.startswith("_targets.actor") for name in state)
     assert not any(name.startswith("_targets.encoder") for name in state)
-    assert not torch.allclose(_run(other, batch)[0]["loss_critic"], _run(trained, batch)[0]["loss_critic"])
+    assert not torch.allclose(
+        _run(other, batch)[0]["loss_critic"], _run(trained, batch)[0]["loss_critic"]
+    )
     trained.load_state_dict(state)
     other.load_state_dict(trained.state_dict())
     (terms, grads), (other_terms, other_grads) = _run(trained, batch), _run(other, batch)
@@ -263,12 +283,16 @@ def test_targets_begin_as_copies_of_the_heads(discrete: ActionSpace, make_loss: 
         loss.encoder, *heads.values(), loss.returns, action_space=discrete, gammas=loss.discounts
     )
     for name, head in heads.items():
-        for target, parameter in zip(fresh._targets[name].parameters(), head.parameters(), strict=True):
+        for target, parameter in zip(
+            fresh._targets[name].parameters(), head.parameters(), strict=True
+        ):
             assert target is not parameter
             assert torch.equal(target, parameter)
 
 
-def test_the_mode_reaches_encoder_and_heads_and_no_target(discrete: ActionSpace, make_loss: Make) -> None:
+def test_the_mode_reaches_encoder_and_heads_and_no_target(
+    discrete: ActionSpace, make_loss: Make
+) -> None:
     loss = make_loss(discrete)
     for mode in (True, False, True):
         loss.train(mode)

@@ -1,4 +1,6 @@
-"""What tests of recipes share: recipes run in this process, and checkpoints are compared bit for bit."""
+"""What tests of recipes share: recipes run in this process, and checkpoints are compared bit for
+bit.
+"""
 
 import contextlib
 import importlib.util
@@ -33,10 +35,22 @@ def play_recipe(which: str | ModuleType, folder: Path, *arguments: str) -> tuple
     out, err, status = io.StringIO(), io.StringIO(), 0
     argv, sys.argv = sys.argv, [module.__file__, *arguments]
     try:
-        with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with (
+            contextlib.chdir(folder),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
             task = next(
                 getattr(module, name)
-                for name in ("train", "replay", "export", "doctor", "leaderboard", "reproduce", "probe")
+                for name in (
+                    "train",
+                    "replay",
+                    "export",
+                    "doctor",
+                    "leaderboard",
+                    "reproduce",
+                    "probe",
+                )
                 if hasattr(module, name)
             )
             name = Path(module.__file__).stem
@@ -68,7 +82,9 @@ def recipe() -> ModuleType:
 
 @pytest.fixture
 def runner(monkeypatch, tmp_path) -> Callable[[str | ModuleType], Callable]:
-    """Makes a function that runs a recipe with arguments, in an empty directory, where the test is as well."""
+    """Makes a function that runs a recipe with arguments, in an empty directory, where the test is
+    as well.
+    """
     monkeypatch.chdir(tmp_path)
 
     def make(which: str | ModuleType) -> Callable:
@@ -80,7 +96,9 @@ def runner(monkeypatch, tmp_path) -> Callable[[str | ModuleType], Callable]:
 
 @pytest.fixture
 def refusal(monkeypatch, tmp_path) -> Callable[..., str]:
-    """Makes a mistake in the test's directory, and gives the line that tells it: nothing may be written."""
+    """Makes a mistake in the test's directory, and gives the line that tells it: nothing may be
+    written.
+    """
     monkeypatch.chdir(tmp_path)
 
     def make(recipe: str, *arguments: str) -> str:
@@ -116,14 +134,21 @@ def components() -> Callable[[Path | str], dict]:
 
 @pytest.fixture(scope="session")
 def differing() -> Callable[..., list[str]]:
-    """Names of the entries of two checkpoints that are not the same, bit for bit; clocks do not count."""
+    """Names of the entries of two checkpoints that are not the same, bit for bit; clocks do not
+    count.
+    """
     identity = tuple(f"/replay/_storage/{name}" for name in ("owner", "parts"))
 
     def compare(first: dict, second: dict, *, skip: tuple[str, ...] = ()) -> list[str]:
         skipped = ("/budget", "/costs", *identity, *skip)
-        a, b = ({k: v for k, v in leaves(tree) if not k.startswith(skipped)} for tree in (first, second))
+        a, b = (
+            {k: v for k, v in leaves(tree) if not k.startswith(skipped)} for tree in (first, second)
+        )
         assert a.keys() == b.keys()
-        same = {k: torch.equal(v, b[k]) if isinstance(v, torch.Tensor) else v == b[k] for k, v in a.items()}
+        same = {
+            k: torch.equal(v, b[k]) if isinstance(v, torch.Tensor) else v == b[k]
+            for k, v in a.items()
+        }
         return [key for key, equal in same.items() if not equal]
 
     return compare
@@ -152,8 +177,13 @@ SMALL = [
 
 @pytest.fixture(scope="session")
 def finished(play, tmp_path_factory, components) -> SimpleNamespace:
-    """A small finished run: its ``folder``, the arguments with which it ``goes_on``, and what is ``expected`` then."""
-    folder, goes_on = tmp_path_factory.mktemp("finished"), [*SMALL, "budget.env_steps=640", "resume=true"]
+    """A small finished run: its ``folder``, the arguments with which it ``goes_on``, and what is
+    ``expected`` then.
+    """
+    folder, goes_on = (
+        tmp_path_factory.mktemp("finished"),
+        [*SMALL, "budget.env_steps=640", "resume=true"],
+    )
     assert play("train", folder, *SMALL, "budget.env_steps=512")[0] == 0
     later = tmp_path_factory.mktemp("later") / "copy"
     shutil.copytree(folder, later)

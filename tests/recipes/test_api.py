@@ -56,7 +56,9 @@ def test_a_loop_is_a_sweep_and_what_is_done_is_given_back(typed):
 DISTILL = ("env.time_limit=20", "source.horizon=40", "source.subsample=2", "encoder.d_model=16")
 
 
-@pytest.mark.parametrize(("recipe", "settings"), [("ppo", ["env.time_limit=9"]), ("distill", DISTILL)])
+@pytest.mark.parametrize(
+    ("recipe", "settings"), [("ppo", ["env.time_limit=9"]), ("distill", DISTILL)]
+)
 def test_other_recipes_train_too(recipe, settings):
     run = yamame.train("debug=tiny", "logger=none", *settings, recipe=recipe)
     assert run.name.startswith(recipe)
@@ -65,7 +67,12 @@ def test_other_recipes_train_too(recipe, settings):
 
 def test_a_run_is_evaluated_and_reported(empty_store):
     shutil.copy(empty_store, ".")
-    short = ("env=bandits", "env.time_limit=9", "logger.models=false", "logger.system_metrics=false")
+    short = (
+        "env=bandits",
+        "env.time_limit=9",
+        "logger.models=false",
+        "logger.system_metrics=false",
+    )
     run = yamame.train("debug=tiny", "encoder=gru", *short)
     report = yamame.evaluate(f"run={run.path}", "num_episodes=4", "control=true")
     assert report["run"][0]["source"] == str(run.path)
@@ -116,7 +123,10 @@ def test_within_a_program_of_hydra_everything_stays_its_own(tmp_path, monkeypatc
         "    print(HydraConfig.get().job.name, run.name, 'main')\n"
         "main()\n"
     )
-    silent = ["hydra/job_logging=none", "hydra/hydra_logging=none"]  # which would stay in this process
+    silent = [
+        "hydra/job_logging=none",
+        "hydra/hydra_logging=none",
+    ]  # which would stay in this process
     monkeypatch.setattr(sys, "argv", [str(program), *silent])
     runpy.run_path(str(program), run_name="__main__")
     assert capsys.readouterr().out.splitlines()[-1] == f"theirs {NAME} main"
@@ -169,7 +179,9 @@ def test_a_study_of_optuna_calls_it_and_learns_of_every_evaluation():
 
 def test_importing_the_package_loads_nothing():
     program = "import sys, yamame; print([m for m in ('torch', 'hydra', 'mlflow') if m in sys.modules], dir(yamame))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.startswith("[] ")
     assert "'train'" in done.stdout
     with pytest.raises(AttributeError, match="has no attribute 'tarin'"):

@@ -1,4 +1,6 @@
-"""Callbacks: what they are told, in which order, what they may do, and that their state goes on with the run."""
+"""Callbacks: what they are told, in which order, what they may do, and that their state goes on
+with the run.
+"""
 
 import json
 from types import SimpleNamespace
@@ -83,7 +85,12 @@ def test_events_come_in_the_order_of_the_loop_and_looking_changes_nothing(compon
     last = run.progress.env_steps, run.progress.updates
     kinds = [kind for kind, *_ in witness.seen]
     assert witness.seen[0] == ("begin", 0, 0)
-    assert witness.seen[-4:] == [("evaluate", *last), ("save", False), ("saved", True), ("end", "FINISHED")]
+    assert witness.seen[-4:] == [
+        ("evaluate", *last),
+        ("save", False),
+        ("saved", True),
+        ("end", "FINISHED"),
+    ]
     assert kinds.count("update") == last[1] > 0
     assert kinds.index("collect") < kinds.index("log") < kinds.index("update")
     assert [place for place in witness.seen if place[0] == "collect"][-1][1] == last[0]
@@ -144,7 +151,8 @@ def test_a_limit_of_cost_ends_a_run_in_order_and_what_was_spent_before_counts(co
 
 
 @pytest.mark.parametrize(
-    ("values", "patience", "stops_at"), [([1, 2, 3, 4], 2, None), ([1, 3, 2, 3], 2, 4), ([2, 1], 1, 2)]
+    ("values", "patience", "stops_at"),
+    [([1, 2, 3, 4], 2, None), ([1, 3, 2, 3], 2, 4), ([2, 1], 1, 2)],
 )
 def test_patience_counts_evaluations_that_are_no_better(values, patience, stops_at):
     class Run:
@@ -171,7 +179,10 @@ def test_patience_counts_evaluations_that_are_no_better(values, patience, stops_
 
 def test_what_is_no_callback_is_refused():
     for arguments, message in [
-        (["callbacks=early_stopping", "callbacks.early_stopping.patience=0"], "patience must be at least 1"),
+        (
+            ["callbacks=early_stopping", "callbacks.early_stopping.patience=0"],
+            "patience must be at least 1",
+        ),
         (["+callbacks.mine._target_=yamame.trajectory.GRUEncoder"], "callbacks.mine"),
     ]:
         with pytest.raises(UsageError, match=message):
@@ -183,7 +194,11 @@ def test_what_is_no_callback_is_refused():
 def test_an_agent_is_evaluated_once_and_told_once():
     witness = Witness()
     yamame.train(
-        *TINY, "evaluation.interval=64", "budget.updates=null", "budget.env_steps=128", callbacks=[witness]
+        *TINY,
+        "evaluation.interval=64",
+        "budget.updates=null",
+        "budget.env_steps=128",
+        callbacks=[witness],
     )
     evaluated = [event for event in witness.seen if event[0] == "evaluate"]
     assert [steps for _, steps, _ in evaluated] == [64, 128]
@@ -195,10 +210,13 @@ class Misspelled(yamame.Callback):
 
 def test_an_event_that_there_is_not_and_what_is_no_list_are_refused():
     with pytest.raises(
-        UsageError, match=r"Misspelled-0: must have methods of events, .*on_evaluate, .*, got on_evaluated"
+        UsageError,
+        match=r"Misspelled-0: must have methods of events, .*on_evaluate, .*, got on_evaluated",
     ):
         yamame.train(*TINY, callbacks=[Misspelled()])
-    with pytest.raises(UsageError, match=r"callbacks: must be a list of yamame\.Callback, got Witness"):
+    with pytest.raises(
+        UsageError, match=r"callbacks: must be a list of yamame\.Callback, got Witness"
+    ):
         yamame.train(*TINY, callbacks=Witness())
 
 
@@ -220,7 +238,9 @@ def test_that_binned_critics_clip_their_targets_is_told_once(capsys):
     )
     narrow = ("agent.returns.min_return=-0.001", "agent.returns.max_return=0.001")
     yamame.train(*TINY, *binned, *narrow)
-    lines = [line for line in capsys.readouterr().err.splitlines() if "agent.returns.max_return" in line]
+    lines = [
+        line for line in capsys.readouterr().err.splitlines() if "agent.returns.max_return" in line
+    ]
     assert len(lines) == 1
     assert "agent.returns.min_return=-0.001" in lines[0]
     assert "reward_multiplier" in lines[0]
@@ -244,7 +264,8 @@ def test_the_end_is_told_to_all_whatever_one_of_them_raises():
         yamame.train(*TINY, callbacks=[Broken(), witness])
     assert witness.seen[-1] == ("end", "FINISHED")
     with pytest.raises(
-        UsageError, match=r"callbacks\.Half-0: must have both state_dict and load_state_dict, or neither"
+        UsageError,
+        match=r"callbacks\.Half-0: must have both state_dict and load_state_dict, or neither",
     ):
         yamame.train(*TINY, "run.name=b", callbacks=[Half()])
     with pytest.raises(UsageError, match=r"callbacks\.tracking: must have another name"):
@@ -254,7 +275,9 @@ def test_the_end_is_told_to_all_whatever_one_of_them_raises():
 def test_early_stopping_that_is_given_to_two_runs_begins_anew():
     stopping = EarlyStopping(threshold=-100.0)
     for name in ("a", "b"):
-        run = yamame.train(*TINY, f"run.name={name}", "evaluation.interval=64", callbacks=[stopping])
+        run = yamame.train(
+            *TINY, f"run.name={name}", "evaluation.interval=64", callbacks=[stopping]
+        )
         assert stopping.waited == 0
         assert run.progress.curve
 
@@ -270,6 +293,9 @@ def test_one_of_a_foreign_module_is_named_in_a_configuration(own_module, tmp_pat
 
 def test_a_run_whose_schedule_names_no_environments_is_warned_of_endless_episodes(capsys):
     progress, cfg = SimpleNamespace(outcome=None), OmegaConf.create({"schedule": {}})
-    run, episodes = SimpleNamespace(progress=progress, cfg=cfg), SimpleNamespace(lengths=[], num_steps=2000)
+    run, episodes = (
+        SimpleNamespace(progress=progress, cfg=cfg),
+        SimpleNamespace(lengths=[], num_steps=2000),
+    )
     EndlessWarning().on_collect(run, episodes)
     assert "no episode has ended in 2000 steps" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""Recipes run from a checkout that is not installed, and without MLflow where nothing is logged there."""
+"""Recipes run from a checkout that is not installed, and without MLflow where nothing is logged
+there.
+"""
 
 import json
 import os
@@ -44,13 +46,22 @@ class Missing(MetaPathFinder):
 metadata.Distribution.from_name = classmethod(from_name)
 sys.meta_path.insert(0, Missing())
 '''
-SMALL = ("env=tmaze", "env.length=8", "encoder=memoryless", "debug=tiny", "logger=none", "run.name=a")
+SMALL = (
+    "env=tmaze",
+    "env.length=8",
+    "encoder=memoryless",
+    "debug=tiny",
+    "logger=none",
+    "run.name=a",
+)
 NAMED, BARE = [str(ROOT / "components"), str(ROOT / "envs")], []
 
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs a recipe in a process in which yamame is on the path at most, and nothing of it is installed."""
+    """Runs a recipe in a process in which yamame is on the path at most, and nothing of it is
+    installed.
+    """
 
     def run(places, recipe, *arguments):
         hiding = tmp_path / "hiding"
@@ -86,14 +97,20 @@ def test_a_run_is_trained_and_exported_from_a_checkout(places, run, tmp_path):
         return
     done = run(places, "export", "run=runs/a", "path=agent")
     assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "agent/config.json").read_text())["yamame_version"] == yamame.__version__
+    assert (
+        json.loads((tmp_path / "agent/config.json").read_text())["yamame_version"]
+        == yamame.__version__
+    )
 
 
 def test_commands_that_are_proposed_name_files_of_the_checkout(run):
     done = run(NAMED, "train", *SMALL)
     assert done.returncode == 0, done.stderr
     commands = [line.split() for line in done.stdout.partition("next:\n")[2].splitlines()[:-1]]
-    assert [Path(words[1]) for words in commands] == [ROOT / "recipes/play.py", ROOT / "recipes/evaluate.py"]
+    assert [Path(words[1]) for words in commands] == [
+        ROOT / "recipes/play.py",
+        ROOT / "recipes/evaluate.py",
+    ]
     assert {words[0] for words in commands} == {"python"}
 
 

@@ -1,4 +1,6 @@
-"""Runs with `collector=ray`: they end in order at a signal, leave nothing behind when killed, go on, know own parts."""
+"""Runs with `collector=ray`: they end in order at a signal, leave nothing behind when killed, go
+on, know own parts.
+"""
 
 import json
 import os
@@ -19,7 +21,13 @@ from yamame.replay.disk.follower import TrajectoryFollower
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]  # MLflow warns of much
 ROOT = Path(__file__).parents[2]
 TINY = (
-    *("debug=tiny", "run.name=a", "collector=ray", "collector.num_workers=2", "collector.max_staleness=256"),
+    *(
+        "debug=tiny",
+        "run.name=a",
+        "collector=ray",
+        "collector.num_workers=2",
+        "collector.max_staleness=256",
+    ),
     *(
         "encoder=gru",
         "encoder.hidden_size=16",
@@ -40,15 +48,22 @@ AGENTS = ("ray::DashboardA", "ray::DashboardAgent", "ray::RuntimeEnv", "ray::Run
 
 @contextmanager
 def training(folder: Path, *arguments: str):
-    """A run in a process group of its own, with its processes once it saved a checkpoint that it had not before."""
+    """A run in a process group of its own, with its processes once it saved a checkpoint that it
+    had not before.
+    """
     pytest.importorskip("ray")
     saved = set(folder.glob("runs/a/checkpoints/step-*.pt"))
     command = [sys.executable, str(ROOT / "recipes/train.py"), *TINY, *arguments]
     with open(folder / "err", "w") as err, open(folder / "out", "w") as out:
-        process = subprocess.Popen(command, cwd=folder, stdout=out, stderr=err, start_new_session=True)
+        process = subprocess.Popen(
+            command, cwd=folder, stdout=out, stderr=err, start_new_session=True
+        )
     try:
         wait_for(
-            lambda: set(folder.glob("runs/a/checkpoints/step-*.pt")) - saved or process.poll() is not None
+            lambda: (
+                set(folder.glob("runs/a/checkpoints/step-*.pt")) - saved
+                or process.poll() is not None
+            )
         )
         assert process.poll() is None, (folder / "err").read_text()
         yield process, psutil.Process(process.pid).children(recursive=True)
@@ -95,19 +110,28 @@ def test_a_run_is_asked_to_end_then_killed_and_goes_on_without_litter(tmp_path):
         "resume=true",
         f"budget.env_steps={before + 4096}",
     ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
-    assert done.stderr == f"a: goes on with a smaller budget: env_steps: 10000000 -> {before + 4096}\n"
+    assert (
+        done.stderr == f"a: goes on with a smaller budget: env_steps: 10000000 -> {before + 4096}\n"
+    )
     assert "ray" not in done.stdout.lower()
     first = int(re.search(r"% +([\d,]+) steps", done.stdout)[1].replace(",", ""))
-    assert saved < first <= saved + 2 * 128  # an iteration has 128 steps, and those beyond of its last answer
+    assert (
+        saved < first <= saved + 2 * 128
+    )  # an iteration has 128 steps, and those beyond of its last answer
     assert summary(tmp_path)["status"] == "FINISHED"
     wait_for(lambda: not any(map(is_alive, agents)), 90)
     store = TrajectoryFollower(tmp_path / "runs/a/replay")
     stored, told = [store.get([index])[0] for index in range(len(store))], set()
     for one in stored:
         assert one["step_index"].flatten().tolist() == list(range(len(one)))
-        told.add(bytes(one["observation"].contiguous().numpy()) + bytes(one["action"].contiguous().numpy()))
+        told.add(
+            bytes(one["observation"].contiguous().numpy())
+            + bytes(one["action"].contiguous().numpy())
+        )
     long = [one for one in stored if len(one) > 10]
     assert len(long) > 20
     assert len(told) == len(stored)
@@ -116,8 +140,20 @@ def test_a_run_is_asked_to_end_then_killed_and_goes_on_without_litter(tmp_path):
 def test_a_folder_of_ones_own_trains_with_its_parts_and_logs_what_the_actors_do(tmp_path):
     pytest.importorskip("ray")
     folder = shutil.copytree(ROOT / "examples/mylab", tmp_path / "lab")
-    command = [sys.executable, str(ROOT / "recipes/train.py"), "--config-dir", "conf", "experiment=doors"]
-    tiny = ["debug=tiny", "collector=ray", "budget.updates=3", "evaluation.num_episodes=4", "run.name=a"]
+    command = [
+        sys.executable,
+        str(ROOT / "recipes/train.py"),
+        "--config-dir",
+        "conf",
+        "experiment=doors",
+    ]
+    tiny = [
+        "debug=tiny",
+        "collector=ray",
+        "budget.updates=3",
+        "evaluation.num_episodes=4",
+        "run.name=a",
+    ]
     done = subprocess.run(
         [*command, *tiny], cwd=folder, capture_output=True, text=True, timeout=300, check=False
     )

@@ -1,4 +1,5 @@
-"""Damaged files of a run: it refuses in one line, goes on from the checkpoint before, or ends with the same parameters.
+"""Damaged files of a run: it refuses in one line, goes on from the checkpoint before, or ends with
+the same parameters.
 
 ``YAMAME_CORRUPTED`` is the number of damaged files that the slow test tries.
 """
@@ -15,7 +16,14 @@ from yamame.checks import UsageError
 from yamame.runs.trained import load_trained
 
 TOLD = ("it is set aside", "it is written anew at the end", ".pt")
-KINDS = ("checkpoints/*.pt", "replay/*.steps", "replay/*.index", "replay/*.manifest", "*.json", "config.yaml")
+KINDS = (
+    "checkpoints/*.pt",
+    "replay/*.steps",
+    "replay/*.index",
+    "replay/*.manifest",
+    "*.json",
+    "config.yaml",
+)
 
 
 def damage(folder: Path, draw: random.Random, kinds: tuple[str, ...] = KINDS) -> str:
@@ -32,7 +40,9 @@ def damage(folder: Path, draw: random.Random, kinds: tuple[str, ...] = KINDS) ->
 
 
 def resume_damaged(play, finished, work: Path, components, differing, draw) -> str:
-    """Goes on with a damaged copy; gives what became of it, after checking that it is one of what may."""
+    """Goes on with a damaged copy; gives what became of it, after checking that it is one of what
+    may.
+    """
     shutil.copytree(finished.folder, work)
     what = damage(work / "runs/a", draw)
     status, _, errors = play("train", work, *finished.goes_on)
@@ -64,21 +74,28 @@ def load_damaged(folder: Path, work: Path, expected: dict, draw: random.Random) 
             assert "\n" not in message, what
             assert ".pt must be a checkpoint, it cannot be read: " in message, what
         else:
-            assert all(torch.equal(weights[key], value) for key, value in expected[which].items()), what
+            assert all(
+                torch.equal(weights[key], value) for key, value in expected[which].items()
+            ), what
         results.append("refused" if weights is None else "harmless")
     shutil.rmtree(work)
     return " ".join(results)
 
 
 def weights_of(folder: Path) -> dict:
-    return {which: load_trained(folder / "runs/a", checkpoint=which).weights for which in ("best", "last")}
+    return {
+        which: load_trained(folder / "runs/a", checkpoint=which).weights
+        for which in ("best", "last")
+    }
 
 
 def test_a_run_with_a_damaged_file_goes_on_to_the_same_parameters_or_refuses(
     finished, play, tmp_path, components, differing
 ):
     for seed in range(3):  # sizes of files, and so what is damaged, differ from one time to another
-        resume_damaged(play, finished, tmp_path / "work", components, differing, random.Random(seed))
+        resume_damaged(
+            play, finished, tmp_path / "work", components, differing, random.Random(seed)
+        )
 
 
 @pytest.mark.slow
@@ -89,12 +106,16 @@ def test_of_many_damaged_files_none_leads_to_other_parameters(
     results = []
     for seed in range(int(os.environ.get("YAMAME_CORRUPTED", 200))):
         draw = random.Random(1000 + seed)
-        results.append(resume_damaged(play, finished, tmp_path / "work", components, differing, draw))
+        results.append(
+            resume_damaged(play, finished, tmp_path / "work", components, differing, draw)
+        )
     print({result: results.count(result) for result in sorted(set(results))})
     assert set(results) == {"refused", "fell back", "harmless"}
 
 
-def test_a_damaged_checkpoint_is_refused_by_an_evaluation_or_has_the_same_weights(finished, tmp_path):
+def test_a_damaged_checkpoint_is_refused_by_an_evaluation_or_has_the_same_weights(
+    finished, tmp_path
+):
     folder = finished.folder
     expected, results = weights_of(folder), set()
     for seed in range(8):
@@ -108,7 +129,9 @@ def test_of_many_damaged_checkpoints_none_is_evaluated_with_other_weights(finish
     folder = finished.folder
     expected, results = weights_of(folder), []
     for seed in range(int(os.environ.get("YAMAME_CORRUPTED", 200))):
-        results.append(load_damaged(folder, tmp_path / "work", expected, random.Random(1000 + seed)))
+        results.append(
+            load_damaged(folder, tmp_path / "work", expected, random.Random(1000 + seed))
+        )
     print({result: results.count(result) for result in sorted(set(results))})
 
 
@@ -139,7 +162,9 @@ CHECKPOINTS = {
     "no config": rewritten(lambda payload: payload.pop("config")),
     "a list of components": rewritten(lambda payload: payload.update(components=[1])),
     "a component less": rewritten(lambda payload: payload["components"].pop("optimizer")),
-    "a renamed key": rewritten(lambda payload: payload["components"]["agent"].update(other=torch.zeros(1))),
+    "a renamed key": rewritten(
+        lambda payload: payload["components"]["agent"].update(other=torch.zeros(1))
+    ),
     "a wrong state": rewritten(lambda payload: payload["components"].update(progress={"a": 1})),
     "a folder": replaced_by_a_folder,
 }
@@ -161,14 +186,19 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(
     assert newest.with_name(f"damaged-{newest.name}").exists()
 
 
-def test_a_run_of_which_no_checkpoint_is_whole_is_refused_in_one_line_with_a_remedy(finished, play, tmp_path):
+def test_a_run_of_which_no_checkpoint_is_whole_is_refused_in_one_line_with_a_remedy(
+    finished, play, tmp_path
+):
     shutil.copytree(finished.folder, tmp_path / "work")
     files = sorted((tmp_path / "work/runs/a/checkpoints").glob("*.pt"))
     for file in files:
         file.write_bytes(file.read_bytes()[:-100])
     status, _, errors = play("train", tmp_path / "work", *finished.goes_on)
     assert (status, errors.count("\n")) == (2, 1)
-    assert "none before it is left: bring a checkpoint back from a copy, or begin the run anew" in errors
+    assert (
+        "none before it is left: bring a checkpoint back from a copy, or begin the run anew"
+        in errors
+    )
     assert sorted((tmp_path / "work/runs/a/checkpoints").glob("*.pt")) == files
 
 
@@ -230,6 +260,11 @@ def test_a_run_whose_trajectories_are_damaged_is_refused_in_one_line_and_stays_a
     assert all("going on from" in one for one in fallen)
     assert line.startswith("train: ")
     assert "replay" in line
-    remedies = ("back from a copy, or begin", "bring it back, or begin", "be those of torch", "empty or hold")
+    remedies = (
+        "back from a copy, or begin",
+        "bring it back, or begin",
+        "be those of torch",
+        "empty or hold",
+    )
     assert any(remedy in line for remedy in remedies)
     assert files_of(tmp_path / "work") == before

@@ -1,4 +1,6 @@
-"""Learning from data as people do it: alone, before the first environment step, and beside what is collected."""
+"""Learning from data as people do it: alone, before the first environment step, and beside what is
+collected.
+"""
 
 import importlib.util
 import json
@@ -15,7 +17,14 @@ from yamame.replay import TrajectoryReplayBuffer
 
 ROOT = Path(__file__).parents[2]
 PLAYED = [
-    *("debug=tiny", "logger=none", "env=tmaze", "env.length=8", "encoder=gru", "encoder.hidden_size=16"),
+    *(
+        "debug=tiny",
+        "logger=none",
+        "env=tmaze",
+        "env.length=8",
+        "encoder=gru",
+        "encoder.hidden_size=16",
+    ),
     *("evaluation.num_episodes=2", "evaluation.video_frames=1"),
 ]
 TINY = [
@@ -39,7 +48,9 @@ ONLINE = [
 
 def load_example():
     """The function that writes demonstrations."""
-    spec = importlib.util.spec_from_file_location("demos", ROOT / "examples" / "tmaze_demonstrations.py")
+    spec = importlib.util.spec_from_file_location(
+        "demos", ROOT / "examples" / "tmaze_demonstrations.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.main
@@ -49,7 +60,12 @@ def load_example():
 def folder(tmp_path_factory):
     """A folder with a run, and demonstrations in a file."""
     folder = tmp_path_factory.mktemp("data")
-    settings = [*PLAYED, "schedule.learning_starts=0", "budget.updates=null", "budget.env_steps=320"]
+    settings = [
+        *PLAYED,
+        "schedule.learning_starts=0",
+        "budget.updates=null",
+        "budget.env_steps=320",
+    ]
     yamame.train(*settings, "run.name=source", f"run.root={folder}/runs")
     load_example()(str(folder / "demos.npz"), num_episodes=50, length=8)
     return folder
@@ -103,7 +119,9 @@ def test_data_that_changed_meanwhile_are_refused_on_resume(refusal, folder):
     yamame.train(*settings, "budget.updates=2", recipe="offline")
     load_example()("demos.npz", num_episodes=49, length=8)
     told = refusal("offline", *settings, "budget.updates=4", "resume=true")
-    assert re.search(r"data must be what it was, .*'trajectories': 50.* got .*'trajectories': 49", told), told
+    assert re.search(
+        r"data must be what it was, .*'trajectories': 50.* got .*'trajectories': 49", told
+    ), told
 
 
 @pytest.mark.parametrize(
@@ -111,8 +129,16 @@ def test_data_that_changed_meanwhile_are_refused_on_resume(refusal, folder):
     [
         ("offline", [], r"data.source.path: must be a text or a list, got null"),
         ("offline", ["data=none"], r"data: must be given, got none; set data=runs"),
-        ("offline", ["data.path=nowhere"], r"data.source: data: path must name something .* got 'nowhere'"),
-        ("offline", ["data.path=demos.npz"], r"data.source: data: path must be a folder, got 'demos.npz'"),
+        (
+            "offline",
+            ["data.path=nowhere"],
+            r"data.source: data: path must name something .* got 'nowhere'",
+        ),
+        (
+            "offline",
+            ["data.path=demos.npz"],
+            r"data.source: data: path must be a folder, got 'demos.npz'",
+        ),
         (
             "offline",
             ["data=npz", "data.path=demos.npz", "env.length=7"],
@@ -123,13 +149,23 @@ def test_data_that_changed_meanwhile_are_refused_on_resume(refusal, folder):
             ["schedule.offline_updates=3"],
             r"schedule.offline_updates: needs data, got 3 with data=none",
         ),
-        ("train", [*DATA["npz"], "data.weight=1.5"], r"data.weight: must be a share in \[0, 1\], got 1.5"),
-        ("train", [*DATA["npz"], "data.anneal=0"], r"data.anneal: must be an integer of at least 1, got 0"),
+        (
+            "train",
+            [*DATA["npz"], "data.weight=1.5"],
+            r"data.weight: must be a share in \[0, 1\], got 1.5",
+        ),
+        (
+            "train",
+            [*DATA["npz"], "data.anneal=0"],
+            r"data.anneal: must be an integer of at least 1, got 0",
+        ),
         ("train", [*DATA["npz"], "data.anneal_by=days"], r"data.anneal_by: must be one of"),
         ("train", ["data=npx"], r"data=npx.*npz"),
     ],
 )
-def test_a_mistake_is_told_in_one_line_and_nothing_is_written(refusal, folder, recipe, arguments, message):
+def test_a_mistake_is_told_in_one_line_and_nothing_is_written(
+    refusal, folder, recipe, arguments, message
+):
     shutil.copy(folder / "demos.npz", ".")
     told = refusal(recipe, *TINY, "budget.updates=2", "run.name=mistake", *arguments)
     assert re.search(message, told), told
@@ -137,7 +173,9 @@ def test_a_mistake_is_told_in_one_line_and_nothing_is_written(refusal, folder, r
 
 def test_a_preset_of_another_recipe_serves_offline_learning(play, folder):
     settings = ["experiment=cpu_tmaze_gru", *PLAYED[:2], "env.length=8", "agent=bc", *DATA["npz"]]
-    status, _, err = play("offline", folder, *settings, "evaluation.num_episodes=4", "run.name=preset")
+    status, _, err = play(
+        "offline", folder, *settings, "evaluation.num_episodes=4", "run.name=preset"
+    )
     assert status == 0, err
     assert json.loads((folder / "runs/preset/summary.json").read_text())["updates"] == 2
 
@@ -151,12 +189,16 @@ def test_trajectories_of_others_in_the_folder_of_a_new_run_are_never_deleted(ref
     (tmp_path / "runs/mine/.lock").touch()
     before = {path: path.read_bytes() for path in held.iterdir()}
     told = refusal("train", *PLAYED, "run.name=mine", "resume=auto")
-    assert re.search(r"replay must be new, .* learn from them with data=runs data.path=", told), told
+    assert re.search(r"replay must be new, .* learn from them with data=runs data.path=", told), (
+        told
+    )
     assert {path: path.read_bytes() for path in held.iterdir()} == before
 
 
 def test_the_page_runs_as_it_stands(tmp_path, monkeypatch):
-    blocks = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / "docs" / "data.md").read_text(), re.DOTALL)
+    blocks = re.findall(
+        r"```(sh|python)\n(.*?)```", (ROOT / "docs" / "data.md").read_text(), re.DOTALL
+    )
     small = [text for text in PLAYED if not text.startswith(("env", "encoder="))]
     monkeypatch.chdir(tmp_path)
     names, played = {}, []
@@ -182,6 +224,12 @@ def test_the_page_runs_as_it_stands(tmp_path, monkeypatch):
 def test_demonstrations_are_cloned(folder, monkeypatch):
     """By an agent that remembers, to success; the sign is seen at the first step alone."""
     monkeypatch.chdir(folder)
-    settings = [*PLAYED, *DATA["npz"], "schedule.warmup_updates=10", "optimizer.lr=3e-3", "run.name=cloned"]
+    settings = [
+        *PLAYED,
+        *DATA["npz"],
+        "schedule.warmup_updates=10",
+        "optimizer.lr=3e-3",
+        "run.name=cloned",
+    ]
     many = ["budget.updates=130", "evaluation.interval=1000", "evaluation.num_episodes=16"]
     assert yamame.train(*settings, *many, recipe="offline").summary["success"] == 1.0

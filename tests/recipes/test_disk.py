@@ -1,4 +1,6 @@
-"""Disks that fail: a run ends with one line, and goes on to the same parameters once the disk is back."""
+"""Disks that fail: a run ends with one line, and goes on to the same parameters once the disk is
+back.
+"""
 
 import contextlib
 import errno
@@ -18,7 +20,9 @@ FAILURES = {
 }
 
 
-def check_failed(folder, status: int, errors: str, *texts: str, keeps_traceback: bool = True) -> None:
+def check_failed(
+    folder, status: int, errors: str, *texts: str, keeps_traceback: bool = True
+) -> None:
     """A run that ended with one line, which holds some texts, and says so."""
     assert status == 1
     assert errors.count("\n") == 1
@@ -35,7 +39,9 @@ def check_goes_on(finished, play, folder, components, differing) -> None:
     status, _, errors = play("train", folder, *finished.goes_on)
     assert (status, errors) == (0, "")
     # Padding of open episodes, which nothing reads, may differ.
-    same = differing(finished.expected, components(folder / "runs/a"), skip=("/collector/open/steps",))
+    same = differing(
+        finished.expected, components(folder / "runs/a"), skip=("/collector/open/steps",)
+    )
     assert same == []
     assert json.loads((folder / "runs/a/summary.json").read_text())["status"] == "FINISHED"
     assert not (folder / "runs/a/error.txt").exists()

@@ -21,7 +21,9 @@ TINY = [
 ]
 
 
-def test_a_tiny_run_compares_the_agent_with_itself_without_memory_and_with_its_source(runner, monkeypatch):
+def test_a_tiny_run_compares_the_agent_with_itself_without_memory_and_with_its_source(
+    runner, monkeypatch
+):
     logged, tags, start = {}, {}, NullTracker.start
 
     def log(self, metrics, *, step):
@@ -60,7 +62,10 @@ def test_a_tiny_run_compares_the_agent_with_itself_without_memory_and_with_its_s
         (["budget.env_steps=100"], r"budget.env_steps: must be null.*100"),
         (["replay.capacity=100"], r"replay.capacity: must hold 324 timesteps, got 100"),
         (["replay.keep=0"], r"keep must be at least 1, got 0"),
-        (["schedule.updates_per_iteration=0"], r"schedule.updates_per_iteration: .* at least 1, got 0"),
+        (
+            ["schedule.updates_per_iteration=0"],
+            r"schedule.updates_per_iteration: .* at least 1, got 0",
+        ),
         (["resume=true", "run.name=nothing"], r"nothing"),
     ],
 )
@@ -68,13 +73,20 @@ def test_a_mistake_is_told_in_one_line_and_nothing_is_written(refusal, arguments
     assert re.search(message, told := refusal("distill", *TINY, *arguments)), told
 
 
-def test_a_run_extended_later_equals_one_that_was_never_stopped(monkeypatch, tmp_path, components, differing):
+def test_a_run_extended_later_equals_one_that_was_never_stopped(
+    monkeypatch, tmp_path, components, differing
+):
     def run(name, *settings):
         run = yamame.train(*short, f"run.name={name}", *settings, recipe="distill")
         return components(run.path)["agent"]
 
     monkeypatch.chdir(tmp_path)
-    short = [*TINY, "schedule.learning_starts=600", "schedule.anneal_lr=false", "checkpoint.interval=2"]
+    short = [
+        *TINY,
+        "schedule.learning_starts=600",
+        "schedule.anneal_lr=false",
+        "checkpoint.interval=2",
+    ]
     short += ["schedule.updates_per_iteration=2"]
     whole, stopped = run("whole", "budget.updates=8"), run("parts", "budget.updates=5")
     assert differing(whole, stopped)

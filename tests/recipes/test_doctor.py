@@ -1,4 +1,6 @@
-"""The doctor: what it tells of a sound set-up, what it names of broken ones, and that it leaves nothing behind."""
+"""The doctor: what it tells of a sound set-up, what it names of broken ones, and that it leaves
+nothing behind.
+"""
 
 import os
 import runpy
@@ -61,7 +63,9 @@ def doctor(runner):
 
 def problems(told):
     return [
-        line.removeprefix("problem:").strip() for line in told.splitlines() if line.startswith("problem:")
+        line.removeprefix("problem:").strip()
+        for line in told.splitlines()
+        if line.startswith("problem:")
     ]
 
 
@@ -96,7 +100,9 @@ def test_a_sound_set_up_is_measured_and_runs_that_are_there_stay_as_they_are(doc
         (("device=cuda",), "device"),
     ],
 )
-def test_a_broken_set_up_is_named_in_one_line(arguments, told, doctor, own_module, tmp_path, monkeypatch):
+def test_a_broken_set_up_is_named_in_one_line(
+    arguments, told, doctor, own_module, tmp_path, monkeypatch
+):
     own_module("doctors", OWN)
     monkeypatch.setitem(sys.modules, "metaworld", None)  # as if it were not installed
     (tmp_path / "taken").write_text("a file")
@@ -107,7 +113,9 @@ def test_a_broken_set_up_is_named_in_one_line(arguments, told, doctor, own_modul
     assert told in lines[0]
 
 
-def test_a_trial_without_updates_is_given_up_after_some_times_its_seconds(doctor, own_module, monkeypatch):
+def test_a_trial_without_updates_is_given_up_after_some_times_its_seconds(
+    doctor, own_module, monkeypatch
+):
     own_module("doctors", OWN)
     monkeypatch.setattr(trial, "_PATIENCE", 1)
     status, out, _ = doctor(*TINY, *OWN_ENV, "+env.settings.fault=endless")
@@ -128,7 +136,9 @@ def test_an_unusable_store_is_named_beside_what_else_is_wrong(doctor, monkeypatc
     assert "learning_starts=1000000" in schedule
 
 
-def test_parts_that_cannot_be_built_are_named_beside_a_device_that_is_not_there(doctor, monkeypatch):
+def test_parts_that_cannot_be_built_are_named_beside_a_device_that_is_not_there(
+    doctor, monkeypatch
+):
     monkeypatch.setitem(sys.modules, "metaworld", None)
     status, out, err = doctor(*TINY, "env=metaworld", "device=cuda")
     assert (status, err) == (1, "doctor: 2 to mend\n")
@@ -191,14 +201,20 @@ def test_a_sweep_is_refused_before_anything_is_written(tmp_path, monkeypatch, ca
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(RECIPE), run_name="__main__")
     told = capsys.readouterr().err
-    assert (ended.value.code, told) == (2, "doctor: -m: must be left out, the doctor looks at one run\n")
+    assert (ended.value.code, told) == (
+        2,
+        "doctor: -m: must be left out, the doctor looks at one run\n",
+    )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_ctrl_c_ends_it_and_leaves_nothing_behind(begin_forked, tmp_path):
     program = "import runpy, sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
     settings = (*TINY, "budget.updates=null", "measure.seconds=600")
-    process, until = begin_forked(program, str(RECIPE), *settings, cwd=tmp_path), time.monotonic() + 60
+    process, until = (
+        begin_forked(program, str(RECIPE), *settings, cwd=tmp_path),
+        time.monotonic() + 60,
+    )
     while not list(tmp_path.glob("runs/.doctor-*/trial/*")):
         assert time.monotonic() < until
         time.sleep(0.05)

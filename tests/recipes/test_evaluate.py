@@ -99,7 +99,9 @@ def test_a_run_is_played_on_the_roster_of_its_training_and_the_path_is_the_last_
     assert outcome["episodes"]["return"] == result.returns.tolist()
     assert {key: outcome[key] for key in result.summary()} == result.summary()
     agent.actor.load_state_dict({key: -value for key, value in agent.actor.state_dict().items()})
-    assert outcome["episodes"]["return"] != evaluate(agent.policy(), env, **setting).returns.tolist()
+    assert (
+        outcome["episodes"]["return"] != evaluate(agent.policy(), env, **setting).returns.tolist()
+    )
 
 
 def test_the_same_command_writes_the_same_bytes_and_another_seed_other_episodes(run, tmp_path):
@@ -113,8 +115,12 @@ def test_the_same_command_writes_the_same_bytes_and_another_seed_other_episodes(
     assert old != new
 
 
-def test_every_trial_has_its_return_every_gamma_its_line_and_the_control_stands_beside(run, tmp_path):
-    status, report, out, _ = run("run=runs/trials", "control=true", "gammas=all", "trials.num_trials=4")
+def test_every_trial_has_its_return_every_gamma_its_line_and_the_control_stands_beside(
+    run, tmp_path
+):
+    status, report, out, _ = run(
+        "run=runs/trials", "control=true", "gammas=all", "trials.num_trials=4"
+    )
     assert status == 0
     outcomes = report["run"][0]["gammas"]
     assert [outcome["gamma"] for outcome in outcomes] == [0.1, 0.9, 0.95, 0.97, 0.99, 0.995, 0.999]
@@ -131,7 +137,10 @@ def test_every_trial_has_its_return_every_gamma_its_line_and_the_control_stands_
 
 def test_every_curve_of_the_picture_names_its_run_and_runs_of_one_name_their_place():
     def outcome(mean, **more):
-        return {"trials": {"mean": mean, "low": [0.0] * len(mean), "high": [1.0] * len(mean)}, **more}
+        return {
+            "trials": {"mean": mean, "low": [0.0] * len(mean), "high": [1.0] * len(mean)},
+            **more,
+        }
 
     def played(source, mean, **more):
         return {"source": source, "gammas": [{"acting": False}, outcome(mean, acting=True, **more)]}
@@ -150,7 +159,9 @@ def test_every_curve_of_the_picture_names_its_run_and_runs_of_one_name_their_pla
 
 
 def test_settings_of_the_environment_and_the_memory_may_differ_from_training(run, tmp_path):
-    status, report, _, _ = run("run=runs/a-seed=0", "env.size=13", "env.time_limit=60", "context_length=2048")
+    status, report, _, _ = run(
+        "run=runs/a-seed=0", "env.size=13", "env.time_limit=60", "context_length=2048"
+    )
     assert status == 0
     assert "size=13" in report["run"][0]["task"]
     assert max(report["run"][0]["gammas"][0]["episodes"]["length"]) > 40
@@ -162,7 +173,10 @@ def test_an_agent_of_a_single_discount_factor_is_played_with_it(run):
     assert status == 0
     (outcome,) = report["run"][0]["gammas"]
     assert (outcome["gamma"], outcome["acting"]) == (0.999, True)
-    assert run("run=runs/single", "gamma=0.999")[1]["run"][0]["gammas"][0]["episodes"] == outcome["episodes"]
+    assert (
+        run("run=runs/single", "gamma=0.999")[1]["run"][0]["gammas"][0]["episodes"]
+        == outcome["episodes"]
+    )
     status, _, _, err = run("run=runs/single", "gamma=0.9")
     assert status == 2
     assert "gamma must be one of 0.999 in" in err
@@ -204,13 +218,22 @@ def test_a_diagnosis_is_written_drawn_and_told_and_what_a_run_does_not_allow_has
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run=runs/b", "diagnose=[recal]"], r"diagnose: must be all or of recall, wiped, .* got recal"),
-        (["run=runs/b", "diagnose=wiped"], r"diagnose=wiped: the environment must have several attempts"),
+        (
+            ["run=runs/b", "diagnose=[recal]"],
+            r"diagnose: must be all or of recall, wiped, .* got recal",
+        ),
+        (
+            ["run=runs/b", "diagnose=wiped"],
+            r"diagnose=wiped: the environment must have several attempts",
+        ),
         (
             ["run=runs/b", "diagnose=observable"],
             r"diagnose_twin must name a run that was trained with env.obs",
         ),
-        (["run=runs/b", "diagnose_twin=runs/twin"], r"diagnose_twin=runs/twin needs diagnose=observable"),
+        (
+            ["run=runs/b", "diagnose_twin=runs/twin"],
+            r"diagnose_twin=runs/twin needs diagnose=observable",
+        ),
         (
             ["run=runs/b", "diagnose=observable", "diagnose_twin=runs/trials"],
             r"diagnose_twin must be a run of",
@@ -254,9 +277,15 @@ def test_what_can_be_known_before_is_refused_before_anything_is_played(run, monk
 
     monkeypatch.setattr("yamame.evaluation.held_out._play_round", played)
     for arguments, message in (
-        (["run=[runs/a-seed=0,runs/b,runs/trials]"], r"every task must have as many runs, got \[2, 1\]"),
+        (
+            ["run=[runs/a-seed=0,runs/b,runs/trials]"],
+            r"every task must have as many runs, got \[2, 1\]",
+        ),
         (["run=runs/b", "against=runs/trials"], r"run and against must have the same tasks"),
-        (["run=[runs/b,runs/trials]", "attention=true"], r"TransformerEncoder, runs/trials has a GRU"),
+        (
+            ["run=[runs/b,runs/trials]", "attention=true"],
+            r"TransformerEncoder, runs/trials has a GRU",
+        ),
         (
             ["run=runs/b", "output=runs/b/config.yaml"],
             r"output: must be a directory, .*config.yaml is a file",
@@ -271,7 +300,13 @@ def test_what_can_be_known_before_is_refused_before_anything_is_played(run, monk
 
 def test_pictures_of_an_earlier_evaluation_do_not_stay_beside_another(run, tmp_path):
     (tmp_path / "out").mkdir()
-    for name in ("attention.png", "attention-0.png", "attention-12.png", "in_context.png", "my-own.png"):
+    for name in (
+        "attention.png",
+        "attention-0.png",
+        "attention-12.png",
+        "in_context.png",
+        "my-own.png",
+    ):
         (tmp_path / "out" / name).write_text("of an earlier evaluation")
     assert run("run=runs/b", "attention=true")[0] == 0
     written = {path.name for path in (tmp_path / "out").iterdir()}
@@ -284,12 +319,18 @@ def test_pictures_of_an_earlier_evaluation_do_not_stay_beside_another(run, tmp_p
     [
         (["run=runs/b", "greedy=off"], r"greedy: must be true or false or null, got 'off'"),
         (["run=runs/b", "control=off"], r"control: must be true or false, got 'off'"),
-        (["run=runs/b", "max_steps=abc"], r"max_steps: must be an integer of at least 1 or null, got 'abc'"),
+        (
+            ["run=runs/b", "max_steps=abc"],
+            r"max_steps: must be an integer of at least 1 or null, got 'abc'",
+        ),
         (["run=runs/b", "gamma_index=0.5"], r"gamma_index: must be an integer or null, got 0.5"),
         (["run=runs/b", "confidence=abc"], r"confidence: must be a number, got 'abc'"),
         (["run=runs/b", "env=tmaze"], r"env: there are no choices here, only settings below it"),
         (["run=a0", "tracking_uri=foo://bar"], r"tracking_uri: must be a store .* got foo://bar"),
-        (["run=runs/none"], r"runs/none must be a run directory or a checkpoint, it does not exist"),
+        (
+            ["run=runs/none"],
+            r"runs/none must be a run directory or a checkpoint, it does not exist",
+        ),
         ([], r"run: Missing mandatory value"),
         (["run=runs/b", "gammas=some"], r"gammas must be all or null, got some"),
         (["run=runs/b", "gamma=0.5"], r"gamma must be one of 0.1, .* got 0.5"),

@@ -6,7 +6,8 @@ from yamame.checks import UsageError
 
 CONF = yamame.conf_dir()
 RUNS = [
-    # Environments that need nothing, each with choices of other groups; those with goals have the ways to relabel.
+    # Environments that need nothing, each with choices of other groups; those with goals have the
+    # ways to relabel.
     "env=active_tmaze env.length=8 agent=naive encoder=transformer_naive",
     "env=bandits env.time_limit=9 encoder=memo exploration=none evaluation.num_envs=3",
     "env=dark_key_to_door env.time_limit=9 encoder=rsm agent.loss.cloning_filter=exponential agent.loss.n_step=3",
@@ -34,9 +35,19 @@ RUNS = [
     *("env=anymdp env.num_actions=3 env.num_tasks=16 env.time_limit=20", "env=memory_gym"),
     "env=minihack env.time_limit=40",
 ]
-ELSEWHERE = {"collector/ray", "debug/tiny", "env/gym_goals", "hardware/gpu", "logger/mlflow", "logger/none"}
+ELSEWHERE = {
+    "collector/ray",
+    "debug/tiny",
+    "env/gym_goals",
+    "hardware/gpu",
+    "logger/mlflow",
+    "logger/none",
+}
 ELSEWHERE |= {"launcher/local", "launcher/slurm", "sweeper/optuna"}
-ELSEWHERE |= {"suite/popgym", *(f"reproduce/rsm/{path.stem}" for path in CONF.glob("reproduce/rsm/*"))}
+ELSEWHERE |= {
+    "suite/popgym",
+    *(f"reproduce/rsm/{path.stem}" for path in CONF.glob("reproduce/rsm/*")),
+}
 ELSEWHERE |= {f"data/{name}" for name in ("hdf5", "minari", "none", "npz", "runs", "torchrl")}
 """Choices of all runs here, and of tests of their own."""
 
@@ -50,7 +61,9 @@ def choices(arguments: str) -> set[str]:
 
 def test_every_choice_is_trained_with():
     every = {str(path.relative_to(CONF).with_suffix("")) for path in CONF.glob("*/**/*.yaml")}
-    every = {choice for choice in every if not choice.startswith(("experiment/", "ablation/reset/"))}
+    every = {
+        choice for choice in every if not choice.startswith(("experiment/", "ablation/reset/"))
+    }
     assert every - ELSEWHERE == set().union(*map(choices, RUNS))
 
 
@@ -58,7 +71,9 @@ def test_every_choice_is_trained_with():
 def test_two_updates_of_a_tiny_agent(arguments, monkeypatch, tmp_path, skip_if_missing):
     monkeypatch.chdir(tmp_path)
     try:
-        run = yamame.train("debug=tiny", "logger=none", "evaluation.video_frames=1", *arguments.split())
+        run = yamame.train(
+            "debug=tiny", "logger=none", "evaluation.video_frames=1", *arguments.split()
+        )
     except UsageError as error:
         skip_if_missing(str(error))
         raise

@@ -1,4 +1,6 @@
-"""The export recipe on a run that the training recipe has just made, and on one of an earlier version."""
+"""The export recipe on a run that the training recipe has just made, and on one of an earlier
+version.
+"""
 
 import os
 import warnings
@@ -63,8 +65,14 @@ def test_a_checkpoint_of_an_earlier_version_is_completed_by_its_environment(expo
     old, run = yamame.load("agents/old"), yamame.load("runs/mine")
     assert torch.equal(weights(old), weights(run))
     assert old.saved.interface == run.saved.interface
-    costs = {"cpu_s", "revision", "evaluated_on"}  # which a run's summary tells, and a file does not
-    assert old.saved.about == {key: value for key, value in run.saved.about.items() if key not in costs}
+    costs = {
+        "cpu_s",
+        "revision",
+        "evaluated_on",
+    }  # which a run's summary tells, and a file does not
+    assert old.saved.about == {
+        key: value for key, value in run.saved.about.items() if key not in costs
+    }
 
 
 def test_an_mlflow_model_is_loaded_by_mlflow(export):
@@ -88,13 +96,19 @@ def test_an_mlflow_model_is_loaded_by_mlflow(export):
             ["run=runs/none", "path=a"],
             "run=runs/none: load: runs/none must be a run directory or a checkpoint",
         ),
-        (["run=runs/mine", "path=runs/mine"], "runs/mine must be new, empty, or written by save_pretrained"),
+        (
+            ["run=runs/mine", "path=runs/mine"],
+            "runs/mine must be new, empty, or written by save_pretrained",
+        ),
         (
             ["run=runs/mine", "path=a.onnx", "mlflow=true"],
             "path must be a folder with mlflow=true, got a.onnx",
         ),
         (["run=runs/mine", "path=a.pt2", "gamma=0.3"], "gamma must be one of 0.1, "),
-        (["run=runs/mine", "path=a", "checkpoint=first"], "checkpoint must be best or last, got 'first'"),
+        (
+            ["run=runs/mine", "path=a", "checkpoint=first"],
+            "checkpoint must be best or last, got 'first'",
+        ),
         (["run=runs/mine", "path=a", "context_length=7"], "context_length must be left out"),
     ],
 )

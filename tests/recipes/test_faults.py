@@ -1,4 +1,6 @@
-"""A run on an environment that fails: it stops or goes on, as configured, and what is stored is whole."""
+"""A run on an environment that fails: it stops or goes on, as configured, and what is stored is
+whole.
+"""
 
 import json
 import re
@@ -61,13 +63,21 @@ gymnasium.register("Broken-v0", Broken)
 
 @pytest.fixture
 def train(monkeypatch, tmp_path, runner):
-    """Trains a tiny agent on the faulty environment, in an empty directory; gives its summary, however it ends."""
+    """Trains a tiny agent on the faulty environment, in an empty directory; gives its summary,
+    however it ends.
+    """
     (tmp_path / "faulty_envs.py").write_text(FAULTY)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "faulty_envs", raising=False)
 
     def call(*arguments: str) -> dict:
-        fixed = ["env=gym", "env.id=faulty_envs:Faulty-v0", "debug=tiny", "logger=none", "run.name=tiny"]
+        fixed = [
+            "env=gym",
+            "env.id=faulty_envs:Faulty-v0",
+            "debug=tiny",
+            "logger=none",
+            "run.name=tiny",
+        ]
         fixed += ["encoder=gru"]
         call.status, call.out, call.errors = runner("train")(*fixed, *arguments)
         return json.loads((tmp_path / "runs/tiny/summary.json").read_text())
@@ -93,7 +103,9 @@ def test_a_failure_ends_the_run_and_names_the_environment_and_the_step_in_one_li
     summary = train(f"+env.settings.fault={fault}")
     assert (train.status, summary["status"]) == (1, "FAILED")
     assert "next:" not in train.out  # there is neither a checkpoint nor a page
-    assert re.fullmatch(rf"train: .*Faulty-v0.* env \d at step {STEP - 1} of .*{cause}.*\n", train.errors)
+    assert re.fullmatch(
+        rf"train: .*Faulty-v0.* env \d at step {STEP - 1} of .*{cause}.*\n", train.errors
+    )
     traceback = (tmp_path / "runs/tiny/error.txt").read_text()
     assert "the environment failed in env" in traceback
     assert (fault == "raise") == ("the cable is out" in traceback and "in step" in traceback)
@@ -101,13 +113,19 @@ def test_a_failure_ends_the_run_and_names_the_environment_and_the_step_in_one_li
 
 @pytest.mark.parametrize("fault", ["raise", "not_finite"])
 def test_a_run_that_goes_on_drops_the_episodes_and_stores_whole_ones(train, tmp_path, fault):
-    settings = ["workers.on_error=continue", "workers.max_errors=100000", "schedule.learning_starts=256"]
+    settings = [
+        "workers.on_error=continue",
+        "workers.max_errors=100000",
+        "schedule.learning_starts=256",
+    ]
     summary = train(f"+env.settings.fault={fault}", f"replay.capacity={CAPACITY}", *settings)
     assert summary["status"] == "FINISHED"
     assert "next:\n  " in train.out
     assert summary["env_steps"] >= 256
     path = tmp_path / "runs/tiny/replay"
-    replay = TrajectoryReplayBuffer(path=path, capacity=CAPACITY, batch_size=64, owner="tiny", resume=True)
+    replay = TrajectoryReplayBuffer(
+        path=path, capacity=CAPACITY, batch_size=64, owner="tiny", resume=True
+    )
     assert len(replay) >= 10
     batch = replay.sample()
     lengths = batch["mask"].flatten(1).sum(1)
@@ -118,12 +136,18 @@ def test_a_run_that_goes_on_drops_the_episodes_and_stores_whole_ones(train, tmp_
 
 
 def test_too_many_failures_end_a_run_that_goes_on(train):
-    summary = train("+env.settings.fault=raise", "workers.on_error=continue", "workers.max_errors=3")
+    summary = train(
+        "+env.settings.fault=raise", "workers.on_error=continue", "workers.max_errors=3"
+    )
     assert (train.status, summary["status"]) == (1, "FAILED")
-    assert re.search(r"Faulty-v0.* failed more often than max_errors=3.*env \d at step 3", train.errors)
+    assert re.search(
+        r"Faulty-v0.* failed more often than max_errors=3.*env \d at step 3", train.errors
+    )
 
 
-def test_an_environment_that_cannot_be_made_is_one_line_and_leaves_nothing(runner, tmp_path, monkeypatch):
+def test_an_environment_that_cannot_be_made_is_one_line_and_leaves_nothing(
+    runner, tmp_path, monkeypatch
+):
     (tmp_path / "broken_envs.py").write_text(BROKEN)
     monkeypatch.syspath_prepend(str(tmp_path))
     status, _, errors = runner("train")(

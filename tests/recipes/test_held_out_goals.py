@@ -1,4 +1,6 @@
-"""Recipes relabel trajectories with goals of training, never with those that are held out for evaluation."""
+"""Recipes relabel trajectories with goals of training, never with those that are held out for
+evaluation.
+"""
 
 import sys
 
@@ -19,7 +21,13 @@ class Witness(Relabel):
         return out
 """
 MAZE = [
-    *("debug=tiny", "logger=none", "env=mazerunner", "env.split_by=walls_and_goals", "env.num_goals=1"),
+    *(
+        "debug=tiny",
+        "logger=none",
+        "env=mazerunner",
+        "env.split_by=walls_and_goals",
+        "env.num_goals=1",
+    ),
     *("env.time_limit=20", "encoder=gru", "encoder.hidden_size=16", "evaluation.num_episodes=2"),
     "schedule.batch_size=64",
     *("relabel=all", "relabel._target_=witness.Witness", "trust=[witness.]"),
@@ -38,11 +46,15 @@ def test_a_recipe_never_relabels_with_goals_that_are_held_out(recipe, own_module
 
     changed = 0
     cfg = yamame.compose(*MAZE)
-    training, evaluation = (build_env(cfg, num_envs=1, seed=0, held_out=side) for side in (False, True))
+    training, evaluation = (
+        build_env(cfg, num_envs=1, seed=0, held_out=side) for side in (False, True)
+    )
     for old, new in sys.modules["witness"].SEEN:
         relabelled = (old["goal"][:, 0] != new["goal"][:, 0]).flatten(1).any(1)
         changed += int(relabelled.sum())
         goals = new["goal"][:, 0][relabelled]
         assert not training.held_out_instructions(goals, new[relabelled]).any()
-        assert evaluation.held_out_instructions(goals, new[relabelled]).all()  # the negative control
+        assert evaluation.held_out_instructions(
+            goals, new[relabelled]
+        ).all()  # the negative control
     assert changed > 10

@@ -1,4 +1,6 @@
-"""Runs with a model of the library transformers: they train, go on exactly, and are played without its folder."""
+"""Runs with a model of the library transformers: they train, go on exactly, and are played without
+its folder.
+"""
 
 import json
 import shutil
@@ -10,14 +12,31 @@ from yamame.runs.trained import load_trained
 
 transformers = pytest.importorskip("transformers", reason="needs pip install 'yamame[hf]'")
 
-TINY = ("debug=tiny", "logger=none", "env=tmaze", "env.length=8", "encoder=hf", "encoder.model_type=llama")
-TINY += ("schedule.anneal_lr=false", "encoder.d_model=8", "encoder.num_heads=2", "encoder.num_layers=1")
+TINY = (
+    "debug=tiny",
+    "logger=none",
+    "env=tmaze",
+    "env.length=8",
+    "encoder=hf",
+    "encoder.model_type=llama",
+)
+TINY += (
+    "schedule.anneal_lr=false",
+    "encoder.d_model=8",
+    "encoder.num_heads=2",
+    "encoder.num_layers=1",
+)
 
 
 def test_a_run_goes_on_exactly_and_is_evaluated_without_the_folder_that_it_began_with(
     runner, tmp_path, components, differing, monkeypatch
 ):
-    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 32}
+    sizes = {
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+        "intermediate_size": 32,
+    }
     config = transformers.LlamaConfig(**sizes, vocab_size=3)
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "mine")
     tiny = (*TINY, f"encoder.path={tmp_path / 'mine'}")
@@ -28,7 +47,9 @@ def test_a_run_goes_on_exactly_and_is_evaluated_without_the_folder_that_it_began
     assert (status, errors) == (0, "")
     whole, parts = (components(tmp_path / "runs" / name) for name in ("whole", "parts"))
     assert whole["progress"]["updates"] == 4
-    assert differing(whole, parts, skip=("/progress/curve",)) == []  # the first part ended with an evaluation
+    assert (
+        differing(whole, parts, skip=("/progress/curve",)) == []
+    )  # the first part ended with an evaluation
     shutil.rmtree(tmp_path / "mine")
     monkeypatch.chdir(tmp_path)
     assert yamame.evaluate("run=runs/whole", "num_episodes=2")["score"] is not None

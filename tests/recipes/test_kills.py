@@ -1,7 +1,9 @@
-"""Runs that are killed at random instants, again and again, and go on by the same command until they are done.
+"""Runs that are killed at random instants, again and again, and go on by the same command until
+they are done.
 
-Every run is a copy of a process that has imported everything, so that kills fall on the recipe and not on imports. The
-number of kills, over all pairs of an encoder and an environment, is that of the environment variable ``KILLS``:
+Every run is a copy of a process that has imported everything, so that kills fall on the recipe and
+not on imports. The number of kills, over all pairs of an encoder and an environment, is that of the
+environment variable ``KILLS``:
 
     KILLS=200 pytest -m slow tests/recipes/test_kills.py -s
 """
@@ -105,7 +107,9 @@ print(json.dumps(killed))
 
 
 def points(folder: Path, name: str) -> list[tuple]:
-    """What MLflow holds of a run: keys, steps and values, but for the values of costs, which a clock decides."""
+    """What MLflow holds of a run: keys, steps and values, but for the values of costs, which a
+    clock decides.
+    """
     with sqlite3.connect(folder / "mlflow.db") as database:
         rows = database.execute(
             "select key, step, value from metrics join runs using (run_uuid) where name = ? order by key, step",
@@ -120,9 +124,19 @@ def points(folder: Path, name: str) -> list[tuple]:
 def test_killed_runs_go_on_to_the_same_bits_points_and_files(pair, tmp_path, components, differing):
     number = max(1, NUM_KILLS // len(PAIRS))
     numbers = [number, KILLS_OF_A_RUN, random.Random(pair).randrange(10**9)]
-    command = [sys.executable, "-c", PROGRAM, str(RECIPES), *map(str, numbers), *SHORT, *PAIRS[pair]]
+    command = [
+        sys.executable,
+        "-c",
+        PROGRAM,
+        str(RECIPES),
+        *map(str, numbers),
+        *SHORT,
+        *PAIRS[pair],
+    ]
     finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stderr[-2000:] + (tmp_path / "log").read_text()[-3000:]
+    assert finished.returncode == 0, (
+        finished.stderr[-2000:] + (tmp_path / "log").read_text()[-3000:]
+    )
     kills = json.loads(finished.stdout.splitlines()[-1])
     assert sum(kills) == number
 

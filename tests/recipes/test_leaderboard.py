@@ -1,11 +1,13 @@
-"""A suite of tasks: what is missing is run, what is done is not run again, and the table has both sides."""
+"""A suite of tasks: what is missing is run, what is done is not run again, and the table has both
+sides.
+"""
 
 import re
 
 import pytest
 import yamame
-from yamame.installed import recipe_command
 from yamame.runs import CostLimit
+from yamame.system.installed import recipe_command
 from yamame.tracking.history import RunReader
 
 SUITE = """# A suite of three corridors
@@ -23,18 +25,30 @@ TINY = "overrides=[debug=tiny,encoder=gru,logger.models=false,logger.system_metr
 
 @pytest.fixture
 def board(play, tmp_path):
-    """Runs the recipe on a suite of one's own: exit status, output, error output, and the cells of the table."""
+    """Runs the recipe on a suite of one's own: exit status, output, error output, and the cells of
+    the table.
+    """
     own = tmp_path.parent / f"{tmp_path.name}-own"
     (own / "suite").mkdir(parents=True)
 
     def board(tasks, *arguments):
         (own / "suite" / "corridors.yaml").write_text(SUITE.format(tasks=tasks))
         told = play(
-            "leaderboard", tmp_path, "corridors", f"--config-dir={own}", "tier=short", TINY, *arguments
+            "leaderboard",
+            tmp_path,
+            "corridors",
+            f"--config-dir={own}",
+            "tier=short",
+            TINY,
+            *arguments,
         )
         page = tmp_path / "leaderboard" / "corridors-short.md"
         lines = page.read_text().splitlines() if page.exists() else []
-        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")]
+        rows = [
+            [cell.strip() for cell in line.split("|")[1:-1]]
+            for line in lines
+            if line.startswith("| ")
+        ]
         return *told, [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
 
     return board
@@ -54,7 +68,10 @@ def test_what_is_missing_is_run_what_failed_is_told_and_what_is_done_stays(board
     status, out, errors, rows = board("0, 3")
     assert status == 1
     assert "length must be at least 1, got 0" in errors
-    assert "to be measured: python recipes/train.py experiment=cpu_tmaze env.length=0 debug=tiny" in out
+    assert (
+        "to be measured: python recipes/train.py experiment=cpu_tmaze env.length=0 debug=tiny"
+        in out
+    )
     assert [row["at the end"] == "to be measured" for row in rows] == [True, False]
     first = rows[1]
     assert (first["theirs"], first["verdict"]) == ("-2.000 ± 0.100", "above (one seed)")
@@ -98,9 +115,13 @@ def test_all_runs_are_checked_before_the_first_one(board, tmp_path, tasks, argum
     assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
 
 
-def test_the_suite_of_popgym_names_its_tasks_and_what_is_limited_by_cost(play, tmp_path, monkeypatch):
+def test_the_suite_of_popgym_names_its_tasks_and_what_is_limited_by_cost(
+    play, tmp_path, monkeypatch
+):
     two = "suite.tiers.gpu.tasks=[RepeatFirstEasy,LabyrinthExploreHard]"
-    status, out, errors = play("leaderboard", tmp_path, "popgym", "tier=gpu", "only_check=true", two)
+    status, out, errors = play(
+        "leaderboard", tmp_path, "popgym", "tier=gpu", "only_check=true", two
+    )
     assert status == 0, errors
     monkeypatch.chdir(tmp_path)
     assert out.splitlines() == [

@@ -1,7 +1,8 @@
-"""Malformed command lines, drawn from the configurations of all recipes: each is one line, and writes nothing.
+"""Malformed command lines, drawn from the configurations of all recipes: each is one line, and
+writes nothing.
 
-``MALFORMED_LINES`` in the environment says how many the slow test draws; a third of them may be right, the others are
-not. A line may take ``LIMIT_S`` seconds until its work would begin.
+``MALFORMED_LINES`` in the environment says how many the slow test draws; a third of them may be
+right, the others are not. A line may take ``LIMIT_S`` seconds until its work would begin.
 """
 
 import importlib.util
@@ -81,7 +82,19 @@ STRAY = "\x1b[2J\n"
 CONTAINERS = ("{a:1}", "[{a:1}]", "[[1]]")
 WRONG = {
     bool: ("no", "2", "0.5", "''", "[true]", "1e30", *CONTAINERS),
-    int: ("abc", "1.5", "nan", "-inf", "inf", "1e30", str(10**20), str(-(10**20)), "true", "''", *CONTAINERS),
+    int: (
+        "abc",
+        "1.5",
+        "nan",
+        "-inf",
+        "inf",
+        "1e30",
+        str(10**20),
+        str(-(10**20)),
+        "true",
+        "''",
+        *CONTAINERS,
+    ),
     float: ("abc", "nan", "[1.0]", "true", "''", "inf", *CONTAINERS),
     str: ("''", f'"a{STRAY}b"', "1.5", *CONTAINERS),
     list: ("{a:1}", "1.5", "''", f'["a{STRAY}"]', "[[{a:1}]]", "true", "null", "[nan]"),
@@ -96,7 +109,10 @@ SYNTAX += ["{0}=${{nothing}}", "@{0}=3", "{0}.a=3"]
 """What cannot be read."""
 RANGES = ["range(0)", "range(3,0)", "range(0,3,0)", "range(0,1e9)", "range(0,nan)"]
 RANGES += ["shuffle(range(0,10000000))"]
-SWEEPS = [*(f"{{0}}={values}" for values in (*RANGES, "interval(0,1)", "range(a,b)")), "hydra.job.name=a,b"]
+SWEEPS = [
+    *(f"{{0}}={values}" for values in (*RANGES, "interval(0,1)", "range(a,b)")),
+    "hydra.job.name=a,b",
+]
 SWEEPS += ["hydra.sweeper.params.{0}=1,2"]
 """Sweeps with no jobs, with too many, or that only a search can make."""
 TARGETS = ("os.system", "3", "null", "''", "yamame.nowhere.Thing", "torch.hub.load", "[a]", "{a:1}")
@@ -128,7 +144,9 @@ def draw(rng: random.Random, kind: str) -> tuple[str, list[str], str, str]:
     value = known[key]
     if kind in ("syntax", "sweep") and recipe != "doctor":  # which sweeps nothing
         texts = EASED.get(recipe, {}).get("texts", ())  # what is typed there needs no quotes
-        numbers = [name for name in known if name not in texts and isinstance(known[name], int | float)]
+        numbers = [
+            name for name in known if name not in texts and isinstance(known[name], int | float)
+        ]
         key = rng.choice(numbers or ["seed"])
         text = rng.choice(SYNTAX if kind == "syntax" else SWEEPS).format(key)
         base = [*base, *(["-m"] if kind == "sweep" else [])]
@@ -143,7 +161,9 @@ def draw(rng: random.Random, kind: str) -> tuple[str, list[str], str, str]:
             plus = ""
         return recipe, [*base, f"{plus}{key}={value}"], key, value
     elif kind == "choice":
-        recipe, base = rng.choice([entry for entry in BASES if entry[0] in ("train", "ppo", "distill")])
+        recipe, base = rng.choice(
+            [entry for entry in BASES if entry[0] in ("train", "ppo", "distill")]
+        )
         key, value = rng.choice(GROUPS[:5]), rng.choice(["nothing", "3", "null", "-1"])
         base = [text for text in base if not text.startswith(f"{key}=")]
         return recipe, [*base, f"{key}={value}"], key, value
@@ -189,7 +209,9 @@ def load(recipe: str) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def imported() -> None:
-    """Imports all that recipes import: a module imported during a test would keep its replacements of functions."""
+    """Imports all that recipes import: a module imported during a test would keep its replacements
+    of functions.
+    """
     for recipe in {recipe for recipe, _ in BASES}:
         load(recipe)
 
@@ -230,7 +252,12 @@ def line(imported, place, monkeypatch) -> Callable[..., tuple[Any, str]]:
 def told(value: str) -> Iterator[str]:
     """How a message may have a value."""
     bare = value.strip("'\"")
-    yield from (bare, re.sub(r"[^\w.]+", "", bare), bare.replace("{a:1}", "{'a': 1}"), repr(bare)[1:-1])
+    yield from (
+        bare,
+        re.sub(r"[^\w.]+", "", bare),
+        bare.replace("{a:1}", "{'a': 1}"),
+        repr(bare)[1:-1],
+    )
     yield from (bare.replace("{a:1}", "'{a:1}'"), repr(bare)[1:-1].replace('"', "'"))
     if re.fullmatch(r"-?[\d.]+(e\d+)?", bare):
         yield from (str(float(bare)), f"{float(bare):g}", str(int(float(bare))))
@@ -334,7 +361,12 @@ FORGED = {
 
 @pytest.mark.parametrize(
     ("recipe", "key"),
-    [("evaluate", "timestep_encoder"), ("play", "env"), ("evaluate", "encoder"), ("play", "logger")],
+    [
+        ("evaluate", "timestep_encoder"),
+        ("play", "env"),
+        ("evaluate", "encoder"),
+        ("play", "logger"),
+    ],
 )
 def test_a_strangers_file_is_one_line_and_runs_nothing(line, place, tmp_path, recipe, key):
     (honest,) = (place / "trained/checkpoints").glob("*.pt")
@@ -354,7 +386,9 @@ def test_no_module_keeps_the_functions_that_these_tests_replace(line, monkeypatc
         if recipe in ("evaluate", "play", "report", "export", "sync"):
             line(recipe, arguments)
     monkeypatch.undo()
-    ours = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "yamame"}
+    ours = {
+        name: module for name, module in sys.modules.items() if name.partition(".")[0] == "yamame"
+    }
     kept = [name for name, module in ours.items() if begin_no_run in vars(module).values()]
     assert kept == []
 

@@ -1,4 +1,6 @@
-"""Runs with categorical critics of earlier versions, which did not record by which rule values were trained."""
+"""Runs with categorical critics of earlier versions, which did not record by which rule values were
+trained.
+"""
 
 import shutil
 from pathlib import Path
@@ -9,8 +11,20 @@ import yamame
 from yamame.runs.trained import load_trained
 
 SETTINGS = [
-    *("debug=tiny", "logger=none", "encoder=memoryless", "encoder.d_model=16", "env=tmaze", "env.length=8"),
-    *("agent/returns=binned", "schedule.anneal_lr=false", "schedule.learning_starts=64", "run.name=a"),
+    *(
+        "debug=tiny",
+        "logger=none",
+        "encoder=memoryless",
+        "encoder.d_model=16",
+        "env=tmaze",
+        "env.length=8",
+    ),
+    *(
+        "agent/returns=binned",
+        "schedule.anneal_lr=false",
+        "schedule.learning_starts=64",
+        "run.name=a",
+    ),
     *(
         "evaluation.num_episodes=2",
         "evaluation.video_frames=1",
@@ -22,7 +36,9 @@ OLD_RULE = "+agent.returns.value=mean_bin"
 
 
 def make_old(folder: Path) -> None:
-    """Takes out of a run what earlier versions did not write: the rule, in states and in the configuration."""
+    """Takes out of a run what earlier versions did not write: the rule, in states and in the
+    configuration.
+    """
     for path in (folder / "checkpoints").glob("step-*.pt"):
         saved = torch.load(path, weights_only=True)
         saved["config"]["agent"]["returns"].pop("value", None)
@@ -37,7 +53,9 @@ def trained(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def train(root: str, steps: int, *settings: str) -> Path:
-        return yamame.train(*SETTINGS, f"run.root={root}", f"budget.env_steps={steps}", *settings).path
+        return yamame.train(
+            *SETTINGS, f"run.root={root}", f"budget.env_steps={steps}", *settings
+        ).path
 
     return train
 

@@ -1,4 +1,6 @@
-"""A folder outside of the repository with an environment, an encoder, a loss and an optimizer of its own."""
+"""A folder outside of the repository with an environment, an encoder, a loss and an optimizer of
+its own.
+"""
 
 import json
 import shutil
@@ -62,7 +64,9 @@ def test_own_choices_are_listed_and_own_directories_must_be_there(play, folder):
 
 
 def test_nothing_of_ones_own_is_named_without_trust(play, folder):
-    status, _, err = play("train", folder, "--config-dir", "conf", "experiment=doors", "trust=[]", *TINY)
+    status, _, err = play(
+        "train", folder, "--config-dir", "conf", "experiment=doors", "trust=[]", *TINY
+    )
     assert (status, err.count("\n")) == (2, 1)
     assert "a package of trust" in err
     assert not (folder / "runs").exists()
@@ -81,7 +85,12 @@ def test_the_encoder_keeps_the_laws_and_the_environment_its_specs(folder, monkey
 def test_an_environment_that_is_no_batch_is_built_several_times(play, folder):
     source = "from torchrl.envs import GymEnv\n\ndef make():\n    return GymEnv('CartPole-v1')\n"
     (folder / "alone.py").write_text(source)
-    own = ["env._target_=alone.make", "~env.num_doors", "trust=[mylab.,alone.]", "schedule.num_envs=2"]
+    own = [
+        "env._target_=alone.make",
+        "~env.num_doors",
+        "trust=[mylab.,alone.]",
+        "schedule.num_envs=2",
+    ]
     status, _, err = play("train", folder, "--config-dir", "conf", "experiment=doors", *own, *TINY)
     sys.modules.pop("alone", None)
     assert status == 0, err
@@ -101,9 +110,14 @@ def test_a_sweep_over_own_and_other_relabellers_relabels(play, folder):
     assert status == 0, err
     assert [line.split()[1] for line in out.splitlines()[-2:]] == ["ran"] * 2
     runs = {path.name: path for path in (folder / "runs").iterdir() if path.is_dir()}
-    assert [json.loads((run / "summary.json").read_text())["updates"] for run in runs.values()] == [3, 3]
+    assert [json.loads((run / "summary.json").read_text())["updates"] for run in runs.values()] == [
+        3,
+        3,
+    ]
     agents = [load_trained(run, trust=["mylab."]).weights for run in runs.values()]
-    first, other = (torch.cat([value.flatten().double() for value in agent.values()]) for agent in agents)
+    first, other = (
+        torch.cat([value.flatten().double() for value in agent.values()]) for agent in agents
+    )
     assert not torch.equal(first, other)  # they learned from other goals
     import mylab
 
@@ -153,7 +167,12 @@ def test_an_environment_that_tells_only_that_episodes_are_done(play, folder):
         "        return TensorDict({**self._look(), 'reward': tensordict['action'].float().view(1)}, [])\n"
     )
     (folder / "seven.py").write_text(source)
-    own = ["env._target_=seven.Seven", "~env.num_doors", "trust=[mylab.,seven.]", "schedule.num_envs=2"]
+    own = [
+        "env._target_=seven.Seven",
+        "~env.num_doors",
+        "trust=[mylab.,seven.]",
+        "schedule.num_envs=2",
+    ]
     status, _, err = play("train", folder, "--config-dir", "conf", "experiment=doors", *own, *TINY)
     sys.modules.pop("seven", None)
     assert status == 0, err

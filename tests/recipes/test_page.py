@@ -1,4 +1,6 @@
-"""The page of real runs: its commands run as printed, and a browser shows it whole, on a desk and in a hand."""
+"""The page of real runs: its commands run as printed, and a browser shows it whole, on a desk and
+in a hand.
+"""
 
 import contextlib
 import html
@@ -69,21 +71,32 @@ def test_the_command_on_a_page_runs_as_it_is_printed(page, play, tmp_path):
 @pytest.fixture(scope="module")
 def browser():
     """Chromium without a window."""
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    chromium = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     if chromium is None:
         pytest.skip("no Chromium is installed")
     api = pytest.importorskip("playwright.sync_api")
-    with api.sync_playwright() as playwright, playwright.chromium.launch(executable_path=chromium) as opened:
+    with (
+        api.sync_playwright() as playwright,
+        playwright.chromium.launch(executable_path=chromium) as opened,
+    ):
         yield opened
 
 
 @pytest.mark.page
 @pytest.mark.parametrize("screen", SCREENS)
-def test_a_browser_shows_the_page_in_light_and_dark_and_asks_nobody(page, browser, tmp_path, screen):
+def test_a_browser_shows_the_page_in_light_and_dark_and_asks_nobody(
+    page, browser, tmp_path, screen
+):
     folder = Path(os.environ.get("YAMAME_SCREENSHOTS", tmp_path))
     grounds = []
     for scheme in ("light", "dark"):
-        tab, messages, requests = browser.new_page(viewport=SCREENS[screen], color_scheme=scheme), [], []
+        tab, messages, requests = (
+            browser.new_page(viewport=SCREENS[screen], color_scheme=scheme),
+            [],
+            [],
+        )
         tab.on("console", lambda message, messages=messages: messages.append(message.text))
         tab.on("pageerror", lambda error, messages=messages: messages.append(str(error)))
         tab.on("request", lambda request, requests=requests: requests.append(request.url))
@@ -112,7 +125,9 @@ def test_links_lead_somewhere_and_points_tell_their_values(page, browser):
     reader = RunReader.open(f"sqlite:///{page.parents[1]}/mlflow.db", "yamame")
     addresses = [urlsplit(link).fragment for link in links if link.startswith("http")]
     known = {f"/experiments/{reader.experiment_id}/runs/{run.run_id}" for run in reader.read()}
-    assert {address.removesuffix("?workflowType=machine_learning") for address in addresses} == known
+    assert {
+        address.removesuffix("?workflowType=machine_learning") for address in addresses
+    } == known
     point = tab.locator("circle.value").first
     point.scroll_into_view_if_needed()
     point.hover()  # fails where something lies upon it

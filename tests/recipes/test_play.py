@@ -12,7 +12,13 @@ from PIL import Image
 from yamame.cli.app import main
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-TINY = ["debug=tiny", "logger=none", "encoder.d_model=16", "encoder.num_heads=2", "evaluation.video_frames=1"]
+TINY = [
+    "debug=tiny",
+    "logger=none",
+    "encoder.d_model=16",
+    "encoder.num_heads=2",
+    "evaluation.video_frames=1",
+]
 RUNS = {
     "maze": [*TINY, "env.size=7", "env.split_by=walls_and_goals", "env.time_limit=25"],
     "memory": [*TINY, "env=tmaze", "env.length=4"],
@@ -63,7 +69,12 @@ def trained(tmp_path_factory):
         patch.chdir(folder)
         for name, arguments in RUNS.items():
             assert (
-                call(patch, lambda: main(recipe.train, config_name="train"), *arguments, f"run.name={name}")
+                call(
+                    patch,
+                    lambda: main(recipe.train, config_name="train"),
+                    *arguments,
+                    f"run.name={name}",
+                )
                 == 0
             )
     return folder
@@ -132,15 +143,21 @@ def test_a_video_can_be_an_mp4(run, tmp_path, monkeypatch):
 
 
 def test_the_same_seed_plays_the_same_episode_and_another_one_another(run):
-    first, again, other = (run("run=runs/maze", f"seed={seed}", "max_steps=6")[1][:-1] for seed in (3, 3, 4))
+    first, again, other = (
+        run("run=runs/maze", f"seed={seed}", "max_steps=6")[1][:-1] for seed in (3, 3, 4)
+    )
     assert first == again
     assert first != other
 
 
 def test_an_instruction_is_done_in_its_order(run):
-    """A cell beside the start is soon reached by an agent that walks at random, and counts only in its turn."""
+    """A cell beside the start is soon reached by an agent that walks at random, and counts only in
+    its turn.
+    """
     for seed in range(20):
-        status, lines, _ = run("run=runs/maze", "instruction=4,3 5,3", f"seed={seed}", "env.time_limit=300")
+        status, lines, _ = run(
+            "run=runs/maze", "instruction=4,3 5,3", f"seed={seed}", "env.time_limit=300"
+        )
         if status == 0 and lines[-2].startswith("return 2 "):
             break
     assert "goals reached 2 of 2  success" in lines[-3]
@@ -175,7 +192,9 @@ def test_a_video_that_cannot_be_written_is_refused_before_anything_is_played(run
     assert re.match(r"play: output: must be a directory, got .*/out: .*/out is a file\n$", err)
 
 
-def test_where_there_is_no_picture_the_reason_is_told_and_no_video_written(run, tmp_path, monkeypatch):
+def test_where_there_is_no_picture_the_reason_is_told_and_no_video_written(
+    run, tmp_path, monkeypatch
+):
     def render(env):
         raise NotImplementedError("it has no picture")
 
@@ -194,17 +213,26 @@ def test_an_environment_without_instructions_plays_the_task_of_the_seed(run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run=runs/none"], r"runs/none must be a run directory or a checkpoint, it does not exist"),
+        (
+            ["run=runs/none"],
+            r"runs/none must be a run directory or a checkpoint, it does not exist",
+        ),
         (
             ["run=runs/maze", "instruction=3;5"],
             r"instruction must hold goals A,B with numbers in 0..6, got '3;5'",
         ),
-        (["run=runs/maze", "instruction=0,3"], r"instruction must name cells without a wall .*, got '0,3'"),
+        (
+            ["run=runs/maze", "instruction=0,3"],
+            r"instruction must name cells without a wall .*, got '0,3'",
+        ),
         (
             ["run=runs/maze", "instruction=1,1 1,2 1,3"],
             r"instruction must hold 1..2 goals .*, got '1,1 1,2 1,3'",
         ),
-        (["run=runs/memory", "instruction=eat"], r"instruction: PassiveTMaze takes none, got 'eat'"),
+        (
+            ["run=runs/memory", "instruction=eat"],
+            r"instruction: PassiveTMaze takes none, got 'eat'",
+        ),
         (["run=runs/maze", "fps=0"], r"fps must be in \(0, 50\], got 0"),
         (["run=runs/maze", "fps=abc"], r"fps: must be a number, got 'abc'"),
         (["run=runs/maze", "greedy=no"], r"greedy: must be true or false, got 'no'"),

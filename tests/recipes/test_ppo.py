@@ -71,7 +71,8 @@ def test_a_run_extended_later_equals_one_that_was_never_stopped(run, components,
 
 
 def test_memory_learns_what_to_recall_and_without_it_nothing_can(run):
-    # Much entropy: it must try both ends of the corridor for long enough to see that one is told at its beginning.
+    # Much entropy: it must try both ends of the corridor for long enough to see that one is told at
+    # its beginning.
     task = [
         *SMALL,
         "env.length=2",
@@ -83,4 +84,6 @@ def test_memory_learns_what_to_recall_and_without_it_nothing_can(run):
     ]
     assert run("gru", *task).summary["success"] >= 0.9
     small = [argument for argument in task if not argument.startswith("encoder.")]
-    assert run("control", *small, "encoder=memoryless", "encoder.d_model=32").summary["success"] <= 0.7
+    assert (
+        run("control", *small, "encoder=memoryless", "encoder.d_model=32").summary["success"] <= 0.7
+    )

@@ -1,4 +1,6 @@
-"""A probe of a tiny corridor: what is done stays, what its agents see ends where it says, mistakes begin nothing."""
+"""A probe of a tiny corridor: what is done stays, what its agents see ends where it says, mistakes
+begin nothing.
+"""
 
 import json
 import re
@@ -16,7 +18,9 @@ TINY = (*CORRIDOR, "debug=tiny", "logger=none", SETTINGS)
 FOLDER = "runs/probe-debug=tiny-env.length=3-env=tmaze"
 
 
-def test_agents_are_trained_once_and_judged_and_what_sees_a_whole_episode_counts_once(play, tmp_path):
+def test_agents_are_trained_once_and_judged_and_what_sees_a_whole_episode_counts_once(
+    play, tmp_path
+):
     status, out, errors = play("probe", tmp_path, *TINY, "probe.windows=[4,9]", "probe.seeds=[0]")
     assert status == 0, errors
     folder = tmp_path / FOLDER
@@ -33,7 +37,10 @@ def test_agents_are_trained_once_and_judged_and_what_sees_a_whole_episode_counts
     again = json.loads((folder / "probe.json").read_text())
     for several, [before], window in zip(again["runs"], found["runs"], (1, 4), strict=True):
         assert several[0] == before
-        assert [path.split("-window-")[1] for path in several] == [f"{window}-seed-0", f"{window}-seed-1"]
+        assert [path.split("-window-")[1] for path in several] == [
+            f"{window}-seed-0",
+            f"{window}-seed-1",
+        ]
 
 
 def test_each_agent_prints_one_line_at_its_end_and_the_verdict_stands_alone(play, tmp_path):
@@ -81,7 +88,9 @@ def test_a_probe_that_is_asked_to_end_goes_on_where_it_was(play, tmp_path, monke
 
 @pytest.mark.parametrize("window", [1, 5])
 def test_agents_are_exactly_blind_beyond_their_window(window):
-    """With the settings of the recipe, acting and learning: a timestep reaches the decisions of its window alone."""
+    """With the settings of the recipe, acting and learning: a timestep reaches the decisions of its
+    window alone.
+    """
     own = yamame.compose(recipe="probe").probe.settings
     layer = ("encoder.num_layers=1", f"encoder.window={window}")
     cfg = yamame.compose("env=tmaze", "env.length=9", *own, *layer)
@@ -100,7 +109,10 @@ def test_agents_are_exactly_blind_beyond_their_window(window):
 
 
 def acted(agent, seen: TensorDict) -> torch.Tensor:
-    policy, memory = agent.policy(), agent.trajectory_encoder.init_memory(len(seen), capacity=seen.shape[1])
+    policy, memory = (
+        agent.policy(),
+        agent.trajectory_encoder.init_memory(len(seen), capacity=seen.shape[1]),
+    )
     decided = []
     for timestep in seen.unbind(1):
         with torch.no_grad():

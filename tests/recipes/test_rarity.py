@@ -1,4 +1,6 @@
-"""Runs that draw goals by their rarity count those of their data, once, also when they are stopped and resumed."""
+"""Runs that draw goals by their rarity count those of their data, once, also when they are stopped
+and resumed.
+"""
 
 import pytest
 import torch
@@ -6,8 +8,20 @@ import yamame
 from yamame.replay import TrajectoryFollower
 
 TINY = [
-    *("debug=tiny", "logger=none", "env=mazerunner", "env.size=9", "env.time_limit=12", "relabel=rarity"),
-    *("encoder=memoryless", "encoder.d_model=16", "evaluation.num_episodes=2", "evaluation.video_frames=1"),
+    *(
+        "debug=tiny",
+        "logger=none",
+        "env=mazerunner",
+        "env.size=9",
+        "env.time_limit=12",
+        "relabel=rarity",
+    ),
+    *(
+        "encoder=memoryless",
+        "encoder.d_model=16",
+        "evaluation.num_episodes=2",
+        "evaluation.video_frames=1",
+    ),
     *(
         "evaluation.interval=1000",
         "schedule.anneal_lr=false",
@@ -26,21 +40,29 @@ def source(tmp_path_factory):
 
 def table_of(run) -> dict[str, torch.Tensor]:
     """The table in the last checkpoint of a run."""
-    saved = torch.load(max((run.path / "checkpoints").glob("step-*.pt")), weights_only=True)["components"]
+    saved = torch.load(max((run.path / "checkpoints").glob("step-*.pt")), weights_only=True)[
+        "components"
+    ]
     parts = saved.get("data") or saved["replay"]["data"]
     return {
-        key.rpartition(".")[2]: value for key, value in parts.get("transform", {}).items() if "rarity" in key
+        key.rpartition(".")[2]: value
+        for key, value in parts.get("transform", {}).items()
+        if "rarity" in key
     }
 
 
 @pytest.mark.parametrize("recipe", ["offline", "train"])
-def test_a_run_that_is_stopped_and_resumed_has_counted_each_trajectory_once(recipe, source, tmp_path):
+def test_a_run_that_is_stopped_and_resumed_has_counted_each_trajectory_once(
+    recipe, source, tmp_path
+):
     settings = [*TINY, "data=runs", f"data.path={source}", f"run.root={tmp_path}"]
     length = "budget.updates" if recipe == "offline" else "budget.env_steps"
     least, most = (2, 5) if recipe == "offline" else (128, 256)
 
     def run(name, amount, *more):
-        return yamame.train(*settings, f"run.name={name}", f"{length}={amount}", *more, recipe=recipe)
+        return yamame.train(
+            *settings, f"run.name={name}", f"{length}={amount}", *more, recipe=recipe
+        )
 
     whole = table_of(run("whole", most))
     run("parts", least)
@@ -49,7 +71,11 @@ def test_a_run_that_is_stopped_and_resumed_has_counted_each_trajectory_once(reci
     assert all(torch.equal(value, parts[key]) for key, value in whole.items())
     lengths = TrajectoryFollower(source / "replay").lengths
     given = torch.stack([(lengths - 1).sum(), torch.tensor(len(lengths))])
-    assert torch.equal(whole["totals"], given) if recipe == "offline" else (whole["totals"] > given).all()
+    assert (
+        torch.equal(whole["totals"], given)
+        if recipe == "offline"
+        else (whole["totals"] > given).all()
+    )
 
 
 SOURCE = '''
@@ -89,7 +115,13 @@ def test_a_source_that_does_not_count_is_refused_where_goals_are_drawn_by_rarity
 ):
     (tmp_path / "mylab_sources.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
-    settings = [*TINY, "data=none", "trust=[mylab_sources.]", f"run.root={tmp_path}", "budget.updates=1"]
+    settings = [
+        *TINY,
+        "data=none",
+        "trust=[mylab_sources.]",
+        f"run.root={tmp_path}",
+        "budget.updates=1",
+    ]
 
     def run(name, *more):
         own = f"data.source={{_target_: mylab_sources.{name}, path: {source}}}"

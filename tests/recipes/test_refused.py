@@ -1,4 +1,6 @@
-"""Runs with updates that are not finite: what is refused is counted and told, kept, and can be looked at."""
+"""Runs with updates that are not finite: what is refused is counted and told, kept, and can be
+looked at.
+"""
 
 import json
 import sys
@@ -54,7 +56,9 @@ gymnasium.register("Huge-v0", Huge)
 
 @contextmanager
 def spoilt(values, key=("next", "reward")):
-    """Updates whose batches have values of ours: by the number of the update, where in the entry and which."""
+    """Updates whose batches have values of ours: by the number of the update, where in the entry
+    and which.
+    """
     update, count = Learner.update, 0
 
     def spoil(learner, batch, **options):
@@ -124,7 +128,9 @@ def test_huge_finite_rewards_cost_at_most_their_batch(play, tmp_path, components
     refused = summary["refused_updates"]
     assert 1 <= refused <= 4
     last = max((tmp_path / "runs/bad/nonfinite").iterdir()).name
-    assert last.startswith(f"step-{16 - refused:012d}")  # that of the last one, in which nothing is finite
+    assert last.startswith(
+        f"step-{16 - refused:012d}"
+    )  # that of the last one, in which nothing is finite
     state = components(tmp_path / "runs/bad")["agent"]
     assert is_finite(state)
     assert state["returns.moments.mean"].abs().max() < 1e3
@@ -144,7 +150,11 @@ def test_an_environment_may_pay_a_huge_reward_now_and_then(
     finally:
         gymnasium.registry.pop("Huge-v0", None)
     summary = summary_of(tmp_path)
-    assert (summary["status"], summary["updates"], summary["refused_updates"]) == ("FINISHED", 20, 0)
+    assert (summary["status"], summary["updates"], summary["refused_updates"]) == (
+        "FINISHED",
+        20,
+        0,
+    )
     assert "rewards that are NaN or beyond 1e+10 are not learned from" in err
     state = components(tmp_path / "runs/bad")["agent"]
     assert is_finite(state)
@@ -182,7 +192,9 @@ def check_shown(play, folder, bundle, key):
     assert out.splitlines()[-1].startswith(begin)
 
 
-def test_a_bundle_shows_the_first_entry_term_and_gradient_that_is_not_finite(refused, play, tmp_path):
+def test_a_bundle_shows_the_first_entry_term_and_gradient_that_is_not_finite(
+    refused, play, tmp_path
+):
     for source in (refused.bundle, next(refused.bundle.glob("*.pt"))):
         check_shown(play, tmp_path, source, "next.reward")
 

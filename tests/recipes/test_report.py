@@ -15,10 +15,15 @@ EXPECTED = {"expected.metric": "success_mean", "expected.interval": [0.8, 1.0]}
 
 @pytest.fixture(scope="module")
 def database(empty_store, tmp_path_factory):
-    """A folder with ``mlflow.db``: two seeds that reach 0.7 and 1.0, a memoryless one, a failed one."""
+    """A folder with ``mlflow.db``: two seeds that reach 0.7 and 1.0, a memoryless one, a failed
+    one.
+    """
     folder = tmp_path_factory.mktemp("database")
     shutil.copy(empty_store, folder)
-    params = {"env._target_": "yamame_envs.MazeRunner", "encoder._target_": "yamame.trajectory.GRUEncoder"}
+    params = {
+        "env._target_": "yamame_envs.MazeRunner",
+        "encoder._target_": "yamame.trajectory.GRUEncoder",
+    }
     memoryless = {"encoder._target_": "yamame.trajectory.MemorylessEncoder"}
     for name, value, changed in [
         ("gru-0", 0.7, {"seed": 0}),
@@ -33,7 +38,9 @@ def database(empty_store, tmp_path_factory):
         )
         with tracker.start(run, name=name, params=params | EXPECTED | changed):
             for step in (1000, 2000):
-                tracker.log({"eval/success_mean": value * step / 2000, "cost/cpu_s": step / 100}, step=step)
+                tracker.log(
+                    {"eval/success_mean": value * step / 2000, "cost/cpu_s": step / 100}, step=step
+                )
         if name == "broken":
             tracker.run.set_status("FAILED")
     return folder
@@ -61,7 +68,10 @@ def test_the_report_tells_the_verdict_the_runs_left_out_and_the_path_last(report
     status, out, err = report("resampling.num_resamples=50", "strict=true")
     assert (status, err) == (0, "")
     first, second, last = out.splitlines()
-    assert first == "MazeRunner: reached (success_mean 0.85 [0, 1] Student, 2 seeds; expected 0.8 to 1)"
+    assert (
+        first
+        == "MazeRunner: reached (success_mean 0.85 [0, 1] Student, 2 seeds; expected 0.8 to 1)"
+    )
     assert second.startswith("not counted: broken")
     assert last == "report/index.html"
     page = (tmp_path / last).read_text()
@@ -81,13 +91,18 @@ def test_tables_are_filled_from_evidence_which_needs_no_store_later(report, data
             tracker.log({"eval/success_mean": value}, step=1)
     page, folder = tmp_path / "page=1.md", tmp_path / "evidence"
     head = "| task | `python recipes/train.py ...` | at the end |\n|---|---|---|\n"
-    rows = ["| two goals | `experiment=cpu_mazerunner` | 0.99 |", "| three | `experiment=other` | 0.99 |"]
+    rows = [
+        "| two goals | `experiment=cpu_mazerunner` | 0.99 |",
+        "| three | `experiment=other` | 0.99 |",
+    ]
     before = f"<!-- runs: -->\n{head}" + "\n".join(rows) + "\n<!-- end of runs -->\n"
     page.write_text(before)
     options = ("resampling.num_resamples=50", f"evidence={folder}", f"tables={page}")
     status, out, err = report(*options, "store.experiment=marked", "strict=true")
     assert (status, err) == (1, "")
-    assert out.splitlines()[-2] == f"{page}: to be measured: python recipes/train.py experiment=other"
+    assert (
+        out.splitlines()[-2] == f"{page}: to be measured: python recipes/train.py experiment=other"
+    )
     filled = page.read_text()
     assert "| two goals | `experiment=cpu_mazerunner` | 0.700, 1.000 |" in filled
     assert "| three | `experiment=other` | to be measured |" in filled
@@ -101,7 +116,12 @@ def test_tables_are_filled_from_evidence_which_needs_no_store_later(report, data
 
 def test_pages_without_tables_are_told_apart_before_anything_is_written(report, tmp_path):
     begin, end = "<!-- runs: seeds=0 -->", "<!-- end of runs -->"
-    pages = {"plain": "no table", "open": f"{begin}\n", "closed": f"{end}\n", "crossed": f"{end}\n{begin}\n"}
+    pages = {
+        "plain": "no table",
+        "open": f"{begin}\n",
+        "closed": f"{end}\n",
+        "crossed": f"{end}\n{begin}\n",
+    }
     for name, text in pages.items():
         (tmp_path / f"{name}.md").write_text(text)
     (tmp_path / "bytes.md").write_bytes(b"\xff\xfe")
@@ -123,7 +143,8 @@ def test_strict_ends_with_status_one_where_less_came_out_than_expected(report):
     status, out, _ = report(*arguments, "strict=true")
     assert status == 1
     assert (
-        out.splitlines()[0] == "MazeRunner: below (success_mean 0.1, 1 seed, no interval; expected 0.8 to 1)"
+        out.splitlines()[0]
+        == "MazeRunner: below (success_mean 0.1, 1 seed, no interval; expected 0.8 to 1)"
     )
     assert report(*arguments)[0] == 0
 
@@ -138,11 +159,17 @@ def test_strict_ends_with_status_one_where_less_came_out_than_expected(report):
         (["store.experiment=other"], "store.experiment: must be one of"),
         (["base=nobody"], "base: must match the name of a run that counts, got 'nobody'"),
         (["thresholds=[0.5,-1]"], "thresholds: must be positive numbers, got -1"),
-        (["resampling.confidence=2"], "resampling: Resampling: confidence must be in (0, 1), got 2"),
+        (
+            ["resampling.confidence=2"],
+            "resampling: Resampling: confidence must be in (0, 1), got 2",
+        ),
         (["bogus=1"], "bogus"),
         (["tables=[page.md]"], "tables: must have a folder to be filled from"),
         (["evidence=none", "store.tracking_uri=null"], "evidence: must be a folder with runs.csv"),
-        (["store.tracking_uri=null"], "store.tracking_uri: must be a store where there is no evidence"),
+        (
+            ["store.tracking_uri=null"],
+            "store.tracking_uri: must be a store where there is no evidence",
+        ),
     ],
 )
 def test_a_mistake_ends_with_one_line_and_nothing_written(report, tmp_path, arguments, message):
@@ -165,7 +192,9 @@ def test_a_database_that_is_not_there_is_named_and_not_made(report, tmp_path):
 def test_strict_ends_with_status_one_where_every_run_of_an_experiment_failed(report):
     status, out, _ = report("runs=[broken]", "strict=true")
     assert status == 1
-    assert out.splitlines()[0] == "MazeRunner: unknown (success_mean not measured; expected 0.8 to 1)"
+    assert (
+        out.splitlines()[0] == "MazeRunner: unknown (success_mean not measured; expected 0.8 to 1)"
+    )
 
 
 @pytest.mark.parametrize("chosen", ["runs=gru-seed=1", "runs=[gru-seed=1]"])

@@ -1,4 +1,6 @@
-"""A published experiment in pieces: what is done stays, what was measured is written, mistakes begin nothing."""
+"""A published experiment in pieces: what is done stays, what was measured is written, mistakes
+begin nothing.
+"""
 
 import json
 import re
@@ -23,7 +25,9 @@ def test_all_seeds_are_trained_once_and_measured_on_the_tasks_that_are_named(pla
     status, out, errors = play("reproduce", tmp_path, *call)
     assert status == 0, errors
     assert "no verdict on edition=small" in out
-    report = json.loads((tmp_path / "runs/rsm_dark_key_to_door-gru-small/contract.json").read_text())
+    report = json.loads(
+        (tmp_path / "runs/rsm_dark_key_to_door-gru-small/contract.json").read_text()
+    )
     assert [len(tasks) for tasks in report["tasks"]] == [6, 6]
     assert report["contract"]["published"]["gru"][0] == 29.6
     assert report["cpu_s"] > 0
@@ -60,7 +64,10 @@ def test_one_seed_has_no_interval_and_no_verdict_and_several_have(play, tmp_path
     assert play("reproduce", tmp_path, *call, "seeds=[42,100]")[0] == 0
     report = json.loads(path.read_text())
     student = report["ours"]["student"]  # None if both seeds have the same mean
-    assert (report["outcome"], report["settled"]) == ("below", student is not None and student[1] < 28.6)
+    assert (report["outcome"], report["settled"]) == (
+        "below",
+        student is not None and student[1] < 28.6,
+    )
 
 
 def test_a_piece_ends_within_its_minutes_and_says_what_the_rest_takes(play, tmp_path):
@@ -96,7 +103,10 @@ def test_a_mistake_begins_nothing(play, tmp_path, arguments, message):
 def test_a_contract_must_be_named(tmp_path):
     program = Path(__file__).resolve().parents[2] / "recipes" / "reproduce.py"
     ended = subprocess.run(
-        [sys.executable, str(program), "edition=small"], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, str(program), "edition=small"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
     assert ended.returncode == 2
     assert ended.stderr.startswith("reproduce: name the experiment first")

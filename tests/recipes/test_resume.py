@@ -1,4 +1,6 @@
-"""What a run and a sweep survive: kills at any moment, a second command, a move, a resume that cannot be."""
+"""What a run and a sweep survive: kills at any moment, a second command, a move, a resume that
+cannot be.
+"""
 
 import json
 import os
@@ -84,7 +86,10 @@ def mlflow_runs(database):
     ("missing", "message"),
     [
         ("runs/a/replay", "a/replay must hold the trajectories of the run, it is missing"),
-        ("runs/a/checkpoints", "a/checkpoints must hold the checkpoints of a finished run, it holds none"),
+        (
+            "runs/a/checkpoints",
+            "a/checkpoints must hold the checkpoints of a finished run, it holds none",
+        ),
         ("mlflow.db", "the store of the run must be there, found none at .*mlflow.db"),
     ],
 )
@@ -100,7 +105,9 @@ def test_a_resume_that_misses_something_leaves_the_finished_run_as_it_was(
         yamame.train(*SMALL, "run.name=a", f"resume={mode}", "budget.env_steps=512")
     assert re.fullmatch(rf".*{message}; bring .* back.*", str(raised.value)), raised.value
     after = contents(project / "runs")
-    changed = {name for name in before if before[name] != after.get(name)} | after.keys() - before.keys()
+    changed = {
+        name for name in before if before[name] != after.get(name)
+    } | after.keys() - before.keys()
     assert {name for name in changed if not name.startswith("a/replay/")} == set()
     assert summary("runs/a")["status"] == "FINISHED"
     if missing != "mlflow.db":
@@ -171,7 +178,10 @@ def test_a_run_that_is_not_done_goes_on_whatever_its_summary_says(monkeypatch, t
     for change in ({"status": "KILLED"}, {"updates": told["updates"] - 1}):
         Path("runs/a/summary.json").write_text(json.dumps(told | change))
         yamame.train(*arguments)
-        assert (summary("runs/a")["status"], summary("runs/a")["updates"]) == ("FINISHED", told["updates"])
+        assert (summary("runs/a")["status"], summary("runs/a")["updates"]) == (
+            "FINISHED",
+            told["updates"],
+        )
     before = contents(tmp_path)
     yamame.train(*arguments, "evaluation.num_episodes=3")  # evaluated by other tasks
     after = contents(tmp_path)
@@ -191,7 +201,9 @@ def test_a_run_whose_replacement_was_killed_before_it_began_is_still_there(proje
 # Where a run may go on.
 
 
-def test_a_run_goes_on_elsewhere_under_another_name_and_other_conditions(project, play, monkeypatch):
+def test_a_run_goes_on_elsewhere_under_another_name_and_other_conditions(
+    project, play, monkeypatch
+):
     moved = project / "elsewhere" / "deeper"
     moved.mkdir(parents=True)
     (project / "runs/a").rename(moved / "b")
@@ -201,7 +213,13 @@ def test_a_run_goes_on_elsewhere_under_another_name_and_other_conditions(project
         "evaluation.num_episodes=3",
         "checkpoint.keep=1",
     ]
-    arguments = [*SMALL, *others, "run.root=elsewhere/../elsewhere/deeper", "run.name=b", "resume=true"]
+    arguments = [
+        *SMALL,
+        *others,
+        "run.root=elsewhere/../elsewhere/deeper",
+        "run.name=b",
+        "resume=true",
+    ]
     threads = torch.get_num_threads()
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
     status, _, err = play("train", project, *arguments, "budget.env_steps=320")
@@ -218,10 +236,14 @@ def test_a_run_goes_on_elsewhere_under_another_name_and_other_conditions(project
     for name in ("elsewhere", "mlflow.db", "mlruns"):
         (project / name).rename(project / "project" / name)
     folder = project / "project/elsewhere"
-    status, _, err = play("train", folder, *SMALL, *others, "run.root=deeper", "run.name=b", "resume=true")
+    status, _, err = play(
+        "train", folder, *SMALL, *others, "run.root=deeper", "run.name=b", "resume=true"
+    )
     assert (status, err.count("other settings")) == (0, 0)
     assert "b: goes on with a smaller budget: env_steps: 320 -> 256\n" in err  # less than was made
-    assert [path.relative_to(project) for path in project.rglob("mlflow.db")] == [Path("project/mlflow.db")]
+    assert [path.relative_to(project) for path in project.rglob("mlflow.db")] == [
+        Path("project/mlflow.db")
+    ]
     assert [status for status, _ in mlflow_runs(project / "project/mlflow.db")] == ["FINISHED"]
 
 
@@ -336,7 +358,8 @@ def test_resume_auto_is_the_one_command_whenever_a_run_was_killed(
 
 
 @pytest.mark.parametrize(
-    ("jobs", "kills", "tracker"), [(2, 1, ["logger=none"]), pytest.param(12, 8, [], marks=pytest.mark.slow)]
+    ("jobs", "kills", "tracker"),
+    [(2, 1, ["logger=none"]), pytest.param(12, 8, [], marks=pytest.mark.slow)],
 )
 def test_a_sweep_that_is_killed_and_issued_again_runs_each_job_to_its_end_once(
     killed, tmp_path, jobs, kills, tracker
@@ -354,4 +377,6 @@ def test_a_sweep_that_is_killed_and_issued_again_runs_each_job_to_its_end_once(
     assert {summary(path)["status"] for path in directories} == {"FINISHED"}
     assert litter(tmp_path) == []
     if not tracker:
-        assert [status for status, _ in mlflow_runs(tmp_path / "mlflow.db")] == ["FINISHED"] * (jobs + 1)
+        assert [status for status, _ in mlflow_runs(tmp_path / "mlflow.db")] == ["FINISHED"] * (
+            jobs + 1
+        )

@@ -1,4 +1,6 @@
-"""A run goes on with other settings of the machine: one line names what has changed, and no other setting may."""
+"""A run goes on with other settings of the machine: one line names what has changed, and no other
+setting may.
+"""
 
 import shutil
 
@@ -27,7 +29,9 @@ CHANGES = {
 }
 ELSEWHERE = {"encoder.compiled", "collector.compile_policy"}
 """Settings of earlier versions, which no YAML file has any more."""
-OTHER_MACHINES = {f"{part}.{key}" for part in ("schedule", "collector") for key in ("cuda_graph", "compile")}
+OTHER_MACHINES = {
+    f"{part}.{key}" for part in ("schedule", "collector") for key in ("cuda_graph", "compile")
+}
 """Need a GPU, or a compiler: `tests/gpu_emulation` and `tests/trajectory` run them."""
 
 
@@ -48,12 +52,17 @@ def project(begun, tmp_path):
 
 
 def test_every_setting_of_a_machine_is_tried():
-    assert set(MACHINE) == {key for key in CHANGES if "packing." not in key} | ELSEWHERE | OTHER_MACHINES
+    assert (
+        set(MACHINE)
+        == {key for key in CHANGES if "packing." not in key} | ELSEWHERE | OTHER_MACHINES
+    )
 
 
 @pytest.mark.parametrize("key", CHANGES)
 def test_a_run_goes_on_with_another_setting_of_the_machine(key, project, play):
-    status, _, err = play("train", project, *RUN, "budget.updates=3", "resume=true", f"{key}={CHANGES[key]}")
+    status, _, err = play(
+        "train", project, *RUN, "budget.updates=3", "resume=true", f"{key}={CHANGES[key]}"
+    )
     assert status == 0, err
     lines = [line for line in err.splitlines() if "other settings" in line]
     if key == "device":  # cpu:0 is cpu
@@ -61,7 +70,9 @@ def test_a_run_goes_on_with_another_setting_of_the_machine(key, project, play):
         return
     (line,) = lines
     assert f"{key}: " in line
-    assert line.count(" -> ") == 1  # a part that is left out is one change, whatever settings it had
+    assert (
+        line.count(" -> ") == 1
+    )  # a part that is left out is one change, whatever settings it had
 
 
 def test_a_run_keeps_the_settings_of_its_last_machine(project, play):
@@ -79,9 +90,13 @@ def test_a_finished_run_stays_done_on_another_device(project, play):
     assert "runs/a is done" in out + err
 
 
-@pytest.mark.parametrize(("key", "value"), [("schedule.batch_size", "3"), ("optimizer.smallest", "32")])
+@pytest.mark.parametrize(
+    ("key", "value"), [("schedule.batch_size", "3"), ("optimizer.smallest", "32")]
+)
 def test_a_setting_of_the_experiment_must_stay(key, value, project, play):
-    status, _, err = play("train", project, *RUN, "budget.updates=4", "resume=true", f"{key}={value}")
+    status, _, err = play(
+        "train", project, *RUN, "budget.updates=4", "resume=true", f"{key}={value}"
+    )
     assert status == 2
     assert f"{key}: " in err
     assert f"-> {value}" in err

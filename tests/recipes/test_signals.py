@@ -1,4 +1,5 @@
-"""Signals at any moment of a run: a last checkpoint, the truth about the end, the status of requeueing, the same bits.
+"""Signals at any moment of a run: a last checkpoint, the truth about the end, the status of
+requeueing, the same bits.
 
 `YAMAME_SIGNALS=100 pytest -m slow tests/recipes/test_signals.py` sends so many.
 """
@@ -15,14 +16,29 @@ import pytest
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SMALL = (
-    *("encoder.d_model=16", "encoder.num_layers=1", "env.time_limit=20", "schedule.steps_per_iteration=64"),
+    *(
+        "encoder.d_model=16",
+        "encoder.num_layers=1",
+        "env.time_limit=20",
+        "schedule.steps_per_iteration=64",
+    ),
     *("schedule.learning_starts=128", "schedule.updates_per_step=0.04", "schedule.batch_size=4"),
     *("schedule.anneal_lr=false", "evaluation.num_episodes=8", "evaluation.interval=300"),
-    *("checkpoint.interval=200", "budget.env_steps=1024", "budget.minutes=null", "replay.capacity=800"),
+    *(
+        "checkpoint.interval=200",
+        "budget.env_steps=1024",
+        "budget.minutes=null",
+        "replay.capacity=800",
+    ),
     *("evaluation.video_frames=20", "encoder=transformer"),
 )
 PPO = ("debug=tiny", "budget.updates=null", "budget.env_steps=4000", "budget.minutes=null")
-DISTILL = ("debug=tiny", "budget.updates=40", "schedule.updates_per_iteration=5", "evaluation.interval=10")
+DISTILL = (
+    "debug=tiny",
+    "budget.updates=40",
+    "schedule.updates_per_iteration=5",
+    "evaluation.interval=10",
+)
 OF_A_NAME = ("/progress/saved_at", "/histories/_storage/owner", "/histories/_storage/parts")
 NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP")
 
@@ -37,7 +53,7 @@ import matplotlib.pyplot, torch, yamame_envs
 if logger == "mlflow":
     import mlflow
 from yamame.cli.app import main
-from yamame.signals import SIGNALS, end_while_loading
+from yamame.system.signals import SIGNALS, exit_while_loading
 
 for heard in SIGNALS:
     signal.signal(heard, signal.SIG_DFL)
@@ -52,7 +68,7 @@ def start(directory):
         return process
     with open(f"err{len(outcomes)}", "w") as err, open("out", "w") as out:
         os.dup2(err.fileno(), 2), os.dup2(out.fileno(), 1)
-    end_while_loading()
+    exit_while_loading()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     resume = str((directory / "config.yaml").exists()).lower()
     sys.argv = [f"{recipe}.py", *arguments, f"logger={logger}", f"run.name={directory.name}", f"resume={resume}"]
@@ -129,7 +145,9 @@ def points(folder, name):
 
 @pytest.fixture
 def check(run_forked, tmp_path, components, differing):
-    """Sends signals to runs, which are resumed, and compares each with one that was never stopped."""
+    """Sends signals to runs, which are resumed, and compares each with one that was never
+    stopped.
+    """
     return partial(compare, run_forked, tmp_path, components, differing)
 
 
@@ -243,9 +261,9 @@ def test_an_evaluation_does_not_delay_the_end(run_forked, tmp_path, components):
 def test_a_recipe_that_is_still_loading_leaves_nothing(tmp_path, name, status):
     """Sent when the first imports are done, which is before torch."""
     program = (
-        "import os, runpy, signal, sys, yamame.signals\n"
-        "leave = yamame.signals.end_while_loading\n"
-        f"yamame.signals.end_while_loading = lambda: leave() or os.kill(os.getpid(), signal.{name})\n"
+        "import os, runpy, signal, sys, yamame.system.signals\n"
+        "leave = yamame.system.signals.exit_while_loading\n"
+        f"yamame.system.signals.exit_while_loading = lambda: leave() or os.kill(os.getpid(), signal.{name})\n"
         f"sys.argv = ['train.py', 'debug=tiny']\n"
         f"runpy.run_path({str(RECIPES / 'train.py')!r}, run_name='__main__')\n"
     )

@@ -1,4 +1,5 @@
-"""A run of minutes that grows nowhere: memory, descriptors, threads, its directory, MLflow's database.
+"""A run of minutes that grows nowhere: memory, descriptors, threads, its directory, MLflow's
+database.
 
 ``SOAK_MINUTES`` is how long it takes:
 
@@ -35,7 +36,9 @@ MIB = 2**20
 
 
 def size(path: Path) -> int:
-    """Bytes of all files below a directory, or of a file; those that are gone in the meantime count nothing."""
+    """Bytes of all files below a directory, or of a file; those that are gone in the meantime count
+    nothing.
+    """
     total = 0
     for file in path.rglob("*") if path.is_dir() else [path]:
         try:
@@ -64,7 +67,9 @@ def test_a_run_grows_nowhere(tmp_path):
     command = [sys.executable, str(RECIPE), *SETTINGS, f"budget.minutes={MINUTES}"]
     samples, began = [], time.monotonic()
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) as run:
-        while run.poll() is None and time.monotonic() < began + 54 * MINUTES:  # its end draws pictures
+        while (
+            run.poll() is None and time.monotonic() < began + 54 * MINUTES
+        ):  # its end draws pictures
             time.sleep(5)
             if time.monotonic() > began + 18 * MINUTES:  # replay is full and everything is imported
                 samples.append(sample(Path(f"/proc/{run.pid}"), tmp_path))
@@ -82,4 +87,6 @@ def test_a_run_grows_nowhere(tmp_path):
     assert last["descriptors"] <= first["descriptors"] + 2
     assert last["threads"] <= first["threads"]
     assert last["run directory"] < 1.1 * first["run directory"] + 1
-    assert last["mlflow.db"] < first["mlflow.db"] + 3  # 256 points of every metric per doubling of the steps
+    assert (
+        last["mlflow.db"] < first["mlflow.db"] + 3
+    )  # 256 points of every metric per doubling of the steps

@@ -1,4 +1,6 @@
-"""Sweeps in other processes: outcomes reach the parent, and what was killed goes on by the same command."""
+"""Sweeps in other processes: outcomes reach the parent, and what was killed goes on by the same
+command.
+"""
 
 import json
 import subprocess
@@ -28,7 +30,9 @@ LAUNCHERS = {
     "joblib": (["launcher=local", "hydra.launcher.n_jobs=2"], "popen_loky", 1),
     "submitit": (["hydra/launcher=submitit_local"], "submitit.core._submit", 2),
 }
-"""What chooses a launcher, what is in the command of its jobs' processes, how many are killed before it gives up."""
+"""What chooses a launcher, what is in the command of its jobs' processes, how many are killed
+before it gives up.
+"""
 NUM_JOBS = 8
 
 
@@ -51,7 +55,9 @@ def checkpoints(folder: Path) -> set[Path]:
 
 def unfinished(saved: set[Path]) -> set[Path]:
     """Those of the runs of some checkpoints that have not ended."""
-    return {run for run in {path.parents[1] for path in saved} if not (run / "summary.json").exists()}
+    return {
+        run for run in {path.parents[1] for path in saved} if not (run / "summary.json").exists()
+    }
 
 
 def wait_for(condition, seconds=300):
@@ -72,14 +78,19 @@ def test_jobs_that_are_killed_go_on_by_the_same_command_and_each_ends_once(tmp_p
     seeds = ",".join(str(seed) for seed in range(NUM_JOBS))
     command = [sys.executable, str(TRAIN), "-m", *TINY, *chosen, f"seed={seeds}"]
     killed = 0
-    while killed < 2 or not unfinished(checkpoints(tmp_path)):  # one may have ended when it was killed
+    while killed < 2 or not unfinished(
+        checkpoints(tmp_path)
+    ):  # one may have ended when it was killed
         before = checkpoints(tmp_path)
         with open(tmp_path / "err", "w") as err:
             process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=err)
         sweep = psutil.Process(process.pid)
 
         def is_time(saved=before, process=process):
-            return len(unfinished(checkpoints(tmp_path) - saved)) >= at_once or process.poll() is not None
+            return (
+                len(unfinished(checkpoints(tmp_path) - saved)) >= at_once
+                or process.poll() is not None
+            )
 
         wait_for(is_time)
         assert process.poll() is None, (tmp_path / "err").read_text()
@@ -96,7 +107,9 @@ def test_jobs_that_are_killed_go_on_by_the_same_command_and_each_ends_once(tmp_p
         assert told.endswith("the same command goes on")
         assert not others or "resource_tracker" in others[0]  # joblib tidies up after the processes
         psutil.wait_procs(below, timeout=300)
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
+    )
     assert done.returncode == 0, done.stderr
     became = [line.split()[1] for line in done.stdout.splitlines()[-NUM_JOBS - 1 : -1]]
     assert set(became) <= {"ran", "resumed", "done"}
@@ -122,13 +135,19 @@ def test_a_search_proposes_trials_and_keeps_what_they_came_to(tmp_path):
     search = ["sweeper=optuna", "optimizer.lr=interval(1e-4,1e-2)", "hydra.sweeper.n_trials=3"]
     command = [sys.executable, str(TRAIN), "-m", *TINY, *search, "budget.env_steps=512"]
     tables = []
-    for became in ("ran", "done"):  # the same command proposes the same trials, which are done by then
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    for became in (
+        "ran",
+        "done",
+    ):  # the same command proposes the same trials, which are done by then
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+        )
         assert done.returncode == 0, done.stderr
         tables.append([line.split() for line in done.stdout.splitlines()[-4:-1]])
         assert [row[1] for row in tables[-1]] == [became] * 3
     rates = [
-        [next(word for word in row if word.startswith("optimizer.lr=")) for row in table] for table in tables
+        [next(word for word in row if word.startswith("optimizer.lr=")) for row in table]
+        for table in tables
     ]
     assert rates[0] == rates[1]
     assert len(set(rates[0])) == 3

@@ -39,12 +39,16 @@ def left(tmp_path, tracking_uri, monkeypatch, capsys):
     for name in ("a", "b"):
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / ".lock").touch()
-        tracker = MLflowTracker(tracking_uri=tracking_uri, system_metrics=False, flush_s=1e6, wait_s=0.2)
+        tracker = MLflowTracker(
+            tracking_uri=tracking_uri, system_metrics=False, flush_s=1e6, wait_s=0.2
+        )
         with tracker.start(tmp_path / "runs" / name, name=name, params={"seed": 1}):
             ids.append(tracker.run.run_id)
             for step in range(3):
                 tracker.log({"loss": 1.0}, step=step)
-            database = sqlite3.connect(tracking_uri.removeprefix("sqlite:///"), isolation_level=None)
+            database = sqlite3.connect(
+                tracking_uri.removeprefix("sqlite:///"), isolation_level=None
+            )
             database.execute("begin exclusive")
         database.execute("rollback")
         database.close()
@@ -57,13 +61,18 @@ def left(tmp_path, tracking_uri, monkeypatch, capsys):
     return tracker.run.client, ids
 
 
-def test_empty_variables_of_mlflow_are_none_and_the_run_can_be_resumed(play, sync, tmp_path, monkeypatch):
+def test_empty_variables_of_mlflow_are_none_and_the_run_can_be_resumed(
+    play, sync, tmp_path, monkeypatch
+):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "")
     arguments = ["debug=tiny", "encoder=gru", "run.name=a", "logger.models=false"]
     assert play("train", tmp_path, *arguments)[0] == 0
     record = json.loads((tmp_path / "runs/a/mlflow.json").read_text())
-    assert (record["tracking_uri"], record["experiment"]) == (f"sqlite:///{tmp_path}/mlflow.db", "yamame")
+    assert (record["tracking_uri"], record["experiment"]) == (
+        f"sqlite:///{tmp_path}/mlflow.db",
+        "yamame",
+    )
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
     status, _, errors = play("train", tmp_path, *arguments, "resume=true")
     assert (status, errors) == (0, "")

@@ -1,4 +1,6 @@
-"""One run that two processes of torchrun share out: it learns, goes on exactly, and refuses what it cannot."""
+"""One run that two processes of torchrun share out: it learns, goes on exactly, and refuses what it
+cannot.
+"""
 
 import json
 import os
@@ -22,7 +24,11 @@ TINY = (
         "encoder.hidden_size=16",
         "budget.updates=null",
     ),
-    *("schedule.steps_per_iteration=64", "schedule.updates_per_step=0.05", "schedule.learning_starts=128"),
+    *(
+        "schedule.steps_per_iteration=64",
+        "schedule.updates_per_step=0.05",
+        "schedule.learning_starts=128",
+    ),
     *(
         "schedule.anneal_lr=false",
         "checkpoint.interval=128",
@@ -52,14 +58,18 @@ elastic_launch(config, share)()
 
 def command(*arguments: str, recipe: Path = TRAIN) -> list[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    settings = [text for text in TINY if recipe == TRAIN or "anneal_lr" not in text]  # which ppo has not
+    settings = [
+        text for text in TINY if recipe == TRAIN or "anneal_lr" not in text
+    ]  # which ppo has not
     return [*launcher, str(recipe), *settings, *arguments]
 
 
 def shared(folder: Path, *arguments: str, recipe: Path = TRAIN) -> subprocess.CompletedProcess:
     folder.mkdir(exist_ok=True)
     done = command(*arguments, recipe=recipe)
-    return subprocess.run(done, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(
+        done, cwd=folder, capture_output=True, text=True, timeout=100, check=False
+    )
 
 
 def summary(folder: Path) -> dict:
@@ -96,12 +106,16 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_bits(tmp_path, components, di
     assert first["progress"]["updates"] == int((1024 - 128) * 0.05)
     assert (
         differing(
-            first, second, skip=("/progress/curve", *(f"/replay/{rank}/_storage/parts" for rank in (0, 1)))
+            first,
+            second,
+            skip=("/progress/curve", *(f"/replay/{rank}/_storage/parts" for rank in (0, 1))),
         )
         == []
     )
     alone = [sys.executable, str(TRAIN), *TINY, "budget.env_steps=2048", "resume=true"]
-    refused = subprocess.run(alone, cwd=parts, capture_output=True, text=True, timeout=100, check=False)
+    refused = subprocess.run(
+        alone, cwd=parts, capture_output=True, text=True, timeout=100, check=False
+    )
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "processes: 2 -> '(absent)'" in refused.stderr
 
@@ -118,7 +132,9 @@ def test_a_run_is_ended_and_killed_without_orphans_and_goes_on(tmp_path, number)
         assert time.monotonic() < deadline
         assert process.poll() is None, (tmp_path / "err").read_text()
         time.sleep(0.1)
-    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True)
+    children = subprocess.run(
+        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
+    )
     ranks = [int(text) for text in children.stdout.split()]
     if number == signal.SIGTERM:
         process.send_signal(number)
@@ -145,10 +161,16 @@ def test_a_run_is_ended_and_killed_without_orphans_and_goes_on(tmp_path, number)
         ),
         (["schedule.cuda_graph=true"], TRAIN, "schedule.cuda_graph must be false under torchrun"),
         (["-m", "seed=0,1"], TRAIN, "torchrun: must start one run of train or offline, got -m"),
-        ([], TRAIN.with_name("ppo.py"), "torchrun: must start one run of train or offline, got this recipe"),
+        (
+            [],
+            TRAIN.with_name("ppo.py"),
+            "torchrun: must start one run of train or offline, got this recipe",
+        ),
     ],
 )
-def test_what_processes_cannot_share_is_one_line_and_writes_nothing(tmp_path, arguments, recipe, message):
+def test_what_processes_cannot_share_is_one_line_and_writes_nothing(
+    tmp_path, arguments, recipe, message
+):
     done = shared(tmp_path, "budget.env_steps=384", *arguments, recipe=recipe)
     assert done.returncode != 0
     assert len([line for line in done.stderr.splitlines() if message in line]) == 1

@@ -62,8 +62,13 @@ def whole(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def swept(play, tmp_path_factory):
-    """The folder of a sweep over two seeds, the first of which went on alone, and what was printed then."""
-    folder, small = tmp_path_factory.mktemp("swept"), ["debug=tiny", "env=tmaze", "encoder=memoryless"]
+    """The folder of a sweep over two seeds, the first of which went on alone, and what was printed
+    then.
+    """
+    folder, small = (
+        tmp_path_factory.mktemp("swept"),
+        ["debug=tiny", "env=tmaze", "encoder=memoryless"],
+    )
     assert play("train", folder, "-m", *small, "seed=0,1")[0] == 0
     status, out, _ = play("train", folder, *small, "seed=0", "resume=true", "budget.updates=4")
     assert status == 0
@@ -74,11 +79,16 @@ def test_a_tiny_run_writes_its_summary_and_prints_the_path_last(tiny):
     folder, out = tiny
     assert out.splitlines()[-1] == "runs/tiny/summary.json"
     summary = json.loads((folder / "runs/tiny/summary.json").read_text())
-    promised = "success return_mean env_steps updates cpu_s wall_s seed status git_revision versions"
+    promised = (
+        "success return_mean env_steps updates cpu_s wall_s seed status git_revision versions"
+    )
     assert set(promised.split()) <= summary.keys()
     assert summary["status"] == "FINISHED"
     assert summary["updates"] == 2
-    assert (summary["ended_by"], summary["evaluated_at"]) == ("budget.updates=2", summary["env_steps"])
+    assert (summary["ended_by"], summary["evaluated_at"]) == (
+        "budget.updates=2",
+        summary["env_steps"],
+    )
     assert 0.0 <= summary["success"] <= 1.0
     assert sorted(path.name for path in folder.iterdir()) == ["runs"]
 
@@ -90,7 +100,7 @@ def test_the_minutes_of_the_budget_do_not_count_what_is_built(monkeypatch, tmp_p
 
     begun = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("yamame.budget.Budget.start", start)
+    monkeypatch.setattr("yamame.system.budget.Budget.start", start)
     with pytest.raises(KeyboardInterrupt):
         yamame.train(*TINY, "run.name=t")
     assert begun == [True]
@@ -115,8 +125,14 @@ def test_the_minutes_of_the_budget_do_not_count_what_is_built(monkeypatch, tmp_p
             r"budget.env_steps must be .* 4116, .* got 2000",
         ),
         (["checkpoint.keep=0"], r"checkpoint.keep: must be an integer of at least 1, got 0"),
-        (["checkpoint.interval=abc"], r"checkpoint.interval: must be an integer of at least 1, got 'abc'"),
-        (["schedule.steps_per_iteration=0"], r"schedule.steps_per_iteration: must be .* at least 1, got 0"),
+        (
+            ["checkpoint.interval=abc"],
+            r"checkpoint.interval: must be an integer of at least 1, got 'abc'",
+        ),
+        (
+            ["schedule.steps_per_iteration=0"],
+            r"schedule.steps_per_iteration: must be .* at least 1, got 0",
+        ),
         (["schedule.max_grad_norm=null"], r"schedule.max_grad_norm: must be a number, got null"),
         (
             ["schedule.warmup_updates=abc"],
@@ -124,8 +140,14 @@ def test_the_minutes_of_the_budget_do_not_count_what_is_built(monkeypatch, tmp_p
         ),
         (["replay.capacity=0"], r"replay.capacity: must hold an episode of 101 timesteps, got 0"),
         (["collector=async"], r"collector=async: no such choice.*ray.*sync"),
-        (["collector=ray", "collector.num_workers=0"], r"collector: .*num_workers must be in 1..4, got 0"),
-        (["logger=mlflow", "logger.tracking_uri=foo://bar"], r"tracking_uri: must be .* got foo://bar"),
+        (
+            ["collector=ray", "collector.num_workers=0"],
+            r"collector: .*num_workers must be in 1..4, got 0",
+        ),
+        (
+            ["logger=mlflow", "logger.tracking_uri=foo://bar"],
+            r"tracking_uri: must be .* got foo://bar",
+        ),
         (["run.root=/dev/null"], r"run.root.* must be a directory, got .*/dev/null is a file"),
     ],
 )
@@ -135,7 +157,11 @@ def test_a_mistake_is_told_in_one_line_and_nothing_is_written(refusal, arguments
 
 def test_a_mistake_ends_with_status_two_and_nothing_is_written(run, tmp_path):
     status, out, err = run(*TINY, "env.size=8")
-    assert (status, out, err) == (2, "", "train: env: MazeRunner: size must be odd and at least 5, got 8\n")
+    assert (status, out, err) == (
+        2,
+        "",
+        "train: env: MazeRunner: size must be odd and at least 5, got 8\n",
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -150,9 +176,14 @@ def test_an_existing_run_is_refused_and_left_alone_and_another_configuration_nam
     before = contents(tmp_path)
     for arguments, message in (
         ([], r"resume=true.*run\.overwrite=true"),
-        (["resume=true", "seed=5", "replay.capacity=9"], r"replay\.capacity: 2000000 -> 9; seed: 0 -> 5$"),
+        (
+            ["resume=true", "seed=5", "replay.capacity=9"],
+            r"replay\.capacity: 2000000 -> 9; seed: 0 -> 5$",
+        ),
     ):
-        assert re.search(message, told := refusal("train", *TINY, *SMALL, "run.name=tiny", *arguments)), told
+        assert re.search(
+            message, told := refusal("train", *TINY, *SMALL, "run.name=tiny", *arguments)
+        ), told
     assert {path: data for path, data in contents(tmp_path).items() if path.name != ".lock"} == {
         path: data for path, data in before.items() if path.name != ".lock"
     }
@@ -165,7 +196,11 @@ def test_a_mistake_beside_overwriting_leaves_the_run_that_is_there_and_without_o
     (tmp_path / "runs/tiny/note.txt").write_text("precious")
     mistakes = (
         *("run.overwrite=no", "logger=mlflow logger.tracking_uri=foo://bar", "env.size=8"),
-        *("replay.keep=0", "replay.capacity=20", "encoder.positions=learned encoder.num_positions=5"),
+        *(
+            "replay.keep=0",
+            "replay.capacity=20",
+            "encoder.positions=learned encoder.num_positions=5",
+        ),
     )
     for mistake in mistakes:
         refusal("train", *TINY, "run.name=tiny", "run.overwrite=true", *mistake.split())
@@ -179,7 +214,13 @@ RESUMED = {
     "mazerunner": MAZES,
     "trials of another library, separate encoders and targets of them": [
         *SHORT,
-        *("env=gym", "trials=repeated", "agent=separate", "encoder.hidden_size=16", "encoder.num_layers=1"),
+        *(
+            "env=gym",
+            "trials=repeated",
+            "agent=separate",
+            "encoder.hidden_size=16",
+            "encoder.num_layers=1",
+        ),
     ],
 }
 
@@ -190,7 +231,9 @@ def test_a_run_extended_later_equals_one_that_was_never_stopped(
 ):
     monkeypatch.chdir(tmp_path)
     settings = RESUMED[kind]
-    never = components(whole if kind == "mazerunner" else yamame.train(*settings, "run.name=whole").path)
+    never = components(
+        whole if kind == "mazerunner" else yamame.train(*settings, "run.name=whole").path
+    )
     parts = yamame.train(*settings, "run.name=parts", "budget.updates=7").path
     stopped = components(parts)
     assert stopped["progress"]["updates"] == 7 < never["progress"]["updates"]
@@ -273,7 +316,9 @@ def test_five_kills_and_resumes_end_with_the_same_bits(tmp_path, components, dif
     settings = [*MAZES, "budget.env_steps=2048"]
     whole = yamame.train(*settings, "run.name=whole", f"run.root={tmp_path}").path
     program = [sys.executable, "-c", KILLS, str(RECIPES), str(torch.get_num_threads())]
-    subprocess.run([*program, *settings], cwd=tmp_path, env=dict(os.environ), check=True, timeout=300)
+    subprocess.run(
+        [*program, *settings], cwd=tmp_path, env=dict(os.environ), check=True, timeout=300
+    )
     directory = tmp_path / "runs/killed"
     assert json.loads((directory / "summary.json").read_text())["status"] == "FINISHED"
     assert differing(components(whole), components(directory)) == []
@@ -283,7 +328,12 @@ def test_a_loss_that_is_not_finite_keeps_the_evidence_and_what_has_no_checkpoint
     whole, monkeypatch, tmp_path, components, differing
 ):
     monkeypatch.chdir(tmp_path)
-    settings = [*MAZES, "checkpoint.interval=100000", "evaluation.interval=100000", "run.name=again"]
+    settings = [
+        *MAZES,
+        "checkpoint.interval=100000",
+        "evaluation.interval=100000",
+        "run.name=again",
+    ]
     with pytest.raises(FloatingPointError, match="nonfinite/step-"):
         yamame.train(*settings, "optimizer.lr=1e30")
     directory = tmp_path / "runs/again"
@@ -302,11 +352,15 @@ def test_a_sweep_is_one_parent_run_with_its_jobs_as_children_and_points_are_logg
     ]
     with sqlite3.connect(folder / "mlflow.db") as database:
         runs = database.execute("select run_uuid, status from runs").fetchall()
-        parents = database.execute("select value from tags where key = 'mlflow.parentRunId'").fetchall()
+        parents = database.execute(
+            "select value from tags where key = 'mlflow.parentRunId'"
+        ).fetchall()
         twice = database.execute(
             "select key, step, count(*) from metrics group by run_uuid, key, step having count(*) > 1"
         ).fetchall()
-        outputs = database.execute("select * from inputs where destination_type = 'MODEL_OUTPUT'").fetchall()
+        outputs = database.execute(
+            "select * from inputs where destination_type = 'MODEL_OUTPUT'"
+        ).fetchall()
         metrics = {key for (key,) in database.execute("select distinct key from metrics")}
     assert len(runs) == 3
     assert {status for _, status in runs} == {"FINISHED"}
@@ -324,7 +378,10 @@ def test_what_a_run_says_may_be_done_next_can_be_done(swept, monkeypatch):
     pages, *commands = [line.strip() for line in following]
     command, _, address = pages.partition("  # ")
     assert command == "mlflow ui"
-    assert [shlex.split(line)[:2] for line in commands] == [["yamame", "play"], ["yamame", "evaluate"]]
+    assert [shlex.split(line)[:2] for line in commands] == [
+        ["yamame", "play"],
+        ["yamame", "evaluate"],
+    ]
     monkeypatch.chdir(folder)
     for line in commands:
         monkeypatch.setattr(sys, "argv", shlex.split(line))
@@ -338,4 +395,6 @@ def test_what_a_run_says_may_be_done_next_can_be_done(swept, monkeypatch):
     models = client.search_logged_models([experiment.experiment_id])
     (model, *_) = [model for model in models if model.source_run_id == run.info.run_id]
     assert str(model.status) == "READY"
-    assert yamame.load(model.artifact_location.removeprefix("file://") + "/data/agent").act is not None
+    assert (
+        yamame.load(model.artifact_location.removeprefix("file://") + "/data/agent").act is not None
+    )

@@ -9,7 +9,9 @@ import torch
 from yamame.replay import GoalFrequencies
 
 
-def trajectories(seed: int, batch: int = 20, length: int = 9, span: int = 5, slots: int = 2, size: int = 2):
+def trajectories(
+    seed: int, batch: int = 20, length: int = 9, span: int = 5, slots: int = 2, size: int = 2
+):
     generator = torch.Generator().manual_seed(seed)
     achieved = torch.randint(-span, span, (batch, length, slots, size), generator=generator) / 2
     achieved_mask = torch.rand(batch, length, slots, generator=generator) < 0.6
@@ -40,7 +42,9 @@ def as_counter(table: GoalFrequencies, counts: torch.Tensor) -> Counter:
     return Counter(
         {
             tuple(round(x, 3) for x in goal): n
-            for goal, n in zip((table.cells * table.resolution).tolist(), counts.tolist(), strict=True)
+            for goal, n in zip(
+                (table.cells * table.resolution).tolist(), counts.tolist(), strict=True
+            )
         }
     )
 
@@ -65,7 +69,9 @@ def test_weights_are_the_fourth_power_of_minus_log10_frequency(per):
     for batch in batches:
         table.update(*batch)
     per_timestep, per_trajectory, timesteps, num_trajectories = count_one_by_one(batches)
-    counts, total = (per_timestep, timesteps) if per == "timestep" else (per_trajectory, num_trajectories)
+    counts, total = (
+        (per_timestep, timesteps) if per == "timestep" else (per_trajectory, num_trajectories)
+    )
     goals = torch.tensor(list(counts))
     expected = [min(max((-math.log10(counts[g] / total)) ** 4, 1e-3), 1e5) for g in counts]
     # float32 logarithms of frequencies near 1 keep five digits
@@ -76,7 +82,9 @@ def test_weights_are_the_fourth_power_of_minus_log10_frequency(per):
 def test_rarer_goals_weigh_more_and_unseen_ones_most():
     achieved = torch.tensor([0.0, 1.0, 1.0, 1.0, 2.0, 2.0, 3.0]).reshape(1, 7, 1, 1)
     table = GoalFrequencies()
-    table.update(achieved, torch.ones(1, 7, 1, dtype=torch.bool), torch.ones(1, 7, dtype=torch.bool))
+    table.update(
+        achieved, torch.ones(1, 7, 1, dtype=torch.bool), torch.ones(1, 7, dtype=torch.bool)
+    )
     weights = table.weights(torch.tensor([[1.0], [2.0], [3.0], [4.0]])).tolist()
     assert weights == sorted(weights)
     assert len(set(weights)) == 4
@@ -85,7 +93,9 @@ def test_rarer_goals_weigh_more_and_unseen_ones_most():
 def test_a_goal_that_always_holds_keeps_the_smallest_weight_and_stays_drawable():
     achieved = torch.zeros(2, 50, 1, 1)
     table = GoalFrequencies(uniform_share=0.0)
-    table.update(achieved, torch.ones(2, 50, 1, dtype=torch.bool), torch.ones(2, 50, dtype=torch.bool))
+    table.update(
+        achieved, torch.ones(2, 50, 1, dtype=torch.bool), torch.ones(2, 50, dtype=torch.bool)
+    )
     assert table.weights(torch.zeros(1)).item() == pytest.approx(1e-3)
 
 
@@ -102,7 +112,9 @@ def test_what_holds_at_the_first_step_or_in_padding_or_in_an_unused_slot_is_not_
 def test_a_goal_held_twice_in_one_step_counts_once():
     table = GoalFrequencies()
     table.update(
-        torch.ones(1, 3, 2, 1), torch.ones(1, 3, 2, dtype=torch.bool), torch.ones(1, 3, dtype=torch.bool)
+        torch.ones(1, 3, 2, 1),
+        torch.ones(1, 3, 2, dtype=torch.bool),
+        torch.ones(1, 3, dtype=torch.bool),
     )
     assert table.timesteps.tolist() == [2]
 
@@ -111,7 +123,9 @@ def test_an_empty_table_and_an_empty_update_weigh_every_goal_the_same():
     table = GoalFrequencies()
     goals = torch.rand(4, 3)
     assert table.weights(goals).unique().numel() == 1
-    table.update(torch.zeros(2, 1, 1, 3), torch.ones(2, 1, 1, dtype=torch.bool), torch.ones(2, 1).bool())
+    table.update(
+        torch.zeros(2, 1, 1, 3), torch.ones(2, 1, 1, dtype=torch.bool), torch.ones(2, 1).bool()
+    )
     assert len(table) == 0
     assert table.weights(goals).unique().numel() == 1
 
@@ -157,7 +171,9 @@ def test_probabilities_mix_weights_with_the_uniform_share_over_the_options():
     table = GoalFrequencies(uniform_share=0.25)
     weights = torch.tensor([[1.0, 3.0, 100.0], [1.0, 1.0, 1.0]])
     options = torch.tensor([[True, True, False], [False, False, False]])
-    expected = torch.tensor([[0.75 * 0.25 + 0.25 * 0.5, 0.75 * 0.75 + 0.25 * 0.5, 0.0], [0.0, 0.0, 0.0]])
+    expected = torch.tensor(
+        [[0.75 * 0.25 + 0.25 * 0.5, 0.75 * 0.75 + 0.25 * 0.5, 0.0], [0.0, 0.0, 0.0]]
+    )
     torch.testing.assert_close(table.probabilities(weights, options), expected)
 
 

@@ -76,7 +76,8 @@ def naive_rewrite(row, instruction):
 
 def rows_of(batch):
     return [
-        {".".join(k) if isinstance(k, tuple) else k: v for k, v in row.items(True, True)} for row in batch
+        {".".join(k) if isinstance(k, tuple) else k: v for k, v in row.items(True, True)}
+        for row in batch
     ]
 
 
@@ -88,7 +89,9 @@ def assert_rows_equal(out, expected):
             assert torch.equal(value, expected[b][key][: out.shape[1]]), (b, key)
 
 
-@pytest.mark.parametrize(("slots", "held", "span", "size"), [(3, 2, 6, 1), (1, 1, 5, 1), (5, 3, 30, 2)])
+@pytest.mark.parametrize(
+    ("slots", "held", "span", "size"), [(3, 2, 6, 1), (1, 1, 5, 1), (5, 3, 30, 2)]
+)
 def test_merge_and_rewrite_equal_the_plain_version_for_given_draws(slots, held, span, size):
     batch = random_goal_trajectories(
         500, num_goals=slots, num_achieved=held, goal_size=size, span=span, seed=slots
@@ -124,7 +127,9 @@ def test_merge_and_rewrite_equal_the_plain_version_for_given_draws(slots, held, 
 @pytest.mark.parametrize("rarity", [False, True])
 @pytest.mark.parametrize("single_goal", [False, True])
 @pytest.mark.parametrize("strategy", ["some", "all", "all_or_nothing", "none"])
-def test_a_relabelled_batch_equals_the_plain_version_with_the_same_draws(strategy, single_goal, rarity):
+def test_a_relabelled_batch_equals_the_plain_version_with_the_same_draws(
+    strategy, single_goal, rarity
+):
     batch = random_goal_trajectories(250, 11, seed=7)
     table = GoalFrequencies()
     table.update(batch["achieved"], batch["achieved_mask"], batch["mask"])
@@ -138,7 +143,9 @@ def test_a_relabelled_batch_equals_the_plain_version_with_the_same_draws(strateg
         instruction = original[:1] if single_goal else original
         successes = naive_successes(row, instruction, length)
         taken = {t for t, _ in successes}
-        drawn = [(t, g) for t, g in zip(times[b].tolist(), goals[b].tolist(), strict=True) if t < 11]
+        drawn = [
+            (t, g) for t, g in zip(times[b].tolist(), goals[b].tolist(), strict=True) if t < 11
+        ]
         free = [t for t in range(1, length) if t not in taken and naive_goals_held(row, t)]
         assert len({t for t, _ in drawn}) == len(drawn)
         assert {t for t, _ in drawn} <= set(free)
@@ -164,7 +171,9 @@ def test_nothing_leaves_the_last_step_of_a_trajectory_that_alone_decides_the_len
             goal[:, 1:] = GOAL_PAD
             out = rewrite(one, goal, torch.tensor([True]), RelabelKeys())
             assert out.shape == (1, t + 1)
-            assert_rows_equal(out, [naive_rewrite(rows_of(one)[0], naive_instruction({"goal": goal}))])
+            assert_rows_equal(
+                out, [naive_rewrite(rows_of(one)[0], naive_instruction({"goal": goal}))]
+            )
             checked += bool((one["action"][0, t] != 0).any())
     assert checked > 10
 
@@ -177,5 +186,7 @@ def test_entries_in_lower_precision_are_rewritten_like_others():
         torch.manual_seed(0)
         outs.append(Relabel("some")(given))
     assert not torch.equal(outs[0]["goal"], batch["goal"][:, : outs[0].shape[1]])
-    for key, value in outs[0].items(True, True):  # rewards and goals are small whole numbers, held exactly
+    for key, value in outs[0].items(
+        True, True
+    ):  # rewards and goals are small whole numbers, held exactly
         assert torch.equal(outs[1][key], value.to(outs[1][key].dtype)), key

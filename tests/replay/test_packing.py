@@ -1,4 +1,6 @@
-"""Packing TorchRL rollouts: each observation once, the last one kept, as a plain loop would do it."""
+"""Packing TorchRL rollouts: each observation once, the last one kept, as a plain loop would do
+it.
+"""
 
 import pytest
 import torch
@@ -60,7 +62,8 @@ def naive(rollout: TensorDict, split: bool = True) -> list[dict]:
                         + [float(row["nested", "row"][t])],
                         "action": [int(row["action"][s]) for s in current] + [0],
                         "reward": [float(row["next", "reward"][s]) for s in current] + [0.0],
-                        "terminated": [bool(row["next", "terminated"][s]) for s in current] + [False],
+                        "terminated": [bool(row["next", "terminated"][s]) for s in current]
+                        + [False],
                     }
                 )
                 current = []
@@ -113,7 +116,9 @@ def test_the_last_observation_is_that_before_the_reset_and_the_first_that_after(
 def test_the_entries_are_those_of_the_format_and_no_done():
     packed = pack(Count(3).rollout(4, break_when_any_done=False))
     keys = {"observation", ("nested", "row"), "action", "mask"}
-    assert set(packed.keys(True, True)) == keys | {("next", k) for k in ("reward", "terminated", "truncated")}
+    assert set(packed.keys(True, True)) == keys | {
+        ("next", k) for k in ("reward", "terminated", "truncated")
+    }
     assert packed["mask"].shape == (*packed.shape, 1)
     assert packed["action"].dtype == torch.int64
     assert packed["next", "terminated"].dtype == torch.bool
@@ -138,7 +143,9 @@ def test_a_list_of_rollouts_of_any_length_is_the_concatenation():
 
 def test_padding_of_a_collector_is_left_out():
     rollout = Count(4).rollout(3, break_when_any_done=False)
-    mask = torch.tensor([[True] * 3, [True, True, False], [True, True, False], [True, False, False]])
+    mask = torch.tensor(
+        [[True] * 3, [True, True, False], [True, True, False], [True, False, False]]
+    )
     packed = pack(rollout.clone().set(("collector", "mask"), mask))
     expected = [one for n in range(4) for one in naive(rollout[n : n + 1, : int(mask[n].sum())])]
     check(packed, expected)
@@ -146,8 +153,12 @@ def test_padding_of_a_collector_is_left_out():
 
 
 def test_what_is_no_rollout_is_an_error():
-    with pytest.raises(ValueError, match=r"pack: a rollout must hold \('next', 'done'\), got \['x'\]"):
+    with pytest.raises(
+        ValueError, match=r"pack: a rollout must hold \('next', 'done'\), got \['x'\]"
+    ):
         pack(TensorDict({"x": torch.zeros(1, 3)}, batch_size=[1, 3]))
     empty = Count(2).rollout(1).set(("collector", "mask"), torch.zeros(2, 1, dtype=torch.bool))
-    with pytest.raises(ValueError, match=r"pack: a rollout must have at least one step, got \(2, 1\)"):
+    with pytest.raises(
+        ValueError, match=r"pack: a rollout must have at least one step, got \(2, 1\)"
+    ):
         pack(empty)

@@ -26,7 +26,9 @@ def copies(number, positions, goals, size=1):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_trajectories_of_one_step_and_instructions_longer_than_the_trajectory_are_relabelled(batch_size):
+def test_trajectories_of_one_step_and_instructions_longer_than_the_trajectory_are_relabelled(
+    batch_size,
+):
     batch = copies(batch_size, [[9.0], [1.0]], [5.0, 6.0, 7.0])
     out = Relabel("all")(batch)
     assert out["goal"][0, :, :, 0].tolist() == [[1.0, 6.0, 7.0], [GOAL_COMPLETED, 6.0, 7.0]]
@@ -196,7 +198,9 @@ def test_entries_that_only_some_batches_hold_are_not_needed():
 @pytest.mark.parametrize("key", ["goal", "achieved", ("next", "reward"), ("next", "terminated")])
 def test_a_batch_without_goals_is_refused_by_the_name_of_what_is_missing(key):
     batch = random_goal_trajectories(4, seed=12).exclude(key)
-    with pytest.raises(ValueError, match=r"Relabel: the batch must hold .*cannot be relabelled") as error:
+    with pytest.raises(
+        ValueError, match=r"Relabel: the batch must hold .*cannot be relabelled"
+    ) as error:
         Relabel("some")(batch)
     assert repr(key) in str(error.value)
     assert (Relabel("none")(batch) == batch).all()
@@ -205,7 +209,9 @@ def test_a_batch_without_goals_is_refused_by_the_name_of_what_is_missing(key):
 def test_windows_are_refused():
     batch = random_goal_trajectories(400, seed=13)
     rows = batch["mask"].sum((1, 2)) > 6
-    with pytest.raises(ValueError, match=r"'is_init' must be True at the first timestep .* got False"):
+    with pytest.raises(
+        ValueError, match=r"'is_init' must be True at the first timestep .* got False"
+    ):
         Relabel("some")(batch[rows][:, 3:])
 
 
@@ -250,8 +256,11 @@ def test_on_a_gpu_the_same_draws_relabel_alike(rarity):
         generator = torch.Generator().manual_seed(0)
         relabel = Relabel("some", rarity=table if rarity else None, generator=generator)
         outs.append(relabel(given).to("cpu"))
-    # Weights are compared with fixed random numbers: another rounding of theirs moves next to no choice.
-    same = torch.stack([(outs[0][key] == outs[1][key]).flatten(1).all(1) for key in ("goal", "mask")]).all(0)
+    # Weights are compared with fixed random numbers: another rounding of theirs moves next to no
+    # choice.
+    same = torch.stack(
+        [(outs[0][key] == outs[1][key]).flatten(1).all(1) for key in ("goal", "mask")]
+    ).all(0)
     assert same.sum() >= (395 if rarity else 400)
 
 
@@ -259,7 +268,9 @@ def test_on_a_gpu_the_same_draws_relabel_alike(rarity):
 
 
 def bare_batch(generator=None):
-    """Trajectories ``[B, L]`` as GymEnv of a goal environment gives them: one goal, no slots, no masks."""
+    """Trajectories ``[B, L]`` as GymEnv of a goal environment gives them: one goal, no slots, no
+    masks.
+    """
     places = torch.randn(6, 9, 2, generator=generator).cumsum(1)
     flag = torch.zeros(6, 9, 1, dtype=torch.bool)
     goal = torch.full((6, 9, 2), 50.0)
@@ -291,7 +302,9 @@ def test_without_a_radius_goals_must_be_the_same():
     batch = bare_batch(torch.Generator().manual_seed(0))
     near = batch["achieved_goal"].clone()
     batch["achieved_goal"][:, 4] = near[:, 6] + 0.01
-    strict, wide = (Relabel("none", single_goal=True, keys=NAMES, radius=radius) for radius in (None, 0.1))
+    strict, wide = (
+        Relabel("none", single_goal=True, keys=NAMES, radius=radius) for radius in (None, 0.1)
+    )
     batch["desired_goal"] = near[:, 6:7].expand_as(near).clone()
     times = [strict._in_slots(batch)[0], wide._in_slots(batch)[0]]
     assert [set(td.keys()) for td in times] == [set(batch.keys()) | {"achieved_mask", "mask"}] * 2
@@ -312,6 +325,8 @@ def test_what_is_missing_is_named_with_its_remedy():
 def test_a_batch_that_has_no_trajectories_and_timesteps_is_refused():
     batch = copies(3, [[9.0], [1.0]], [5.0])
     for wrong, shape in ((batch[0], r"\[2\]"), (TensorDict(dict(batch.items())), r"\[\]")):
-        with pytest.raises(ValueError, match=rf"^Relabel: batch_size must be \[B, L\], .* got {shape}$"):
+        with pytest.raises(
+            ValueError, match=rf"^Relabel: batch_size must be \[B, L\], .* got {shape}$"
+        ):
             Relabel("all")(wrong)
     assert Relabel("all")(batch).shape == (3, 2)

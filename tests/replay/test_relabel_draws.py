@@ -34,10 +34,14 @@ class Recording(Relabel):
 
 
 def chi_square_excess(counts, probabilities):
-    """Chi-square statistic over its 1e-4 quantile: above 1 the counts do not fit the probabilities."""
+    """Chi-square statistic over its 1e-4 quantile: above 1 the counts do not fit the
+    probabilities.
+    """
     total, freedom = sum(counts.values()), len(probabilities) - 1
     assert set(counts) <= set(probabilities), "an outcome of probability zero"
-    statistic = sum((counts.get(k, 0) - total * p) ** 2 / (total * p) for k, p in probabilities.items())
+    statistic = sum(
+        (counts.get(k, 0) - total * p) ** 2 / (total * p) for k, p in probabilities.items()
+    )
     spread = 2 / (9 * freedom)
     return statistic / (freedom * (1 - spread + 3.72 * math.sqrt(spread)) ** 3)
 
@@ -96,7 +100,9 @@ def test_one_of_the_goals_held_at_a_timestep_is_drawn_uniformly():
 
 
 def weighted_pairs(weights, share):
-    """Probability of each ordered pair: every draw is uniform with probability ``share``, else by weight."""
+    """Probability of each ordered pair: every draw is uniform with probability ``share``, else by
+    weight.
+    """
     pairs = {}
     for first, second in itertools.permutations(weights, 2):
         probability = 1.0
@@ -111,14 +117,23 @@ def weighted_pairs(weights, share):
 @pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
 def test_rare_goals_and_their_timesteps_are_drawn_in_proportion_to_their_weights(share):
     table = GoalFrequencies(uniform_share=share)
-    values = torch.tensor([0.0, *[1.0] * 40, *[2.0] * 30, *[3.0] * 20, *[4.0] * 10]).reshape(1, -1, 1, 1)
-    table.update(values, torch.ones(1, 101, 1, dtype=torch.bool), torch.ones(1, 101, dtype=torch.bool))
+    values = torch.tensor([0.0, *[1.0] * 40, *[2.0] * 30, *[3.0] * 20, *[4.0] * 10]).reshape(
+        1, -1, 1, 1
+    )
+    table.update(
+        values, torch.ones(1, 101, 1, dtype=torch.bool), torch.ones(1, 101, dtype=torch.bool)
+    )
     w1, w2, w3, w4 = table.weights(torch.tensor([[1.0], [2.0], [3.0], [4.0]])).tolist()
     batch = copies(8000, [[1.0], [1.0, 4.0], [2.0], [3.0]], [50.0, 60.0])
     times, goals = draw_many(Recording("all", rarity=table), batch)
     expected = weighted_pairs({1: w1 + w4, 2: w2, 3: w3}, share)
     assert chi_square_excess(tally(tuple(row) for row in times), expected) < 1
-    shared = [g for t, row in zip(times, goals, strict=True) for s, g in zip(t, row, strict=True) if s == 1]
+    shared = [
+        g
+        for t, row in zip(times, goals, strict=True)
+        for s, g in zip(t, row, strict=True)
+        if s == 1
+    ]
     by_goal = {g: (1 - share) * w / (w1 + w4) + share / 2 for g, w in ((1.0, w1), (4.0, w4))}
     assert chi_square_excess(tally(shared), by_goal) < 1
     if share < 1:
@@ -138,13 +153,17 @@ class Given(Relabel):
 
 
 @pytest.mark.parametrize("places", [[0, 2, 3, 5], [1, 2], [4], range(6)])
-def test_every_order_of_the_options_is_drawn_exactly_as_often_over_all_orders_of_random_numbers(places):
+def test_every_order_of_the_options_is_drawn_exactly_as_often_over_all_orders_of_random_numbers(
+    places,
+):
     uniform = (torch.tensor(list(itertools.permutations(range(6)))) + 0.5) / 6
     options = torch.zeros(720, 6, dtype=torch.bool)
     options[:, list(places)] = True
     drawn = Given(uniform.double())._race(options).topk(len(places)).indices
     orders = math.factorial(len(places))
-    assert tally(map(tuple, drawn.tolist())) == dict.fromkeys(itertools.permutations(places), 720 // orders)
+    assert tally(map(tuple, drawn.tolist())) == dict.fromkeys(
+        itertools.permutations(places), 720 // orders
+    )
 
 
 def test_choices_are_in_proportion_to_their_weights():
@@ -155,7 +174,9 @@ def test_choices_are_in_proportion_to_their_weights():
 
 
 def test_what_weighs_nothing_is_never_chosen_not_even_with_extreme_numbers():
-    largest = torch.nextafter(torch.tensor(1.0, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64))
+    largest = torch.nextafter(
+        torch.tensor(1.0, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64)
+    )
     uniform = torch.tensor([[largest, 0.0, largest], [0.0, largest, 0.0], [0.0, 0.0, 0.0]])
     race = Given(uniform)._race(torch.tensor([[0.0, 1e-3, 0.0]]).expand(3, 3))
     assert race.argmax(-1).tolist() == [1, 1, 1]

@@ -22,7 +22,9 @@ VARIANTS = {
 
 
 class Sum:
-    """A predicate from elsewhere: it holds instructions out by the sum of their numbers and an entry of its own."""
+    """A predicate from elsewhere: it holds instructions out by the sum of their numbers and an
+    entry of its own.
+    """
 
     def __init__(self, modulus=3):
         self.modulus, self.asked = modulus, []
@@ -90,7 +92,10 @@ def test_hidden_goals_are_rejected_as_they_are_drawn(batch):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_where_nothing_is_held_out_draws_are_those_without_it(variant, batch):
     outs = []
-    for held_out in (None, lambda instruction, trajectories: torch.zeros(len(instruction), dtype=torch.bool)):
+    for held_out in (
+        None,
+        lambda instruction, trajectories: torch.zeros(len(instruction), dtype=torch.bool),
+    ):
         generator = torch.Generator().manual_seed(4)
         outs.append(make(variant, held_out=held_out, generator=generator)(batch))
     for key in outs[0].keys(True, True):
@@ -99,7 +104,9 @@ def test_where_nothing_is_held_out_draws_are_those_without_it(variant, batch):
 
 def test_the_same_generator_draws_the_same_again(batch):
     def draw(seed):
-        return make("some", held_out=Sum(), generator=torch.Generator().manual_seed(seed))(batch)["goal"]
+        return make("some", held_out=Sum(), generator=torch.Generator().manual_seed(seed))(batch)[
+            "goal"
+        ]
 
     assert torch.equal(draw(5), draw(5))
     assert not torch.equal(draw(5), draw(6))
@@ -144,10 +151,12 @@ def test_goals_without_slots_are_rejected_too():
 
     relabelled = [Relabel("all", held_out=held_out)(bare) for held_out in (odd, None)]
     changed = [
-        ((out["goal"] - bare["goal"][:, : out.shape[1]])[:, 0].abs() > 0.5).any(-1) for out in relabelled
+        ((out["goal"] - bare["goal"][:, : out.shape[1]])[:, 0].abs() > 0.5).any(-1)
+        for out in relabelled
     ]
     odds = [
-        out["goal"][:, 0, 0][new].round().long() % 2 for out, new in zip(relabelled, changed, strict=True)
+        out["goal"][:, 0, 0][new].round().long() % 2
+        for out, new in zip(relabelled, changed, strict=True)
     ]
     assert changed[0].any()
     assert odds[0].sum() == 0
@@ -155,16 +164,25 @@ def test_goals_without_slots_are_rejected_too():
 
 
 ENVS = {
-    "maze": partial(MazeRunner, size=9, num_goals=2, min_goals=1, split_by="walls_and_goals", time_limit=40),
+    "maze": partial(
+        MazeRunner, size=9, num_goals=2, min_goals=1, split_by="walls_and_goals", time_limit=40
+    ),
     "shuffled maze": partial(
-        MazeRunner, size=9, num_goals=2, split_by="walls_and_goals", time_limit=40, randomize_actions=True
+        MazeRunner,
+        size=9,
+        num_goals=2,
+        split_by="walls_and_goals",
+        time_limit=40,
+        randomize_actions=True,
     ),
 }
 
 
 @pytest.mark.parametrize("name", ENVS)
 def test_the_predicate_of_an_environment_is_the_hash_of_the_whole_task(name):
-    """Parts of a hash, one of the world and one of the instruction, add up to that of the task that decides a split."""
+    """Parts of a hash, one of the world and one of the instruction, add up to that of the task that
+    decides a split.
+    """
     env = ENVS[name](num_envs=200, split="train")
     seeds = fold(torch.arange(200), 1)
     for side in ("train", "test"):
@@ -177,7 +195,9 @@ def test_the_predicate_of_an_environment_is_the_hash_of_the_whole_task(name):
         strange = env.held_out_instructions(task["instruction"], _first(mine["world_hash"].roll(1)))
         assert 0.05 < float(strange.double().mean()) < 0.5
     with pytest.raises(ValueError, match="trajectories must hold 'world_hash'"):
-        env.held_out_instructions(task["instruction"], _first(task["world_hash"]).exclude("world_hash"))
+        env.held_out_instructions(
+            task["instruction"], _first(task["world_hash"]).exclude("world_hash")
+        )
 
 
 def _first(world_hash):

@@ -76,10 +76,14 @@ def test_multiples_leave_few_shapes_and_fill_them_with_padding(batch):
     shapes, packed_shapes = set(), set()
     for seed in range(40):
         chosen = batch[
-            torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed))[: 4 + seed // 4]
+            torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed))[
+                : 4 + seed // 4
+            ]
         ]
         padded = PADDED(chosen)
-        assert trajectories(padded[padded["mask"].flatten(1).any(1)]) == trajectories(started(chosen))
+        assert trajectories(padded[padded["mask"].flatten(1).any(1)]) == trajectories(
+            started(chosen)
+        )
         for key in padded.keys(True, True):
             assert not padded[key][~padded["mask"].squeeze(-1)].any(), key
         shapes.add(padded.shape)
@@ -158,7 +162,9 @@ ENCODERS = {
     "lstm": partial(LSTMEncoder, hidden_size=16),
     "linear_recurrent": partial(LinearRecurrentEncoder, d_model=16),
     "rsm": partial(RSMEncoder, d_model=16, num_heads=2, dropout=0.0, segment_length=8),
-    "memo": partial(MemoEncoder, d_model=16, num_heads=2, dropout=0.0, segment_length=8, jitter=0.0),
+    "memo": partial(
+        MemoEncoder, d_model=16, num_heads=2, dropout=0.0, segment_length=8, jitter=0.0
+    ),
 }
 
 
@@ -172,7 +178,9 @@ def test_no_loss_and_no_gradient_changes(batch, name, packing):
     assert len(gradients) > 20
     for key, value in gradients.items():
         scale = float(value.abs().max())
-        torch.testing.assert_close(packed_gradients[key], value, rtol=1e-3, atol=1e-4 * scale + 1e-7)
+        torch.testing.assert_close(
+            packed_gradients[key], value, rtol=1e-3, atol=1e-4 * scale + 1e-7
+        )
 
 
 def test_without_the_marks_losses_do_change(batch):

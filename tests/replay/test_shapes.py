@@ -1,8 +1,9 @@
-"""Batches have few shapes: with the multiples of hardware=gpu almost every update is replayed, and little is padding.
+"""Batches have few shapes: with the multiples of hardware=gpu almost every update is replayed, and
+little is padding.
 
-The lengths are those of trajectories that were sampled from 256 episodes of each environment, relabelled and cut as its
-configuration says: ``tools/benchmark.py shapes`` samples so. In what is solved, the shortest way is taken nine times of
-ten.
+The lengths are those of trajectories that were sampled from 256 episodes of each environment,
+relabelled and cut as its configuration says: ``tools/benchmark.py shapes`` samples so. In what is
+solved, the shortest way is taken nine times of ten.
 """
 
 import json
@@ -43,12 +44,20 @@ def shares(name, **multiples):
     generator, lengths = random.Random(0), RECORDED[name]["lengths"]
     packing = SequencePacking(longest=RECORDED[name]["longest"], **multiples)
     recorder, norm = Counting(), {"grad_norm": torch.zeros(())}
-    parts = {"loss": nn.Module(), "optimizer": torch.optim.AdamW([torch.zeros(1)]), "recorder": recorder}
+    parts = {
+        "loss": nn.Module(),
+        "optimizer": torch.optim.AdamW([torch.zeros(1)]),
+        "recorder": recorder,
+    }
     updates, cells, real = RecordedUpdates(lambda batch: norm, lambda norm: None, **parts), 0, 0
     for _ in range(NUM_UPDATES):
-        chosen = generator.choices([int(length) for length in lengths], lengths.values(), k=BATCH_SIZE)
+        chosen = generator.choices(
+            [int(length) for length in lengths], lengths.values(), k=BATCH_SIZE
+        )
         _, *shape = packing.shared_out(chosen)
-        gradients, step = updates.halves(TensorDict({"x": torch.empty(shape, device="meta")}, shape))
+        gradients, step = updates.halves(
+            TensorDict({"x": torch.empty(shape, device="meta")}, shape)
+        )
         step(gradients(TensorDict({"x": torch.empty(shape, device="meta")}, shape))["grad_norm"])
         cells, real = cells + shape[0] * shape[1], real + sum(chosen)
     return recorder.replayed / 2 / NUM_UPDATES, 1 - real / cells  # two halves of an update

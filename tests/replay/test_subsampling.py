@@ -30,7 +30,10 @@ def by_loop(history: TensorDict, every: int, offset: int, length: int) -> list[d
         row["reward"] = history["next", "reward"][t]
         for key in ("prev_action", "prev_reward"):
             row[key] = torch.zeros_like(history[key][t]) if last is None else history[key][last + 1]
-        row["step_index"], row["time"] = torch.tensor([len(kept)]), torch.tensor([len(kept) / length])
+        row["step_index"], row["time"] = (
+            torch.tensor([len(kept)]),
+            torch.tensor([len(kept) / length]),
+        )
         row["is_init"] = torch.tensor([not kept])
         kept.append(row)
         last = t
@@ -40,8 +43,12 @@ def by_loop(history: TensorDict, every: int, offset: int, length: int) -> list[d
 
 @pytest.mark.parametrize(("every", "length"), [(1, 50), (3, 30), (4, 1000), (1000, 30)])
 def test_it_keeps_what_a_plain_loop_keeps(histories, every, length):
-    out = TrialSubsampling(every, length=length, generator=torch.Generator().manual_seed(1))(histories)
-    offsets = torch.randint(every, (5, 1), generator=torch.Generator().manual_seed(1)).flatten().tolist()
+    out = TrialSubsampling(every, length=length, generator=torch.Generator().manual_seed(1))(
+        histories
+    )
+    offsets = (
+        torch.randint(every, (5, 1), generator=torch.Generator().manual_seed(1)).flatten().tolist()
+    )
     trials = (histories["trial_start"] & histories["mask"]).sum((1, 2)).tolist()
     assert every == 1 or len(set(offsets)) > 1
     for history, result, offset, num in zip(histories, out, offsets, trials, strict=True):

@@ -77,7 +77,9 @@ def test_all_entries_of_a_window_are_rows_of_one_trajectory(padding, lengths):
         out = window(whole)
         for b in range(5):
             count = int(out["mask"][b].sum())
-            begin = int(whole["observation", "id"][b].tolist().index(int(out["observation", "id"][b, 0])))
+            begin = int(
+                whole["observation", "id"][b].tolist().index(int(out["observation", "id"][b, 0]))
+            )
             expected = naive(whole[b], begin, begin + count)
             assert (out[b, :count] == expected).all()
             assert not (out[b, count:] != 0).any()
@@ -148,7 +150,9 @@ def test_a_mask_without_a_last_dimension_works():
 
 def test_equal_generators_draw_equal_windows_and_the_global_one_is_the_default():
     whole = batch(30, 25)
-    one, two = (Window(3, generator=torch.Generator().manual_seed(7))(whole)["step_index"] for _ in range(2))
+    one, two = (
+        Window(3, generator=torch.Generator().manual_seed(7))(whole)["step_index"] for _ in range(2)
+    )
     assert torch.equal(one, two)
     torch.manual_seed(1)
     one = Window(3)(whole)["step_index"]
@@ -159,7 +163,9 @@ def test_equal_generators_draw_equal_windows_and_the_global_one_is_the_default()
 def test_values_that_make_no_sense_are_errors():
     with pytest.raises(ValueError, match="Window: length must be at least 1, got 0"):
         Window(0)
-    with pytest.raises(ValueError, match=r"Window: padding must be one of .*'both'.*, got 'middle'"):
+    with pytest.raises(
+        ValueError, match=r"Window: padding must be one of .*'both'.*, got 'middle'"
+    ):
         Window(3, padding="middle")
     with pytest.raises(ValueError, match=r"Window: the batch must hold 'mask', got \['x'\]"):
         Window(3)(TensorDict({"x": torch.zeros(2, 3)}, batch_size=[2, 3]))

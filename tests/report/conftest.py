@@ -16,14 +16,18 @@ PARAMS = {
 
 @pytest.fixture
 def make_run():
-    """Makes a run from parameters and from metrics given as ``{step: value}``; each starts after the one before."""
+    """Makes a run from parameters and from metrics given as ``{step: value}``; each starts after
+    the one before.
+    """
     clock = itertools.count(1_700_000_000_000, 60_000)
 
     def make(seed=0, metrics=None, *, status="FINISHED", tags=None, name=None, **params):
         started = next(clock)
         series = {
             key: Series(np.array(list(points), float), np.array(list(points.values()), float))
-            for key, points in ({"eval/success_mean": {10: 0.5}} if metrics is None else metrics).items()
+            for key, points in (
+                {"eval/success_mean": {10: 0.5}} if metrics is None else metrics
+            ).items()
         }
         given = (
             PARAMS

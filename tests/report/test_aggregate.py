@@ -35,8 +35,14 @@ def test_few_runs_have_an_interval_by_the_spread_within_tasks_and_many_are_resam
     variances = table.var(0, ddof=1) / 3 / 4  # of the mean of two tasks
     freedom = variances.sum() ** 2 / np.square(variances).sum() * 2
     radius = stats.t.ppf(0.975, freedom) * np.sqrt(variances.sum())
-    assert found == (pytest.approx(7.0), pytest.approx(7.0 - radius), pytest.approx(7.0 + radius), "Welch")
-    # Of ten runs, half with 0 and half with 1 in the one task that varies: the mean is 50 and half of a share.
+    assert found == (
+        pytest.approx(7.0),
+        pytest.approx(7.0 - radius),
+        pytest.approx(7.0 + radius),
+        "Welch",
+    )
+    # Of ten runs, half with 0 and half with 1 in the one task that varies: the mean is 50 and half
+    # of a share.
     many = np.stack([np.repeat([0.0, 1.0], 5), np.full(10, 100.0)], 1)
     found = aggregate(many, statistic="mean")
     assert (found.value, found.method) == (50.25, "bootstrap")
@@ -49,7 +55,9 @@ def test_the_interval_of_an_interquartile_mean_covers_at_least_what_it_says(runs
     resampling = Resampling(num_resamples=200)
     held = 0
     for _ in range(150):
-        found = aggregate(generator.normal(size=(runs, tasks)) + np.arange(tasks), resampling=resampling)
+        found = aggregate(
+            generator.normal(size=(runs, tasks)) + np.arange(tasks), resampling=resampling
+        )
         held += found.low <= (tasks - 1) / 2 <= found.high
     assert held / 150 >= 0.92  # of 150, the share is known to two percent
 
@@ -88,7 +96,9 @@ def test_the_probability_of_improvement_counts_pairs_within_tasks():
 def test_groups_that_do_not_overlap_are_not_certain_and_more_runs_say_more():
     found = probability_of_improvement([[1.0]] * 3, [[0.0]] * 3)
     assert (found.value, found.high, found.method) == (1.0, 1.0, "Newcombe")
-    assert found.low < 0.5  # three runs that all beat three others happen by chance in one of twenty cases
+    assert (
+        found.low < 0.5
+    )  # three runs that all beat three others happen by chance in one of twenty cases
     other = probability_of_improvement([[0.0]] * 3, [[1.0]] * 3)
     assert (other.value, other.low) == (0.0, 0.0)
     assert other.high == pytest.approx(1.0 - found.low)
@@ -142,7 +152,9 @@ def test_estimates_are_seeded_and_leave_the_global_generator_alone():
 
 
 def test_a_wider_confidence_is_a_wider_interval():
-    narrow, wide = (aggregate(SCORES, resampling=Resampling(confidence)) for confidence in (0.5, 0.99))
+    narrow, wide = (
+        aggregate(SCORES, resampling=Resampling(confidence)) for confidence in (0.5, 0.99)
+    )
     assert wide.low < narrow.low < narrow.high < wide.high
 
 
@@ -159,8 +171,14 @@ def test_a_wider_confidence_is_a_wider_interval():
             lambda: aggregate(SCORES, statistic="mode"),
             r"statistic must be one of \('iqm', 'mean', 'median'\), got 'mode'",
         ),
-        (lambda: probability_of_improvement(SCORES, SCORES[:, :2]), "b must have the 3 tasks of a, got 2"),
-        (lambda: score_table(["a", "a", "b"], [1.0, 2.0, 3.0]), r"as many runs, got \[2, 1\] of a, b"),
+        (
+            lambda: probability_of_improvement(SCORES, SCORES[:, :2]),
+            "b must have the 3 tasks of a, got 2",
+        ),
+        (
+            lambda: score_table(["a", "a", "b"], [1.0, 2.0, 3.0]),
+            r"as many runs, got \[2, 1\] of a, b",
+        ),
     ],
 )
 def test_impossible_arguments_are_refused(call, message):

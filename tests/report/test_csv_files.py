@@ -58,4 +58,7 @@ def test_no_cell_of_evidence_is_a_formula_and_every_text_is_read_back(tmp_path, 
     assert again.tags["mlflow.source.git.commit"] == text
     assert again.last(f"eval/{text}") == 0.5
     write_evidence(tmp_path, [])  # reads and writes all rows
-    assert ((tmp_path / "runs.csv").read_bytes(), (tmp_path / "evaluations.csv").read_bytes()) == kept
+    assert (
+        (tmp_path / "runs.csv").read_bytes(),
+        (tmp_path / "evaluations.csv").read_bytes(),
+    ) == kept

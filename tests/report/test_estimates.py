@@ -19,7 +19,9 @@ def evaluated(*values, low=0.1, high=0.2, episodes=10, name="success"):
     return {
         f"eval/{name}_mean": dict(zip(steps, values, strict=True)),
         f"eval/{name}_low": {step: value - low for step, value in zip(steps, values, strict=True)},
-        f"eval/{name}_high": {step: value + high for step, value in zip(steps, values, strict=True)},
+        f"eval/{name}_high": {
+            step: value + high for step, value in zip(steps, values, strict=True)
+        },
         "eval/num_episodes": dict.fromkeys(steps, float(episodes)),
         "cost/cpu_s": {step: step / 10 for step in steps},
     }
@@ -58,7 +60,9 @@ def test_successes_of_all_seeds_are_pooled_and_half_widths_of_returns_add_in_squ
     end = final(group_of(make_run, (0.5,), (1.0,), episodes=10), "success_mean", RESAMPLING)
     assert end.over_episodes == wilson_interval(15, 20)
     end = final(
-        group_of(make_run, (2.0,), (4.0,), low=0.3, high=0.4, name="return"), "return_mean", RESAMPLING
+        group_of(make_run, (2.0,), (4.0,), low=0.3, high=0.4, name="return"),
+        "return_mean",
+        RESAMPLING,
     )
     # Two runs with half-widths h each: sqrt(2 h^2) / 2.
     assert end.over_episodes == pytest.approx((3 - 0.3 / math.sqrt(2), 3 + 0.4 / math.sqrt(2)))
@@ -73,7 +77,9 @@ def test_a_value_that_is_no_number_is_not_replaced_by_an_earlier_one(make_run):
     assert final(group, "length_mean", RESAMPLING) is None
 
 
-def test_thresholds_count_the_seeds_that_passed_and_the_median_counts_those_that_never_did(make_run):
+def test_thresholds_count_the_seeds_that_passed_and_the_median_counts_those_that_never_did(
+    make_run,
+):
     group = group_of(make_run, (0.5, 0.9), (0.1, 0.4), (0.9, 0.2))
     half = passed(group, "success_mean", 0.5)
     assert (half.env_steps, half.cpu_s, half.num_runs) == ([10.0, 10.0], [1.0, 1.0], 3)
@@ -179,7 +185,9 @@ def test_who_counts_updates_passes_a_threshold_at_the_environment_steps_that_wer
     assert np.isnan(passed(group, "success_mean", 0.5).env_steps).all()
 
 
-def test_intervals_over_repeated_tasks_are_kept_and_do_not_shrink_with_the_number_of_seeds(make_run):
+def test_intervals_over_repeated_tasks_are_kept_and_do_not_shrink_with_the_number_of_seeds(
+    make_run,
+):
     def runs(count):
         rows = [evaluated(0.5, episodes=256) for _ in range(count)]
         for row in rows:

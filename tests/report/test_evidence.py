@@ -1,4 +1,6 @@
-"""Evidence keeps what tables need: the same numbers come out of its files as out of the runs themselves."""
+"""Evidence keeps what tables need: the same numbers come out of its files as out of the runs
+themselves.
+"""
 
 import csv
 import itertools
@@ -27,9 +29,14 @@ MACHINE = {
 def trained(make_run):
     """Makes a run of an experiment that expects a return of at least two."""
 
-    def make(seed, value, arguments="", *, axis="env_steps", experiment="experiment=dark", **options):
+    def make(
+        seed, value, arguments="", *, axis="env_steps", experiment="experiment=dark", **options
+    ):
         curve = {100: value / 3, 200: value}
-        metrics = {"eval/return_mean": curve, "eval/success_mean": {k: v / 9 for k, v in curve.items()}}
+        metrics = {
+            "eval/return_mean": curve,
+            "eval/success_mean": {k: v / 9 for k, v in curve.items()},
+        }
         for end, by in (("low", -0.1), ("high", 0.1)):
             metrics[f"eval/return_{end}"] = {k: v + by for k, v in curve.items()}
         metrics |= {
@@ -42,9 +49,19 @@ def trained(make_run):
             "cost/env_steps": {100: 7, 200: 9},
         }
         metrics |= {f"eval/return_mean_trial_{i}": {200: value / 2 + i} for i in (0, 1)}
-        tags = {"command": f"python recipes/train.py {experiment} {arguments} seed={seed} run.name=a{seed}"}
-        tags |= {"mlflow.source.git.commit": COMMIT, "axis": axis, "evaluated_on": "new rooms"} | MACHINE
-        settings = {"budget__env_steps": 200, "schedule__autocast": "auto", "evaluation__env__split": "test"}
+        tags = {
+            "command": f"python recipes/train.py {experiment} {arguments} seed={seed} run.name=a{seed}"
+        }
+        tags |= {
+            "mlflow.source.git.commit": COMMIT,
+            "axis": axis,
+            "evaluated_on": "new rooms",
+        } | MACHINE
+        settings = {
+            "budget__env_steps": 200,
+            "schedule__autocast": "auto",
+            "evaluation__env__split": "test",
+        }
         expected = {"expected__metric": "return_mean", "expected__interval": "[2.0, None]"}
         return make_run(seed, metrics, tags=tags, **(settings | expected | options))
 
@@ -108,12 +125,25 @@ def test_tables_are_the_same_from_evidence_as_from_the_runs(tmp_path, runs):
 
 def test_a_row_says_how_a_run_was_made_and_where_it_ended(tmp_path, runs):
     keep(tmp_path, runs)
-    row = next(row for row in rows_of(tmp_path) if row["seed"] == "1" and "no_memory" not in row["overrides"])
-    assert (row["recipe"], row["overrides"], row["task"]) == ("train", "experiment=dark", "dark (Maze)")
-    assert (row["metric"], row["value"], row["low"], row["high"]) == ("return_mean", "2.7", "2.6", "2.8")
-    assert [row[key] for key in ("episodes", "evaluated_on", "env_steps", "updates", "cpu_s", "wall_s")] == [
-        *("256", "new rooms", "200", "2", "21.25", "44")
-    ]
+    row = next(
+        row
+        for row in rows_of(tmp_path)
+        if row["seed"] == "1" and "no_memory" not in row["overrides"]
+    )
+    assert (row["recipe"], row["overrides"], row["task"]) == (
+        "train",
+        "experiment=dark",
+        "dark (Maze)",
+    )
+    assert (row["metric"], row["value"], row["low"], row["high"]) == (
+        "return_mean",
+        "2.7",
+        "2.6",
+        "2.8",
+    )
+    assert [
+        row[key] for key in ("episodes", "evaluated_on", "env_steps", "updates", "cpu_s", "wall_s")
+    ] == [*("256", "new rooms", "200", "2", "21.25", "44")]
     # From 0.9 to 2.7 within 100 steps and 10.25 s.
     assert float(row["mark"]) == 2.0
     assert float(row["mark_env_steps"]) == pytest.approx(100 + 100 * 1.1 / 1.8)
@@ -130,7 +160,9 @@ def test_a_row_says_how_a_run_was_made_and_where_it_ended(tmp_path, runs):
     assert other["overrides"] == "experiment=dark +ablation=no_memory agent.gammas=[0.9,0.99]"
 
 
-def test_changed_experiments_are_judged_by_the_metric_that_they_declare(tmp_path, trained, make_run):
+def test_changed_experiments_are_judged_by_the_metric_that_they_declare(
+    tmp_path, trained, make_run
+):
     """Nothing is expected of an ablation, but it is measured as the experiment is."""
     keep(tmp_path, [trained(0, 1.1, "+ablation=no_memory", lr=2)])
     assert rows_of(tmp_path)[0]["metric"] == "return_mean"
@@ -156,7 +188,9 @@ def test_a_run_that_went_on_replaces_its_rows(tmp_path, runs):
     keep(tmp_path, [replace(first, metrics=first.metrics | {"eval/return_mean": longer})])
     own = [row for row in rows_of(tmp_path) if row["run"] == first.run_id]
     assert [row["value"] for row in own] == ["2.9"]
-    evaluations = [row for row in rows_of(tmp_path, "evaluations.csv") if row["run"] == first.run_id]
+    evaluations = [
+        row for row in rows_of(tmp_path, "evaluations.csv") if row["run"] == first.run_id
+    ]
     assert [row["env_steps"] for row in evaluations] == ["100", "200", "300"]
     assert len(rows_of(tmp_path)) == len(runs)
 
@@ -207,7 +241,9 @@ def test_no_text_is_a_formula_and_comes_back_as_it_was(tmp_path, trained):
         ("evaluations.csv", (",2.4,", ",2.4,9,"), "evaluations.csv, line 3: must have"),
     ],
 )
-def test_files_that_cannot_be_read_are_named_and_nothing_is_written(tmp_path, trained, name, change, problem):
+def test_files_that_cannot_be_read_are_named_and_nothing_is_written(
+    tmp_path, trained, name, change, problem
+):
     keep(tmp_path, [trained(0, 2.4)])
     path = tmp_path / name
     path.write_text(path.read_text().replace(*change, 1))

@@ -12,8 +12,12 @@ NODE = {"metric": "success_mean", "interval": [0.9, 1.0], "source": "a paper", "
 
 
 def test_a_node_is_read_and_nothing_expected_is_nothing():
-    assert Expected.from_config(NODE) == Expected("success_mean", (0.9, 1.0), "a paper", "190 CPU-s")
-    assert Expected.from_config({"metric": "a", "interval": [None, 3]}) == Expected("a", (-math.inf, 3.0))
+    assert Expected.from_config(NODE) == Expected(
+        "success_mean", (0.9, 1.0), "a paper", "190 CPU-s"
+    )
+    assert Expected.from_config({"metric": "a", "interval": [None, 3]}) == Expected(
+        "a", (-math.inf, 3.0)
+    )
     assert Expected.from_config(None) is None
 
 
@@ -73,7 +77,13 @@ def test_parameters_without_a_sound_node_expect_nothing():
 
 @pytest.mark.parametrize(
     ("value", "outcome"),
-    [(0.89, "below"), (0.9, "reached"), (0.9 - 1e-15, "reached"), (1.0, "reached"), (1.01, "above")],
+    [
+        (0.89, "below"),
+        (0.9, "reached"),
+        (0.9 - 1e-15, "reached"),
+        (1.0, "reached"),
+        (1.01, "above"),
+    ],
 )
 def test_both_ends_belong_to_the_interval(value, outcome):
     assert Expected("a", (0.9, 1.0)).judge(value) == outcome

@@ -55,7 +55,9 @@ def test_attention_becomes_a_picture(tmp_path):
         draw_attention(tmp_path / "b.png", np.zeros((2, 3, 4)))
 
 
-def test_a_picture_that_stays_is_shown_for_as_long_and_one_that_comes_again_is_shown_again(tmp_path):
+def test_a_picture_that_stays_is_shown_for_as_long_and_one_that_comes_again_is_shown_again(
+    tmp_path,
+):
     pictures = np.zeros((3, 8, 6, 3), np.uint8)
     pictures[1, -1, -1] = pictures[2, 4, 3] = 200  # all with the same first pixel
     shown = [0, 0, 1, 0, 0, 0, 2, 2]
@@ -74,7 +76,12 @@ def test_a_gif_holds_every_frame_at_the_speed_asked_for(tmp_path):
     frames[1, :, :, 0] = 255
     frames[2, :, :, 1] = 255
     with Image.open(write_gif(tmp_path / "a.gif", frames, fps=20)) as gif:
-        assert (gif.n_frames, gif.size, gif.info["duration"], gif.info["loop"]) == (3, (6, 8), 50, 0)
+        assert (gif.n_frames, gif.size, gif.info["duration"], gif.info["loop"]) == (
+            3,
+            (6, 8),
+            50,
+            0,
+        )
         for index in range(3):
             gif.seek(index)
             assert np.array_equal(np.asarray(gif.convert("RGB")), frames[index])
@@ -120,7 +127,8 @@ def test_a_missing_encoder_is_named_with_its_remedy(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("write", [write_gif, write_mp4])
 @pytest.mark.parametrize(
-    "frames", [np.zeros((0, 8, 6, 3), np.uint8), np.zeros((2, 8, 6), np.uint8), np.zeros((2, 8, 6, 3))]
+    "frames",
+    [np.zeros((0, 8, 6, 3), np.uint8), np.zeros((2, 8, 6), np.uint8), np.zeros((2, 8, 6, 3))],
 )
 def test_frames_of_another_form_are_refused(tmp_path, write, frames):
     with pytest.raises(ValueError, match=r"frames must be uint8 \[T, H, W, 3\], got"):

@@ -33,10 +33,15 @@ def test_groups_of_another_environment_form_another_section(make_run):
 
 
 def test_a_section_says_what_is_new_in_its_evaluations_where_its_runs_do(make_run):
-    runs = [make_run(0, tags={"evaluated_on": "new mazes"}), make_run(1, tags={"evaluated_on": "new mazes"})]
+    runs = [
+        make_run(0, tags={"evaluated_on": "new mazes"}),
+        make_run(1, tags={"evaluated_on": "new mazes"}),
+    ]
     (section,), _ = make_sections(runs)
     assert section.evaluated_on == "new mazes"
-    (section,), _ = make_sections([*runs, make_run(2, tags={"evaluated_on": "new roads"}), make_run(3)])
+    (section,), _ = make_sections(
+        [*runs, make_run(2, tags={"evaluated_on": "new roads"}), make_run(3)]
+    )
     assert section.evaluated_on == "new mazes; new roads"
     (section,), _ = make_sections([make_run(0)])
     assert section.evaluated_on is None
@@ -80,8 +85,18 @@ def test_a_failed_run_does_not_replace_an_earlier_good_one(make_run):
 
 
 def test_a_part_of_another_class_is_one_difference_and_a_changed_value_one_each():
-    before = {"encoder._target_": "a.GRU", "encoder.width": "8", "lr": "1", "relabel.strategy": "some"}
-    after = {"encoder._target_": "b.Transformer", "encoder.heads": "4", "lr": "2", "relabel.strategy": "some"}
+    before = {
+        "encoder._target_": "a.GRU",
+        "encoder.width": "8",
+        "lr": "1",
+        "relabel.strategy": "some",
+    }
+    after = {
+        "encoder._target_": "b.Transformer",
+        "encoder.heads": "4",
+        "lr": "2",
+        "relabel.strategy": "some",
+    }
     assert differences(before, after) == [("encoder", "GRU", "Transformer"), ("lr", "1", "2")]
     assert differences({"trials": "None"}, {"trials._target_": "a.Repeated", "trials.k": "3"}) == [
         ("trials", "None", "Repeated")
@@ -127,7 +142,9 @@ def test_the_base_is_the_group_from_which_all_others_differ_least(make_run):
 
 def test_a_command_with_fewer_overrides_makes_the_base_and_a_pattern_overrules_it(make_run):
     def run(name, arguments, **params):
-        return make_run(name=name, tags={"command": f"python recipes/train.py {arguments}"}, **params)
+        return make_run(
+            name=name, tags={"command": f"python recipes/train.py {arguments}"}, **params
+        )
 
     runs = [run("more", "relabel=none seed=0", lr=2), run("less", "seed=0 run.name=less", lr=1)]
     (section,), _ = make_sections(runs)
@@ -135,17 +152,18 @@ def test_a_command_with_fewer_overrides_makes_the_base_and_a_pattern_overrules_i
     assert labels(section) == ["lr=1", "lr=2"]
     (section,), _ = make_sections(runs, base="mor*")
     assert section.base.runs[0].name == "more"
-    with pytest.raises(UsageError, match="base: must match the name of a run that counts, got 'nobody'"):
+    with pytest.raises(
+        UsageError, match="base: must match the name of a run that counts, got 'nobody'"
+    ):
         make_sections(runs, base="nobody")
 
 
 def test_the_command_of_a_group_names_all_its_seeds_and_nothing_of_a_single_run(make_run):
-    command = (
-        "python recipes/train.py -m 'env.name=a b' seed=7 run.name=mine run.overwrite=true resume=true lr=1"
-    )
+    command = "python recipes/train.py -m 'env.name=a b' seed=7 run.name=mine run.overwrite=true resume=true lr=1"
     first, second = (make_run(seed, tags={"command": command}) for seed in (7, 8))
     assert (
-        Group("A", "", (first, second)).command == "python recipes/train.py -m 'env.name=a b' lr=1 seed=7,8"
+        Group("A", "", (first, second)).command
+        == "python recipes/train.py -m 'env.name=a b' lr=1 seed=7,8"
     )
     assert Group("A", "", (first,)).command == "python recipes/train.py 'env.name=a b' lr=1 seed=7"
     assert Group("A", "", (make_run(),)).command is None
@@ -192,12 +210,15 @@ DARK = {"expected__metric": "success_mean", "expected__interval": "[0.8, 1.0]"}
 
 
 @pytest.mark.parametrize(
-    "argument", ["budget.env_steps=5000", "evaluation.num_episodes=8", "'~encoder.dropout'", "+trials.k=2"]
+    "argument",
+    ["budget.env_steps=5000", "evaluation.num_episodes=8", "'~encoder.dropout'", "+trials.k=2"],
 )
 def test_the_experiment_as_written_is_the_base_although_a_changed_one_ran_first(make_run, argument):
     def run(arguments, **params):
         return make_run(
-            tags={"command": f"python recipes/train.py experiment=dark {arguments}"}, **DARK, **params
+            tags={"command": f"python recipes/train.py experiment=dark {arguments}"},
+            **DARK,
+            **params,
         )
 
     changed, full = run(f"{argument} seed=0", x=1), run("seed=0 run.name=a logger=none", x=2)
@@ -231,15 +252,22 @@ def test_a_switch_of_speed_or_precision_and_what_the_command_itself_expects_keep
 
 
 def test_who_plays_the_environments_makes_no_other_run(make_run):
-    runs = [make_run(seed, env__workers__num_processes=seed, workers__num_processes=seed) for seed in (0, 4)]
+    runs = [
+        make_run(seed, env__workers__num_processes=seed, workers__num_processes=seed)
+        for seed in (0, 4)
+    ]
     (section,), _ = make_sections(runs)
     assert [run.seed for run in section.base.runs] == ["0", "4"]
     assert section.details == "size\N{NO-BREAK SPACE}9"
 
 
-def test_runs_of_two_recipes_share_no_section_and_the_experiment_expects_nothing_of_the_other(make_run):
+def test_runs_of_two_recipes_share_no_section_and_the_experiment_expects_nothing_of_the_other(
+    make_run,
+):
     ppo, train = (
-        make_run(tags={"command": f"python recipes/{name}.py experiment=dark seed=0"}, loss=name, **DARK)
+        make_run(
+            tags={"command": f"python recipes/{name}.py experiment=dark seed=0"}, loss=name, **DARK
+        )
         for name in ("ppo", "train")
     )
     sections, _ = make_sections([ppo, train])

@@ -103,7 +103,9 @@ def draw(tmp_path):
     """Writes a report of runs and gives its page, its folder and its content."""
 
     def write(runs, *, artifact=lambda run_id, name: None, **options):
-        content = build_content(*make_sections(runs), resampling=RESAMPLING, artifact=artifact, **options)
+        content = build_content(
+            *make_sections(runs), resampling=RESAMPLING, artifact=artifact, **options
+        )
         path = write_report(content, tmp_path / "report")
         return Page(path.read_text()), path.parent, content
 
@@ -134,8 +136,14 @@ def test_the_page_tells_the_numbers_of_every_group_and_needs_nothing_else(make_r
         "expected__source": "Fig. 4",
     }
     tags = {"command": "python recipes/train.py seed=0"}
-    runs = [make_run(seed, metrics(0.2, 0.7 + seed / 5), lr=1, tags=tags, **expected) for seed in (0, 1)]
-    runs += [make_run(0, metrics(0.1, 0.3), lr=2, tags={"command": "python recipes/train.py lr=2 seed=0"})]
+    runs = [
+        make_run(seed, metrics(0.2, 0.7 + seed / 5), lr=1, tags=tags, **expected) for seed in (0, 1)
+    ]
+    runs += [
+        make_run(
+            0, metrics(0.1, 0.3), lr=2, tags={"command": "python recipes/train.py lr=2 seed=0"}
+        )
+    ]
     page, folder, content = draw(runs, artifact=lambda run_id, name: video)
     for text in (
         "3 runs in 2 groups",
@@ -156,7 +164,9 @@ def test_the_page_tells_the_numbers_of_every_group_and_needs_nothing_else(make_r
     assert page.addresses
     assert [a for a in page.addresses if not a.startswith(("data:image/", "#section-"))] == []
     html = (folder / "index.html").read_text()
-    assert re.findall(r"https?://[^\"]*", html.replace("http://www.w3.org/", "")) == []  # names of XML
+    assert (
+        re.findall(r"https?://[^\"]*", html.replace("http://www.w3.org/", "")) == []
+    )  # names of XML
     assert re.findall(r"@import|url\((?!#)|<script|<link", html) == []
     told = "Maze: reached (success_mean 0.8 [0, 1] Student, 2 seeds; expected 0.8 to 1)"
     assert str(content.verdicts[0]) == told
@@ -170,15 +180,22 @@ def test_pictures_have_words_and_tables_have_heads(make_run, draw, video):
     assert len(drawings) == 6
     assert "goes from 0.2 to 0.7" in drawings[0]
     assert "return of the trial" in drawings[2]
-    assert drawings[4].startswith("q value, gamma 0.9: value of the taken action against environment steps.")
-    assert "A encoder._target_=a.GRU: 0.7 at 200 environment steps" in page.text  # where it is pointed at
+    assert drawings[4].startswith(
+        "q value, gamma 0.9: value of the taken action against environment steps."
+    )
+    assert (
+        "A encoder._target_=a.GRU: 0.7 at 200 environment steps" in page.text
+    )  # where it is pointed at
     (image,) = (attributes for tag, attributes in page.elements if tag == "img")
     assert len(image["alt"]) > 20
     media = [attributes["media"] for tag, attributes in page.elements if tag == "source"]
     assert media == ["(prefers-reduced-motion: reduce)"]
     tables = sum(tag == "table" for tag, _ in page.elements)
     assert tables == sum(tag == "caption" for tag, _ in page.elements) > 0
-    assert {attributes["scope"] for tag, attributes in page.elements if tag == "th"} == {"col", "row"}
+    assert {attributes["scope"] for tag, attributes in page.elements if tag == "th"} == {
+        "col",
+        "row",
+    }
     assert len(list(folder.glob("*.png"))) == 3
     html = (folder / "index.html").read_text()
     drawn = html[html.index("<svg") : html.rindex("</svg>")]
@@ -193,7 +210,9 @@ def test_runs_lead_to_their_folders_and_to_mlflow(make_run, tmp_path, tell):
     run_folder = tmp_path / "a=b %#c"
     run_folder.mkdir()
     runs = [
-        replace(make_run(0, metrics(0.1), tags={"folder": str(run_folder)}), page="http://host/#/runs/0"),
+        replace(
+            make_run(0, metrics(0.1), tags={"folder": str(run_folder)}), page="http://host/#/runs/0"
+        ),
         make_run(1, metrics(0.1), tags={"folder": str(tmp_path / "gone")}),
         make_run(2, metrics(0.1), tags={"folder": "."}),
     ]
@@ -210,7 +229,8 @@ def test_the_title_says_what_is_compared_and_the_summary_which_is_best(make_run,
     assert "best verdict Maze A lr=1 B lr=2 B 0.700 seeds n=1" in page.text
     assert [entry.group.label for entry in content.sections[0].best] == ["lr=2"]
     lengths = [
-        make_run(seed, {"eval/length_mean": {100: value}}, lr=seed) for seed, value in ((1, 9.0), (2, 30.0))
+        make_run(seed, {"eval/length_mean": {100: value}}, lr=seed)
+        for seed, value in ((1, 9.0), (2, 30.0))
     ]
     content = build_content(*make_sections(lengths), metric="length_mean")
     assert [entry.group.label for entry in content.sections[0].best] == ["lr=1"]
@@ -219,7 +239,9 @@ def test_the_title_says_what_is_compared_and_the_summary_which_is_best(make_run,
 
 
 def test_the_summary_names_no_best_of_equals(make_run, tell):
-    first, second, worse = (make_run(0, metrics(end), lr=lr) for lr, end in enumerate((0.7, 0.7, 0.3)))
+    first, second, worse = (
+        make_run(0, metrics(end), lr=lr) for lr, end in enumerate((0.7, 0.7, 0.3))
+    )
     page, _ = tell([first, second])
     assert "A lr=0 B lr=1 no difference" in page.text
     page, content = tell([first, second, worse])
@@ -240,7 +262,10 @@ def test_hostile_names_stay_text(make_run, draw):
 
 
 def test_runs_that_do_not_count_are_listed_with_the_reason_and_change_no_number(make_run, write):
-    runs = [make_run(0, metrics(0.1, 0.7)), make_run(1, metrics(0.0, 0.0), status="FAILED", name="broken")]
+    runs = [
+        make_run(0, metrics(0.1, 0.7)),
+        make_run(1, metrics(0.0, 0.0), status="FAILED", name="broken"),
+    ]
     runs += [make_run(5, metrics(0.1, 0.1)), make_run(5, metrics(0.1, 0.9))]
     page, folder, _ = write(runs)
     assert "it ended as FAILED" in page.text
@@ -267,8 +292,15 @@ def test_tables_and_page_name_every_interval_over_seeds(make_run, write, seeds, 
     assert found["verdicts"] == [of_one]
     assert found["ablations"] == [of_two, ""]
     assert set(found["curves"]) == set(found["training"]) == {of_one, ""}
-    assert [row["base_better_interval"] for row in table(folder / "ablations.csv")] == ["Newcombe", ""]
-    for text in (f"n={seeds} {of_one}", f"n={seeds} and {seeds} {of_two}", f"n={seeds} and {seeds} Newcombe"):
+    assert [row["base_better_interval"] for row in table(folder / "ablations.csv")] == [
+        "Newcombe",
+        "",
+    ]
+    for text in (
+        f"n={seeds} {of_one}",
+        f"n={seeds} and {seeds} {of_two}",
+        f"n={seeds} and {seeds} Newcombe",
+    ):
         assert text in page.text
 
 
@@ -299,7 +331,9 @@ def test_what_one_seed_cannot_tell_is_left_empty_in_tables(make_run, write):
             make_run(1, status="FAILED", name="nan"),
         ]
     )
-    assert [row["run"] for row in table(folder / "not_counted.csv")] == ["nan"]  # a name is no number
+    assert [row["run"] for row in table(folder / "not_counted.csv")] == [
+        "nan"
+    ]  # a name is no number
     (row,) = table(folder / "ablations.csv")
     assert (row["low"], row["high"], float(row["difference"])) == ("", "", pytest.approx(-0.2))
 
@@ -326,7 +360,9 @@ def test_groups_with_other_metrics_stand_side_by_side(make_run, tell):
         ((math.nan,), "unknown", True),
     ],
 )
-def test_a_verdict_is_that_of_the_mean_of_the_seeds_of_the_base(make_run, tell, values, outcome, short):
+def test_a_verdict_is_that_of_the_mean_of_the_seeds_of_the_base(
+    make_run, tell, values, outcome, short
+):
     expected = {"expected__metric": "success_mean", "expected__interval": "[0.8, 0.9]"}
     runs = [make_run(seed, metrics(0.1, value), **expected) for seed, value in enumerate(values)]
     page, content = tell(runs)
@@ -338,7 +374,9 @@ def test_a_verdict_is_that_of_the_mean_of_the_seeds_of_the_base(make_run, tell, 
 @pytest.mark.parametrize("num_seeds", [1, 2])
 def test_a_verdict_from_one_seed_names_that_it_has_no_interval(make_run, tell, num_seeds):
     expected = {"expected__metric": "success_mean", "expected__interval": "[0.8, 0.9]"}
-    runs = [make_run(seed, metrics(0.1, 0.84 + 0.01 * seed), **expected) for seed in range(num_seeds)]
+    runs = [
+        make_run(seed, metrics(0.1, 0.84 + 0.01 * seed), **expected) for seed in range(num_seeds)
+    ]
     page, content = tell(runs)
     for text in (page.text, str(content.verdicts[0])):
         assert ("no interval" in text) == (num_seeds == 1)
@@ -347,7 +385,9 @@ def test_a_verdict_from_one_seed_names_that_it_has_no_interval(make_run, tell, n
 @pytest.mark.parametrize(("second", "has_interval"), [(0.85, False), (0.86, True)])
 def test_seeds_that_do_not_differ_have_no_interval(make_run, tell, second, has_interval):
     expected = {"expected__metric": "success_mean", "expected__interval": "[0.8, 0.9]"}
-    runs = [make_run(seed, metrics(0.1, value), **expected) for seed, value in enumerate((0.85, second))]
+    runs = [
+        make_run(seed, metrics(0.1, value), **expected) for seed, value in enumerate((0.85, second))
+    ]
     page, content = tell(runs)
     assert "[0.850, 0.850]" not in page.text
     for text in (page.text, str(content.verdicts[0])):
@@ -365,7 +405,9 @@ def test_a_large_video_lies_beside_the_page(make_run, write, video):
 def test_no_text_of_a_table_is_a_formula_and_numbers_stay(make_run, write):
     name = '=HYPERLINK("http://evil","x")'
     _, folder, _ = write([make_run(0, everything(-0.2, 0.7), name=name)])
-    rows = [row for file in folder.glob("*.csv") for row in csv.reader(file.read_text().splitlines())]
+    rows = [
+        row for file in folder.glob("*.csv") for row in csv.reader(file.read_text().splitlines())
+    ]
     cells = [cell for row in rows for cell in row]
     assert f"'{name}" in cells
     numbers = [cell for cell in cells if cell.startswith(("=", "+", "-", "@"))]
@@ -403,9 +445,12 @@ def test_an_experiment_that_was_not_measured_stands_on_the_page_and_in_the_table
 
 def test_the_video_of_the_shortest_episodes_is_shown_where_length_is_asked_for(make_run, video):
     runs = [
-        make_run(seed, {"eval/length_mean": {100: value}}) for seed, value in enumerate((30.0, 10.0, 50.0))
+        make_run(seed, {"eval/length_mean": {100: value}})
+        for seed, value in enumerate((30.0, 10.0, 50.0))
     ]
-    content = build_content(*make_sections(runs), metric="length_mean", artifact=lambda run_id, name: video)
+    content = build_content(
+        *make_sections(runs), metric="length_mean", artifact=lambda run_id, name: video
+    )
     assert content.sections[0].results[0].video.seed == "1"
 
 
@@ -415,7 +460,9 @@ def test_a_metric_that_no_run_logged_is_refused_with_those_that_there_are(make_r
         build_content(*sections, metric="succes_mean")
 
 
-def test_pictures_over_updates_say_so_and_environment_steps_are_those_that_were_logged(make_run, draw):
+def test_pictures_over_updates_say_so_and_environment_steps_are_those_that_were_logged(
+    make_run, draw
+):
     logged = {**everything(0.1, 0.7), "cost/env_steps": {100: 5000.0, 200: 7000.0}}
     page, folder, _ = draw([make_run(0, logged, tags={"axis": "updates"})])
     alts = [attributes["aria-label"] for tag, attributes in page.elements if tag == "svg"]
@@ -425,7 +472,9 @@ def test_pictures_over_updates_say_so_and_environment_steps_are_those_that_were_
     assert {row["env_steps"] for row in table(folder / "groups.csv")} == {"7000.0"}
 
 
-def test_a_report_in_place_of_another_leaves_nothing_of_it_and_everything_else(make_run, write, video):
+def test_a_report_in_place_of_another_leaves_nothing_of_it_and_everything_else(
+    make_run, write, video
+):
     large = video + b"\0" * LARGEST_VIDEO
     _, folder, _ = write([make_run(0, everything(0.2, 0.7))], artifact=lambda run_id, name: large)
     mine = ("section-1-video-B.gif", "section-9-success_mean-env_steps.png", "notes.txt")
@@ -467,5 +516,7 @@ def test_a_diagnosis_of_memory_is_drawn_where_a_run_has_one(make_run, draw):
     assert content.sections[0].memory[0].lines[0].curve.y.tolist() == [0.1, 0.2, 0.7]
     assert (folder / "section-1-recall-last.png").is_file()
     for broken in (None, b"GIF89a\xff", b"[]"):
-        content = build_content(*make_sections(runs), artifact=lambda run_id, name, broken=broken: broken)
+        content = build_content(
+            *make_sections(runs), artifact=lambda run_id, name, broken=broken: broken
+        )
         assert not content.sections[0].memory

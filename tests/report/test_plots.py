@@ -36,7 +36,8 @@ def test_runs_that_share_no_step_have_no_mean():
 
 def test_the_band_of_a_single_run_is_the_interval_over_its_episodes(make_run):
     metrics = {
-        f"eval/success_{name}": {10: value} for name, value in [("mean", 0.5), ("low", 0.3), ("high", 0.6)]
+        f"eval/success_{name}": {10: value}
+        for name, value in [("mean", 0.5), ("low", 0.3), ("high", 0.6)]
     }
     curve = learning_curve_of(Group("A", "", (make_run(0, metrics),)), "success_mean", RESAMPLING)
     assert [end.tolist() for end in curve.band] == [[0.3], [0.6]]
@@ -46,7 +47,10 @@ def test_the_band_of_a_single_run_is_the_interval_over_its_episodes(make_run):
 
 
 def test_costs_become_the_axis_at_the_steps_of_evaluations(make_run):
-    metrics = {"eval/success_mean": {10: 0.1, 20: 0.2, 30: np.nan}, "cost/cpu_s": {10: 5.0, 15: 6.0, 20: 7.0}}
+    metrics = {
+        "eval/success_mean": {10: 0.1, 20: 0.2, 30: np.nan},
+        "cost/cpu_s": {10: 5.0, 15: 6.0, 20: 7.0},
+    }
     group = Group("A", "", (make_run(0, metrics),))
     curve = learning_curve_of(group, "success_mean", RESAMPLING, axis="cpu_s")
     assert (curve.x.tolist(), curve.y.tolist()) == ([5.0, 7.0], [0.1, 0.2])
@@ -65,10 +69,14 @@ def test_long_training_curves_are_averaged_in_windows(make_run):
 
 def test_the_in_context_curve_is_the_mean_return_of_every_trial_in_the_last_evaluation(make_run):
     def run(seed, *trials):
-        metrics = {f"eval/return_mean_trial_{i}": {10: -1.0, 20: value} for i, value in enumerate(trials)}
+        metrics = {
+            f"eval/return_mean_trial_{i}": {10: -1.0, 20: value} for i, value in enumerate(trials)
+        }
         return make_run(seed, metrics)
 
-    curve = trial_curve_of(Group("A", "", (run(0, 0.0, 1.0, 3.0), run(1, 1.0, 1.0, 5.0))), RESAMPLING)
+    curve = trial_curve_of(
+        Group("A", "", (run(0, 0.0, 1.0, 3.0), run(1, 1.0, 1.0, 5.0))), RESAMPLING
+    )
     assert (curve.x.tolist(), curve.y.tolist()) == ([1, 2, 3], [0.5, 1.0, 4.0])
     assert trial_curve_of(Group("A", "", (make_run(),)), RESAMPLING) is None
 

@@ -38,13 +38,17 @@ def sections(make_run):
             "eval/success_mean": {100: value / 2, 200: value},
             "cost/cpu_s": {100: 10.0 + seed, 200: 20.0 + seed},
         }
-        command = f"python recipes/train.py experiment=dark {arguments} seed={seed} run.name=a{seed}"
+        command = (
+            f"python recipes/train.py experiment=dark {arguments} seed={seed} run.name=a{seed}"
+        )
         tags = {"command": command, "mlflow.source.git.commit": "0123456789abcdef"}
         settings = {"budget__env_steps": 200, "budget__minutes": "None", **options}
         return make_run(seed, metrics, tags=tags, **settings)
 
     runs = [run(seed, value) for seed, value in enumerate((0.8, 0.9, 1.0))]
-    runs += [run(seed, value, "+ablation=no_memory", lr=2) for seed, value in enumerate((0.2, 0.1, 0.3))]
+    runs += [
+        run(seed, value, "+ablation=no_memory", lr=2) for seed, value in enumerate((0.2, 0.1, 0.3))
+    ]
     return make_sections(runs)[0]
 
 
@@ -68,12 +72,17 @@ def test_a_typed_number_is_overwritten_and_words_are_not(tmp_path, sections):
 
 
 def test_a_command_finds_the_runs_of_its_settings_and_seeds_leave_out_others(tmp_path, sections):
-    rows = ["| a | `+ablation=no_memory experiment=dark` | | | |", "| b | `experiment=dark` | | | |"]
+    rows = [
+        "| a | `+ablation=no_memory experiment=dark` | | | |",
+        "| b | `experiment=dark` | | | |",
+    ]
     page = page_of(tmp_path, ["seeds", "at the end", "difference"], *rows, options=" seeds=0, 2")
     write_tables([page], sections, RESAMPLING)
     ends = cells(page)
     assert ends[:2] == ["0, 2", "0.200, 0.300"]
-    assert re.fullmatch(r"M0.650 \[M\d\.\d+, \d\.\d+\] Welch", ends[2].replace("\N{MINUS SIGN}", "M"))
+    assert re.fullmatch(
+        r"M0.650 \[M\d\.\d+, \d\.\d+\] Welch", ends[2].replace("\N{MINUS SIGN}", "M")
+    )
     assert cells(page, 1) == ["0, 2", "0.800, 1.000", ""]
 
 
@@ -88,13 +97,17 @@ def test_a_mark_is_reached_where_every_seed_crossed_it(tmp_path, sections):
 
 def test_the_latest_of_several_settings_with_one_command_counts(tmp_path, make_run):
     tags = {"command": "python recipes/train.py experiment=dark seed=0"}
-    runs = [make_run(0, {"eval/success_mean": {1: value}}, tags=tags, lr=value) for value in (0.1, 0.2)]
+    runs = [
+        make_run(0, {"eval/success_mean": {1: value}}, tags=tags, lr=value) for value in (0.1, 0.2)
+    ]
     page = page_of(tmp_path, ["at the end"], "| a | `experiment=dark` | |")
     write_tables([page], make_sections(runs)[0], RESAMPLING)
     assert cells(page) == ["0.200"]
 
 
-@pytest.mark.parametrize("command", ["experiment=darker", "experiment=dark lr=3", "experiment=dark ~trials"])
+@pytest.mark.parametrize(
+    "command", ["experiment=darker", "experiment=dark lr=3", "experiment=dark ~trials"]
+)
 def test_a_row_that_was_not_run_is_named_and_has_no_number(tmp_path, sections, command):
     rows = [f"| a | `{command}` | 4 | 0.99 | 5 |", "| b | `experiment=dark` | | | |"]
     page = page_of(tmp_path, ["seeds", "at the end", "CPU-s"], *rows, options=" seeds=0,1")
@@ -118,7 +131,9 @@ def test_seeds_that_were_not_run_are_named(tmp_path, sections):
 @pytest.mark.parametrize(
     ("seeds", "lacks"), [("0,1,2,3", "3 of 4 seeds"), ("0,1,2", ""), ("2,7", "1 of 2 seeds")]
 )
-def test_a_row_that_lacks_seeds_is_marked_whatever_its_columns(tmp_path, sections, columns, seeds, lacks):
+def test_a_row_that_lacks_seeds_is_marked_whatever_its_columns(
+    tmp_path, sections, columns, seeds, lacks
+):
     row = f"| a | `experiment=dark` | {' | '.join('' for _ in columns)} |"
     page = page_of(tmp_path, columns, row, options=f" seeds={seeds}")
     write_tables([page], sections, RESAMPLING)
@@ -151,13 +166,21 @@ def test_seeds_that_do_not_differ_have_the_interval_over_episodes_and_no_differe
     def run(seed, arguments, value, **options):
         command = f"python recipes/train.py experiment=dark {arguments} seed={seed}"
         low, high = wilson_interval(round(value * 16), 16)
-        numbers = {"success_mean": value, "success_low": low, "success_high": high, "num_episodes": 16}
+        numbers = {
+            "success_mean": value,
+            "success_low": low,
+            "success_high": high,
+            "num_episodes": 16,
+        }
         metrics = {f"eval/{name}": {100: number} for name, number in numbers.items()}
         return make_run(seed, metrics, tags={"command": command}, **options)
 
     runs = [run(seed, "", value) for seed in range(3)]
     runs += [run(seed, "+ablation=no_memory", 1.0 - value, lr=2) for seed in range(3)]
-    rows = ["| a | `experiment=dark` | | | 0.9 |", "| b | `experiment=dark +ablation=no_memory` | | | |"]
+    rows = [
+        "| a | `experiment=dark` | | | 0.9 |",
+        "| b | `experiment=dark +ablation=no_memory` | | | |",
+    ]
     columns = ["mean", "difference", "theirs", "verdict"]
     rows = [f"{row} |" for row in rows]
     page = page_of(tmp_path, columns, *rows, options=" seeds=0,1,2; typed=theirs; against=theirs")
@@ -194,7 +217,10 @@ def test_a_difference_is_to_the_latest_runs_of_the_base(tmp_path, make_run):
 
 
 def test_names_of_runs_stay_in_their_cell(tmp_path, make_run):
-    tags = {"command": "python recipes/train.py experiment=dark", "mlflow.source.git.commit": "a|<b\n"}
+    tags = {
+        "command": "python recipes/train.py experiment=dark",
+        "mlflow.source.git.commit": "a|<b\n",
+    }
     page = page_of(tmp_path, ["revision"], "| a | `experiment=dark` | |")
     write_tables([page], make_sections([make_run(tags=tags)])[0], RESAMPLING)
     assert r"| a | `experiment=dark` | a\|&lt;b |" in page.read_text()
@@ -206,7 +232,10 @@ def test_names_of_runs_stay_in_their_cell(tmp_path, make_run):
         (("<!-- runs:", "<!-- run:"), "has 1 '<!-- end of runs -->' but 0"),
         (("after 0.5", "<!-- runs: -->"), "has 2 .* but 1 '<!-- end of runs -->'"),
         (("train.py ...", "train.py"), r"must have a column `python recipes/<recipe>.py ...`"),
-        (("at the end", "at the and"), "a column must be typed or one of seeds, .* got at the and in"),
+        (
+            ("at the end", "at the and"),
+            "a column must be typed or one of seeds, .* got at the and in",
+        ),
         (
             ("| 0.5 |\n", "| 0.5 | 1 |\n"),
             "a row must have 4 cells, got a | `experiment=dark` | 0 | 0.5 | 1 in",
@@ -222,8 +251,12 @@ def test_names_of_runs_stay_in_their_cell(tmp_path, make_run):
         (("runs:", "runs: against=theirs"), "against must name a column, got theirs in"),
     ],
 )
-def test_a_table_that_cannot_be_read_is_named_and_no_page_is_written(tmp_path, sections, change, message):
-    good = page_of(tmp_path, ["at the end"], "| a | `experiment=dark` | 0 |").rename(tmp_path / "good.md")
+def test_a_table_that_cannot_be_read_is_named_and_no_page_is_written(
+    tmp_path, sections, change, message
+):
+    good = page_of(tmp_path, ["at the end"], "| a | `experiment=dark` | 0 |").rename(
+        tmp_path / "good.md"
+    )
     page = page_of(tmp_path, ["at the end", "mark"], "| a | `experiment=dark` | 0 | 0.5 |")
     page.write_text(page.read_text().replace(*change))
     before = good.read_text(), page.read_text()
@@ -244,17 +277,24 @@ def test_a_table_that_cannot_be_read_is_named_and_no_page_is_written(tmp_path, s
         ("", ""),
     ],
 )
-def test_a_verdict_puts_the_best_evaluation_beside_a_published_number(tmp_path, make_run, theirs, verdict):
+def test_a_verdict_puts_the_best_evaluation_beside_a_published_number(
+    tmp_path, make_run, theirs, verdict
+):
     values = {1: 0.2, 2: 0.85, 3: 0.4}
     metrics = {"eval/success_mean": values}
     metrics |= {
         f"eval/success_{end}": {k: v + by for k, v in values.items()}
         for end, by in (("low", -0.05), ("high", 0.05))
     }
-    runs = [make_run(0, metrics, tags={"command": "python recipes/train.py experiment=dark seed=0"})]
+    runs = [
+        make_run(0, metrics, tags={"command": "python recipes/train.py experiment=dark seed=0"})
+    ]
     row = f"| a | `experiment=dark` | | | | {theirs} |"
     page = page_of(
-        tmp_path, ["at the end", "best", "verdict", "theirs"], row, options=" typed=theirs; against=theirs"
+        tmp_path,
+        ["at the end", "best", "verdict", "theirs"],
+        row,
+        options=" typed=theirs; against=theirs",
     )
     write_tables([page], make_sections(runs)[0], RESAMPLING)
     assert cells(page) == ["0.400", "0.850", verdict and f"{verdict} (one seed)", theirs]
@@ -262,7 +302,9 @@ def test_a_verdict_puts_the_best_evaluation_beside_a_published_number(tmp_path, 
 
 def test_a_verdict_on_several_seeds_goes_by_their_spread(tmp_path, sections):
     rows = [f"| a | `experiment=dark` | | | {theirs} |" for theirs in (0.66, 0.64, 1.2)]
-    page = page_of(tmp_path, ["best", "verdict", "theirs"], *rows, options=" typed=theirs; against=theirs")
+    page = page_of(
+        tmp_path, ["best", "verdict", "theirs"], *rows, options=" typed=theirs; against=theirs"
+    )
     write_tables([page], sections, RESAMPLING)
     # Student's interval of 0.8, 0.9 and 1.0 begins at 0.652.
     assert [cells(page, row)[1] for row in range(3)] == ["within", "above", "below"]

@@ -49,7 +49,15 @@ def test_a_large_picture_is_taken_at_every_nth_pixel():
 
 
 def test_texts_are_quoted_and_keys_may_be_new_but_only_those_named():
-    command = ["run=a=1", "text=it's 3,5", "env.x.y=2", "env=maze", "seed=0", "other=a=1", "run=null"]
+    command = [
+        "run=a=1",
+        "text=it's 3,5",
+        "env.x.y=2",
+        "env=maze",
+        "seed=0",
+        "other=a=1",
+        "run=null",
+    ]
     eased = ease(command, texts=("run", "text"), below=("env",))
     assert eased == [
         "run='a=1'",
@@ -71,7 +79,10 @@ def test_texts_are_quoted_and_keys_may_be_new_but_only_those_named():
             lambda: half_blocks(np.zeros((2, 2, 3))),
             r"frame must be uint8 \[H, W, 3\], got \('float64', 2, 2, 3\)",
         ),
-        (lambda: half_blocks(np.zeros((2, 2, 3), np.uint8), width=0), "width must be at least 1, got 0"),
+        (
+            lambda: half_blocks(np.zeros((2, 2, 3), np.uint8), width=0),
+            "width must be at least 1, got 0",
+        ),
     ],
 )
 def test_impossible_pictures_are_refused(call, message):

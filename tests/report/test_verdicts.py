@@ -37,10 +37,14 @@ def test_one_run_that_counts_measures_an_experiment(run, base):
 def test_runs_of_changed_experiments_and_of_other_recipes_do_not_measure_it(run):
     counted = [run("+ablation=no_memory", lr=2), run(recipe="ppo", loss="ppo")]
     failed = run(status="FAILED")
-    assert [entry.section for entry in unmeasured(*make_sections([*counted, failed]))] == ["dark (Maze)"]
+    assert [entry.section for entry in unmeasured(*make_sections([*counted, failed]))] == [
+        "dark (Maze)"
+    ]
 
 
-def test_of_a_changed_run_that_failed_and_of_one_that_promised_nothing_nothing_is_told(run, make_run):
+def test_of_a_changed_run_that_failed_and_of_one_that_promised_nothing_nothing_is_told(
+    run, make_run
+):
     runs = [run("budget.env_steps=500", status="FAILED"), make_run(status="FAILED")]
     assert unmeasured(*make_sections(runs)) == []
 

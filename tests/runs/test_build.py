@@ -6,10 +6,10 @@ from omegaconf import OmegaConf
 from yamame import conf_dir
 from yamame.actions import BetaDistribution, TanhNormalDistribution
 from yamame.agent import InContextAgent
-from yamame.budget import Budget
 from yamame.losses import MultiGammaREDQLoss, SeparateREDQLoss
 from yamame.replay import SequencePacking
 from yamame.runs.build import build_agent, build_env, build_learner, build_transform, total_updates
+from yamame.system.budget import Budget
 
 
 def built(*overrides: str) -> tuple[InContextAgent, MultiGammaREDQLoss]:
@@ -32,7 +32,11 @@ def test_packing_is_told_how_long_what_it_packs_may_be(overrides, longest):
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         cfg = compose("train", overrides=[*overrides, "packing.length_multiple=64"])
     *_, packing = build_transform(cfg, build_env(cfg, num_envs=2, seed=0)).transforms
-    assert (type(packing), packing.longest, packing.length_multiple) == (SequencePacking, longest, 64)
+    assert (type(packing), packing.longest, packing.length_multiple) == (
+        SequencePacking,
+        longest,
+        64,
+    )
 
 
 def test_packing_that_takes_no_length_is_told_none(own_module):
@@ -84,7 +88,11 @@ def annealed(offline=0, **budget):
     limits = {"env_steps": None, "updates": None, "minutes": 1.0, **budget}
     return OmegaConf.create(
         {
-            "schedule": {"learning_starts": 1000, "updates_per_step": 0.02, "offline_updates": offline},
+            "schedule": {
+                "learning_starts": 1000,
+                "updates_per_step": 0.02,
+                "offline_updates": offline,
+            },
             "budget": limits,
         }
     )
@@ -100,9 +108,11 @@ def test_the_learning_rate_ends_with_whichever_limit_comes_first():
 
 def test_the_time_by_which_a_rate_falls_is_that_of_the_first_rank(monkeypatch):
     asked = []
-    monkeypatch.setattr("yamame.ranks.agreed", lambda spent: asked.append(spent) or 0.75)
+    monkeypatch.setattr("yamame.distributed.broadcast", lambda spent: asked.append(spent) or 0.75)
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        cfg = compose("train", overrides=["env=tmaze", "encoder=memoryless", "schedule.warmup_updates=0"])
+        cfg = compose(
+            "train", overrides=["env=tmaze", "encoder=memoryless", "schedule.warmup_updates=0"]
+        )
     agent = build_agent(cfg, build_env(cfg, num_envs=2, seed=0))
     learner = build_learner(cfg, agent, budget=Budget(minutes=5.0))
     assert asked

@@ -1,7 +1,9 @@
-"""Held-out tasks stay held out on every path from environments and data to the learner, and results name what is new.
+"""Held-out tasks stay held out on every path from environments and data to the learner, and results
+name what is new.
 
-Tasks are told by what an environment shows of itself: ``observable`` adds its layout to every timestep, and the first
-timestep holds the whole instruction. So nothing here depends on how tasks are hashed.
+Tasks are told by what an environment shows of itself: ``observable`` adds its layout to every
+timestep, and the first timestep holds the whole instruction. So nothing here depends on how tasks
+are hashed.
 """
 
 import numpy as np
@@ -32,7 +34,9 @@ LAYOUTS = {
     "lakes": (["experiment=cpu_frozenlake"], 16),
     "hard lakes": (["env=frozenlake", "env.size=4", "env.hard=true"], 16),
 }
-"""Overrides, and how many numbers of ``hidden`` show walls, road and button, door and key, or holes."""
+"""Overrides, and how many numbers of ``hidden`` show walls, road and button, door and key, or
+holes.
+"""
 
 
 def rows(*parts):
@@ -63,7 +67,9 @@ def test_no_layout_of_an_evaluation_is_met_in_training(name):
 
 
 class Played:
-    """Random episodes of a configuration in a replay buffer on disk, and their layouts, paired with instructions."""
+    """Random episodes of a configuration in a replay buffer on disk, and their layouts, paired with
+    instructions.
+    """
 
     def __init__(self, cfg, folder, width):
         self.cfg, self.folder, self.width = cfg, folder, width
@@ -84,7 +90,8 @@ class Played:
 
     def pairs(self, batch):
         return rows(
-            batch["hidden"][:, 0, : self.width], *([batch["goal"][:, 0]] if "goal" in batch.keys() else [])
+            batch["hidden"][:, 0, : self.width],
+            *([batch["goal"][:, 0]] if "goal" in batch.keys() else []),
         )
 
     def roster(self):
@@ -105,7 +112,9 @@ def by_runs(played, tmp_path):
 
 
 def by_files(played, tmp_path):
-    """As a person writes them: one episode after the other, everything that is observed under its name."""
+    """As a person writes them: one episode after the other, everything that is observed under its
+    name.
+    """
     batch = played.replay.storage.get(slice(0, 400))
     acts = batch["mask"][:, :-1, 0] & batch["mask"][:, 1:, 0]
     shown = {"observation", "hidden", "goal", "achieved", "achieved_mask", "world_hash"}
@@ -137,7 +146,10 @@ PATHS = {
 SPLITS = {
     "mazes": (MAZE, 81),
     "roads": (ROAD, 10),
-    "rooms": (["env=dark_key_to_door", "env.size=4", "env.time_limit=20", "env.randomize_actions=true"], 4),
+    "rooms": (
+        ["env=dark_key_to_door", "env.size=4", "env.time_limit=20", "env.randomize_actions=true"],
+        4,
+    ),
     "lakes": (["env=frozenlake", "env.size=4", "env.num_trials=1", "env.hard=true"], 16),
     "pairs of a maze and goals": ([*MAZE, "env.split_by=walls_and_goals"], 81),
     "pairs of a small maze and goals": ([*MAZE, "env.size=7", "env.split_by=walls_and_goals"], 49),
@@ -169,15 +181,25 @@ def test_no_task_of_an_evaluation_reaches_the_learner(played, path, tmp_path):
 
 
 @pytest.mark.parametrize("overrides", [MAZE, ROAD], ids=["mazes", "roads"])
-def test_without_a_split_relabelled_trajectories_are_of_tasks_of_the_evaluation(overrides, tmp_path):
+def test_without_a_split_relabelled_trajectories_are_of_tasks_of_the_evaluation(
+    overrides, tmp_path
+):
     """The negative control of the test above."""
     torch.manual_seed(0)
-    cfg = yamame.compose(*overrides, *QUIET, "relabel=all", "env.split=all", "evaluation.env.split=all")
+    cfg = yamame.compose(
+        *overrides, *QUIET, "relabel=all", "env.split=all", "evaluation.env.split=all"
+    )
     played = Played(cfg, tmp_path / "replay", 81 if overrides is MAZE else 10)
     assert len(played.pairs(played.roster()) & played.pairs(played.drawn(played.replay))) > 20
 
 
-TINY = ["debug=tiny", "logger=none", "budget.minutes=null", "evaluation.max_steps=10", "encoder=gru"]
+TINY = [
+    "debug=tiny",
+    "logger=none",
+    "budget.minutes=null",
+    "evaluation.max_steps=10",
+    "encoder=gru",
+]
 SMALL = [*TINY, "env=mazerunner", "env.size=9", "env.num_goals=1", "env.time_limit=20"]
 
 
@@ -185,7 +207,9 @@ def trained(tmp_path, name, *overrides, recipe="train"):
     return yamame.train(*overrides, f"run.name={name}", f"run.root={tmp_path}", recipe=recipe)
 
 
-def test_an_evaluation_of_tasks_that_training_meets_is_not_called_one_of_new_tasks(tmp_path, capsys):
+def test_an_evaluation_of_tasks_that_training_meets_is_not_called_one_of_new_tasks(
+    tmp_path, capsys
+):
     run = trained(tmp_path, "memory", *TINY, "env=tmaze", "env.length=4")
     shown = capsys.readouterr().out
     assert "training may meet the same tasks" in shown
@@ -207,6 +231,8 @@ def test_data_of_a_run_that_played_all_tasks_are_told(tmp_path, capsys):
         assert "env.split=train" in lines[0]
         assert run.summary["evaluated_on"] == "new seeds; training may meet the same tasks"
     # The negative control: data of a run with the same split.
-    run = trained(tmp_path, "alike", *SMALL, "data=runs", f"data.path={same.path}", recipe="offline")
+    run = trained(
+        tmp_path, "alike", *SMALL, "data=runs", f"data.path={same.path}", recipe="offline"
+    )
     assert "env.split" not in capsys.readouterr().err
     assert run.summary["evaluated_on"] == "new mazes"

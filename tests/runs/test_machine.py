@@ -5,7 +5,7 @@ from functools import cache, partial
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from yamame import conf_dir, ranks
+from yamame import conf_dir, distributed
 from yamame.checks import UsageError
 from yamame.runs import machine
 from yamame.runs.build import build_agent, build_env
@@ -55,7 +55,7 @@ def test_without_a_compiler_nothing_is_compiled(any_device, monkeypatch, key):
 
 @pytest.mark.parametrize("key", [RECORDED[0], COMPILED[0]])
 def test_processes_that_learn_together_record_and_compile_no_update(any_device, monkeypatch, key):
-    monkeypatch.setattr(ranks, "world", lambda: 2)
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
     with pytest.raises(UsageError, match=f"^{key} must be false under torchrun, got true$"):
         check_machine(configured(f"{key}=true", "device=cuda"))
     check_machine(configured("collector.cuda_graph=true", "collector.compile=true", "device=cuda"))
@@ -72,7 +72,8 @@ def test_actors_get_no_gpu_where_there_is_none(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     wanted = partial(configured, "collector.resources.num_gpus=1", choices=("collector=ray",))
     with pytest.raises(
-        UsageError, match=r"^collector.resources.num_gpus must be 0 on a machine without a GPU, got 1$"
+        UsageError,
+        match=r"^collector.resources.num_gpus must be 0 on a machine without a GPU, got 1$",
     ):
         check_machine(wanted())
     check_machine(wanted("collector.address=auto"))  # a cluster may have some
@@ -85,7 +86,9 @@ def test_an_encoder_for_a_gpu_is_refused_elsewhere(monkeypatch):
     env = build_env(cfg, num_envs=2, seed=0)
     build_agent(cfg, env)
     monkeypatch.setattr("yamame.trajectory.TransformerEncoder.needs_cuda", True, raising=False)
-    with pytest.raises(UsageError, match=r"^device: must be cuda with encoder TransformerEncoder, got cpu$"):
+    with pytest.raises(
+        UsageError, match=r"^device: must be cuda with encoder TransformerEncoder, got cpu$"
+    ):
         build_agent(cfg, env)
 
 

@@ -1,4 +1,6 @@
-"""What an evaluation is said to be of: what is new there, for every side that training and evaluation may play."""
+"""What an evaluation is said to be of: what is new there, for every side that training and
+evaluation may play.
+"""
 
 import sys
 import textwrap
@@ -80,7 +82,10 @@ def told(*overrides, **nodes):
         (["env=dark_key_to_door", "env.split_by=rooms_and_starts"], "new starts in known rooms"),
         (["env=frozenlake"], "new lakes"),
         (["env=frozenlake", "env.split_by=lakes_and_actions"], "new lakes"),
-        (["env=frozenlake", "env.split_by=lakes_and_actions", "env.hard=true"], "new actions on known lakes"),
+        (
+            ["env=frozenlake", "env.split_by=lakes_and_actions", "env.hard=true"],
+            "new actions on known lakes",
+        ),
         (["env=mazerunner", "env.split=test", "evaluation.env.split=train"], "new mazes"),
         (["env=mazerunner", "++evaluation.env.size=11"], f"{OTHER}: env.size=11 (trained with 9)"),
         (["env=mazerunner", "++evaluation.env.size=9"], "new mazes"),
@@ -89,10 +94,18 @@ def told(*overrides, **nodes):
             f"{OTHER}: env.size=11 (trained with 9)",
         ),
         (
-            ["env=mazerunner", "env.split=all", "evaluation.env.split=all", "++evaluation.env.num_goals=1"],
+            [
+                "env=mazerunner",
+                "env.split=all",
+                "evaluation.env.split=all",
+                "++evaluation.env.num_goals=1",
+            ],
             f"{OTHER}: env.num_goals=1 (trained with 2)",
         ),
-        (["env=tmaze", "++evaluation.env.length=128"], f"{OTHER}: env.length=128 (trained with 32)"),
+        (
+            ["env=tmaze", "++evaluation.env.length=128"],
+            f"{OTHER}: env.length=128 (trained with 32)",
+        ),
         (
             ["env=gym", "++evaluation.env.settings.sutton_barto_reward=true"],
             f"{OTHER}: env.settings.sutton_barto_reward=True (not set in training)",
@@ -106,7 +119,10 @@ def told(*overrides, **nodes):
         (["env=wind"], NOTHING),
         (["env=bandits"], NOTHING),
         (["env=gym"], NOTHING),
-        (["env=mazerunner", "data=npz", "data.path=demos.npz"], "new mazes, unless its data have met them"),
+        (
+            ["env=mazerunner", "data=npz", "data.path=demos.npz"],
+            "new mazes, unless its data have met them",
+        ),
     ],
     ids=" ".join,
 )
@@ -126,12 +142,18 @@ def test_an_environment_from_elsewhere_says_it_itself(worlds):
 def test_another_setting_of_an_environment_from_elsewhere_is_named(arms, expected, worlds):
     cfg = yamame.compose("env=wind", "logger=none")
     with open_dict(cfg):
-        cfg.env, cfg.trust, cfg.evaluation.env = {"_target_": "worlds.Poles"}, [worlds], {"arms": arms}
+        cfg.env, cfg.trust, cfg.evaluation.env = (
+            {"_target_": "worlds.Poles"},
+            [worlds],
+            {"arms": arms},
+        )
     assert what_is_new(cfg, build_env(cfg, num_envs=2, seed=0, held_out=True)) == expected
 
 
 def halls(worlds, **relabel):
-    cfg = yamame.compose("env=mazerunner", "logger=none", "relabel=all", "window=null", "packing=null")
+    cfg = yamame.compose(
+        "env=mazerunner", "logger=none", "relabel=all", "window=null", "packing=null"
+    )
     with open_dict(cfg):
         cfg.env._target_, cfg.trust = "worlds.Halls", [worlds]
         cfg.relabel = relabel or cfg.relabel
@@ -161,7 +183,13 @@ def test_a_relabeller_that_cannot_reject_instructions_is_refused_where_some_are_
     build_transform(cfg, build_env(cfg, num_envs=2, seed=0))
 
 
-TINY = ["debug=tiny", "logger=none", "budget.minutes=null", "evaluation.max_steps=10", "encoder=gru"]
+TINY = [
+    "debug=tiny",
+    "logger=none",
+    "budget.minutes=null",
+    "evaluation.max_steps=10",
+    "encoder=gru",
+]
 SMALL = [*TINY, "env=mazerunner", "env.num_goals=1", "env.time_limit=20"]
 
 
@@ -195,7 +223,9 @@ def test_a_run_of_an_earlier_version_plays_its_tasks_and_says_what_is_new(run, t
 
 
 def test_a_configuration_that_leaves_the_split_to_the_class_is_not_taken_for_an_old_one(tmp_path):
-    run = yamame.train(*SMALL, "~env.split_by", "~env.position", f"run.root={tmp_path}", "run.name=own")
+    run = yamame.train(
+        *SMALL, "~env.split_by", "~env.position", f"run.root={tmp_path}", "run.name=own"
+    )
     assert flatten(run.config)["env.split_by"] == "walls"
     assert OmegaConf.load(run.path / "config.yaml").env.split_by == "walls"
     assert load_trained(run.path).config.env.split_by == "walls"

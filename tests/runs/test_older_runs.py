@@ -48,8 +48,12 @@ def test_a_run_without_hashes_is_resumed_exactly_and_says_so(as_before, tmp_path
     assert "world_hash" not in capsys.readouterr().err
     run = yamame.train(*SETTINGS, root, "run.name=half", "budget.updates=12", "resume=true")
     err = capsys.readouterr().err
-    assert len([line for line in err.splitlines() if "world_hash" in line and "replay" in line]) == 1
-    assert run.summary["evaluated_on"] == "new goals in known mazes, unless relabelling has met them"
+    assert (
+        len([line for line in err.splitlines() if "world_hash" in line and "replay" in line]) == 1
+    )
+    assert (
+        run.summary["evaluated_on"] == "new goals in known mazes, unless relabelling has met them"
+    )
     for name, value in weights_of(whole).items():
         assert torch.equal(weights_of(run)[name], value), name
 

@@ -1,4 +1,6 @@
-"""Muon moves the hidden matrices of an agent, told by their roles, whatever sizes its outputs and inputs have."""
+"""Muon moves the hidden matrices of an agent, told by their roles, whatever sizes its outputs and
+inputs have.
+"""
 
 import pytest
 import torch
@@ -64,7 +66,11 @@ def built(*overrides, change=lambda cfg: None):
 @pytest.mark.parametrize(
     ("env", "few", "many"),
     [
-        ("env=tmaze", "agent.gammas=[0.9,0.99]", "agent.gammas=[0.1,0.9,0.95,0.97,0.99,0.995,0.999,0.9995]"),
+        (
+            "env=tmaze",
+            "agent.gammas=[0.9,0.99]",
+            "agent.gammas=[0.1,0.9,0.95,0.97,0.99,0.995,0.999,0.9995]",
+        ),
         ("env=tmaze", "agent/returns=popart", "agent/returns=binned"),
         ("env=bandits", "env.num_arms=3", "env.num_arms=40"),
         ("env=wind", "agent/returns=popart", "agent/returns=binned"),  # critics that read actions
@@ -118,7 +124,9 @@ def test_linear_layers_of_another_library_are_hidden_and_its_tables_are_not():
 
 
 def test_rows_of_a_table_that_are_rarely_reached_move_less_than_the_others():
-    agent, optimizer, _ = built("env=tmaze", "encoder.positions=learned", "encoder.num_positions=128")
+    agent, optimizer, _ = built(
+        "env=tmaze", "encoder.positions=learned", "encoder.num_positions=128"
+    )
     table = agent.trajectory_encoder.positions.weight
     generator = torch.Generator().manual_seed(0)
     moved = torch.zeros(len(table))
@@ -142,7 +150,11 @@ def test_roles_that_a_users_own_encoder_and_head_state_are_kept(own_module, caps
         cfg.agent.actor = {"_target_": "stated.Head", "_partial_": True}
 
     _, _, matrices = built("env=tmaze", "trust=[stated.]", change=change)
-    assert {"trajectory_encoder.embed.weight", "trajectory_encoder.mix", "actor.trunk.weight"} <= matrices
+    assert {
+        "trajectory_encoder.embed.weight",
+        "trajectory_encoder.mix",
+        "actor.trunk.weight",
+    } <= matrices
     assert not {"trajectory_encoder.slots", "actor.first_named.weight"} & matrices
     assert "stated" not in capsys.readouterr().err
 

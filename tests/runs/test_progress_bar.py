@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from yamame.budget import Budget
 from yamame.evaluation import EvaluationResult
 from yamame.runs.progress_bar import ProgressBar
+from yamame.system.budget import Budget
 from yamame.training.progress import Progress
 
 
@@ -40,7 +40,9 @@ def make_run(updates):
         "config": config,
         "novelty": "new mazes",
     }
-    return SimpleNamespace(budget=Budget(updates=updates), progress=Progress(), exits=ExitStack(), **built)
+    return SimpleNamespace(
+        budget=Budget(updates=updates), progress=Progress(), exits=ExitStack(), **built
+    )
 
 
 def show(bar, run, *, env_steps, updates, **metrics):
@@ -101,7 +103,9 @@ def test_unknown_and_non_finite_numbers_are_shown_as_a_dash():
         (None, 10, "success 1.000 of 10"),
     ],
 )
-def test_outcomes_are_shown_when_every_environment_may_have_ended_an_episode(num_envs, episodes, shown):
+def test_outcomes_are_shown_when_every_environment_may_have_ended_an_episode(
+    num_envs, episodes, shown
+):
     stream, run = io.StringIO(), make_run(100)
     run.config["schedule"]["num_envs"] = num_envs
     run.progress.outcomes.extend([1.0] * episodes)

@@ -5,12 +5,21 @@ import re
 import pytest
 import yamame
 
-TINY = ["debug=tiny", "logger=none", "budget.minutes=null", "evaluation.max_steps=10", "encoder=gru"]
+TINY = [
+    "debug=tiny",
+    "logger=none",
+    "budget.minutes=null",
+    "evaluation.max_steps=10",
+    "encoder=gru",
+]
 
 
 @pytest.mark.parametrize(
     ("env", "outcome"),
-    [(["env=gym"], "return"), (["env=mazerunner", "env.num_goals=1", "env.time_limit=20"], "success")],
+    [
+        (["env=gym"], "return"),
+        (["env=mazerunner", "env.num_goals=1", "env.time_limit=20"], "success"),
+    ],
     ids=["gym", "mazerunner"],
 )
 def test_an_offline_run_names_the_outcome_that_its_environment_has(env, outcome, tmp_path, capsys):

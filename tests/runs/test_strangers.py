@@ -1,4 +1,6 @@
-"""A stranger's checkpoint runs nothing: every exploit is refused in one line, and none leaves its mark."""
+"""A stranger's checkpoint runs nothing: every exploit is refused in one line, and none leaves its
+mark.
+"""
 
 import contextlib
 import copy
@@ -37,7 +39,12 @@ def node(target, **arguments):
 CALLS = {
     **{
         target: {"command": SHELL}
-        for target in ("torch.utils.collect_env.run", "os.system", "os.popen", "yamame.cli.app.os.system")
+        for target in (
+            "torch.utils.collect_env.run",
+            "os.system",
+            "os.popen",
+            "yamame.cli.app.os.system",
+        )
     },
     **{
         f"subprocess.{name}": {"args": SHELL, "shell": True}
@@ -65,7 +72,11 @@ CALLS = {
     "yamame.files.trusted.resolve_name": {"name": "evil_module:x"},
     "yamame_envs.adapters.registered.find": {"id": "evil_module:x"},
     "yamame_envs.adapters.registered.import_module": {"name": "evil_module"},
-    "yamame_envs.adapters.extras.import_extra": {"module": "evil_module", "extra": "a", "owner": "b"},
+    "yamame_envs.adapters.extras.import_extra": {
+        "module": "evil_module",
+        "extra": "a",
+        "owner": "b",
+    },
     "evil_module.Evil": {},
     "gymnasium.make": {"id": "evil_module:x"},
     "torchrl.envs.GymEnv": {"env_name": "evil_module:x"},
@@ -86,7 +97,9 @@ CALLS = {
     "torch.utils.cpp_extension.load": {"name": "evil", "sources": ["evil.cpp"]},
     "torch.utils.cpp_extension.load_inline": {"name": "evil", "cpp_sources": "int x;"},
     "torch.multiprocessing.spawn": {"fn": node("os.system", _partial_=True), "args": [SHELL]},
-    "torch.optim.optimizer.functools.partial": {"_args_": [node("os.system", _partial_=True), SHELL]},
+    "torch.optim.optimizer.functools.partial": {
+        "_args_": [node("os.system", _partial_=True), SHELL]
+    },
     # In two parts, for tests/test_house.py takes a file with this word for one that loads C.
     "cty" + "pes.CDLL": {"name": "./evil.so"},
     "site.addsitedir": {"sitedir": "."},
@@ -112,12 +125,18 @@ NESTED = {
     "surprise.a.b.c": "surprise.a.b.c",
     "relabel.frequencies": "relabel.frequencies",
 }
-"""Where a call stands deeper inside: the key that a message begins with, or ends in, and what is set."""
+"""Where a call stands deeper inside: the key that a message begins with, or ends in, and what is
+set.
+"""
 VALUES = {
     "a module before an id": ("env", node("yamame_envs.Gym", id="evil_module:Evil-v0"), "env.id"),
     "a module in a package": ("env", node("yamame_envs.Gym", id="a.b.evil_module:E"), "env.id"),
     "two colons": ("env", node("yamame_envs.Gym", id="popgym:evil_module:E"), "env.id"),
-    "among ids": ("env", node("yamame_envs.MultiDomain", ids=["CartPole-v1", "evil_module:E"]), "env.ids.1"),
+    "among ids": (
+        "env",
+        node("yamame_envs.MultiDomain", ids=["CartPole-v1", "evil_module:E"]),
+        "env.ids.1",
+    ),
     "an id of held-out tasks": ("evaluation.env", {"id": "evil_module:E"}, "evaluation.env.id"),
     "an id in settings": (
         "env",
@@ -125,14 +144,22 @@ VALUES = {
         "env.settings.env_id",
     ),
     "an interpolation": ("encoder.dropout", "${oc.env:HOME}", "encoder.dropout"),
-    "a made node": ("encoder.ff", "${oc.create:{_target_:os.system,command:touch MARK}}", "encoder.ff"),
+    "a made node": (
+        "encoder.ff",
+        "${oc.create:{_target_:os.system,command:touch MARK}}",
+        "encoder.ff",
+    ),
     "a name by interpolation": ("encoder._target_", "${name}", "encoder._target_"),
     "an interpolated key": ("encoder", {"${a}": 1}, "encoder.${a}"),
     "no name": ("encoder._target_", None, "encoder._target_"),
     "a list as a name": ("encoder._target_", ["os.system"], "encoder._target_"),
     "a node as a name": ("encoder._target_", node("os.system"), "encoder._target_"),
     "a name with a colon": ("encoder._target_", "yamame.trajectory:GRUEncoder", "encoder._target_"),
-    "a hidden name": ("encoder._target_", "yamame.trajectory.GRUEncoder.__init__.__globals__", "encoder"),
+    "a hidden name": (
+        "encoder._target_",
+        "yamame.trajectory.GRUEncoder.__init__.__globals__",
+        "encoder",
+    ),
     "ours elsewhere": ("encoder._target_", "yamame_envs.Gym", "encoder._target_"),
     "conversion": ("encoder._convert_", "object", "encoder._convert_"),
     "recursion": ("encoder._recursive_", False, "encoder._recursive_"),
@@ -175,7 +202,11 @@ def unharmed(tmp_path, monkeypatch):
     for name in ("evil_module.py", "hubconf.py"):
         (tmp_path / name).write_text(f"{TOUCH}\nx = print\nclass Evil: pass\ndef evil(): pass\n")
     (tmp_path / "evil.pkl").write_bytes(pickle.dumps(Evil(tmp_path / "MARK")))
-    yield lambda: not Path("MARK").exists() and [*Path("VICTIM").glob("*")] == [Path("VICTIM/thesis.tex")]
+    yield (
+        lambda: (
+            not Path("MARK").exists() and [*Path("VICTIM").glob("*")] == [Path("VICTIM/thesis.tex")]
+        )
+    )
     sys.modules.pop("evil_module", None)
 
 
@@ -221,7 +252,9 @@ def test_a_call_is_refused_by_its_key_and_name_and_not_made(payload, unharmed, t
     if target == "yamame.tracking.MLflowTracker":
         places.discard("logger")  # where it belongs, and is not built
     for place in places:
-        refused(forged(payload, place, node(target, **CALLS[target])), f"{place}._target_", repr(target))
+        refused(
+            forged(payload, place, node(target, **CALLS[target])), f"{place}._target_", repr(target)
+        )
         assert unharmed()
 
 
@@ -242,7 +275,11 @@ def test_what_names_or_makes_something_indirectly_is_refused_by_its_key(payload,
 
 def test_a_file_cannot_trust_itself(payload, unharmed):
     payload = {**payload, "config": {**payload["config"], "trust": ["evil_module.", "os."]}}
-    refused(forged(payload, "encoder", node("evil_module.Evil")), "encoder._target_", "'evil_module.Evil'")
+    refused(
+        forged(payload, "encoder", node("evil_module.Evil")),
+        "encoder._target_",
+        "'evil_module.Evil'",
+    )
     refused(forged(payload, "env", node("yamame_envs.Gym", id="evil_module:E")), "env.id")
     assert unharmed()
 
@@ -264,7 +301,9 @@ def test_nesting_without_end_is_refused(payload, unharmed):
     refused(forged(payload, "surprise", deep), "surprise.a.a", "levels deep")
 
 
-def test_a_run_directory_and_an_artifact_are_checked_like_a_file(payload, unharmed, start, tracking_uri):
+def test_a_run_directory_and_an_artifact_are_checked_like_a_file(
+    payload, unharmed, start, tracking_uri
+):
     folder = Path("runs/forged/checkpoints")
     folder.mkdir(parents=True)
     call = node("torch.utils.collect_env.run", command=SHELL)
@@ -311,7 +350,9 @@ def test_a_package_that_the_command_line_trusts_may_be_named_and_only_what_is_in
     encoder = payload["config"]["encoder"] | {"_target_": "mylab.Encoder"}
     refused(forged(payload, "encoder", encoder), "encoder._target_", "'mylab.Encoder'")
     used(forged(payload, "encoder", encoder), trust=["mylab."])
-    refused(forged(payload, "encoder", node("mylab.os.system")), "mylab.os.system", trust=["mylab."])
+    refused(
+        forged(payload, "encoder", node("mylab.os.system")), "mylab.os.system", trust=["mylab."]
+    )
     refused(forged(payload, "encoder", node("mylabs.Encoder")), "mylabs.Encoder", trust=["mylab"])
     for wrong in ("", ".", "*", 3, "my lab"):
         refused(forged(payload, "encoder", encoder), "trust: must be", trust=[wrong])
@@ -321,7 +362,10 @@ def test_a_package_that_the_command_line_trusts_may_be_named_and_only_what_is_in
     "target", ["this", "evil_module", "evil_module:Evil", "yamame_envs.base:partial", "os:system"]
 )
 def test_settings_of_an_environment_import_no_module(payload, unharmed, target, capsys):
-    config = payload["config"]["env"] | {"_target_": "yamame_envs.Gym", "id": "yamame/MazeRunner-v0"}
+    config = payload["config"]["env"] | {
+        "_target_": "yamame_envs.Gym",
+        "id": "yamame/MazeRunner-v0",
+    }
     settings = {"settings": {"target": target}, "time_limit": "registered"}
     env = {key: config[key] for key in ("_target_", "id")} | settings
     refused(forged(payload, "env", env))
@@ -335,7 +379,9 @@ def test_weights_that_are_not_finite_are_refused(payload, tmp_path):
     weights = payload["components"]["agent"]
     name = next(name for name, value in weights.items() if value.is_floating_point())
     weights = weights | {name: torch.full_like(weights[name], torch.nan)}
-    torch.save(payload | {"components": payload["components"] | {"agent": weights}}, tmp_path / "nan.pt")
+    torch.save(
+        payload | {"components": payload["components"] | {"agent": weights}}, tmp_path / "nan.pt"
+    )
     trained = load_trained(tmp_path / "nan.pt")
     with pytest.raises(UsageError, match=f"weights of .*nan.pt must be finite, {name} is not"):
         trained.build_agent(trained.build_env(num_envs=1, seed=0))

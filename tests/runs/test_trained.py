@@ -1,4 +1,6 @@
-"""Trained runs are found by directory, file or run id, come back with their weights, and refuse what does not fit."""
+"""Trained runs are found by directory, file or run id, come back with their weights, and refuse
+what does not fit.
+"""
 
 import re
 import shutil
@@ -46,7 +48,9 @@ def weights_of(path: Path) -> dict:
 
 
 def agents_weight(trained) -> torch.Tensor:
-    return trained.build_agent(trained.build_env(num_envs=2, seed=0)).state_dict()["actor.mlp.0.weight"]
+    return trained.build_agent(trained.build_env(num_envs=2, seed=0)).state_dict()[
+        "actor.mlp.0.weight"
+    ]
 
 
 def test_a_directory_and_a_file_give_the_agent_with_its_weights(run):
@@ -76,7 +80,9 @@ def test_averaged_weights_are_those_that_act(run, tmp_path):
 
 
 @pytest.mark.parametrize("step", [10, 20])
-def test_a_run_id_gives_the_checkpoints_among_the_artifacts(run, start, tracking_uri, tmp_path, step):
+def test_a_run_id_gives_the_checkpoints_among_the_artifacts(
+    run, start, tracking_uri, tmp_path, step
+):
     shutil.copytree(run / "checkpoints", tmp_path / "checkpoints")
     with start(tmp_path) as tracker:
         for file in (tmp_path / "checkpoints").glob("*.pt"):
@@ -109,7 +115,9 @@ def test_a_run_plays_its_held_out_tasks_and_one_from_before_there_were_any_plays
 
 def test_held_out_settings_hold_and_what_is_asked_holds_above_them(run):
     assert load_trained(run).build_env(num_envs=3, seed=0).batch_size == (3,)
-    plain_env, changed = (load_trained(run, env=env) for env in (None, {"size": 11, "time_limit": 44}))
+    plain_env, changed = (
+        load_trained(run, env=env) for env in (None, {"size": 11, "time_limit": 44})
+    )
     assert (plain_env.config.env.size, plain_env.config.env.time_limit) == (7, 33)
     assert (changed.config.env.size, changed.config.env.time_limit) == (11, 44)
     assert changed.build_env(num_envs=1, seed=0).observation_spec["step_index"].space.high == 44
@@ -127,7 +135,10 @@ def test_the_memory_may_be_longer_than_in_training(run):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"source": "runs/none"}, r"runs/none must be a run directory or a checkpoint, it does not exist"),
+        (
+            {"source": "runs/none"},
+            r"runs/none must be a run directory or a checkpoint, it does not exist",
+        ),
         ({"checkpoint": "first"}, r"checkpoint must be best or last, got 'first'"),
         ({"env": {"sise": 9}}, r"env.sise: .*MazeRunner takes .*, not 'sise'"),
         ({"env": {"size": 8}}, r"size must be odd and at least 5, got 8"),
@@ -164,12 +175,19 @@ def test_files_and_directories_that_are_no_runs_are_refused_by_name(run, tmp_pat
 
 
 def test_a_run_id_that_is_not_there_is_refused_and_no_store_is_made(start, tracking_uri, tmp_path):
-    with start(tmp_path) as tracker, pytest.raises(UsageError, match=r"MLflow run .* must hold checkpoints"):
+    with (
+        start(tmp_path) as tracker,
+        pytest.raises(UsageError, match=r"MLflow run .* must hold checkpoints"),
+    ):
         load_trained(tracker.run.run_id, tracking_uri=tracking_uri)
-    with pytest.raises(UsageError, match=r"0123abcd is no run directory, and no run in the MLflow store"):
+    with pytest.raises(
+        UsageError, match=r"0123abcd is no run directory, and no run in the MLflow store"
+    ):
         load_trained("0123abcd", tracking_uri=tracking_uri)
     missing = tmp_path / "missing.db"
-    with pytest.raises(UsageError, match=r"0123abcd is no run directory, and there is no MLflow store"):
+    with pytest.raises(
+        UsageError, match=r"0123abcd is no run directory, and there is no MLflow store"
+    ):
         load_trained("0123abcd", tracking_uri=f"sqlite:///{missing}")
     assert not missing.exists()
 

@@ -20,12 +20,24 @@ NUMBERS = {
         [[1e9, -1e9]],
         [[-1.5, 0], [0, 2.5], [np.inf, 0], [np.nan, 0]],
     ),
-    "few_bytes": (spaces.Box(0, 3, (2,), np.uint8), [[3, 0]], [[4, 0], [300, 0], [-1, 0], [0.5, 1]]),
+    "few_bytes": (
+        spaces.Box(0, 3, (2,), np.uint8),
+        [[3, 0]],
+        [[4, 0], [300, 0], [-1, 0], [0.5, 1]],
+    ),
     "unbounded": (spaces.Box(-np.inf, np.inf, (2,)), [[9, -1e9]], [[np.nan, 0], [np.inf, 0]]),
     "number": (spaces.Box(0.0, 1.0, ()), [1.0, 0], [1.5, np.nan]),
     "negative": (spaces.Discrete(50, start=-20), [-20, 29], [-21, 30, 2**64 - 19]),
-    "discrete": (spaces.Discrete(4, start=1), [1, 4.0, np.int64(2), np.array(3)], [0, 5, 1.5, np.nan, "2"]),
-    "tuple": (spaces.Tuple([spaces.Discrete(3), spaces.Discrete(3)]), [(0, 2)], [(0, 3), (0, 1, 2), (0,)]),
+    "discrete": (
+        spaces.Discrete(4, start=1),
+        [1, 4.0, np.int64(2), np.array(3)],
+        [0, 5, 1.5, np.nan, "2"],
+    ),
+    "tuple": (
+        spaces.Tuple([spaces.Discrete(3), spaces.Discrete(3)]),
+        [(0, 2)],
+        [(0, 3), (0, 1, 2), (0,)],
+    ),
     "nested": (
         spaces.Dict({"a": spaces.Tuple([spaces.Discrete(3), spaces.Discrete(3)])}),
         [{"a": (0, 2)}],
@@ -78,13 +90,18 @@ def test_training_and_an_agent_take_the_same_numbers(name, deployed):
         except Exception as error:
             refusal = str(error)
         deployed_refuses = isinstance(act(agent, np.asarray(value)), str)
-        assert ("observation must" in refusal) == bool(refusal) == deployed_refuses, (value, refusal)
+        assert ("observation must" in refusal) == bool(refusal) == deployed_refuses, (
+            value,
+            refusal,
+        )
 
 
 def test_entries_that_a_transform_writes_are_not_held_to_the_bounds_of_the_environment(deployed):
     env = make_env(spaces.Box(-3, 4, (2,), np.int64), ACTIONS["discrete"])
     plain_agent, _ = deployed(env)
-    scaled_agent, _ = deployed(TransformedEnv(env, ObservationNorm(0.0, 3.5, in_keys=["observation"])))
+    scaled_agent, _ = deployed(
+        TransformedEnv(env, ObservationNorm(0.0, 3.5, in_keys=["observation"]))
+    )
     assert isinstance(act(plain_agent, [10.5, -10.5]), str)
     assert len(act(scaled_agent, [10.5, -10.5])) == 1
 

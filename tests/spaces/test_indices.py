@@ -4,11 +4,24 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from recorded_episodes import ACTIONS, LENGTH, OBSERVATIONS, PAIR, SHIFTED, changed, hot, make_env, play, read
+from recorded_episodes import (
+    ACTIONS,
+    LENGTH,
+    OBSERVATIONS,
+    PAIR,
+    SHIFTED,
+    changed,
+    hot,
+    make_env,
+    play,
+    read,
+)
 from yamame.data import TrajectoryFormat, torchrl
 
 
-def test_actions_that_count_from_0_in_a_file_are_read_so_if_asked_and_told_otherwise(tmp_path, capsys):
+def test_actions_that_count_from_0_in_a_file_are_read_so_if_asked_and_told_otherwise(
+    tmp_path, capsys
+):
     episode = play(OBSERVATIONS["start"], ACTIONS["start"])
     exported = changed(episode, actions=episode.stored["action"][:-1].numpy())
     capsys.readouterr()
@@ -29,7 +42,9 @@ COUNTED = {
     "dict": spaces.Dict(
         {"a": spaces.Discrete(20, start=-3), "b": spaces.MultiDiscrete([3, 4], start=[5, 0])}
     ),
-    "nested": spaces.Tuple([spaces.MultiBinary(2), spaces.Dict({"c": spaces.Box(-3, 30, (2,), np.int16)})]),
+    "nested": spaces.Tuple(
+        [spaces.MultiBinary(2), spaces.Dict({"c": spaces.Box(-3, 30, (2,), np.int16)})]
+    ),
     "table": spaces.MultiDiscrete(np.array([[2, 3], [4, 5]]), start=np.array([[0, 1], [-1, 7]])),
 }
 
@@ -39,7 +54,9 @@ def from_zero(space, value):
     if isinstance(space, spaces.Dict):
         return {key: from_zero(part, value[key]) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(from_zero(part, inner) for part, inner in zip(space.spaces, value, strict=True))
+        return tuple(
+            from_zero(part, inner) for part, inner in zip(space.spaces, value, strict=True)
+        )
     start = space.low if isinstance(space, spaces.Box) else getattr(space, "start", 0)
     return value - start
 
@@ -59,7 +76,9 @@ def test_actions_of_every_structure_may_count_from_0_and_the_line_says_how_they_
     assert read(episode, tmp_path, indices=True) != []
 
 
-@pytest.mark.parametrize("space", [spaces.Discrete(20, start=1), SHIFTED, PAIR], ids=["one", "two", "tuple"])
+@pytest.mark.parametrize(
+    "space", [spaces.Discrete(20, start=1), SHIFTED, PAIR], ids=["one", "two", "tuple"]
+)
 def test_one_hots_mean_the_same_either_way_and_no_line_says_otherwise(space, tmp_path, capsys):
     episode = play(OBSERVATIONS["float32"], space)
     actions = episode.recorded["actions"]
@@ -81,7 +100,9 @@ def test_actions_that_only_the_other_convention_takes_are_refused_with_the_setti
 
     episode = play(OBSERVATIONS["float32"], space)
     assert "+data.source.indices=true" in read(changed(episode, actions=numbers(0)), tmp_path)
-    assert "+data.source.indices=false" in read(changed(episode, actions=numbers(1)), tmp_path, indices=True)
+    assert "+data.source.indices=false" in read(
+        changed(episode, actions=numbers(1)), tmp_path, indices=True
+    )
     for indices in (False, True):  # no convention takes these
         told = read(changed(episode, actions=numbers(9)), tmp_path, indices=indices)
         assert "must be" in told
@@ -90,7 +111,9 @@ def test_actions_that_only_the_other_convention_takes_are_refused_with_the_setti
 
 def test_an_action_with_more_parts_than_its_space_is_refused(tmp_path):
     episode = play(OBSERVATIONS["float32"], PAIR)
-    told = read(changed(episode, actions=(*episode.recorded["actions"], np.zeros(LENGTH))), tmp_path)
+    told = read(
+        changed(episode, actions=(*episode.recorded["actions"], np.zeros(LENGTH))), tmp_path
+    )
     assert "'2'" in str(told)
 
 

@@ -1,4 +1,6 @@
-"""One episode of plain Gymnasium is the same to the environment, to files of data and to an agent that acts."""
+"""One episode of plain Gymnasium is the same to the environment, to files of data and to an agent
+that acts.
+"""
 
 import numpy as np
 import pytest
@@ -30,7 +32,8 @@ def all_differences(episode, folder):
     """`differences` of each source that reads files of plain Gymnasium."""
     sources = (npz, hdf5, minari)
     return {
-        source.__name__: differences(source, write(source, episode, folder), episode) for source in sources
+        source.__name__: differences(source, write(source, episode, folder), episode)
+        for source in sources
     }
 
 
@@ -55,7 +58,9 @@ def test_recorded_actions_are_read_as_the_collector_stores_them(name, tmp_path):
 @quiet
 @pytest.mark.parametrize("name", ["int16", "nested", "tuple"])
 def test_entries_at_the_root_are_read_as_the_collector_stores_them(name, tmp_path):
-    assert all_differences(play(OBSERVATIONS[name], ACTIONS["start"], generic=False), tmp_path) == SAME
+    assert (
+        all_differences(play(OBSERVATIONS[name], ACTIONS["start"], generic=False), tmp_path) == SAME
+    )
 
 
 FORMS = {
@@ -67,7 +72,9 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("space", [spaces.Discrete(50, start=1), SHIFTED], ids=["discrete", "multi_discrete"])
+@pytest.mark.parametrize(
+    "space", [spaces.Discrete(50, start=1), SHIFTED], ids=["discrete", "multi_discrete"]
+)
 def test_choices_may_be_numbers_of_any_dtype_or_one_hots(space, form, tmp_path):
     episode = play(space, space)
     for key in ("observations", "actions"):
@@ -75,7 +82,9 @@ def test_choices_may_be_numbers_of_any_dtype_or_one_hots(space, form, tmp_path):
         assert read(changed(episode, **{key: given}), tmp_path) == []
         wrong = given.copy()
         wrong[0], wrong[1] = given[1], given[0]  # a negative control
-        assert read(changed(episode, **{key: wrong}), tmp_path) != [] or (given[0] == given[1]).all()
+        assert (
+            read(changed(episode, **{key: wrong}), tmp_path) != [] or (given[0] == given[1]).all()
+        )
 
 
 def test_a_number_per_timestep_may_be_a_column(tmp_path):
@@ -105,10 +114,14 @@ def test_a_number_per_timestep_may_be_a_column(tmp_path):
         ("action", BOX, np.nan, "-1..1"),
     ],
 )
-def test_values_outside_the_space_are_refused_in_its_own_numbers(key, space, value, range_text, tmp_path):
+def test_values_outside_the_space_are_refused_in_its_own_numbers(
+    key, space, value, range_text, tmp_path
+):
     pair = {"observation": OBSERVATIONS["float32"], "action": ACTIONS["discrete"], key: space}
     episode = play(pair["observation"], pair["action"])
-    values = episode.recorded[f"{key}s"].astype(np.float64 if isinstance(value, float) else np.int64)
+    values = episode.recorded[f"{key}s"].astype(
+        np.float64 if isinstance(value, float) else np.int64
+    )
     values[2] = value
     told = read(changed(episode, **{f"{key}s": values}), tmp_path)
     assert f"entry '{key}'" in told
@@ -117,7 +130,9 @@ def test_values_outside_the_space_are_refused_in_its_own_numbers(key, space, val
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 3.0, 1e4])
-def test_continuous_actions_outside_by_rounding_become_the_bound_and_others_are_refused(scale, tmp_path):
+def test_continuous_actions_outside_by_rounding_become_the_bound_and_others_are_refused(
+    scale, tmp_path
+):
     episode = play(OBSERVATIONS["float32"], spaces.Box(-scale, scale, (2,), np.float64))
     given = np.zeros((LENGTH, 2))
     given[1], given[2] = scale * (1 + 1e-6), [-scale * (1 + 1e-6), scale]
@@ -164,10 +179,16 @@ def test_where_specs_alone_say_one_hot_indices_are_as_good(tmp_path):
     assert expected["observation"].shape[-1] == 16
     shown = torch.cat([steps["observation"], steps["next", "observation"][-1:]]).int().argmax(-1)
     done = {key: steps["next", key].numpy() for key in ("terminated", "truncated")}
-    arrays = {"actions": steps["action"].int().argmax(-1), "rewards": steps["next", "reward"], **done}
+    arrays = {
+        "actions": steps["action"].int().argmax(-1),
+        "rewards": steps["next", "reward"],
+        **done,
+    }
     np.savez(tmp_path / "episode.npz", observations=shown, **arrays)
     got = npz(str(tmp_path / "episode.npz"), format=format).stores[0].get([0])[0]
-    assert [key for key in expected.keys(True, True) if not torch.equal(got[key], expected[key])] == []
+    assert [
+        key for key in expected.keys(True, True) if not torch.equal(got[key], expected[key])
+    ] == []
     assert all(got[key].dtype == expected[key].dtype for key in expected.keys(True, True))
 
 
@@ -207,7 +228,9 @@ def test_an_action_of_an_agent_becomes_the_value_that_the_environment_takes(name
         value = agent.env_action(action.numpy()[()])
         assert ACTIONS[name].contains(value), value
         assert str(value) == str(expected) or np.all(value == expected)
-    assert str(agent.env_action(actions.numpy())) == str([agent.env_action(action) for action in actions])
+    assert str(agent.env_action(actions.numpy())) == str(
+        [agent.env_action(action) for action in actions]
+    )
     played = agent.env_action(agent.act(episode.shown[0]))
     assert ACTIONS[name].contains(played), played
 
@@ -216,7 +239,9 @@ def test_an_action_of_an_agent_becomes_the_value_that_the_environment_takes(name
     ("space", "value", "range_text"),
     [(spaces.Discrete(50, start=1), 0, "1..50"), (SHIFTED, [1, 3], "[ 1 -2]..[4 2]")],
 )
-def test_an_agent_refuses_values_outside_the_space_in_its_own_numbers(space, value, range_text, deployed):
+def test_an_agent_refuses_values_outside_the_space_in_its_own_numbers(
+    space, value, range_text, deployed
+):
     agent, _ = deployed(make_env(space, ACTIONS["discrete"]))
     told = act(agent, np.array(value))
     assert "'observation'" in told

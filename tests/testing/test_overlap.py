@@ -1,4 +1,6 @@
-"""No task of an evaluation is met in training: every native environment with a split, counted with its relabelling."""
+"""No task of an evaluation is met in training: every native environment with a split, counted with
+its relabelling.
+"""
 
 import inspect
 from functools import partial
@@ -8,7 +10,14 @@ import torch
 import yamame_envs
 from yamame.replay import Relabel
 from yamame.testing import task_overlap
-from yamame_envs import BatchedEnv, DarkKeyDoor, GoalEnv, MazeRunner, MetaFrozenLake, PackageDelivery
+from yamame_envs import (
+    BatchedEnv,
+    DarkKeyDoor,
+    GoalEnv,
+    MazeRunner,
+    MetaFrozenLake,
+    PackageDelivery,
+)
 from yamame_envs.streams import fold
 
 MAZE = partial(MazeRunner, size=9, num_goals=1, time_limit=30)
@@ -33,7 +42,12 @@ NATIVE = {
     and issubclass(env, BatchedEnv)
     and not inspect.isabstract(env)
 }
-WITHOUT_SPLIT = {yamame_envs.PassiveTMaze, yamame_envs.ActiveTMaze, yamame_envs.Wind, yamame_envs.Bandits}
+WITHOUT_SPLIT = {
+    yamame_envs.PassiveTMaze,
+    yamame_envs.ActiveTMaze,
+    yamame_envs.Wind,
+    yamame_envs.Bandits,
+}
 TRAINED, EVALUATED = fold(torch.arange(1600), 1), fold(torch.arange(256), 2)
 
 
@@ -96,6 +110,9 @@ def test_without_tasks_or_too_few_there_is_nothing_to_count():
     with pytest.raises(ValueError, match=r"task_overlap: tasks must be some"):
         task_overlap(training, evaluation, trained=TRAINED[:0], evaluated=EVALUATED)
     with pytest.raises(
-        ValueError, match=r"task_overlap: tasks of training must be at least 4, one for each env, got 3"
+        ValueError,
+        match=r"task_overlap: tasks of training must be at least 4, one for each env, got 3",
     ):
-        task_overlap(training, evaluation, trained=TRAINED[:3], evaluated=EVALUATED, relabel=Relabel("all"))
+        task_overlap(
+            training, evaluation, trained=TRAINED[:3], evaluated=EVALUATED, relabel=Relabel("all")
+        )

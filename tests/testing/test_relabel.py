@@ -38,7 +38,9 @@ def test_dropping_goals_must_be_announced():
 
 def test_batches_with_other_names_and_fewer_entries_are_checked():
     keys = RelabelKeys(goal=("task", "goal"), mask="valid")
-    batch = BATCH.exclude("prev_reward", ("next", "success"), ("next", "done"), ("next", "truncated"))
+    batch = BATCH.exclude(
+        "prev_reward", ("next", "success"), ("next", "done"), ("next", "truncated")
+    )
     batch.rename_key_("goal", ("task", "goal"))
     batch.rename_key_("mask", "valid")
     check_relabeller(Relabel(keys=keys), batch, keys=keys)
@@ -182,7 +184,9 @@ def test_an_invented_goal_is_found():
     def invent(instruction, batch):
         instruction[num_goals(instruction) > 0, 0] = 77.0
 
-    with pytest.raises(AssertionError, match="a new goal must be an old one, or achieved after the start"):
+    with pytest.raises(
+        AssertionError, match="a new goal must be an old one, or achieved after the start"
+    ):
         check_relabeller(rewriting(invent), BATCH)
 
 
@@ -193,7 +197,9 @@ def test_a_goal_that_only_held_at_the_start_is_found():
     batch = BATCH.clone()
     batch["achieved"][:, 0] = 9.0
     batch["achieved_mask"][:, 0] = True
-    with pytest.raises(AssertionError, match="a new goal must be an old one, or achieved after the start"):
+    with pytest.raises(
+        AssertionError, match="a new goal must be an old one, or achieved after the start"
+    ):
         check_relabeller(rewriting(start), batch)
 
 
@@ -246,5 +252,7 @@ def test_a_change_under_an_unchanged_instruction_is_found():
         out["observation"][~batch["mask"].squeeze(-1)] = 1.0
         return out
 
-    with pytest.raises(AssertionError, match="a trajectory that keeps its instruction must stay as it was"):
+    with pytest.raises(
+        AssertionError, match="a trajectory that keeps its instruction must stay as it was"
+    ):
         check_relabeller(relabel, BATCH)

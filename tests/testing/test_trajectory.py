@@ -1,4 +1,6 @@
-"""Every law catches a planted defect under its own name, and every encoder of the package keeps them all."""
+"""Every law catches a planted defect under its own name, and every encoder of the package keeps
+them all.
+"""
 
 import copy
 
@@ -7,7 +9,7 @@ import torch
 import yamame.trajectory
 from tensordict import TensorDict
 from torch import nn
-from yamame.capturing import capturing
+from yamame.execution.capturing import capturing
 from yamame.testing import check_trajectory_encoder
 from yamame.trajectory import (
     GRUEncoder,
@@ -41,11 +43,17 @@ ENCODERS = {
     ),
     "sigma_reparam": lambda: TransformerEncoder(5, **SMALL, sigma_reparam=True),
     "gru": lambda: GRUEncoder(5, hidden_size=8, num_layers=1, out_features=7),
-    "deep gru": lambda: GRUEncoder(5, hidden_size=8, num_layers=3, out_features=7, max_time_constant=4.0),
+    "deep gru": lambda: GRUEncoder(
+        5, hidden_size=8, num_layers=3, out_features=7, max_time_constant=4.0
+    ),
     "lstm": lambda: LSTMEncoder(5, hidden_size=8, num_layers=1, out_features=7),
-    "deep lstm": lambda: LSTMEncoder(5, hidden_size=8, num_layers=3, out_features=7, max_time_constant=4.0),
+    "deep lstm": lambda: LSTMEncoder(
+        5, hidden_size=8, num_layers=3, out_features=7, max_time_constant=4.0
+    ),
     "linear recurrence": lambda: LinearRecurrentEncoder(5, d_model=16, num_layers=1),
-    "deep linear recurrence": lambda: LinearRecurrentEncoder(5, d_model=16, num_layers=3, activation="gelu"),
+    "deep linear recurrence": lambda: LinearRecurrentEncoder(
+        5, d_model=16, num_layers=3, activation="gelu"
+    ),
     "latest four": lambda: WindowEncoder(5, window=4, d_model=16),
     "more than there is": lambda: WindowEncoder(5, window=40, d_model=16, num_layers=2),
     "memoryless": lambda: MemorylessEncoder(5, d_model=16, num_layers=2),
@@ -236,7 +244,9 @@ class CopiesItsCache(TransformerEncoder):
 
 class ForgetsInSnapshots(GRUEncoder):
     def memory_state_dict(self):
-        return {name: torch.zeros_like(value) for name, value in super().memory_state_dict().items()}
+        return {
+            name: torch.zeros_like(value) for name, value in super().memory_state_dict().items()
+        }
 
 
 class SharesSnapshots(TransformerEncoder):
@@ -335,7 +345,9 @@ class HoldsATensorInSequences(GRUEncoder):
 
 
 class Gain(GRUEncoder):
-    """Multiplies outputs by the exponential of a parameter, which `prepare_to_act` computes for acting."""
+    """Multiplies outputs by the exponential of a parameter, which `prepare_to_act` computes for
+    acting.
+    """
 
     def __init__(self, *args, **sizes):
         super().__init__(*args, **sizes)
@@ -472,10 +484,16 @@ DEFECTS = [
 @pytest.mark.parametrize(
     ("defect", "law", "sentence"), DEFECTS, ids=lambda value: getattr(value, "__name__", "")
 )
-def test_a_planted_defect_is_caught_under_the_name_of_its_law(defect, law: str, sentence: str) -> None:
+def test_a_planted_defect_is_caught_under_the_name_of_its_law(
+    defect, law: str, sentence: str
+) -> None:
     torch.manual_seed(0)
-    sizes = SMALL if issubclass(defect, TransformerEncoder) else {"hidden_size": 8, "out_features": 7}
-    with pytest.raises(AssertionError, match=f"{defect.__name__} breaks the {law} law: .*{sentence}"):
+    sizes = (
+        SMALL if issubclass(defect, TransformerEncoder) else {"hidden_size": 8, "out_features": 7}
+    )
+    with pytest.raises(
+        AssertionError, match=f"{defect.__name__} breaks the {law} law: .*{sentence}"
+    ):
         check_trajectory_encoder(defect(5, **sizes))
 
 
@@ -495,12 +513,16 @@ def test_a_mask_that_looks_ahead_breaks_causality(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_encoder_called_memoryless_must_not_remember() -> None:
-    with pytest.raises(AssertionError, match="memory law: outputs of an encoder without memory depend"):
+    with pytest.raises(
+        AssertionError, match="memory law: outputs of an encoder without memory depend"
+    ):
         check_trajectory_encoder(ENCODERS["gru"](), has_memory=False)
 
 
 def test_the_message_names_place_size_and_tolerance() -> None:
-    with pytest.raises(AssertionError, match=r"\(env \d+, timestep \d+: off by \S+e[-+]\d+, allowed 1e-05\)"):
+    with pytest.raises(
+        AssertionError, match=r"\(env \d+, timestep \d+: off by \S+e[-+]\d+, allowed 1e-05\)"
+    ):
         check_trajectory_encoder(MixesEnvs(5, hidden_size=8, out_features=7))
 
 

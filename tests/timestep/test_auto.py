@@ -1,4 +1,6 @@
-"""The encoder that fits the inputs: a table of environments, and the MLP unchanged where all are vectors."""
+"""The encoder that fits the inputs: a table of environments, and the MLP unchanged where all are
+vectors.
+"""
 
 import inspect
 
@@ -30,7 +32,11 @@ def pixels(*shape: int) -> Bounded:
 
 TABLE = {
     "maze": (
-        {"observation": Unbounded((8, 10)), "goal": Unbounded((8, 3, 2)), "achieved": Unbounded((8, 1, 2))},
+        {
+            "observation": Unbounded((8, 10)),
+            "goal": Unbounded((8, 3, 2)),
+            "achieved": Unbounded((8, 1, 2)),
+        },
         {},
     ),
     "pixels": ({"observation": pixels(64, 64, 3)}, {"observation": "ImpalaCNN"}),
@@ -73,7 +79,9 @@ def spec(name: str) -> Composite:
 def test_each_environment_gets_the_encoder_that_fits(name):
     observations, expected = spec(name), TABLE[name][1]
     inputs = inputs_from_spec(observations, batch_dims=1)
-    goals = MLPGoalEncoder(*observations["goal"].shape[1:]) if "goal" in observations.keys() else None
+    goals = (
+        MLPGoalEncoder(*observations["goal"].shape[1:]) if "goal" in observations.keys() else None
+    )
     module = make_timestep_encoder(inputs, goal_encoder=goals, embedding_size=24)
     vectors = [key for key in inputs if key not in expected]
     encoded = [key for key in inputs if key in expected]
@@ -100,7 +108,9 @@ def test_where_all_are_vectors_it_is_the_mlp_of_their_sizes_from_the_same_seed()
     sizes = {key: value.size for key, value in inputs.items()}
     mlp = MLPTimestepEncoder(sizes, goal_encoder=MLPGoalEncoder(3, 2), **settings)
     assert ours.state_dict().keys() == mlp.state_dict().keys()
-    assert all(torch.equal(value, mlp.state_dict()[name]) for name, value in ours.state_dict().items())
+    assert all(
+        torch.equal(value, mlp.state_dict()[name]) for name, value in ours.state_dict().items()
+    )
     td = spec("maze").rand()
     assert torch.equal(ours(td.clone())["features"], mlp(td.clone())["features"])
 
@@ -114,7 +124,9 @@ def test_the_defaults_of_the_trunk_are_those_of_the_mlp():
 @pytest.mark.parametrize("value", [Input((4,)), Input((7, 7), "image")], ids=["vector", "image"])
 def test_the_settings_of_the_trunk_arrive(value):
     inputs = {"observation": value, "time": Input((1,))}
-    module = make_timestep_encoder(inputs, hidden_size=24, out_size=16, num_layers=3, normalize=False)
+    module = make_timestep_encoder(
+        inputs, hidden_size=24, out_size=16, num_layers=3, normalize=False
+    )
     linear = [layer for layer in module.mlp if isinstance(layer, torch.nn.Linear)]
     assert [layer.out_features for layer in linear] == [24, 24, 24, 16]
     assert module.normalizer is None
@@ -122,7 +134,9 @@ def test_the_settings_of_the_trunk_arrive(value):
 
 def test_channels_that_the_shape_does_not_tell_can_be_said():
     inputs = {"observation": Input((9, 9, 9), "image")}
-    with pytest.raises(ValueError, match="make_timestep_encoder: channel_axis must be 'first' or 'last'"):
+    with pytest.raises(
+        ValueError, match="make_timestep_encoder: channel_axis must be 'first' or 'last'"
+    ):
         make_timestep_encoder(inputs)
     module = make_timestep_encoder(inputs, channel_axis="last")
     td = TensorDict(observation=torch.zeros(2, 9, 9, 9, dtype=torch.uint8), batch_size=2)
@@ -130,7 +144,9 @@ def test_channels_that_the_shape_does_not_tell_can_be_said():
 
 
 def test_an_unknown_image_encoder_is_refused():
-    message = r"make_timestep_encoder: image_encoder must be one of \('impala', 'nature'\), got 'resnet'"
+    message = (
+        r"make_timestep_encoder: image_encoder must be one of \('impala', 'nature'\), got 'resnet'"
+    )
     with pytest.raises(ValueError, match=message):
         make_timestep_encoder({"time": Input((1,))}, image_encoder="resnet")
 

@@ -1,4 +1,6 @@
-"""Image encoders: channels, scaling, independence of the batch, encoding in parts, and that they see positions."""
+"""Image encoders: channels, scaling, independence of the batch, encoding in parts, and that they
+see positions.
+"""
 
 import copy
 import pickle
@@ -13,7 +15,9 @@ SIZE = 40
 BUILD = {
     "nature": lambda shape=(SIZE, SIZE, 3), **kw: NatureCNN(shape, out_features=32, **kw),
     "impala": lambda shape=(SIZE, SIZE, 3), **kw: ImpalaCNN(shape, out_features=32, **kw),
-    "plain impala": lambda shape=(SIZE, SIZE, 3), **kw: ImpalaCNN(shape, out_features=32, num_groups=0, **kw),
+    "plain impala": lambda shape=(SIZE, SIZE, 3), **kw: ImpalaCNN(
+        shape, out_features=32, num_groups=0, **kw
+    ),
     "grid": lambda shape=(7, 7, 3), **kw: GridCNN(shape, out_features=32, **kw),
 }
 every_encoder = pytest.mark.parametrize("kind", BUILD)
@@ -56,7 +60,9 @@ def test_channels_last_and_channels_first_show_the_same_picture(kind):
     first = build(kind, (3, *last.shape[:2]))
     pixels = images(last.shape, 6)
     # another memory layout may add in another order
-    torch.testing.assert_close(first(pixels.movedim(-1, -3).contiguous()), last(pixels), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        first(pixels.movedim(-1, -3).contiguous()), last(pixels), rtol=1e-4, atol=1e-4
+    )
     said = build(kind, (*last.shape[:2], 3), channel_axis="last")
     assert torch.equal(said(pixels), last(pixels))
     assert not torch.allclose(last(pixels.transpose(-3, -2)), last(pixels), atol=1e-2)
@@ -107,7 +113,9 @@ def test_every_parameter_learns(kind):
     module = build(kind)
     weights = torch.randn(8, 32, generator=torch.Generator().manual_seed(0))
     (module(images(module.shape, 8)) * weights).sum().backward()
-    assert [name for name, p in module.named_parameters() if p.grad is None or not p.grad.any()] == []
+    assert [
+        name for name, p in module.named_parameters() if p.grad is None or not p.grad.any()
+    ] == []
 
 
 @every_encoder
@@ -131,7 +139,9 @@ def test_pictures_below_the_smallest_size_are_refused(network, smallest):
     height, width = smallest
     assert network((height, width + 2))(images((height, width + 2), 2)).shape[0] == 2
     for shape in ((height - 1, width), (height, width - 1)):
-        message = rf"shape must have at least {height} x {width} pixels, got \({shape[0]}, {shape[1]}\)"
+        message = (
+            rf"shape must have at least {height} x {width} pixels, got \({shape[0]}, {shape[1]}\)"
+        )
         with pytest.raises(ValueError, match=f"{network.__name__}: {message}"):
             network(shape)
 
@@ -155,8 +165,14 @@ def test_a_picture_of_another_shape_is_refused(kind):
             lambda: NatureCNN((SIZE, SIZE), max_images=0),
             "NatureCNN: max_images must be positive or None, got 0",
         ),
-        (lambda: ImpalaCNN((SIZE, SIZE), depths=()), r"ImpalaCNN: depths must be positive, got \(\)"),
-        (lambda: ImpalaCNN((SIZE, SIZE), num_blocks=0), "ImpalaCNN: num_blocks must be at least 1, got 0"),
+        (
+            lambda: ImpalaCNN((SIZE, SIZE), depths=()),
+            r"ImpalaCNN: depths must be positive, got \(\)",
+        ),
+        (
+            lambda: ImpalaCNN((SIZE, SIZE), num_blocks=0),
+            "ImpalaCNN: num_blocks must be at least 1, got 0",
+        ),
         (
             lambda: ImpalaCNN((SIZE, SIZE), num_groups=3),
             r"ImpalaCNN: num_groups must be 0 or divide depths=\(16, 32, 32\), got 3",
@@ -170,7 +186,9 @@ def test_impossible_arguments_are_refused(make, message):
 
 
 def test_the_residual_encoder_has_the_layers_of_the_paper():
-    """Fifteen convolutions: in each of three sections one, and two blocks of two; the picture halves each time."""
+    """Fifteen convolutions: in each of three sections one, and two blocks of two; the picture
+    halves each time.
+    """
     module = ImpalaCNN((64, 64, 3), num_groups=0)
     convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
     assert [layer.out_channels for layer in convolutions] == [16] * 5 + [32] * 10
@@ -178,7 +196,9 @@ def test_the_residual_encoder_has_the_layers_of_the_paper():
     blocks = [layer for layer in module.convolutions if hasattr(layer, "branch")]
     assert len(blocks) == 6
     for block in blocks:
-        x = torch.randn(2, block.branch[1].in_channels, 4, 4, generator=torch.Generator().manual_seed(0))
+        x = torch.randn(
+            2, block.branch[1].in_channels, 4, 4, generator=torch.Generator().manual_seed(0)
+        )
         assert not torch.allclose(block(x), x)
         for parameter in block.branch[-1].parameters():
             nn.init.zeros_(parameter)

@@ -1,4 +1,6 @@
-"""Goal encoders: special values are kinds, not numbers, and restricted views hide what they must."""
+"""Goal encoders: special values are kinds, not numbers, and restricted views hide what they
+must.
+"""
 
 import pytest
 import torch
@@ -120,7 +122,12 @@ def test_tokens_have_their_own_ids_and_anything_else_is_unknown():
     module = TokenGoalEncoder(1, 6, num_tokens=30)
     goal = torch.tensor([[0.0, 29.0, GOAL_PAD, GOAL_COMPLETED, 30.0, 2.5]])
     assert module.token_ids(goal).tolist() == [[3, 32, 0, 1, 2, 2]]
-    assert module.token_ids(torch.tensor([-2.0, 1e9, float("nan"), 4.0002])).tolist() == [2, 2, 2, 7]
+    assert module.token_ids(torch.tensor([-2.0, 1e9, float("nan"), 4.0002])).tolist() == [
+        2,
+        2,
+        2,
+        7,
+    ]
 
 
 def test_unknown_tokens_are_told_from_every_known_one():

@@ -48,7 +48,11 @@ def test_each_cell_keeps_its_row_and_column():
     [
         ((5,), "auto", r"shape must have 2 or 3 dimensions, got \(5,\)"),
         ((1, 2, 3, 4), "last", r"shape must have 2 or 3 dimensions, got \(1, 2, 3, 4\)"),
-        ((5, 5, 3), "middle", r"channel_axis must be one of \('auto', 'first', 'last'\), got 'middle'"),
+        (
+            (5, 5, 3),
+            "middle",
+            r"channel_axis must be one of \('auto', 'first', 'last'\), got 'middle'",
+        ),
     ],
 )
 def test_impossible_shapes_are_refused(shape, axis, message):

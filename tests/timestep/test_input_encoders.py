@@ -1,4 +1,6 @@
-"""Inputs with encoders of their own: each reaches the features through its encoder, and nothing else does."""
+"""Inputs with encoders of their own: each reaches the features through its encoder, and nothing
+else does.
+"""
 
 import copy
 import pickle
@@ -46,7 +48,9 @@ def build(seed: int = 0, **arguments) -> MLPTimestepEncoder:
         "mission": TokenEncoder((4,), num_tokens=12, out_features=10),
     }
     goals = MLPGoalEncoder(3, 2)
-    return MLPTimestepEncoder(VECTORS, encoders=encoders, goal_encoder=goals, out_size=8, **arguments)
+    return MLPTimestepEncoder(
+        VECTORS, encoders=encoders, goal_encoder=goals, out_size=8, **arguments
+    )
 
 
 def test_acting_on_envs_equals_training_on_sequences():
@@ -103,7 +107,9 @@ def test_padding_moves_neither_statistics_nor_the_features_of_real_timesteps():
         return TensorDict(
             {
                 key: torch.where(
-                    td["mask"].reshape(4, 6, *[1] * (value.ndim - 2)), value, torch.full_like(value, rubbish)
+                    td["mask"].reshape(4, 6, *[1] * (value.ndim - 2)),
+                    value,
+                    torch.full_like(value, rubbish),
                 )
                 if key != "mask"
                 else value
@@ -139,7 +145,9 @@ def test_every_parameter_learns():
     module = build()
     weights = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
     (module(seen(32))["features"] * weights).sum().backward()
-    assert [name for name, p in module.named_parameters() if p.grad is None or not p.grad.any()] == []
+    assert [
+        name for name, p in module.named_parameters() if p.grad is None or not p.grad.any()
+    ] == []
 
 
 def test_copies_and_saved_weights_encode_alike():
@@ -182,12 +190,16 @@ def test_a_key_is_listed_once():
 def test_an_encoder_must_say_how_wide_it_is():
     broken = GridCNN((5, 6))
     broken.out_features = 3.0
-    with pytest.raises(ValueError, match=r"encoders\['textures'\]\.out_features must be an int, got 3\.0"):
+    with pytest.raises(
+        ValueError, match=r"encoders\['textures'\]\.out_features must be an int, got 3\.0"
+    ):
         MLPTimestepEncoder({}, encoders={"textures": broken})
 
 
 def test_missing_inputs_and_other_shapes_are_named():
-    with pytest.raises(ValueError, match="MLPTimestepEncoder: input 'textures' must be in the tensordict"):
+    with pytest.raises(
+        ValueError, match="MLPTimestepEncoder: input 'textures' must be in the tensordict"
+    ):
         build()(seen(3).exclude("textures"))
     td = seen(3)
     td["textures"] = td["textures"].unsqueeze(1)
@@ -195,5 +207,7 @@ def test_missing_inputs_and_other_shapes_are_named():
     with pytest.raises(ValueError, match=message):
         build()(td)
     td["textures"] = td["textures"].squeeze(1).transpose(1, 2)
-    with pytest.raises(ValueError, match=r"GridCNN: image must end in shape \(5, 6\), got \(3, 6, 5\)"):
+    with pytest.raises(
+        ValueError, match=r"GridCNN: image must end in shape \(5, 6\), got \(3, 6, 5\)"
+    ):
         build()(td)

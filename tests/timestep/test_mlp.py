@@ -1,4 +1,6 @@
-"""The MLP timestep encoder: which inputs reach the features, and that each timestep stands alone."""
+"""The MLP timestep encoder: which inputs reach the features, and that each timestep stands
+alone.
+"""
 
 import pytest
 import torch
@@ -6,7 +8,13 @@ from tensordict import TensorDict
 from yamame.goals import GOAL_PAD
 from yamame.timestep import Input, MLPGoalEncoder, MLPTimestepEncoder
 
-SIZES = {("camera", "pose"): 6, "observation": 4, "prev_reward": 1, "step_kind": 1, "trial_start": 1}
+SIZES = {
+    ("camera", "pose"): 6,
+    "observation": 4,
+    "prev_reward": 1,
+    "step_kind": 1,
+    "trial_start": 1,
+}
 
 
 def inputs(*batch: int, seed: int = 0) -> TensorDict:
@@ -124,7 +132,9 @@ def test_a_goal_encoder_must_say_how_wide_it_is():
 
 @pytest.mark.parametrize(("key", "name"), [("observation", "'observation'"), ("goal", "'goal'")])
 def test_a_missing_input_is_named(key, name):
-    with pytest.raises(ValueError, match=f"MLPTimestepEncoder: input {name} must be in the tensordict"):
+    with pytest.raises(
+        ValueError, match=f"MLPTimestepEncoder: input {name} must be in the tensordict"
+    ):
         encoder()(inputs(3).exclude(key))
 
 
@@ -132,7 +142,8 @@ def test_an_input_of_another_size_is_named():
     td = inputs(3)
     td["observation"] = torch.zeros(3, 5)
     with pytest.raises(
-        ValueError, match=r"input 'observation' must hold 4 numbers per timestep, got shape \(3, 5\)"
+        ValueError,
+        match=r"input 'observation' must hold 4 numbers per timestep, got shape \(3, 5\)",
     ):
         encoder()(td)
 
@@ -168,6 +179,10 @@ def test_images_and_tokens_are_flattened_like_any_numbers():
     )
     td = TensorDict(cells=torch.arange(20).reshape(5, 2, 2) % 9, pixels=pixels, batch_size=5)
     features = module(td.clone())["features"]
-    assert torch.equal(features, flat(td.flatten(0, 0).apply(lambda x: x.flatten(1).float()))["features"])
+    assert torch.equal(
+        features, flat(td.flatten(0, 0).apply(lambda x: x.flatten(1).float()))["features"]
+    )
     assert module.normalizer is not None
-    torch.testing.assert_close(module.normalizer.mean[4:].float(), pixels.flatten(1).float().mean(0))
+    torch.testing.assert_close(
+        module.normalizer.mean[4:].float(), pixels.flatten(1).float().mean(0)
+    )

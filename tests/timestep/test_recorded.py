@@ -1,10 +1,12 @@
-"""What is recorded of a timestep encoder reads its parameters, its buffers and its inputs, and nothing back."""
+"""What is recorded of a timestep encoder reads its parameters, its buffers and its inputs, and
+nothing back.
+"""
 
 import pytest
 import torch
 from tensordict import TensorDict
-from yamame.capturing import recording
-from yamame.recorder import tensors_of
+from yamame.execution.capturing import recording
+from yamame.execution.recorder import tensors_of
 from yamame.testing import DeclaredReads
 from yamame.timestep import Input, MLPGoalEncoder, TokenGoalEncoder, make_timestep_encoder
 
@@ -26,7 +28,10 @@ KINDS = {
 
 def timesteps(*shape):
     """Random inputs of all kinds ``[*shape]``."""
-    entries = {"goal": torch.randint(5, (*shape, 3, 2)).float(), "mask": torch.ones(*shape, 1).bool()}
+    entries = {
+        "goal": torch.randint(5, (*shape, 3, 2)).float(),
+        "mask": torch.ones(*shape, 1).bool(),
+    }
     for name, value in INPUTS.items():
         numbers = torch.randint(value.num_tokens or 200, (*shape, *value.shape))
         entries[name] = numbers.float() if value.kind == "vector" else numbers
@@ -37,7 +42,9 @@ def timesteps(*shape):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_recorded_encoder_reads_what_is_declared_and_nothing_back(kind, nothing_read_back):
-    encoder = make_timestep_encoder(INPUTS, **KINDS[kind], hidden_size=8, embedding_size=4, out_size=4)
+    encoder = make_timestep_encoder(
+        INPUTS, **KINDS[kind], hidden_size=8, embedding_size=4, out_size=4
+    )
     for batch, training in ((timesteps(2, 3), True), (timesteps(3), False)):
         encoder.train(training).zero_grad()
         encoder(batch.copy())
@@ -46,5 +53,8 @@ def test_a_recorded_encoder_reads_what_is_declared_and_nothing_back(kind, nothin
             features = encoder(batch.copy())["features"]
             features.square().sum().backward()
         assert features.isfinite().all()
-    with pytest.raises(AssertionError, match="neither declared"), DeclaredReads(list(batch.values())):
+    with (
+        pytest.raises(AssertionError, match="neither declared"),
+        DeclaredReads(list(batch.values())),
+    ):
         encoder(batch.copy())

@@ -63,11 +63,15 @@ def test_what_must_not_be_seen_is_excluded_by_default_and_only_by_default():
     inputs = inputs_from_spec(spec(), batch_dims=0)
     assert set(everything) - set(inputs) == set(NOT_INPUTS) & set(spec().keys())
     assert {"goal", "achieved", "is_init", "success", "task_seed"} <= set(everything) - set(inputs)
-    assert ("robot", "arm") not in inputs_from_spec(spec(), batch_dims=0, exclude=[("robot", "arm")])
+    assert ("robot", "arm") not in inputs_from_spec(
+        spec(), batch_dims=0, exclude=[("robot", "arm")]
+    )
 
 
 def test_nothing_left_is_an_error():
-    with pytest.raises(ValueError, match=r"exclude must leave at least one observation, got \['time'\]"):
+    with pytest.raises(
+        ValueError, match=r"exclude must leave at least one observation, got \['time'\]"
+    ):
         inputs_from_spec(Composite(time=Unbounded((1,))), batch_dims=0, exclude=["time"])
 
 
@@ -79,7 +83,10 @@ def test_too_many_batch_dimensions_are_an_error():
 
 
 KINDS = {
-    "pixels": (lambda b: Bounded(0, 255, (*b, 64, 64, 3), dtype=torch.uint8), Input((64, 64, 3), "image")),
+    "pixels": (
+        lambda b: Bounded(0, 255, (*b, 64, 64, 3), dtype=torch.uint8),
+        Input((64, 64, 3), "image"),
+    ),
     "grey": (lambda b: Unbounded((*b, 84, 80), dtype=torch.uint8), Input((84, 80), "image")),
     "bytes": (lambda b: Bounded(0, 255, (*b, 128), dtype=torch.uint8), Input((128,))),
     "clips": (lambda b: Bounded(0, 255, (*b, 4, 8, 8, 3), dtype=torch.uint8), Input((4, 8, 8, 3))),
@@ -88,7 +95,10 @@ KINDS = {
     "word": (lambda b: Categorical(7, shape=b), Input((), "tokens", 7)),
     "words": (lambda b: Categorical(30, shape=(*b, 9)), Input((9,), "tokens", 30)),
     "cells": (lambda b: Categorical(11, shape=(*b, 7, 7, 3)), Input((7, 7, 3), "tokens", 11)),
-    "small": (lambda b: Categorical(9, shape=(*b, 7, 9), dtype=torch.uint8), Input((7, 9), "tokens", 9)),
+    "small": (
+        lambda b: Categorical(9, shape=(*b, 7, 9), dtype=torch.uint8),
+        Input((7, 9), "tokens", 9),
+    ),
     "flag": (lambda b: Categorical(2, shape=(*b, 1), dtype=torch.bool), Input((1,))),
     "flags": (lambda b: Binary(4, shape=(*b, 4), dtype=torch.bool), Input((4,))),
     "hot": (lambda b: OneHot(5, shape=(*b, 5)), Input((5,))),

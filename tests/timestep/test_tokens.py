@@ -125,7 +125,9 @@ def test_copies_and_saved_weights_encode_alike(shape):
 
 
 def accuracy_after_learning(shape: tuple[int, ...], *, shuffled: bool = False) -> float:
-    """Whether the token 7 is found in the first or the second half of the places, among random others."""
+    """Whether the token 7 is found in the first or the second half of the places, among random
+    others.
+    """
     torch.manual_seed(0)
     classifier = nn.Sequential(build(shape), nn.Linear(16, 2))
     optimizer = torch.optim.Adam(classifier.parameters(), lr=3e-3)
@@ -163,8 +165,14 @@ def test_shuffled_labels_are_not_learned():
     ("arguments", "message"),
     [
         ({"shape": (9,), "num_tokens": 0}, "num_tokens must be at least 1, got 0"),
-        ({"shape": (9,), "num_tokens": 5, "out_features": 0}, "out_features must be at least 1, got 0"),
-        ({"shape": (9,), "num_tokens": 5, "embedding_size": -1}, "embedding_size must be at least 1, got -1"),
+        (
+            {"shape": (9,), "num_tokens": 5, "out_features": 0},
+            "out_features must be at least 1, got 0",
+        ),
+        (
+            {"shape": (9,), "num_tokens": 5, "embedding_size": -1},
+            "embedding_size must be at least 1, got -1",
+        ),
         (
             {"shape": (2, 3, 4, 5), "num_tokens": 5},
             r"shape must have at most 3 dimensions, got \(2, 3, 4, 5\)",

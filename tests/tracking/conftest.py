@@ -10,12 +10,13 @@ import pytest
 
 
 class FakeMLflow:
-    """Runs in memory behind a port of the loopback. It stores every metric that it gets, the same ones again too.
+    """Runs in memory behind a port of the loopback. It stores every metric that it gets, the same
+    ones again too.
 
     Attributes:
         runs: By id: status, tags, params and metrics as ``(key, step, value)``.
-        mood: How requests are answered: ``well``, ``silent`` (not at all), ``late`` (done, and not said), ``html``,
-            or a status.
+        mood: How requests are answered: ``well``, ``silent`` (not at all), ``late`` (done, and not
+            said), ``html``, or a status.
     """
 
     def __init__(self, folder):
@@ -33,8 +34,12 @@ class FakeMLflow:
         class Handler(BaseHTTPRequestHandler):
             def handle_any(self):
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                query = {key: values[0] for key, values in parse_qs(urlsplit(self.path).query).items()}
-                fake.answer(self, urlsplit(self.path).path, query | (json.loads(body) if body else {}))
+                query = {
+                    key: values[0] for key, values in parse_qs(urlsplit(self.path).query).items()
+                }
+                fake.answer(
+                    self, urlsplit(self.path).path, query | (json.loads(body) if body else {})
+                )
 
             do_GET = do_POST = do_PATCH = handle_any  # noqa: N815
 
@@ -118,7 +123,10 @@ class FakeMLflow:
             "lifecycle_stage": "active",
             "artifact_uri": f"file://{self.folder}/{name}/artifacts",
         }
-        data = {kind: [{"key": k, "value": v} for k, v in run[kind].items()] for kind in ("tags", "params")}
+        data = {
+            kind: [{"key": k, "value": v} for k, v in run[kind].items()]
+            for kind in ("tags", "params")
+        }
         return {"info": info, "data": {"metrics": metrics, **data}}
 
 

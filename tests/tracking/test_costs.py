@@ -6,7 +6,8 @@ import time
 
 from yamame.tracking.costs import CostMeter, SystemMetrics
 
-# The operating system counts in hundredths of a second, so 0.3 seconds of work show as 0.29 or more.
+# The operating system counts in hundredths of a second, so 0.3 seconds of work show as 0.29 or
+# more.
 BURN = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
 
 

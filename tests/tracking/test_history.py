@@ -12,10 +12,19 @@ from yamame.tracking.tracker import MLflowTracker
 
 @pytest.fixture(scope="module")
 def filled(tracking_uri, tmp_path_factory):
-    """An experiment with a good run, a failed one and the parent of a sweep; gives the good run's id."""
+    """An experiment with a good run, a failed one and the parent of a sweep; gives the good run's
+    id.
+    """
     folder = tmp_path_factory.mktemp("runs")
-    options = {"tracking_uri": tracking_uri, "experiment": "history", "system_metrics": False, "flush_s": 0.0}
-    with MLflowTracker(**options).start(folder, name="good", params={"seed": 3, "lr": 0.1}) as tracker:
+    options = {
+        "tracking_uri": tracking_uri,
+        "experiment": "history",
+        "system_metrics": False,
+        "flush_s": 0.0,
+    }
+    with MLflowTracker(**options).start(
+        folder, name="good", params={"seed": 3, "lr": 0.1}
+    ) as tracker:
         for step, value in [(10, 0.5), (20, math.nan), (30, math.inf), (40, 0.75)]:
             tracker.log({"eval/success_mean": value, "train/loss": 1.0, "other": 1.0}, step=step)
         (folder / "episodes.gif").write_bytes(b"GIF")
@@ -24,15 +33,25 @@ def filled(tracking_uri, tmp_path_factory):
     client.log_metric(run_id, "eval/success_mean", 0.25, step=10, timestamp=2**41)
     bad = folder / "bad"
     bad.mkdir()
-    with pytest.raises(RuntimeError), MLflowTracker(**options).start(bad, name="bad", params={"seed": 4}):
+    with (
+        pytest.raises(RuntimeError),
+        MLflowTracker(**options).start(bad, name="bad", params={"seed": 4}),
+    ):
         raise RuntimeError
-    client.create_run(client.get_experiment_by_name("history").experiment_id, run_name="sweep a=1,2")
+    client.create_run(
+        client.get_experiment_by_name("history").experiment_id, run_name="sweep a=1,2"
+    )
     return run_id
 
 
 def test_a_run_comes_back_with_its_parameters_and_every_step_once(filled, tracking_uri):
     good, bad = RunReader.open(tracking_uri, "history").read()
-    assert (good.name, good.seed, good.status, good.params["lr"]) == ("good", "3", "FINISHED", "0.1")
+    assert (good.name, good.seed, good.status, good.params["lr"]) == (
+        "good",
+        "3",
+        "FINISHED",
+        "0.1",
+    )
     assert (bad.name, bad.status) == ("bad", "FAILED")
     series = good.metrics["eval/success_mean"]
     assert series.steps.tolist() == [10, 20, 30, 40]
@@ -50,14 +69,18 @@ def test_runs_are_chosen_by_name_pattern_or_id(filled, tracking_uri, wanted):
 
 
 def test_an_entry_that_matches_nothing_is_named(filled, tracking_uri):
-    with pytest.raises(UsageError, match="runs: an entry must match a run by name or id, got 'nobody'"):
+    with pytest.raises(
+        UsageError, match="runs: an entry must match a run by name or id, got 'nobody'"
+    ):
         RunReader.open(tracking_uri, "history").read(["good", "nobody"])
 
 
 def test_one_name_needs_no_list_and_an_empty_list_is_refused(filled, tracking_uri):
     reader = RunReader.open(tracking_uri, "history")
     assert [run.run_id for run in reader.read("good")] == [filled]
-    with pytest.raises(UsageError, match=r"runs: must name at least one run, or be null for all, got \[\]"):
+    with pytest.raises(
+        UsageError, match=r"runs: must name at least one run, or be null for all, got \[\]"
+    ):
         reader.read([])
 
 
@@ -70,11 +93,14 @@ def test_an_artifact_is_read_and_what_is_gone_is_nothing(filled, tracking_uri):
 
 def test_what_is_not_there_is_named_and_no_database_is_made(filled, tracking_uri, tmp_path):
     with pytest.raises(
-        UsageError, match=r"store\.tracking_uri: must be a database that exists, got sqlite:///.*none\.db"
+        UsageError,
+        match=r"store\.tracking_uri: must be a database that exists, got sqlite:///.*none\.db",
     ):
         RunReader.open(f"sqlite:///{tmp_path}/none.db", "history")
     assert not Path(tmp_path / "none.db").exists()
-    with pytest.raises(UsageError, match=r"store\.experiment: must be one of .*history.*, got other"):
+    with pytest.raises(
+        UsageError, match=r"store\.experiment: must be one of .*history.*, got other"
+    ):
         RunReader.open(tracking_uri, "other")
 
 

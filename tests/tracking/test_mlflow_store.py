@@ -22,12 +22,17 @@ def test_a_new_database_is_no_mistake_and_is_not_made_by_the_check(tmp_path):
 def test_a_file_that_is_no_database_is_refused_with_its_name_and_the_reason(tmp_path):
     file = tmp_path / "notes.db"
     file.write_text("no database, but long enough to be read as the header of one" * 10)
-    for refuse in (lambda: connect(f"sqlite:///{file}"), lambda: check_store(logger(f"sqlite:///{file}"))):
+    for refuse in (
+        lambda: connect(f"sqlite:///{file}"),
+        lambda: check_store(logger(f"sqlite:///{file}")),
+    ):
         with pytest.raises(
             UsageError, match=r"tracking_uri: must be .* got sqlite:.*notes\.db: .*not a database"
         ):
             refuse()
-    with pytest.raises(UsageError, match=r"logger\.tracking_uri: must be a directory.*notes\.db is a file"):
+    with pytest.raises(
+        UsageError, match=r"logger\.tracking_uri: must be a directory.*notes\.db is a file"
+    ):
         check_store(logger(f"sqlite:///{file}/mlflow.db"))
 
 
@@ -46,7 +51,9 @@ def test_a_path_that_is_no_file_is_refused_at_once(tmp_path, monkeypatch):
 
 
 def test_a_scheme_that_mlflow_does_not_know_is_refused():
-    with pytest.raises(UsageError, match="tracking_uri: must be a store that MLflow can use, got foo://bar"):
+    with pytest.raises(
+        UsageError, match="tracking_uri: must be a store that MLflow can use, got foo://bar"
+    ):
         check_store(logger("foo://bar"))
 
 

@@ -1,4 +1,6 @@
-"""The MLflow run of a run directory is found again after a move, and no store is made where one is missing."""
+"""The MLflow run of a run directory is found again after a move, and no store is made where one is
+missing.
+"""
 
 import json
 import shutil
@@ -11,7 +13,9 @@ from yamame.tracking.record import open_run, write_record
 
 @pytest.fixture
 def noted(tmp_path, tracking_uri):
-    """The directory of a run, ``project/runs/a``, its note, and the database, which lies in the project."""
+    """The directory of a run, ``project/runs/a``, its note, and the database, which lies in the
+    project.
+    """
     project = tmp_path / "project"
     (project / "runs/a").mkdir(parents=True)
     run = MLflowRun.create(tracking_uri, "records", name="a", tags={})

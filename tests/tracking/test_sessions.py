@@ -1,4 +1,6 @@
-"""A run that was resumed elsewhere, or with other settings, is marked and gives no row of evidence."""
+"""A run that was resumed elsewhere, or with other settings, is marked and gives no row of
+evidence.
+"""
 
 import csv
 
@@ -8,7 +10,11 @@ from yamame.tracking import tracker as tracking
 from yamame.tracking.history import RunReader
 from yamame.tracking.tracker import MLflowTracker
 
-MADE_BY = {"mlflow.source.git.commit": "a" * 40, "machine.processor": "EPYC", "version.torch": "2.13.0"}
+MADE_BY = {
+    "mlflow.source.git.commit": "a" * 40,
+    "machine.processor": "EPYC",
+    "version.torch": "2.13.0",
+}
 PARAMS = {
     "seed": 0,
     "device": "cpu",
@@ -55,7 +61,9 @@ DIFFERENT = [
 
 @pytest.mark.parametrize(("made_by", "params"), DIFFERENT)
 @pytest.mark.parametrize("back", [False, True])
-def test_a_run_whose_sessions_differ_gives_no_row(session, tracking_uri, tmp_path, made_by, params, back):
+def test_a_run_whose_sessions_differ_gives_no_row(
+    session, tracking_uri, tmp_path, made_by, params, back
+):
     session(1)
     rows, lines = evidence(tracking_uri, tmp_path / "kept")
     assert (len(rows), lines) == (1, [])

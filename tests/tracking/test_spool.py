@@ -141,7 +141,9 @@ def test_evaluations_and_costs_are_never_thinned():
 
 
 KEYS, EVALUATED = 32, 16
-"""A default run has 31 metrics of training, collector and machine, and 14 of evaluations and costs."""
+"""A default run has 31 metrics of training, collector and machine, and 14 of evaluations and
+costs.
+"""
 
 
 def test_a_hundred_million_steps_take_less_than_a_hundred_megabytes(tracking_uri):
@@ -149,15 +151,16 @@ def test_a_hundred_million_steps_take_less_than_a_hundred_megabytes(tracking_uri
     database = sqlite3.connect(tracking_uri.removeprefix("sqlite:///"))
 
     def size():
-        pages = (
-            "select (page_count - freelist_count) * page_size from pragma_page_count, pragma_freelist_count"
-        )
+        pages = "select (page_count - freelist_count) * page_size from pragma_page_count, pragma_freelist_count"
         return database.execute(f"{pages}, pragma_page_size").fetchone()[0]
 
     before, points = size(), 10_000
     names = [f"train/q_value_gamma_0.{key}" for key in range(KEYS)]
     run.log_metrics(
-        [(names[i % KEYS], random.random(), 1_700_000_000_000 + i, 10**7 + i // KEYS) for i in range(points)]
+        [
+            (names[i % KEYS], random.random(), 1_700_000_000_000 + i, 10**7 + i // KEYS)
+            for i in range(points)
+        ]
     )
     per_point = (size() - before) / points
     database.close()
@@ -241,22 +244,30 @@ def test_what_is_left_at_the_end_is_told_and_sent_later_once(server, tmp_path, c
     assert (
         capfd.readouterr()
         .err.splitlines()[-1]
-        .endswith(f"points wait; send them with: MLFLOW_TRACKING_URI={server.uri} yamame sync run=mine")
+        .endswith(
+            f"points wait; send them with: MLFLOW_TRACKING_URI={server.uri} yamame sync run=mine"
+        )
     )
-    with pytest.raises(UsageError, match=f"is noted in {server.uri}.* set MLFLOW_TRACKING_URI={server.uri}"):
+    with pytest.raises(
+        UsageError, match=f"is noted in {server.uri}.* set MLFLOW_TRACKING_URI={server.uri}"
+    ):
         send_rest(directory)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
     (run_id,) = server.runs
     run = server.runs[run_id]
     assert (run["status"], run["metrics"]) == ("RUNNING", [])
-    with pytest.raises(UsageError, match=r"mine: 0 points are sent, 1\d wait: .*Connection refused"):
+    with pytest.raises(
+        UsageError, match=r"mine: 0 points are sent, 1\d wait: .*Connection refused"
+    ):
         send_rest(directory)
     server.start()
     assert send_rest(directory) >= 14
     assert send_rest(directory) == 0
     assert [step for _, step, _ in run["metrics"]] == list(range(10))
     assert run["status"] == "FINISHED"
-    assert json.loads(run["tags"]["mlflow.loggedArtifacts"]) == [{"path": "t.json", "type": "table"}]
+    assert json.loads(run["tags"]["mlflow.loggedArtifacts"]) == [
+        {"path": "t.json", "type": "table"}
+    ]
     assert sorted(path.name for path in server.folder.rglob("*.*")) == ["config.yaml", "t.json"]
     assert abs(run["end_time"] - ended) < 5000
 
@@ -271,7 +282,9 @@ def test_a_run_goes_on_while_its_store_is_silent_and_the_rest_comes_when_it_is_b
         tracker.log({"loss": 1.0}, step=1)
         tracker.log({"loss": 2.0}, step=2)
     # It goes back to a checkpoint of step 0.
-    again = tracker_of(server.uri, wait_s=30.0).start(tmp_path, name="a", params={"seed": 2, "new": 3})
+    again = tracker_of(server.uri, wait_s=30.0).start(
+        tmp_path, name="a", params={"seed": 2, "new": 3}
+    )
     assert again.run is None
     for step in (1, 2, 3):
         again.log({"loss": float(step)}, step=step)
@@ -289,9 +302,13 @@ def test_a_new_run_is_refused_in_one_line_and_soon(server, tmp_path, mood):
         server.kill()
     server.mood = mood
     before = time.monotonic()
-    with pytest.raises(UsageError, match=r"tracking_uri: must be a store that MLflow can use, got http://"):
+    with pytest.raises(
+        UsageError, match=r"tracking_uri: must be a store that MLflow can use, got http://"
+    ):
         check_store({"logger": {"tracking_uri": server.uri, "experiment": "a"}})
-    with pytest.raises(UsageError, match=r"tracking_uri: must be a store that MLflow can use, got http://"):
+    with pytest.raises(
+        UsageError, match=r"tracking_uri: must be a store that MLflow can use, got http://"
+    ):
         tracker_of(server.uri).start(tmp_path, name="a", params={})
     assert time.monotonic() - before < 10.0
     if mood == "refused":
@@ -377,9 +394,14 @@ def test_a_server_that_is_dead_for_long_slows_nothing_and_gets_every_point_once(
 
 @pytest.mark.slow
 def test_a_database_that_is_locked_for_a_minute_slows_nothing_and_loses_nothing(tmp_path):
-    """Beside a loop without tracking, at the same time, for the machine may have other things to do."""
+    """Beside a loop without tracking, at the same time, for the machine may have other things to
+    do.
+    """
     uri, seconds = f"sqlite:///{tmp_path}/mlflow.db", float(os.environ.get("YAMAME_LOCKED_S", "60"))
-    with loop(tmp_path / "none", "none", seconds) as none, loop(tmp_path / "locked", uri, seconds) as locked:
+    with (
+        loop(tmp_path / "none", "none", seconds) as none,
+        loop(tmp_path / "locked", uri, seconds) as locked,
+    ):
         database = sqlite3.connect(tmp_path / "mlflow.db", timeout=60.0, isolation_level=None)
         database.execute("begin exclusive")
         for process in (none, locked):
@@ -396,14 +418,18 @@ def test_a_database_that_is_locked_for_a_minute_slows_nothing_and_loses_nothing(
     ]
     assert database.execute("select status from runs").fetchall() == [("FINISHED",)]
     database.close()
-    print(f"{steps} steps beside a locked database, {steps_without} untracked: {steps / steps_without:.3f}")
+    print(
+        f"{steps} steps beside a locked database, {steps_without} untracked: {steps / steps_without:.3f}"
+    )
     assert steps >= 0.9 * steps_without
 
 
 def test_a_locked_database_holds_nobody_up_and_loses_nothing(start, tracking_uri, settle):
     tracker = start()
     settle(tracker)
-    database = sqlite3.connect(tracking_uri.removeprefix("sqlite:///"), timeout=60.0, isolation_level=None)
+    database = sqlite3.connect(
+        tracking_uri.removeprefix("sqlite:///"), timeout=60.0, isolation_level=None
+    )
     database.execute("begin exclusive")
     longest, step, end = 0.0, 0, time.monotonic() + DOWN_S
     while time.monotonic() < end:
@@ -452,12 +478,20 @@ INSTANTS = {
     "after the intent": lambda: (tracking, "write_record", dying_after(tracking.write_record)),
     "before the run is made": lambda: (MLflowRun, "create", die),
     "after the run is made": lambda: (MLflowRun, "create", dying_after(MLflowRun.create)),
-    "after the record": lambda: (tracking, "write_record", dying_after(tracking.write_record, calls=2)),
+    "after the record": lambda: (
+        tracking,
+        "write_record",
+        dying_after(tracking.write_record, calls=2),
+    ),
     "before the parameters": lambda: (MLflowRun, "log_params", die),
     "after the parameters": lambda: (MLflowRun, "log_params", dying_after(MLflowRun.log_params)),
     "before they are dropped": lambda: (Spool, "drop", die),
     "before the first batch": lambda: (mlflow_client(), "log_batch", die),
-    "after the first batch": lambda: (mlflow_client(), "log_batch", dying_after(mlflow_client().log_batch)),
+    "after the first batch": lambda: (
+        mlflow_client(),
+        "log_batch",
+        dying_after(mlflow_client().log_batch),
+    ),
     "before the status": lambda: (MLflowRun, "set_status", die),
 }
 
@@ -491,7 +525,9 @@ def test_a_run_that_dies_while_it_starts_has_one_record_and_all_parameters_later
     assert run.info.run_id == json.loads((tmp_path / "mlflow.json").read_text())["run_id"]
 
 
-def test_what_was_stored_but_not_dropped_from_the_spool_is_not_stored_again(start, tmp_path, monkeypatch):
+def test_what_was_stored_but_not_dropped_from_the_spool_is_not_stored_again(
+    start, tmp_path, monkeypatch
+):
     with monkeypatch.context() as patched:
         patched.setattr(Sender, "start", lambda self, **options: None)  # sent by hand
         tracker = start()
@@ -516,7 +552,9 @@ def test_a_directory_that_is_written_to_or_has_no_run_is_not_sent(tmp_path):
     (directory / "config.yaml").touch()
     assert send_rest(directory) == 0
     (directory / "mlflow.json").write_text(
-        json.dumps({"tracking_uri": f"sqlite:///{tmp_path}/m.db", "experiment": "a", "run_uuid": "b"})
+        json.dumps(
+            {"tracking_uri": f"sqlite:///{tmp_path}/m.db", "experiment": "a", "run_uuid": "b"}
+        )
     )
     Spool(directory / "mlflow.jsonl").append(params={})
     with pytest.raises(UsageError, match="there must be a run in MLflow"):

@@ -1,4 +1,6 @@
-"""What a stranger's run directory cannot do: write elsewhere, take files along, name a server, hide half a database."""
+"""What a stranger's run directory cannot do: write elsewhere, take files along, name a server, hide
+half a database.
+"""
 
 import json
 import os
@@ -13,7 +15,9 @@ from yamame.tracking.mlflow_store import connect, database_of
 
 @pytest.fixture
 def stranger(empty_store, tmp_path, monkeypatch):
-    """The directory of a run that has ended, with a store of its own beside it, and a file that is no part of it."""
+    """The directory of a run that has ended, with a store of its own beside it, and a file that is
+    no part of it.
+    """
     monkeypatch.chdir(tmp_path)
     directory = tmp_path / "runs" / "evil"
     directory.mkdir(parents=True)
@@ -61,7 +65,9 @@ def test_a_store_that_names_another_place_for_files_gets_none(stranger, tmp_path
 
 def test_a_server_that_a_run_names_must_be_given(stranger, monkeypatch):
     record = json.loads((stranger / "mlflow.json").read_text())
-    (stranger / "mlflow.json").write_text(json.dumps(record | {"tracking_uri": "http://127.0.0.1:9"}))
+    (stranger / "mlflow.json").write_text(
+        json.dumps(record | {"tracking_uri": "http://127.0.0.1:9"})
+    )
     leave(stranger, {"tags": {"a": "b"}})
     with pytest.raises(UsageError, match="if it is yours, set MLFLOW_TRACKING_URI=http://127"):
         send_rest(stranger)

@@ -4,7 +4,7 @@ import json
 import subprocess
 
 import pytest
-from yamame.signals import Terminated
+from yamame.system.signals import Terminated
 from yamame.tracking import summary
 from yamame.tracking.summary import build_summary, git_revision, run_status
 
@@ -24,7 +24,9 @@ def test_every_field_is_there_and_numbers_json_cannot_hold_become_null():
     assert built.keys() == FIELDS.keys() | {"status", "git_revision", "versions", "curve"}
     assert built["return_mean"] is None
     assert built["curve"] == [1.0, None]
-    assert {"python", "cpu", "torch", "torchrl", "tensordict", "numpy", "yamame"} == built["versions"].keys()
+    assert {"python", "cpu", "torch", "torchrl", "tensordict", "numpy", "yamame"} == built[
+        "versions"
+    ].keys()
     assert json.loads(json.dumps(built, allow_nan=False)) == built
 
 

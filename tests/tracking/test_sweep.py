@@ -40,7 +40,9 @@ def run_sweep(tmp_path, monkeypatch, tracking_uri, request):
 
     def job(cfg):
         (tmp_path / str(cfg.seed)).mkdir()
-        tracker = MLflowTracker(tracking_uri=cfg.logger.tracking_uri, experiment=cfg.logger.experiment)
+        tracker = MLflowTracker(
+            tracking_uri=cfg.logger.tracking_uri, experiment=cfg.logger.experiment
+        )
         with tracker.start(tmp_path / str(cfg.seed), name=f"seed {cfg.seed}", params={}):
             if cfg.seed == 13:
                 raise ZeroDivisionError("an unlucky seed")
@@ -76,9 +78,13 @@ def test_jobs_are_children_of_one_parent_that_records_their_objectives(run_sweep
     assert sweep._open_sweeps == []
 
 
-def test_jobs_in_other_processes_record_theirs_and_what_became_of_them(run_sweep, tmp_path, monkeypatch):
+def test_jobs_in_other_processes_record_theirs_and_what_became_of_them(
+    run_sweep, tmp_path, monkeypatch
+):
     run, stored = run_sweep
-    monkeypatch.setattr(sweep.SweepParent, "on_job_end", in_another_process(sweep.SweepParent.on_job_end))
+    monkeypatch.setattr(
+        sweep.SweepParent, "on_job_end", in_another_process(sweep.SweepParent.on_job_end)
+    )
     with suppress(SystemExit):
         run("-m", "seed=1,13,3")
     client, (parent,), _ = stored()
@@ -114,7 +120,9 @@ def test_a_failed_sweep_has_a_failed_parent_and_a_failed_child(run_sweep):
     assert PARENT_VARIABLE not in os.environ
 
 
-def test_the_same_command_goes_on_with_the_same_parent_and_records_no_objective_twice(run_sweep, tmp_path):
+def test_the_same_command_goes_on_with_the_same_parent_and_records_no_objective_twice(
+    run_sweep, tmp_path
+):
     run, stored = run_sweep
     for arguments, objectives in (
         ("seed=1,13", [(0, 0.1)]),
@@ -153,7 +161,9 @@ def test_a_store_that_does_not_answer_for_a_while_stops_no_sweep_and_costs_no_ob
     asked.clear()
     monkeypatch.setattr(store.MLflowRun, "log_metrics", log)
     monkeypatch.setattr(store.MLflowRun, "set_status", lambda *arguments: [][0])
-    sweep._open_sweeps.append(store.MLflowRun(client, parent.info.run_id, parent.info.experiment_id))
+    sweep._open_sweeps.append(
+        store.MLflowRun(client, parent.info.run_id, parent.info.experiment_id)
+    )
     sweep.close_sweep(None, {})
     assert capfd.readouterr().err.startswith("MLflow does not answer, the sweep's run ")
     assert sweep._open_sweeps == []

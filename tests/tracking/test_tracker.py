@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from yamame.checks import UsageError
-from yamame.signals import Terminated
+from yamame.system.signals import Terminated
 from yamame.tracking import mlflow_store as store
 from yamame.tracking import tracker as tracking
 from yamame.tracking.tracker import PARENT_VARIABLE, MLflowTracker, NullTracker
@@ -49,7 +49,8 @@ def test_a_continued_run_goes_on_in_the_same_mlflow_run_and_repeats_no_point(
     for step in (0, 100, 200):
         first.log({"loss": step / 100}, step=step)
     first.log({"success": 0.5}, step=100)
-    # The process dies; the run goes back to a checkpoint of step 100 in another directory and configuration.
+    # The process dies; the run goes back to a checkpoint of step 100 in another directory and
+    # configuration.
     monkeypatch.chdir(tmp_path)
     second = MLflowTracker(tracking_uri="sqlite:///elsewhere.db", system_metrics=False, flush_s=0.0)
     second.start(tmp_path, name="another name", params={"seed": 9})
@@ -216,7 +217,9 @@ def test_a_continued_run_tells_which_versions_run_now(start, monkeypatch, info):
     assert (tags["version.torch"], tags["mlflow.source.git.commit"]) == ("9.0", "unknown")
 
 
-def test_system_metrics_follow_the_environment_step_and_can_be_left_out(start, tmp_path, history, info):
+def test_system_metrics_follow_the_environment_step_and_can_be_left_out(
+    start, tmp_path, history, info
+):
     on = start(system_metrics=True)
     on.log({"loss": 1.0}, step=50)
     assert [step for step, _ in history(on, "system/process_memory_mebibytes")] == [50]
@@ -289,4 +292,6 @@ def test_several_processes_may_set_up_one_database_at_once(run_forked, tmp_path)
         assert database.execute("select name, status from runs order by name").fetchall() == [
             (name, "FINISHED") for name in "abc"
         ]
-        assert len(database.execute("select * from experiments where name = 'yamame'").fetchall()) == 1
+        assert (
+            len(database.execute("select * from experiments where name = 'yamame'").fetchall()) == 1
+        )

@@ -99,7 +99,9 @@ def test_the_network_that_is_followed_stays_as_it_is():
 
 
 def test_what_is_saved_acts_in_a_network_that_is_no_average():
-    """A checkpoint is deployed without an evaluation before; its singular vectors must be those of its weights."""
+    """A checkpoint is deployed without an evaluation before; its singular vectors must be those of
+    its weights.
+    """
     _, averaged = trained()
     state = averaged.state_dict()["network"]
     plain = Network()
@@ -107,7 +109,9 @@ def test_what_is_saved_acts_in_a_network_that_is_no_average():
     assert (factors(fresh_copy(plain)) - 1.0).abs().max() < WITHIN
 
     # With other vectors, as those of the initial weights, which the copy began with, it is far off.
-    other = {name: value for name, value in Network().state_dict().items() if name.endswith((".u", ".v"))}
+    other = {
+        name: value for name, value in Network().state_dict().items() if name.endswith((".u", ".v"))
+    }
     plain.load_state_dict({**state, **other})
     assert (factors(fresh_copy(plain)) - 1.0).abs().max() > 2 * WITHIN
 
@@ -136,7 +140,9 @@ def test_a_replayed_update_leaves_no_prepared_weights():
     network, averaged = trained()
     with torch.no_grad():
         averaged.network.prepare_to_act()
-        for average, weight in zip(averaged.network.parameters(), network.parameters(), strict=True):
+        for average, weight in zip(
+            averaged.network.parameters(), network.parameters(), strict=True
+        ):
             average.copy_(2.0 * weight + 0.1)
         averaged.mark_stale()
         found = averaged.network(torch.ones(1, 24))

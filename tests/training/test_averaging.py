@@ -1,4 +1,6 @@
-"""The average forgets the initial weights at once, goes on exactly, and moves as ever in the long run."""
+"""The average forgets the initial weights at once, goes on exactly, and moves as ever in the long
+run.
+"""
 
 import copy
 

@@ -7,7 +7,9 @@ from torch import nn
 from yamame.files.checkpoint import Checkpointer
 from yamame.training.guard import NonFiniteGuard, require_finite
 
-BATCH = TensorDict({"observation": torch.arange(6.0).view(2, 3), "next": {"reward": torch.ones(2, 1)}}, [2])
+BATCH = TensorDict(
+    {"observation": torch.arange(6.0).view(2, 3), "next": {"reward": torch.ones(2, 1)}}, [2]
+)
 FINE = {"loss": torch.tensor(1.0), "grad_norm": torch.tensor(2.0, dtype=torch.float64)}
 BAD = {**FINE, "loss": torch.tensor(float("nan"), requires_grad=True)}
 STEEP = {**FINE, "grad_norm": torch.tensor(float("inf"))}
@@ -42,7 +44,11 @@ def test_a_bundle_is_a_checkpoint_with_batch_numbers_configuration_and_what_else
     asked = dict.fromkeys(("agent", "update", "numbers"))
     loaded = Checkpointer(tmp_path / "nonfinite" / "step-000000000007-1").load(asked)
     assert (loaded.values["update"]["batch"] == BATCH).all()
-    assert (loaded.step, loaded.config, loaded.values["agent"].keys()) == (7, {"seed": 3}, {"weight", "bias"})
+    assert (loaded.step, loaded.config, loaded.values["agent"].keys()) == (
+        7,
+        {"seed": 3},
+        {"weight", "bias"},
+    )
     kept = loaded.values["numbers"]
     assert f"{kept['loss']} {kept['grad_norm']}" == numbers
 
@@ -71,7 +77,9 @@ def test_a_share_of_refusals_ends_the_run(every, share, ends):
             refuse(guard)
     if ends is not None:
         assert not guard.accepts(BAD)
-        with pytest.raises(FloatingPointError, match=f"in {ends // every} of the last {ends} updates"):
+        with pytest.raises(
+            FloatingPointError, match=f"in {ends // every} of the last {ends} updates"
+        ):
             guard.refuse(BAD, step=ends)
 
 
@@ -93,10 +101,15 @@ def test_lines_are_written_when_the_number_of_refusals_has_doubled_or_fallen_to_
     for _ in range(9):
         refuse(guard)
         accept(guard, 2)
-    assert [line.split(" updates")[0] for line in lines] == [f"{n} of the last 100" for n in (1, 2, 4, 8)]
+    assert [line.split(" updates")[0] for line in lines] == [
+        f"{n} of the last 100" for n in (1, 2, 4, 8)
+    ]
     assert lines[-1].endswith("refused: loss nan and grad_norm 2, 8 in all")
     accept(guard, 200)
-    assert [line.split(" updates")[0] for line in lines[4:]] == ["2 of the last 100", "0 of the last 100"]
+    assert [line.split(" updates")[0] for line in lines[4:]] == [
+        "2 of the last 100",
+        "0 of the last 100",
+    ]
 
 
 def test_at_most_five_bundles_are_kept_the_first_and_the_latest(tmp_path):
@@ -107,7 +120,9 @@ def test_at_most_five_bundles_are_kept_the_first_and_the_latest(tmp_path):
     assert bundles(tmp_path) == [f"step-{step:012d}-1" for step in (0, 5, 6, 7, 8)]
 
 
-def test_evidence_of_refusals_in_a_row_is_kept_and_replaced_when_a_resumed_run_fails_again(tmp_path):
+def test_evidence_of_refusals_in_a_row_is_kept_and_replaced_when_a_resumed_run_fails_again(
+    tmp_path,
+):
     for _ in range(2):
         guard = NonFiniteGuard(tmp_path)
         for _ in range(2):
@@ -126,7 +141,9 @@ def test_a_restored_guard_goes_on_counting():
         refuse(restored)
 
 
-def test_without_a_directory_refusals_leave_no_files_and_end_the_run_all_the_same(tmp_path, monkeypatch):
+def test_without_a_directory_refusals_leave_no_files_and_end_the_run_all_the_same(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     guard = NonFiniteGuard(patience=2)
     refuse(guard)

@@ -1,4 +1,6 @@
-"""One gradient step: in order, clipped, warmed up, and not made at all on a loss or gradient that is not finite."""
+"""One gradient step: in order, clipped, warmed up, and not made at all on a loss or gradient that
+is not finite.
+"""
 
 import pytest
 import torch
@@ -12,7 +14,9 @@ from yamame.training.learner import Learner
 
 
 class Quadratic(nn.Module):
-    """Pulls a weight towards zero with slope ``batch["slope"]``, and notes where its targets see it."""
+    """Pulls a weight towards zero with slope ``batch["slope"]``, and notes where its targets see
+    it.
+    """
 
     def __init__(self):
         super().__init__()
@@ -223,7 +227,9 @@ def test_statistics_move_with_accepted_updates_only(tmp_path):
     learner, means = make(tmp_path, Looking()), []
     for slope in (torch.nan, 1.0, torch.nan, torch.inf, 1.0):
         learner.update(batch(slope))
-        means.append((learner.loss.norm.running_mean.item(), learner.loss.norm.num_batches_tracked.item()))
+        means.append(
+            (learner.loss.norm.running_mean.item(), learner.loss.norm.num_batches_tracked.item())
+        )
     assert [count for _, count in means] == [0, 1, 1, 1, 2]
     assert means[2] == means[1] == means[3] != means[4]
 
@@ -259,7 +265,11 @@ def test_a_term_that_is_no_scalar_is_named_and_so_is_a_loss_without_any(tmp_path
         UsageError, match=r"^Learner: loss_own of Writes must be a scalar, .* got shape \[3\]$"
     ):
         make(tmp_path, Writes("loss_own", 3)).update(TensorDict({}))
-    with pytest.raises(UsageError, match=r"^Learner: Writes must write terms loss_\*, got \['own'\]$"):
+    with pytest.raises(
+        UsageError, match=r"^Learner: Writes must write terms loss_\*, got \['own'\]$"
+    ):
         make(tmp_path, Writes("own")).update(TensorDict({}))
     for shape in ((), (1,)):
-        assert float(make(tmp_path, Writes("loss_own", *shape)).update(TensorDict({}))["loss"]) == 2.0
+        assert (
+            float(make(tmp_path, Writes("loss_own", *shape)).update(TensorDict({}))["loss"]) == 2.0
+        )

@@ -37,13 +37,17 @@ def close(ours, theirs, start):
 def test_matrices_alone_and_stacked_move_as_by_torchs_muon():
     ours, start = parameters(), parameters()
     ours = run(MuonAdamW(ours, matrix_lr=0.2 * 0.01, momentum=0.9, weight_decay=0.0), ours)[:4]
-    singles = [nn.Parameter(m) for p in start[:4] for m in p.detach().reshape(-1, *p.shape[-2:]).clone()]
+    singles = [
+        nn.Parameter(m) for p in start[:4] for m in p.detach().reshape(-1, *p.shape[-2:]).clone()
+    ]
     theirs = torch.optim.Muon(
         singles, lr=0.01, momentum=0.9, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"
     )
     generator = torch.Generator().manual_seed(1)
     for _ in range(3):
-        gradients = [torch.randn(parameter.shape, generator=generator) for parameter in parameters()]
+        gradients = [
+            torch.randn(parameter.shape, generator=generator) for parameter in parameters()
+        ]
         flat = [m for gradient in gradients[:4] for m in gradient.reshape(-1, *gradient.shape[-2:])]
         for single, gradient in zip(singles, flat, strict=True):
             single.grad = gradient
@@ -157,7 +161,9 @@ def test_steps_of_an_orthogonalisation_are_those_of_torchs_muon(num_steps):
 
 def test_the_size_of_a_gradient_does_not_matter():
     matrices = parameters()[3].detach()
-    torch.testing.assert_close(orthogonalized(1e-6 * matrices), orthogonalized(matrices), rtol=0.0, atol=0.02)
+    torch.testing.assert_close(
+        orthogonalized(1e-6 * matrices), orthogonalized(matrices), rtol=0.0, atol=0.02
+    )
 
 
 def test_betas_and_fused_are_those_of_adamw():

@@ -1,4 +1,6 @@
-"""The state of an optimizer is restored to the parameters that it belongs to, or refused by name."""
+"""The state of an optimizer is restored to the parameters that it belongs to, or refused by
+name.
+"""
 
 import copy
 
@@ -106,7 +108,9 @@ def test_roles_that_lead_to_the_same_optimizer_may_change():
 
 def test_a_state_without_names_is_refused_by_sizes_and_shapes():
     state = of_earlier_version(state_of(muon(network(ROLES, size=6))))
-    both = refusal(muon(network({"first": "hidden", "second": "hidden"}, size=6)).load_state_dict, state)
+    both = refusal(
+        muon(network({"first": "hidden", "second": "hidden"}, size=6)).load_state_dict, state
+    )
     assert "2 of Muon" in both
     assert "3 of Muon" in both
     swapped = {"first": "table", "second": "hidden"}
@@ -130,7 +134,9 @@ class Loss(nn.Module):
             self.add_module(name, nn.Linear(3, size, bias=False))
 
     def forward(self, batch):
-        return TensorDict({"loss_a": sum(layer(batch["x"]).square().mean() for layer in self.children())})
+        return TensorDict(
+            {"loss_a": sum(layer(batch["x"]).square().mean() for layer in self.children())}
+        )
 
 
 def learner(*names, size=3):

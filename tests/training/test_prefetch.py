@@ -1,4 +1,6 @@
-"""Batches that are fetched in advance: in the order in which they are drawn otherwise, one at a time."""
+"""Batches that are fetched in advance: in the order in which they are drawn otherwise, one at a
+time.
+"""
 
 import pytest
 import torch
@@ -62,7 +64,9 @@ def test_batches_come_on_the_device_asked_for(sample):
 @pytest.mark.parametrize("transfer", [None, lambda batch: lambda: batch.to("meta")])
 def test_a_batch_comes_with_the_number_of_its_segments(transfer):
     starts, real = torch.zeros(2, 3, 6, 1, dtype=torch.bool)
-    starts[0, 2] = starts[1, 0] = starts[2, 3] = True  # beside the first column; the last lies in padding
+    starts[0, 2] = starts[1, 0] = starts[2, 3] = (
+        True  # beside the first column; the last lies in padding
+    )
     real[0], real[1, :4], real[2, 0] = True, True, True
     batch = TensorDict({"is_init": starts, "mask": real}, [3, 6])
     batches = Prefetcher(lambda: batch, "meta", transfer=transfer)

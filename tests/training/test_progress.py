@@ -38,7 +38,9 @@ def test_metrics_are_averaged_over_updates_as_one_by_one_to_the_last_bit():
     progress = Progress()
     progress.unlogged.extend(made)
     means = progress.take_means()
-    assert means == {name: float(torch.stack([m[name].mean() for m in made]).mean()) for name in made[0]}
+    assert means == {
+        name: float(torch.stack([m[name].mean() for m in made]).mean()) for name in made[0]
+    }
     assert (list(means), progress.unlogged) == (list(made[0]), [])
     assert progress.take_means() == {}
 

@@ -1,4 +1,6 @@
-"""Recorded updates: nothing in them is read back or baked in, few are kept, and they train as ordinary ones do."""
+"""Recorded updates: nothing in them is read back or baked in, few are kept, and they train as
+ordinary ones do.
+"""
 
 import copy
 from contextlib import nullcontext
@@ -14,10 +16,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from yamame import conf_dir
-from yamame.capturing import capturing, recording
 from yamame.checks import UsageError
+from yamame.execution.capturing import capturing, recording
+from yamame.execution.recorder import Compiled
 from yamame.files.checkpoint import Checkpointer
-from yamame.recorder import Compiled
 from yamame.replay import Relabel, SequencePacking, pack
 from yamame.runs.build import build_agent, build_env, build_learner
 from yamame.training.guard import NonFiniteGuard
@@ -56,7 +58,9 @@ def configured(*overrides):
 
 
 def sequences(cfg, seed, *, counted=False, packing=None):
-    """A relabelled and packed batch, in which memories begin inside sequences; the same shape for every seed."""
+    """A relabelled and packed batch, in which memories begin inside sequences; the same shape for
+    every seed.
+    """
     torch.manual_seed(seed)
     rollout = build_env(cfg, num_envs=5, seed=seed).rollout(30, break_when_any_done=False)
     batch = pack(rollout, split=False)
@@ -81,8 +85,12 @@ def learner_of(cfg, *, device="cpu"):
 
 
 def one_hot(index, num_classes):
-    """`torch.nn.functional.one_hot` as it is on a GPU, where the host does not look at the classes."""
-    return torch.zeros(*index.shape, num_classes, dtype=torch.int64).scatter_(-1, index.unsqueeze(-1), 1)
+    """`torch.nn.functional.one_hot` as it is on a GPU, where the host does not look at the
+    classes.
+    """
+    return torch.zeros(*index.shape, num_classes, dtype=torch.int64).scatter_(
+        -1, index.unsqueeze(-1), 1
+    )
 
 
 class OnlyOn(TorchDispatchMode):
@@ -94,9 +102,13 @@ class OnlyOn(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        tensors = [value for value in tree_leaves((args, kwargs, out)) if isinstance(value, torch.Tensor)]
+        tensors = [
+            value for value in tree_leaves((args, kwargs, out)) if isinstance(value, torch.Tensor)
+        ]
         if any(value.device.type != self.device for value in tensors):
-            raise AssertionError(f"{func} in what is recorded has a tensor that is not on {self.device}")
+            raise AssertionError(
+                f"{func} in what is recorded has a tensor that is not on {self.device}"
+            )
         return out
 
 
@@ -111,15 +123,21 @@ class OnlyOn(TorchDispatchMode):
         ("continuous", 8, "encoder.sigma_reparam=true"),
     ],
 )
-def test_a_recorded_update_reads_nothing_back(monkeypatch, nothing_read_back, actions, queries, setting):
+def test_a_recorded_update_reads_nothing_back(
+    monkeypatch, nothing_read_back, actions, queries, setting
+):
     if queries < 64:  # attention in blocks, computed again in the backward pass
         monkeypatch.setattr(attention, "_FEWEST_QUERIES", queries)
         monkeypatch.setattr(attention, "_LARGEST_MASK", 0)
-    check_that_nothing_is_read_back(monkeypatch, nothing_read_back, configured(*ACTIONS[actions], setting))
+    check_that_nothing_is_read_back(
+        monkeypatch, nothing_read_back, configured(*ACTIONS[actions], setting)
+    )
 
 
 @pytest.mark.parametrize("choice", ["encoder=lstm", "agent=separate"])
-def test_a_recorded_update_of_a_recurrent_encoder_reads_nothing_back(monkeypatch, nothing_read_back, choice):
+def test_a_recorded_update_of_a_recurrent_encoder_reads_nothing_back(
+    monkeypatch, nothing_read_back, choice
+):
     check_that_nothing_is_read_back(monkeypatch, nothing_read_back, configured(choice))
 
 
@@ -132,7 +150,11 @@ def check_that_nothing_is_read_back(monkeypatch, nothing_read_back, cfg):
         learner._step(learner._gradients(batch)["grad_norm"])
     with pytest.raises(AssertionError, match="in what is recorded"), nothing_read_back():
         learner._gradients(batch)  # checks arguments
-    with recording(), pytest.raises(AssertionError, match="in what is recorded"), nothing_read_back():
+    with (
+        recording(),
+        pytest.raises(AssertionError, match="in what is recorded"),
+        nothing_read_back(),
+    ):
         learner.update(batch)  # the guard looks at the loss
 
 
@@ -200,18 +222,25 @@ def test_off_the_cpu_an_ordinary_update_reads_nothing_back_before_the_guard_does
     metrics = learner._gradients(batch)
     with pytest.raises(RuntimeError, match="meta"):
         learner.guard.accepts({"loss": metrics["loss"]})
-    if not any(name in " ".join(overrides) for name in ("linear_recurrent", "memoryless", "=window")):
+    if not any(
+        name in " ".join(overrides) for name in ("linear_recurrent", "memoryless", "=window")
+    ):
         with pytest.raises(RuntimeError, match="meta"):
             learner._gradients(batch.exclude("num_segments"))
 
 
 def gradients(learner, batch):
     loss = learner._gradients(batch)["loss"]
-    return [loss, *(p.grad for p in learner.optimizer.param_groups[0]["params"] if p.grad is not None)]
+    return [
+        loss,
+        *(p.grad for p in learner.optimizer.param_groups[0]["params"] if p.grad is not None),
+    ]
 
 
 @pytest.mark.parametrize("actions", ACTIONS)
-def test_a_recorded_update_repeats_on_another_batch_what_an_ordinary_one_computes(monkeypatch, actions):
+def test_a_recorded_update_repeats_on_another_batch_what_an_ordinary_one_computes(
+    monkeypatch, actions
+):
     cfg = configured(*ACTIONS[actions])
     learner, one, other = learner_of(cfg), sequences(cfg, 0), sequences(cfg, 1)
     learner.update(one)
@@ -253,7 +282,8 @@ def test_the_branches_taken_while_recording_give_the_same_numbers(monkeypatch):
         torch.manual_seed(7)
         with recording() if len(found) < 2 else nullcontext():
             found.append([value.clone() for value in gradients(learner, batch)])
-    # Attention with a mask, with one for a few queries at a time, and causal without any: sums in another order.
+    # Attention with a mask, with one for a few queries at a time, and causal without any: sums in
+    # another order.
     torch.testing.assert_close(found[0], found[2], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found[1], found[2], rtol=1e-4, atol=1e-5)
 
@@ -265,7 +295,9 @@ def state_of(network):
 
 
 class Rerun:
-    """Records on a CPU: a replay calls the function again, and leaves its results where the first call did."""
+    """Records on a CPU: a replay calls the function again, and leaves its results where the first
+    call did.
+    """
 
     def __init__(self, *state):
         self.state, self.warmed, self.records, self.replays = state, 0, [], 0
@@ -278,7 +310,9 @@ class Rerun:
 
     def record(self, function, *, reads=()):
         assert capturing()
-        tensors = [value for part in self.state for value in tree_leaves(part()) if torch.is_tensor(value)]
+        tensors = [
+            value for part in self.state for value in tree_leaves(part()) if torch.is_tensor(value)
+        ]
         before, rng = [value.detach().clone() for value in tensors], torch.get_rng_state()
         results = function()
         with torch.no_grad():
@@ -297,7 +331,10 @@ class Rerun:
 
 def graphed(learner, **options):
     """The learner, recording without a GPU."""
-    state = (learner.loss.state_dict, lambda: [list(s.values()) for s in learner.optimizer.state.values()])
+    state = (
+        learner.loss.state_dict,
+        lambda: [list(s.values()) for s in learner.optimizer.state.values()],
+    )
     recorder = Rerun(*state)
     parts = {"loss": learner.loss, "optimizer": learner.optimizer, "recorder": recorder}
     learner._recorded = RecordedUpdates(learner._gradients, learner._step, **parts, **options)
@@ -339,8 +376,12 @@ def test_recorded_and_ordinary_updates_train_alike(actions):
             seen.append([float(made.get(key, 0.0)) for key in ("loss", "grad_norm")])
     assert (recorder.warmed, len(recorder.records)) == (4, 4)
     # A learning rate that is a tensor has the precision of the weights.
-    torch.testing.assert_close(parameters(learners[1]), parameters(learners[0]), rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(torch.tensor(metrics[1]), torch.tensor(metrics[0]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        parameters(learners[1]), parameters(learners[0]), rtol=1e-4, atol=1e-6
+    )
+    torch.testing.assert_close(
+        torch.tensor(metrics[1]), torch.tensor(metrics[0]), rtol=1e-4, atol=1e-5
+    )
     assert (parameters(learners[0]) - start).abs().max() > 1e-3
 
 
@@ -359,8 +400,12 @@ def test_padded_batches_train_alike_whether_they_are_recorded_or_not(choice):
         torch.manual_seed(3)
         seen.extend(float(learner.update(batches[step % 3])["loss"]) for step in range(6))
     assert recorder.replays == 2 * 5
-    torch.testing.assert_close(parameters(learners[1]), parameters(learners[0]), rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(torch.tensor(losses[1]), torch.tensor(losses[0]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        parameters(learners[1]), parameters(learners[0]), rtol=1e-4, atol=1e-6
+    )
+    torch.testing.assert_close(
+        torch.tensor(losses[1]), torch.tensor(losses[0]), rtol=1e-4, atol=1e-5
+    )
     assert (parameters(learners[0]) - start).abs().max() > 1e-3
     # What the host says is believed: as if no memory began inside of a sequence.
     batch, terms = batches[0].copy().set_non_tensor("num_segments", 4), []
@@ -380,11 +425,17 @@ COMPILED = {
     "divided": ([], {}),
     "not counted": ([], {"counted": False}),
     "undivided": (["env=wind", "agent/returns=binned", "encoder.dropout=0"], {"whole": True}),
-    "window": (["env=wind", "encoder.window=8", "encoder.positions=rotary", "agent/returns=binned"], {}),
+    "window": (
+        ["env=wind", "encoder.window=8", "encoder.positions=rotary", "agent/returns=binned"],
+        {},
+    ),
     "linear": (["agent=amago2", "encoder=linear_recurrent"], {}),
     "last timesteps": (["agent=bc", "encoder=window"], {}),
     "memoryless": (["agent=naive", "encoder=memoryless"], {}),
-    "sigma": (["encoder.sigma_reparam=true", "encoder.positions=learned", "encoder.num_positions=40"], {}),
+    "sigma": (
+        ["encoder.sigma_reparam=true", "encoder.positions=learned", "encoder.num_positions=40"],
+        {},
+    ),
     "gru": (["encoder=gru"], {}),
     "separate": (["agent=separate"], {}),
     "separate transformers": (["agent=separate", "encoder=transformer"], {}),
@@ -396,7 +447,8 @@ OFTEN = ("divided", "undivided")
 # Of torch's own code while it compiles a function that says how it is differentiated.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize(
-    "case", [case if case in OFTEN else pytest.param(case, marks=pytest.mark.slow) for case in COMPILED]
+    "case",
+    [case if case in OFTEN else pytest.param(case, marks=pytest.mark.slow) for case in COMPILED],
 )
 def test_the_loss_compiles_as_one_graph_with_the_same_terms_and_gradients(case):
     (overrides, options), graphs = COMPILED[case], []
@@ -421,7 +473,8 @@ def test_the_loss_compiles_as_one_graph_with_the_same_terms_and_gradients(case):
             torch.manual_seed(7)
             learner._compute = function
             found.append([value.clone() for value in gradients(learner, batch)])
-        # Where the number of segments is not known, what is compiled makes a mask: sums in another order.
+        # Where the number of segments is not known, what is compiled makes a mask: sums in another
+        # order.
         torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
         assert len(graphs) == 1
     assert len(found[0]) > 20
@@ -496,7 +549,11 @@ def test_what_is_done_meanwhile_comes_while_the_recorded_loss_is_computed():
     recorder = graphed(learner, warmup=1)
     for _ in range(3):
         learner.update(of_size(2), meanwhile=lambda: seen.append(recorder.replays))
-    assert seen == [0, 1, 3]  # of two replays each, one up to the gradients and one that moves the weights
+    assert seen == [
+        0,
+        1,
+        3,
+    ]  # of two replays each, one up to the gradients and one that moves the weights
 
 
 def test_updates_that_are_not_made_are_no_warm_up_and_move_nothing():
@@ -509,7 +566,10 @@ def test_updates_that_are_not_made_are_no_warm_up_and_move_nothing():
     moved, rate = learner.loss.weight.item(), learner.optimizer.param_groups[0]["lr"].item()
     assert learner.update(of_size(2, torch.nan)) == {}
     assert len(recorder.records) == 2
-    assert (learner.loss.weight.item(), learner.optimizer.param_groups[0]["lr"].item()) == (moved, rate)
+    assert (learner.loss.weight.item(), learner.optimizer.param_groups[0]["lr"].item()) == (
+        moved,
+        rate,
+    )
     assert moved < 1.0
 
 
@@ -520,7 +580,10 @@ def test_the_one_unused_for_longest_gives_way_and_begins_anew():
     def make(size, *, warmed, recorded):
         before = recorder.warmed, len(recorder.records)
         learner.update(of_size(size))
-        assert (recorder.warmed - before[0], (len(recorder.records) - before[1]) // 2) == (warmed, recorded)
+        assert (recorder.warmed - before[0], (len(recorder.records) - before[1]) // 2) == (
+            warmed,
+            recorded,
+        )
 
     for size in (1, 2):
         make(size, warmed=1, recorded=0)
@@ -587,12 +650,16 @@ def test_without_a_gpu_recording_is_refused():
 
 def test_what_cannot_be_recorded_is_refused():
     learner = learner_of(configured("encoder.checkpoint_layers=true"))
-    with pytest.raises(ValueError, match="cuda_graph must be false with checkpoint_layers, got true"):
+    with pytest.raises(
+        ValueError, match="cuda_graph must be false with checkpoint_layers, got true"
+    ):
         refuse_obstacles("cuda_graph", learner.loss, learner.optimizer)
     learner = learner_of(configured())
     refuse_obstacles("cuda_graph", learner.loss, learner.optimizer)
     with pytest.raises(ValueError, match="cuda_graph must be false with SGD, got true"):
-        refuse_obstacles("cuda_graph", learner.loss, torch.optim.SGD(learner.loss.parameters(), lr=0.1))
+        refuse_obstacles(
+            "cuda_graph", learner.loss, torch.optim.SGD(learner.loss.parameters(), lr=0.1)
+        )
 
 
 @pytest.mark.parametrize(
@@ -617,7 +684,9 @@ def test_other_updates_are_compiled():
 
 @pytest.fixture
 def record(monkeypatch, tape):
-    """Lets a learner record as on a GPU, where no line of its code runs in a replay; returns the recorder."""
+    """Lets a learner record as on a GPU, where no line of its code runs in a replay; returns the
+    recorder.
+    """
     monkeypatch.setattr(nn.functional, "one_hot", one_hot)
     # An optimizer tells the profiler when it begins, which is nothing that a tape can repeat.
     monkeypatch.setattr(torch.autograd.profiler, "record_function", lambda *_: nullcontext())
@@ -636,7 +705,11 @@ def record(monkeypatch, tape):
 MUON = ("optimizer=muon", "optimizer.smallest=8")
 DECLARED = {
     "transformer": [],
-    "sigma": ["encoder.sigma_reparam=true", "encoder.positions=rotary", "schedule.average_decay=0.9"],
+    "sigma": [
+        "encoder.sigma_reparam=true",
+        "encoder.positions=rotary",
+        "schedule.average_decay=0.9",
+    ],
     "learned positions": ["encoder.positions=learned", "encoder.num_positions=40"],
     "window": ["encoder.window=8", "encoder.sinks=1"],
     "gru": ["encoder=gru"],
@@ -656,11 +729,15 @@ QUICK = ("sigma", "wind")
 
 
 @pytest.mark.parametrize(
-    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in DECLARED]
+    "case",
+    [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in DECLARED],
 )
 def test_replays_train_as_ordinary_updates_and_read_what_is_declared(record, case):
     cfg, recorder, losses = configured(*DECLARED[case]), None, ([], [])
-    batches, learners = [sequences(cfg, seed) for seed in (0, 1)], (learner_of(cfg), learner_of(cfg))
+    batches, learners = (
+        [sequences(cfg, seed) for seed in (0, 1)],
+        (learner_of(cfg), learner_of(cfg)),
+    )
     for learner, seen in zip(learners, losses, strict=True):
         started = [value.data_ptr() for value in state_of(learner.loss)]
         for step in range(8):
@@ -670,8 +747,11 @@ def test_replays_train_as_ordinary_updates_and_read_what_is_declared(record, cas
             seen.append(float(learner.update(batches[step % 2])["loss"]))
     assert (recorder.warmed, recorder.records, recorder.replays) == (4, 4, 12)
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(parameters(learners[1]), parameters(learners[0]), rtol=1e-3, atol=1e-5)
-    # What is recorded later, with other weights and another learning rate, bakes in the same numbers.
+    torch.testing.assert_close(
+        parameters(learners[1]), parameters(learners[0]), rtol=1e-3, atol=1e-5
+    )
+    # What is recorded later, with other weights and another learning rate, bakes in the same
+    # numbers.
     assert recorder.numbers[2:] == recorder.numbers[:2]
     memory = [value.data_ptr() for value in state_of(learner.loss)]
     learner.restore(learner.statistics())
@@ -770,6 +850,7 @@ def test_on_a_gpu_recorded_and_ordinary_updates_train_alike(actions, autocast):
         losses.append(torch.stack([metrics["loss"] for metrics in made]))
         ends.append(parameters(learner))
     assert len(learner._recorded._recorded) == 2
-    # The same kernels on the same draws; a gradient that is all rounding moves a weight nevertheless, by any sign.
+    # The same kernels on the same draws; a gradient that is all rounding moves a weight
+    # nevertheless, by any sign.
     assert (ends[1] - ends[0]).norm() < 0.01 * (ends[0] - start).norm()
     torch.testing.assert_close(losses[1], losses[0], rtol=0.01, atol=0.01)

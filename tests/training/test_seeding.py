@@ -45,7 +45,9 @@ def test_the_state_of_a_device_that_is_missing_is_left_out(device, monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     seed_everything(1)
     state = GlobalRNGState().state_dict()
-    state[device] = torch.zeros(16, dtype=torch.uint8) if device == "torch_mps" else [torch.zeros(16)]
+    state[device] = (
+        torch.zeros(16, dtype=torch.uint8) if device == "torch_mps" else [torch.zeros(16)]
+    )
     expected, refused = draw(), False
     try:
         GlobalRNGState().load_state_dict(state)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from yamame.capturing import recording
+from yamame.execution.capturing import recording
 from yamame.trajectory import attention
 from yamame.trajectory.attention import dot_product, sequence_attention, visibility
 
@@ -61,7 +61,9 @@ def test_where_the_number_of_segments_is_known_nothing_is_read_back_and_no_mask_
         expected = sequence_attention(starts, window=None, sinks=0)(q, k, v)
         masks.clear()
         with recording(), nothing_read_back():
-            found = sequence_attention(starts, window=None, sinks=0, num_segments=2 + inner)(q, k, v)
+            found = sequence_attention(starts, window=None, sinks=0, num_segments=2 + inner)(
+                q, k, v
+            )
         assert torch.allclose(found, expected, atol=1e-6)
         assert (masks[0] is None) == (not inner)
     with recording():  # what is not known may be so
@@ -83,7 +85,9 @@ def test_attention_is_the_formula(inner_start: bool) -> None:
         for i in range(5):
             first = 3 if inner_start and b == 1 and i >= 3 else 0
             for h in range(4):
-                scores = torch.stack([q[b, h, i] @ k[b, h, j] / math.sqrt(3) for j in range(first, i + 1)])
+                scores = torch.stack(
+                    [q[b, h, i] @ k[b, h, j] / math.sqrt(3) for j in range(first, i + 1)]
+                )
                 expected = scores.softmax(0) @ v[b, h, first : i + 1]
                 assert torch.allclose(found[b, h, i], expected, atol=1e-6)
 

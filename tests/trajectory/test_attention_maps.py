@@ -45,11 +45,15 @@ def test_maps_applied_to_the_values_give_the_output_of_every_layers_attention(ki
         layer.out.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     with set_recurrent_mode(True), torch.no_grad():
         encoder(sequence.clone())
-    for layer, weights, qkv, joined in zip(encoder.layers, maps, seen[::2], seen[1::2], strict=True):
+    for layer, weights, qkv, joined in zip(
+        encoder.layers, maps, seen[::2], seen[1::2], strict=True
+    ):
         values = qkv.unflatten(-1, (3, 4, -1))[:, :, 2].transpose(1, 2)
         scale = 1.0 if layer.head_scale is None else layer.head_scale.detach()
         # two orders of the same float32 sums
-        assert torch.allclose((scale * (weights @ values)).transpose(1, 2).flatten(-2), joined, atol=1e-5)
+        assert torch.allclose(
+            (scale * (weights @ values)).transpose(1, 2).flatten(-2), joined, atol=1e-5
+        )
         wrong = (scale * (weights.flip(1) @ values)).transpose(1, 2).flatten(-2)
         assert not torch.allclose(wrong, joined, atol=1e-3)
 

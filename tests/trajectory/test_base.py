@@ -1,4 +1,6 @@
-"""What every trajectory encoder has from its base: keys, modes, starts and the life of the acting memory."""
+"""What every trajectory encoder has from its base: keys, modes, starts and the life of the acting
+memory.
+"""
 
 import copy
 import pickle
@@ -58,7 +60,9 @@ class CountingEnv(EnvBase):
 
     def _step(self, tensordict):
         flag = torch.zeros(4, 1, dtype=torch.bool)
-        return TensorDict({"count": torch.ones(4, 1), "reward": torch.zeros(4, 1), "done": flag}, [4])
+        return TensorDict(
+            {"count": torch.ones(4, 1), "reward": torch.zeros(4, 1), "done": flag}, [4]
+        )
 
     def _set_seed(self, seed):
         return seed
@@ -142,7 +146,9 @@ def test_missing_step_index_counts_from_the_last_start_in_both_modes() -> None:
 
 @every
 def test_a_step_without_is_init_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=r"Encoder: a step must have key 'is_init' .* got \['features'"):
+    with pytest.raises(
+        ValueError, match=r"Encoder: a step must have key 'is_init' .* got \['features'"
+    ):
         MAKE[name]()(rows(2, start=True).exclude("is_init"))
 
 
@@ -214,7 +220,9 @@ def test_another_number_of_envs_is_refused_unless_all_of_them_start(name: str) -
 
 
 @every
-@pytest.mark.parametrize(("num_x", "num_envs", "num_starts"), [(1, 5, 1), (3, 5, 5), (5, 1, 5), (5, 5, 1)])
+@pytest.mark.parametrize(
+    ("num_x", "num_envs", "num_starts"), [(1, 5, 1), (3, 5, 5), (5, 1, 5), (5, 5, 1)]
+)
 def test_a_step_is_of_as_many_envs_as_its_memory(
     name: str, num_x: int, num_envs: int, num_starts: int
 ) -> None:
@@ -246,7 +254,9 @@ def test_a_reserved_memory_has_room_for_as_many_steps_as_were_asked_for(name: st
     memory, shapes = encoder.memory, {key: value.shape for key, value in encoder.memory.items()}
     for step in range(3, 153):
         seen = rows(2, start=False, step=step, seed=step)
-        found, memory = encoder.step(seen["features"], memory, ~starts, seen["step_index"].flatten())
+        found, memory = encoder.step(
+            seen["features"], memory, ~starts, seen["step_index"].flatten()
+        )
         torch.testing.assert_close(found, context(ordinary, seen))
     assert {key: value.shape for key, value in memory.items()} == shapes
     encoder.memory = memory
@@ -275,7 +285,9 @@ class MeanOfAll(TrajectoryEncoder):
         self.check_step(x, memory, is_init)
         count = memory["count"].masked_fill(is_init, 0)
         place = torch.arange(memory["seen"].shape[1])
-        seen = torch.where((place == count.unsqueeze(1)).unsqueeze(-1), x.unsqueeze(1), memory["seen"])
+        seen = torch.where(
+            (place == count.unsqueeze(1)).unsqueeze(-1), x.unsqueeze(1), memory["seen"]
+        )
         real = place <= count.unsqueeze(1)
         mean = (seen * real.unsqueeze(-1)).sum(1) / (count + 1).unsqueeze(1)
         return mean, TensorDict({"seen": seen, "count": count + 1}, memory.batch_size)
@@ -357,9 +369,13 @@ def test_a_fixed_memory_may_live_in_the_tensordict_of_a_rollout(name: str) -> No
 
 
 def test_a_memory_that_grows_stays_out_of_the_tensordict_and_a_primer_needs_a_key() -> None:
-    with pytest.raises(ValueError, match=r"TransformerEncoder: keys.memory must be None: .*, got 'state'"):
+    with pytest.raises(
+        ValueError, match=r"TransformerEncoder: keys.memory must be None: .*, got 'state'"
+    ):
         MAKE["transformer"](keys=TrajectoryKeys(memory="state"))
-    with pytest.raises(ValueError, match=r"GRUEncoder: keys.memory must be set for a primer, got None"):
+    with pytest.raises(
+        ValueError, match=r"GRUEncoder: keys.memory must be set for a primer, got None"
+    ):
         MAKE["gru"]().make_tensordict_primer()
 
 
@@ -371,9 +387,14 @@ class OnlySteps(GRUEncoder):
 
 def test_an_encoder_that_only_steps_is_trained_through_its_steps() -> None:
     torch.manual_seed(0)
-    fast, slow = GRUEncoder(3, hidden_size=8, out_features=8), OnlySteps(3, hidden_size=8, out_features=8)
+    fast, slow = (
+        GRUEncoder(3, hidden_size=8, out_features=8),
+        OnlySteps(3, hidden_size=8, out_features=8),
+    )
     slow.load_state_dict(fast.state_dict())
-    td = TensorDict({"features": torch.randn(4, 12, 3), "is_init": torch.rand(4, 12, 1) < 0.2}, [4, 12])
+    td = TensorDict(
+        {"features": torch.randn(4, 12, 3), "is_init": torch.rand(4, 12, 1) < 0.2}, [4, 12]
+    )
     gradients = []
     for encoder in (fast, slow):
         with set_recurrent_mode(True):
@@ -384,14 +405,18 @@ def test_an_encoder_that_only_steps_is_trained_through_its_steps() -> None:
 
 
 @remembering
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])
+@pytest.mark.parametrize(
+    "duplicate", [copy.copy, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))]
+)
 def test_copies_start_empty_and_leave_the_original_its_memory(name: str, duplicate) -> None:
     encoder = MAKE[name]().eval()
     encoder(rows(2, start=True))
     twin = duplicate(encoder)
     assert twin.memory is None
     assert encoder.memory.batch_size == (2,)
-    assert all(torch.equal(value, twin.state_dict()[key]) for key, value in encoder.state_dict().items())
+    assert all(
+        torch.equal(value, twin.state_dict()[key]) for key, value in encoder.state_dict().items()
+    )
 
 
 @remembering
@@ -479,7 +504,9 @@ def test_a_loss_module_gets_the_parallel_pass_by_itself(name: str) -> None:
     out = loss(td)
     assert torch.allclose(out["context"], expected, atol=1e-6)
     out["loss"].backward()
-    gradients = [value.grad for value in loss.encoder_params.values(True, True) if value.requires_grad]
+    gradients = [
+        value.grad for value in loss.encoder_params.values(True, True) if value.requires_grad
+    ]
     assert gradients
     assert all(gradient is not None for gradient in gradients)
 
@@ -488,7 +515,9 @@ def test_a_loss_module_gets_the_parallel_pass_by_itself(name: str) -> None:
 def test_reduced_precision_does_not_change_much(name: str) -> None:
     torch.manual_seed(0)
     encoder = MAKE[name]().eval()
-    td = TensorDict({"features": torch.randn(2, 40, 3), "is_init": torch.zeros(2, 40, 1).bool()}, [2, 40])
+    td = TensorDict(
+        {"features": torch.randn(2, 40, 3), "is_init": torch.zeros(2, 40, 1).bool()}, [2, 40]
+    )
     exact = sequence(encoder, td)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         parallel = sequence(encoder, td)
@@ -508,7 +537,9 @@ def test_a_whole_encoder_in_bfloat16_runs_in_both_modes(name: str) -> None:
     td = TensorDict({"features": torch.randn(2, 6, 3).bfloat16()}, [2, 6])
     assert sequence(encoder, td).dtype == torch.bfloat16
     step = rows(2, start=True)
-    assert context(encoder, step.set("features", step["features"].bfloat16())).dtype == torch.bfloat16
+    assert (
+        context(encoder, step.set("features", step["features"].bfloat16())).dtype == torch.bfloat16
+    )
 
 
 @pytest.mark.parametrize(("argument", "value"), [("in_features", 0), ("out_features", -1)])

@@ -1,4 +1,6 @@
-"""`torch.compile(fullgraph=True)` and `torch.export` take both passes of every encoder, with starts inside."""
+"""`torch.compile(fullgraph=True)` and `torch.export` take both passes of every encoder, with starts
+inside.
+"""
 
 import pytest
 import torch
@@ -99,7 +101,10 @@ def test_a_step_compiles_and_exports_whole(name):
     def memory():
         return dict(encoder.init_memory(2, capacity=8).items())
 
-    functions = (compiled(Step(encoder), "eager"), exported(Step(encoder), x[:, 0], memory(), is_init[:, 0]))
+    functions = (
+        compiled(Step(encoder), "eager"),
+        exported(Step(encoder), x[:, 0], memory(), is_init[:, 0]),
+    )
     for function in functions:
         state, contexts = memory(), []
         for t in range(5):
@@ -114,7 +119,10 @@ def test_the_parallel_pass_compiles_whole_and_is_trained_like_an_ordinary_one(na
     others = is_init.logical_not()
     others[:, 0] = True
     contexts, gradients = [], []
-    for function in (encoder.parallel, compiled(Parallel(encoder), "aot_eager_default_partitioner")):
+    for function in (
+        encoder.parallel,
+        compiled(Parallel(encoder), "aot_eager_default_partitioner"),
+    ):
         encoder.zero_grad()
         contexts.append(function(x, step_index, is_init))
         contexts[-1].pow(3).sum().backward()

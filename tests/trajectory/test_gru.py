@@ -1,4 +1,6 @@
-"""The GRU encoder: the reference's size, starts inside sequences against a plain loop, and what it begins with."""
+"""The GRU encoder: the reference's size, starts inside sequences against a plain loop, and what it
+begins with.
+"""
 
 import itertools
 
@@ -15,7 +17,10 @@ def step(encoder, x, is_init, step_index=None):
 
 
 def test_the_number_of_parameters_is_that_of_the_reference() -> None:
-    assert sum(p.numel() for p in GRUEncoder(256, hidden_size=256, out_features=256).parameters()) == 855_808
+    assert (
+        sum(p.numel() for p in GRUEncoder(256, hidden_size=256, out_features=256).parameters())
+        == 855_808
+    )
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.1, 0.6, 1.0])
@@ -43,7 +48,9 @@ def test_gradients_through_segments_agree_with_a_loop_over_them() -> None:
     starts = torch.tensor([[1, 0, 0, 1, 0, 0], [1, 1, 0, 0, 0, 1]]).bool()
     x = torch.randn(2, 6, 3, requires_grad=True)
     weights = torch.randn(2, 6, 4)
-    found = torch.autograd.grad((encoder.parallel(x, x[..., 0].long(), starts) * weights).sum(), x)[0]
+    found = torch.autograd.grad((encoder.parallel(x, x[..., 0].long(), starts) * weights).sum(), x)[
+        0
+    ]
     parts = []
     for b, bounds in enumerate(([0, 3, 6], [0, 1, 5, 6])):
         for begin, end in itertools.pairwise(bounds):
@@ -124,7 +131,10 @@ def test_on_a_gpu_recurrent_layers_compute_in_float32_under_autocast(kind, monke
         return results[-1]
 
     monkeypatch.setattr(kind, "function", staticmethod(noted))
-    x, starts = torch.randn(4, 20, 3, device="cuda"), torch.zeros(4, 20, dtype=torch.bool, device="cuda")
+    x, starts = (
+        torch.randn(4, 20, 3, device="cuda"),
+        torch.zeros(4, 20, dtype=torch.bool, device="cuda"),
+    )
     starts[:, 0] = True
     with torch.autocast("cuda", torch.bfloat16):
         encoder.parallel(x, segment_positions(starts), starts)

@@ -35,7 +35,9 @@ def test_every_env_attends_to_its_own_last_timesteps(capacity: int | None, sinks
     histories = [[[] for _ in range(num_envs)] for _ in range(layers)]
     for t in range(50):
         is_init = (torch.rand(num_envs) < 0.07) | (t == 0)
-        now = CacheStep(grow_cache(cache, capacity=capacity)[0], is_init, capacity=capacity, sinks=sinks)
+        now = CacheStep(
+            grow_cache(cache, capacity=capacity)[0], is_init, capacity=capacity, sinks=sinks
+        )
         for layer in range(layers):
             q, k, v = torch.randn(3, num_envs, heads, 1, size)
             output = now.attention(layer)(q, k, v)
@@ -75,7 +77,13 @@ def test_the_first_cache_may_have_any_room() -> None:
 def test_many_envs_remember_what_few_envs_do(window, context_length) -> None:
     torch.manual_seed(0)
     encoder = TransformerEncoder(
-        3, d_model=8, num_heads=2, num_layers=2, context_length=context_length, window=window, sinks=1
+        3,
+        d_model=8,
+        num_heads=2,
+        num_layers=2,
+        context_length=context_length,
+        window=window,
+        sinks=1,
     ).eval()
     few = [copy.deepcopy(encoder) for _ in range(3)]
     for t in range(60):
@@ -98,4 +106,6 @@ def test_nan_left_behind_by_an_episode_never_reaches_the_next(window: int | None
         assert step(broken, torch.full((2, 3), torch.nan), go_on if t else start).isnan().all()
     for t in range(12):
         x = torch.randn(2, 3)
-        assert torch.equal(step(broken, x, go_on if t else start), step(clean, x, go_on if t else start))
+        assert torch.equal(
+            step(broken, x, go_on if t else start), step(clean, x, go_on if t else start)
+        )

@@ -1,4 +1,6 @@
-"""The gated linear recurrence: its formula, long sequences, its first time constants and its memory."""
+"""The gated linear recurrence: its formula, long sequences, its first time constants and its
+memory.
+"""
 
 import pytest
 import torch
@@ -83,7 +85,9 @@ def test_memory_has_the_same_size_at_any_length_and_single_precision_at_least() 
 
 @pytest.mark.parametrize("argument", ["d_model", "num_layers", "ff_factor", "max_time_constant"])
 def test_sizes_must_be_positive(argument: str) -> None:
-    with pytest.raises(ValueError, match=f"LinearRecurrentEncoder: {argument} must be at least 1, got 0"):
+    with pytest.raises(
+        ValueError, match=f"LinearRecurrentEncoder: {argument} must be at least 1, got 0"
+    ):
         LinearRecurrentEncoder(3, **{argument: 0})
 
 

@@ -18,7 +18,9 @@ def test_the_network_is_the_formula() -> None:
     for up, down in zip(encoder.up, encoder.down, strict=True):
         h = h + F.gelu(down(F.gelu(up(h))))
     nothing = torch.zeros(2, 5)
-    assert torch.allclose(encoder.parallel(x, nothing.long(), nothing.bool()), encoder.norm(encoder.out(h)))
+    assert torch.allclose(
+        encoder.parallel(x, nothing.long(), nothing.bool()), encoder.norm(encoder.out(h))
+    )
 
 
 def test_dropout_acts_in_training_only() -> None:
@@ -31,12 +33,18 @@ def test_dropout_acts_in_training_only() -> None:
 
 @pytest.mark.parametrize("argument", ["d_model", "num_layers", "ff_factor"])
 def test_sizes_must_be_positive(argument: str) -> None:
-    with pytest.raises(ValueError, match=f"MemorylessEncoder: {argument} must be at least 1, got 0"):
+    with pytest.raises(
+        ValueError, match=f"MemorylessEncoder: {argument} must be at least 1, got 0"
+    ):
         MemorylessEncoder(3, **{argument: 0})
 
 
 def test_arguments_outside_their_range_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"MemorylessEncoder: dropout must lie in \[0, 1\), got -0.1"):
+    with pytest.raises(
+        ValueError, match=r"MemorylessEncoder: dropout must lie in \[0, 1\), got -0.1"
+    ):
         MemorylessEncoder(3, dropout=-0.1)
-    with pytest.raises(ValueError, match=r"MemorylessEncoder: activation must be one of .*, got 'swish'"):
+    with pytest.raises(
+        ValueError, match=r"MemorylessEncoder: activation must be one of .*, got 'swish'"
+    ):
         MemorylessEncoder(3, activation="swish")

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torchrl.modules import set_recurrent_mode
-from yamame.capturing import recording
+from yamame.execution.capturing import recording
 from yamame.trajectory import TransformerEncoder
 from yamame.trajectory.positions import Sinusoids, rotate
 
@@ -33,9 +33,12 @@ def test_sinusoids_agree_with_the_formula_at_any_index(size: int, captured: bool
             found = Sinusoids(size)(index)
             assert found.shape == (*index.shape, size)
             assert found.dtype == torch.float32
-            # Captured, two products and a sum of numbers that were rounded to float32: some units of 6e-8.
+            # Captured, two products and a sum of numbers that were rounded to float32: some units
+            # of 6e-8.
             expected = by_formula(index, size)
-            torch.testing.assert_close(found.double(), expected, rtol=0, atol=2.5e-7 if captured else 4e-8)
+            torch.testing.assert_close(
+                found.double(), expected, rtol=0, atol=2.5e-7 if captured else 4e-8
+            )
         below = torch.arange(4096)
         assert torch.equal(Sinusoids(size)(below), by_formula(below, size).float())
 
@@ -48,8 +51,14 @@ def test_on_a_cpu_there_is_no_last_index_and_in_a_capture_a_larger_one_is_no_oth
 
 
 def test_a_negative_index_is_no_other_either() -> None:
-    for index in (torch.tensor([-1]), torch.tensor([[-7, 0], [5, -4096]]), torch.tensor([-(10**6), 10**6])):
-        torch.testing.assert_close(Sinusoids(8)(index), by_formula(index, 8).float(), rtol=0, atol=1e-6)
+    for index in (
+        torch.tensor([-1]),
+        torch.tensor([[-7, 0], [5, -4096]]),
+        torch.tensor([-(10**6), 10**6]),
+    ):
+        torch.testing.assert_close(
+            Sinusoids(8)(index), by_formula(index, 8).float(), rtol=0, atol=1e-6
+        )
         with recording(), pytest.raises(IndexError):
             Sinusoids(8)(index)
     counted_from_the_end = Sinusoids(8)(torch.tensor([4095]))
@@ -82,7 +91,9 @@ class Dtypes(TorchDispatchMode):
 @pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
 def test_nothing_is_computed_in_double_precision(positions: str) -> None:
     encoder = TransformerEncoder(3, d_model=8, num_heads=2, num_layers=1, positions=positions)
-    batch = TensorDict({"features": torch.randn(2, 6, 3), "is_init": torch.ones(2, 6, 1).bool()}, [2, 6])
+    batch = TensorDict(
+        {"features": torch.randn(2, 6, 3), "is_init": torch.ones(2, 6, 1).bool()}, [2, 6]
+    )
     with set_recurrent_mode(True), recording(), Dtypes() as parallel:
         encoder(batch.copy())
     with Dtypes() as step:
@@ -94,10 +105,17 @@ def test_nothing_is_computed_in_double_precision(positions: str) -> None:
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
 @pytest.mark.parametrize("first", [0, 4_092, 10**6])
-def test_acting_equals_the_parallel_pass_wherever_an_episode_has_got_to(positions: str, first: int) -> None:
+def test_acting_equals_the_parallel_pass_wherever_an_episode_has_got_to(
+    positions: str, first: int
+) -> None:
     torch.manual_seed(0)
-    encoder = TransformerEncoder(3, d_model=8, num_heads=2, num_layers=1, positions=positions).eval()
-    is_init, index = torch.zeros(2, 8, 1).bool(), torch.arange(first, first + 8).view(1, 8, 1).expand(2, 8, 1)
+    encoder = TransformerEncoder(
+        3, d_model=8, num_heads=2, num_layers=1, positions=positions
+    ).eval()
+    is_init, index = (
+        torch.zeros(2, 8, 1).bool(),
+        torch.arange(first, first + 8).view(1, 8, 1).expand(2, 8, 1),
+    )
     is_init[:, 0] = True
     batch = TensorDict(
         {"features": torch.randn(2, 8, 3), "is_init": is_init, "step_index": index.clone()}, [2, 8]

@@ -31,7 +31,8 @@ def test_those_that_are_left_out_exist():
 def test_choices_that_are_variants_differ_in_what_they_say():
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         plain, selective = (
-            dict(compose("train", overrides=[f"encoder={name}"]).encoder) for name in ("gru", "gru_selective")
+            dict(compose("train", overrides=[f"encoder={name}"]).encoder)
+            for name in ("gru", "gru_selective")
         )
         chosen = dict(compose("train", overrides=["experiment=cpu_tmaze_gru"]).encoder)
     assert selective == {**plain, "gate_gain": 8.0}

@@ -1,4 +1,6 @@
-"""The parallel scan against a plain loop: values, gradients, and decays anywhere between 0 and 1."""
+"""The parallel scan against a plain loop: values, gradients, and decays anywhere between 0 and
+1.
+"""
 
 import pytest
 import torch
@@ -18,13 +20,19 @@ LENGTHS = [1, 2, 3, 4, 7, 16, 17, 101]
 @pytest.mark.parametrize("length", LENGTHS)
 def test_states_and_gradients_are_those_of_a_loop_at_any_length(length):
     torch.manual_seed(0)
-    decay, values, weights = torch.rand(2, length, 3), torch.randn(2, length, 3), torch.randn(2, length, 3)
+    decay, values, weights = (
+        torch.rand(2, length, 3),
+        torch.randn(2, length, 3),
+        torch.randn(2, length, 3),
+    )
     decay = decay.masked_fill(torch.rand(2, length, 1) < 0.1, 0)
     results = []
     for scan in (linear_scan, loop):
         inputs = decay.clone().requires_grad_(), values.clone().requires_grad_()
         states = scan(*inputs)
-        of_decay, of_values = torch.autograd.grad((states * weights).sum(), inputs, materialize_grads=True)
+        of_decay, of_values = torch.autograd.grad(
+            (states * weights).sum(), inputs, materialize_grads=True
+        )
         results.append((states.detach(), of_decay, of_values))
     for found, expected in zip(*results, strict=True):
         # A few roundings of numbers of order ten.

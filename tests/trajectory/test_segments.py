@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from yamame.capturing import recording
+from yamame.execution.capturing import recording
 from yamame.trajectory.recurrent import segment_outputs
 
 
@@ -58,10 +58,16 @@ def test_where_their_number_is_known_nothing_is_read_back_and_outputs_are_the_sa
     with recording(), nothing_read_back():
         found = segment_outputs(average, x, starts, number)
     assert torch.allclose(found, expected, atol=1e-6)
-    gradients = (torch.autograd.grad((out * weights).sum(), x)[0] for out in (found, by_loop(x, starts)))
+    gradients = (
+        torch.autograd.grad((out * weights).sum(), x)[0] for out in (found, by_loop(x, starts))
+    )
     assert torch.allclose(*gradients, atol=1e-6)
     for context in (recording(), nullcontext()):  # where it is not known, and where a CPU may look
-        with context, pytest.raises(AssertionError, match="in what is recorded"), nothing_read_back():
+        with (
+            context,
+            pytest.raises(AssertionError, match="in what is recorded"),
+            nothing_read_back(),
+        ):
             segment_outputs(average, x, starts)
 
 

@@ -23,13 +23,16 @@ def spectral_norm(weight: torch.Tensor) -> torch.Tensor:
 def test_the_first_estimate_is_the_true_spectral_norm() -> None:
     layer = SigmaReparamLinear(12, 20).eval()
     assert torch.isclose(sigma_of(layer).double(), spectral_norm(layer.weight), rtol=1e-5)
-    assert torch.isclose(spectral_norm(layer.effective_weight()), torch.tensor(1.0).double(), rtol=1e-5)
+    assert torch.isclose(
+        spectral_norm(layer.effective_weight()), torch.tensor(1.0).double(), rtol=1e-5
+    )
 
 
 def test_weights_start_with_the_standard_deviation_of_the_reference() -> None:
     torch.manual_seed(0)
     layer = SigmaReparamLinear(200, 200)
-    # 40,000 draws: the estimate of the standard deviation is good to 0.35 %, so 2 % is over five times that.
+    # 40,000 draws: the estimate of the standard deviation is good to 0.35 %, so 2 % is over five
+    # times that.
     assert layer.weight.std().item() == pytest.approx(0.02, rel=0.02)
     assert not layer.bias.any()
     assert layer.gamma.item() == 1.0
@@ -76,7 +79,9 @@ def test_layers_of_all_shapes_move_together_as_each_does_alone() -> None:
     for layer, other, u in zip(together, alone, before, strict=True):
         own_u = F.normalize(other.weight.detach() @ other.v, dim=0)
         assert torch.allclose(layer.u, own_u, atol=1e-6)
-        assert torch.allclose(layer.v, F.normalize(other.weight.detach().T @ own_u, dim=0), atol=1e-6)
+        assert torch.allclose(
+            layer.v, F.normalize(other.weight.detach().T @ own_u, dim=0), atol=1e-6
+        )
         assert not torch.allclose(layer.u, u, atol=1e-3)
 
 
@@ -85,7 +90,9 @@ def vectors(encoder: TransformerEncoder) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("checkpoint_layers", [True, False])
-def test_a_training_forward_of_an_encoder_is_one_step_of_every_layer(checkpoint_layers: bool) -> None:
+def test_a_training_forward_of_an_encoder_is_one_step_of_every_layer(
+    checkpoint_layers: bool,
+) -> None:
     torch.manual_seed(0)
     options = {"d_model": 8, "num_heads": 2, "num_layers": 2, "sigma_reparam": True, "dropout": 0.0}
     encoder = TransformerEncoder(3, **options, checkpoint_layers=checkpoint_layers)
@@ -127,16 +134,22 @@ def test_the_gradient_flows_through_the_weight_inside_sigma() -> None:
     def forward(weight: torch.Tensor, gamma: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return F.linear(x, weight * gamma / (u @ weight @ v), bias)
 
-    inputs = tuple(p.detach().clone().requires_grad_() for p in (layer.weight, layer.gamma, layer.bias))
+    inputs = tuple(
+        p.detach().clone().requires_grad_() for p in (layer.weight, layer.gamma, layer.bias)
+    )
     assert torch.autograd.gradcheck(forward, inputs)
     forward(*inputs).pow(3).sum().backward()
     layer(x).pow(3).sum().backward()
     for expected, parameter in zip(inputs, (layer.weight, layer.gamma, layer.bias), strict=True):
         # sigma itself is float32, hence float32 accuracy relative to the largest entry.
-        assert torch.allclose(parameter.grad, expected.grad, atol=1e-5 * float(expected.grad.abs().max()))
+        assert torch.allclose(
+            parameter.grad, expected.grad, atol=1e-5 * float(expected.grad.abs().max())
+        )
     # Scaling the weight changes nothing, so the gradient has no component along it; without a path
     # through sigma it would.
-    along = (layer.weight.grad * layer.weight).sum() / (layer.weight.grad.norm() * layer.weight.norm())
+    along = (layer.weight.grad * layer.weight).sum() / (
+        layer.weight.grad.norm() * layer.weight.norm()
+    )
     assert abs(along) < 1e-5
 
 
@@ -198,7 +211,9 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_every_weight_change_is_seen_at_once_and_once_prepared_by_the_next_preparation(change: str) -> None:
+def test_every_weight_change_is_seen_at_once_and_once_prepared_by_the_next_preparation(
+    change: str,
+) -> None:
     torch.manual_seed(0)
     layer, x = SigmaReparamLinear(5, 7).eval(), torch.randn(2, 5)
     prepared = copy.deepcopy(layer)
@@ -209,7 +224,9 @@ def test_every_weight_change_is_seen_at_once_and_once_prepared_by_the_next_prepa
         for part in (layer, prepared):
             torch.manual_seed(1)
             CHANGES[change](part)
-        expected = F.linear(x, layer.gamma / (layer.u @ layer.weight @ layer.v) * layer.weight, layer.bias)
+        expected = F.linear(
+            x, layer.gamma / (layer.u @ layer.weight @ layer.v) * layer.weight, layer.bias
+        )
         assert not torch.allclose(old, expected, atol=1e-4)
         assert torch.allclose(layer(x), expected, atol=1e-5)
         prepared.prepare_to_act()
@@ -218,7 +235,11 @@ def test_every_weight_change_is_seen_at_once_and_once_prepared_by_the_next_prepa
 
 def test_loaded_weights_are_acted_by_at_once() -> None:
     torch.manual_seed(0)
-    layer, other, x = SigmaReparamLinear(5, 7).eval(), SigmaReparamLinear(5, 7).eval(), torch.randn(2, 5)
+    layer, other, x = (
+        SigmaReparamLinear(5, 7).eval(),
+        SigmaReparamLinear(5, 7).eval(),
+        torch.randn(2, 5),
+    )
     layer.prepare_to_act()
     with torch.no_grad():
         before = layer(x)
@@ -270,5 +291,7 @@ def test_a_prepared_weight_keeps_its_memory(change: str) -> None:
 
 @pytest.mark.parametrize(("argument", "sizes"), [("in_features", (0, 2)), ("out_features", (2, 0))])
 def test_sizes_must_be_positive(argument: str, sizes: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match=f"SigmaReparamLinear: {argument} must be at least 1, got 0"):
+    with pytest.raises(
+        ValueError, match=f"SigmaReparamLinear: {argument} must be at least 1, got 0"
+    ):
         SigmaReparamLinear(*sizes)

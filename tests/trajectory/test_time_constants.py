@@ -1,4 +1,6 @@
-"""Gated memories begin with time constants of all lengths: there is a gradient across a hundred timesteps."""
+"""Gated memories begin with time constants of all lengths: there is a gradient across a hundred
+timesteps.
+"""
 
 import pytest
 import torch
@@ -6,13 +8,19 @@ from yamame.trajectory import GRUEncoder, LinearRecurrentEncoder, LSTMEncoder
 
 MAKERS = {
     "gru": lambda longest: GRUEncoder(4, hidden_size=32, out_features=8, max_time_constant=longest),
-    "lstm": lambda longest: LSTMEncoder(4, hidden_size=32, out_features=8, max_time_constant=longest),
-    "linear_recurrent": lambda longest: LinearRecurrentEncoder(4, d_model=32, max_time_constant=longest),
+    "lstm": lambda longest: LSTMEncoder(
+        4, hidden_size=32, out_features=8, max_time_constant=longest
+    ),
+    "linear_recurrent": lambda longest: LinearRecurrentEncoder(
+        4, d_model=32, max_time_constant=longest
+    ),
 }
 
 
 def reach(name: str, longest: float, length: int = 101) -> float:
-    """Size of the derivative of the last output by the first input, summed over outputs and sequences."""
+    """Size of the derivative of the last output by the first input, summed over outputs and
+    sequences.
+    """
     torch.manual_seed(0)
     x = torch.randn(16, length, 4, requires_grad=True)
     step = torch.arange(length).expand(16, length)
@@ -32,5 +40,7 @@ def test_the_first_input_is_felt_a_hundred_steps_later_where_memories_begin_long
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_time_constant_below_one_step_is_refused(name):
-    with pytest.raises(ValueError, match=r"Encoder: max_time_constant must be at least 1, got 0\.5"):
+    with pytest.raises(
+        ValueError, match=r"Encoder: max_time_constant must be at least 1, got 0\.5"
+    ):
         MAKERS[name](0.5)

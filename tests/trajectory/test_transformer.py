@@ -19,7 +19,9 @@ def step(encoder, x, is_init, step_index=None):
 SMALL = {"d_model": 8, "num_heads": 2, "num_layers": 2, "dropout": 0.0, "sigma_reparam": True}
 
 
-def run(encoder: TransformerEncoder, x: torch.Tensor, starts: torch.Tensor | None = None) -> torch.Tensor:
+def run(
+    encoder: TransformerEncoder, x: torch.Tensor, starts: torch.Tensor | None = None
+) -> torch.Tensor:
     starts = torch.arange(x.shape[1]).eq(0).expand(x.shape[:2]) if starts is None else starts
     with torch.no_grad():
         return encoder.parallel(x, segment_positions(starts), starts)
@@ -32,7 +34,9 @@ def act(encoder: TransformerEncoder, x: torch.Tensor) -> torch.Tensor:
 
 
 def test_the_number_of_parameters_is_that_of_the_reference() -> None:
-    encoder = TransformerEncoder(256, d_model=256, num_heads=8, num_layers=3, ff_factor=4, sigma_reparam=True)
+    encoder = TransformerEncoder(
+        256, d_model=256, num_heads=8, num_layers=3, ff_factor=4, sigma_reparam=True
+    )
     assert sum(p.numel() for p in encoder.parameters()) == 2_440_996
 
 
@@ -50,7 +54,10 @@ def test_the_network_is_the_formula() -> None:
 
     def norm_of(layer: nn.LayerNorm, y: torch.Tensor) -> torch.Tensor:
         centred = y - y.mean(-1, keepdim=True)
-        return centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * layer.weight + layer.bias
+        return (
+            centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * layer.weight
+            + layer.bias
+        )
 
     h = encoder.embed(x)
     for t, i in itertools.product(range(5), range(4)):
@@ -112,7 +119,12 @@ def test_computing_layers_again_changes_no_number(sigma_reparam: bool) -> None:
     x, starts, twins = torch.randn(2, 5, 3), torch.arange(5).eq(0).expand(2, 5), []
     for again in (False, True):
         torch.manual_seed(0)
-        options = {**SMALL, "dropout": 0.3, "sigma_reparam": sigma_reparam, "checkpoint_layers": again}
+        options = {
+            **SMALL,
+            "dropout": 0.3,
+            "sigma_reparam": sigma_reparam,
+            "checkpoint_layers": again,
+        }
         encoder = TransformerEncoder(3, **options).train()
         torch.manual_seed(1)
         for _ in range(2):
@@ -131,7 +143,9 @@ def test_computing_layers_again_changes_no_number(sigma_reparam: bool) -> None:
 def test_layers_that_are_computed_again_keep_little() -> None:
     kept = []
     for again in (False, True):
-        encoder = TransformerEncoder(3, d_model=8, num_heads=2, num_layers=4, checkpoint_layers=again)
+        encoder = TransformerEncoder(
+            3, d_model=8, num_heads=2, num_layers=4, checkpoint_layers=again
+        )
         starts = torch.arange(300).eq(0).unsqueeze(0)
         sizes: dict[int, int] = {}
 
@@ -149,13 +163,17 @@ def test_layers_that_are_computed_again_keep_little() -> None:
 def test_a_window_cut_out_of_a_rollout_is_read_by_its_step_index(positions: str) -> None:
     torch.manual_seed(0)
     num_positions = 60 if positions == "learned" else None
-    encoder = TransformerEncoder(3, **SMALL, positions=positions, num_positions=num_positions).eval()
+    encoder = TransformerEncoder(
+        3, **SMALL, positions=positions, num_positions=num_positions
+    ).eval()
     x = torch.randn(2, 6, 3)
     starts = torch.arange(6).eq(0).expand(2, 6)
     later = torch.arange(50, 56).expand(2, 6)
     with torch.no_grad():
         found = encoder.parallel(x, later, starts)
-        steps = torch.stack([step(encoder, x[:, t], starts[:, t], later[:, t]) for t in range(6)], 1)
+        steps = torch.stack(
+            [step(encoder, x[:, t], starts[:, t], later[:, t]) for t in range(6)], 1
+        )
     assert torch.allclose(found, steps, atol=1e-5)
     # Rotations only tell distances; added positions tell the place.
     assert torch.allclose(found, run(encoder, x), atol=1e-4) is (positions == "rotary")
@@ -185,7 +203,9 @@ def test_acting_is_exact_up_to_the_context_length_and_forgets_the_oldest_after_i
     starts = torch.arange(6).eq(0).expand(2, 6)
     for t in range(6, 12):
         with torch.no_grad():
-            alone = encoder.parallel(x[:, t - 5 : t + 1], torch.arange(t - 5, t + 1).expand(2, 6), starts)
+            alone = encoder.parallel(
+                x[:, t - 5 : t + 1], torch.arange(t - 5, t + 1).expand(2, 6), starts
+            )
         assert torch.allclose(steps[:, t], alone[:, -1], atol=1e-5)
 
 
@@ -222,7 +242,9 @@ def test_what_a_window_hides_has_no_influence_and_sinks_do(sinks: int) -> None:
 def test_a_training_pass_moves_every_parameter() -> None:
     encoder = TransformerEncoder(3, **SMALL)
     starts = torch.arange(5).eq(0).expand(2, 5)
-    encoder.parallel(torch.randn(2, 5, 3), segment_positions(starts), starts).pow(3).sum().backward()
+    encoder.parallel(torch.randn(2, 5, 3), segment_positions(starts), starts).pow(
+        3
+    ).sum().backward()
     assert all(p.grad is not None and p.grad.any() for p in encoder.parameters())
 
 
@@ -240,13 +262,19 @@ def test_a_training_pass_moves_every_parameter() -> None:
         ({"window": 0}, "window must be at least 1, got 0"),
         ({"sinks": -1}, "sinks must be at least 0, got -1"),
         ({"context_length": 0}, "context_length must be at least 1, got 0"),
-        ({"context_length": 4, "sinks": 4}, "context_length must hold sinks 4 and window None, got 4"),
+        (
+            {"context_length": 4, "sinks": 4},
+            "context_length must hold sinks 4 and window None, got 4",
+        ),
         (
             {"context_length": 4, "window": 4, "sinks": 1},
             "context_length must hold sinks 1 and window 4, got 4",
         ),
         ({"positions": "absolute"}, "positions must be one of .*, got 'absolute'"),
-        ({"positions": "learned"}, "num_positions must be at least 1 for learned positions, got None"),
+        (
+            {"positions": "learned"},
+            "num_positions must be at least 1 for learned positions, got None",
+        ),
         (
             {"positions": "rotary", "num_positions": 4},
             "num_positions must be None for rotary positions, got 4",

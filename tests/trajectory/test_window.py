@@ -88,7 +88,9 @@ def test_a_training_pass_moves_every_parameter() -> None:
     torch.manual_seed(0)
     encoder = WindowEncoder(3, window=4, d_model=8)
     starts = torch.arange(6).eq(0).expand(2, 6)
-    encoder.parallel(torch.randn(2, 6, 3), segment_positions(starts), starts).pow(3).sum().backward()
+    encoder.parallel(torch.randn(2, 6, 3), segment_positions(starts), starts).pow(
+        3
+    ).sum().backward()
     assert all(p.grad is not None and p.grad.any() for p in encoder.parameters())
 
 
@@ -109,5 +111,7 @@ def test_sizes_must_be_positive(argument: str) -> None:
 def test_arguments_outside_their_range_are_refused() -> None:
     with pytest.raises(ValueError, match=r"WindowEncoder: dropout must lie in \[0, 1\), got 1.0"):
         WindowEncoder(3, dropout=1.0)
-    with pytest.raises(ValueError, match=r"WindowEncoder: activation must be one of .*, got 'swish'"):
+    with pytest.raises(
+        ValueError, match=r"WindowEncoder: activation must be one of .*, got 'swish'"
+    ):
         WindowEncoder(3, activation="swish")

@@ -3,8 +3,24 @@
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, OneHot, Unbounded
-from torchrl.envs import Compose, EnvBase, ExcludeTransform, GymEnv, InitTracker, Transform, TransformedEnv
+from torchrl.data import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    OneHot,
+    Unbounded,
+)
+from torchrl.envs import (
+    Compose,
+    EnvBase,
+    ExcludeTransform,
+    GymEnv,
+    InitTracker,
+    Transform,
+    TransformedEnv,
+)
 from torchrl.envs.utils import check_env_specs
 from yamame.actions import action_space_from_spec
 from yamame.keys import CONTEXT, DONE, ENTRIES
@@ -21,7 +37,9 @@ SPECS = {
 
 
 class RandomLengthEnv(EnvBase):
-    """Rows whose episodes end, or are truncated, at random; rewards and observations name row and step."""
+    """Rows whose episodes end, or are truncated, at random; rewards and observations name row and
+    step.
+    """
 
     def __init__(self, n=6, *, kind="categorical", nested=False, emits=None):
         super().__init__(batch_size=torch.Size([n]))
@@ -75,7 +93,9 @@ def with_context(env: EnvBase, **arguments) -> TransformedEnv:
 
 
 def naive_context(data: TensorDict, space, horizon, action_key="action", reward_key="reward"):
-    """What must be shown at the root and under next of [N, T] data, one step of one row at a time."""
+    """What must be shown at the root and under next of [N, T] data, one step of one row at a
+    time.
+    """
     rows, steps = data.shape
     done, reward, action = data["next", "done"], data["next"].get(reward_key), data.get(action_key)
     blank = torch.zeros(space.encoded_size)
@@ -122,7 +142,9 @@ def loop(env: EnvBase, steps: int) -> TensorDict:
 
 
 @pytest.mark.parametrize("kind", SPECS)
-@pytest.mark.parametrize("collect", [loop, lambda env, steps: env.rollout(steps, break_when_any_done=False)])
+@pytest.mark.parametrize(
+    "collect", [loop, lambda env, steps: env.rollout(steps, break_when_any_done=False)]
+)
 def test_context_equals_the_naive_account_over_desynchronised_resets(kind, collect):
     torch.manual_seed(0)
     env = with_context(RandomLengthEnv(kind=kind), horizon=10, terminate_at_horizon=False)
@@ -243,7 +265,11 @@ def test_a_time_limit_of_the_environment_becomes_a_termination():
     torch.manual_seed(0)
     # it truncates at 200 steps, and random actions never win
     last = with_context(GymEnv("MountainCar-v0"), horizon=200).rollout(300)[-1]["next"]
-    assert (bool(last["terminated"]), bool(last["truncated"]), bool(last["done"])) == (True, False, True)
+    assert (bool(last["terminated"]), bool(last["truncated"]), bool(last["done"])) == (
+        True,
+        False,
+        True,
+    )
     assert int(last["step_index"]) == 200
     free = with_context(GymEnv("MountainCar-v0"), horizon=200, terminate_at_horizon=False)
     last = free.rollout(300)[-1]["next"]
@@ -301,7 +327,9 @@ def test_native_environments_show_the_same_context(build, limit):
     def play(env):
         current, data = env.reset(), []
         for step in range(80):
-            stepped, current = env.step_and_maybe_reset(current.set("action", actions[:, step].clone()))
+            stepped, current = env.step_and_maybe_reset(
+                current.set("action", actions[:, step].clone())
+            )
             data.append(stepped)
         return torch.stack(data, 1)
 

@@ -1,4 +1,6 @@
-"""Part ``fit``: the published task and agent learn with the preset of a GPU for all the time that is left."""
+"""Part ``fit``: the published task and agent learn with the preset of a GPU for all the time that
+is left.
+"""
 
 import tempfile
 import time
@@ -9,8 +11,8 @@ import torch
 import yamame
 from gpu.job import Job
 
-# The shorter of the two published schedules: 8 million steps and 128 thousand updates. Its exploration ends and its
-# learning rate is reached early, for the run is ended long before.
+# The shorter of the two published schedules: 8 million steps and 128 thousand updates. Its
+# exploration ends and its learning rate is reached early, for the run is ended long before.
 SCHEDULE = (
     "schedule.updates_per_step=0.016", "schedule.warmup_updates=2000", "optimizer.lr=0.0003",
     "exploration.anneal_steps=2000000", "evaluation.interval=400000", "evaluation.num_episodes=128",
@@ -60,7 +62,11 @@ class Watch(yamame.Callback):
             self.written = now
             self.progress(
                 run,
-                **{key: round(metrics[f"train/{key}"], 5) for key in METRICS if f"train/{key}" in metrics},
+                **{
+                    key: round(metrics[f"train/{key}"], 5)
+                    for key in METRICS
+                    if f"train/{key}" in metrics
+                },
             )
         if now - self.begin > self.seconds:
             run.stop("its time is over")
@@ -71,12 +77,23 @@ class Watch(yamame.Callback):
 
 
 def run(job: Job) -> None:
-    """Trains until the end of the part is near; its own end (an evaluation, pictures) gets up to half a minute."""
+    """Trains until the end of the part is near; its own end (an evaluation, pictures) gets up to
+    half a minute.
+    """
     left = job.left()
     watch = Watch(job, left - min(30.0, left / 2))
     with tempfile.TemporaryDirectory() as folder:
-        settings = ["experiment=dark_key_to_door", "hardware=gpu" if job.cuda else "device=cpu", *SCHEDULE]
-        settings += [*(TINY if job.tiny else ()), "logger=none", f"run.root={folder}", "run.name=fit"]
+        settings = [
+            "experiment=dark_key_to_door",
+            "hardware=gpu" if job.cuda else "device=cpu",
+            *SCHEDULE,
+        ]
+        settings += [
+            *(TINY if job.tiny else ()),
+            "logger=none",
+            f"run.root={folder}",
+            "run.name=fit",
+        ]
         job.note("settings", " ".join(settings[:2] + list(SCHEDULE)))
         with job.attempt("training"):
             done = yamame.train(*settings, callbacks=[watch])

@@ -52,7 +52,9 @@ class Job:
         return self.choice in ("", group)
 
     def check_choice(self) -> None:
-        """Makes the part fail if it has no group of the name that was given; to be called after it ran."""
+        """Makes the part fail if it has no group of the name that was given; to be called after it
+        ran.
+        """
         if self.choice and self.choice not in self.groups:
             self.note("unknown group", self.choice, wrong=True, groups=sorted(self.groups))
 
@@ -73,7 +75,9 @@ class Job:
         try:
             yield
         except Exception as error:
-            frames = [f for f in traceback.extract_tb(error.__traceback__) if "yamame" in f.filename]
+            frames = [
+                f for f in traceback.extract_tb(error.__traceback__) if "yamame" in f.filename
+            ]
             where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
             traceback.print_exc()
             self.note(name, f"{type(error).__name__}: {str(error)[:400]}{where}", wrong=True)
@@ -84,7 +88,8 @@ class Job:
             torch.cuda.synchronize()
 
     def seconds(self, call: Callable[[], Any], number: int) -> float:
-        """Wall-clock seconds of one of ``number`` calls in a row, after a first one that does not count.
+        """Wall-clock seconds of one of ``number`` calls in a row, after a first one that does not
+        count.
 
         The device is awaited at the end alone, as in a run, where the host goes on meanwhile.
         """

@@ -76,7 +76,8 @@ def launches(job: Job) -> None:
 def recurrent(job: Job) -> None:
     """Precision of recurrent layers under autocast, which float16 would make lose small gradients.
 
-    The gradients of a loss times a power of two are those of the loss times it, unless they underflow.
+    The gradients of a loss times a power of two are those of the loss times it, unless they
+    underflow.
     """
     from yamame.trajectory import GRUEncoder
 
@@ -114,12 +115,15 @@ def attention(job: Job) -> None:
         for dtype in (torch.bfloat16, torch.float32):
             shape = rows, heads, length, width
             q, k, v = (
-                torch.randn(shape, device=job.device, dtype=dtype, requires_grad=True) for _ in range(3)
+                torch.randn(shape, device=job.device, dtype=dtype, requires_grad=True)
+                for _ in range(3)
             )
             for kind, mask in masks.items():
 
                 def both(q=q, k=k, v=v, mask=mask) -> None:  # type: ignore[no-untyped-def]
-                    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+                    out = F.scaled_dot_product_attention(
+                        q, k, v, attn_mask=mask, is_causal=mask is None
+                    )
                     out.sum().backward()
 
                 name = f"attention {rows} x {heads} x {length} x {width}, {kind}, {str(dtype)[6:]}"

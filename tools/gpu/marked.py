@@ -20,18 +20,26 @@ class Reporter:
     """A plugin of pytest that writes failures as they happen, and counts every few seconds."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.counts, self.written = job, {"passed": 0, "failed": 0, "skipped": 0}, time.monotonic()
+        self.job, self.counts, self.written = (
+            job,
+            {"passed": 0, "failed": 0, "skipped": 0},
+            time.monotonic(),
+        )
 
     def pytest_collection_finish(self, session: Any) -> None:
         """Notes how many tests there are."""
         self.job.note(
-            "collected", len(session.items), files=sorted({item.path.name for item in session.items})
+            "collected",
+            len(session.items),
+            files=sorted({item.path.name for item in session.items}),
         )
 
     def pytest_collectreport(self, report: Any) -> None:
         """Notes a file that could not be collected."""
         if report.failed:
-            self.job.note("not collected", report.nodeid, wrong=True, error=report.longreprtext[-300:])
+            self.job.note(
+                "not collected", report.nodeid, wrong=True, error=report.longreprtext[-300:]
+            )
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Counts a test; a failure is written at once."""
@@ -69,7 +77,9 @@ def marked_files(folder: Path) -> tuple[list[Path], dict[Path, list[str]]]:
         if "mark.gpu" not in text:
             continue
         names = {
-            name for name in imported(text) if name not in here and importlib.util.find_spec(name) is None
+            name
+            for name in imported(text)
+            if name not in here and importlib.util.find_spec(name) is None
         }
         if names:
             missing[path] = sorted(names)

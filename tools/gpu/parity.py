@@ -1,4 +1,6 @@
-"""Part ``parity``: recorded computations give the numbers of ordinary ones, environments those of the CPU."""
+"""Part ``parity``: recorded computations give the numbers of ordinary ones, environments those of
+the CPU.
+"""
 
 from collections.abc import Sequence
 
@@ -26,9 +28,11 @@ def run(job: Job) -> None:
 
 
 def acting(job: Job, sigma: bool) -> None:
-    """Compares actions of a recorded collector with those of an ordinary one, before and after they get new weights.
+    """Compares actions of a recorded collector with those of an ordinary one, before and after they
+    get new weights.
 
-    An ordinary collector that keeps its weights shows how much would differ if a recording read old ones.
+    An ordinary collector that keeps its weights shows how much would differ if a recording read old
+    ones.
     """
     plain = played(job, (), sigma)
     recorded = played(job, RECORDED, sigma)
@@ -42,11 +46,14 @@ def acting(job: Job, sigma: bool) -> None:
     job.note(f"actions that differ after new weights, {kind}", max(after), wrong=wrong, **more)
 
 
-def played(job: Job, settings: Sequence[str], sigma: bool, *, new_weights: bool = True) -> list[torch.Tensor]:
+def played(
+    job: Job, settings: Sequence[str], sigma: bool, *, new_weights: bool = True
+) -> list[torch.Tensor]:
     """Actions of a collector in three rounds, with new weights before the second and the third.
 
-    Random numbers are the same in every call. The memory has its full size from the first round on: a memory that
-    grows is recorded again, which would hide that an older recording reads older weights.
+    Random numbers are the same in every call. The memory has its full size from the first round on:
+    a memory that grows is recorded again, which would hide that an older recording reads older
+    weights.
     """
     limit, num_envs = (12, 4) if job.tiny else (40, 16)
     lengths = f"env.time_limit={limit}", f"context_length={limit + 1}"
@@ -57,7 +64,9 @@ def played(job: Job, settings: Sequence[str], sigma: bool, *, new_weights: bool 
         if number and new_weights:
             weights = TensorDict.from_module(subject.agent.policy()).data.clone()
             collector.update_policy_weights_(weights.apply(disturbed))
-        junk = [torch.randn(256, 256, device=job.device) for _ in range(64)]  # fills memory that was freed
+        junk = [
+            torch.randn(256, 256, device=job.device) for _ in range(64)
+        ]  # fills memory that was freed
         collector.replay.clear()
         for block in range(3):
             torch.manual_seed(3 * number + block)

@@ -1,4 +1,6 @@
-"""Results of a run on a GPU: a line of JSON each, appended as soon as it is known, and a table of all of them."""
+"""Results of a run on a GPU: a line of JSON each, appended as soon as it is known, and a table of
+all of them.
+"""
 
 import json
 import os
@@ -65,7 +67,9 @@ PREDICTIONS = (
     Prediction("speed", "step of 12 environments, float32", 2, 3.5, "ms"),
     Prediction("speed", "step of 128 environments, bfloat16, recorded", 0.2, 0.6, "ms"),
     Prediction("speed", "sampling and pinning 16 x 501", 1, 3, "ms"),
-    Prediction("speed", "8,000,000 steps and 127,872 updates, float32, 12 environments", 40, 70, "minutes"),
+    Prediction(
+        "speed", "8,000,000 steps and 127,872 updates, float32, 12 environments", 40, 70, "minutes"
+    ),
     Prediction("speed", "8,000,000 steps and 127,872 updates, hardware=gpu", 6, 12, "minutes"),
 )
 """For one H100 or H200, from counted kernels and bytes. docs/howto/gpu.md has the same table."""
@@ -74,7 +78,8 @@ PREDICTIONS = (
 def append(folder: Path, part: str, name: str, value: Any, **more: Any) -> None:
     """Adds a result to the file; it is on disk when this returns."""
     line = json.dumps(
-        {"part": part, "name": name, "value": value, "time": round(time.time(), 1), **more}, default=str
+        {"part": part, "name": name, "value": value, "time": round(time.time(), 1), **more},
+        default=str,
     )
     with (folder / FILE).open("a") as file:
         file.write(line + "\n")
@@ -83,7 +88,9 @@ def append(folder: Path, part: str, name: str, value: Any, **more: Any) -> None:
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """Results of the latest run whose results are in a folder; a line that was cut off is left out."""
+    """Results of the latest run whose results are in a folder; a line that was cut off is left
+    out.
+    """
     path = folder / FILE
     lines: list[dict[str, Any]] = []
     for text in path.read_text().splitlines() if path.exists() else []:
@@ -98,7 +105,9 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 def table(folder: Path) -> str:
-    """Predictions beside what was measured, then all results, then the curve of the fit, in Markdown."""
+    """Predictions beside what was measured, then all results, then the curve of the fit, in
+    Markdown.
+    """
     lines = read(folder)
     rehearsal = any(line["name"] == "began" and line.get("rehearsal") for line in lines)
     measured = {(line["part"], line["name"]): line["value"] for line in lines}
@@ -115,16 +124,24 @@ def table(folder: Path) -> str:
     for line in lines:
         if line["name"] != "progress" and line is not latest[line["part"], line["name"]]:
             continue  # a count that was written again later
-        more = {key: value for key, value in line.items() if key not in ("part", "name", "value", "time")}
+        more = {
+            key: value
+            for key, value in line.items()
+            if key not in ("part", "name", "value", "time")
+        }
         if line["name"] == "progress":
             curve.append(more)
         else:
-            text.append(f"| {line['part']} | {line['name']} | {cell(line['value'])} | {cell(more or '')} |")
+            text.append(
+                f"| {line['part']} | {line['name']} | {cell(line['value'])} | {cell(more or '')} |"
+            )
     if curve:
         columns = ("seconds", "env_steps", "updates", "training_return", "held_out_return")
         text += ["", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
         shown = [point for point in curve if "held_out_return" in point or point is curve[-1]]
-        text += [f"| {' | '.join(str(point.get(column, '')) for column in columns)} |" for point in shown]
+        text += [
+            f"| {' | '.join(str(point.get(column, '')) for column in columns)} |" for point in shown
+        ]
     return "\n".join(text) + "\n"
 
 

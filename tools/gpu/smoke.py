@@ -43,7 +43,13 @@ def run(job: Job) -> None:
             while waiting and len(going) < together:
                 name, arguments = waiting.pop(0)
                 output = Path(folder) / f"{name}.txt"
-                command = [*job.launcher, str(RECIPE), f"run.root={folder}", f"run.name={name}", *arguments]
+                command = [
+                    *job.launcher,
+                    str(RECIPE),
+                    f"run.root={folder}",
+                    f"run.name={name}",
+                    *arguments,
+                ]
                 with output.open("w") as file:
                     process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
                 going[name] = process, output, time.monotonic()

@@ -10,7 +10,11 @@ from gpu.job import Job
 from yamame.cli.nodes import instantiate
 from yamame.training.prefetch import with_num_segments
 
-BFLOAT16 = ("float32_matmul_precision=high", "schedule.autocast=bfloat16", "collector.autocast=bfloat16")
+BFLOAT16 = (
+    "float32_matmul_precision=high",
+    "schedule.autocast=bfloat16",
+    "collector.autocast=bfloat16",
+)
 RECORDED = ("schedule.cuda_graph=true", "collector.cuda_graph=true")
 SETTINGS = {
     "bfloat16, recorded": (*BFLOAT16, *RECORDED),
@@ -38,7 +42,8 @@ def subject_of(job: Job, settings: Sequence[str]) -> Subject:
     settings = [setting for setting in settings if job.cuda or setting not in RECORDED]
     precision = "high" if "float32_matmul_precision=high" in settings else "highest"
     torch.set_float32_matmul_precision(precision)
-    gc.collect()  # an agent that was measured before may be held by a cycle, with the memory of its graphs
+    # an agent that was measured before may be held by a cycle, with the memory of its graphs
+    gc.collect()
     if job.cuda:
         torch.cuda.empty_cache()
     door = ["experiment=dark_key_to_door", "encoder.dropout=0", *(TINY if job.tiny else ())]

@@ -14,7 +14,9 @@ import psutil
 GRACE = 2.0
 """Seconds between the request to end and the kill."""
 _MARK = "FIRST_GPU_RUN"
-"""Environment variable that all processes of a run inherit, so that those whose parent has ended are found, too."""
+"""Environment variable that all processes of a run inherit, so that those whose parent has ended
+are found, too.
+"""
 _QUERY = "timestamp,utilization.gpu,memory.used,clocks.sm,power.draw"
 
 
@@ -35,7 +37,12 @@ def run_limited(
     env = {**env, _MARK: str(os.getpid())}
     with output.open("ab") as file:
         process = psutil.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env=env,
+            start_new_session=True,
         )
     try:
         return process.wait(timeout=seconds)
@@ -48,7 +55,8 @@ def run_limited(
 def end_descendants() -> None:
     """Asks all descendants of this process to end, and kills those that do not.
 
-    Gives up after some seconds: a process that hangs in a driver cannot be killed, and must not hold up the rest.
+    Gives up after some seconds: a process that hangs in a driver cannot be killed, and must not
+    hold up the rest.
     """
     asked = _descendants()
     for process in asked:
@@ -63,10 +71,13 @@ def end_descendants() -> None:
 
 
 def _descendants() -> list[psutil.Process]:
-    """Returns children, their children and so on, and processes that `run_limited` has started but lost."""
+    """Returns children, their children and so on, and processes that `run_limited` has started but
+    lost.
+    """
     found = {process.pid: process for process in psutil.Process().children(recursive=True)}
     for process in psutil.process_iter():
-        # Processes of other users have no environment that can be read; those that just ended have none at all.
+        # Processes of other users have no environment that can be read; those that just ended have
+        # none at all.
         with contextlib.suppress(psutil.Error):
             if process.pid not in found and process.environ().get(_MARK) == str(os.getpid()):
                 found[process.pid] = process
@@ -85,7 +96,9 @@ def _signal(process: psutil.Process, *, kill: bool) -> None:
 
 
 def sample_gpu(path: Path, seconds: float = 10.0) -> None:
-    """Appends the state of the GPU to a file every few seconds until this process ends, in a thread of its own."""
+    """Appends the state of the GPU to a file every few seconds until this process ends, in a thread
+    of its own.
+    """
     if shutil.which("nvidia-smi") is None:
         return
 

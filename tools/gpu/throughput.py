@@ -81,7 +81,9 @@ def update(job: Job, size: int, length: int, setting: str, *, halves: bool = Fal
 
 @cache
 def flops_of_sequence(job: Job, length: int, longest: str, halves: bool) -> float:
-    """Floating-point operations of an ordinary update, by sequence: those of a replay cannot be counted."""
+    """Floating-point operations of an ordinary update, by sequence: those of a replay cannot be
+    counted.
+    """
     subject = subject_of(job, [*BFLOAT16, longest])
     with counting_flops() as total:
         subject.update(batch_of(subject, 2, length, halves=halves))
@@ -102,20 +104,29 @@ def step(job: Job, num_envs: int, setting: str) -> float:
 
 
 def projected(job: Job, milliseconds: dict[str, float]) -> None:
-    """Minutes of the published fit, evaluations aside, from an update and a step that were measured."""
+    """Minutes of the published fit, evaluations aside, from an update and a step that were
+    measured.
+    """
     kinds = {"float32, 12 environments": ("float32", 12), "hardware=gpu": (BEST, 128)}
     for name, (setting, num_envs) in kinds.items():
-        each = milliseconds.get(f"update, {setting}"), milliseconds.get(f"step of {num_envs}, {setting}")
+        each = (
+            milliseconds.get(f"update, {setting}"),
+            milliseconds.get(f"step of {num_envs}, {setting}"),
+        )
         if each[0] is not None and each[1] is not None:
             total = UPDATES * each[0] + STEPS / num_envs * each[1]
             job.note(
-                f"{STEPS:,} steps and {UPDATES:,} updates, {name}", round(total / 6e4, 1), unit="minutes"
+                f"{STEPS:,} steps and {UPDATES:,} updates, {name}",
+                round(total / 6e4, 1),
+                unit="minutes",
             )
 
 
 def profile(job: Job) -> None:
     """Kernels that take longest in a recorded update, and how long the device is busy."""
-    cuda = job.cuda and torch.version.cuda is not None  # an emulated device has no kernels of its own
+    cuda = (
+        job.cuda and torch.version.cuda is not None
+    )  # an emulated device has no kernels of its own
     activity = torch.profiler.ProfilerActivity.CUDA if cuda else torch.profiler.ProfilerActivity.CPU
     subject = subject_of(job, SETTINGS[BEST] if cuda else ())
     batch = batch_of(subject, *((4, 33) if job.tiny else (16, 501)))
@@ -152,14 +163,20 @@ def waits(job: Job) -> None:
         subject.update(batch)
     number = waits_of(lambda: subject.update(batch))
     wrong = number.total() > 1
-    job.note("waits of the host in a recorded update", number.total(), wrong=wrong, lines=dict(number))
+    job.note(
+        "waits of the host in a recorded update", number.total(), wrong=wrong, lines=dict(number)
+    )
 
     collector = collector_of(subject, 12)
     for _ in range(3):
         collector.collect(12 * 64)
-    longer, shorter = (waits_of(lambda steps=steps: collector.collect(12 * steps)) for steps in (64, 32))
+    longer, shorter = (
+        waits_of(lambda steps=steps: collector.collect(12 * steps)) for steps in (64, 32)
+    )
     more = (longer.total() - shorter.total()) / 32
-    job.note("waits of the host in a recorded step", more, wrong=more > 0, lines_of_64_steps=dict(longer))
+    job.note(
+        "waits of the host in a recorded step", more, wrong=more > 0, lines_of_64_steps=dict(longer)
+    )
 
 
 def waits_of(call: Callable[[], Any]) -> Counter[str]:
@@ -168,8 +185,12 @@ def waits_of(call: Callable[[], Any]) -> Counter[str]:
 
     def note(message: Any, *_: Any, **__: Any) -> None:
         if "synchron" in str(message):
-            stack = [frame for frame in traceback.extract_stack() if f"{os.sep}yamame" in frame.filename]
-            lines[f"{Path(stack[-1].filename).name}:{stack[-1].lineno}" if stack else "elsewhere"] += 1
+            stack = [
+                frame for frame in traceback.extract_stack() if f"{os.sep}yamame" in frame.filename
+            ]
+            lines[
+                f"{Path(stack[-1].filename).name}:{stack[-1].lineno}" if stack else "elsewhere"
+            ] += 1
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")

@@ -1,4 +1,6 @@
-"""Packages that a GPU machine without a network lacks: downloaded as wheels beforehand, installed there."""
+"""Packages that a GPU machine without a network lacks: downloaded as wheels beforehand, installed
+there.
+"""
 
 import email
 import shutil
@@ -26,22 +28,28 @@ PREINSTALLED = frozenset({
 UNUSED = frozenset({"mlflow"})
 """Dependencies that are not needed there: no part logs to MLflow."""
 Get = Callable[[str], tuple[str, list[str]]]
-"""A requirement, such as ``"orjson>=3"`` -> the version that was obtained, and the requirements of that version."""
+"""A requirement, such as ``"orjson>=3"`` -> the version that was obtained, and the requirements of
+that version.
+"""
 
 
 def declared() -> list[Requirement]:
     """Requirements of the package and of its extra ``train``, with the bounds of pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [*project["dependencies"], *project["optional-dependencies"]["train"]]
-    return [requirement for requirement in map(Requirement, lines) if requirement.name not in UNUSED]
+    return [
+        requirement for requirement in map(Requirement, lines) if requirement.name not in UNUSED
+    ]
 
 
 def carried(get: Get, python: str) -> dict[str, str]:
     """Obtains every package that is not preinstalled, and the packages that it requires in turn.
 
     Args:
-        get: Obtains one package. It is called again for a package when a later requirement narrows its bounds.
-        python: Version of Python on the GPU machine, for markers such as ``python_version < "3.13"``.
+        get: Obtains one package. It is called again for a package when a later requirement narrows
+            its bounds.
+        python: Version of Python on the GPU machine, for markers such as
+            ``python_version < "3.13"``.
 
     Returns:
         Versions by canonical name.
@@ -66,7 +74,9 @@ def carried(get: Get, python: str) -> dict[str, str]:
 
 
 def prepare(python: str, platform: str, folder: Path = FOLDER) -> None:
-    """Downloads the wheels for a version of Python and a platform, in place of those of an earlier call."""
+    """Downloads the wheels for a version of Python and a platform, in place of those of an earlier
+    call.
+    """
     folder.mkdir(exist_ok=True)
     for wheel in folder.glob("*.whl"):
         wheel.unlink()
@@ -86,7 +96,9 @@ def download(requirement: str, folder: Path, python: str, platform: str) -> tupl
     target += [f"--platform={tag}" for tag in compatible(platform)]
     with tempfile.TemporaryDirectory() as place:
         done = pip("download", "--no-deps", "--dest", place, *target, requirement)
-        if done.returncode != 0:  # perhaps only its source is published, which is fine for pure Python
+        if (
+            done.returncode != 0
+        ):  # perhaps only its source is published, which is fine for pure Python
             built = pip("wheel", "--no-deps", "--wheel-dir", place, requirement)
             if built.returncode != 0 or not list(Path(place).glob("*-none-any.whl")):
                 sys.exit(
@@ -127,7 +139,9 @@ def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def lacking() -> tuple[list[str], list[str]]:
-    """Declared packages that are not installed, and descriptions of those with a version outside of the bounds."""
+    """Declared packages that are not installed, and descriptions of those with a version outside of
+    the bounds.
+    """
     missing, outside = [], []
     for requirement in declared():
         try:

@@ -1,9 +1,10 @@
 """Action distributions over encoded actions.
 
-Every distribution is built from policy parameters `[*, P]` and speaks encoded actions `[*, A]` (float32):
-one-hot, concatenated one-hots, bits, or numbers in [-1, 1]. All the maths is done in float32, whatever the
-parameters' dtype. Draws come from PyTorch's global generator, so that a run restored with that generator's
-state goes on exactly. Arguments are not validated on the way, except for action masks.
+Every distribution is built from policy parameters `[*, P]` and speaks encoded actions `[*, A]`
+(float32): one-hot, concatenated one-hots, bits, or numbers in [-1, 1]. All the maths is done in
+float32, whatever the parameters' dtype. Draws come from PyTorch's global generator, so that a run
+restored with that generator's state goes on exactly. Arguments are not validated on the way, except
+for action masks.
 """
 
 import math
@@ -14,14 +15,15 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.nn import functional as F
 
-from yamame.capturing import capturing
+from yamame.execution.capturing import capturing
 
 Shape = Size | list[int] | tuple[int, ...]
 _TINY = torch.finfo(torch.float32).tiny
 _LOG_TINY = math.log(_TINY)
 _INVERSE_LIMIT = 0.99
-# Expectation under the standard normal by the trapezoid rule: under the widest normals the integrand bends
-# within a seventh of a standard deviation, where even nodes do better than as many Gauss-Hermite ones.
+# Expectation under the standard normal by the trapezoid rule: under the widest normals the
+# integrand bends within a seventh of a standard deviation, where even nodes do better than as many
+# Gauss-Hermite ones.
 _NODES = tuple(node / 3.0 for node in range(-12, 13))
 _NORMALIZER = sum(math.exp(-0.5 * node**2) for node in _NODES)
 _QUADRATURE = tuple((node, math.exp(-0.5 * node**2) / _NORMALIZER) for node in _NODES)
@@ -30,10 +32,11 @@ _QUADRATURE = tuple((node, math.exp(-0.5 * node**2) / _NORMALIZER) for node in _
 class ActionDistribution(torch.distributions.Distribution):
     """A batch of distributions over encoded actions, as PyTorch and TorchRL have them.
 
-    The batch shape is `[*]`, the event shape `[A]`, and ``mode`` the greedy action, without a gradient. Continuous
-    actions are reparametrised. ``rsample`` of discrete ones is straight-through (arXiv 1308.3432): the value is the
-    sample, the gradient is that of the probabilities. Leading dimensions of what ``log_prob`` is given broadcast;
-    ``entropy`` is in nats.
+    The batch shape is `[*]`, the event shape `[A]`, and ``mode`` the greedy action, without a
+    gradient. Continuous actions are reparametrised. ``rsample`` of discrete ones is
+    straight-through (arXiv 1308.3432): the value is the sample, the gradient is that of the
+    probabilities. Leading dimensions of what ``log_prob`` is given broadcast; ``entropy`` is in
+    nats.
     """
 
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 (the base class declares it so)
@@ -43,10 +46,12 @@ class ActionDistribution(torch.distributions.Distribution):
         super().__init__(batch_shape, Size([encoded_size]), validate_args=False)
 
     def cloning_log_prob(self, encoded: Tensor) -> Tensor:
-        """Log-probability of actions to clone: without a floor, under which a policy cannot be told from others.
+        """Log-probability of actions to clone: without a floor, under which a policy cannot be told
+        from others.
 
-        The floor is for acting and for expectations. The gradient of its log-probability falls with the probability
-        below the floor, so an action that the policy has dropped would hardly be cloned back.
+        The floor is for acting and for expectations. The gradient of its log-probability falls with
+        the probability below the floor, so an action that the policy has dropped would hardly be
+        cloned back.
         """
         return self.log_prob(encoded)
 
@@ -90,8 +95,8 @@ class _Categorical(_StraightThrough):
 
     def sample(self, sample_shape: Shape = ()) -> Tensor:
         probs = self.probs.detach().expand(self._extended_shape(sample_shape))
-        # The first of independent exponential clocks with rates p rings at i with probability p_i; a rate
-        # of exactly zero never rings, because exponential_ is strictly positive.
+        # The first of independent exponential clocks with rates p rings at i with probability p_i;
+        # a rate of exactly zero never rings, because exponential_ is strictly positive.
         clock = torch.empty_like(probs).exponential_()
         return self._one_hot(probs / clock)
 
@@ -118,20 +123,24 @@ class _Categorical(_StraightThrough):
 
 
 def _check_mask(owner: str, has_choice: Tensor) -> None:
-    # Elsewhere nothing is read back; a row that allows nothing has probabilities that are no numbers.
+    # Elsewhere nothing is read back; a row that allows nothing has probabilities that are no
+    # numbers.
     if capturing() or not has_choice.is_cpu:
         return
     if not has_choice.all():
         row = tuple((~has_choice).nonzero()[0].tolist())
-        raise ValueError(f"{owner}: action_mask must allow an action in every row, got none in row {row}")
+        raise ValueError(
+            f"{owner}: action_mask must allow an action in every row, got none in row {row}"
+        )
 
 
 class DiscreteDistribution(_Categorical):
     """One choice among A actions.
 
-    With floor e the probabilities are `p = (1 - e) softmax(logits) + e / n` over the n allowed actions,
-    which, unlike clipping, leaves a gradient everywhere. Actions that are not allowed have probability
-    exactly 0; their log-probability is that of the smallest normal float, finite and without a gradient.
+    With floor e the probabilities are `p = (1 - e) softmax(logits) + e / n` over the n allowed
+    actions, which, unlike clipping, leaves a gradient everywhere. Actions that are not allowed have
+    probability exactly 0; their log-probability is that of the smallest normal float, finite and
+    without a gradient.
 
     Args:
         logits: `[*, A]`.
@@ -139,7 +148,8 @@ class DiscreteDistribution(_Categorical):
         action_mask: bool, broadcastable to `[*, A]`, True where an action is allowed.
 
     Raises:
-        ValueError: If a row of `action_mask` allows nothing. Rows of padding must allow something, too.
+        ValueError: If a row of `action_mask` allows nothing. Rows of padding must allow something,
+            too.
 
     >>> DiscreteDistribution(torch.zeros(4), probability_floor=0.1).probs
     tensor([0.2500, 0.2500, 0.2500, 0.2500])
@@ -164,7 +174,8 @@ class MultiDiscreteDistribution(_StraightThrough):
         action_mask: bool, broadcastable to `[*, A]`.
 
     Raises:
-        ValueError: If `action_mask` leaves a choice without an allowed action (row: batch index, choice).
+        ValueError: If `action_mask` leaves a choice without an allowed action (row: batch index,
+            choice).
     """
 
     def __init__(
@@ -179,7 +190,9 @@ class MultiDiscreteDistribution(_StraightThrough):
         masks: Sequence[Tensor | None] = [None] * len(self._nvec)
         if action_mask is not None:
             allowed = masks = action_mask.bool().split(self._nvec, -1)
-            _check_mask("MultiDiscreteDistribution", torch.stack([mask.any(-1) for mask in allowed], -1))
+            _check_mask(
+                "MultiDiscreteDistribution", torch.stack([mask.any(-1) for mask in allowed], -1)
+            )
         parts = zip(logits.split(self._nvec, -1), masks, strict=True)
         self._choices = [_Categorical(part, probability_floor, mask) for part, mask in parts]
         super().__init__(torch.cat([choice.probs for choice in self._choices], -1))
@@ -242,7 +255,12 @@ class MultiBinaryDistribution(_StraightThrough):
     def log_prob(self, encoded: Tensor) -> Tensor:
         """Sum of the bits' log-probabilities."""
         if self._floor > 0:
-            return torch.where(encoded > 0.5, self.probs, 1 - self.probs).clamp_min(_TINY).log().sum(-1)
+            return (
+                torch.where(encoded > 0.5, self.probs, 1 - self.probs)
+                .clamp_min(_TINY)
+                .log()
+                .sum(-1)
+            )
         return self.cloning_log_prob(encoded)
 
     def cloning_log_prob(self, encoded: Tensor) -> Tensor:
@@ -260,9 +278,9 @@ class MultiBinaryDistribution(_StraightThrough):
 class TanhNormalDistribution(ActionDistribution):
     """Normals squashed into (-1, 1) by tanh (arXiv 1801.01290), independent over dimensions.
 
-    The log standard deviation is `-5 + 3.5 (tanh(s) + 1)`, so in [-5, 2]. The density of an action is taken
-    at the action clipped to +-0.99: near the ends the inverse of tanh is meaningless in float32 and its
-    log-densities explode.
+    The log standard deviation is `-5 + 3.5 (tanh(s) + 1)`, so in [-5, 2]. The density of an action
+    is taken at the action clipped to +-0.99: near the ends the inverse of tanh is meaningless in
+    float32 and its log-densities explode.
 
     Args:
         params: `[*, 2A]`: the A locations, then the A raw scales s.
@@ -307,8 +325,8 @@ def _log_tanh_slope(x: Tensor) -> Tensor:
 class BetaDistribution(ActionDistribution):
     """Betas stretched from [0, 1] to [-1, 1], independent over dimensions (Chou et al., ICML 2017).
 
-    Both concentrations are `softplus(raw) + 1.0001`, so every density is unimodal. The density of an action
-    is taken at the action clipped to +-0.99.
+    Both concentrations are `softplus(raw) + 1.0001`, so every density is unimodal. The density of
+    an action is taken at the action clipped to +-0.99.
 
     Args:
         params: `[*, 2A]`: the A raw alphas, then the A raw betas.

@@ -9,30 +9,42 @@ spec                                              encoding
 `Bounded`, real numbers                           in [-1, 1], by the affine map of the bounds
 ================================================  =======================================================
 
-`ActionEncoding.decode` gives back the environment's own dtype and shape, so decoding what was encoded is the identity.
+`ActionEncoding.decode` gives back the environment's own dtype and shape, so decoding what was
+encoded is the identity.
 """
 
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot, TensorSpec
+from torchrl.data import (
+    Binary,
+    Bounded,
+    Categorical,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    TensorSpec,
+)
 
-from yamame.capturing import Constant
 from yamame.checks import require
+from yamame.execution.capturing import Constant
 
 
 class ActionEncoding:
-    """The encoding of the actions of a spec: a plain object that pickles, and follows the device of its inputs.
+    """The encoding of the actions of a spec: a plain object that pickles, and follows the device of
+    its inputs.
 
     Args:
         spec: A leaf spec: `Categorical`, `OneHot`, `MultiCategorical`, `MultiOneHot`, `Binary` or a
-            continuous `Bounded`. After the batch, `Categorical` has no dimension and every other one.
+            continuous `Bounded`. After the batch, `Categorical` has no dimension and every other
+            one.
         batch_dims: Number of leading dimensions of the spec that belong to the environment's batch.
 
     Attributes:
         encoded_size: A, the size of an encoded action.
-        kind: What the environment's actions are: one index, several indices, one or several one-hots, bits, or a box.
+        kind: What the environment's actions are: one index, several indices, one or several
+            one-hots, bits, or a box.
         nvec: Number of actions of every choice; empty for bits and boxes.
         dtype: Their dtype.
         low: Their least value, a tensor that broadcasts against them.
@@ -80,7 +92,9 @@ class ActionEncoding:
         return low.on(device), high.on(device)
 
     def encode(self, action: Tensor) -> Tensor:
-        """The environment's action to its encoding, float32 `[*, A]`; beyond the bounds of a box, the bound's."""
+        """The environment's action to its encoding, float32 `[*, A]`; beyond the bounds of a box,
+        the bound's.
+        """
         if self.kind == "box":
             middle, half = self._middle.on(action.device), self._half.on(action.device)
             return ((action - middle) / half).clamp(-1.0, 1.0).float()
@@ -101,18 +115,28 @@ class ActionEncoding:
             return (encoded > 0.5).to(self.dtype)
         if self.kind == "index":
             return encoded.argmax(-1).to(self.dtype)
-        return torch.stack([part.argmax(-1) for part in encoded.split(self.nvec, -1)], -1).to(self.dtype)
+        return torch.stack([part.argmax(-1) for part in encoded.split(self.nvec, -1)], -1).to(
+            self.dtype
+        )
 
 
 def _one_hot(index: Tensor, size: int) -> Tensor:
-    """``[*] -> [*, size]`` float32, as `torch.nn.functional.one_hot` does it, which reads indices back on a CPU."""
+    """``[*] -> [*, size]`` float32, as `torch.nn.functional.one_hot` does it, which reads indices
+    back on a CPU.
+    """
     return (index.long().unsqueeze(-1) == torch.arange(size, device=index.device)).float()
 
 
-def _kind(spec: TensorSpec, batch_dims: int) -> Literal["index", "indices", "one_hot", "bits", "box"]:
+def _kind(
+    spec: TensorSpec, batch_dims: int
+) -> Literal["index", "indices", "one_hot", "bits", "box"]:
     name = type(spec).__name__
-    leaves = "be a leaf of kind Categorical, OneHot, MultiCategorical, MultiOneHot, Binary or Bounded"
-    require("ActionEncoding", "spec", name, isinstance(spec, Categorical | OneHot | Bounded), leaves)
+    leaves = (
+        "be a leaf of kind Categorical, OneHot, MultiCategorical, MultiOneHot, Binary or Bounded"
+    )
+    require(
+        "ActionEncoding", "spec", name, isinstance(spec, Categorical | OneHot | Bounded), leaves
+    )
     is_index = isinstance(spec, Categorical) and not isinstance(spec, MultiCategorical | Binary)
     if len(spec.shape) != batch_dims + (not is_index):
         raise ValueError(
@@ -132,11 +156,18 @@ def _kind(spec: TensorSpec, batch_dims: int) -> Literal["index", "indices", "one
 def _bounds(spec: Bounded) -> tuple[Tensor, Tensor]:
     """The bounds ``[A]`` of a box, which are those of every env."""
     condition = "be continuous (give whole numbers as MultiCategorical)"
-    require("ActionEncoding", "dtype of a Bounded", spec.dtype, spec.dtype.is_floating_point, condition)
-    lows, highs = (bound.reshape(-1, spec.shape[-1]).cpu() for bound in (spec.space.low, spec.space.high))
+    require(
+        "ActionEncoding", "dtype of a Bounded", spec.dtype, spec.dtype.is_floating_point, condition
+    )
+    lows, highs = (
+        bound.reshape(-1, spec.shape[-1]).cpu() for bound in (spec.space.low, spec.space.high)
+    )
     low, high, got = lows[0].clone(), highs[0].clone(), (lows.tolist(), highs.tolist())
     same = bool((lows == low).all() and (highs == high).all())
     require("ActionEncoding", "bounds", got, same, "be the same in every env of the batch")
-    got, proper = (low.tolist(), high.tolist()), bool((high - low).isfinite().all() and (low < high).all())
+    got, proper = (
+        (low.tolist(), high.tolist()),
+        bool((high - low).isfinite().all() and (low < high).all()),
+    )
     require("ActionEncoding", "bounds", got, proper, "be finite, the lower below the upper")
     return low, high

@@ -9,34 +9,37 @@ from torchrl.data import Composite, TensorSpec
 from yamame.actions import ActionSpace, BoxDistribution
 from yamame.agent.encoders import SeparateEncoders, check_encoder
 from yamame.agent.policy import InContextPolicy
+from yamame.agent.roles import output_layers
 from yamame.heads import ActorHead
-from yamame.roles import output_layers
 from yamame.timestep import inputs_from_spec
 from yamame.trajectory import TrajectoryEncoder
 
 
 class InContextAgent(nn.Module):
-    """Timestep encoder, trajectory encoder, actor, critics and value representation that fit an environment.
+    """Timestep encoder, trajectory encoder, actor, critics and value representation that fit an
+    environment.
 
-    The parts are given as factories whose remaining arguments are the widths and specs known only here, so the same
-    settings fit every environment. The actor and the critics share the two encoders (AMAGO, arXiv 2310.09971), or
-    have encoders of their own, of equal settings (recurrent model-free RL, arXiv 2110.05038).
+    The parts are given as factories whose remaining arguments are the widths and specs known only
+    here, so the same settings fit every environment. The actor and the critics share the two
+    encoders (AMAGO, arXiv 2310.09971), or have encoders of their own, of equal settings (recurrent
+    model-free RL, arXiv 2110.05038).
 
     Args:
         observation_spec: The environment's observation spec, with its batch dimensions.
         action_spec: The environment's action spec, with the same batch dimensions.
         timestep_encoder: ``(inputs, goal_encoder=...) -> module`` writing the features.
-        goal_encoder: ``(K, d) -> module`` embedding instructions; not used in an environment without goals.
+        goal_encoder: ``(K, d) -> module`` embedding instructions; not used in an environment
+            without goals.
         trajectory_encoder: ``(in_features) -> TrajectoryEncoder``.
         actor: ``(in_features, action_space=..., num_gammas=...) -> ActorHead``.
-        critic: ``(in_features, action_space=..., gammas=..., num_outputs=...) -> critics``; None in their place
-            makes an agent without any.
+        critic: ``(in_features, action_space=..., gammas=..., num_outputs=...) -> critics``; None in
+            their place makes an agent without any.
         returns: ``(num_gammas) -> value representation``.
         gammas: Discount factors in (0, 1), each with its own policy and values. The last one acts.
         probability_floor: Share of the uniform distribution mixed into discrete policies.
         box_distribution: Family of continuous policies; see `yamame.actions.ActionSpace`.
-        share_encoders: Whether the critics read the actor's context. If not, `yamame.losses.SeparateREDQLoss` is
-            the loss that trains the agent.
+        share_encoders: Whether the critics read the actor's context. If not,
+            `yamame.losses.SeparateREDQLoss` is the loss that trains the agent.
 
     Raises:
         UsageError: The trajectory encoder is none, or its context is not as wide as it says.
@@ -84,17 +87,26 @@ class InContextAgent(nn.Module):
         self.actor = actor(width, action_space=self.action_space, num_gammas=len(self.gammas))
         self.returns = returns(len(self.gammas))
         self.critic = critic(
-            width, action_space=self.action_space, gammas=self.gammas, num_outputs=self.returns.num_outputs
+            width,
+            action_space=self.action_space,
+            gammas=self.gammas,
+            num_outputs=self.returns.num_outputs,
         )
 
     @property
     def encoder(self) -> TensorDictModuleBase:
-        """All encoders as one module, for the loss: writes the context of every timestep of ``[B, L]``.
+        """All encoders as one module, for the loss: writes the context of every timestep of
+        ``[B, L]``.
 
-        Where the critics have encoders of their own, it writes theirs as well, as ``critic_context``.
+        Where the critics have encoders of their own, it writes theirs as well, as
+        ``critic_context``.
         """
         encoder = TensorDictSequential(self.timestep_encoder, self.trajectory_encoder)
-        return encoder if self.critic_encoder is None else SeparateEncoders(encoder, self.critic_encoder)
+        return (
+            encoder
+            if self.critic_encoder is None
+            else SeparateEncoders(encoder, self.critic_encoder)
+        )
 
     @property
     def parameter_roles(self) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Two encoders over one batch: the actor's and the critics'.
 
-Reads what either reads from a TensorDict ``[B, L]``; writes ``context``, the actor's, and ``critic_context``, both
-``[B, L, D]``, and whatever else the actor's encoder writes.
+Reads what either reads from a TensorDict ``[B, L]``; writes ``context``, the actor's, and
+``critic_context``, both ``[B, L, D]``, and whatever else the actor's encoder writes.
 """
 
 from typing import Any
@@ -16,7 +16,8 @@ from yamame.trajectory import TrajectoryEncoder
 
 @torch.no_grad()
 def check_encoder(encoder: Any, in_features: int) -> None:
-    """Takes one step from a fresh memory, which draws no random number and changes nothing of the encoder.
+    """Takes one step from a fresh memory, which draws no random number and changes nothing of the
+    encoder.
 
     Raises:
         UsageError: It is no trajectory encoder, or its context is not as wide as it says.
@@ -31,7 +32,9 @@ def check_encoder(encoder: Any, in_features: int) -> None:
     with torch.random.fork_rng(devices=[]):
         encoder.eval()
         memory = encoder.grow(encoder.init_memory(1, device=example.device))
-        context, _ = encoder.step(x, memory, start, torch.zeros(1, dtype=torch.int64, device=example.device))
+        context, _ = encoder.step(
+            x, memory, start, torch.zeros(1, dtype=torch.int64, device=example.device)
+        )
     for module, mode in modes.items():
         module.training = mode
     if (got := list(context.shape)) != (wanted := [1, encoder.out_features]):

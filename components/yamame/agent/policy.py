@@ -1,8 +1,8 @@
 """Acting: one decision per call from the whole history, which the trajectory encoder remembers.
 
-Reads the timestep encoder's keys, ``step_index``, ``is_init`` and, where the environment has one, ``action_mask`` from
-a TensorDict ``[N]``; writes ``action`` and nothing else, so that neither features nor memory reach a rollout. Envs
-whose ``is_init`` is set start with a fresh memory.
+Reads the timestep encoder's keys, ``step_index``, ``is_init`` and, where the environment has one,
+``action_mask`` from a TensorDict ``[N]``; writes ``action`` and nothing else, so that neither
+features nor memory reach a rollout. Envs whose ``is_init`` is set start with a fresh memory.
 """
 
 from collections.abc import Mapping
@@ -17,29 +17,32 @@ from torchrl.envs.utils import ExplorationType, exploration_type
 
 from yamame.actions import ActionSpace
 from yamame.agent.recorded import RecordedDecisions
-from yamame.capturing import capturing
 from yamame.checks import require
-from yamame.recorder import Compiled, Recorder
+from yamame.execution.capturing import capturing
+from yamame.execution.recorder import Compiled, Recorder
 from yamame.trajectory import SigmaReparamLinear, TrajectoryEncoder
 
 
 class InContextPolicy(TensorDictModuleBase):
-    """Encodes the present timestep, updates the memory and picks an action of one of the trained policies.
+    """Encodes the present timestep, updates the memory and picks an action of one of the trained
+    policies.
 
-    Samples under `ExplorationType.RANDOM` (and without a setting), takes the distribution's mode under
-    `ExplorationType.DETERMINISTIC` and `ExplorationType.MODE`.
+    Samples under `ExplorationType.RANDOM` (and without a setting), takes the distribution's mode
+    under `ExplorationType.DETERMINISTIC` and `ExplorationType.MODE`.
 
     Args:
         timestep_encoder: Writes the features of one timestep.
         trajectory_encoder: Turns them into the context; it keeps the memory between calls.
-        actor: Any module ``[N, D] -> [N, G, P]`` from context to the parameters of one distribution per policy.
-        action_space: Turns parameters into distributions and samples into actions; None for ``actor.action_space``.
+        actor: Any module ``[N, D] -> [N, G, P]`` from context to the parameters of one distribution
+            per policy.
+        action_space: Turns parameters into distributions and samples into actions; None for
+            ``actor.action_space``.
         gamma_index: Which of the actor's G policies acts.
         action_key: Where the action is written.
 
     Raises:
-        ValueError: If ``gamma_index`` is not an index into the actor's gammas, or ``trajectory_encoder`` keeps its
-            memory in the TensorDict.
+        ValueError: If ``gamma_index`` is not an index into the actor's gammas, or
+            ``trajectory_encoder`` keeps its memory in the TensorDict.
     """
 
     def __init__(
@@ -78,7 +81,11 @@ class InContextPolicy(TensorDictModuleBase):
         While it is captured, after `reserve`, it decides nothing by the data.
         """
         encoder = self.trajectory_encoder
-        memory = encoder.memory if capturing() else encoder.ready_memory(encoder.read_is_init(tensordict))
+        memory = (
+            encoder.memory
+            if capturing()
+            else encoder.ready_memory(encoder.read_is_init(tensordict))
+        )
         assert memory is not None
         decide = self._recorded or self._compiled or self.decide
         params, memory = decide(tensordict.select(*self.in_keys, strict=False), memory)
@@ -89,7 +96,9 @@ class InContextPolicy(TensorDictModuleBase):
         return tensordict.set(self.action_key, self.action_space.decode(encoded))
 
     def decide(self, observations: TensorDictBase, memory: TensorDict) -> tuple[Tensor, TensorDict]:
-        """Parameters of the distributions ``[N, P]`` and the next memory: all but the draw of the action."""
+        """Parameters of the distributions ``[N, P]`` and the next memory: all but the draw of the
+        action.
+        """
         encoder = self.trajectory_encoder
         x, is_init, step_index = encoder.read_step(self.timestep_encoder(observations.copy()))
         context, memory = encoder.step(x, memory, is_init, step_index)
@@ -104,7 +113,8 @@ class InContextPolicy(TensorDictModuleBase):
                 module.prepare_to_act()
 
     def compile_decisions(self) -> None:
-        """Compiles decisions from now on, all but the draw of the action; copies and pickles do not.
+        """Compiles decisions from now on, all but the draw of the action; copies and pickles do
+        not.
 
         Raises:
             ValueError: The trajectory encoder calls code that nobody has compiled.
@@ -136,7 +146,9 @@ class InContextPolicy(TensorDictModuleBase):
             )
 
     def reserve(self, num_steps: int) -> bool:
-        """Makes room in the memory for so many steps, so that none waits for the device; whether there is any."""
+        """Makes room in the memory for so many steps, so that none waits for the device; whether
+        there is any.
+        """
         return self.trajectory_encoder.reserve(num_steps)
 
     def carried(self) -> dict[str, Tensor]:
@@ -149,7 +161,9 @@ class InContextPolicy(TensorDictModuleBase):
         encoder = self.trajectory_encoder
         if encoder.memory is not None:
             entries = {tuple(name.split(".")): value for name, value in tensors.items()}
-            encoder.memory = TensorDict(entries, encoder.memory.batch_size, device=encoder.memory.device)
+            encoder.memory = TensorDict(
+                entries, encoder.memory.batch_size, device=encoder.memory.device
+            )
 
     def reset_memory(self) -> None:
         """Forgets everything: the next step starts every env afresh."""

@@ -1,4 +1,6 @@
-"""Learning histories: everything a learner saw, did and was paid, from its first step to its last."""
+"""Learning histories: everything a learner saw, did and was paid, from its first step to its
+last.
+"""
 
 from collections.abc import Callable
 
@@ -13,8 +15,8 @@ def learning_histories(
 ) -> TensorDict:
     """Lets one learner per env learn its task, from the next episode of every env to its end.
 
-    An environment with many trials of one task in an episode gives one history of learning per env (algorithm
-    distillation, arXiv 2210.14215).
+    An environment with many trials of one task in an episode gives one history of learning per env
+    (algorithm distillation, arXiv 2210.14215).
 
     Args:
         env: Environment with one batch dimension ``[N]``.

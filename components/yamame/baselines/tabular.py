@@ -1,8 +1,9 @@
 """Tabular Q-learning as an acting policy: one learner per env, all envs in one batch.
 
-It learns while it acts, from what every environment of this project shows: the step before is known from
-``prev_reward`` and its own last action. Reads ``observation`` ``[N, F]``, ``prev_reward`` ``[N, 1]``, ``trial_start``
-and ``is_init`` ``[N, 1]`` bool; writes ``action``. Where ``is_init`` is set the table is forgotten: another learner.
+It learns while it acts, from what every environment of this project shows: the step before is known
+from ``prev_reward`` and its own last action. Reads ``observation`` ``[N, F]``, ``prev_reward``
+``[N, 1]``, ``trial_start`` and ``is_init`` ``[N, 1]`` bool; writes ``action``. Where ``is_init`` is
+set the table is forgotten: another learner.
 """
 
 from collections.abc import Sequence
@@ -18,15 +19,16 @@ from yamame.checks import require, require_at_least
 
 
 class TabularQLearning(TensorDictModuleBase):
-    """Q-learning (Watkins 1989) with an optimistic table and epsilon-greedy actions, over rounded observations.
+    """Q-learning (Watkins 1989) with an optimistic table and epsilon-greedy actions, over rounded
+    observations.
 
     Its tables live outside parameters and state dictionaries, as an acting memory does.
 
     Args:
         action_space: Discrete.
         dims: Which entries of an observation tell the states apart; none: there is one state.
-        num_bins: Values in [0, 1] that each of them is rounded to, less one; more than the environment has are
-            harmless.
+        num_bins: Values in [0, 1] that each of them is rounded to, less one; more than the
+            environment has are harmless.
         learning_rate: Share of the way that a value moves to its target, in (0, 1].
         gamma: Discount factor within a trial, in [0, 1].
         epsilon: Share of random actions, in [0, 1].
@@ -34,8 +36,8 @@ class TabularQLearning(TensorDictModuleBase):
         observation_key: Where the observation is read.
 
     Raises:
-        ValueError: If a number is out of its range or actions are not discrete; in use, if an observation has
-            not so many entries.
+        ValueError: If a number is out of its range or actions are not discrete; in use, if an
+            observation has not so many entries.
 
     >>> from tensordict import TensorDict
     >>> from torchrl.data import Categorical

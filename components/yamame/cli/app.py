@@ -7,8 +7,8 @@ A recipe is a function of the composed configuration, handed to `main`::
     if __name__ == "__main__":
         main(train, config_name="train")
 
-Nothing is written before the whole configuration was checked (`yamame.cli.nodes.check`). The main YAML file must keep
-Hydra from writing anything itself, as conf/quiet.yaml does.
+Nothing is written before the whole configuration was checked (`yamame.cli.nodes.check`). The main
+YAML file must keep Hydra from writing anything itself, as conf/quiet.yaml does.
 """
 
 import functools
@@ -48,11 +48,11 @@ from yamame.cli.jobs import (
 from yamame.cli.nodes import check
 from yamame.cli.settings import SETTINGS
 from yamame.cli.threads import share_threads
-from yamame.failures import OutsideError, tell_aside
+from yamame.distributed import launched
 from yamame.files.identity import key_of
-from yamame.installed import conf_dir
-from yamame.ranks import started
-from yamame.signals import stopping
+from yamame.system.installed import conf_dir
+from yamame.system.messages import OutsideError, print_stderr
+from yamame.system.signals import handling
 from yamame.tracking.mlflow_store import check_store
 from yamame.tracking.sweep import close_sweep
 
@@ -72,17 +72,20 @@ def main(
 ) -> None:
     """Runs a recipe from the command line.
 
-    A mistake of the user (`UsageError`, or anything Hydra refuses) becomes one line on the standard error and exit
-    status 2, before anything is written or a job of a sweep begins. A failure of the outside world (``OSError``,
-    `OutsideError`) becomes one line and exit status 1. Ctrl-C ends it without a traceback. Other errors keep theirs. A
-    job of a sweep that fails leaves the others alone: a table says what became of each, and the exit status is 1.
+    A mistake of the user (`UsageError`, or anything Hydra refuses) becomes one line on the standard
+    error and exit status 2, before anything is written or a job of a sweep begins. A failure of the
+    outside world (``OSError``, `OutsideError`) becomes one line and exit status 1. Ctrl-C ends it
+    without a traceback. Other errors keep theirs. A job of a sweep that fails leaves the others
+    alone: a table says what became of each, and the exit status is 1.
 
     Args:
         task: The recipe.
         config_name: Name of the main YAML file, also shown before the message.
         config_dir: Directory of the YAML files; that of the package when None.
-        settings: What settings may be, see `yamame.cli.settings`; those of the package's YAML files are known.
-        resumable: Signals end the recipe with `yamame.signals.STATUS`, for what was begun can go on later.
+        settings: What settings may be, see `yamame.cli.settings`; those of the package's YAML files
+            are known.
+        resumable: Signals end the recipe with `yamame.system.signals.EXIT_STATUS`, for what was
+            begun can go on later.
         shared: Several processes of torchrun may share one run out.
         needs_store: Refuses to begin where the store of the tracker does not answer.
     """
@@ -106,10 +109,12 @@ def main(
         check_choices(line)
         with _raising(), ExitStack() as stack:
             if resumable:
-                stack.enter_context(stopping(at_once=True))
+                stack.enter_context(handling(at_once=True))
             if line.is_sweep:
                 jobs = stack.enter_context(table_of_jobs(*check_sweep(line, settings)))
-            hydra.main(version_base=VERSION_BASE, config_path=directory, config_name=config_name)(checked)()
+            hydra.main(version_base=VERSION_BASE, config_path=directory, config_name=config_name)(
+                checked
+            )()
     except (UsageError, HydraException, OmegaConfBaseException) as error:
         fail(config_name, explain(error, line))
     except (OSError, OutsideError) as error:
@@ -123,8 +128,8 @@ def main(
 
 
 def _check_processes(line: CommandLine, *, shared: bool) -> None:
-    """Refuses to be started by torchrun where processes would do the same beside each other."""
-    if started()[0] > 1 and (line.is_sweep or not shared):
+    """Refuses to be launched by torchrun where processes would do the same beside each other."""
+    if launched()[0] > 1 and (line.is_sweep or not shared):
         what = "-m" if line.is_sweep else "this recipe"
         raise UsageError(
             f"torchrun: must start one run of train or offline, got {what}; start it with python"
@@ -145,8 +150,10 @@ def _raising() -> Iterator[None]:
 
 
 def make_ready(cfg: DictConfig, *, needs_store: bool = True) -> None:
-    """Makes sure that the store answers, unless the run has one already, and sets what torch does in this process."""
-    if needs_store and not goes_on(cfg) and started()[1] == 0:
+    """Makes sure that the store answers, unless the run has one already, and sets what torch does
+    in this process.
+    """
+    if needs_store and not goes_on(cfg) and launched()[1] == 0:
         check_store(cfg)
     share_threads(num_jobs=_jobs_at_once())
     torch.set_float32_matmul_precision(cfg.get("float32_matmul_precision", "highest"))
@@ -154,17 +161,23 @@ def make_ready(cfg: DictConfig, *, needs_store: bool = True) -> None:
 
 @contextmanager
 def _answering(command: str) -> Iterator[Answer]:
-    """Takes what a recipe returns, or what it gave before if it is done; what ends it otherwise becomes one line.
+    """Takes what a recipe returns, or what it gave before if it is done; what ends it otherwise
+    becomes one line.
 
-    This stands inside Hydra, where an exception would get a second line. In a sweep the other jobs go on.
+    This stands inside Hydra, where an exception would get a second line. In a sweep the other jobs
+    go on.
     """
     answer = Answer()
-    with noted_job(answer, command) if is_job() and SWEEP_VARIABLE in os.environ else _one_line(command):
+    with (
+        noted_job(answer, command)
+        if is_job() and SWEEP_VARIABLE in os.environ
+        else _one_line(command)
+    ):
         try:
             yield answer
         except AlreadyDone as done:
             say("done")
-            tell_aside(done)
+            print_stderr(done)
             tell(done.run.path / "summary.json")
             answer.value = done.run.objective
 
@@ -181,7 +194,9 @@ def _one_line(command: str) -> Iterator[None]:
 
 
 def _jobs_at_once() -> int:
-    """How many jobs of a sweep run at the same time: as many as a launcher with ``n_jobs`` is told, as joblib's."""
+    """How many jobs of a sweep run at the same time: as many as a launcher with ``n_jobs`` is told,
+    as joblib's.
+    """
     return int(HydraConfig.get().launcher.get("n_jobs", 1)) if is_job() else 1
 
 

@@ -1,7 +1,8 @@
 """The command line as people type it, before Hydra reads it.
 
-Hydra reads ``=`` and ``,`` as parts of its own language and takes new keys only with a ``+``. Names of runs and
-instructions have such signs in them, and the settings of an environment are known only once a run was read.
+Hydra reads ``=`` and ``,`` as parts of its own language and takes new keys only with a ``+``. Names
+of runs and instructions have such signs in them, and the settings of an environment are known only
+once a run was read.
 """
 
 from collections.abc import Collection, Sequence
@@ -32,7 +33,8 @@ def ease(
     below: Collection[str] = (),
     first: str | None = None,
 ) -> list[str]:
-    """Quotes the values of some keys, lets keys be added below others, and takes a first word as the value of a key.
+    """Quotes the values of some keys, lets keys be added below others, and takes a first word as
+    the value of a key.
 
     Args:
         arguments: The command line.

@@ -1,4 +1,6 @@
-"""What stands on the command line of a recipe: Hydra's flags, overrides, and where YAML files are looked for."""
+"""What stands on the command line of a recipe: Hydra's flags, overrides, and where YAML files are
+looked for.
+"""
 
 import argparse
 import itertools
@@ -22,8 +24,8 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from yamame.checks import UsageError
-from yamame.failures import one_line
 from yamame.files.identity import key_of
+from yamame.system.messages import one_line
 
 MOST_JOBS = 10_000
 """Of a sweep: all of them are composed and checked before the first begins."""
@@ -66,7 +68,9 @@ class CommandLine:
         search_path = create_config_search_path(self.directory)
         if self.own_directory is not None:
             own = f"file://{self.own_directory}"
-            search_path.prepend(provider="command-line", path=own, anchor=SearchPathQuery(provider="schema"))
+            search_path.prepend(
+                provider="command-line", path=own, anchor=SearchPathQuery(provider="schema")
+            )
         former = GlobalHydra.instance().hydra
         GlobalHydra.instance().clear()
         try:
@@ -88,7 +92,9 @@ class CommandLine:
             raise
         except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
             given = " ".join(overrides)
-            raise UsageError(f"{given}: must be a configuration, it is not: {one_line(error)}") from error
+            raise UsageError(
+                f"{given}: must be a configuration, it is not: {one_line(error)}"
+            ) from error
 
 
 def read_command_line(arguments: Sequence[str], directory: str, config_name: str) -> CommandLine:
@@ -106,7 +112,9 @@ def read_command_line(arguments: Sequence[str], directory: str, config_name: str
     parser.error = _refuse  # type: ignore[method-assign]
     parsed: argparse.Namespace = parser.parse_intermixed_args(list(arguments))
     if parsed.experimental_rerun is not None:
-        raise UsageError(f"--experimental-rerun: there is no such flag here, got {parsed.experimental_rerun}")
+        raise UsageError(
+            f"--experimental-rerun: there is no such flag here, got {parsed.experimental_rerun}"
+        )
     own = None if parsed.config_dir is None else os.path.abspath(parsed.config_dir)
     if own is not None and not Path(own).is_dir():
         raise UsageError(f"--config-dir: must be a directory, got {parsed.config_dir}")
@@ -138,9 +146,13 @@ def jobs_of(line: CommandLine) -> Iterator[list[str]]:
             choices.append([f"{key}={value}" for value in _values(override)])
             if not 0 < (number := math.prod(map(len, choices))) <= MOST_JOBS:
                 what = f"more than {MOST_JOBS}" if number else "none"
-                raise UsageError(f"{override.input_line}: must give 1 to {MOST_JOBS} jobs, got {what}")
+                raise UsageError(
+                    f"{override.input_line}: must give 1 to {MOST_JOBS} jobs, got {what}"
+                )
         elif not line.is_search:
-            raise UsageError(f"{override.input_line}: must be values to try, or a search with sweeper=optuna")
+            raise UsageError(
+                f"{override.input_line}: must be values to try, or a search with sweeper=optuna"
+            )
     yield from map(list, itertools.product(*choices))
 
 
@@ -154,7 +166,9 @@ def _values(override: Override) -> list[str]:
     try:
         return list(itertools.islice(override.sweep_string_iterator(), MOST_JOBS + 1))
     except (ValueError, ArithmeticError, HydraException) as error:
-        raise UsageError(f"{text}: must be values to sweep over, it is not: {one_line(error)}") from error
+        raise UsageError(
+            f"{text}: must be values to sweep over, it is not: {one_line(error)}"
+        ) from error
 
 
 def _refuse(message: str) -> NoReturn:
@@ -170,5 +184,7 @@ def _search_path(overrides: Sequence[str]) -> list[str]:
         return []
     paths = values[0] if values and isinstance(values[0], list) else []
     return [
-        path.removeprefix("file://") for path in paths if isinstance(path, str) and path.startswith("file://")
+        path.removeprefix("file://")
+        for path in paths
+        if isinstance(path, str) and path.startswith("file://")
     ]

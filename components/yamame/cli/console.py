@@ -1,4 +1,6 @@
-"""The command ``yamame``: ``yamame train encoder=gru`` is ``python recipes/train.py encoder=gru``, from anywhere."""
+"""The command ``yamame``: ``yamame train encoder=gru`` is ``python recipes/train.py encoder=gru``,
+from anywhere.
+"""
 
 import ast
 import difflib
@@ -7,7 +9,7 @@ import sys
 from pathlib import Path
 
 from yamame import __version__, recipes_dir
-from yamame.failures import explain_missing, print_whole
+from yamame.system.messages import explain_missing, print_stdout
 
 
 def main() -> None:
@@ -15,7 +17,7 @@ def main() -> None:
     recipes = {path.stem: path for path in sorted(recipes_dir().glob("*.py"))}
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in ("-h", "--help"):
-        print_whole(_usage(recipes))
+        print_stdout(_usage(recipes))
     elif name == "--version":
         print(__version__)
     elif name in recipes:
@@ -30,7 +32,10 @@ def main() -> None:
     else:
         close = difflib.get_close_matches(name, recipes, n=1)
         hint = f", did you mean {close[0]}?" if close else ""
-        print(f"yamame: there is no command {name!r}{hint}; there are {', '.join(recipes)}", file=sys.stderr)
+        print(
+            f"yamame: there is no command {name!r}{hint}; there are {', '.join(recipes)}",
+            file=sys.stderr,
+        )
         raise SystemExit(2)
 
 
@@ -43,5 +48,9 @@ def _usage(recipes: dict[str, Path]) -> str:
     width = max(map(len, summaries))
     lines = [f"  {name.ljust(width)}  {text}" for name, text in summaries.items()]
     return "\n".join(
-        ["yamame COMMAND [group=choice] [key=value]   (yamame COMMAND --help lists them)", "", *lines]
+        [
+            "yamame COMMAND [group=choice] [key=value]   (yamame COMMAND --help lists them)",
+            "",
+            *lines,
+        ]
     )

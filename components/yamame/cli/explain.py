@@ -14,9 +14,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from yamame.checks import UsageError
 from yamame.cli.command_line import CommandLine
-from yamame.failures import OutsideError, one_line
 from yamame.files.config import flatten
 from yamame.files.identity import key_of
+from yamame.system.messages import OutsideError, one_line
 
 REMOVABLE = ("debug", "experiment", "hardware", "trials")
 """Groups that a recipe does without, so that ``~`` may take them away."""
@@ -34,7 +34,10 @@ REMEDIES = {
     errno.EMFILE: "allow more open files, with ulimit -n",
 }
 """What helps against a failure of the system."""
-SWEEPING = {"hydra/launcher": ("joblib", "submitit_local", "submitit_slurm"), "hydra/sweeper": ("optuna",)}
+SWEEPING = {
+    "hydra/launcher": ("joblib", "submitit_local", "submitit_slurm"),
+    "hydra/sweeper": ("optuna",),
+}
 """Choices of Hydra's that are in packages of their own."""
 _NAME = re.compile(r"[A-Za-z_][\w./@-]*")
 _NO_NAMES = ("null", "true", "false", "nan", "inf")
@@ -42,7 +45,8 @@ _KEY = re.compile(r"(?:Could not (?:override|append to config\.?|delete from con
 
 
 def check_choices(line: CommandLine) -> None:
-    """Refuses choices that are no names, on which Hydra stumbles, and what Hydra itself would build.
+    """Refuses choices that are no names, on which Hydra stumbles, and what Hydra itself would
+    build.
 
     Raises:
         UsageError: Names the choice, and says how a group is left out.
@@ -59,21 +63,26 @@ def check_choices(line: CommandLine) -> None:
         names = value.split(",")
         if text[:1] == "~" or value[:1] in ("", "{") or not folders:
             continue
-        if any(name.lower() in _NO_NAMES or not _NAME.fullmatch(name.strip("[] ")) for name in names):
+        if any(
+            name.lower() in _NO_NAMES or not _NAME.fullmatch(name.strip("[] ")) for name in names
+        ):
             options = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
             instead = f"~{group} leaves the group out" if group in REMOVABLE else _list(options)
             raise UsageError(f"{text}: no such choice; {instead}")
 
 
 def explain_outside(error: OSError | OutsideError) -> str:
-    """What failed outside of the program, where, and what helps; with the notes that were added to the error.
+    """What failed outside of the program, where, and what helps; with the notes that were added to
+    the error.
 
     >>> explain_outside(OSError(errno.ENOSPC, "No space left on device", "runs/a/checkpoints/step-1.pt"))
     'runs/a/checkpoints/step-1.pt: No space left on device; make room on its disk'
     """
     text, remedies = one_line(error), []
     if isinstance(error, OSError) and error.strerror:
-        place = error.filename if error.filename2 is None else f"{error.filename} -> {error.filename2}"
+        place = (
+            error.filename if error.filename2 is None else f"{error.filename} -> {error.filename2}"
+        )
         text = f"{place}: {error.strerror}" if error.filename else error.strerror
         remedies = [REMEDIES[number] for number in (error.errno,) if number in REMEDIES]
     return "; ".join([text, *remedies, *getattr(error, "__notes__", ())])
@@ -87,10 +96,18 @@ def explain(error: Exception, line: CommandLine) -> str:
         options = error.options
         if not options:  # those of a group of groups
             group, _, choice = error.missing_cfg_file.partition("/")
-            found = [(root / group, file) for root in line.roots for file in (root / group).rglob("*.yaml")]
-            options = sorted({file.relative_to(folder).with_suffix("").as_posix() for folder, file in found})
+            found = [
+                (root / group, file)
+                for root in line.roots
+                for file in (root / group).rglob("*.yaml")
+            ]
+            options = sorted(
+                {file.relative_to(folder).with_suffix("").as_posix() for folder, file in found}
+            )
         if choice in SWEEPING.get(group, ()):
-            return f"{group}={choice}: its package must be installed, run: pip install 'yamame[sweep]'"
+            return (
+                f"{group}={choice}: its package must be installed, run: pip install 'yamame[sweep]'"
+            )
         if options:
             return f"{group}={choice}: no such choice{_hint(choice, options)}; {_list(options)}"
     if isinstance(error, OverrideParseException):
@@ -112,23 +129,30 @@ def explain(error: Exception, line: CommandLine) -> str:
 
 
 def _known_keys(line: CommandLine, wrong: str) -> list[str]:
-    """All keys of the configuration composed without the wrong one; chosen groups decide which there are."""
+    """All keys of the configuration composed without the wrong one; chosen groups decide which
+    there are.
+    """
     plain = [text for text in line.overrides if re.match(r"[\w/@]+=[\w,./-]+$", text)]
     groups = [text for text in plain if not text.startswith(wrong)]
     for overrides in (groups, []):
         try:
             with line.composing():
-                config = compose(line.config_name, overrides=[text.split(",")[0] for text in overrides])
+                config = compose(
+                    line.config_name, overrides=[text.split(",")[0] for text in overrides]
+                )
         except (HydraException, OmegaConfBaseException):
             continue
         keys = flatten(OmegaConf.to_container(config, resolve=False))  # type: ignore[arg-type]
         parents = {key[:end] for key in keys for end in range(len(key)) if key[end] == "."}
-        return sorted(key for key in keys.keys() | parents if not key.rpartition(".")[2].startswith("_"))
+        return sorted(
+            key for key in keys.keys() | parents if not key.rpartition(".")[2].startswith("_")
+        )
     return []
 
 
 def _hint(wrong: str, known: Sequence[str]) -> str:
-    """The closest names; a key also matches by its last part, for people forget the groups before it.
+    """The closest names; a key also matches by its last part, for people forget the groups before
+    it.
 
     >>> _hint("sed", ["seed", "device"]), _hint("minutes", ["budget.minutes"])
     (', did you mean seed?', ', did you mean budget.minutes?')
@@ -138,7 +162,10 @@ def _hint(wrong: str, known: Sequence[str]) -> str:
     close = near or difflib.get_close_matches(wrong, known, n=3)
     if not close:
         by_leaf = {key.rpartition(".")[2]: key for key in known}
-        close = [by_leaf[leaf] for leaf in difflib.get_close_matches(wrong.rpartition(".")[2], by_leaf, n=3)]
+        close = [
+            by_leaf[leaf]
+            for leaf in difflib.get_close_matches(wrong.rpartition(".")[2], by_leaf, n=3)
+        ]
     return f", did you mean {' or '.join(close)}?" if close else ""
 
 
@@ -152,7 +179,11 @@ def _elsewhere(line: CommandLine, key: str) -> str:
             node: Any = OmegaConf.load(path)
             if OmegaConf.is_dict(node) and leaf in (node.get(group) or node):
                 choices.append(path.stem)
-    return f"; it is a key of {', '.join(f'{group}={choice}' for choice in choices)}" if choices else ""
+    return (
+        f"; it is a key of {', '.join(f'{group}={choice}' for choice in choices)}"
+        if choices
+        else ""
+    )
 
 
 def _siblings(wrong: str, known: Sequence[str]) -> str:

@@ -1,4 +1,6 @@
-"""What ``--help`` shows: what a recipe does, examples, the groups, and every key with the comment of its YAML file."""
+"""What ``--help`` shows: what a recipe does, examples, the groups, and every key with the comment
+of its YAML file.
+"""
 
 import ast
 import re
@@ -36,7 +38,9 @@ def help_text(line: CommandLine, recipe: Path) -> str:
     with line.composing():
         cfg = line.composed(line.overrides, whole=True)
     chosen = {
-        group: choice for group, choice in cfg.hydra.runtime.choices.items() if not group.startswith("hydra/")
+        group: choice
+        for group, choice in cfg.hydra.runtime.choices.items()
+        if not group.startswith("hydra/")
     }
     footer = str(cfg.hydra.help.footer or "").strip()
     parts = [_what(recipe), _groups(line, chosen), _keys(line, cfg, chosen), _FLAGS, footer]
@@ -71,12 +75,22 @@ def _keys(line: CommandLine, cfg: Any, chosen: dict[str, str | None]) -> str:
     """A line per key: its value and what its YAML file says of it."""
     comments: dict[str, str] = {}
     for path, package in _files(line, cfg, chosen):
-        comments = dict(_comments(path.read_text(), package)) | comments  # the first file that says something
+        comments = (
+            dict(_comments(path.read_text(), package)) | comments
+        )  # the first file that says something
     settings: Any = OmegaConf.to_container(cfg)
     rows = []
-    for key, value in flatten({name: node for name, node in settings.items() if name != "hydra"}).items():
+    for key, value in flatten(
+        {name: node for name, node in settings.items() if name != "hydra"}
+    ).items():
         if not key.endswith("._partial_"):
-            text = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
+            text = (
+                "null"
+                if value is None
+                else str(value).lower()
+                if isinstance(value, bool)
+                else value
+            )
             rows.append(_row(f"{key}={text}", comments.get(key, "")))
     return "\n".join(["Keys, as key=value:", *rows])
 
@@ -94,17 +108,23 @@ def _row(left: str, right: str, *, width: int = 44) -> str:
     )
 
 
-def _files(line: CommandLine, cfg: Any, chosen: dict[str, str | None]) -> Iterator[tuple[Path, str]]:
+def _files(
+    line: CommandLine, cfg: Any, chosen: dict[str, str | None]
+) -> Iterator[tuple[Path, str]]:
     """The YAML files that a configuration is made of, with the key that each stands below."""
     main = [line.config_name]
     for name in main:
         for path in (root / f"{name}.yaml" for root in reversed(line.roots)):
             if path.is_file():
                 defaults = OmegaConf.select(OmegaConf.load(path), "defaults", default=[])
-                main += [entry for entry in defaults if isinstance(entry, str) and entry != "_self_"]
+                main += [
+                    entry for entry in defaults if isinstance(entry, str) and entry != "_self_"
+                ]
                 yield path, ""
     for group, choice in chosen.items():
-        for path in (root / group.partition("@")[0] / f"{choice}.yaml" for root in reversed(line.roots)):
+        for path in (
+            root / group.partition("@")[0] / f"{choice}.yaml" for root in reversed(line.roots)
+        ):
             if path.is_file():
                 yield path, group.partition("@")[2] or group.replace("/", ".")
 

@@ -1,8 +1,8 @@
-"""The jobs of a sweep: each has a name and a directory of its own, one that fails leaves the others alone, and a table
-at the end says what became of each.
+"""The jobs of a sweep: each has a name and a directory of its own, one that fails leaves the others
+alone, and a table at the end says what became of each.
 
-Jobs may run in other processes. They are told of a folder in the sweep's directory by an environment variable, and
-leave a file there, which the process that started the sweep reads.
+Jobs may run in other processes. They are told of a folder in the sweep's directory by an
+environment variable, and leave a file there, which the process that started the sweep reads.
 """
 
 import json
@@ -29,10 +29,10 @@ from yamame.cli.command_line import CommandLine, jobs_of
 from yamame.cli.explain import explain_outside
 from yamame.cli.names import run_name
 from yamame.cli.nodes import check
-from yamame.failures import OutsideError, one_line, tell_aside
 from yamame.files.atomic import is_left_behind, write_json
 from yamame.files.identity import key_of
-from yamame.installed import recipe_command
+from yamame.system.installed import recipe_command
+from yamame.system.messages import OutsideError, one_line, print_stderr
 from yamame.tracking.tracker import EXPERIMENT, TRACKING_URI
 
 SWEEP_VARIABLE = "YAMAME_SWEEP"
@@ -53,7 +53,9 @@ def resuming_command(num_processes: int) -> str:
     hydra_config = HydraConfig.get()
     start = recipe_command(hydra_config.job.name)
     if num_processes > 1:
-        program = start.removeprefix("python ") if start.startswith("python ") else f"--no-python {start}"
+        program = (
+            start.removeprefix("python ") if start.startswith("python ") else f"--no-python {start}"
+        )
         start = f"torchrun --nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', num_processes)} {program}"
     sources = {source.provider: source.path for source in hydra_config.runtime.config_sources}
     flags = ["--config-dir", sources["command-line"]] if "command-line" in sources else []
@@ -65,13 +67,17 @@ def resuming_command(num_processes: int) -> str:
 
 
 def is_part() -> bool:
-    """Return whether the runs of this process are parts of a recipe that reports on all of them together."""
+    """Return whether the runs of this process are parts of a recipe that reports on all of them
+    together.
+    """
     return _is_part
 
 
 @contextmanager
 def parts_of_one() -> Iterator[None]:
-    """Within the block runs print one line at their end, in place of a table and of what to do next."""
+    """Within the block runs print one line at their end, in place of a table and of what to do
+    next.
+    """
     global _is_part
     former, _is_part = _is_part, True
     try:
@@ -103,7 +109,9 @@ def is_job() -> bool:
 
 
 def resume_mode(cfg: DictConfig) -> bool | Literal["auto"]:
-    """What ``resume`` says; null is false for a single run, and in a sweep auto, unless runs are to be replaced."""
+    """What ``resume`` says; null is false for a single run, and in a sweep auto, unless runs are to
+    be replaced.
+    """
     if cfg.resume is None:
         return "auto" if is_job() and not cfg.run.overwrite else False
     return cfg.resume
@@ -127,8 +135,8 @@ def check_sweep(
     """Composes and checks every job of a sweep given on the command line.
 
     Returns:
-        The directory of the sweep; the overrides of its jobs, none if a search decides which there are; the commands
-        that make pages of its runs, one per MLflow experiment.
+        The directory of the sweep; the overrides of its jobs, none if a search decides which there
+        are; the commands that make pages of its runs, one per MLflow experiment.
 
     Raises:
         UsageError: A job is not what `check` wants, or two of them share a directory.
@@ -175,7 +183,8 @@ class Answer:
 
 @contextmanager
 def noted_job(answer: Answer, command: str) -> Iterator[None]:
-    """Within the block a job does its work; what became of it is noted. An error is told, and the other jobs go on.
+    """Within the block a job does its work; what became of it is noted. An error is told, and the
+    other jobs go on.
 
     A job that is killed, or asked to end, was noted as stopped.
 
@@ -191,22 +200,27 @@ def noted_job(answer: Answer, command: str) -> Iterator[None]:
     try:
         yield
         if isinstance(answer.value, int | float):
-            result, objective = f"{answer.value:.4g}", answer.value if math.isfinite(answer.value) else None
+            result, objective = (
+                f"{answer.value:.4g}",
+                answer.value if math.isfinite(answer.value) else None,
+            )
     except Exception as error:
         say("failed")
         if isinstance(error, UsageError | OSError | OutsideError):
             message = str(error) if isinstance(error, UsageError) else explain_outside(error)
             result = " ".join(message.split())
-            tell_aside(f"{command}: job {number}: {result}")
+            print_stderr(f"{command}: job {number}: {result}")
         else:
             result = f"{type(error).__name__}: {error}".partition("\n")[0]
-            tell_aside(traceback.format_exc())
+            print_stderr(traceback.format_exc())
     if file.parent.is_dir():  # a launcher that has lost another job does not wait for this one
         write_json(file, {**note, "outcome": _outcome, "result": result, "objective": objective})
 
 
 def explain_lost(error: Exception) -> str:
-    """One line for what a launcher raises where the process of a job is gone; any other error is raised again."""
+    """One line for what a launcher raises where the process of a job is gone; any other error is
+    raised again.
+    """
     if not (isinstance(error, BrokenProcessPool) or type(error).__module__.startswith("submitit.")):
         raise error
     return f"the process of a job is gone: {one_line(error)}; the same command goes on"
@@ -216,14 +230,15 @@ def explain_lost(error: Exception) -> str:
 def table_of_jobs(
     sweep_dir: Path, planned: Sequence[list[str]], reports: Sequence[str]
 ) -> Iterator[dict[int, dict[str, Any]]]:
-    """Within the block jobs note what becomes of them; at its end a table shows it, however it ends.
+    """Within the block jobs note what becomes of them; at its end a table shows it, however it
+    ends.
 
     Args:
         sweep_dir, planned, reports: From `check_sweep`; the directory is made when missing.
 
     Yields:
-        What became of each job by its number: its ``overrides``, ``outcome``, ``result`` and ``objective``; filled when
-        the block ends.
+        What became of each job by its number: its ``overrides``, ``outcome``, ``result`` and
+        ``objective``; filled when the block ends.
 
     Raises:
         SystemExit: A job failed; the status is 1.
@@ -251,7 +266,9 @@ def table_of_jobs(
 def _print_table(
     jobs: Mapping[int, Mapping[str, Any]], planned: Sequence[list[str]], reports: Sequence[str]
 ) -> None:
-    """Print a line per job: its number, outcome, objective or error, and the overrides that not all jobs have."""
+    """Print a line per job: its number, outcome, objective or error, and the overrides that not all
+    jobs have.
+    """
     begun = {number: job["overrides"] for number, job in jobs.items()}
     given = dict(enumerate(planned)) if _are_planned(begun, planned) else begun
     common = set.intersection(*map(set, given.values()))
@@ -274,7 +291,9 @@ def _print_table(
 
 
 def _report_of(cfg: DictConfig) -> str | None:
-    """Return the command that makes a page of the runs of a job; None if they are not logged to MLflow."""
+    """Return the command that makes a page of the runs of a job; None if they are not logged to
+    MLflow.
+    """
     node = OmegaConf.to_container(cfg.get("logger") or OmegaConf.create({}), resolve=True)
     assert isinstance(node, dict)
     if not str(node.get("_target_")).endswith(".MLflowTracker"):
@@ -288,8 +307,12 @@ def _report_of(cfg: DictConfig) -> str | None:
 
 
 def _are_planned(begun: Mapping[int, list[str]], planned: Sequence[list[str]]) -> bool:
-    """Whether these jobs are among the planned: not with ``hydra.sweeper.params`` or ``shuffle()``."""
-    shared = set.intersection(*map(set, planned)) if planned else set()  # Hydra may spell these otherwise
+    """Whether these jobs are among the planned: not with ``hydra.sweeper.params`` or
+    ``shuffle()``.
+    """
+    shared = (
+        set.intersection(*map(set, planned)) if planned else set()
+    )  # Hydra may spell these otherwise
     return all(
         number < len(planned)
         and set(planned[number]) - shared <= set(texts)

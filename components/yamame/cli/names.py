@@ -15,10 +15,12 @@ _LONGEST_NAME = 80
 
 
 def run_name(cfg: DictConfig, hydra_config: Any = None) -> str:
-    """The name a run is given, or one made of its recipe, its environment, encoder, other overrides and its seed.
+    """The name a run is given, or one made of its recipe, its environment, encoder, other overrides
+    and its seed.
 
-    Equal command lines get equal names, different runs different ones: what is too long is cut, and then ends in a hash
-    of all that was to stand there. Overrides that leave the run what it is (its budget, say) do not count.
+    Equal command lines get equal names, different runs different ones: what is too long is cut, and
+    then ends in a hash of all that was to stand there. Overrides that leave the run what it is (its
+    budget, say) do not count.
 
     Args:
         cfg: The composed configuration.
@@ -30,9 +32,13 @@ def run_name(cfg: DictConfig, hydra_config: Any = None) -> str:
     known = hydra_config.runtime.choices
     groups = [group for group in _NAMED_AFTER if group in known]
     overrides = [text for text in hydra_config.overrides.task if makes_another_name(key_of(text))]
-    others = sorted(text for text in overrides if not text.startswith(tuple(f"{group}=" for group in groups)))
+    others = sorted(
+        text for text in overrides if not text.startswith(tuple(f"{group}=" for group in groups))
+    )
     prefix = "" if hydra_config.job.config_name == "train" else f"{hydra_config.job.config_name}-"
-    return prefix + file_name([*(str(known[group]) for group in groups), *others], end=f"-seed={cfg.seed}")
+    return prefix + file_name(
+        [*(str(known[group]) for group in groups), *others], end=f"-seed={cfg.seed}"
+    )
 
 
 def file_name(parts: Sequence[str], *, end: str = "") -> str:

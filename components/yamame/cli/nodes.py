@@ -1,4 +1,6 @@
-"""Nodes of a configuration: those with a ``_target_`` name a class or function, and their other keys its arguments."""
+"""Nodes of a configuration: those with a ``_target_`` name a class or function, and their other
+keys its arguments.
+"""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -18,10 +20,10 @@ from yamame.cli.validation import (
     parameters_of,
     undeclared,
 )
-from yamame.failures import as_text
 from yamame.files.config import flatten
 from yamame.files.identity import is_one_of
 from yamame.files.trusted import SPECIAL, check_name, locate, prefixes_of
+from yamame.system.messages import format_value
 
 _REFUSALS = (TypeError, ValueError, OverflowError, MemoryError)
 _OF_CHECKS = re.compile(r"\w+: .+ must ")
@@ -44,10 +46,18 @@ def plain(cfg: Any) -> Any:
 
 
 def targets(node: Any, key: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every node of a plain configuration that has a ``_target_``, with its dotted key, outermost first."""
+    """Every node of a plain configuration that has a ``_target_``, with its dotted key, outermost
+    first.
+    """
     if isinstance(node, dict) and "_target_" in node:
         yield key, node
-    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    items = (
+        node.items()
+        if isinstance(node, dict)
+        else enumerate(node)
+        if isinstance(node, list)
+        else ()
+    )
     for name, item in items:
         yield from targets(item, f"{key}.{name}" if key else str(name))
 
@@ -78,7 +88,8 @@ def check_targets(node: Any, *, key: str = "", trust: Collection[str] = ()) -> N
 def located(
     node: Any, *, key: str = "", trust: Collection[str] = ()
 ) -> list[tuple[str, dict[str, Any], Callable[..., Any]]]:
-    """Key, node and class of every target of a plain configuration, once all of their names are checked.
+    """Key, node and class of every target of a plain configuration, once all of their names are
+    checked.
 
     Raises:
         UsageError: As `check_targets`; or there is no such class, or it may not be named.
@@ -89,7 +100,9 @@ def located(
     for name, n, target in classes:
         for argument in free_data_of(target) & n.keys():
             for place, inner in targets(n[argument], f"{name}.{argument}"):
-                raise UsageError(f"{place}._target_: must be plain data there, got {inner['_target_']!r}")
+                raise UsageError(
+                    f"{place}._target_: must be plain data there, got {inner['_target_']!r}"
+                )
     return classes
 
 
@@ -105,12 +118,16 @@ def _trust_of(node: Any) -> Collection[str]:
 
 
 def check(
-    cfg: DictConfig, settings: Mapping[str, Any] | None = None, *, typed: Collection[str] | None = None
+    cfg: DictConfig,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    typed: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """Checks a whole configuration without building anything.
 
-    Every value is given and resolves; every target is allowed and can be imported, every key below a target is a
-    parameter of it, and every value of the type that this has. What no target takes is checked by ``settings``.
+    Every value is given and resolves; every target is allowed and can be imported, every key below
+    a target is a parameter of it, and every value of the type that this has. What no target takes
+    is checked by ``settings``.
 
     Args:
         cfg: The composed configuration.
@@ -129,23 +146,33 @@ def check(
     nodes = located(config, trust=config.get("trust", ()))
     for name in undeclared(config, settings) if settings else ():
         if is_one_of(name, tuple(typed or ())):  # a preset may set what another recipe takes
-            raise UsageError(f"{name}: there is no such key, got {as_text(OmegaConf.select(cfg, name))}")
+            raise UsageError(
+                f"{name}: there is no such key, got {format_value(OmegaConf.select(cfg, name))}"
+            )
     check_settings(settings, config)
     # What changes an environment has no target of its own.
-    changes = {f"{name}.env": config.get(name, {}).get("env", {}) for name in ("evaluation", "source")}
-    nodes += [(name, node, env) for name, node in changes.items() for key, _, env in nodes if key == "env"]
+    changes = {
+        f"{name}.env": config.get(name, {}).get("env", {}) for name in ("evaluation", "source")
+    }
+    nodes += [
+        (name, node, env) for name, node in changes.items() for key, _, env in nodes if key == "env"
+    ]
     foreign: dict[str, str] = {}
     for key, node, target in nodes:
         parameters = parameters_of(target)
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             takes = f"{node.get('_target_', target.__name__)} takes {', '.join(parameters)}"
             for name in [name for name in node if name not in SPECIAL and name not in parameters]:
-                foreign[f"{key}.{name}"] = f"{takes}, not {name!r}, got {as_text(node[name])}"
+                foreign[f"{key}.{name}"] = f"{takes}, not {name!r}, got {format_value(node[name])}"
         check_arguments(target, node, key)
     if foreign:
         # Those that the command line did not set can be dropped by it.
         presets = [] if typed is None else [f"~{key}" for key in foreign if key not in typed]
-        remedy = f"; a preset sets what this choice does not take, add {' '.join(presets)}" if presets else ""
+        remedy = (
+            f"; a preset sets what this choice does not take, add {' '.join(presets)}"
+            if presets
+            else ""
+        )
         name, problem = next(iter(foreign.items()))
         raise UsageError(f"{name}: {problem}{remedy}")
     return config
@@ -154,16 +181,17 @@ def check(
 def instantiate(node: Any, **runtime: Any) -> Any:
     """Builds what a configuration node describes, giving it facts known at run time.
 
-    Nested targets are built first, containers arrive as plain ones, and ``runtime`` arrives untouched (Hydra
-    itself would turn dictionaries and lists in it into its own). With ``_partial_: true`` the result is a
-    function that takes the rest.
+    Nested targets are built first, containers arrive as plain ones, and ``runtime`` arrives
+    untouched (Hydra itself would turn dictionaries and lists in it into its own). With
+    ``_partial_: true`` the result is a function that takes the rest.
 
     Args:
         node: A node with ``_target_``; None gives None.
         runtime: Further keyword arguments.
 
     Raises:
-        UsageError: A target may not be named, or a constructor refused its arguments (with its message).
+        UsageError: A target may not be named, or a constructor refused its arguments (with its
+            message).
     """
     if node is None:
         return None
@@ -172,7 +200,7 @@ def instantiate(node: Any, **runtime: Any) -> Any:
     config = plain(node) if is_config else node
     located(config, key=key, trust=trust)
     if "_target_" not in config:
-        raise UsageError(f"{key}._target_ must be given, got {as_text(config)}")
+        raise UsageError(f"{key}._target_ must be given, got {format_value(config)}")
     key = key or config["_target_"]
     try:
         built = hydra.utils.instantiate(config, _partial_=True, _convert_="all")
@@ -195,17 +223,23 @@ def instantiate(node: Any, **runtime: Any) -> Any:
 
 
 def _blame(key: str, error: BaseException, node: Mapping[str, Any]) -> str:
-    """The message of a constructor that failed, with the numbers that it is about but does not name."""
+    """The message of a constructor that failed, with the numbers that it is about but does not
+    name.
+    """
     message = str(error).splitlines()[0] if isinstance(error, RuntimeError) else str(error)
     numbers = _unnamed_numbers(error, message, node)
     if numbers:
         largest = sorted(numbers, key=lambda name: -abs(numbers[name]))
-        message += f"; got {', '.join(f'{name}={as_text(numbers[name])}' for name in largest)}"
+        message += f"; got {', '.join(f'{name}={format_value(numbers[name])}' for name in largest)}"
     return f"{key}: {message}"
 
 
-def _unnamed_numbers(error: BaseException, message: str, node: Mapping[str, Any]) -> dict[str, float]:
-    """Numbers of a node that an error may be about: those it quotes without a name, else all if it is about any."""
+def _unnamed_numbers(
+    error: BaseException, message: str, node: Mapping[str, Any]
+) -> dict[str, float]:
+    """Numbers of a node that an error may be about: those it quotes without a name, else all if it
+    is about any.
+    """
     numbers = {
         name: value
         for name, value in node.items()

@@ -1,18 +1,22 @@
-"""What the settings of every recipe may be where no ``_target_`` takes them: the one place beside the YAML.
+"""What the settings of every recipe may be where no ``_target_`` takes them: the one place beside
+the YAML.
 
-Nested as the YAML files are, which give the defaults and say what each key means. A key has a type, or the class whose
-arguments the keys below it are; a `Node` has a ``_target_``, whose own annotations say the rest.
+Nested as the YAML files are, which give the defaults and say what each key means. A key has a type,
+or the class whose arguments the keys below it are; a `Node` has a ``_target_``, whose own
+annotations say the rest.
 """
 
 from typing import Annotated, Any, Literal, NotRequired
 
-from yamame.budget import Budget
 from yamame.cli.validation import Node, Pattern
+from yamame.system.budget import Budget
 
 Count = Annotated[int, 1]
 """An integer of at least 1."""
 Many = Annotated[int, range(1, 1_000_001)]
-"""How many are played side by side: a slip of the keyboard would ask for more memory than there is."""
+"""How many are played side by side: a slip of the keyboard would ask for more memory than there
+is.
+"""
 _DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "npu", "mtia", "xla")
 _IN_WORDS = f"one of {', '.join(_DEVICES)}, or as cuda:1 with its number"
 Device = Annotated[str, Pattern(f"({'|'.join(_DEVICES)})(:[0-9]+)?", _IN_WORDS)]
@@ -60,7 +64,9 @@ _TRAINING = {
     "callbacks": Free,
     "expected": Free | None,
     "trials": NotRequired[Node],
-    **dict.fromkeys(("timestep_encoder", "goal_encoder", "encoder", "relabel", "exploration"), Node),
+    **dict.fromkeys(
+        ("timestep_encoder", "goal_encoder", "encoder", "relabel", "exploration"), Node
+    ),
     **dict.fromkeys(("optimizer", "logger", "env"), Node),
     **dict.fromkeys(("packing", "workers"), Node | None),
 }

@@ -1,8 +1,8 @@
 """What a setting may be, told from annotations alone, before anything is built.
 
-The type of a setting is the annotation of the parameter that takes it: of the class or function that a ``_target_``
-names, or what `yamame.cli.settings` says. ``Annotated[int, 1]`` stands for an integer of at least 1,
-``Annotated[int, range(1, 9)]`` for one of these, and
+The type of a setting is the annotation of the parameter that takes it: of the class or function
+that a ``_target_`` names, or what `yamame.cli.settings` says. ``Annotated[int, 1]`` stands for an
+integer of at least 1, ``Annotated[int, range(1, 9)]`` for one of these, and
 ``Annotated[str, Pattern(...)]`` for a text that a pattern matches.
 """
 
@@ -16,9 +16,15 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired
 
 from yamame.checks import UsageError
-from yamame.failures import as_text
+from yamame.system.messages import format_value
 
-_TEXTS = {bool: "true or false", int: "an integer", float: "a number", str: "a text", types.NoneType: "null"}
+_TEXTS = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "a text",
+    types.NoneType: "null",
+}
 _LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
 _LISTS = (list, tuple, abc.Sequence, abc.Collection, abc.Iterable)
 _MAPPINGS = (dict, abc.Mapping, abc.MutableMapping)
@@ -27,7 +33,8 @@ _MAPPINGS = (dict, abc.Mapping, abc.MutableMapping)
 def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The parameters of a function or constructor, by name.
 
-    A class is asked for its ``__init__``: metaclasses, as TorchRL's, hide the signature of the class itself.
+    A class is asked for its ``__init__``: metaclasses, as TorchRL's, hide the signature of the
+    class itself.
     """
     if not inspect.isclass(target):
         return dict(inspect.signature(target).parameters)
@@ -51,8 +58,8 @@ def check_settings(settings: Mapping[str, Any], values: Mapping[str, Any], key: 
     """Refuses values that settings cannot have; keys that are not among them are not looked at.
 
     Args:
-        settings: Types by key (``NotRequired`` if it may be absent); of a group, such a mapping again, or a class
-            whose arguments are the keys.
+        settings: Types by key (``NotRequired`` if it may be absent); of a group, such a mapping
+            again, or a class whose arguments are the keys.
         values: Plain configuration.
         key: Where it stands in the whole configuration.
 
@@ -90,12 +97,14 @@ def check_groups(settings: Mapping[str, Any], values: Mapping[str, Any], key: st
         if below and name in values and not isinstance(values[name], Mapping):
             full = f"{key}.{name}" if key else name
             raise UsageError(
-                f"{full}: must be a mapping with {', '.join(below)}, got {as_text(values[name])}"
+                f"{full}: must be a mapping with {', '.join(below)}, got {format_value(values[name])}"
             )
 
 
 def undeclared(values: Mapping[str, Any], settings: Mapping[str, Any], key: str = "") -> list[str]:
-    """Keys of a configuration, but for those below a target or in free data, of which nothing says what they may be."""
+    """Keys of a configuration, but for those below a target or in free data, of which nothing says
+    what they may be.
+    """
     missing = [f"{key}{name}" for name in values if name not in settings]
     for name in values.keys() & settings.keys():
         below = _below(settings[name])
@@ -114,7 +123,8 @@ def _is_ours(hint: Any) -> bool:
 
 
 def check_arguments(target: Callable[..., Any], values: Mapping[str, Any], key: str) -> None:
-    """Refuses arguments of other types than the annotations'; the default of an argument is always one.
+    """Refuses arguments of other types than the annotations'; the default of an argument is always
+    one.
 
     Where the annotations cannot be told, nothing is refused.
 
@@ -128,7 +138,10 @@ def check_arguments(target: Callable[..., Any], values: Mapping[str, Any], key: 
     """
     try:
         hints = _hints_of(target)
-    except (NameError, TypeError):  # names that only a type checker imports, and functions written in C
+    except (
+        NameError,
+        TypeError,
+    ):  # names that only a type checker imports, and functions written in C
         return
     parameters = parameters_of(target)
     for name in parameters.keys() & values.keys() & hints.keys():
@@ -159,7 +172,8 @@ def _hints_of(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a plain value may be what an annotation says; where this is no plain type, it may unless it is one.
+    """Whether a plain value may be what an annotation says; where this is no plain type, it may
+    unless it is one.
 
     >>> fits(1, float), fits(True, float), fits("no", bool), fits(None, int | None), fits([1], list[str])
     (True, False, False, True, False)
@@ -171,18 +185,26 @@ def fits(value: Any, hint: Any) -> bool:
         inner, bound = typing.get_args(hint)
         if isinstance(bound, Pattern):
             return fits(value, inner) and re.fullmatch(bound.regex, value) is not None
-        return fits(value, inner) and (value in bound if isinstance(bound, range) else bool(value >= bound))
+        return fits(value, inner) and (
+            value in bound if isinstance(bound, range) else bool(value >= bound)
+        )
     if kind is Literal:
         return value in typing.get_args(hint)
     if kind in (int, float):
-        return isinstance(value, int | kind) and not isinstance(value, bool) and abs(value) <= _LARGEST[kind]
+        return (
+            isinstance(value, int | kind)
+            and not isinstance(value, bool)
+            and abs(value) <= _LARGEST[kind]
+        )
     if kind is str:
         return isinstance(value, str) and value.isprintable() and value != ""
     if kind in _TEXTS:
         return isinstance(value, kind)
     if kind in _LISTS:
         inside = typing.get_args(hint)[:1]
-        return isinstance(value, list) and all(fits(item, part) for part in inside for item in value)
+        return isinstance(value, list) and all(
+            fits(item, part) for part in inside for item in value
+        )
     if kind in _MAPPINGS:
         return isinstance(value, Mapping)
     plain = isinstance(value, bool | int | float | str | list | None)
@@ -205,7 +227,7 @@ def _check(key: str, value: Any, hint: Any) -> None:
         elif isinstance(value, int) and abs(value) > _LARGEST[int]:
             texts[_TEXTS[int]] = " of 64 bits"
         words = [text + (more or "") for text, more in texts.items()]
-        raise UsageError(f"{key}: must be {' or '.join(words)}, got {as_text(value)}")
+        raise UsageError(f"{key}: must be {' or '.join(words)}, got {format_value(value)}")
 
 
 def _text(hint: Any) -> str:
@@ -218,7 +240,7 @@ def _text(hint: Any) -> str:
     if kind is Annotated:
         return f"{_text(parts[0])} of at least {parts[1]}"
     if kind is Literal:
-        return f"one of {', '.join(map(as_text, parts))}"
+        return f"one of {', '.join(map(format_value, parts))}"
     if kind in _LISTS:
         items = [part for inside in parts[:1] for part in _alternatives(inside)]
         if any(typing.get_origin(item) is Annotated for item in items):
@@ -226,4 +248,6 @@ def _text(hint: Any) -> str:
         return "a list of numbers" if parts[:1] == (float,) else "a list"
     if kind is Node:
         return "a mapping with a _target_"
-    return _TEXTS.get(kind, "a mapping" if kind in _MAPPINGS else str(getattr(hint, "__name__", hint)))
+    return _TEXTS.get(
+        kind, "a mapping" if kind in _MAPPINGS else str(getattr(hint, "__name__", hint))
+    )

@@ -1,8 +1,9 @@
 """Puts steps of parallel environments together into whole trajectories.
 
-Steps come in blocks ``[S, N]`` (time, env) and episodes end at different times in every env. An episode leaves as one
-trajectory of a right-padded batch ``[E, L]`` in T+1 packing: one column per timestep, the terminal observation last,
-``mask`` True on real timesteps. What is not finished stays here until a later block ends it.
+Steps come in blocks ``[S, N]`` (time, env) and episodes end at different times in every env. An
+episode leaves as one trajectory of a right-padded batch ``[E, L]`` in T+1 packing: one column per
+timestep, the terminal observation last, ``mask`` True on real timesteps. What is not finished stays
+here until a later block ends it.
 """
 
 from collections.abc import Mapping
@@ -21,14 +22,18 @@ class TrajectoryAssembler:
         self._open: TensorDictBase | None = None  # [N, C], of env n its first _length[n] columns
         self._length: Tensor | None = None  # [N]
 
-    def add(self, steps: TensorDictBase, done: Tensor, terminal: TensorDictBase | None) -> TensorDictBase:
-        """Adds a block of consecutive steps; returns the episodes that ended in it, in order of step and then env.
+    def add(
+        self, steps: TensorDictBase, done: Tensor, terminal: TensorDictBase | None
+    ) -> TensorDictBase:
+        """Adds a block of consecutive steps; returns the episodes that ended in it, in order of
+        step and then env.
 
         Args:
             steps: ``[S, N]``, what was seen at each step and the transition that left it.
             done: ``[S, N]`` bool, the episode ended with this transition.
-            terminal: ``[E]``, the last observation of every ended episode, ordered as ``done.nonzero()``. May lack
-                keys of ``steps``: those are zero at the last timestep. None when no episode ended.
+            terminal: ``[E]``, the last observation of every ended episode, ordered as
+                ``done.nonzero()``. May lack keys of ``steps``: those are zero at the last timestep.
+                None when no episode ended.
 
         Returns:
             ``[E, L]`` with ``mask`` ``[E, L, 1]``; E is 0 when no episode ended.
@@ -72,8 +77,12 @@ class TrajectoryAssembler:
         if self._open is None or self._length is None:
             return {"steps": None, "length": None}
         steps = self._open[:, : int(self._length.max())].clone()
-        beyond = torch.arange(steps.shape[1], device=self._length.device) >= self._length.unsqueeze(-1)
-        for value in steps.values(True, True):  # beyond its end an episode has what an earlier one left there
+        beyond = torch.arange(steps.shape[1], device=self._length.device) >= self._length.unsqueeze(
+            -1
+        )
+        for value in steps.values(
+            True, True
+        ):  # beyond its end an episode has what an earlier one left there
             value[beyond] = 0
         return {"steps": steps, "length": self._length}
 
@@ -84,7 +93,9 @@ class TrajectoryAssembler:
         self._length = None if length is None else length.cpu()
 
 
-def _with_columns(held: TensorDictBase | None, steps: TensorDictBase, columns: int) -> TensorDictBase:
+def _with_columns(
+    held: TensorDictBase | None, steps: TensorDictBase, columns: int
+) -> TensorDictBase:
     """``held`` ``[N, C]`` with at least so many columns: itself, or a larger copy."""
     if held is None:
         held = steps[:0].transpose(0, 1)
@@ -106,7 +117,9 @@ def _move_to_front(held: TensorDictBase, length: Tensor, first: Tensor) -> None:
 def _gather(
     block: TensorDictBase, env: Tensor, start: Tensor, end: Tensor, terminal: TensorDictBase | None
 ) -> TensorDictBase:
-    """Cuts E episodes ``block[env, start : end + 1]`` and appends their terminal timestep: ``[E, L]``."""
+    """Cuts E episodes ``block[env, start : end + 1]`` and appends their terminal timestep:
+    ``[E, L]``.
+    """
     num_transitions = end - start + 1
     longest = int(num_transitions.max()) if len(env) else 0
     column = torch.arange(longest + 1, device=env.device)

@@ -1,8 +1,10 @@
-"""What a training loop needs of a collector, and what a collector asks of a policy, a replay and an environment.
+"""What a training loop needs of a collector, and what a collector asks of a policy, a replay and an
+environment.
 
-A policy is any TensorDict module that writes ``action`` into a tensordict ``[N]``. Where it, or a module in it, keeps
-to `Remembers`, `PreparesToAct` or `Records`, the collector uses that; none of them has to be there. Where policy,
-exploration and environment all keep to `Carries`, whole steps can be recorded.
+A policy is any TensorDict module that writes ``action`` into a tensordict ``[N]``. Where it, or a
+module in it, keeps to `Remembers`, `PreparesToAct` or `Records`, the collector uses that; none of
+them has to be there. Where policy, exploration and environment all keep to `Carries`, whole steps
+can be recorded.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +15,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from yamame.execution.recorder import Recorder
 from yamame.keys import RELABELLING
-from yamame.recorder import Recorder
 
 
 @dataclass(frozen=True)
@@ -64,16 +66,20 @@ class Replay(Protocol):
 class Collector(Protocol):
     """Acts and appends every finished trajectory to its replay.
 
-    Acting uses the collector's own copy of the policy: it changes only by `update_policy_weights_`, so the learner
-    may run beside it, in this process or another. The ``exploration`` of one that has any is told, through its
-    ``step``, of environment steps that were taken elsewhere.
+    Acting uses the collector's own copy of the policy: it changes only by `update_policy_weights_`,
+    so the learner may run beside it, in this process or another. The ``exploration`` of one that
+    has any is told, through its ``step``, of environment steps that were taken elsewhere.
     """
 
     def collect(self, num_steps: int) -> Episodes:
-        """Takes at least ``num_steps`` environment steps, over all envs, and appends the episodes that ended."""
+        """Takes at least ``num_steps`` environment steps, over all envs, and appends the episodes
+        that ended.
+        """
 
     def update_policy_weights_(self, weights: TensorDictBase) -> None:
-        """Copies ``TensorDict.from_module(policy).data`` into the acting policy. Its memory survives."""
+        """Copies ``TensorDict.from_module(policy).data`` into the acting policy. Its memory
+        survives.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` needs to go on acting."""
@@ -127,25 +133,33 @@ class Records(Protocol):
 
 
 class Carries(Protocol):
-    """A policy, an exploration or an environment whose part of a step can be recorded, with that of the others.
+    """A policy, an exploration or an environment whose part of a step can be recorded, with that of
+    the others.
 
-    It decides nothing by the data, and what it remembers from one step to the next is in tensors that can be exchanged.
-    Work of the host is not done while `yamame.capturing.capturing`. What can never be recorded says why in an attribute
+    It decides nothing by the data, and what it remembers from one step to the next is in tensors
+    that can be exchanged. Work of the host is not done while
+    `yamame.execution.capturing.capturing`. What can never be recorded says why in an attribute
     ``capture_obstacle``.
     """
 
     def reserve(self, num_steps: int) -> bool:
-        """Does ahead what the host has to do for so many steps; whether they can be recorded now."""
+        """Does ahead what the host has to do for so many steps; whether they can be recorded
+        now.
+        """
 
     def carried(self) -> Mapping[str, Tensor]:
-        """The tensors that a step reads and changes. It puts new ones in their place, which are no views of others."""
+        """The tensors that a step reads and changes. It puts new ones in their place, which are no
+        views of others.
+        """
 
     def carry(self, tensors: Mapping[str, Tensor]) -> None:
         """Goes on with these tensors, which are like those of `carried`; they are not copied."""
 
 
 def carries(part: Any) -> bool:
-    """Whether a part keeps to `Carries`. Its class is asked, for wrappers hand on what they are asked for."""
+    """Whether a part keeps to `Carries`. Its class is asked, for wrappers hand on what they are
+    asked for.
+    """
     able = all(hasattr(type(part), name) for name in ("reserve", "carried", "carry"))
     return able and getattr(part, "capture_obstacle", None) is None
 
@@ -153,14 +167,16 @@ def carries(part: Any) -> bool:
 def lacking(replay: Any) -> list[str]:
     """Entries for relabelling that the trajectories in replay do not have.
 
-    An earlier version may have begun the run, whose environment did not write an entry yet; it goes on without.
+    An earlier version may have begun the run, whose environment did not write an entry yet; it goes
+    on without.
     """
     fields = getattr(replay, "fields", None)
     return [key for key in RELABELLING if key not in fields] if fields else []
 
 
 def outermost(module: nn.Module, protocol: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The modules in ``module`` (itself included) that keep to a protocol, by name; none inside another of them.
+    """The modules in ``module`` (itself included) that keep to a protocol, by name; none inside
+    another of them.
 
     >>> class Remembering(nn.Sequential):
     ...     def prepare_to_act(self) -> None: ...

@@ -28,7 +28,9 @@ def packed(tensors: Mapping[K, Tensor]) -> Tensor:
     >>> unpacked(packed(tensors), tensors)
     {'a': tensor([True]), 'b': tensor([[1.5000]])}
     """
-    return torch.cat([tensors[key].contiguous().view(-1).view(torch.uint8) for key in _order(tensors)])
+    return torch.cat(
+        [tensors[key].contiguous().view(-1).view(torch.uint8) for key in _order(tensors)]
+    )
 
 
 def unpacked(flat: Tensor, like: Mapping[K, Tensor]) -> dict[K, Tensor]:

@@ -1,9 +1,11 @@
-"""Acting beside learning, on this machine or many: Ray actors play ahead of the learner, by no more than a bound.
+"""Acting beside learning, on this machine or many: Ray actors play ahead of the learner, by no more
+than a bound.
 
-Every actor has envs, a policy and unfinished episodes of its own and answers with whole trajectories. The learner asks
-for blocks of steps, takes the answers and alone writes to replay, so nothing is stored twice. An actor that dies, or
-whose machine does, is replaced; what it had not answered is lost. Which weights played which step depends on the load:
-nothing here is reproducible. `SyncCollector` is.
+Every actor has envs, a policy and unfinished episodes of its own and answers with whole
+trajectories. The learner asks for blocks of steps, takes the answers and alone writes to replay, so
+nothing is stored twice. An actor that dies, or whose machine does, is replaced; what it had not
+answered is lost. Which weights played which step depends on the load: nothing here is reproducible.
+`SyncCollector` is.
 """
 
 import copy
@@ -27,9 +29,9 @@ from yamame.checks import UsageError, require, require_at_least
 from yamame.collectors.base import Episodes, Replay, lacking
 from yamame.collectors.pace import Pace
 from yamame.collectors.player import Answer, Job, Player, pack, unpack
-from yamame.failures import one_line, tell_aside
-from yamame.precision import Precision, check_precision
-from yamame.signals import kept, noted, unheard
+from yamame.execution.precision import Precision, check_precision
+from yamame.system.messages import one_line, print_stderr
+from yamame.system.signals import blocked, received, restoring_handlers
 
 _PATIENCE = 1.0
 """Seconds after which a learner that waits for an answer looks whether it was asked to end."""
@@ -49,41 +51,46 @@ _ENVIRONMENT = {
 class RayCollector:
     """Collects with Ray actors that go on acting while the learner learns.
 
-    The actors begin at the first `collect`. At most ``max_staleness`` steps are asked for and not yet collected, shared
-    out evenly; every block is played with the weights that were the newest when it was asked for. So the weights of an
-    actor that is half as fast as the others are twice as old. Trajectories are those of `SyncCollector`. If a signal
-    has asked the process to end (`yamame.signals`), `collect` returns what there is.
+    The actors begin at the first `collect`. At most ``max_staleness`` steps are asked for and not
+    yet collected, shared out evenly; every block is played with the weights that were the newest
+    when it was asked for. So the weights of an actor that is half as fast as the others are twice
+    as old. Trajectories are those of `SyncCollector`. If a signal has asked the process to end
+    (`yamame.system.signals`), `collect` returns what there is.
 
-    The death of an actor or of its machine costs its unfinished episodes, which `Episodes.num_aborted` counts, and the
-    blocks that it was asked for; another takes its place, with new seeds. An error in an actor ends the collector.
+    The death of an actor or of its machine costs its unfinished episodes, which
+    `Episodes.num_aborted` counts, and the blocks that it was asked for; another takes its place,
+    with new seeds. An error in an actor ends the collector.
 
-    A restored collector goes on with the saved weights and exploration schedule, but its actors begin new episodes, of
-    tasks that were not given before the state was saved.
+    A restored collector goes on with the saved weights and exploration schedule, but its actors
+    begin new episodes, of tasks that were not given before the state was saved.
 
     Args:
-        make_env: ``(num_envs=..., seed=...) -> environment`` with batch size ``[num_envs]``, which emits
-            ``is_init``. Is pickled; actors find modules where this process does.
+        make_env: ``(num_envs=..., seed=...) -> environment`` with batch size ``[num_envs]``, which
+            emits ``is_init``. Is pickled; actors find modules where this process does.
         policy: As for `SyncCollector`; copied, and pickled.
         replay: Receives finished trajectories ``[E, L]`` through its ``extend``, in this process.
         num_envs: Envs of all actors together, shared out evenly.
-        seed: Every actor's seeds follow from it, from how often the run was resumed, the actor's number, and how often
-            that was replaced.
-        exploration: As for `SyncCollector`; copied into every actor, where its ``step`` counts the steps of all.
+        seed: Every actor's seeds follow from it, from how often the run was resumed, the actor's
+            number, and how often that was replaced.
+        exploration: As for `SyncCollector`; copied into every actor, where its ``step`` counts the
+            steps of all.
         num_workers: Actors, at most ``num_envs``.
         block_steps: Steps of every env between two answers of an actor.
         max_staleness: The most environment steps, over all envs, asked for and not yet collected.
-        address: Of the Ray cluster to join, as ``auto`` for that of this machine. None: Ray is started on this machine,
-            unless it runs in this process already, and ended with the collector.
-        resources: What Ray sets aside for an actor: ``num_cpus``, ``num_gpus``, ``memory``, ``accelerator_type``,
-            ``resources``.
+        address: Of the Ray cluster to join, as ``auto`` for that of this machine. None: Ray is
+            started on this machine, unless it runs in this process already, and ended with the
+            collector.
+        resources: What Ray sets aside for an actor: ``num_cpus``, ``num_gpus``, ``memory``,
+            ``accelerator_type``, ``resources``.
         timeout: Seconds without any answer after which the actors are taken for stuck.
         greedy, autocast: As for `SyncCollector`.
 
     Raises:
         UsageError: Ray is not installed.
-        ValueError: If a number is out of its range, ``autocast`` or a name in ``resources`` is unknown, or no cluster
-            answers at ``address``.
-        RuntimeError: At `collect`, if an actor failed, all are stuck, or one after the other dies; all are ended.
+        ValueError: If a number is out of its range, ``autocast`` or a name in ``resources`` is
+            unknown, or no cluster answers at ``address``.
+        RuntimeError: At `collect`, if an actor failed, all are stuck, or one after the other dies;
+            all are ended.
     """
 
     def __init__(
@@ -105,24 +112,34 @@ class RayCollector:
         autocast: Precision = None,
     ) -> None:
         owner = type(self).__name__
-        require(owner, "num_workers", num_workers, 1 <= num_workers <= num_envs, f"be in 1..{num_envs}")
+        require(
+            owner, "num_workers", num_workers, 1 <= num_workers <= num_envs, f"be in 1..{num_envs}"
+        )
         require_at_least(owner, 1, block_steps=block_steps)
         require_at_least(owner, num_envs * block_steps, max_staleness=max_staleness)
         require(owner, "timeout", timeout, timeout > 0, "be positive")
         self._resources = {"num_cpus": 1, **(resources or {})}
         known = self._resources.keys() <= set(_RESOURCES)
-        require(owner, "resources", self._resources, known, f"have no keys but {', '.join(_RESOURCES)}")
+        require(
+            owner, "resources", self._resources, known, f"have no keys but {', '.join(_RESOURCES)}"
+        )
         for name in ("num_cpus", "num_gpus"):
             amount = self._resources.get(name, 0)
-            is_amount = isinstance(amount, int | float) and not isinstance(amount, bool) and amount >= 0
+            is_amount = (
+                isinstance(amount, int | float) and not isinstance(amount, bool) and amount >= 0
+            )
             require(owner, f"resources.{name}", amount, is_amount, "be a number, at least 0")
-        check_precision(owner, autocast, None if self._resources.get("num_gpus") else torch.device("cpu"))
+        check_precision(
+            owner, autocast, None if self._resources.get("num_gpus") else torch.device("cpu")
+        )
         self._ray = import_ray(owner)
         self.replay = replay
         self.policy = copy.deepcopy(policy).cpu().requires_grad_(False).eval()
         self.exploration = copy.deepcopy(exploration)
         self._make_env, self._seed = make_env, seed
-        self._envs = [num_envs // num_workers + (w < num_envs % num_workers) for w in range(num_workers)]
+        self._envs = [
+            num_envs // num_workers + (w < num_envs % num_workers) for w in range(num_workers)
+        ]
         self._block_steps, self._timeout, self._address = block_steps, timeout, address
         self._most_asked = max_staleness // (num_envs * block_steps)  # blocks, of every actor
         self._acting = {"greedy": greedy, "autocast": autocast}
@@ -136,21 +153,29 @@ class RayCollector:
     def _forget(self) -> None:
         """No actor plays."""
         self._actors: list[Any] = []
-        self._asked: dict[Any, int] = {}  # the actor of every block that is not yet collected, oldest first
-        self._open = [(0, 0)] * len(self._envs)  # unfinished episodes, and their steps, at the last answers
+        self._asked: dict[
+            Any, int
+        ] = {}  # the actor of every block that is not yet collected, oldest first
+        self._open = [(0, 0)] * len(
+            self._envs
+        )  # unfinished episodes, and their steps, at the last answers
         self._version = self._num_steps = self._deaths = 0
         self._last_death = "no actor died"
         self._owns_ray = False
         self.pace = Pace(len(self._envs))
 
     def collect(self, num_steps: int) -> Episodes:
-        """Appends what the actors answer until they took ``num_steps`` steps more; waits only for what is missing."""
+        """Appends what the actors answer until they took ``num_steps`` steps more; waits only for
+        what is missing.
+        """
         begun = time.monotonic()
         brought, num_aborted = [Episodes.none()], 0
         try:
             if not self._actors:
                 self._start()
-            while sum(episodes.num_steps for episodes in brought) < num_steps and noted() is None:
+            while (
+                sum(episodes.num_steps for episodes in brought) < num_steps and received() is None
+            ):
                 block = self._wait()
                 if block is None:
                     continue
@@ -175,7 +200,7 @@ class RayCollector:
         """A block that is answered, or whose actor is gone; None if the process is asked to end."""
         begun = time.monotonic()
         ready: list[Any] = []
-        while not ready and noted() is None:
+        while not ready and received() is None:
             ready, _ = self._ray.wait(list(self._asked), timeout=_PATIENCE)
             waited = time.monotonic() - begun
             if not ready and waited >= self._timeout:
@@ -196,7 +221,7 @@ class RayCollector:
         except self._ray.exceptions.RayError as error:
             self._deaths += 1
             self._last_death = f"the last death: {one_line(error, longest=1000)}"
-            tell_aside(f"RayCollector: actor {index} is replaced: {one_line(error)}")
+            print_stderr(f"RayCollector: actor {index} is replaced: {one_line(error)}")
             if self._deaths > _MOST_DEATHS:
                 raise RuntimeError(
                     f"RayCollector: actors must live, {self._deaths} died without an answer from any; "
@@ -228,11 +253,17 @@ class RayCollector:
         return episodes
 
     def _join(self) -> None:
-        """Starts Ray on this machine, or joins the cluster of ``address``; raises ValueError if none answers there."""
-        refused = f"{type(self).__name__}: address must be that of a Ray cluster, got {self._address}"
+        """Starts Ray on this machine, or joins the cluster of ``address``; raises ValueError if
+        none answers there.
+        """
+        refused = (
+            f"{type(self).__name__}: address must be that of a Ray cluster, got {self._address}"
+        )
         if self._ray.is_initialized():
             joined = self._ray.get_runtime_context().gcs_address
-            if (self._address or "").count(":") == 1 and self._address != joined:  # and no ray://host:port
+            if (self._address or "").count(
+                ":"
+            ) == 1 and self._address != joined:  # and no ray://host:port
                 raise ValueError(f"{refused}: this process has joined {joined}")
             return
         options: dict[str, Any] = {"address": self._address}
@@ -240,7 +271,10 @@ class RayCollector:
             num_cpus = ceil(len(self._envs) * self._resources["num_cpus"])
             options = {"address": "local", "num_cpus": max(1, num_cpus), "include_dashboard": False}
         try:
-            with unheard(), kept():  # the learner's process is asked to end, and ends Ray's
+            with (
+                blocked(),
+                restoring_handlers(),
+            ):  # the learner's process is asked to end, and ends Ray's
                 self._ray.init(log_to_driver=False, logging_level="error", **options)
         except ConnectionError as error:
             raise ValueError(f"{refused}: {one_line(error)}") from error
@@ -265,19 +299,24 @@ class RayCollector:
             runtime_env={"env_vars": {"PYTHONPATH": places}},
             **self._resources,
         )
-        return actor.remote(Job(self._make_env, self._envs[index], *seeds, self._acting), self._parts)
+        return actor.remote(
+            Job(self._make_env, self._envs[index], *seeds, self._acting), self._parts
+        )
 
     def _ask(self, index: int) -> None:
         num_steps = self._block_steps * self._envs[index]
-        block = self._actors[index].play.remote(num_steps, self._version, [self._weights], self._num_steps)
+        block = self._actors[index].play.remote(
+            num_steps, self._version, [self._weights], self._num_steps
+        )
         self._asked[block] = index
 
     def metrics(self) -> dict[str, float]:
         """What of the actors can be watched.
 
-        ``unfinished_steps``: steps of episodes that have not ended. ``open_blocks``: asked for and not yet collected.
-        ``lost_*``: actors that died, blocks that they were asked for, unfinished episodes that went with them, and the
-        steps of these that had been collected. Others: `Pace.metrics`.
+        ``unfinished_steps``: steps of episodes that have not ended. ``open_blocks``: asked for and
+        not yet collected. ``lost_*``: actors that died, blocks that they were asked for, unfinished
+        episodes that went with them, and the steps of these that had been collected. Others:
+        `Pace.metrics`.
         """
         return {
             "unfinished_steps": float(sum(steps for _, steps in self._open)),
@@ -287,7 +326,9 @@ class RayCollector:
         }
 
     def update_policy_weights_(self, weights: TensorDictBase) -> None:
-        """Actors play with ``TensorDict.from_module(policy).data`` from the next block on that is asked for."""
+        """Actors play with ``TensorDict.from_module(policy).data`` from the next block on that is
+        asked for.
+        """
         TensorDict.from_module(self.policy).data.update_(weights)
         if self._actors:
             self._version += 1
@@ -297,7 +338,9 @@ class RayCollector:
         self._weights = self._ray.put(pack(TensorDict.from_module(self.policy).data))
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, exploration, and how often the run was resumed. Steps that are under way are not in it."""
+        """Weights, exploration, and how often the run was resumed. Steps that are under way are not
+        in it.
+        """
         return {
             "policy": {name: value.clone() for name, value in self.policy.state_dict().items()},
             "exploration": None if self.exploration is None else self.exploration.state_dict(),
@@ -305,7 +348,9 @@ class RayCollector:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned. Actors begin anew, with seeds that were not used before."""
+        """Restores what `state_dict` returned. Actors begin anew, with seeds that were not used
+        before.
+        """
         self.shutdown()
         self.policy.load_state_dict(state["policy"])
         if self.exploration is not None:
@@ -313,7 +358,9 @@ class RayCollector:
         self._num_restarts = state["num_restarts"] + 1
 
     def shutdown(self) -> None:
-        """Ends the actors, which close their environments in time or not; a later `collect` would begin others."""
+        """Ends the actors, which close their environments in time or not; a later `collect` would
+        begin others.
+        """
         for block in self._asked:
             self._ray.cancel(block)
         closed = [actor.close.remote() for actor in self._actors]
@@ -327,8 +374,12 @@ class RayCollector:
 
 
 def actor_seeds(seed: int, num_restarts: int, actor: int, num_before: int) -> tuple[int, int]:
-    """The seeds of an actor's environment and of its other random numbers, in the run's n-th session."""
-    first, second = np.random.SeedSequence([seed, num_restarts, actor, num_before]).generate_state(2)
+    """The seeds of an actor's environment and of its other random numbers, in the run's n-th
+    session.
+    """
+    first, second = np.random.SeedSequence([seed, num_restarts, actor, num_before]).generate_state(
+        2
+    )
     return int(first) >> 1, int(second) >> 1
 
 
@@ -339,7 +390,9 @@ def import_ray(owner: str) -> Any:
         UsageError: It is not installed.
     """
     if find_spec("ray") is None:
-        raise UsageError(f"{owner}: the package ray must be installed, run: pip install 'yamame[ray]'")
+        raise UsageError(
+            f"{owner}: the package ray must be installed, run: pip install 'yamame[ray]'"
+        )
     for name, value in _ENVIRONMENT.items():  # read when it is imported
         os.environ.setdefault(name, value)
     import ray

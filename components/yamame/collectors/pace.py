@@ -41,11 +41,17 @@ class Pace:
     """
 
     def __init__(
-        self, num_actors: int, *, window_s: float = 60.0, clock: Callable[[], float] = time.monotonic
+        self,
+        num_actors: int,
+        *,
+        window_s: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._num_actors, self._window_s, self._clock = num_actors, window_s, clock
         self._begun = self._read = clock()
-        self._answers: deque[tuple[float, int, int, int]] = deque()  # when, actor, steps, age of the weights
+        self._answers: deque[tuple[float, int, int, int]] = (
+            deque()
+        )  # when, actor, steps, age of the weights
         self._waited_s = 0.0  # since the beginning
         self._waited = self._collected = 0.0  # since metrics were read
 
@@ -65,10 +71,11 @@ class Pace:
     def metrics(self) -> dict[str, float]:
         """Figures of the last ``window_s`` seconds, and of the time since they were read last.
 
-        ``steps_per_s``: of all actors; of the slowest; of the fastest; of each, where there are at most 16.
-        ``weights_age``: how often weights were replaced between the question and the taking of its answer; the 10th,
-        50th and 90th percentile over answers, and the most. ``waited_s``: seconds that the learner waited for answers
-        since the beginning; ``waiting_share``: their share of the time; ``learning_share``: that spent outside of
+        ``steps_per_s``: of all actors; of the slowest; of the fastest; of each, where there are at
+        most 16. ``weights_age``: how often weights were replaced between the question and the
+        taking of its answer; the 10th, 50th and 90th percentile over answers, and the most.
+        ``waited_s``: seconds that the learner waited for answers since the beginning;
+        ``waiting_share``: their share of the time; ``learning_share``: that spent outside of
         `collect`.
         """
         now = self._clock()

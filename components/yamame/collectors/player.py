@@ -1,4 +1,6 @@
-"""One process that plays for a `RayCollector`: its own envs, its own policy, whole trajectories out."""
+"""One process that plays for a `RayCollector`: its own envs, its own policy, whole trajectories
+out.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -57,7 +59,8 @@ def unpack(packed: Packed) -> TensorDict:
     """Undoes `pack`; a copy."""
     entries, batch_size = packed
     values = {
-        k: torch.from_numpy(v.copy()).view(dtype).view(shape) for k, (v, dtype, shape) in entries.items()
+        k: torch.from_numpy(v.copy()).view(dtype).view(shape)
+        for k, (v, dtype, shape) in entries.items()
     }
     return TensorDict(values, batch_size)
 
@@ -70,7 +73,9 @@ class Player:
         parts: The policy and the exploration.
     """
 
-    def __init__(self, job: Job, parts: tuple[TensorDictModuleBase, TensorDictModuleBase | None]) -> None:
+    def __init__(
+        self, job: Job, parts: tuple[TensorDictModuleBase, TensorDictModuleBase | None]
+    ) -> None:
         self._job, self._parts = job, parts
         self._collector: SyncCollector | None = None
         self._outbox: list[TensorDictBase] = []  # every trajectory of a block, until it is sent
@@ -82,10 +87,14 @@ class Player:
         Args:
             num_steps: Environment steps.
             version: Of the weights.
-            weights: Ray's reference to them, packed, in a list: they are fetched only where they are new.
-            counted: Environment steps of all players that were collected when the block was asked for.
+            weights: Ray's reference to them, packed, in a list: they are fetched only where they
+                are new.
+            counted: Environment steps of all players that were collected when the block was asked
+                for.
         """
-        if self._collector is None:  # an error here is that of a call, and shown; above the player would die
+        if (
+            self._collector is None
+        ):  # an error here is that of a call, and shown; above the player would die
             self._collector = self._build()
         if version != self._version:
             import ray
@@ -101,7 +110,9 @@ class Player:
         trajectories = pack(torch.stack(self._outbox)) if self._outbox else None
         self._outbox.clear()
         assembler = self._collector.assembler
-        return Answer(episodes, trajectories, assembler.num_open_episodes, assembler.num_open, version)
+        return Answer(
+            episodes, trajectories, assembler.num_open_episodes, assembler.num_open, version
+        )
 
     def _build(self) -> SyncCollector:
         torch.set_num_threads(1)

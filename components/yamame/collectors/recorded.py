@@ -1,12 +1,14 @@
-"""Whole steps recorded as CUDA graphs: policy, exploration, environment and what is kept, in one launch of the host.
+"""Whole steps recorded as CUDA graphs: policy, exploration, environment and what is kept, in one
+launch of the host.
 
-A graph repeats the same kernels on the same memory. So every tensor that a step reads and puts another in the place of
-has a place of its own here, from which a recorded step reads and to which it returns what it made. There is a recording
-for every structure of them (a Transformer's cache grows). The first steps of a structure are ordinary ones: they are
-the warm-up that a capture needs. A capture executes nothing.
+A graph repeats the same kernels on the same memory. So every tensor that a step reads and puts
+another in the place of has a place of its own here, from which a recorded step reads and to which
+it returns what it made. There is a recording for every structure of them (a Transformer's cache
+grows). The first steps of a structure are ordinary ones: they are the warm-up that a capture needs.
+A capture executes nothing.
 
-What a step decides without tensors is recorded with it: mode and precision, and whatever a part's `reserve` refuses to
-have recorded.
+What a step decides without tensors is recorded with it: mode and precision, and whatever a part's
+`reserve` refuses to have recorded.
 """
 
 from collections import Counter
@@ -19,9 +21,9 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
 
-from yamame.capturing import recording
 from yamame.collectors.base import Carries
-from yamame.recorder import Recorder, tensors_of
+from yamame.execution.capturing import recording
+from yamame.execution.recorder import Recorder, tensors_of
 
 Named = dict[tuple[Any, Any], Tensor]
 """Tensors by owner and name: a part by its number, or None for the timestep."""
@@ -57,7 +59,9 @@ class RecordedSteps:
         self._recorded: dict[Hashable, Callable[[], None]] = {}
         self._block: dict[NestedKey, Tensor] = {}  # [S, N, ...]
         self._size = 0  # S
-        self._place = torch.zeros(1, dtype=torch.int64, device=device)  # of the next step in the block
+        self._place = torch.zeros(
+            1, dtype=torch.int64, device=device
+        )  # of the next step in the block
 
     def take(
         self, timestep: TensorDictBase, num_steps: int
@@ -74,7 +78,8 @@ class RecordedSteps:
         self._place.zero_()
         left = num_steps
         while left > 0:
-            # A memory of which nobody can tell for how many steps there is room is looked at before every one.
+            # A memory of which nobody can tell for how many steps there is room is looked at before
+            # every one.
             count = next((n for n in (left, 1) if all(part.reserve(n) for part in self._parts)), 0)
             recorded = self._recording(timestep) if count else None
             if recorded is None:
@@ -98,7 +103,9 @@ class RecordedSteps:
         return following
 
     def _recording(self, timestep: TensorDictBase) -> tuple[Callable[[], None], TensorDict] | None:
-        """What takes the next step, and the timestep that it reads and replaces; None while steps are ordinary ones."""
+        """What takes the next step, and the timestep that it reads and replaces; None while steps
+        are ordinary ones.
+        """
         tensors = self._tensors(timestep)
         forms = {name: (*name, value.shape, value.dtype) for name, value in tensors.items()}
         key = frozenset(forms.values())
@@ -107,7 +114,9 @@ class RecordedSteps:
             return None
         for name, form in forms.items():
             if form not in self._own:
-                self._own[form] = torch.empty_like(tensors[name], memory_format=torch.contiguous_format)
+                self._own[form] = torch.empty_like(
+                    tensors[name], memory_format=torch.contiguous_format
+                )
         own = {name: self._own[form] for name, form in forms.items()}
         _put(tensors, own)
         if key not in self._recorded:
@@ -144,6 +153,8 @@ def _put(tensors: Named, places: Named) -> None:
     """Copies tensors to where they belong. One of them may be at another's place."""
     occupied = {id(value) for value in places.values()}
     moved = {name: value for name, value in tensors.items() if value is not places[name]}
-    moved = {name: value.clone() if id(value) in occupied else value for name, value in moved.items()}
+    moved = {
+        name: value.clone() if id(value) in occupied else value for name, value in moved.items()
+    }
     for name, value in moved.items():
         places[name].copy_(value)

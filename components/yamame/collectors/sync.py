@@ -1,9 +1,10 @@
 """Acting and learning in turn, in one process: deterministic, and exactly resumable.
 
-What a trajectory holds of a timestep: every observation entry of the environment but those that `yamame.keys` does not
-store and those that the policy writes itself (a recurrent state in the tensordict); ``action``; ``("next", "reward" |
-"terminated" | "truncated")``, and ``("next", "success")`` where the environment tells it. An episode in which the
-environment set ``aborted`` (it failed) is dropped and counted.
+What a trajectory holds of a timestep: every observation entry of the environment but those that
+`yamame.keys` does not store and those that the policy writes itself (a recurrent state in the
+tensordict); ``action``; ``("next", "reward" | "terminated" | "truncated")``, and
+``("next", "success")`` where the environment tells it. An episode in which the environment set
+``aborted`` (it failed) is dropped and counted.
 """
 
 import copy
@@ -35,33 +36,36 @@ from yamame.collectors.base import (
 from yamame.collectors.block import on_host
 from yamame.collectors.memory import MemoryAfterUpdate, check_memory, renew_memory
 from yamame.collectors.recorded import RecordedSteps
+from yamame.execution.precision import Precision, check_precision, in_precision
+from yamame.execution.recorder import Recorder, check_compiler, cuda_recorder
 from yamame.keys import NOT_STORED
-from yamame.precision import Precision, check_precision, in_precision
-from yamame.recorder import Recorder, check_compiler, cuda_recorder
 
 
 class SyncCollector:
-    """Steps a batched environment with its own copy of a policy and appends finished trajectories to replay.
+    """Steps a batched environment with its own copy of a policy and appends finished trajectories
+    to replay.
 
     Args:
         env: Environment with one batch dimension ``[N]``, which emits ``is_init``.
-        policy: Any TensorDict module that writes ``action``; copied. A state that it keeps in the tensordict needs its
-            primer in ``env``. What more it may offer: `yamame.collectors.base`.
+        policy: Any TensorDict module that writes ``action``; copied. A state that it keeps in the
+            tensordict needs its primer in ``env``. What more it may offer:
+            `yamame.collectors.base`.
         replay: Receives finished trajectories ``[E, L]`` on the CPU, through its ``extend``.
-        exploration: Changes the policy's action before it is executed; the executed action is what is stored. Its
-            ``step(num_env_steps)`` is called after every `collect`.
+        exploration: Changes the policy's action before it is executed; the executed action is what
+            is stored. Its ``step(num_env_steps)`` is called after every `collect`.
         greedy: Act by the mode of the policy's distribution; exploration still changes the action.
-        autocast: Precision in which the policy computes: ``"bfloat16"``, ``"auto"`` for that where a device multiplies
-            it, None for that of its weights.
-        cuda_graph: Record CUDA graphs: of whole steps where policy, exploration and environment allow it
-            (`yamame.collectors.Carries`), else of the policy's decisions.
+        autocast: Precision in which the policy computes: ``"bfloat16"``, ``"auto"`` for that where
+            a device multiplies it, None for that of its weights.
+        cuda_graph: Record CUDA graphs: of whole steps where policy, exploration and environment
+            allow it (`yamame.collectors.Carries`), else of the policy's decisions.
         compile: Compile the policy's decisions; what is recorded then launches what was compiled.
-        memory_after_update: What the policy remembers of open episodes when its weights change: ``keep``, ``rebuild``
-            (by the new weights) or ``reset``; see `yamame.collectors.memory`.
+        memory_after_update: What the policy remembers of open episodes when its weights change:
+            ``keep``, ``rebuild`` (by the new weights) or ``reset``; see `yamame.collectors.memory`.
 
     Raises:
-        ValueError: If the environment has another number of batch dimensions or no ``is_init``, ``autocast`` is
-            unknown, decisions are to be recorded and cannot be, or the memory cannot be rebuilt or reset.
+        ValueError: If the environment has another number of batch dimensions or no ``is_init``,
+            ``autocast`` is unknown, decisions are to be recorded and cannot be, or the memory
+            cannot be rebuilt or reset.
     """
 
     def __init__(
@@ -78,8 +82,12 @@ class SyncCollector:
         memory_after_update: MemoryAfterUpdate = "keep",
     ) -> None:
         owner = type(self).__name__
-        require(owner, "policy", policy, isinstance(policy, torch.nn.Module), "be a TensorDict module")
-        require(owner, "env", tuple(env.batch_size), env.batch_dims == 1, "have one batch dimension")
+        require(
+            owner, "policy", policy, isinstance(policy, torch.nn.Module), "be a TensorDict module"
+        )
+        require(
+            owner, "env", tuple(env.batch_size), env.batch_dims == 1, "have one batch dimension"
+        )
         observed = list(env.observation_spec.keys(True, True))
         condition = "emit is_init (yamame.transforms.ContextTransform does)"
         require(owner, "env", observed, "is_init" in observed, condition)
@@ -92,7 +100,9 @@ class SyncCollector:
         self.assembler = TrajectoryAssembler()
         self._current: TensorDictBase | None = None
         unstored = {*NOT_STORED, *lacking(replay)}
-        self._observed = [key for key in observed if key not in unstored and not _is_state_of(policy, key)]
+        self._observed = [
+            key for key in observed if key not in unstored and not _is_state_of(policy, key)
+        ]
         self._outcomes = [key for key in ("success", "aborted") if key in observed]
         following = [*self._observed, "reward", "done", "terminated", "truncated", *self._outcomes]
         self._next_keys = [(key, unravel_key(("next", key))) for key in dict.fromkeys(following)]
@@ -120,12 +130,16 @@ class SyncCollector:
             self._recorded = RecordedSteps(self._step, self._parts, recorder, device)
             return
         name = type(self.policy).__name__
-        require(type(self).__name__, "policy", name, isinstance(self.policy, Records), "have record()")
+        require(
+            type(self).__name__, "policy", name, isinstance(self.policy, Records), "have record()"
+        )
         self.policy.record(recorder)
 
     @torch.no_grad()
     def collect(self, num_steps: int) -> Episodes:
-        """Takes at least ``num_steps`` environment steps, over all envs, and appends the episodes that ended."""
+        """Takes at least ``num_steps`` environment steps, over all envs, and appends the episodes
+        that ended.
+        """
         timestep = self.env.reset() if self._current is None else self._current
         length, block = -(-num_steps // self.num_envs), None
         if self._recorded is not None:
@@ -149,7 +163,9 @@ class SyncCollector:
         return episodes
 
     def _step(self, timestep: TensorDictBase) -> tuple[dict[NestedKey, Tensor], TensorDictBase]:
-        """A step to record, and what is kept of it; `collect` writes it out, so that a traceback is short."""
+        """A step to record, and what is kept of it; `collect` writes it out, so that a traceback is
+        short.
+        """
         with set_exploration_type(self._mode), self._precision:
             timestep = self.policy(timestep)
         if self.exploration is not None:
@@ -172,7 +188,8 @@ class SyncCollector:
         return {key: torch.stack([each[key] for each in kept]) for key in kept[0]}
 
     def _store(self, block: Mapping[NestedKey, Tensor], *, first_only: bool = False) -> Episodes:
-        """Appends the episodes that ended in a block of steps; if ``first_only``, the first of every env.
+        """Appends the episodes that ended in a block of steps; if ``first_only``, the first of
+        every env.
 
         Then what follows when all have ended does not count.
         """
@@ -207,7 +224,9 @@ class SyncCollector:
         return Episodes(done.numel(), returns, lengths, success, num_aborted)
 
     def update_policy_weights_(self, weights: TensorDictBase) -> None:
-        """Copies ``TensorDict.from_module(policy).data`` into the acting policy; see ``memory_after_update``."""
+        """Copies ``TensorDict.from_module(policy).data`` into the acting policy; see
+        ``memory_after_update``.
+        """
         TensorDict.from_module(self.policy).data.update_(weights)
         self._prepare_to_act()
         with self._precision:
@@ -222,17 +241,20 @@ class SyncCollector:
         return {"unfinished_steps": float(self.assembler.num_open)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Environment, current timestep, unfinished episodes, weights and memory of the policy, exploration.
+        """Environment, current timestep, unfinished episodes, weights and memory of the policy,
+        exploration.
 
-        Where the environment's ``state_dict`` is empty, as in most of TorchRL's own, it begins new episodes when it is
-        restored.
+        Where the environment's ``state_dict`` is empty, as in most of TorchRL's own, it begins new
+        episodes when it is restored.
         """
         return {
             "env": _env_state(self.env),
             "current": None if self._current is None else self._current.clone(),
             "open": self.assembler.state_dict(),
             "policy": self.policy.state_dict(),
-            "memory": {name: m.memory_state_dict() for name, m in outermost(self.policy, Remembers)},
+            "memory": {
+                name: m.memory_state_dict() for name, m in outermost(self.policy, Remembers)
+            },
             "exploration": None if self.exploration is None else self.exploration.state_dict(),
         }
 
@@ -263,13 +285,19 @@ class SyncCollector:
 
 
 def _is_state_of(policy: TensorDictModuleBase, key: NestedKey) -> bool:
-    """Whether the policy writes ``("next", key)``, or a TensorDict that holds it, to read it at the next step."""
+    """Whether the policy writes ``("next", key)``, or a TensorDict that holds it, to read it at the
+    next step.
+    """
     path = unravel_key(("next", key))
-    return any(path[:length] in getattr(policy, "out_keys", ()) for length in range(2, len(path) + 1))
+    return any(
+        path[:length] in getattr(policy, "out_keys", ()) for length in range(2, len(path) + 1)
+    )
 
 
 def _env_state(env: EnvBase) -> dict[str, Any] | None:
-    """All that decides how an environment goes on, transforms included; None where it does not tell."""
+    """All that decides how an environment goes on, transforms included; None where it does not
+    tell.
+    """
     if isinstance(env, TransformedEnv):  # whose own state is that of its transforms alone
         base = _env_state(env.base_env)
         return None if base is None else {"base_env": base, "transforms": env.state_dict()}
@@ -290,7 +318,9 @@ def _load_env_state(env: EnvBase, state: Mapping[str, Any]) -> None:
 
 
 def _with_ends(block: dict[NestedKey, Tensor]) -> dict[NestedKey, Tensor]:
-    """The block of an environment that does not tell how its episodes end: all that is done is terminated."""
+    """The block of an environment that does not tell how its episodes end: all that is done is
+    terminated.
+    """
     done, terminated = block["next", "done"], block.get(("next", "terminated"))
     if terminated is not None and ("next", "truncated") in block:
         return block

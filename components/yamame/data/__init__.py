@@ -1,4 +1,6 @@
-"""Trajectories that are there already: sources to learn from, alone or mixed with what is collected."""
+"""Trajectories that are there already: sources to learn from, alone or mixed with what is
+collected.
+"""
 
 from yamame.data.format import TrajectoryFormat as TrajectoryFormat
 from yamame.data.source import DataSource as DataSource

@@ -1,9 +1,10 @@
 """The entries of an environment's trajectories, and the conversion of other rollouts to them.
 
-A rollout ``[T]`` is TorchRL's: observations and the action at the root, the following observations, the reward and the
-flags under ``"next"``, episodes one after the other. The result is what a collector would have stored of these
-episodes: the entries of `yamame.keys`, with observations and actions read by `yamame.spaces`, the context computed by
-the functions of `yamame.transforms` and the actions encoded by `yamame.actions`.
+A rollout ``[T]`` is TorchRL's: observations and the action at the root, the following observations,
+the reward and the flags under ``"next"``, episodes one after the other. The result is what a
+collector would have stored of these episodes: the entries of `yamame.keys`, with observations and
+actions read by `yamame.spaces`, the context computed by the functions of `yamame.transforms` and
+the actions encoded by `yamame.actions`.
 """
 
 from collections.abc import Mapping
@@ -36,11 +37,13 @@ PER_CHUNK = 16384
 
 
 class TrajectoryFormat:
-    """The entries of a trajectory, their shapes and dtypes, as an environment with its context emits them.
+    """The entries of a trajectory, their shapes and dtypes, as an environment with its context
+    emits them.
 
     Args:
-        env: An environment with one batch dimension that emits the context (`yamame.transforms.ContextTransform`). Its
-            Gymnasium spaces are those of ``env.spaces`` (`yamame.spaces.Spaces`), if it has such an attribute.
+        env: An environment with one batch dimension that emits the context
+            (`yamame.transforms.ContextTransform`). Its Gymnasium spaces are those of ``env.spaces``
+            (`yamame.spaces.Spaces`), if it has such an attribute.
 
     Attributes:
         entries: Shape and dtype of every entry of one timestep, by key.
@@ -50,11 +53,17 @@ class TrajectoryFormat:
     """
 
     def __init__(self, env: EnvBase) -> None:
-        require(OWNER, "env", tuple(env.batch_size), env.batch_dims == 1, "have one batch dimension")
+        require(
+            OWNER, "env", tuple(env.batch_size), env.batch_dims == 1, "have one batch dimension"
+        )
         spec, action = env.observation_spec, env.full_action_spec["action"]
         keys = [unravel_key(key) for key in spec.keys(True, True)]
         require(
-            OWNER, "env", keys, "is_init" in keys, "emit is_init (yamame.transforms.ContextTransform does)"
+            OWNER,
+            "env",
+            keys,
+            "is_init" in keys,
+            "emit is_init (yamame.transforms.ContextTransform does)",
         )
         stored = {key: spec[key] for key in keys if key not in NOT_STORED} | {"action": action}
         self.entries: dict[NestedKey, tuple[torch.Size, torch.dtype]] = {
@@ -62,7 +71,10 @@ class TrajectoryFormat:
         }
         flags = [("next", key) for key in ("terminated", "truncated", *({"success"} & set(keys)))]
         one = torch.Size([1])
-        self.entries |= {("next", "reward"): (one, torch.float32), **dict.fromkeys(flags, (one, torch.bool))}
+        self.entries |= {
+            ("next", "reward"): (one, torch.float32),
+            **dict.fromkeys(flags, (one, torch.bool)),
+        }
         self.observed = [key for key in stored if key not in (*CONTEXT, "action")]
         self._encoding = ActionEncoding(action, batch_dims=1)
         spaces = spaces_of(env)
@@ -73,9 +85,17 @@ class TrajectoryFormat:
         bound = getattr(spec["step_index"].space, "high", None)
         self.horizon = None if bound is None or int(bound.max()) >= 2**31 else int(bound.max())
         timed = "time" not in keys or self.horizon is not None
-        require(OWNER, "horizon of the environment", self.horizon, timed, "be told, as it shows the time")
+        require(
+            OWNER,
+            "horizon of the environment",
+            self.horizon,
+            timed,
+            "be told, as it shows the time",
+        )
 
-    def check_fields(self, fields: Mapping[NestedKey, tuple[torch.Size, torch.dtype]], name: str) -> None:
+    def check_fields(
+        self, fields: Mapping[NestedKey, tuple[torch.Size, torch.dtype]], name: str
+    ) -> None:
         """Refuses stored trajectories that do not hold these entries.
 
         Raises:
@@ -91,13 +111,16 @@ class TrajectoryFormat:
         require(name, "entries", strange, not strange, "be those of the environment")
 
     def check_length(self, longest: int, name: str) -> None:
-        """Refuses trajectories whose longest takes more steps than an episode of the environment."""
+        """Refuses trajectories whose longest takes more steps than an episode of the
+        environment.
+        """
         fits = self.horizon is None or longest <= self.horizon
         condition = f"be at most {self.horizon}, as the environment's"
         require(name, "steps of an episode", longest, fits, condition)
 
     def check_time(self, trajectory: TensorDictBase, name: str) -> None:
-        """Refuses stored trajectories ``[L]`` of an environment whose episodes may take another number of steps.
+        """Refuses stored trajectories ``[L]`` of an environment whose episodes may take another
+        number of steps.
 
         Raises:
             ValueError: The time that the agent has seen is not that of the environment.
@@ -108,15 +131,21 @@ class TrajectoryFormat:
         expected = (trajectory["step_index"] / self.horizon).clamp(max=1.0)
         same = torch.allclose(time, expected.to(time.dtype), atol=1e-5)
         condition = f"go by episodes of {self.horizon} steps, as the environment's"
-        require(name, "entry 'time'", [round(float(t), 3) for t in time.flatten()[:3]], same, condition)
+        require(
+            name, "entry 'time'", [round(float(t), 3) for t in time.flatten()[:3]], same, condition
+        )
 
     def observation(self, key: NestedKey) -> ObservationEntry:
         """The observation of a key: how values of its space are read."""
         return self._observations[key]
 
     def find(self, key: NestedKey, observation: Any) -> Any:
-        """The array of a key in observations that are nested as in the space, or by keys; None if there is none."""
-        entries = [self._observations[other] for other in self.observed]  # the context is in no observation
+        """The array of a key in observations that are nested as in the space, or by keys; None if
+        there is none.
+        """
+        entries = [
+            self._observations[other] for other in self.observed
+        ]  # the context is in no observation
         by_path = is_nested_as_space(entries, observation)
         return self._observations[key].find(observation, by_path=by_path)
 
@@ -125,14 +154,17 @@ class TrajectoryFormat:
 
         Args:
             key: One of ``observed``.
-            values: ``[T, ...]``, values of the space or stored entries (`yamame.spaces.ObservationEntry.read`).
+            values: ``[T, ...]``, values of the space or stored entries
+                (`yamame.spaces.ObservationEntry.read`).
             name: Name of the file in messages.
 
         Raises:
             ValueError: If the shape, the dtype or a value does not fit the space.
         """
         array = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
-        read = self._observations[key].read(array, batch=array.shape[:1], label=f"{name}: entry {key!r}")
+        read = self._observations[key].read(
+            array, batch=array.shape[:1], label=f"{name}: entry {key!r}"
+        )
         return torch.from_numpy(read)
 
     def read_action(self, values: Tensor | Any, name: str, *, indices: bool | None) -> Tensor:
@@ -141,7 +173,8 @@ class TrajectoryFormat:
         Args:
             values: As for `yamame.spaces.ActionEntry.read`.
             name: Name of the file in messages.
-            indices: Whether whole numbers count from 0; None: they do not, and no setting changes that.
+            indices: Whether whole numbers count from 0; None: they do not, and no setting changes
+                that.
 
         Raises:
             ValueError: If the shape, the dtype or a value does not fit the space.
@@ -153,11 +186,15 @@ class TrajectoryFormat:
         except ValueError as error:
             if indices is None or not self._readable(array, indices=not indices):
                 raise
-            raise ValueError(f"{error}; or set +data.source.indices={str(not indices).lower()}") from error
+            raise ValueError(
+                f"{error}; or set +data.source.indices={str(not indices).lower()}"
+            ) from error
         if self._encoding.kind != "one_hot":
             return action
         choices = action.reshape(len(action), -1)
-        hot = [functional.one_hot(choices[:, n], size) for n, size in enumerate(self._encoding.nvec)]
+        hot = [
+            functional.one_hot(choices[:, n], size) for n, size in enumerate(self._encoding.nvec)
+        ]
         return self._encoding.decode(torch.cat(hot, -1))
 
     def _readable(self, actions: Any, *, indices: bool) -> bool:
@@ -173,16 +210,20 @@ class TrajectoryFormat:
         """The episodes of a rollout as trajectories.
 
         Args:
-            rollout: ``[T]``; its ``("next", "terminated")`` or ``("next", "truncated")`` is set where episodes end,
-                including the last step. Observations and actions are read by `read_observation` and `read_action`.
+            rollout: ``[T]``; its ``("next", "terminated")`` or ``("next", "truncated")`` is set
+                where episodes end, including the last step. Observations and actions are read by
+                `read_observation` and `read_action`.
             name: Name of the file in messages.
-            indices: Whether actions count from 0, as in the environment's spec, not as in its Gymnasium space.
+            indices: Whether actions count from 0, as in the environment's spec, not as in its
+                Gymnasium space.
 
         Returns:
-            Pairs of all real timesteps ``[R]``, one trajectory after the other, and their lengths ``[E]``.
+            Pairs of all real timesteps ``[R]``, one trajectory after the other, and their lengths
+            ``[E]``.
 
         Raises:
-            ValueError: If the rollout is incomplete or does not fit the environment; names the entry.
+            ValueError: If the rollout is incomplete or does not fit the environment; names the
+                entry.
         """
         ends = _ends(rollout, name)
         rollout = rollout.copy().set(("next", "done"), ends.unsqueeze(-1))
@@ -208,7 +249,9 @@ class TrajectoryFormat:
         if starts is not None:
             expected = torch.cat([torch.ones_like(ends[:1]), ends[:-1]])
             wrong = (starts.reshape(-1) != expected).nonzero().flatten().tolist()
-            require(name, "steps with is_init", wrong[:3], not wrong, "be those where episodes begin")
+            require(
+                name, "steps with is_init", wrong[:3], not wrong, "be those where episodes begin"
+            )
         for key in self.observed:
             now, following = rollout.get(key, None), rollout.get(after(key), None)
             if now is None or following is None or len(now) < 2:
@@ -216,11 +259,15 @@ class TrajectoryFormat:
             other = now[1:] != following[:-1]
             gap = other.reshape(len(other), -1).any(-1) & ~ends[:-1]
             wrong = (gap.nonzero().flatten() + 1).tolist()
-            condition = "be the one that step led to: trajectories are needed, not steps in random order"
+            condition = (
+                "be the one that step led to: trajectories are needed, not steps in random order"
+            )
             require(name, f"{key!r} after steps", wrong[:3], not wrong, condition)
 
     def _complete(self, packed: TensorDict, name: str) -> tuple[TensorDict, Tensor]:
-        """Packed episodes ``[E, L]`` with their context and nothing else, as `trajectories` returns them."""
+        """Packed episodes ``[E, L]`` with their context and nothing else, as `trajectories` returns
+        them.
+        """
         mask = packed.get("mask")
         lengths = mask.flatten(1).sum(-1)
         longest = int(lengths.max()) - 1
@@ -230,11 +277,17 @@ class TrajectoryFormat:
             if ("next", key) not in packed.keys(True):
                 packed.set(("next", key), torch.zeros_like(mask))
         if "achieved" in self.observed and "achieved_mask" not in packed.keys():
-            packed.set("achieved_mask", torch.ones(packed.get("achieved").shape[:-1], dtype=torch.bool))
+            packed.set(
+                "achieved_mask", torch.ones(packed.get("achieved").shape[:-1], dtype=torch.bool)
+            )
         if self.horizon is not None:  # an agent that sees the time solves a problem that ends there
             here = mask & (step + 1 == self.horizon) & (step + 1 < lengths.reshape(-1, 1, 1))
-            packed["next", "terminated"] = packed["next", "terminated"].reshape(mask.shape).bool() | here
-            packed["next", "truncated"] = packed["next", "truncated"].reshape(mask.shape).bool() & ~here
+            packed["next", "terminated"] = (
+                packed["next", "terminated"].reshape(mask.shape).bool() | here
+            )
+            packed["next", "truncated"] = (
+                packed["next", "truncated"].reshape(mask.shape).bool() & ~here
+            )
         own = {key: self._fitting(packed, key, name) for key in self.entries if key not in CONTEXT}
         before = packed.get("trial_start", None)
         is_init = mask & (step == 0)
@@ -243,7 +296,9 @@ class TrajectoryFormat:
             prev_action=_delayed(self._encoding.encode(own["action"])),
             prev_reward=_delayed(own["next", "reward"]),
             is_init=is_init,
-            trial_start=None if before is None else is_init | (before.reshape(mask.shape).bool() & mask),
+            trial_start=None
+            if before is None
+            else is_init | (before.reshape(mask.shape).bool() & mask),
             horizon=self.horizon,
         )
         real = mask.squeeze(-1)
@@ -265,7 +320,11 @@ class TrajectoryFormat:
         value = value.reshape(*packed.shape, *shape).to(dtype)
         finite = bool(value.isfinite().all())
         require(
-            name, f"entry {key!r}", "NaN or infinite numbers", finite, f"be finite as {_text((shape, dtype))}"
+            name,
+            f"entry {key!r}",
+            "NaN or infinite numbers",
+            finite,
+            f"be finite as {_text((shape, dtype))}",
         )
         return value
 
@@ -282,7 +341,11 @@ def after(key: NestedKey) -> NestedKey:
 def _ends(rollout: TensorDictBase, name: str) -> Tensor:
     """Where episodes end ``[T]``."""
     require(
-        name, "steps", tuple(rollout.shape), rollout.ndim == 1 and len(rollout) > 0, "be [T], T at least 1"
+        name,
+        "steps",
+        tuple(rollout.shape),
+        rollout.ndim == 1 and len(rollout) > 0,
+        "be [T], T at least 1",
     )
     arrival = rollout.get("next", TensorDict({}, rollout.shape))
     flags = [
@@ -294,9 +357,7 @@ def _ends(rollout: TensorDictBase, name: str) -> Tensor:
     require(name, "steps", sorted(map(str, arrival.keys())), bool(flags), condition)
     ends = torch.stack(flags).any(0)
     left = int(ends.flip(0).to(torch.uint8).argmax()) if bool(ends.any()) else len(ends)
-    condition = (
-        "be none: no end is marked there; leave them out with drop_unfinished=true, or mark it as truncated"
-    )
+    condition = "be none: no end is marked there; leave them out with drop_unfinished=true, or mark it as truncated"
     require(name, "steps after the last end of an episode", left, left == 0, condition)
     return ends
 
@@ -305,7 +366,9 @@ def _casts(value: Tensor, dtype: torch.dtype) -> bool:
     """Whether the numbers survive, but for the precision of a floating point number."""
     if value.dtype == dtype or (dtype.is_floating_point):
         return True
-    return not value.dtype.is_floating_point and bool((value.to(dtype).to(value.dtype) == value).all())
+    return not value.dtype.is_floating_point and bool(
+        (value.to(dtype).to(value.dtype) == value).all()
+    )
 
 
 def _delayed(value: Tensor) -> Tensor:
@@ -319,4 +382,6 @@ def _text(entry: tuple[torch.Size, torch.dtype] | None) -> str:
     >>> _text((torch.Size([2]), torch.float32))
     '(2,) float32'
     """
-    return "nothing" if entry is None else f"{tuple(entry[0])} {str(entry[1]).removeprefix('torch.')}"
+    return (
+        "nothing" if entry is None else f"{tuple(entry[0])} {str(entry[1]).removeprefix('torch.')}"
+    )

@@ -1,4 +1,5 @@
-"""Where batches come from: whole trajectories that are there already, and mixtures of several sources.
+"""Where batches come from: whole trajectories that are there already, and mixtures of several
+sources.
 
 A source gives batches ``[B, L]`` in the format of `yamame.keys`, right padded, with ``mask``. A
 `yamame.replay.TrajectoryReplayBuffer` is one, and so is whatever keeps to `DataSource`.
@@ -28,7 +29,9 @@ class DataSource(Protocol):
         """Trajectories held; a source without any is not drawn from."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """What `load_state_dict` needs to draw the same again; torch's random state is not part of it."""
+        """What `load_state_dict` needs to draw the same again; torch's random state is not part of
+        it.
+        """
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restores `state_dict`, or raises ``ValueError``."""
@@ -38,7 +41,8 @@ class MemoryStore:
     """Trajectories in memory, without padding.
 
     Args:
-        parts: Pairs of timesteps ``[R]``, one trajectory after the other, and lengths ``[n]`` of the trajectories.
+        parts: Pairs of timesteps ``[R]``, one trajectory after the other, and lengths ``[n]`` of
+            the trajectories.
 
     >>> store = MemoryStore([(TensorDict({"x": torch.arange(5)}, [5]), torch.tensor([3, 2]))])
     >>> store.get([1, 0])["x"]
@@ -57,21 +61,25 @@ class MemoryStore:
         lengths = self.lengths[index].unsqueeze(-1)
         step = torch.arange(int(lengths.max()))
         real = step < lengths
-        batch = gather_timesteps(self._timesteps.unsqueeze(0), self._starts[index].unsqueeze(-1) + step, real)
+        batch = gather_timesteps(
+            self._timesteps.unsqueeze(0), self._starts[index].unsqueeze(-1) + step, real
+        )
         return batch.set("mask", real.unsqueeze(-1))
 
 
 class TrajectoryDataset:
     """Trajectories that are there already, drawn at random with torch's global generator.
 
-    Where ``transform`` weighs goals by their rarity, goals of all trajectories are counted, each trajectory once.
+    Where ``transform`` weighs goals by their rarity, goals of all trajectories are counted, each
+    trajectory once.
 
     Args:
-        stores: Hold the trajectories, with equal entries. Positions count from the oldest trajectory; a store that
-            also removes trajectories has ``num_appended``, as `yamame.replay.TrajectoryFollower`.
+        stores: Hold the trajectories, with equal entries. Positions count from the oldest
+            trajectory; a store that also removes trajectories has ``num_appended``, as
+            `yamame.replay.TrajectoryFollower`.
         transform: Applied to what was drawn, e.g. ``Compose(Relabel(), Window(128))``.
-        sample_by: ``trajectory``: each is as likely as any other. ``timestep``: as likely as it is long (in
-            transitions).
+        sample_by: ``trajectory``: each is as likely as any other. ``timestep``: as likely as it is
+            long (in transitions).
         refresh: Called before every draw, for stores that grow; their state cannot be restored.
 
     Raises:
@@ -98,7 +106,11 @@ class TrajectoryDataset:
         self._look()
         total = int(self._ends[-1])
         require(
-            "TrajectoryDataset", "trajectories", len(self), total > 0, "be at least one with a transition"
+            "TrajectoryDataset",
+            "trajectories",
+            len(self),
+            total > 0,
+            "be at least one with a transition",
         )
 
     def _look(self) -> None:
@@ -107,13 +119,17 @@ class TrajectoryDataset:
         self._lengths = torch.cat(lengths)
         self._first = torch.tensor([0] + [len(part) for part in lengths]).cumsum(0)  # of each store
         self._ends = (
-            (self._lengths - 1).cumsum(0) if len(self._lengths) else torch.zeros(1, dtype=torch.int64)
+            (self._lengths - 1).cumsum(0)
+            if len(self._lengths)
+            else torch.zeros(1, dtype=torch.int64)
         )
         for number, (store, part) in enumerate(zip(self.stores, lengths, strict=True)):
             appended = getattr(store, "num_appended", len(part))
             new = min(len(part), max(0, appended - self._counted[number]))
             count_held(self.transform, store, first=len(part) - new)
-            self._counted[number] = appended  # fewer than before, if a writer went back to a checkpoint
+            self._counted[number] = (
+                appended  # fewer than before, if a writer went back to a checkpoint
+            )
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -134,12 +150,17 @@ class TrajectoryDataset:
             index = torch.searchsorted(self._ends, index, right=True)
         store = torch.searchsorted(self._first, index, right=True) - 1
         batch = join(
-            [self.stores[n].get(index[store == n] - self._first[n]) for n in store.unique().tolist()]
+            [
+                self.stores[n].get(index[store == n] - self._first[n])
+                for n in store.unique().tolist()
+            ]
         )
         return batch if self.transform is None else self.transform(batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Number and length of the trajectories by which they are told, and the counts of their goals."""
+        """Number and length of the trajectories by which they are told, and the counts of their
+        goals.
+        """
         state = self._identity()
         if self.transform is not None and counting(self.transform):
             state |= {"counted": list(self._counted), "transform": self.transform.state_dict()}
@@ -167,9 +188,9 @@ class TrajectoryDataset:
 class Mixture:
     """Several sources, each with a share of every batch that may change over the run.
 
-    Of which source a trajectory of a batch comes is drawn at random, so that shares are kept on average whatever
-    the size of a batch. A source that is empty is not drawn from; where all with a weight are, the first other one
-    is. The state is that of the sources.
+    Of which source a trajectory of a batch comes is drawn at random, so that shares are kept on
+    average whatever the size of a batch. A source that is empty is not drawn from; where all with a
+    weight are, the first other one is. The state is that of the sources.
 
     Args:
         sources: By name.
@@ -179,7 +200,8 @@ class Mixture:
         count: Gives the present count: environment steps or updates so far.
 
     Raises:
-        ValueError: The names differ, a weight is negative or none is positive; on sampling, all sources are empty.
+        ValueError: The names differ, a weight is negative or none is positive; on sampling, all
+            sources are empty.
 
     >>> parts = [(TensorDict({"x": torch.zeros(2), "is_init": torch.ones(2, 1)}, [2]), torch.tensor([2]))]
     >>> demos, own = (TrajectoryDataset([MemoryStore(parts)]) for _ in range(2))
@@ -207,7 +229,13 @@ class Mixture:
         require_at_least("Mixture", 1, anneal=anneal)
         final_weights = weights if final_weights is None else final_weights
         for name, given in (("weights", weights), ("final_weights", final_weights)):
-            require("Mixture", name, dict(given), given.keys() == sources.keys(), f"be of {list(sources)}")
+            require(
+                "Mixture",
+                name,
+                dict(given),
+                given.keys() == sources.keys(),
+                f"be of {list(sources)}",
+            )
             possible = min(given.values()) >= 0 and sum(given.values()) > 0
             require("Mixture", name, dict(given), possible, "not be negative, and one be positive")
         self.sources = dict(sources)
@@ -229,7 +257,9 @@ class Mixture:
         weights = {name: self.weights[name] for name in filled if self.weights[name] > 0}
         weights = weights or dict.fromkeys(filled[:1], 1.0)
         require("Mixture", "sources", list(self.sources), bool(weights), "not all be empty")
-        drawn = torch.multinomial(torch.tensor(list(weights.values())), batch_size, replacement=True)
+        drawn = torch.multinomial(
+            torch.tensor(list(weights.values())), batch_size, replacement=True
+        )
         numbers = zip(weights, drawn.bincount(minlength=len(weights)).tolist(), strict=True)
         return join([self.sources[name].sample(number) for name, number in numbers if number])
 

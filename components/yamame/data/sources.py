@@ -1,7 +1,8 @@
 """Sources of trajectories: runs, ``.npz`` and HDF5 files, Minari, and TorchRL's datasets.
 
-They are only read, and become a `TrajectoryDataset` of trajectories as the environment's collector would have stored
-them. Incomplete data, and data that do not fit the environment, are refused with the name of the file and of the entry.
+They are only read, and become a `TrajectoryDataset` of trajectories as the environment's collector
+would have stored them. Incomplete data, and data that do not fit the environment, are refused with
+the name of the file and of the entry.
 """
 
 import glob
@@ -22,9 +23,9 @@ from yamame.checks import UsageError, require
 from yamame.data.format import TrajectoryFormat
 from yamame.data.source import MemoryStore, TrajectoryDataset
 from yamame.data.tables import nested, read_tree, rollout, tables, unused
-from yamame.failures import one_line, tell_aside
 from yamame.keys import RELABELLING
 from yamame.replay import TrajectoryFollower
+from yamame.system.messages import one_line, print_stderr
 
 SampleBy = Literal["trajectory", "timestep"]
 Paths = str | list[str]
@@ -41,11 +42,12 @@ def runs(
     """The trajectories that runs have kept, read where they are.
 
     Args:
-        path: Run directories, or folders of a `yamame.replay.TrajectoryStorage`; a list, or a pattern as ``runs/a*``.
+        path: Run directories, or folders of a `yamame.replay.TrajectoryStorage`; a list, or a
+            pattern as ``runs/a*``.
         format: Of the environment to learn for.
         transform, sample_by: As for `TrajectoryDataset`.
-        follow: See what a run appends and evicts while it goes on; such a source does not draw the same again when a
-            run that uses it is resumed.
+        follow: See what a run appends and evicts while it goes on; such a source does not draw the
+            same again when a run that uses it is resumed.
 
     Raises:
         ValueError: There are none, they are damaged, or they do not fit the environment.
@@ -79,15 +81,18 @@ def npz(
     drop_unfinished: bool = False,
     indices: bool = False,
 ) -> TrajectoryDataset:
-    """The trajectories in files of NumPy, see `yamame.data.tables`; a mapping is written ``observations/<key>``.
+    """The trajectories in files of NumPy, see `yamame.data.tables`; a mapping is written
+    ``observations/<key>``.
 
     Args:
         path: Files; a list, or a pattern as ``demos/*.npz``.
         format: Of the environment to learn for.
         transform, sample_by: As for `TrajectoryDataset`.
-        drop_unfinished: Leave out the steps after the last end of an episode, which are refused otherwise.
-        indices: Whether actions count from 0 where their space does not, as ``Discrete(4, start=1)`` (the files were
-            written from a TorchRL rollout of the environment, not from Gymnasium).
+        drop_unfinished: Leave out the steps after the last end of an episode, which are refused
+            otherwise.
+        indices: Whether actions count from 0 where their space does not, as
+            ``Discrete(4, start=1)`` (the files were written from a TorchRL rollout of the
+            environment, not from Gymnasium).
 
     Raises:
         ValueError: A file cannot be read, or its trajectories do not fit the environment.
@@ -115,7 +120,8 @@ def hdf5(
     drop_unfinished: bool = False,
     indices: bool = False,
 ) -> TrajectoryDataset:
-    """The trajectories in HDF5 files, see `yamame.data.tables`: at the root as in D4RL, or a group per episode.
+    """The trajectories in HDF5 files, see `yamame.data.tables`: at the root as in D4RL, or a group
+    per episode.
 
     Needs h5py: ``pip install 'yamame[data]'``. Arguments and errors are those of `npz`.
     """
@@ -125,7 +131,9 @@ def hdf5(
         try:
             opened = h5py.File(file, "r")
         except OSError as error:
-            raise ValueError(f"{file}: must be an HDF5 file, it cannot be read: {one_line(error)}") from error
+            raise ValueError(
+                f"{file}: must be an HDF5 file, it cannot be read: {one_line(error)}"
+            ) from error
         with opened, _naming(file):
             add.tree(_inside(opened, h5py), str(file))
     return TrajectoryDataset([add.store(path)], transform=transform, sample_by=sample_by)
@@ -142,7 +150,8 @@ def minari(
     """The episodes of Minari datasets. Needs Minari: ``pip install 'yamame[data]'``.
 
     Args:
-        path: Ids such as ``D4RL/door/human-v2``, of datasets that are on this machine (``MINARI_DATASETS_PATH``).
+        path: Ids such as ``D4RL/door/human-v2``, of datasets that are on this machine
+            (``MINARI_DATASETS_PATH``).
         format: Of the environment to learn for.
         transform, sample_by: As for `TrajectoryDataset`.
         download: Fetch those that are not.
@@ -156,7 +165,9 @@ def minari(
         try:
             dataset = library.load_dataset(dataset_id, download=download)
         except (FileNotFoundError, ValueError) as error:
-            raise ValueError(f"minari: {dataset_id} must be a dataset on this machine: {error}") from error
+            raise ValueError(
+                f"minari: {dataset_id} must be a dataset on this machine: {error}"
+            ) from error
         for episode in dataset.iterate_episodes():
             arrays = {
                 "observations": episode.observations,
@@ -177,15 +188,18 @@ def torchrl(
     sample_by: SampleBy = "trajectory",
     indices: bool = True,
 ) -> TrajectoryDataset:
-    """The trajectories of a TorchRL rollout or dataset: flat transitions ``[T]`` in order, or ``[N, T]``.
+    """The trajectories of a TorchRL rollout or dataset: flat transitions ``[T]`` in order, or
+    ``[N, T]``.
 
     Args:
-        dataset: A TensorDict, the folder of one (``tensordict.memmap(folder)``), or a replay buffer with steps in the
-            order in which they were made, such as the datasets of ``torchrl.data.datasets``.
+        dataset: A TensorDict, the folder of one (``tensordict.memmap(folder)``), or a replay buffer
+            with steps in the order in which they were made, such as the datasets of
+            ``torchrl.data.datasets``.
         format: Of the environment to learn for.
         transform, sample_by: As for `TrajectoryDataset`.
-        indices: Whether actions count from 0, as in rollouts of the environment. False: as in its Gymnasium space, as
-            ``Discrete(4, start=1)`` (datasets of ``torchrl.data.datasets`` hold them as they were recorded).
+        indices: Whether actions count from 0, as in rollouts of the environment. False: as in its
+            Gymnasium space, as ``Discrete(4, start=1)`` (datasets of ``torchrl.data.datasets`` hold
+            them as they were recorded).
 
     Raises:
         ValueError: There is none, its episodes are not whole, or they do not fit the environment.
@@ -193,7 +207,9 @@ def torchrl(
     name = str(dataset) if isinstance(dataset, str) else type(dataset).__name__
     steps = _read_folder(dataset) if isinstance(dataset, str) else dataset
     steps = steps[:] if isinstance(steps, ReplayBuffer) else steps
-    require(name, "dataset", type(steps).__name__, isinstance(steps, TensorDictBase), "be a TensorDict")
+    require(
+        name, "dataset", type(steps).__name__, isinstance(steps, TensorDictBase), "be a TensorDict"
+    )
     require(name, "shape", tuple(steps.shape), steps.ndim in (1, 2), "be [T] or [N, T]")
     add = _Adder(format, drop_unfinished=False, indices=indices)
     for row in steps.unbind(0) if steps.ndim == 2 else [steps]:
@@ -202,7 +218,9 @@ def torchrl(
 
 
 class _RunStore(TrajectoryFollower):
-    """Trajectories of a run, without entries for relabelling that the environment to learn for does not write."""
+    """Trajectories of a run, without entries for relabelling that the environment to learn for does
+    not write.
+    """
 
     def __init__(self, path: Path, format: TrajectoryFormat) -> None:
         self._left_out = [key for key in RELABELLING if key not in format.entries]
@@ -227,7 +245,9 @@ class _Adder:
         indices: As for `npz`; None if the source always holds values of the space.
     """
 
-    def __init__(self, format: TrajectoryFormat, drop_unfinished: bool, indices: bool | None) -> None:
+    def __init__(
+        self, format: TrajectoryFormat, drop_unfinished: bool, indices: bool | None
+    ) -> None:
         self._format, self._drop, self._indices = format, drop_unfinished, indices
         self._parts: list[tuple[TensorDict, torch.Tensor]] = []
         self._unused: set[str] = set()
@@ -239,11 +259,15 @@ class _Adder:
         for number, (place, table) in enumerate(tables(tree, name), 1):  # noqa: B007 (the last one counts)
             self._unused |= unused(table)
             with _naming(place):
-                steps = rollout(table, self._format, place, drop_unfinished=self._drop, indices=self._indices)
+                steps = rollout(
+                    table, self._format, place, drop_unfinished=self._drop, indices=self._indices
+                )
             if len(steps):
                 self._notice(read_tree(table, "actions", place))
                 self._add(steps, place, indices=True)  # they are stored entries now
-        require(name, "arrays", sorted(tree), number > 0, "hold 'actions', at the root or in groups")
+        require(
+            name, "arrays", sorted(tree), number > 0, "hold 'actions', at the root or in groups"
+        )
 
     def rollout(self, steps: TensorDictBase, name: str) -> None:
         """Adds the episodes of a rollout."""
@@ -256,31 +280,40 @@ class _Adder:
 
     def _notice(self, actions: Any) -> None:
         """Remembers that actions were read which ``indices`` would give another meaning."""
-        self._ambiguous |= self._format.actions.depends_on_indices(actions, indices=bool(self._indices))
+        self._ambiguous |= self._format.actions.depends_on_indices(
+            actions, indices=bool(self._indices)
+        )
 
     def store(self, path: Any) -> MemoryStore:
         """All that was added."""
         require("data", "trajectories", f"none in {path}", bool(self._parts), "be at least one")
         if self._indices is not None and self._ambiguous:
-            ways = {False: f"from {self._format.actions.first_numbers}, as in their space", True: "from 0"}
-            tell_aside(
+            ways = {
+                False: f"from {self._format.actions.first_numbers}, as in their space",
+                True: "from 0",
+            }
+            print_stderr(
                 f"data: {path}: actions are read as numbers that count {ways[self._indices]}; set "
                 f"+data.source.indices={str(not self._indices).lower()} if they count {ways[not self._indices]}"
             )
         if self._unused:
-            tell_aside(f"data: {path}: not read: {', '.join(sorted(self._unused))}")
+            print_stderr(f"data: {path}: not read: {', '.join(sorted(self._unused))}")
         return MemoryStore(self._parts)
 
 
 @contextmanager
 def _naming(name: Any) -> Iterator[None]:
-    """Within the block whatever an array raises, which may be damaged, becomes a ``ValueError`` with a name."""
+    """Within the block whatever an array raises, which may be damaged, becomes a ``ValueError``
+    with a name.
+    """
     try:
         yield
     except Exception as error:
         if isinstance(error, ValueError) and str(name) in str(error):
             raise
-        raise ValueError(f"{name}: must hold whole arrays, it does not: {one_line(error)}") from error
+        raise ValueError(
+            f"{name}: must hold whole arrays, it does not: {one_line(error)}"
+        ) from error
 
 
 def _inside(group: Any, h5py: Any) -> dict[str, Any]:
@@ -289,8 +322,12 @@ def _inside(group: Any, h5py: Any) -> dict[str, Any]:
     for key in group:
         link = group.get(key, getlink=True)
         own = not isinstance(link, h5py.ExternalLink)
-        require(group.file.filename, f"entry {key!r}", "a link to another file", own, "be in this one")
-        inside[key] = _inside(group[key], h5py) if isinstance(group[key], h5py.Group) else group[key]
+        require(
+            group.file.filename, f"entry {key!r}", "a link to another file", own, "be in this one"
+        )
+        inside[key] = (
+            _inside(group[key], h5py) if isinstance(group[key], h5py.Group) else group[key]
+        )
     return inside
 
 

@@ -1,8 +1,8 @@
 """Arrays of files as TorchRL rollouts.
 
-A table is a mapping of arrays over the steps of one episode or several. Observations and actions are values of the
-environment's Gymnasium spaces, as its ``reset`` and ``step`` return and take them, or observations as they are stored
-(one-hots):
+A table is a mapping of arrays over the steps of one episode or several. Observations and actions
+are values of the environment's Gymnasium spaces, as its ``reset`` and ``step`` return and take
+them, or observations as they are stored (one-hots):
 
 ====================================================  ==========================================================
 ``observations`` (or ``obs``)                         an array; of a ``Dict`` or ``Tuple`` space a mapping of arrays
@@ -16,10 +16,10 @@ environment's Gymnasium spaces, as its ``reset`` and ``step`` return and take th
 ``world_hash``, ``action_mask``, ``trial_start``      ``next_achieved`` and so on are optional
 ====================================================  ==========================================================
 
-Observations have either a step more than the actions (``[T + 1]``, one whole episode), or as many (``[T]``, episodes
-one after the other, as in D4RL). Of the latter without ``next_observations`` it is not known where a last step led: it
-is left out if the episode was truncated there, and led to zeros if it was terminated. What was achieved last must be
-known, for hindsight depends on it.
+Observations have either a step more than the actions (``[T + 1]``, one whole episode), or as many
+(``[T]``, episodes one after the other, as in D4RL). Of the latter without ``next_observations`` it
+is not known where a last step led: it is left out if the episode was truncated there, and led to
+zeros if it was terminated. What was achieved last must be known, for hindsight depends on it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -46,12 +46,18 @@ NAMES = {
 SHOWN = ("goal", *RELABELLING, "action_mask")
 """Entries of a timestep that stand beside the observations."""
 Table = Mapping[str, Any]
-_KNOWN = {*SHOWN, *(f"next_{key}" for key in SHOWN), *(name for names in NAMES.values() for name in names)}
+_KNOWN = {
+    *SHOWN,
+    *(f"next_{key}" for key in SHOWN),
+    *(name for names in NAMES.values() for name in names),
+}
 _KNOWN |= {"actions", "rewards", "success", "trial_start", "next_trial_start"}
 
 
 def tables(tree: Mapping[str, Any], name: str) -> Iterator[tuple[str, Table]]:
-    """The tables in nested mappings, and what they are called; ``episode_10`` comes after ``episode_9``."""
+    """The tables in nested mappings, and what they are called; ``episode_10`` comes after
+    ``episode_9``.
+    """
     if "actions" in tree:
         yield name, tree
         return
@@ -81,14 +87,25 @@ def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
         node = tree
         for parent in parents:
             node = node.setdefault(parent, {})
-            require("arrays", "name", path, isinstance(node, dict), f"not lie below {parent!r}, an array")
+            require(
+                "arrays",
+                "name",
+                path,
+                isinstance(node, dict),
+                f"not lie below {parent!r}, an array",
+            )
         require("arrays", "name", path, leaf not in node, "not be that of others too")
         node[leaf] = array
     return tree
 
 
 def rollout(
-    table: Table, format: TrajectoryFormat, name: str, *, drop_unfinished: bool, indices: bool | None = False
+    table: Table,
+    format: TrajectoryFormat,
+    name: str,
+    *,
+    drop_unfinished: bool,
+    indices: bool | None = False,
 ) -> TensorDict:
     """A table as a TorchRL rollout ``[T]`` of stored entries.
 
@@ -97,10 +114,12 @@ def rollout(
         format: Format of the environment.
         name: Name of the table in messages.
         drop_unfinished: Leave out the steps after the last end of an episode.
-        indices: Whether actions count from 0, whatever their space does; None if there is no choice.
+        indices: Whether actions count from 0, whatever their space does; None if there is no
+            choice.
 
     Raises:
-        ValueError: If an array is missing, has another length or does not fit the environment; names it.
+        ValueError: If an array is missing, has another length or does not fit the environment;
+            names it.
     """
     actions = read_tree(table, "actions", name)
     num_steps = len(next(leaves(actions)))
@@ -131,9 +150,7 @@ def rollout(
             else:
                 steps.set(after(key), following)
     known = "achieved" not in unknown or not bool(ends["terminated"].any())
-    condition = (
-        "be one more than the actions, or stand beside 'next_achieved': what was achieved last is not known"
-    )
+    condition = "be one more than the actions, or stand beside 'next_achieved': what was achieved last is not known"
     require(name, "length of 'achieved'", num_steps, known, condition)
     return _led_on(steps, unknown) if unknown else steps
 
@@ -141,7 +158,9 @@ def rollout(
 def _observed(
     table: Table, format: TrajectoryFormat, key: NestedKey, name: str, length: int, done: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """An entry before and after each of the first ``length`` steps; None where the table does not hold it."""
+    """An entry before and after each of the first ``length`` steps; None where the table does not
+    hold it.
+    """
     value = _shown(table, format, key, name)
     if value is None:
         return None, None
@@ -149,9 +168,7 @@ def _observed(
     condition = f"have one step for each of the {num_steps} actions, or one more"
     require(name, f"length of {key!r}", len(value), longer or len(value) == num_steps, condition)
     if longer:
-        condition = (
-            f"not be {num_steps + 1} for several episodes; give one more than the actions for each alone"
-        )
+        condition = f"not be {num_steps + 1} for several episodes; give one more than the actions for each alone"
         require(name, f"length of {key!r}", len(value), not bool(done[:-1].any()), condition)
         read = _read(value[: length + 1], format, key, name)
         return read[:-1], read[1:]
@@ -159,7 +176,13 @@ def _observed(
     following = _shown(table, format, key, name, following=True)
     if following is None:
         return now, None
-    require(name, f"length of next {key!r}", len(following), len(following) == num_steps, f"be {num_steps}")
+    require(
+        name,
+        f"length of next {key!r}",
+        len(following),
+        len(following) == num_steps,
+        f"be {num_steps}",
+    )
     return now, _read(following[:length], format, key, f"{name}: next")
 
 
@@ -170,7 +193,9 @@ def _read(value: Array, format: TrajectoryFormat, key: NestedKey, name: str) -> 
 
 
 def _led_on(steps: TensorDict, keys: list[NestedKey]) -> TensorDict:
-    """The steps with where they led: to the next one of the episode; see the module for the last."""
+    """The steps with where they led: to the next one of the episode; see the module for the
+    last.
+    """
     terminated, truncated = (steps["next", key].clone() for key in ("terminated", "truncated"))
     unknown = truncated & ~terminated
     # The step before is the last that it is known of where it led, if it is of the same episode.
@@ -209,7 +234,11 @@ def _tree(value: Any, name: str) -> Any:
 def _cut(tree: Any, length: int) -> Any:
     if isinstance(tree, tuple):
         return tuple(_cut(inner, length) for inner in tree)
-    return {key: _cut(inner, length) for key, inner in tree.items()} if is_tree(tree) else tree[:length]
+    return (
+        {key: _cut(inner, length) for key, inner in tree.items()}
+        if is_tree(tree)
+        else tree[:length]
+    )
 
 
 def _array(value: Any, name: str) -> Array:
@@ -244,12 +273,16 @@ def _shown(
     value = format.find(key, node) if is_tree(node) else None
     if value is None and node is not None and not is_tree(node) and not may_be_beside:
         below = [other for other in format.observed if other not in SHOWN]
-        require(name, f"{group!r}", "one array", below == [key], f"hold an array for each of {below}")
+        require(
+            name, f"{group!r}", "one array", below == [key], f"hold an array for each of {below}"
+        )
         value = node
     if value is not None:
         return _array(value, f"{name}: {group}")
 
-    optional = key in ("achieved_mask", "trial_start") or (following and (node is None or may_be_beside))
+    optional = key in ("achieved_mask", "trial_start") or (
+        following and (node is None or may_be_beside)
+    )
     if node is None or may_be_beside:
         wanted = own_array if may_be_beside else group
         if key == "world_hash":
@@ -286,5 +319,11 @@ def _flags(table: Table, key: str, num_steps: int, name: str) -> Tensor:
     if value.numel() == 1 and num_steps != 1:
         single, value = value, torch.zeros(num_steps, dtype=value.dtype)
         value[-1:] = single.flatten()
-    require(name, f"shape of {key!r}", tuple(value.shape), value.numel() == num_steps, f"be ({num_steps},)")
+    require(
+        name,
+        f"shape of {key!r}",
+        tuple(value.shape),
+        value.numel() == num_steps,
+        f"be ({num_steps},)",
+    )
     return value.reshape(num_steps).bool()

@@ -1,6 +1,8 @@
-"""Trained agents outside of training: loading, acting for many streams, folders to send, exported graphs.
+"""Trained agents outside of training: loading, acting for many streams, folders to send, exported
+graphs.
 
-Base dependencies alone. The environment of training is not needed, for the file says what is observed and done.
+Base dependencies alone. The environment of training is not needed, for the file says what is
+observed and done.
 """
 
 from yamame.deploy.agent import DeployedAgent as DeployedAgent

@@ -1,7 +1,8 @@
-"""A trained agent that acts outside of training: one observation in, one action out, for one stream or for many.
+"""A trained agent that acts outside of training: one observation in, one action out, for one stream
+or for many.
 
-What it decides is what an evaluation decides (`yamame.evaluation.evaluate`), timestep by timestep; its memory, the
-previous action and reward, and the time are its own business.
+What it decides is what an evaluation decides (`yamame.evaluation.evaluate`), timestep by timestep;
+its memory, the previous action and reward, and the time are its own business.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -20,7 +21,7 @@ from yamame.deploy.inputs import Inputs, read_action, read_flags, read_names, re
 from yamame.deploy.saved import SavedAgent
 from yamame.deploy.sessions import Sessions
 from yamame.deploy.step import ActingStep
-from yamame.failures import as_text
+from yamame.system.messages import format_value
 
 _ALONE = (None,)
 """The one session of an agent that is given no names."""
@@ -40,9 +41,11 @@ class DeployedAgent:
     Args:
         saved: What was read.
         gamma: The discount factor whose policy acts, one of the trained ones; None for the last.
-        greedy: Act by the most probable action instead of sampling; None: as in the evaluations of its training.
+        greedy: Act by the most probable action instead of sampling; None: as in the evaluations of
+            its training.
         seed: Of the samples.
-        context_length: Timesteps that it remembers, where the encoder lets that be chosen; None: as in training.
+        context_length: Timesteps that it remembers, where the encoder lets that be chosen; None: as
+            in training.
         max_sessions: Most sessions at a time; None for as many as there is memory for.
         device: Where it computes.
         trust: Packages whose classes the file may name beside ours, as ``["mylab."]``.
@@ -58,7 +61,8 @@ class DeployedAgent:
         action_spec: What `act` gives, of one stream.
 
     Raises:
-        UsageError: The file describes no agent, or names what it must not; an option does not fit it.
+        UsageError: The file describes no agent, or names what it must not; an option does not fit
+            it.
     """
 
     def __init__(
@@ -74,25 +78,37 @@ class DeployedAgent:
         trust: Sequence[str] = (),
     ) -> None:
         check_device(device)
-        agent = build_agent(saved.config, saved.interface, context_length=context_length, trust=trust)
+        agent = build_agent(
+            saved.config, saved.interface, context_length=context_length, trust=trust
+        )
         load_weights(agent, saved.weights, source=saved.source, fit="its configuration")
         self.saved, self.gammas = saved, agent.gammas
         gamma = agent.gammas[-1] if gamma is None else gamma
         if gamma not in agent.gammas:
             known = ", ".join(map(str, agent.gammas))
-            raise UsageError(f"load: gamma must be one of {known} in {saved.source}, got {as_text(gamma)}")
+            raise UsageError(
+                f"load: gamma must be one of {known} in {saved.source}, got {format_value(gamma)}"
+            )
         self.gamma = gamma
         evaluation = saved.config.get("evaluation")
         if greedy is None:
             greedy = isinstance(evaluation, Mapping) and evaluation.get("greedy", False)
         self.greedy = bool(greedy)
-        policy = agent.policy(gamma_index=agent.gammas.index(gamma)).to(device).requires_grad_(False).eval()
+        policy = (
+            agent.policy(gamma_index=agent.gammas.index(gamma))
+            .to(device)
+            .requires_grad_(False)
+            .eval()
+        )
         policy.prepare_to_act()
         self.horizon = saved.interface.horizon
         self.step = ActingStep(policy, self.horizon)
         self._device = torch.device(device)
         observations = saved.interface.observation_spec
-        wanted = [*policy.in_keys, *(["action_mask"] if "action_mask" in observations.keys() else [])]
+        wanted = [
+            *policy.in_keys,
+            *(["action_mask"] if "action_mask" in observations.keys() else []),
+        ]
         self._inputs = Inputs(saved.interface, wanted, makes_time=self.horizon is not None)
         self._sessions = Sessions(self.step, most=max_sessions)
         self._random = torch.Generator().manual_seed(seed).get_state()
@@ -148,26 +164,28 @@ class DeployedAgent:
     ) -> Any:
         """Decides what to do now.
 
-        Everything is checked before anything changes: after an error the same call may be made again, mended.
+        Everything is checked before anything changes: after an error the same call may be made
+        again, mended.
 
         Args:
-            observation: A value of the environment's Gymnasium space, or arrays or tensors as in `observation_spec`, by
-                name; or one array, if there is one entry. With ``sessions`` each array has a first dimension of their
-                number N. Entries of the context (`yamame.keys.CONTEXT`) are made by the agent, and not read.
+            observation: A value of the environment's Gymnasium space, or arrays or tensors as in
+                `observation_spec`, by name; or one array, if there is one entry. With ``sessions``
+                each array has a first dimension of their number N. Entries of the context
+                (`yamame.keys.CONTEXT`) are made by the agent, and not read.
             reward: What the last action earned. To be left out, or 0, at the first observation.
-            done: Whether that ended the episode, so that this observation is the first of another one: everything is
-                forgotten.
-            trial_start: Whether that ended an attempt at a task which is now tried again: nothing is forgotten. For
-                agents that were trained with several trials in an episode.
+            done: Whether that ended the episode, so that this observation is the first of another
+                one: everything is forgotten.
+            trial_start: Whether that ended an attempt at a task which is now tried again: nothing
+                is forgotten. For agents that were trained with several trials in an episode.
             sessions: Names of N sessions that `reset` has begun, in the order of the observations.
 
         Returns:
-            The action as in `action_spec`, with sessions ``[N, ...]``; a tensor if tensors were given. `env_action`
-            makes the environment's own value of it.
+            The action as in `action_spec`, with sessions ``[N, ...]``; a tensor if tensors were
+            given. `env_action` makes the environment's own value of it.
 
         Raises:
-            ValueError: Something is missing, has another shape or dtype, is not finite, or is of a session that has
-                not begun.
+            ValueError: Something is missing, has another shape or dtype, is not finite, or is of a
+                session that has not begun.
         """
         if sessions is None and None not in self._sessions.rows:
             self.reset()
@@ -192,19 +210,22 @@ class DeployedAgent:
         self._sessions.put(taken, states, where)
         self._sessions.fresh.difference_update(names)
         action = (
-            action[0] if num is None else torch.empty_like(action).index_copy_(0, torch.tensor(order), action)
+            action[0]
+            if num is None
+            else torch.empty_like(action).index_copy_(0, torch.tensor(order), action)
         )
         return action if as_tensor else action.numpy()[()]
 
     def env_action(self, action: Any) -> Any:
-        """The value of the environment's Gymnasium space for an action of `act`: what ``env.step`` takes.
+        """The value of the environment's Gymnasium space for an action of `act`: what ``env.step``
+        takes.
 
-        Numbers of ``Discrete(n, start=s)`` begin at ``s``, arrays have the shape and dtype of the space, and actions of
-        ``Dict`` and ``Tuple`` spaces are dictionaries and tuples.
+        Numbers of ``Discrete(n, start=s)`` begin at ``s``, arrays have the shape and dtype of the
+        space, and actions of ``Dict`` and ``Tuple`` spaces are dictionaries and tuples.
 
         Args:
-            action: An action as in `action_spec`; of N sessions ``[N, ...]``. Real numbers outside the bounds by
-                no more than rounding become the bounds.
+            action: An action as in `action_spec`; of N sessions ``[N, ...]``. Real numbers outside
+                the bounds by no more than rounding become the bounds.
 
         Returns:
             The value; of N sessions a list of N values.
@@ -240,7 +261,9 @@ class DeployedAgent:
         names = read_names(sessions)
         for name in names:
             known = name in self._sessions.rows
-            require("DeployedAgent", "sessions", name, known, "have begun, with reset(sessions=[...])")
+            require(
+                "DeployedAgent", "sessions", name, known, "have begun, with reset(sessions=[...])"
+            )
         return names
 
     def save_pretrained(self, folder: str | Path, *, small: bool = False) -> Path:
@@ -248,14 +271,15 @@ class DeployedAgent:
 
         Args:
             folder: New, empty, or written by this method.
-            small: Only what acting needs, with matrices in half precision (float16): about a third of the size. It
-                decides nearly as this one does.
+            small: Only what acting needs, with matrices in half precision (float16): about a third
+                of the size. It decides nearly as this one does.
         """
         weights = for_acting(self.saved.weights) if small else self.saved.weights
         return write_folder(replace(self.saved, weights=weights), Path(folder))
 
     def export(self, path: str | Path, *, num_streams: int = 1) -> Path:
-        """Writes its greedy step as a graph: ``file.pt2`` by `torch.export`, ``file.onnx`` for ONNX.
+        """Writes its greedy step as a graph: ``file.pt2`` by `torch.export`, ``file.onnx`` for
+        ONNX.
 
         What goes in and comes out, the memory included, stands in `yamame.deploy.export`.
 
@@ -264,10 +288,12 @@ class DeployedAgent:
             num_streams: N, of all tensors.
 
         Raises:
-            UsageError: The suffix is another; the memory has no end, so that ``context_length`` must be given to
-                `yamame.load`; or the extra ``yamame[onnx]`` is not installed.
+            UsageError: The suffix is another; the memory has no end, so that ``context_length``
+                must be given to `yamame.load`; or the extra ``yamame[onnx]`` is not installed.
         """
         from yamame.deploy.export import GreedyStep, export_step
 
-        entries = {key: (spec.shape, spec.dtype) for key, spec in self.observation_spec.items(True, True)}
+        entries = {
+            key: (spec.shape, spec.dtype) for key, spec in self.observation_spec.items(True, True)
+        }
         return export_step(GreedyStep(self.step, entries), Path(path), num_streams)

@@ -1,7 +1,8 @@
-"""An agent from plain data: the nodes of a configuration that say what it is made of, its specs and its weights.
+"""An agent from plain data: the nodes of a configuration that say what it is made of, its specs and
+its weights.
 
-The names in the nodes are checked against `yamame.files.trusted` before anything is imported. Recipes assemble the same
-parts through Hydra (`yamame.runs.build`).
+The names in the nodes are checked against `yamame.files.trusted` before anything is imported.
+Recipes assemble the same parts through Hydra (`yamame.runs.build`).
 """
 
 import inspect
@@ -15,8 +16,8 @@ from torchrl.data import Composite, TensorSpec
 from yamame.agent import InContextAgent
 from yamame.checks import UsageError
 from yamame.deploy.interface import STRANGE, Interface
-from yamame.failures import as_text, one_line
 from yamame.files.trusted import check_file, locate, prefixes_of, without_foreign_weights
+from yamame.system.messages import format_value, one_line
 
 _LEARNING = ("critic.", "critic_encoder.", "returns.")
 """Parts of an agent that only learning needs."""
@@ -118,12 +119,18 @@ def build_agent(
 
 
 def _remembering(node: Mapping[str, Any], length: Any, trust: Sequence[str]) -> dict[str, Any]:
-    """The node of an encoder that remembers so many timesteps; refuses one that lets no number be chosen."""
+    """The node of an encoder that remembers so many timesteps; refuses one that lets no number be
+    chosen.
+    """
     if type(length) is not int or length < 1:
-        raise UsageError(f"context_length must be a whole number of at least 1, got {as_text(length)}")
+        raise UsageError(
+            f"context_length must be a whole number of at least 1, got {format_value(length)}"
+        )
     target = locate(node["_target_"], "encoder", trust)
     parameters = inspect.signature(target).parameters
-    if "context_length" not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+    if "context_length" not in parameters and not any(
+        p.kind is p.VAR_KEYWORD for p in parameters.values()
+    ):
         name = str(node["_target_"]).rpartition(".")[2]
         raise UsageError(
             f"context_length must be left out, for {name} has a memory of one size, got {length}"
@@ -132,7 +139,9 @@ def _remembering(node: Mapping[str, Any], length: Any, trust: Sequence[str]) -> 
 
 
 def _instantiate(node: Any, *, trust: Sequence[str], key: str = "agent") -> Any:
-    """Builds a node with ``_target_`` and the nodes in it; with ``_partial_``, a function that takes the rest."""
+    """Builds a node with ``_target_`` and the nodes in it; with ``_partial_``, a function that
+    takes the rest.
+    """
     if isinstance(node, list):
         return [_instantiate(item, trust=trust, key=key) for item in node]
     if not isinstance(node, Mapping):
@@ -164,7 +173,8 @@ def load_weights(
 
     Args:
         agent: Any.
-        weights: Its ``state_dict``, or what acting needs of it: what judges actions then keeps new weights.
+        weights: Its ``state_dict``, or what acting needs of it: what judges actions then keeps new
+            weights.
         source: Whose they are, for messages.
         fit: What they must fit, for messages.
         hint: What may be wrong if they do not.

@@ -7,8 +7,8 @@ from torchrl.data import Composite, TensorSpec
 
 from yamame.deploy.build import learned_gammas
 from yamame.deploy.saved import SavedAgent
-from yamame.failures import as_text
 from yamame.keys import CONTEXT, RELABELLING
+from yamame.system.messages import format_value
 
 _USE = """```python
 import yamame
@@ -21,16 +21,18 @@ action = agent.act(observation, reward=reward, done=done)
 
 
 def model_card(saved: SavedAgent, source: str) -> str:
-    """Markdown, with the front matter that model hubs read; ``source`` is what `yamame.load` takes."""
+    """Markdown, with the front matter that model hubs read; ``source`` is what `yamame.load`
+    takes.
+    """
     config, about = saved.config, saved.about
     facts = {
         "environment": described(config.get("env")),
         "trials": described(config["trials"]) if config.get("trials") else "one an episode",
         "memory": described(config["encoder"]),
         "discount factors": ", ".join(map(str, learned_gammas(config))),
-        "horizon": as_text(saved.interface.horizon),
-        "seed of training": as_text(config.get("seed")),
-        "steps of training": as_text(about.get("step")),
+        "horizon": format_value(saved.interface.horizon),
+        "seed of training": format_value(config.get("seed")),
+        "steps of training": format_value(about.get("step")),
         **_costs(about),
         "parameters": f"{sum(value.numel() for value in saved.weights.values()):,}",
     }
@@ -62,13 +64,15 @@ def described(value: Any) -> str:
     'Wind(time_limit=30)'
     """
     if not isinstance(value, dict) or "_target_" not in value:
-        return as_text(value)
+        return format_value(value)
     names = [name for name in value if not name.startswith("_") and name != "workers"]
     return f"{_name(value)}({', '.join(f'{name}={described(value[name])}' for name in names)})"
 
 
 def _num_tasks(results: dict[str, Any]) -> list[str]:
-    """A sentence with the numbers of episodes and of different tasks, where the evaluation knows both."""
+    """A sentence with the numbers of episodes and of different tasks, where the evaluation knows
+    both.
+    """
     if not {"num_episodes", "num_tasks"} <= results.keys():
         return []
     unit = "tasks" if "intervals_over_tasks" in results else "episodes"
@@ -92,7 +96,11 @@ def _evaluated(about: dict[str, Any]) -> list[str]:
 
 
 def _name(node: Any) -> str:
-    return str(node["_target_"]).rpartition(".")[2] if isinstance(node, dict) and "_target_" in node else "?"
+    return (
+        str(node["_target_"]).rpartition(".")[2]
+        if isinstance(node, dict) and "_target_" in node
+        else "?"
+    )
 
 
 def _table(head: tuple[str, str], rows: dict[str, str]) -> str:
@@ -113,4 +121,4 @@ def _spec(spec: TensorSpec) -> str:
 
 
 def _number(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else as_text(value)
+    return f"{value:.4g}" if isinstance(value, float) else format_value(value)

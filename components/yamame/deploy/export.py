@@ -1,7 +1,8 @@
-"""The acting step as a graph of tensors, for `torch.export` (``.pt2``) or ONNX (``.onnx``): greedy, of N streams.
+"""The acting step as a graph of tensors, for `torch.export` (``.pt2``) or ONNX (``.onnx``): greedy,
+of N streams.
 
-Every input and output has a name. What is observed has the names of `DeployedAgent.observation_spec`, nested ones
-joined by dots; beside it go in
+Every input and output has a name. What is observed has the names of
+`DeployedAgent.observation_spec`, nested ones joined by dots; beside it go in
 
 ================  ==============  =======  =====================================================================
 name              shape           dtype    meaning
@@ -12,8 +13,9 @@ name              shape           dtype    meaning
 ``state.*``       ``[N, ...]``             what the step before gave as ``next.*``
 ================  ==============  =======  =====================================================================
 
-and come out ``action`` as `DeployedAgent.action_spec` says, ``params`` ``[N, P]`` of the distributions, and ``next.*``.
-Memory has room for ``context_length`` timesteps from the start, so that no shape ever changes.
+and come out ``action`` as `DeployedAgent.action_spec` says, ``params`` ``[N, P]`` of the
+distributions, and ``next.*``. Memory has room for ``context_length`` timesteps from the start, so
+that no shape ever changes.
 """
 
 import copy
@@ -28,23 +30,26 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from yamame.capturing import recording
 from yamame.checks import UsageError, require_at_least
 from yamame.deploy.step import ActingStep
+from yamame.execution.capturing import recording
 from yamame.files.atomic import atomic_writer, make_folder
 
 _CONTEXT = ("reward", "is_init", "trial_start")
 
 
 class GreedyStep(nn.Module):
-    """`ActingStep` and the most probable action, from and to flat dictionaries of tensors; see the module.
+    """`ActingStep` and the most probable action, from and to flat dictionaries of tensors; see the
+    module.
 
     Args:
         step: The step.
         entries: Shape and dtype of every observed entry of one stream, by its key.
     """
 
-    def __init__(self, step: ActingStep, entries: dict[Any, tuple[torch.Size, torch.dtype]]) -> None:
+    def __init__(
+        self, step: ActingStep, entries: dict[Any, tuple[torch.Size, torch.dtype]]
+    ) -> None:
         super().__init__()
         self.step, self.entries = step, entries
 
@@ -64,7 +69,8 @@ class GreedyStep(nn.Module):
         state = self.step.init_state(num, capacity=capacity)
         flags = torch.zeros(num, 1, dtype=torch.bool)
         inputs = {
-            _name(key): torch.zeros(num, *shape, dtype=dtype) for key, (shape, dtype) in self.entries.items()
+            _name(key): torch.zeros(num, *shape, dtype=dtype)
+            for key, (shape, dtype) in self.entries.items()
         }
         inputs |= {"reward": torch.zeros(num, 1), "is_init": ~flags, "trial_start": flags}
         return inputs | {f"state.{_name(key)}": value for key, value in state.items(True, True)}
@@ -94,7 +100,8 @@ def export_step(step: GreedyStep, path: Path, num: int) -> Path:
     """Writes the graph of a step of ``num`` streams; a file that is there is replaced.
 
     Raises:
-        UsageError: The suffix is another, the memory has no end, or what ONNX needs is not installed.
+        UsageError: The suffix is another, the memory has no end, or what ONNX needs is not
+            installed.
         OSError: It could not be written.
     """
     require_at_least("export", 1, num_streams=num)

@@ -1,8 +1,10 @@
-"""The folder of an agent, to be sent and kept: weights, what builds it, and a page that says what it is.
+"""The folder of an agent, to be sent and kept: weights, what builds it, and a page that says what
+it is.
 
-``model.safetensors`` has the weights, ``config.json`` everything else and the checksums of the weights and of itself,
-``README.md`` is the model card. A new folder is there wholly or not at all. In one that was written before, files are
-replaced one by one, ``config.json`` last: cut off between two of them, it is refused by its checksum.
+``model.safetensors`` has the weights, ``config.json`` everything else and the checksums of the
+weights and of itself, ``README.md`` is the model card. A new folder is there wholly or not at all.
+In one that was written before, files are replaced one by one, ``config.json`` last: cut off between
+two of them, it is refused by its checksum.
 """
 
 import hashlib
@@ -20,7 +22,6 @@ from yamame.checks import UsageError
 from yamame.deploy.card import model_card
 from yamame.deploy.interface import Interface
 from yamame.deploy.saved import SavedAgent
-from yamame.failures import as_text, one_line
 from yamame.files.atomic import (
     TEMPORARY_SUFFIX,
     atomic_writer,
@@ -31,7 +32,8 @@ from yamame.files.atomic import (
     write_json,
 )
 from yamame.files.identity import BOOKKEEPING
-from yamame.installed import version_of
+from yamame.system.installed import version_of
+from yamame.system.messages import format_value, one_line
 
 FORMAT = 2
 _WITHOUT_CHECKSUM = 1
@@ -101,9 +103,16 @@ def _write(saved: SavedAgent, folder: Path, final: Path) -> None:
 
 
 def sealed(data: dict[str, Any]) -> dict[str, Any]:
-    """The content of ``config.json`` with the checksum of all the rest of it, whatever the order and the spaces."""
-    rest = json.loads(json.dumps({name: value for name, value in data.items() if name != _CHECKSUM}))
-    return {**rest, _CHECKSUM: hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()}
+    """The content of ``config.json`` with the checksum of all the rest of it, whatever the order
+    and the spaces.
+    """
+    rest = json.loads(
+        json.dumps({name: value for name, value in data.items() if name != _CHECKSUM})
+    )
+    return {
+        **rest,
+        _CHECKSUM: hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest(),
+    }
 
 
 def read_folder(folder: Path) -> SavedAgent:
@@ -115,7 +124,7 @@ def read_folder(folder: Path) -> SavedAgent:
     data = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
     given = data.get("yamame_format")
     if given not in (_WITHOUT_CHECKSUM, FORMAT) or isinstance(given, bool):
-        what = f"yamame_format {as_text(given)}" if data else f"no {CONFIG}"
+        what = f"yamame_format {format_value(given)}" if data else f"no {CONFIG}"
         raise UsageError(
             f"load: {folder} must be a folder of save_pretrained with yamame_format {FORMAT}, it has {what}"
         )
@@ -126,7 +135,9 @@ def read_folder(folder: Path) -> SavedAgent:
     config, about = data.get("config"), data.get("about")
     if not isinstance(config, dict) or not isinstance(about, dict):
         raise UsageError(f"load: {folder / CONFIG} must hold config and about, it does not")
-    if (folder / WEIGHTS).exists() and not (folder / WEIGHTS).is_file():  # a pipe would be waited for
+    if (folder / WEIGHTS).exists() and not (
+        folder / WEIGHTS
+    ).is_file():  # a pipe would be waited for
         raise UsageError(f"load: {folder / WEIGHTS} must hold weights, it is no file")
     try:
         content = (folder / WEIGHTS).read_bytes()
@@ -155,9 +166,13 @@ def zoo_folder(name: str) -> Path:
     Raises:
         UsageError: There is none of this name.
     """
-    folders = {path.parent.name: path.parent for place in ZOOS for path in sorted(place.glob(f"*/{CONFIG}"))}
+    folders = {
+        path.parent.name: path.parent
+        for place in ZOOS
+        for path in sorted(place.glob(f"*/{CONFIG}"))
+    }
     if not _NAME.fullmatch(name) or name not in folders:
         raise UsageError(
-            f"load: zoo: must be followed by one of {', '.join(folders) or 'no name yet'}, got {as_text(name)}"
+            f"load: zoo: must be followed by one of {', '.join(folders) or 'no name yet'}, got {format_value(name)}"
         )
     return folders[name]

@@ -10,11 +10,11 @@ from torch import Tensor
 from torchrl.data import Binary, Composite, MultiOneHot, OneHot
 
 from yamame.deploy.interface import Interface
-from yamame.failures import as_text
 from yamame.keys import CONTEXT, ENTRIES
 from yamame.spaces import ObservationEntry
 from yamame.spaces.arrays import Array, child, is_tree
 from yamame.spaces.observation import is_nested_as_space
+from yamame.system.messages import format_value
 
 _OWNER = "DeployedAgent"
 
@@ -31,11 +31,15 @@ class Inputs:
         spec: The entries that are read.
     """
 
-    def __init__(self, interface: Interface, wanted: Sequence[NestedKey], *, makes_time: bool) -> None:
+    def __init__(
+        self, interface: Interface, wanted: Sequence[NestedKey], *, makes_time: bool
+    ) -> None:
         spec = interface.observation_spec
         made = set(CONTEXT) if makes_time else set(CONTEXT) - {"time"}
         keys = [
-            key for key in spec.keys(True, True) if key in set(map(unravel_key, wanted)) and key not in made
+            key
+            for key in spec.keys(True, True)
+            if key in set(map(unravel_key, wanted)) and key not in made
         ]
         self.spec = Composite()
         for key in keys:
@@ -56,9 +60,9 @@ class Inputs:
         """The entries ``[N]`` of an observation, and whether they were given as tensors.
 
         Args:
-            observation: A value of the environment's space, such as a dictionary or tuple of arrays; a mapping or
-                TensorDict by the names of the entries; or an array, if there is one entry alone. Each array is read by
-                `yamame.spaces.ObservationEntry.read`.
+            observation: A value of the environment's space, such as a dictionary or tuple of
+                arrays; a mapping or TensorDict by the names of the entries; or an array, if there
+                is one entry alone. Each array is read by `yamame.spaces.ObservationEntry.read`.
             num: N; None for one stream without a batch.
         """
         if isinstance(observation, Mapping | TensorDictBase):
@@ -76,17 +80,19 @@ class Inputs:
             for place in path:
                 value = child(value, place)
             if isinstance(value, tuple) and len(value) != length:
-                where = "".join(f" {as_text(place)}" for place in path)
+                where = "".join(f" {format_value(place)}" for place in path)
                 raise ValueError(
                     f"{_OWNER}: observation{where} must be a tuple of {length} values, got {len(value)}"
                 )
         batch = () if num is None else (num,)
         by_path = is_nested_as_space(self._entries.values(), observation)
-        values = {key: self._value(observation, entry, by_path) for key, entry in self._entries.items()}
+        values = {
+            key: self._value(observation, entry, by_path) for key, entry in self._entries.items()
+        }
         nested = TensorDict({}, [1 if num is None else num])
         for key, entry in self._entries.items():
-            label = f"{_OWNER}: observation {as_text(key)}"
-            array = read_array(values[key], f"observation {as_text(key)}")
+            label = f"{_OWNER}: observation {format_value(key)}"
+            array = read_array(values[key], f"observation {format_value(key)}")
             read = entry.read(array, batch=batch, label=label, bounded=True)
             nested[key] = torch.from_numpy(read if batch else read[None])
         return nested, any(isinstance(value, Tensor) for value in values.values())
@@ -99,12 +105,14 @@ class Inputs:
             return observation  # an array may be written as a tuple of numbers
         if value is None:
             raise ValueError(
-                f"{_OWNER}: observation must have {self._names()}, it has no {as_text(entry.key)}"
+                f"{_OWNER}: observation must have {self._names()}, it has no {format_value(entry.key)}"
             )
         return value
 
     def _names(self) -> str:
-        return ", ".join(f"{as_text(key)} {entry.stored_shape}" for key, entry in self._entries.items())
+        return ", ".join(
+            f"{format_value(key)} {entry.stored_shape}" for key, entry in self._entries.items()
+        )
 
 
 def read_flags(value: Any, name: str, num: int | None) -> Tensor:
@@ -113,7 +121,9 @@ def read_flags(value: Any, name: str, num: int | None) -> Tensor:
         return torch.zeros(num or 1, dtype=torch.bool)
     flags = _column(value, name, num)
     if flags.dtype != torch.bool:
-        raise ValueError(f"{_OWNER}: {name} must be true or false, got {flags.dtype}".replace("torch.", ""))
+        raise ValueError(
+            f"{_OWNER}: {name} must be true or false, got {flags.dtype}".replace("torch.", "")
+        )
     return flags
 
 
@@ -132,7 +142,9 @@ def read_reward(value: Any, num: int | None, begins: Tensor, fresh: Tensor) -> T
         return torch.zeros(num or 1)
     reward = _column(value, "reward", num).to(torch.float32)
     if not reward.isfinite().all():
-        raise ValueError(f"{_OWNER}: reward must be finite, got {_first(reward[~reward.isfinite()])}")
+        raise ValueError(
+            f"{_OWNER}: reward must be finite, got {_first(reward[~reward.isfinite()])}"
+        )
     if (reward[fresh] != 0).any():
         raise ValueError(
             f"{_OWNER}: reward must be 0 or left out where a session begins, for nothing was done yet, got "
@@ -142,7 +154,9 @@ def read_reward(value: Any, num: int | None, begins: Tensor, fresh: Tensor) -> T
 
 
 def read_action(value: Any, interface: Interface) -> tuple[Array, bool]:
-    """Actions ``[N, ...]`` in the shape of the spec, and whether one alone was given, without a batch."""
+    """Actions ``[N, ...]`` in the shape of the spec, and whether one alone was given, without a
+    batch.
+    """
     array, shape = read_array(value, "action"), tuple(interface.action_spec.shape)
     one = array.shape == shape
     if not one and array.shape[1:] != shape:
@@ -159,7 +173,9 @@ def read_action(value: Any, interface: Interface) -> tuple[Array, bool]:
 def read_names(sessions: Any) -> list[Any]:
     """Names of sessions."""
     if not isinstance(sessions, list | tuple | range) or not len(sessions):
-        raise ValueError(f"{_OWNER}: sessions must be a list with at least one name, got {as_text(sessions)}")
+        raise ValueError(
+            f"{_OWNER}: sessions must be a list with at least one name, got {format_value(sessions)}"
+        )
     names = list(sessions)
     try:
         twice = len(set(names)) < len(names)
@@ -168,7 +184,7 @@ def read_names(sessions: Any) -> list[Any]:
             f"{_OWNER}: sessions must be names that hash, as text and numbers do: {error}"
         ) from error
     if twice:
-        raise ValueError(f"{_OWNER}: sessions must be different ones, got {as_text(names)}")
+        raise ValueError(f"{_OWNER}: sessions must be different ones, got {format_value(names)}")
     return names
 
 
@@ -183,14 +199,18 @@ def read_array(value: Any, name: str) -> Array:
     """An array of numbers or flags, as a copy."""
     if isinstance(value, Tensor):
         value = value.detach().cpu()
-        value = value.float() if value.dtype == torch.bfloat16 else value  # NumPy has no such numbers
+        value = (
+            value.float() if value.dtype == torch.bfloat16 else value
+        )  # NumPy has no such numbers
         return np.array(value.numpy(), order="C")
     try:
         array = np.array(value, order="C")
         if array.dtype.kind not in "biuf":
             raise TypeError(f"got {array.dtype}")
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{_OWNER}: {name} must be an array of numbers, got {_kind(value)}") from error
+        raise ValueError(
+            f"{_OWNER}: {name} must be an array of numbers, got {_kind(value)}"
+        ) from error
     return array
 
 
@@ -199,4 +219,8 @@ def _first(values: Tensor) -> float:
 
 
 def _kind(value: Any) -> str:
-    return type(value).__name__ if not isinstance(value, str | int | float | bool | None) else as_text(value)
+    return (
+        type(value).__name__
+        if not isinstance(value, str | int | float | bool | None)
+        else format_value(value)
+    )

@@ -1,7 +1,9 @@
-"""The observations and actions of an agent: specs of one stream, without a batch, and as plain data for its file.
+"""The observations and actions of an agent: specs of one stream, without a batch, and as plain data
+for its file.
 
-A spec becomes a mapping with ``kind``, ``shape``, ``dtype`` and what else its kind needs; a `Composite` the mapping of
-its entries, under ``entries``. Entries that are no tensors are left out: no agent reads them.
+A spec becomes a mapping with ``kind``, ``shape``, ``dtype`` and what else its kind needs; a
+`Composite` the mapping of its entries, under ``entries``. Entries that are no tensors are left out:
+no agent reads them.
 """
 
 import math
@@ -39,7 +41,9 @@ _KINDS: dict[str, Any] = {
     "unbounded": Unbounded,
 }
 _INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*_INTEGERS, torch.float32, torch.float64)}
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype for dtype in (*_INTEGERS, torch.float32, torch.float64)
+}
 _LARGEST = 2**28
 """Numbers of an observation at most: a file may ask for memory that there is not."""
 STRANGE = AttributeError, KeyError, MemoryError, OverflowError, RuntimeError, TypeError, ValueError
@@ -53,8 +57,10 @@ class Interface:
     Attributes:
         observation_spec: Specs of one stream, with the context entries (`yamame.keys.CONTEXT`).
         action_spec: Spec of one stream.
-        horizon: Steps after which ``time`` is 1; None where there is no ``time``, or the environment makes it itself.
-        recorded: The description that the environment of training had of its Gymnasium spaces; None if it had none.
+        horizon: Steps after which ``time`` is 1; None where there is no ``time``, or the
+            environment makes it itself.
+        recorded: The description that the environment of training had of its Gymnasium spaces; None
+            if it had none.
         spaces: The description of all entries and of the action.
 
     >>> from yamame_envs import MazeRunner
@@ -110,7 +116,9 @@ class Interface:
             if horizon is not None and not (type(horizon) is int and horizon >= 1):
                 raise ValueError(f"horizon must be a positive integer or null, got {horizon!r}")
             recorded = data.get("spaces")
-            return cls(observations, action, horizon, None if recorded is None else Spaces.decode(recorded))
+            return cls(
+                observations, action, horizon, None if recorded is None else Spaces.decode(recorded)
+            )
         except STRANGE as error:
             raise UsageError(
                 f"interface must hold specs and a horizon, it cannot be read: {error!r}"
@@ -121,11 +129,19 @@ def _encode(spec: TensorSpec) -> dict[str, Any]:
     if isinstance(spec, Composite):
         held = {name: spec[name] for name in spec.keys()}
         tensors = {
-            name: value for name, value in held.items() if isinstance(value, Composite) or _is_tensor(value)
+            name: value
+            for name, value in held.items()
+            if isinstance(value, Composite) or _is_tensor(value)
         }
         return {"entries": {name: _encode(value) for name, value in tensors.items()}}
-    kind = next(name for name, cls in _KINDS.items() if isinstance(spec, cls) or name == "unbounded")
-    data = {"kind": kind, "shape": list(spec.shape), "dtype": str(spec.dtype).removeprefix("torch.")}
+    kind = next(
+        name for name, cls in _KINDS.items() if isinstance(spec, cls) or name == "unbounded"
+    )
+    data = {
+        "kind": kind,
+        "shape": list(spec.shape),
+        "dtype": str(spec.dtype).removeprefix("torch."),
+    }
     if kind in ("multi_one_hot", "multi_categorical"):
         nvec = spec.nvec.tolist() if isinstance(spec.nvec, Tensor) else list(spec.nvec)
         return data | {"nvec": [int(n) for n in nvec]}
@@ -135,18 +151,30 @@ def _encode(spec: TensorSpec) -> dict[str, Any]:
 
 
 def _is_tensor(spec: TensorSpec) -> bool:
-    return str(spec.dtype).removeprefix("torch.") in _DTYPES and all(size >= 0 for size in spec.shape)
+    return str(spec.dtype).removeprefix("torch.") in _DTYPES and all(
+        size >= 0 for size in spec.shape
+    )
 
 
 def _numbers(bound: Tensor) -> Any:
-    """A bound as a number, where it is everywhere the same, or as nested lists; infinities as texts."""
-    values = bound.flatten()[:1] if bound.numel() and bool((bound == bound.flatten()[0]).all()) else bound
+    """A bound as a number, where it is everywhere the same, or as nested lists; infinities as
+    texts.
+    """
+    values = (
+        bound.flatten()[:1]
+        if bound.numel() and bool((bound == bound.flatten()[0]).all())
+        else bound
+    )
     listed = values.item() if values.numel() == 1 else values.tolist()
     return _replaced(listed, lambda number: number if math.isfinite(number) else str(number))
 
 
 def _replaced(value: Any, function: Any) -> Any:
-    return [_replaced(item, function) for item in value] if isinstance(value, list) else function(value)
+    return (
+        [_replaced(item, function) for item in value]
+        if isinstance(value, list)
+        else function(value)
+    )
 
 
 def _decode(data: Mapping[str, Any]) -> TensorSpec:
@@ -157,13 +185,17 @@ def _decode(data: Mapping[str, Any]) -> TensorSpec:
         raise ValueError(f"shape must have at most {_LARGEST} numbers, got {tuple(shape)}")
     if "nvec" in data:
         return cls(
-            torch.tensor(data["nvec"]) if cls is MultiCategorical else data["nvec"], shape=shape, dtype=dtype
+            torch.tensor(data["nvec"]) if cls is MultiCategorical else data["nvec"],
+            shape=shape,
+            dtype=dtype,
         )
     if cls is Bounded:
         number = int if dtype in _INTEGERS else float
         low, high = (_replaced(data[name], number) for name in ("low", "high"))
         low, high = (
-            torch.tensor(bound, dtype=dtype).expand(shape).clone() if isinstance(bound, list) else bound
+            torch.tensor(bound, dtype=dtype).expand(shape).clone()
+            if isinstance(bound, list)
+            else bound
             for bound in (low, high)
         )
         return Bounded(low, high, shape=shape, dtype=dtype)

@@ -1,4 +1,6 @@
-"""`load`: from a path, a name or an id to an agent that acts, with the base dependencies and nothing else."""
+"""`load`: from a path, a name or an id to an agent that acts, with the base dependencies and
+nothing else.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +14,10 @@ from yamame.deploy.folder import CONFIG, read_folder, zoo_folder
 from yamame.deploy.interface import Interface
 from yamame.deploy.saved import SavedAgent
 from yamame.deploy.sources import Which, check_which, read_checkpoint
-from yamame.failures import as_text
 from yamame.files.atomic import json_safe, read_json
 from yamame.files.checkpoint import LoadedCheckpoint
-from yamame.installed import recipe_command
+from yamame.system.installed import recipe_command
+from yamame.system.messages import format_value
 
 _ZOO = "zoo:"
 _BESIDE = ("interface", "progress", "machine")
@@ -34,18 +36,19 @@ def load(
     tracking_uri: str | None = None,
     trust: Sequence[str] = (),
 ) -> DeployedAgent:
-    """A trained agent, ready to act. Neither its environment nor Hydra nor MLflow is needed, but for MLflow's ids.
+    """A trained agent, ready to act. Neither its environment nor Hydra nor MLflow is needed, but
+    for MLflow's ids.
 
     Args:
-        source: A run directory, a checkpoint file, a folder of `DeployedAgent.save_pretrained`, ``zoo:NAME``, or the id
-            of an MLflow run.
+        source: A run directory, a checkpoint file, a folder of `DeployedAgent.save_pretrained`,
+            ``zoo:NAME``, or the id of an MLflow run.
         checkpoint: Of a run: ``best`` by its evaluations, or ``last``.
         tracking_uri: The MLflow store of an id; None for the one that is set.
         gamma, greedy, seed, context_length, max_sessions, device, trust: As for `DeployedAgent`.
 
     Raises:
-        UsageError: One line that names what is missing, damaged, does not fit, or is named without trust. It is a
-            ``ValueError``.
+        UsageError: One line that names what is missing, damaged, does not fit, or is named without
+            trust. It is a ``ValueError``.
     """
     saved = read_saved(source, checkpoint=checkpoint, tracking_uri=tracking_uri)
     try:
@@ -89,7 +92,7 @@ def agent_folder(source: str | Path) -> Path | None:
     """
     if not isinstance(source, str | Path):
         wanted = "a path, zoo:NAME or the id of an MLflow run"
-        raise UsageError(f"load: source must be {wanted}, got {as_text(source)}")
+        raise UsageError(f"load: source must be {wanted}, got {format_value(source)}")
     name = str(source)
     if name.startswith(_ZOO):
         return zoo_folder(name.removeprefix(_ZOO))
@@ -109,12 +112,16 @@ def from_checkpoint(source: str, loaded: LoadedCheckpoint, interface: Interface)
     progress = loaded.values.get("progress", {})
     for point in progress.get("curve", []):
         if point.get(progress["unit"]) == loaded.step:
-            about["results"] = {name: value for name, value in json_safe(point).items() if value is not None}
+            about["results"] = {
+                name: value for name, value in json_safe(point).items() if value is not None
+            }
     return SavedAgent(source, loaded.config, interface, loaded.values["agent"], about)
 
 
 def _of_summary(path: Path) -> dict[str, Any]:
-    """The revision of a run, its CPU-seconds, and what is new in its evaluations, where its summary has them."""
+    """The revision of a run, its CPU-seconds, and what is new in its evaluations, where its summary
+    has them.
+    """
     try:
         summary = read_json(path) if path.is_file() else {}
     except UsageError:  # damaged; an agent acts without

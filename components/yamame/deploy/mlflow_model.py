@@ -1,9 +1,9 @@
 """A trained agent as an MLflow model, to be registered and served by what MLflow has for that.
 
-The model takes named arrays of N sessions: what the agent observes, and ``session`` (int64, a number of your own),
-``reward`` (float32), ``done`` and ``trial_start`` (bool), all ``[N]``. It answers with the actions ``[N, ...]``. A
-session begins when its number is first seen; of more than `MOST_SESSIONS` the one that was asked for longest ago is
-forgotten.
+The model takes named arrays of N sessions: what the agent observes, and ``session`` (int64, a
+number of your own), ``reward`` (float32), ``done`` and ``trial_start`` (bool), all ``[N]``. It
+answers with the actions ``[N, ...]``. A session begins when its number is first seen; of more than
+`MOST_SESSIONS` the one that was asked for longest ago is forgotten.
 """
 
 import tempfile
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from yamame.checks import UsageError
 from yamame.deploy.load import load
-from yamame.installed import version_of
+from yamame.system.installed import version_of
 
 MOST_SESSIONS = 10_000
 _NUMBERS = {"session": "int64", "reward": "float32", "done": "bool", "trial_start": "bool"}
@@ -36,7 +36,9 @@ def save_model(agent: Any, path: Path) -> Path:
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise UsageError(f"save_model: {path} must be new or empty, it holds other files")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # MLflow warns of its own type hints, and of what it is not given
+        warnings.simplefilter(
+            "ignore"
+        )  # MLflow warns of its own type hints, and of what it is not given
         _write(agent, path)
     return path
 
@@ -50,7 +52,9 @@ def _write(agent: Any, path: Path) -> None:
         ".".join([key] if isinstance(key, str) else key): v
         for key, v in agent.observation_spec.items(True, True)
     }
-    inputs: list[Any] = [TensorSpec(_dtype(spec), (-1, *spec.shape), name) for name, spec in entries.items()]
+    inputs: list[Any] = [
+        TensorSpec(_dtype(spec), (-1, *spec.shape), name) for name, spec in entries.items()
+    ]
     inputs += [TensorSpec(np.dtype(dtype), (-1,), name) for name, dtype in _NUMBERS.items()]
     outputs: list[Any] = [TensorSpec(_dtype(agent.action_spec), (-1, *agent.action_spec.shape))]
     with tempfile.TemporaryDirectory() as scratch:
@@ -89,7 +93,9 @@ class ServedAgent:
         """The agent, as MLflow asks for it."""
         return self.agent
 
-    def predict(self, model_input: Mapping[str, npt.NDArray[Any]], params: Any = None) -> npt.NDArray[Any]:
+    def predict(
+        self, model_input: Mapping[str, npt.NDArray[Any]], params: Any = None
+    ) -> npt.NDArray[Any]:
         """The actions ``[N, ...]`` of N sessions; see the module."""
         given = {name: np.asarray(model_input[name]) for name in _NUMBERS}
         sessions = given["session"].tolist()

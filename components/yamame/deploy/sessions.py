@@ -1,8 +1,9 @@
-"""The states of many streams that join and leave: one row each, gathered for a decision and put back.
+"""The states of many streams that join and leave: one row each, gathered for a decision and put
+back.
 
-Rows that lie side by side are read and written where they are, without a copy: of one session, and of all. Of others
-the states are copied, there and back. The row of a session that has left is given to the next one, as it is: what
-begins forgets what its row holds.
+Rows that lie side by side are read and written where they are, without a copy: of one session, and
+of all. Of others the states are copied, there and back. The row of a session that has left is given
+to the next one, as it is: what begins forgets what its row holds.
 """
 
 from collections.abc import Hashable, Sequence
@@ -41,7 +42,11 @@ class Sessions:
         number = len(self.rows) + len(joining)
         fits = self.most is None or number <= self.most
         require(
-            "DeployedAgent", "sessions", number, fits, f"be at most max_sessions={self.most}; forget some"
+            "DeployedAgent",
+            "sessions",
+            number,
+            fits,
+            f"be at most max_sessions={self.most}; forget some",
         )
         for name in joining:
             self.rows[name] = self._free.pop() if self._free else len(self.rows)
@@ -60,8 +65,12 @@ class Sessions:
         """The places of sessions in a list, in the order of their rows."""
         return sorted(range(len(names)), key=lambda place: self.rows[names[place]])
 
-    def take(self, names: Sequence[Hashable], device: torch.device) -> tuple[TensorDictBase, slice | Tensor]:
-        """The states ``[N]`` of sessions, with room for a timestep, and where they are, for `put`."""
+    def take(
+        self, names: Sequence[Hashable], device: torch.device
+    ) -> tuple[TensorDictBase, slice | Tensor]:
+        """The states ``[N]`` of sessions, with room for a timestep, and where they are, for
+        `put`.
+        """
         encoder, states = self.step.policy.trajectory_encoder, self._states
         if states is None:
             states = self.step.init_state(len(self.rows), device=device)
@@ -78,11 +87,15 @@ class Sessions:
         return states[where], where
 
     def put(self, taken: TensorDictBase, states: TensorDictBase, where: slice | Tensor) -> None:
-        """Keeps what `take` gave after a decision; what was written in place is left where it is."""
+        """Keeps what `take` gave after a decision; what was written in place is left where it
+        is.
+        """
         assert self._states is not None
         in_place = isinstance(where, slice)
         for key in states.keys(True, True):
             value = states[key]
             if not (in_place and value is taken.get(key)):
                 kept = self._states.get(key)
-                kept[where].copy_(value) if isinstance(where, slice) else kept.index_copy_(0, where, value)
+                kept[where].copy_(value) if isinstance(where, slice) else kept.index_copy_(
+                    0, where, value
+                )

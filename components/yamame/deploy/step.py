@@ -1,4 +1,5 @@
-"""One decision as a function of tensors: what is seen now and a state go in, what to do and the next state come out.
+"""One decision as a function of tensors: what is seen now and a state go in, what to do and the
+next state come out.
 
 The state of N streams is a TensorDict ``[N]``:
 
@@ -10,8 +11,8 @@ key              shape         dtype    meaning
 ``step_index``   ``[N, 1]``    int64    timestep of the last decision
 ===============  ============  =======  ================================================
 
-Where ``is_init`` is set, whatever the state of a stream holds is forgotten: one of zeros will do. A step may write into
-the memory it is given.
+Where ``is_init`` is set, whatever the state of a stream holds is forgotten: one of zeros will do. A
+step may write into the memory it is given.
 """
 
 import torch
@@ -30,15 +31,20 @@ class ActingStep(nn.Module):
 
     Args:
         policy: The policy.
-        horizon: Steps after which ``time`` is 1; None: there is no ``time``, or it is among the observations.
+        horizon: Steps after which ``time`` is 1; None: there is no ``time``, or it is among the
+            observations.
     """
 
     def __init__(self, policy: InContextPolicy, horizon: int | None) -> None:
         super().__init__()
         self.policy, self.horizon = policy, horizon
 
-    def init_state(self, num: int, *, capacity: int | None = None, device: Device = None) -> TensorDict:
-        """The state of ``num`` streams that have seen nothing; ``capacity`` as for `TrajectoryEncoder.init_memory`."""
+    def init_state(
+        self, num: int, *, capacity: int | None = None, device: Device = None
+    ) -> TensorDict:
+        """The state of ``num`` streams that have seen nothing; ``capacity`` as for
+        `TrajectoryEncoder.init_memory`.
+        """
         memory = self.policy.trajectory_encoder.init_memory(num, capacity=capacity, device=device)
         sizes = num, self.policy.action_space.encoded_size
         entries = {
@@ -66,8 +72,8 @@ class ActingStep(nn.Module):
             state: ``[N]``, with room for a timestep.
 
         Returns:
-            Parameters of the distributions ``[N, P]``, and the next state, in which the caller replaces ``prev_action``
-            by what is executed (`ActionEncoding.encode`).
+            Parameters of the distributions ``[N, P]``, and the next state, in which the caller
+            replaces ``prev_action`` by what is executed (`ActionEncoding.encode`).
         """
         step_index = (state["step_index"] + 1).masked_fill(is_init, 0)
         prev_action = state["prev_action"].masked_fill(is_init, 0.0)

@@ -1,1 +1,3 @@
-"""What a run needs and will cost, told before it begins: packages, machine, a trial of some seconds."""
+"""What a run needs and will cost, told before it begins: packages, machine, a trial of some
+seconds.
+"""

@@ -18,7 +18,9 @@ def memory_left() -> float:
     """Bytes that this process may still take; of a container what its limit leaves."""
     left = float(psutil.virtual_memory().available)
     try:
-        limit, used = ((_GROUP / f"memory.{name}").read_text().strip() for name in ("max", "current"))
+        limit, used = (
+            (_GROUP / f"memory.{name}").read_text().strip() for name in ("max", "current")
+        )
         return left if limit == "max" else min(left, float(limit) - float(used))
     except (OSError, ValueError):
         return left
@@ -38,7 +40,9 @@ def num_cores() -> int:
 def described(cfg: DictConfig) -> str:
     """The machine in a line."""
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    idle = ["which device=cpu leaves idle"] if gpus and torch.device(cfg.device).type == "cpu" else []
+    idle = (
+        ["which device=cpu leaves idle"] if gpus and torch.device(cfg.device).type == "cpu" else []
+    )
     return ", ".join(
         [
             f"{num_cores()} cores, of which torch uses {torch.get_num_threads()}",

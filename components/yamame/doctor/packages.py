@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Iterator
 from importlib import metadata
 
-from yamame.installed import checkout, is_installed, version_of
+from yamame.system.installed import checkout, is_installed, version_of
 
 try:
     from packaging.requirements import Requirement
@@ -41,7 +41,9 @@ def conflicts(package: str = "yamame", *extras: str) -> Iterator[str]:
             yield f"python: must be {python} for {owner}, got {platform.python_version()}"
         for text in requirements:
             needed = Requirement(text)
-            if needed.marker and not any(needed.marker.evaluate({"extra": name}) for name in wanted or ("",)):
+            if needed.marker and not any(
+                needed.marker.evaluate({"extra": name}) for name in wanted or ("",)
+            ):
                 continue
             entry = needed.name, frozenset(needed.extras)
             if (problem := _conflict(needed, owner)) is not None:
@@ -52,7 +54,8 @@ def conflicts(package: str = "yamame", *extras: str) -> Iterator[str]:
 
 
 def _needs_of(package: str) -> tuple[str, list[str]]:
-    """The versions of Python that a package takes, and its requirements; of a checkout, from its pyproject.toml.
+    """The versions of Python that a package takes, and its requirements; of a checkout, from its
+    pyproject.toml.
 
     Raises:
         PackageNotFoundError: It is not there.
@@ -80,7 +83,9 @@ def _conflict(needed: Requirement, owner: str) -> str | None:
 
 def as_text() -> str:
     """The versions that matter most, in a line."""
-    return ", ".join([f"python {platform.python_version()}", *(f"{n} {version_of(n)}" for n in SHOWN)])
+    return ", ".join(
+        [f"python {platform.python_version()}", *(f"{n} {version_of(n)}" for n in SHOWN)]
+    )
 
 
 def require_packages(package: str = "yamame", *extras: str) -> None:

@@ -11,11 +11,11 @@ import psutil
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from yamame.budget import Budget
 from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
 from yamame.runs.callbacks import Callback
 from yamame.runs.state import RunState
+from yamame.system.budget import Budget
 
 Part = Literal["starting", "collecting", "learning", "evaluating", "saving", "ending"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -25,7 +25,8 @@ _PATIENCE = 4  # times the seconds, where there are no updates yet
 
 
 def shortened(cfg: DictConfig, root: Path, seconds: float) -> DictConfig:
-    """The configuration of a trial: that of the run, but updates begin at once, and nothing is kept.
+    """The configuration of a trial: that of the run, but updates begin at once, and nothing is
+    kept.
 
     Args:
         cfg: The composed configuration of ``train``.
@@ -46,7 +47,9 @@ def shortened(cfg: DictConfig, root: Path, seconds: float) -> DictConfig:
         "logger": {"_target_": "yamame.tracking.NullTracker"},
         "expected": None,
     }
-    trial = OmegaConf.create({key: node for key, node in cfg.items() if key not in ("measure", "logger")})
+    trial = OmegaConf.create(
+        {key: node for key, node in cfg.items() if key not in ("measure", "logger")}
+    )
     return OmegaConf.merge(trial, changed)  # type: ignore[return-value]
 
 
@@ -54,11 +57,12 @@ class Stopwatch(Callback):
     """Measures what the parts of a run take, and stops it when it has seen enough.
 
     Args:
-        seconds: For how long to measure, from the first step on; up to four times as long until there are updates.
+        seconds: For how long to measure, from the first step on; up to four times as long until
+            there are updates.
 
     Attributes:
-        marks: Parts of the run in their order, each with its seconds and how many steps, updates, evaluations or
-            checkpoints it was.
+        marks: Parts of the run in their order, each with its seconds and how many steps, updates,
+            evaluations or checkpoints it was.
         memory: Largest resident memory of this process and those it started, in bytes.
         cores: How many were busy on average.
         timesteps: Of episodes that have ended, and so are in the replay.
@@ -96,7 +100,9 @@ class Stopwatch(Callback):
         self._warm = self._warm or (len(self.marks) if self.count("learning") else 0)
         measured = self._last - self._begun
         self.cores = run.costs.cpu_s / max(run.costs.wall_s, 1e-9)
-        enough = self.count("learning", self._warm) >= _UPDATES or measured >= _PATIENCE * self.seconds
+        enough = (
+            self.count("learning", self._warm) >= _UPDATES or measured >= _PATIENCE * self.seconds
+        )
         if enough and measured >= self.seconds:
             run.stop("measured")
 
@@ -113,7 +119,9 @@ class Stopwatch(Callback):
         """A checkpoint was written."""
         self._mark("saving", 1)
         self.checkpoint_bytes = path.stat().st_size
-        self.replay_bytes = sum(f.stat().st_size for f in (run.path / "replay").rglob("*") if f.is_file())
+        self.replay_bytes = sum(
+            f.stat().st_size for f in (run.path / "replay").rglob("*") if f.is_file()
+        )
 
     def on_end(self, run: RunState) -> None:
         """Everything is closed."""
@@ -140,8 +148,8 @@ class Stopwatch(Callback):
     def each(self, part: Part) -> float:
         """Seconds of one step, update, evaluation or checkpoint.
 
-        Steps and updates of the first iteration with updates and of those before it count only where there are no
-        others, for they load, compile and fill caches.
+        Steps and updates of the first iteration with updates and of those before it count only
+        where there are no others, for they load, compile and fill caches.
         """
         since = self._warm if self.count(part, self._warm) else 0
         return self.spent(part, since) / max(1, self.count(part, since))
@@ -149,7 +157,9 @@ class Stopwatch(Callback):
     def warming(self) -> float:
         """Seconds that the first steps and updates took beyond those of later ones."""
         parts: tuple[Part, ...] = ("collecting", "learning")
-        return max(0.0, sum(self.spent(part) - self.each(part) * self.count(part) for part in parts))
+        return max(
+            0.0, sum(self.spent(part) - self.each(part) * self.count(part) for part in parts)
+        )
 
 
 @dataclass(frozen=True)
@@ -176,7 +186,8 @@ class Forecast:
 def forecast(watch: Stopwatch, cfg: DictConfig) -> Forecast:
     """What the run of a configuration will take, by what a trial took.
 
-    A budget of minutes, which is counted from the beginning of the run on, ends it where the others would come later.
+    A budget of minutes, which is counted from the beginning of the run on, ends it where the others
+    would come later.
 
     Args:
         watch: Of a trial that has ended.
@@ -185,7 +196,9 @@ def forecast(watch: Stopwatch, cfg: DictConfig) -> Forecast:
     budget = Budget(**cfg.budget)
 
     def at(env_steps: float, limit: str) -> Forecast:
-        return Forecast(int(env_steps), _updates(cfg, env_steps), _seconds(watch, cfg, env_steps), limit)
+        return Forecast(
+            int(env_steps), _updates(cfg, env_steps), _seconds(watch, cfg, env_steps), limit
+        )
 
     def in_time(whole: Forecast) -> bool:
         return whole.total - watch.spent("starting") <= 60 * (budget.minutes or math.inf)

@@ -1,12 +1,15 @@
-"""Protocol of published evaluations: one number per task, and what several seeds say on the same tasks.
+"""Protocol of published evaluations: one number per task, and what several seeds say on the same
+tasks.
 
-A seed is trained, then every task of a fixed list is played once (`yamame.evaluation.evaluate` with ``task_seeds``).
-The estimate is the mean over tasks, then over seeds. It has two intervals:
+A seed is trained, then every task of a fixed list is played once (`yamame.evaluation.evaluate` with
+``task_seeds``). The estimate is the mean over tasks, then over seeds. It has two intervals:
 
-- The one of the published protocol, a percentile bootstrap that resamples seeds and tasks. A resample has the same
-  tasks for all of its seeds, so the difficulty of a task is not taken for noise of a seed. With three to five seeds it
-  is too narrow, because so few seeds cannot be resampled in many ways. It is there to be compared with published ones.
-- Student's over the means of the seeds, which covers the mean of all possible seeds on these tasks, for few seeds too.
+- The one of the published protocol, a percentile bootstrap that resamples seeds and tasks. A
+  resample has the same tasks for all of its seeds, so the difficulty of a task is not taken for
+  noise of a seed. With three to five seeds it is too narrow, because so few seeds cannot be
+  resampled in many ways. It is there to be compared with published ones.
+- Student's over the means of the seeds, which covers the mean of all possible seeds on these tasks,
+  for few seeds too.
 
 If the seeds do not differ, there is no interval over seeds, only one over tasks.
 
@@ -29,13 +32,25 @@ Outcome = Literal["above", "comparable", "below"]
 
 
 def _success(result: EvaluationResult) -> Tensor:
-    require("measure", "endpoint", "success", result.success is not None, "be reported by the environment")
+    require(
+        "measure",
+        "endpoint",
+        "success",
+        result.success is not None,
+        "be reported by the environment",
+    )
     assert result.success is not None
     return result.success
 
 
 def _goals(result: EvaluationResult) -> Tensor:
-    require("measure", "endpoint", "goals", result.num_goals is not None, "be of an environment with goals")
+    require(
+        "measure",
+        "endpoint",
+        "goals",
+        result.num_goals is not None,
+        "be of an environment with goals",
+    )
     assert result.num_goals is not None
     return result.returns / result.num_goals
 
@@ -47,8 +62,9 @@ ENDPOINTS: Mapping[str, Callable[[EvaluationResult], Tensor]] = {
     "return": lambda result: result.returns,
     "success": _success,
 }
-"""Measures of a task: the share of right answers, where these pay 1 in all and wrong ones -1; the number of trials in
-which the key and the door were found; the share of its goals; the return; success."""
+"""Measures of a task: the share of right answers, where these pay 1 in all and wrong ones -1; the
+number of trials in which the key and the door were found; the share of its goals; the return;
+success."""
 
 
 def measure(result: EvaluationResult, endpoint: str) -> Tensor:
@@ -66,13 +82,13 @@ class JointEstimate(NamedTuple):
 
     Attributes:
         value: Mean over tasks, then over seeds.
-        student: Both ends of Student's interval over the means of the seeds; None with fewer than two seeds, or if
-            their means are equal.
-        bootstrap: Both ends of the percentile bootstrap over seeds and tasks; None with fewer than two seeds, or if all
-            scores are equal.
+        student: Both ends of Student's interval over the means of the seeds; None with fewer than
+            two seeds, or if their means are equal.
+        bootstrap: Both ends of the percentile bootstrap over seeds and tasks; None with fewer than
+            two seeds, or if all scores are equal.
         seeds: Mean of each seed.
-        tasks: Both ends of the interval over tasks, of the mean of these seeds; None with fewer than two seeds, or if
-            there is no spread.
+        tasks: Both ends of the interval over tasks, of the mean of these seeds; None with fewer
+            than two seeds, or if there is no spread.
     """
 
     value: float
@@ -113,7 +129,9 @@ def joint_estimate(
 
     rng, means = np.random.default_rng(seed), []
     for _ in range(num_resamples):
-        drawn = np.ix_(rng.integers(num_seeds, size=num_seeds), rng.integers(num_tasks, size=num_tasks))
+        drawn = np.ix_(
+            rng.integers(num_seeds, size=num_seeds), rng.integers(num_tasks, size=num_tasks)
+        )
         means.append(table[drawn].mean())
     low, high = np.quantile(means, [0.5 - confidence / 2, 0.5 + confidence / 2])
     student = with_width(*mean_interval(torch.from_numpy(of_seeds), confidence=confidence))
@@ -123,7 +141,8 @@ def joint_estimate(
 
 
 def judge(ours: float, published: float, margin: float) -> Outcome:
-    """Compare two means: ``comparable`` within a margin, else ``above`` or ``below``. No test of significance.
+    """Compare two means: ``comparable`` within a margin, else ``above`` or ``below``. No test of
+    significance.
 
     >>> judge(29.0, 29.8, 1.0), judge(31.0, 29.8, 1.0)
     ('comparable', 'above')

@@ -1,4 +1,6 @@
-"""Episodes step by step: to watch one or read it as text while it is played, to have all of it, or a video of some."""
+"""Episodes step by step: to watch one or read it as text while it is played, to have all of it, or
+a video of some.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +21,12 @@ from yamame.spaces import Spaces
 Watch = Callable[[TensorDictBase], None]
 _MOST_NUMBERS = 8
 _NO_OBSERVATIONS = {"next", *(entry.name for entry in ENTRIES)}
-_EVENTS = {"trial_start": "a trial begins", "success": "success", "aborted": "aborted", "done": "the end"}
+_EVENTS = {
+    "trial_start": "a trial begins",
+    "success": "success",
+    "aborted": "aborted",
+    "done": "the end",
+}
 
 
 def play_episode(
@@ -36,9 +43,9 @@ def play_episode(
     Args:
         policy, max_steps, greedy, seed: As for `evaluate`.
         env: Environment of one env; seeded, and left where the episode ended.
-        watch: Called when the episode has begun, with its first timestep, and after every step with that step,
-            which has ``next``; ``env.render()`` then draws where the step led. Random numbers that it draws change
-            the samples.
+        watch: Called when the episode has begun, with its first timestep, and after every step with
+            that step, which has ``next``; ``env.render()`` then draws where the step led. Random
+            numbers that it draws change the samples.
 
     Returns:
         ``[1, T]``: timesteps with actions and what followed, as TorchRL's rollouts.
@@ -46,7 +53,9 @@ def play_episode(
     Raises:
         ValueError: If ``env`` has several envs or ``max_steps`` is not positive.
     """
-    require("play_episode", "env", tuple(env.batch_size), env.batch_size.numel() == 1, "have one env")
+    require(
+        "play_episode", "env", tuple(env.batch_size), env.batch_size.numel() == 1, "have one env"
+    )
     require_at_least("play_episode", 1, max_steps=1 if max_steps is None else max_steps)
     copied = fresh_copy(policy)
     steps: list[TensorDictBase] = []
@@ -113,12 +122,14 @@ def render_video(
 
 
 def describe_timestep(timestep: TensorDictBase, spaces: Spaces | None = None) -> str:
-    """Describes an observation: short vectors as numbers, others by their shape; and how many goals are reached.
+    """Describes an observation: short vectors as numbers, others by their shape; and how many goals
+    are reached.
 
     Args:
         timestep: ``[1]``.
-        spaces: Description of the environment's spaces (`yamame.spaces.from_specs.spaces_of`), to print values of the
-            spaces, such as the number of a ``Discrete``; None to print the entries of the timestep.
+        spaces: Description of the environment's spaces (`yamame.spaces.from_specs.spaces_of`), to
+            print values of the spaces, such as the number of a ``Discrete``; None to print the
+            entries of the timestep.
     """
     entries = {} if spaces is None else {entry.key: entry for entry in spaces.observations}
     parts = []
@@ -150,7 +161,9 @@ def describe_step(step: TensorDictBase, spaces: Spaces | None = None) -> str:
     if spaces is not None:
         value = spaces.action.values(spaces.action.read(action, label="action", indices=True))[0]
     parts += [f"action {_brief(value)}", f"reward {float(following.get('reward')):g}"]
-    events = [text for key, text in _EVENTS.items() if key in following.keys() and following[key].any()]
+    events = [
+        text for key, text in _EVENTS.items() if key in following.keys() and following[key].any()
+    ]
     return "  ".join([*parts, describe_timestep(following, spaces), *events])
 
 
@@ -163,5 +176,7 @@ def _brief(value: Any) -> str:
     if array.size > _MOST_NUMBERS:
         return f"[{' x '.join(map(str, array.shape))}]"
     whole = array.dtype.kind != "f"
-    numbers = [str(int(number)) if whole else f"{float(number):.2f}" for number in array.reshape(-1)]
+    numbers = [
+        str(int(number)) if whole else f"{float(number):.2f}" for number in array.reshape(-1)
+    ]
     return numbers[0] if array.size == 1 else f"[{' '.join(numbers)}]"

@@ -1,10 +1,12 @@
-"""Evaluation on held-out tasks: one complete episode of every env of an environment, in one round or several.
+"""Evaluation on held-out tasks: one complete episode of every env of an environment, in one round
+or several.
 
-Which episodes count is fixed before anything is played, so short episodes are not over-represented and every policy
-meets the same tasks: each env plays until its own first episode has ended, whatever it does after that is ignored, and
-every round is seeded anew. Nothing is trained and nothing is left behind: a copy of the policy plays (empty memory,
-frozen statistics, exploration off), so the memory of a policy in mid-episode stays as it is; the global random state is
-put back; no step is stored.
+Which episodes count is fixed before anything is played, so short episodes are not over-represented
+and every policy meets the same tasks: each env plays until its own first episode has ended,
+whatever it does after that is ignored, and every round is seeded anew. Nothing is trained and
+nothing is left behind: a copy of the policy plays (empty memory, frozen statistics, exploration
+off), so the memory of a policy in mid-episode stays as it is; the global random state is put back;
+no step is stored.
 """
 
 import copy
@@ -25,7 +27,7 @@ from yamame.checks import require, require_at_least
 from yamame.evaluation.result import EvaluationResult, concatenate
 from yamame.exploration import disable_exploration
 from yamame.goals import num_goals
-from yamame.signals import end_if_noted
+from yamame.system.signals import exit_if_received
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
 Wiped = Literal["trials"] | bool
@@ -46,33 +48,46 @@ def evaluate(
     """Plays complete episodes and reports each.
 
     Args:
-        policy: Writes the environment's action into a tensordict ``[N]``: any TensorDict module, or a function. A
-            module is evaluated as a copy in evaluation mode, with every `yamame.exploration.Exploration` in it off
-            (TorchRL's own exploration modules are not known and sample on unless ``greedy``).
-        env: Environment with at most one batch dimension; without one, the policy still sees ``[1]``. It is
-            seeded, so the same tasks are played at every call, and it is left in mid-episode: use an
-            environment of its own.
-        num_episodes: Episodes to play, in rounds of one per env; of the last round the first envs count.
-            None for one round.
+        policy: Writes the environment's action into a tensordict ``[N]``: any TensorDict module, or
+            a function. A module is evaluated as a copy in evaluation mode, with every
+            `yamame.exploration.Exploration` in it off (TorchRL's own exploration modules are not
+            known and sample on unless ``greedy``).
+        env: Environment with at most one batch dimension; without one, the policy still sees
+            ``[1]``. It is seeded, so the same tasks are played at every call, and it is left in
+            mid-episode: use an environment of its own.
+        num_episodes: Episodes to play, in rounds of one per env; of the last round the first envs
+            count. None for one round.
         greedy: Act by the mode of the policy instead of sampling.
-        max_steps: Steps after which an episode is cut and reported as not finished; None for no limit.
-        memory_wiped: The control that shows what memory is worth: the policy sees ``is_init`` set at every
-            step, so that only the current timestep (with its previous action and reward) informs it. *trials*: it
-            is set where a trial begins, so that nothing is carried from one attempt to the next.
-        seed: Of the environment and of the policy's samples, in the first round; those of others follow from it.
-        task_seeds: Names of the tasks, one episode each, of an environment whose reset takes ``task_seed``; then
-            ``num_episodes`` is their number.
+        max_steps: Steps after which an episode is cut and reported as not finished; None for no
+            limit.
+        memory_wiped: The control that shows what memory is worth: the policy sees ``is_init`` set
+            at every step, so that only the current timestep (with its previous action and reward)
+            informs it. *trials*: it is set where a trial begins, so that nothing is carried from
+            one attempt to the next.
+        seed: Of the environment and of the policy's samples, in the first round; those of others
+            follow from it.
+        task_seeds: Names of the tasks, one episode each, of an environment whose reset takes
+            ``task_seed``; then ``num_episodes`` is their number.
 
     Raises:
-        ValueError: If the environment has several batch dimensions, a number is not positive, or memory is to
-            be wiped and the environment emits no ``is_init``, or of trials no ``trial_start``.
+        ValueError: If the environment has several batch dimensions, a number is not positive, or
+            memory is to be wiped and the environment emits no ``is_init``, or of trials no
+            ``trial_start``.
     """
-    require("evaluate", "env", tuple(env.batch_size), env.batch_dims <= 1, "have at most one batch dimension")
+    require(
+        "evaluate",
+        "env",
+        tuple(env.batch_size),
+        env.batch_dims <= 1,
+        "have at most one batch dimension",
+    )
     num_envs = env.batch_size.numel()
     wanted = num_envs if num_episodes is None else num_episodes
     if task_seeds is not None:
         wanted = len(task_seeds)
-    require_at_least("evaluate", 1, num_episodes=wanted, max_steps=1 if max_steps is None else max_steps)
+    require_at_least(
+        "evaluate", 1, num_episodes=wanted, max_steps=1 if max_steps is None else max_steps
+    )
     with acting(seed, greedy=greedy):
         rounds = []
         for number, start in enumerate(range(0, wanted, num_envs)):
@@ -80,12 +95,16 @@ def evaluate(
             env.set_seed(following if number else seed)
             count = min(num_envs, wanted - start)
             tasks = None if task_seeds is None else task_seeds[start : start + count]
-            rounds.append(_play_round(fresh_copy(policy), env, count, max_steps, memory_wiped, tasks))
+            rounds.append(
+                _play_round(fresh_copy(policy), env, count, max_steps, memory_wiped, tasks)
+            )
     return concatenate(rounds)
 
 
 def fresh_copy(policy: Policy) -> Policy:
-    """A copy of a policy at its beginning: evaluation mode, no exploration, an empty memory, prepared to act."""
+    """A copy of a policy at its beginning: evaluation mode, no exploration, an empty memory,
+    prepared to act.
+    """
     copied = copy.deepcopy(policy)
     if isinstance(copied, nn.Module):
         copied.eval()
@@ -102,7 +121,8 @@ def fresh_copy(policy: Policy) -> Policy:
 def acting(seed: int, *, greedy: bool) -> Iterator[None]:
     """Policies act without gradients, by their mode or by samples.
 
-    PyTorch's generators are seeded and put back afterwards; CUDA is left alone while nobody uses it.
+    PyTorch's generators are seeded and put back afterwards; CUDA is left alone while nobody uses
+    it.
     """
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     mode = ExplorationType.DETERMINISTIC if greedy else ExplorationType.RANDOM
@@ -127,7 +147,9 @@ def _play_round(
         keys = sorted(map(str, timestep.keys()))
         needed = ("is_init", "trial_start") if memory_wiped == "trials" else ("is_init",)
         for key in needed:
-            require("evaluate", "env", keys, key in keys, f"emit {key} for memory_wiped={memory_wiped}")
+            require(
+                "evaluate", "env", keys, key in keys, f"emit {key} for memory_wiped={memory_wiped}"
+            )
     num_envs, goal, hashes = env.batch_size.numel(), timestep.get("goal", None), task_hashes(env)
     tally, num_steps = _Tally(num_envs, timestep.get("done").device), 0
     while (max_steps is None or num_steps < max_steps) and tally.goes_on(num_steps):
@@ -138,10 +160,16 @@ def _play_round(
         flags["trial_start"] = step.get("trial_start", None)
         tally.add(
             following.get(env.reward_key).reshape(num_envs),
-            {name: flag.reshape(num_envs).bool() for name, flag in flags.items() if flag is not None},
+            {
+                name: flag.reshape(num_envs).bool()
+                for name, flag in flags.items()
+                if flag is not None
+            },
         )
         num_steps += 1
-    goals = None if goal is None else num_goals(goal.reshape(num_envs, *goal.shape[-2:]))[:count].cpu()
+    goals = (
+        None if goal is None else num_goals(goal.reshape(num_envs, *goal.shape[-2:]))[:count].cpu()
+    )
     return dataclasses.replace(
         tally.result(count, goals),
         tasks=None if hashes is None else hashes[:count],
@@ -152,8 +180,9 @@ def _play_round(
 def task_hashes(env: EnvBase) -> Tensor | None:
     """Hashes ``[N]`` int64 of the tasks that the envs of a reset environment play, on the CPU.
 
-    Equal tasks have equal hashes. The method ``task_hashes()`` of the environment returns them; a batch that TorchRL
-    makes of single environments returns a list of theirs. None where there is no such method, or it returns None.
+    Equal tasks have equal hashes. The method ``task_hashes()`` of the environment returns them; a
+    batch that TorchRL makes of single environments returns a list of theirs. None where there is no
+    such method, or it returns None.
 
     Raises:
         ValueError: There is not one hash per env.
@@ -163,7 +192,9 @@ def task_hashes(env: EnvBase) -> Tensor | None:
     parts = found if isinstance(found, list) else [found]
     if any(part is None for part in parts):
         return None
-    hashes = torch.cat([torch.as_tensor(part, dtype=torch.int64).reshape(-1).cpu() for part in parts])
+    hashes = torch.cat(
+        [torch.as_tensor(part, dtype=torch.int64).reshape(-1).cpu() for part in parts]
+    )
     num_envs = env.batch_size.numel()
     require(
         "evaluate",
@@ -184,14 +215,20 @@ def _read(env: EnvBase, name: str) -> Any:
 
 
 def _named(tasks: Sequence[int], env: EnvBase) -> TensorDict:
-    """What a reset is given for its first envs to play these tasks; the others play the last of them."""
+    """What a reset is given for its first envs to play these tasks; the others play the last of
+    them.
+    """
     num_envs = env.batch_size.numel()
     seeds = torch.tensor([*tasks, *[tasks[-1]] * (num_envs - len(tasks))], device=env.device)
-    return TensorDict({"task_seed": seeds.view(*env.batch_size, 1)}, env.batch_size, device=env.device)
+    return TensorDict(
+        {"task_seed": seeds.view(*env.batch_size, 1)}, env.batch_size, device=env.device
+    )
 
 
 class _Tally:
-    """What the first episodes of E envs have brought so far; it grows with their trials, not with their steps."""
+    """What the first episodes of E envs have brought so far; it grows with their trials, not with
+    their steps.
+    """
 
     def __init__(self, num_envs: int, device: torch.device) -> None:
         self.playing = torch.ones(num_envs, dtype=torch.bool, device=device)
@@ -199,11 +236,15 @@ class _Tally:
         self.trial = torch.zeros_like(self.lengths)
         # A look waits for a device: there, some steps after the last that count are cheaper.
         self.look_every = 1 if device.type == "cpu" else 16
-        self.returns = torch.zeros(num_envs, 1 + self.look_every, dtype=torch.float64, device=device)
+        self.returns = torch.zeros(
+            num_envs, 1 + self.look_every, dtype=torch.float64, device=device
+        )
         self.happened: dict[str, Tensor] = {}
 
     def goes_on(self, num_steps: int) -> bool:
-        """Whether anyone plays on after so many steps; makes room for trials that begin until the next look."""
+        """Whether anyone plays on after so many steps; makes room for trials that begin until the
+        next look.
+        """
         if num_steps % self.look_every:
             return True
         playing, latest = torch.stack((self.playing.any().long(), self.trial.amax())).tolist()
@@ -244,15 +285,22 @@ class _Tally:
 def act(
     policy: Policy, timestep: TensorDictBase, action_key: NestedKey, memory_wiped: Wiped = False
 ) -> TensorDictBase:
-    """The timestep with the policy's action; the policy always sees ``[N]``. A process that is asked to end does so."""
-    end_if_noted()
+    """The timestep with the policy's action; the policy always sees ``[N]``. A process that is
+    asked to end does so.
+    """
+    exit_if_received()
     seen = timestep if timestep.batch_dims else timestep.unsqueeze(0)
     if memory_wiped:
         starts = seen.get("is_init")
-        starts = starts | seen.get("trial_start") if memory_wiped == "trials" else torch.ones_like(starts)
+        starts = (
+            starts | seen.get("trial_start")
+            if memory_wiped == "trials"
+            else torch.ones_like(starts)
+        )
         seen = seen.copy().set("is_init", starts)
     acted = policy(seen)
     if not timestep.batch_dims:
         acted = acted.squeeze(0)
-    # What the policy keeps in the tensordict travels on with it, unless its memory is wiped at every step.
+    # What the policy keeps in the tensordict travels on with it, unless its memory is wiped at
+    # every step.
     return timestep.set(action_key, acted.get(action_key)) if memory_wiped is True else acted

@@ -1,10 +1,13 @@
-"""Intervals of reported numbers: Wilson's for a success rate; for everything else Student's t or a bootstrap.
+"""Intervals of reported numbers: Wilson's for a success rate; for everything else Student's t or a
+bootstrap.
 
-Episodes of one task resemble each other. Where an evaluation plays tasks more than once, `clustered_mean_interval` and
-`clustered_share_interval` take the tasks as the unit, not the episodes.
+Episodes of one task resemble each other. Where an evaluation plays tasks more than once,
+`clustered_mean_interval` and `clustered_share_interval` take the tasks as the unit, not the
+episodes.
 
-`Resampling` is the only bootstrap of the package. Quantiles and resamples are SciPy's, which is imported when an
-interval is computed; `mean_interval`, of the returns of an evaluation, does without the slow import of `scipy.stats`.
+`Resampling` is the only bootstrap of the package. Quantiles and resamples are SciPy's, which is
+imported when an interval is computed; `mean_interval`, of the returns of an evaluation, does
+without the slow import of `scipy.stats`.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +26,9 @@ from yamame.checks import require, require_at_least
 
 Array = npt.NDArray[np.float64]
 Method = Literal["Student", "Welch", "bootstrap", "Newcombe", "episodes"]
-"""Name of an interval on pages and in tables; ``episodes``: over held-out episodes of these runs, not over seeds."""
+"""Name of an interval on pages and in tables; ``episodes``: over held-out episodes of these runs,
+not over seeds.
+"""
 Interval = tuple[float, float]
 FEW = 10
 """Samples smaller than this are not resampled."""
@@ -63,8 +68,8 @@ def _score_interval(rate: float, n: float, confidence: float) -> tuple[float, fl
 def with_width(low: float, high: float) -> Interval | None:
     """Return both ends of an interval, or None if it has no width.
 
-    Equal observations give an interval without width. That is no evidence of certainty: a few observations may agree by
-    chance. Such an interval is not reported.
+    Equal observations give an interval without width. That is no evidence of certainty: a few
+    observations may agree by chance. Such an interval is not reported.
 
     >>> with_width(0.0, 0.5), with_width(0.3, 0.1 + 0.2), with_width(float("nan"), 1.0)
     ((0.0, 0.5), None, None)
@@ -73,14 +78,16 @@ def with_width(low: float, high: float) -> Interval | None:
 
 
 def tasks_interval(values: Array, *, confidence: float = 0.95) -> Interval | None:
-    """Interval of the mean of one score per task: Wilson's for successes, Student's for other scores.
+    """Interval of the mean of one score per task: Wilson's for successes, Student's for other
+    scores.
 
     Args:
         values: ``[tasks]``, finite.
         confidence: Coverage, in (0, 1).
 
     Returns:
-        Both ends; None for a single task, or if all tasks have the same score and it is not a success rate.
+        Both ends; None for a single task, or if all tasks have the same score and it is not a
+        success rate.
 
     >>> low, high = tasks_interval(np.zeros(16))
     >>> round(low, 3), round(high, 3), tasks_interval(np.full(16, -1.0))
@@ -91,7 +98,9 @@ def tasks_interval(values: Array, *, confidence: float = 0.95) -> Interval | Non
     if values.size < 2:
         return None
     mean = float(values.mean())
-    radius = student_quantile(values.size - 1, confidence) * float(values.std(ddof=1)) / values.size**0.5
+    radius = (
+        student_quantile(values.size - 1, confidence) * float(values.std(ddof=1)) / values.size**0.5
+    )
     return with_width(mean - radius, mean + radius)
 
 
@@ -99,11 +108,12 @@ def tasks_interval(values: Array, *, confidence: float = 0.95) -> Interval | Non
 class Resampling:
     """How intervals of a statistic of few or many observations are made.
 
-    A sample of fewer than `FEW` is too small for percentiles of resamples: those of three values cover their mean in
-    75 % of all cases, not in 95 %. There the interval is the statistic and a quantile of Student's t times its standard
-    error, with the degrees of freedom of Welch and Satterthwaite: of a mean Student's interval, of a difference of two
-    means Welch's. From `FEW` on it is the percentile bootstrap, whose percentiles lie further out by as much as
-    Student's t for the smallest sample does ("expanded", Hesterberg, arXiv 1411.5279).
+    A sample of fewer than `FEW` is too small for percentiles of resamples: those of three values
+    cover their mean in 75 % of all cases, not in 95 %. There the interval is the statistic and a
+    quantile of Student's t times its standard error, with the degrees of freedom of Welch and
+    Satterthwaite: of a mean Student's interval, of a difference of two means Welch's. From `FEW` on
+    it is the percentile bootstrap, whose percentiles lie further out by as much as Student's t for
+    the smallest sample does ("expanded", Hesterberg, arXiv 1411.5279).
 
     Args:
         confidence: Coverage, in (0, 1).
@@ -119,13 +129,22 @@ class Resampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require("Resampling", "confidence", self.confidence, 0.0 < self.confidence < 1.0, "be in (0, 1)")
+        require(
+            "Resampling", "confidence", self.confidence, 0.0 < self.confidence < 1.0, "be in (0, 1)"
+        )
         holds = 2 <= self.num_resamples <= _MOST_RESAMPLES
-        require("Resampling", "num_resamples", self.num_resamples, holds, f"be in [2, {_MOST_RESAMPLES}]")
+        require(
+            "Resampling",
+            "num_resamples",
+            self.num_resamples,
+            holds,
+            f"be in [2, {_MOST_RESAMPLES}]",
+        )
 
     @staticmethod
     def method(*sizes: int) -> Method | None:
-        """Which interval samples of these sizes have; None where one of them is a single observation.
+        """Which interval samples of these sizes have; None where one of them is a single
+        observation.
 
         >>> Resampling.method(3), Resampling.method(3, 12), Resampling.method(10, 12), Resampling.method(1)
         ('Student', 'Welch', 'bootstrap', None)
@@ -140,10 +159,13 @@ class Resampling:
         """Both ends of the interval of a statistic of independent samples.
 
         Args:
-            samples: Arrays ``[n, *]`` with at least two observations each; ``n`` may differ between them.
-            statistic: Reduces the last axis of samples ``[*, n]``; called as ``statistic(*samples, axis=-1)``.
-            is_mean: Whether it is a mean or a difference of means, so that its standard error is known; that of another
-                statistic is that of its resamples, times the root of n / (n - 1).
+            samples: Arrays ``[n, *]`` with at least two observations each; ``n`` may differ between
+                them.
+            statistic: Reduces the last axis of samples ``[*, n]``; called as
+                ``statistic(*samples, axis=-1)``.
+            is_mean: Whether it is a mean or a difference of means, so that its standard error is
+                known; that of another statistic is that of its resamples, times the root of n / (n
+                - 1).
 
         Returns:
             ``[2, *]``.
@@ -156,7 +178,9 @@ class Resampling:
         """
         stdtrit = _scipy("special").stdtrit
         tail, fewest = (1.0 - self.confidence) / 2, min(map(len, samples))
-        larger = (fewest / (fewest - 1)) ** 0.5  # resamples of n vary less than samples, by this factor
+        larger = (
+            fewest / (fewest - 1)
+        ) ** 0.5  # resamples of n vary less than samples, by this factor
         resample = partial(
             _scipy("stats").bootstrap,
             samples,
@@ -193,7 +217,8 @@ def student_quantile(freedom: float, confidence: float) -> float:
 
 @cache  # a numerical integral, 60 ms
 def tukey_quantile(num_groups: int, freedom: float, confidence: float) -> float:
-    """Half the width of Tukey's intervals of all differences between groups, in standard errors of a difference.
+    """Half the width of Tukey's intervals of all differences between groups, in standard errors of
+    a difference.
 
     Args:
         num_groups: Number of groups that are compared; of two or fewer it is Student's quantile.
@@ -218,7 +243,9 @@ def _scipy(module: str) -> ModuleType:
 
 
 def _jackknife(samples: Sequence[Array], statistic: Callable[..., Array]) -> tuple[Array, Array]:
-    """The standard error of a statistic ``[*]`` of samples ``[n, *]``, and its degrees of freedom."""
+    """The standard error of a statistic ``[*]`` of samples ``[n, *]``, and its degrees of
+    freedom.
+    """
     rows = [np.moveaxis(sample, 0, -1) for sample in samples]
     variances = []
     for index, row in enumerate(rows):
@@ -228,7 +255,9 @@ def _jackknife(samples: Sequence[Array], statistic: Callable[..., Array]) -> tup
         others[index] = without
         variances.append((size - 1) * statistic(*others, axis=-1).var(0))
     total = np.sum(variances, 0)
-    parts = np.sum([np.square(v) / (row.shape[-1] - 1) for v, row in zip(variances, rows, strict=True)], 0)
+    parts = np.sum(
+        [np.square(v) / (row.shape[-1] - 1) for v, row in zip(variances, rows, strict=True)], 0
+    )
     least = min(row.shape[-1] for row in rows) - 1  # where nothing varies
     freedom = np.divide(np.square(total), parts, out=np.full_like(total, least), where=parts > 0)
     return np.sqrt(total), freedom
@@ -258,24 +287,28 @@ def mean_interval(values: Tensor, *, confidence: float = 0.95) -> tuple[float, f
     size, mean = len(values), float(values.detach().double().mean())
     if size == 1:
         return mean, mean
-    radius = student_quantile(size - 1, confidence) * float(values.detach().double().std()) / size**0.5
+    radius = (
+        student_quantile(size - 1, confidence) * float(values.detach().double().std()) / size**0.5
+    )
     return mean - radius, mean + radius
 
 
 def clustered_mean_interval(
     values: Tensor, clusters: Tensor | None, *, confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Interval of a mean of values that come in clusters, such as the returns of episodes that share tasks.
+    """Interval of a mean of values that come in clusters, such as the returns of episodes that
+    share tasks.
 
-    The standard error is the delete-one-cluster jackknife, which is robust to any correlation within clusters (CV3 in
-    Cameron and Miller, A Practitioner's Guide to Cluster-Robust Inference, 2015); clusters of equal size give the
-    standard error of the cluster means. The quantile is Student's with one degree of freedom less than clusters. Where
-    every value is a cluster of its own, the result is that of `mean_interval`.
+    The standard error is the delete-one-cluster jackknife, which is robust to any correlation
+    within clusters (CV3 in Cameron and Miller, A Practitioner's Guide to Cluster-Robust Inference,
+    2015); clusters of equal size give the standard error of the cluster means. The quantile is
+    Student's with one degree of freedom less than clusters. Where every value is a cluster of its
+    own, the result is that of `mean_interval`.
 
     Args:
         values: ``[n]``.
-        clusters: ``[n]`` int64, equal for values of one cluster. None, or a single cluster, of which the spread between
-            clusters is unknown: the interval is that of `mean_interval`.
+        clusters: ``[n]`` int64, equal for values of one cluster. None, or a single cluster, of
+            which the spread between clusters is unknown: the interval is that of `mean_interval`.
         confidence: Coverage, in (0, 1).
 
     Raises:
@@ -299,13 +332,15 @@ def clustered_mean_interval(
 def clustered_share_interval(
     successes: Tensor, clusters: Tensor | None, *, confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Interval of a success rate of trials that come in clusters, such as episodes that share tasks.
+    """Interval of a success rate of trials that come in clusters, such as episodes that share
+    tasks.
 
-    It is Wilson's interval with the effective sample size: the number of independent trials whose rate would have the
-    cluster-robust standard error (the design effect), times the correction for the degrees of freedom of Korn and
-    Graubard (Confidence Intervals for Proportions with Small Expected Number of Positive Counts, 1998). Where the rarer
-    outcome appears in fewer than five clusters, their spread is hardly known; then there are no more effective
-    trials than clusters. Where every trial is a cluster of its own, the result is that of `wilson_interval`.
+    It is Wilson's interval with the effective sample size: the number of independent trials whose
+    rate would have the cluster-robust standard error (the design effect), times the correction for
+    the degrees of freedom of Korn and Graubard (Confidence Intervals for Proportions with Small
+    Expected Number of Positive Counts, 1998). Where the rarer outcome appears in fewer than five
+    clusters, their spread is hardly known; then there are no more effective trials than clusters.
+    Where every trial is a cluster of its own, the result is that of `wilson_interval`.
 
     Args:
         successes: ``[n]`` bool.
@@ -336,12 +371,20 @@ def clustered_share_interval(
 
 
 def _by_cluster(owner: str, values: Tensor, clusters: Tensor | None) -> tuple[Array, Array]:
-    """Number and sum of the values of each cluster; without clusters, each value is one of its own."""
+    """Number and sum of the values of each cluster; without clusters, each value is one of its
+    own.
+    """
     array = values.detach().double().cpu().numpy()
     if clusters is None:
         return np.ones(len(array)), array
     shape = tuple(clusters.shape)
-    require(owner, "clusters", shape, shape == tuple(values.shape), f"have the shape {tuple(values.shape)}")
+    require(
+        owner,
+        "clusters",
+        shape,
+        shape == tuple(values.shape),
+        f"have the shape {tuple(values.shape)}",
+    )
     _, place = np.unique(clusters.cpu().numpy(), return_inverse=True)
     sizes = np.bincount(place).astype(np.float64)
     return sizes, np.bincount(place, weights=array).astype(np.float64)

@@ -1,15 +1,17 @@
-"""Decide how much memory a task needs, by comparing agents that see different numbers of past timesteps.
+"""Decide how much memory a task needs, by comparing agents that see different numbers of past
+timesteps.
 
-Several agents are trained for each window, one per seed. The mean score of one training is one observation, so the
-noise between trainings is measured, not assumed. All pairs of windows are compared at once with Tukey's test
-(honestly significant difference), made more careful in two ways:
+Several agents are trained for each window, one per seed. The mean score of one training is one
+observation, so the noise between trainings is measured, not assumed. All pairs of windows are
+compared at once with Tukey's test (honestly significant difference), made more careful in two ways:
 
 - A window whose trainings scatter more than those of the others counts with its own variance.
-- The error of playing a finite number of tasks is added. Without it, two trainings that happen to score the same would
-  look free of noise.
+- The error of playing a finite number of tasks is added. Without it, two trainings that happen to
+  score the same would look free of noise.
 
-A window is *short* if another one is ahead of it by more than the margin, *enough* if none is. Both need an interval
-that excludes the opposite. What neither interval excludes stays *unclear*, and the verdict is then "not settled".
+A window is *short* if another one is ahead of it by more than the margin, *enough* if none is. Both
+need an interval that excludes the opposite. What neither interval excludes stays *unclear*, and the
+verdict is then "not settled".
 """
 
 import math
@@ -22,10 +24,18 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from yamame.checks import require
-from yamame.evaluation.intervals import Array, student_quantile, tasks_interval, tukey_quantile, with_width
+from yamame.evaluation.intervals import (
+    Array,
+    student_quantile,
+    tasks_interval,
+    tukey_quantile,
+    with_width,
+)
 
 FEWEST_SEEDS = 3
-"""Trainings per window that a verdict needs. Two may agree by luck where trainings either succeed or fail."""
+"""Trainings per window that a verdict needs. Two may agree by luck where trainings either succeed
+or fail.
+"""
 
 Standing = Literal["enough", "short", "unclear"]
 Outcome = Literal["needed", "not needed", "no difference", "not settled", "nothing learnt"]
@@ -33,7 +43,9 @@ Outcome = Literal["needed", "not needed", "no difference", "not settled", "nothi
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean and its interval; both ends are the mean if there is no spread to compute an interval from."""
+    """A mean and its interval; both ends are the mean if there is no spread to compute an interval
+    from.
+    """
 
     value: float
     low: float
@@ -41,7 +53,11 @@ class Mean:
 
     def __str__(self) -> str:
         ends = with_width(self.low, self.high)
-        return f"{self.value:.3g} [-]" if ends is None else f"{self.value:.3g} [{ends[0]:.3g}, {ends[1]:.3g}]"
+        return (
+            f"{self.value:.3g} [-]"
+            if ends is None
+            else f"{self.value:.3g} [{ends[0]:.3g}, {ends[1]:.3g}]"
+        )
 
 
 @dataclass(frozen=True)
@@ -50,9 +66,12 @@ class Reached:
 
     Attributes:
         window: Number of timesteps that they see, the present one included; None for all.
-        score: Mean score. Its interval is over seeds; with one seed, or if seeds do not differ, over tasks.
-        behind: Distance to the best window. With several seeds the intervals of all windows hold together.
-        standing: ``short`` if another window is ahead by more than the margin, ``enough`` if none is, else ``unclear``.
+        score: Mean score. Its interval is over seeds; with one seed, or if seeds do not differ,
+            over tasks.
+        behind: Distance to the best window. With several seeds the intervals of all windows hold
+            together.
+        standing: ``short`` if another window is ahead by more than the margin, ``enough`` if none
+            is, else ``unclear``.
         seeds: Mean score of each training.
     """
 
@@ -68,11 +87,13 @@ class NeededMemory:
     """Verdict of a probe.
 
     Attributes:
-        outcome: ``needed``: agents without memory fall short. ``not needed``: agents without memory reach the highest
-            possible score, within the margin. ``no difference``: agents without memory do as well as all others, which
-            is also what agents look like that have not learnt to use their memory. ``not settled``: the noise is too
-            large, or there are fewer than three seeds. ``nothing learnt``: no window is ahead of a random policy.
-        at_least: Number of timesteps that the task needs at least, because all shorter windows are short.
+        outcome: ``needed``: agents without memory fall short. ``not needed``: agents without memory
+            reach the highest possible score, within the margin. ``no difference``: agents without
+            memory do as well as all others, which is also what agents look like that have not
+            learnt to use their memory. ``not settled``: the noise is too large, or there are fewer
+            than three seeds. ``nothing learnt``: no window is ahead of a random policy.
+        at_least: Number of timesteps that the task needs at least, because all shorter windows are
+            short.
         at_most: Shortest window that is enough; None if that is not settled or takes all timesteps.
         reached: Scores of every window, shortest first.
         random: Score of a random policy.
@@ -95,7 +116,9 @@ class NeededMemory:
         num_seeds = len(self.reached[0].seeds)
         if num_seeds < FEWEST_SEEDS:
             trainings = (
-                "one training per window does" if num_seeds == 1 else f"{num_seeds} trainings per window do"
+                "one training per window does"
+                if num_seeds == 1
+                else f"{num_seeds} trainings per window do"
             )
             return (
                 f"no verdict: {trainings} not show how much trainings differ by chance, "
@@ -132,17 +155,19 @@ def judge_memory(
 
     Args:
         windows: Number of timesteps that agents see, ascending, from 1; None for all.
-        scores: ``[windows, seeds, tasks]``, finite; more is better. All agents play the same tasks. With
-            fewer than three seeds there is no verdict.
+        scores: ``[windows, seeds, tasks]``, finite; more is better. All agents play the same tasks.
+            With fewer than three seeds there is no verdict.
         random: ``[tasks]``, scores of a random policy.
-        margin: Differences up to this share, in [0, 1), of the lead of the best window over the random policy are
-            ignored.
-        confidence: Probability, in (0, 1), that all differences between windows lie in their intervals.
-        highest: Highest possible score, such as 1 for success; None if unknown. Without it no task is called free of
-            the need for memory.
+        margin: Differences up to this share, in [0, 1), of the lead of the best window over the
+            random policy are ignored.
+        confidence: Probability, in (0, 1), that all differences between windows lie in their
+            intervals.
+        highest: Highest possible score, such as 1 for success; None if unknown. Without it no task
+            is called free of the need for memory.
 
     Raises:
-        ValueError: The shapes do not match, a score is not finite, or an argument is out of its range.
+        ValueError: The shapes do not match, a score is not finite, or an argument is out of its
+            range.
         ImportError: SciPy is not installed.
 
     >>> sides = np.arange(40) % 2
@@ -156,10 +181,13 @@ def judge_memory(
     allowed = margin * max(0.0, lead)
     is_compared = len(windows) > 1 and table.shape[1] >= FEWEST_SEEDS
     is_decidable = is_compared and lead - radius > 0
-    solved = _solved(table, highest, allowed, confidence) if is_decidable else [False] * len(windows)
+    solved = (
+        _solved(table, highest, allowed, confidence) if is_decidable else [False] * len(windows)
+    )
     reached = _reached(windows, table, solved, allowed, confidence, is_decidable=is_decidable)
 
-    # Longer windows contain shorter ones, so only an unbroken row of short windows, from 1 on, bounds the need.
+    # Longer windows contain shorter ones, so only an unbroken row of short windows, from 1 on,
+    # bounds the need.
     short = [one.window or 0 for one in takewhile(lambda one: one.standing == "short", reached)]
     enough = [one.window for one in reached if one.standing == "enough"]
     outcome: Outcome = "not settled"
@@ -203,7 +231,11 @@ def _check(
     windows: Sequence[int | None], table: Array, chance: Array, *, margin: float, confidence: float
 ) -> None:
     name = "judge_memory"
-    fits = table.ndim == 3 and table.size > 0 and (len(table), table.shape[2]) == (len(windows), chance.size)
+    fits = (
+        table.ndim == 3
+        and table.size > 0
+        and (len(table), table.shape[2]) == (len(windows), chance.size)
+    )
     is_finite = fits and bool(np.isfinite(table).all())
     require(name, "scores", table.shape, is_finite, "be finite and fit [windows, seeds, tasks]")
     require(name, "scores", table.shape, chance.size > 1, "be of several tasks")
@@ -218,8 +250,8 @@ def _check(
 def _seed_variances(table: Array) -> Array:
     """Variances ``[W]`` of the mean score of a window, from the scatter of its trainings.
 
-    Two or three trainings estimate a variance badly, and may agree by luck, so all windows are pooled. A window that
-    scatters more than the pool has its own variance.
+    Two or three trainings estimate a variance badly, and may agree by luck, so all windows are
+    pooled. A window that scatters more than the pool has its own variance.
     """
     num_seeds = table.shape[1]
     own = table.mean(2).var(1, ddof=1)
@@ -249,7 +281,8 @@ def _differences(table: Array, confidence: float) -> tuple[Array, Array]:
 def _lead(table: Array, chance: Array, confidence: float) -> tuple[float, float]:
     """Lead of the best window over a random policy, and half the width of its interval.
 
-    The best of several windows is ahead by luck more often than one is, hence the Bonferroni correction.
+    The best of several windows is ahead by luck more often than one is, hence the Bonferroni
+    correction.
     """
     num_windows, num_seeds, num_tasks = table.shape
     best = int(table.mean((1, 2)).argmax())
@@ -262,7 +295,9 @@ def _lead(table: Array, chance: Array, confidence: float) -> tuple[float, float]
 
 
 def _solved(table: Array, highest: float | None, allowed: float, confidence: float) -> list[bool]:
-    """Flags of windows so close to the highest possible score that none can be ahead by more than ``allowed``."""
+    """Flags of windows so close to the highest possible score that none can be ahead by more than
+    ``allowed``.
+    """
     num_windows, num_seeds, num_tasks = table.shape
     if highest is None:
         return [False] * num_windows
@@ -280,7 +315,9 @@ def _scores(table: Array, confidence: float) -> list[Mean]:
     num_windows, num_seeds, _ = table.shape
     if num_seeds == 1:
         return [_over_tasks(own[0], confidence) for own in table]
-    radii = student_quantile(num_windows * (num_seeds - 1), confidence) * np.sqrt(_seed_variances(table))
+    radii = student_quantile(num_windows * (num_seeds - 1), confidence) * np.sqrt(
+        _seed_variances(table)
+    )
     means = table.mean((1, 2))
     lows, highs = means - radii, means + radii
     if np.isin(table, (0, 1)).all():  # success

@@ -16,14 +16,17 @@ class EvaluationResult:
     Attributes:
         returns: ``[E]`` float64, sum of raw rewards over the whole episode, all its trials.
         lengths: ``[E]`` int64, transitions.
-        finished: ``[E]`` bool, False where the step limit cut the episode or the environment failed.
-        trial_returns: ``[E, max_trials]`` float64, sum of rewards within each trial, NaN where an episode had
-            fewer.
-        success: ``[E]`` bool, whether success was reported at any step; None if the environment does not
-            tell.
+        finished: ``[E]`` bool, False where the step limit cut the episode or the environment
+            failed.
+        trial_returns: ``[E, max_trials]`` float64, sum of rewards within each trial, NaN where an
+            episode had fewer.
+        success: ``[E]`` bool, whether success was reported at any step; None if the environment
+            does not tell.
         num_goals: ``[E]`` int64, goals of the instruction; None without instructions.
-        tasks: ``[E]`` int64, hashes of the tasks, equal for episodes of one task; None if they are unknown.
-        plays_all_tasks: Whether these are all tasks that the environment has, so that they are no sample of others.
+        tasks: ``[E]`` int64, hashes of the tasks, equal for episodes of one task; None if they are
+            unknown.
+        plays_all_tasks: Whether these are all tasks that the environment has, so that they are no
+            sample of others.
     """
 
     returns: Tensor
@@ -42,20 +45,22 @@ class EvaluationResult:
 
     @property
     def clusters(self) -> Tensor | None:
-        """Units of intervals for `clustered_mean_interval`: the tasks; None where episodes are the units."""
+        """Units of intervals for `clustered_mean_interval`: the tasks; None where episodes are the
+        units.
+        """
         return None if self.plays_all_tasks else self.tasks
 
     def summary(self, *, confidence: float = 0.95) -> dict[str, float]:
         """Flat metrics: means, with Wilson's interval for success and Student's for the return.
 
-        Where tasks are known and are played more than once, the intervals take tasks as the unit, not episodes
-        (`clustered_share_interval`, `clustered_mean_interval`). They are over episodes where tasks are unknown, and
-        where the tasks are all that the environment has.
+        Where tasks are known and are played more than once, the intervals take tasks as the unit,
+        not episodes (`clustered_share_interval`, `clustered_mean_interval`). They are over episodes
+        where tasks are unknown, and where the tasks are all that the environment has.
 
-        Keys: ``num_episodes``; ``num_tasks`` where known; ``intervals_over_tasks``, 1 where tasks are the unit and else
-        absent; ``finished`` (a share), ``length_mean``, ``return_mean|low|high``; with
-        several trials ``return_mean_trial_<i>`` counted from 0; ``success_mean|low|high`` and
-        ``success_mean_<k>_goals`` where known.
+        Keys: ``num_episodes``; ``num_tasks`` where known; ``intervals_over_tasks``, 1 where tasks
+        are the unit and else absent; ``finished`` (a share), ``length_mean``,
+        ``return_mean|low|high``; with several trials ``return_mean_trial_<i>`` counted from 0;
+        ``success_mean|low|high`` and ``success_mean_<k>_goals`` where known.
 
         Args:
             confidence: Coverage of both intervals, in (0, 1).
@@ -74,7 +79,9 @@ class EvaluationResult:
         metrics["return_low"], metrics["return_high"] = interval
         trials = self.common_trials()
         if trials.shape[1] > 1:
-            metrics |= {f"return_mean_trial_{i}": value for i, value in enumerate(trials.mean(0).tolist())}
+            metrics |= {
+                f"return_mean_trial_{i}": value for i, value in enumerate(trials.mean(0).tolist())
+            }
         if self.success is None:
             return metrics
         metrics["success_mean"] = int(self.success.sum()) / self.success.numel()
@@ -87,13 +94,17 @@ class EvaluationResult:
         return metrics
 
     def common_trials(self) -> Tensor:
-        """Returns ``[E, trials]`` of the trials that every episode played out, which compare like with like.
+        """Returns ``[E, trials]`` of the trials that every episode played out, which compare like
+        with like.
 
-        Where episodes differ in their number of trials, the late ones are those of the quick episodes only, and the
-        last one of the slowest was cut off by the end of the episode: these are left out.
+        Where episodes differ in their number of trials, the late ones are those of the quick
+        episodes only, and the last one of the slowest was cut off by the end of the episode: these
+        are left out.
         """
         had = int((~self.trial_returns.isnan()).all(0).sum())
-        return self.trial_returns[:, : had if had == self.trial_returns.shape[1] else max(1, had - 1)]
+        return self.trial_returns[
+            :, : had if had == self.trial_returns.shape[1] else max(1, had - 1)
+        ]
 
     def trial_curve(self, *, confidence: float = 0.95) -> dict[str, list[float]]:
         """The in-context learning curve: the return of each of the `common_trials`.
@@ -105,9 +116,15 @@ class EvaluationResult:
             ``mean``, ``low`` and ``high``, a number per trial each.
         """
         trials = self.common_trials().unbind(1)
-        intervals = [clustered_mean_interval(trial, self.clusters, confidence=confidence) for trial in trials]
+        intervals = [
+            clustered_mean_interval(trial, self.clusters, confidence=confidence) for trial in trials
+        ]
         low, high = zip(*intervals, strict=True)
-        return {"mean": [float(trial.mean()) for trial in trials], "low": list(low), "high": list(high)}
+        return {
+            "mean": [float(trial.mean()) for trial in trials],
+            "low": list(low),
+            "high": list(high),
+        }
 
 
 def described(num_episodes: int, num_tasks: int | None) -> str:

@@ -1,13 +1,16 @@
-"""What all exploration modules share: a schedule counted in environment steps, and when they act at all.
+"""What all exploration modules share: a schedule counted in environment steps, and when they act at
+all.
 
-An exploration module stands behind the policy: it reads ``action`` and, when present, ``action_mask`` ``[N, A]`` bool
-from a tensordict ``[N]`` and writes the action to execute (and to store) under the same key. It changes something only
-where TorchRL's `exploration_type` is RANDOM or unset; under DETERMINISTIC, MODE and MEAN it is the identity. All noise
-comes from PyTorch's global generator.
+An exploration module stands behind the policy: it reads ``action`` and, when present,
+``action_mask`` ``[N, A]`` bool from a tensordict ``[N]`` and writes the action to execute (and to
+store) under the same key. It changes something only where TorchRL's `exploration_type` is RANDOM or
+unset; under DETERMINISTIC, MODE and MEAN it is the identity. All noise comes from PyTorch's global
+generator.
 
-TorchRL's `EGreedyModule` and `AdditiveGaussianModule` are no substitutes: they anneal by one float32 subtraction per
-environment step (over 32 million steps epsilon never falls, for each decrement is rounded away), replace all bits of
-an action together, and measure noise in the units of the action rather than in its range.
+TorchRL's `EGreedyModule` and `AdditiveGaussianModule` are no substitutes: they anneal by one
+float32 subtraction per environment step (over 32 million steps epsilon never falls, for each
+decrement is rounded away), replace all bits of an action together, and measure noise in the units
+of the action rather than in its range.
 """
 
 from abc import abstractmethod
@@ -28,13 +31,14 @@ from yamame.checks import require, require_at_least
 class Exploration(TensorDictModuleBase):
     """Base of the exploration modules: subclasses say in `epsilon` how strong the noise is.
 
-    The number of environment steps is a buffer, so schedules go on after a restart. `step` must be told of
-    every environment step, summed over all envs and all actors. A step can be captured (`yamame.capturing`): it decides
-    nothing by the data, and what it remembers is in `carried`.
+    The number of environment steps is a buffer, so schedules go on after a restart. `step` must be
+    told of every environment step, summed over all envs and all actors. A step can be captured
+    (`yamame.execution.capturing`): it decides nothing by the data, and what it remembers is in
+    `carried`.
 
     Args:
-        action_space: A `yamame.actions.ActionSpace`, or the environment's action spec with or without its
-            batch dimensions.
+        action_space: A `yamame.actions.ActionSpace`, or the environment's action spec with or
+            without its batch dimensions.
         anneal_steps: Environment steps after which a schedule has reached its end.
         action_key: Key of the action, read and written.
 
@@ -43,8 +47,8 @@ class Exploration(TensorDictModuleBase):
         enabled: Whether the module may act; see `disable_exploration`.
 
     Raises:
-        ValueError: If ``anneal_steps`` is not positive or actions are of another kind; at run time if there is no
-            action.
+        ValueError: If ``anneal_steps`` is not positive or actions are of another kind; at run time
+            if there is no action.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("index", "indices", "one_hot", "bits", "box")
@@ -63,7 +67,9 @@ class Exploration(TensorDictModuleBase):
             own_dims = 0 if type(action_space) is Categorical else 1
             action_space = ActionSpace(action_space, batch_dims=len(action_space.shape) - own_dims)
         kind, kinds = action_space.kind, " or ".join(self.kinds)
-        condition = f"be of kind {kinds} (EpsilonGreedy is for choices and bits, GaussianNoise for boxes)"
+        condition = (
+            f"be of kind {kinds} (EpsilonGreedy is for choices and bits, GaussianNoise for boxes)"
+        )
         require(type(self).__name__, "action_space", kind, kind in self.kinds, condition)
         self.action_space = action_space
         self.anneal_steps = anneal_steps
@@ -107,7 +113,9 @@ class Exploration(TensorDictModuleBase):
         mask = tensordict.get("action_mask", None)
         with torch.no_grad():
             epsilon = self.epsilon(tensordict).expand(tensordict.batch_size)
-            return tensordict.set(self.action_key, perturb(self.action_space, action, epsilon, mask))
+            return tensordict.set(
+                self.action_key, perturb(self.action_space, action, epsilon, mask)
+            )
 
     def _get(self, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
         value = tensordict.get(key, None)
@@ -116,13 +124,15 @@ class Exploration(TensorDictModuleBase):
         return value
 
 
-def perturb(space: ActionSpace, action: Tensor, epsilon: Tensor, action_mask: Tensor | None) -> Tensor:
+def perturb(
+    space: ActionSpace, action: Tensor, epsilon: Tensor, action_mask: Tensor | None
+) -> Tensor:
     """Noise of strength ``epsilon`` in [0, 1], in the way that suits the action space.
 
-    One choice, or several at once: the whole action is replaced, with probability epsilon, by a uniform one
-    among the allowed (so it may come out as it was). Bits: each is replaced by a fair coin with probability
-    epsilon, a bit that is not allowed by 0. Box: normal noise with a standard deviation of epsilon half
-    ranges, clipped.
+    One choice, or several at once: the whole action is replaced, with probability epsilon, by a
+    uniform one among the allowed (so it may come out as it was). Bits: each is replaced by a fair
+    coin with probability epsilon, a bit that is not allowed by 0. Box: normal noise with a standard
+    deviation of epsilon half ranges, clipped.
 
     Args:
         space: What an action is.
@@ -146,7 +156,9 @@ def perturb(space: ActionSpace, action: Tensor, epsilon: Tensor, action_mask: Te
 
 
 def disable_exploration(policy: nn.Module) -> None:
-    """Turns every `Exploration` inside ``policy`` off for good, so that a sampling policy is just that."""
+    """Turns every `Exploration` inside ``policy`` off for good, so that a sampling policy is just
+    that.
+    """
     for module in policy.modules():
         if isinstance(module, Exploration):
             module.enabled = False

@@ -1,4 +1,6 @@
-"""Random actions at the edges of an episode, where long corridors leave no room for any in between."""
+"""Random actions at the edges of an episode, where long corridors leave no room for any in
+between.
+"""
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -11,11 +13,13 @@ from yamame.exploration.epsilon import LinearNoise
 
 
 class EdgeEpsilon(LinearNoise):
-    """Epsilon that is large in the first and last steps of an episode only, and falls over training.
+    """Epsilon that is large in the first and last steps of an episode only, and falls over
+    training.
 
-    For tasks of pure memory: what is seen at first must be recalled at last, and any random action on the way ends
-    the attempt. The horizon is taken from ``time`` (t / horizon) and ``step_index`` (t), ``[N, 1]`` each. Meant for
-    policies that act by their most probable action. After the T-Maze exploration of AMAGO (arXiv 2310.09971).
+    For tasks of pure memory: what is seen at first must be recalled at last, and any random action
+    on the way ends the attempt. The horizon is taken from ``time`` (t / horizon) and ``step_index``
+    (t), ``[N, 1]`` each. Meant for policies that act by their most probable action. After the
+    T-Maze exploration of AMAGO (arXiv 2310.09971).
 
     Args:
         action_space: See `Exploration`.
@@ -28,7 +32,8 @@ class EdgeEpsilon(LinearNoise):
         action_key: See `Exploration`.
 
     Raises:
-        ValueError: If a setting is out of its range; at run time if ``time`` or ``step_index`` is missing.
+        ValueError: If a setting is out of its range; at run time if ``time`` or ``step_index`` is
+            missing.
 
     >>> from tensordict import TensorDict
     >>> from torchrl.data import Categorical
@@ -51,7 +56,9 @@ class EdgeEpsilon(LinearNoise):
         last: int = 1,
         action_key: NestedKey = "action",
     ) -> None:
-        super().__init__(action_space, anneal_steps=anneal_steps, start=start, end=end, action_key=action_key)
+        super().__init__(
+            action_space, anneal_steps=anneal_steps, start=start, end=end, action_key=action_key
+        )
         require_at_least("EdgeEpsilon", 0, random_steps=random_steps, first=first, last=last)
         self.random_steps, self.first, self.last = random_steps, first, last
         self.in_keys = [*self.in_keys, "time", "step_index"]
@@ -59,9 +66,11 @@ class EdgeEpsilon(LinearNoise):
     def epsilon(self, tensordict: TensorDictBase) -> Tensor:
         """Epsilon of every env ``[N]``."""
         time, step = (
-            self._get(tensordict, key).reshape(tensordict.batch_size) for key in ("time", "step_index")
+            self._get(tensordict, key).reshape(tensordict.batch_size)
+            for key in ("time", "step_index")
         )
-        # The first step does not tell how long the episode is: it is far from the end, and random only as an edge.
+        # The first step does not tell how long the episode is: it is far from the end, and random
+        # only as an edge.
         horizon = torch.where(step == 0, torch.inf, (step / time).round())
         is_edge = (step < self.first) | (step >= horizon - self.last)
         middle = (self.random_steps / horizon).clamp(max=1.0)

@@ -54,10 +54,11 @@ class LinearNoise(Exploration):
 
 
 class EpsilonGreedy(LinearNoise):
-    """With probability epsilon a uniform action among the allowed ones; epsilon falls linearly over training.
+    """With probability epsilon a uniform action among the allowed ones; epsilon falls linearly over
+    training.
 
-    Bits are replaced one by one, everything else whole, see `yamame.exploration.base.perturb`. Arguments are those of
-    `LinearNoise`; a strength is epsilon, in [0, 1].
+    Bits are replaced one by one, everything else whole, see `yamame.exploration.base.perturb`.
+    Arguments are those of `LinearNoise`; a strength is epsilon, in [0, 1].
 
     Raises:
         ValueError: As `LinearNoise`, and if the action is continuous (use `GaussianNoise`).
@@ -67,10 +68,11 @@ class EpsilonGreedy(LinearNoise):
 
 
 class GaussianNoise(LinearNoise):
-    """Adds normal noise to box actions and clips to the bounds; its size falls linearly over training.
+    """Adds normal noise to box actions and clips to the bounds; its size falls linearly over
+    training.
 
-    Arguments are those of `LinearNoise`; a strength is a standard deviation in half ranges of the action (1 is from
-    centre to bound), and may be of any size.
+    Arguments are those of `LinearNoise`; a strength is a standard deviation in half ranges of the
+    action (1 is from centre to bound), and may be of any size.
 
     Raises:
         ValueError: As `LinearNoise`, and if the action is not continuous.
@@ -83,19 +85,21 @@ class GaussianNoise(LinearNoise):
 class BilevelEpsilon(Exploration):
     """Epsilon that falls within every episode and over training, scaled at random per episode.
 
-    An agent that adapts within an episode should explore at its start and exploit at its end. With the
-    episode's ``time`` ``[N, 1]`` (t / horizon, zero without the key) epsilon is ``u (begin + (finish - begin) time)``;
-    begin and finish are annealed linearly over training and u ~ U[0, 1) is drawn anew for each env where
-    ``is_init`` ``[N, 1]`` bool is set. Box actions get normal noise of that size instead, see
-    `yamame.exploration.base.perturb`. AMAGO (arXiv 2310.09971).
+    An agent that adapts within an episode should explore at its start and exploit at its end. With
+    the episode's ``time`` ``[N, 1]`` (t / horizon, zero without the key) epsilon is
+    ``u (begin + (finish - begin) time)``; begin and finish are annealed linearly over training and
+    u ~ U[0, 1) is drawn anew for each env where ``is_init`` ``[N, 1]`` bool is set. Box actions get
+    normal noise of that size instead, see `yamame.exploration.base.perturb`. AMAGO (arXiv
+    2310.09971).
 
-    The u of the current episodes are part of `state_dict`, so that a restored run goes on exactly; they are
-    dropped by copies and pickles (every process draws its own) and drawn anew when the number of envs
-    changes.
+    The u of the current episodes are part of `state_dict`, so that a restored run goes on exactly;
+    they are dropped by copies and pickles (every process draws its own) and drawn anew when the
+    number of envs changes.
 
     Args:
         action_space: See `Exploration`.
-        anneal_steps: Environment steps, over all envs, after which both schedules have reached their end.
+        anneal_steps: Environment steps, over all envs, after which both schedules have reached
+            their end.
         start: Epsilon at the start of an episode: when training begins, and once annealed.
         end: Epsilon at the end of an episode: when training begins, and once annealed.
         randomize: Whether u is drawn; it is 1 otherwise.

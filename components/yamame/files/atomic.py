@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from yamame.checks import UsageError
-from yamame.failures import one_line
+from yamame.system.messages import one_line
 
 TEMPORARY_SUFFIX = ".partial"
 """Suffix of files that were being written; such a file is never read and may be deleted."""
@@ -19,8 +19,9 @@ TEMPORARY_SUFFIX = ".partial"
 def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
     """Opens a binary file that replaces ``path`` when the block ends without an error.
 
-    The data and the directory entry are flushed to disk before this returns. If the block raises, or the
-    process is killed at any moment, ``path`` keeps its former content. An ``OSError`` names the file.
+    The data and the directory entry are flushed to disk before this returns. If the block raises,
+    or the process is killed at any moment, ``path`` keeps its former content. An ``OSError`` names
+    the file.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
     try:
@@ -39,7 +40,9 @@ def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
 
 
 def flush_folder(path: Path) -> None:
-    """Flushes the entries of a directory to disk: names that were made, replaced and deleted in it."""
+    """Flushes the entries of a directory to disk: names that were made, replaced and deleted in
+    it.
+    """
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -71,7 +74,9 @@ def sweep_partial_files(folder: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Makes a directory and its parents, where they are missing, and flushes their names to disk."""
+    """Makes a directory and its parents, where they are missing, and flushes their names to
+    disk.
+    """
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(exist_ok=True)
@@ -105,7 +110,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:  # also of bytes that are no text
-        raise UsageError(f"{path} must be a file of JSON, it cannot be read: {one_line(error)}") from error
+        raise UsageError(
+            f"{path} must be a file of JSON, it cannot be read: {one_line(error)}"
+        ) from error
     if not isinstance(data, dict):
         raise UsageError(f"{path} must hold a mapping, got {type(data).__name__}")
     return data

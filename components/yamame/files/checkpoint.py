@@ -1,15 +1,18 @@
-"""Checkpoints that survive the process and the machine: atomic, checked, rotating, with the best one kept.
+"""Checkpoints that survive the process and the machine: atomic, checked, rotating, with the best
+one kept.
 
-Each checkpoint is one file ``step-<step>.pt`` which appears under that name only when it is complete and on
-disk, so killing the process, or cutting the power, at any moment leaves the previous ones loadable.
-``torch.load(weights_only=True)`` reads it: a checkpoint from a stranger executes no code. The file is a zip archive in
-which every tensor, and the structure around them, has a CRC-32, which PyTorch does not look at. After it stands the
-CRC-32 of the whole file. These sums are compared before anything is restored; one that `torch.save` wrote alone has no
-sum of the whole. A checkpoint that is damaged is passed over for the one before.
+Each checkpoint is one file ``step-<step>.pt`` which appears under that name only when it is
+complete and on disk, so killing the process, or cutting the power, at any moment leaves the
+previous ones loadable. ``torch.load(weights_only=True)`` reads it: a checkpoint from a stranger
+executes no code. The file is a zip archive in which every tensor, and the structure around them,
+has a CRC-32, which PyTorch does not look at. After it stands the CRC-32 of the whole file. These
+sums are compared before anything is restored; one that `torch.save` wrote alone has no sum of the
+whole. A checkpoint that is damaged is passed over for the one before.
 
-TorchRL's ``torchrl.checkpoint`` was considered: it does not flush to disk, moves an existing checkpoint away
-before the new one is in place, demands the metric at every save when the best is kept and refuses TensorDicts
-inside state dictionaries. Its ``GlobalRNGState`` is what we use for the random number generators.
+TorchRL's ``torchrl.checkpoint`` was considered: it does not flush to disk, moves an existing
+checkpoint away before the new one is in place, demands the metric at every save when the best is
+kept and refuses TensorDicts inside state dictionaries. Its ``GlobalRNGState`` is what we use for
+the random number generators.
 """
 
 import errno
@@ -24,9 +27,9 @@ from typing import IO, Any
 import torch
 
 from yamame.checks import StateMismatchError, UsageError, require_at_least
-from yamame.failures import OutsideError, one_line, tell_aside
 from yamame.files.atomic import TEMPORARY_SUFFIX, atomic_writer, make_folder
 from yamame.files.codec import decode, encode
+from yamame.system.messages import OutsideError, one_line, print_stderr
 
 _KINDS = {"step": int, "metric": float | None, "config": dict, "components": dict}
 """What the file of a checkpoint holds."""
@@ -34,7 +37,8 @@ _SUM = b"yamame crc32 %08x"
 _CHUNK = 2**20
 _REMEDY = "bring a checkpoint back from a copy, or begin the run anew"
 _REMEDY_OF_INTACT = (
-    "the file is intact: restore the code and the settings that it was saved with, or begin the run anew"
+    "the file is intact: restore the code and the settings that it was saved with, "
+    "or begin the run anew"
 )
 
 
@@ -58,7 +62,8 @@ class LoadedCheckpoint:
 class Checkpointer:
     """Saves and restores named components.
 
-    A component with ``state_dict`` and ``load_state_dict`` (module, optimizer, `GlobalRNGState`, `Budget`,
+    A component with ``state_dict`` and ``load_state_dict`` (module, optimizer, `GlobalRNGState`,
+    `Budget`,
     ...) is restored in place; anything else is plain data (see `yamame.files.codec.encode`) and is returned.
 
     Args:
@@ -109,7 +114,9 @@ class Checkpointer:
         """The file of the checkpoint of a step."""
         return self.directory / f"step-{step:012d}.pt"
 
-    def save(self, components: Mapping[str, Any], *, step: int, metric: float | None = None) -> Path:
+    def save(
+        self, components: Mapping[str, Any], *, step: int, metric: float | None = None
+    ) -> Path:
         """Writes one checkpoint and removes those that are no longer kept.
 
         Args:
@@ -134,7 +141,9 @@ class Checkpointer:
             try:
                 torch.save(payload, summed)  # type: ignore[arg-type]  # nothing else is called
             except RuntimeError as error:  # "enforce fail": torch hides that the disk is full
-                raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+                raise (
+                    error.__context__ if isinstance(error.__context__, OSError) else error
+                ) from None
             file.write(_SUM % summed.crc)
         self._metrics[path] = metric
         self._prune()
@@ -150,16 +159,18 @@ class Checkpointer:
         """Restores components.
 
         Args:
-            components: Name to object: restored in place when it has ``load_state_dict``, else only its name
-                counts. Components of the checkpoint that are not asked for are left alone.
-            which: ``"best"``, a file, or ``"last"``, to go on from the newest that can be restored: each newer one is
-                told in a line on the standard error and renamed to ``damaged-step-<step>.pt``.
+            components: Name to object: restored in place when it has ``load_state_dict``, else only
+                its name counts. Components of the checkpoint that are not asked for are left alone.
+            which: ``"best"``, a file, or ``"last"``, to go on from the newest that can be restored:
+                each newer one is told in a line on the standard error and renamed to
+                ``damaged-step-<step>.pt``.
             optional: Plain data to return as well, if the checkpoint has it.
 
         Raises:
-            UsageError: There is no such checkpoint, the file is none or is damaged, a component is missing in it or
-                cannot be restored from it.
-            StateMismatchError: A component states that its state belongs to another network. No older one is tried.
+            UsageError: There is no such checkpoint, the file is none or is damaged, a component is
+                missing in it or cannot be restored from it.
+            StateMismatchError: A component states that its state belongs to another network. No
+                older one is tried.
         """
         if which != "last":
             return self._restore(self._find(which), components, optional)
@@ -180,13 +191,14 @@ class Checkpointer:
             worst, remedy = (intact[0], _REMEDY_OF_INTACT) if intact else (failures[-1], _REMEDY)
             raise UsageError(f"{worst}; none before it is left: {remedy}") from worst
         for failure, before in zip(failures, files[1:], strict=False):
-            tell_aside(f"{failure}; going on from {before.name}")
+            print_stderr(f"{failure}; going on from {before.name}")
         for damaged in files[: files.index(path)]:
             damaged.rename(damaged.with_name(f"damaged-{damaged.name}"))
         return loaded
 
     def read_config(self) -> dict[str, Any]:
-        """The configuration in the newest checkpoint that can be read, to compare before anything is built.
+        """The configuration in the newest checkpoint that can be read, to compare before anything
+        is built.
 
         Raises:
             UsageError: None can be read.
@@ -227,7 +239,10 @@ class Checkpointer:
                 f"Checkpointer: {path} must hold {', '.join(missing)}, it holds {', '.join(sorted(saved))}"
             )
         values = {}
-        for name, component in {**{key: None for key in optional if key in saved}, **components}.items():
+        for name, component in {
+            **{key: None for key in optional if key in saved},
+            **components,
+        }.items():
             try:
                 state = decode(saved[name])
                 if _is_stateful(component):
@@ -244,14 +259,16 @@ class Checkpointer:
                 reason = f"{name} must be restored from {path}, it cannot be: {one_line(error)}"
                 raise _UnfitError(f"Checkpointer: {reason}") from error
         self._metrics[path] = payload["metric"]
-        return LoadedCheckpoint(payload["step"], payload["metric"], decode(payload["config"]), values)
+        return LoadedCheckpoint(
+            payload["step"], payload["metric"], decode(payload["config"]), values
+        )
 
     def _prune(self) -> None:
         for path in self._files():
             try:
                 self._metric(path)
             except UsageError as error:
-                tell_aside(f"{error}; it is set aside")
+                print_stderr(f"{error}; it is set aside")
                 path.rename(path.with_name(f"damaged-{path.name}"))
         best = self.best
         for path in self._files()[: -self.keep_last]:
@@ -293,11 +310,15 @@ def _check_sums(file: IO[bytes]) -> None:
 
 
 def _is_stateful(component: Any) -> bool:
-    return all(callable(getattr(component, name, None)) for name in ("state_dict", "load_state_dict"))
+    return all(
+        callable(getattr(component, name, None)) for name in ("state_dict", "load_state_dict")
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Reads to the CPU, where random number generators must be; modules and optimizers move by themselves."""
+    """Reads to the CPU, where random number generators must be; modules and optimizers move by
+    themselves.
+    """
     if path.exists() and not path.is_file():  # a pipe would be waited for
         raise UsageError(f"Checkpointer: {path} must be a checkpoint, it is no file")
     try:

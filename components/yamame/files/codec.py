@@ -1,8 +1,8 @@
 """Checkpoint contents as tensors and plain Python, so that reading one back executes no code.
 
-``torch.load(weights_only=True)`` knows tensors and a few plain types. `encode` turns TensorDicts and NumPy
-values into those, keeps tensors of their exact type and values, and refuses everything else by name; `decode`
-undoes it.
+``torch.load(weights_only=True)`` knows tensors and a few plain types. `encode` turns TensorDicts
+and NumPy values into those, keeps tensors of their exact type and values, and refuses everything
+else by name; `decode` undoes it.
 """
 
 from collections import OrderedDict
@@ -44,18 +44,28 @@ def encode(value: Any, name: str) -> Any:
         return {_KIND: "tensordict", "entries": entries, "batch_size": value.batch_size}
     if isinstance(value, np.ndarray | np.generic) and value.dtype != object:
         kind = "ndarray" if isinstance(value, np.ndarray) else "scalar"
-        return {_KIND: kind, "dtype": value.dtype.str, "shape": list(value.shape), "data": value.tobytes()}
+        return {
+            _KIND: kind,
+            "dtype": value.dtype.str,
+            "shape": list(value.shape),
+            "data": value.tobytes(),
+        }
     if isinstance(value, Mapping):
         return _encode_mapping(value, name)
     if type(value) in (list, tuple):
         return type(value)(encode(item, f"{name}[{index}]") for index, item in enumerate(value))
     if type(value) is set:
         return {encode(item, f"{name}{{...}}") for item in value}
-    raise TypeError(f"Checkpointer: {name} must be tensors or plain data, got {type(value).__qualname__}")
+    raise TypeError(
+        f"Checkpointer: {name} must be tensors or plain data, got {type(value).__qualname__}"
+    )
 
 
 def _encode_mapping(value: Mapping[Any, Any], name: str) -> dict[Any, Any]:
-    items = ((encode(key, f"{name} key"), encode(item, f"{name}[{key!r}]")) for key, item in value.items())
+    items = (
+        (encode(key, f"{name} key"), encode(item, f"{name}[{key!r}]"))
+        for key, item in value.items()
+    )
     if not isinstance(value, OrderedDict):
         return dict(items)
     ordered = OrderedDict(items)

@@ -13,7 +13,9 @@ BOOKKEEPING = (
     *("run", "resume", "checkpoint", "replay.keep", "expected", "trust"),
     *("hydra", "launcher", "sweeper", "logger", "callbacks"),
 )
-"""Where a run is kept, how often, who is told of it, whom it trusts: nothing that it computes depends on these."""
+"""Where a run is kept, how often, who is told of it, whom it trusts: nothing that it computes
+depends on these.
+"""
 LENGTH = ("budget",)
 """When a run ends."""
 REPETITION = ("seed",)
@@ -22,13 +24,21 @@ UNSEEN = (
     *("workers", "evaluation.video_frames", "evaluation.num_envs"),
     *(f"collector.{key}" for key in ("num_workers", "address", "resources", "timeout")),
 )
-"""Who does the work and what is drawn as a video: neither what is learned nor how it is measured."""
+"""Who does the work and what is drawn as a video: neither what is learned nor how it is
+measured.
+"""
 MACHINE = (
     *("device", "float32_matmul_precision", "packing", "encoder.checkpoint_layers"),
     *("encoder.compiled", "collector.compile_policy"),
-    *(f"{part}.{key}" for part in ("schedule", "collector") for key in ("autocast", "cuda_graph", "compile")),
+    *(
+        f"{part}.{key}"
+        for part in ("schedule", "collector")
+        for key in ("autocast", "cuda_graph", "compile")
+    ),
 )
-"""How a machine computes, precision and speed: the same experiment to other bits. (Two are of earlier versions.)"""
+"""How a machine computes, precision and speed: the same experiment to other bits. (Two are of
+earlier versions.)
+"""
 
 ADDED = {
     "float32_matmul_precision": "highest",
@@ -42,7 +52,9 @@ ADDED = {
     "env.split_by": "walls_and_goals",
     "env.position": True,
 }
-"""Settings that earlier versions did not have, and what they did; of ``env.split_by`` see `added`."""
+"""Settings that earlier versions did not have, and what they did; of ``env.split_by`` see
+`added`.
+"""
 _SPLIT_BY = {
     "PackageDelivery": "roads_and_goals",
     "DarkKeyDoor": "rooms_and_starts",
@@ -98,17 +110,23 @@ def makes_another_name(key: str) -> bool:
 
 
 def is_a_setting(key: str) -> bool:
-    """Whether a parameter may change what is learned or how it is measured, so that runs are compared by it."""
+    """Whether a parameter may change what is learned or how it is measured, so that runs are
+    compared by it.
+    """
     return not is_one_of(key, BOOKKEEPING + REPETITION + UNSEEN) and "workers" not in key.split(".")
 
 
 def makes_another_experiment(key: str) -> bool:
-    """Whether an experiment with another value is no longer the one that was written, which a verdict is about."""
+    """Whether an experiment with another value is no longer the one that was written, which a
+    verdict is about.
+    """
     return is_a_setting(key) and not is_one_of(key, (*MACHINE, "experiment"))
 
 
 def belongs_to_a_machine(key: str) -> bool:
-    """Whether a setting says how a machine computes, so that a run with another value does not reach the same bits."""
+    """Whether a setting says how a machine computes, so that a run with another value does not
+    reach the same bits.
+    """
     return is_one_of(key, MACHINE)
 
 
@@ -120,7 +138,8 @@ def is_of_one_run(key: str) -> bool:
 def differing(
     saved: Mapping[str, Any], current: Mapping[str, Any], *, but_for: Callable[[str], bool]
 ) -> list[str]:
-    """Every key whose value is another one, with both values; a part that one of them lacks is one change.
+    """Every key whose value is another one, with both values; a part that one of them lacks is one
+    change.
 
     >>> differing({"seed": 1, "run": {"name": "a"}}, {"seed": 2, "run": {}}, but_for=may_change_on_resume)
     ['seed: 1 -> 2']
@@ -133,7 +152,9 @@ def differing(
     after = flatten(current)
     before = flatten(saved)
     for key, value in added(saved).items():
-        if key in after and key.rpartition(".")[0] not in before:  # a part that is None lacks no setting
+        if (
+            key in after and key.rpartition(".")[0] not in before
+        ):  # a part that is None lacks no setting
             before.setdefault(key, value)
     before, after = _with_whole_parts(before, after), _with_whole_parts(after, before)
     absent = "(absent)"
@@ -149,7 +170,9 @@ class _Part(str):
 
 
 def _with_whole_parts(flat: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of which nodes that are None on the other side are one value: the name of their class."""
+    """Settings of which nodes that are None on the other side are one value: the name of their
+    class.
+    """
     kept = dict(flat)
     for key in [key for key, value in other.items() if value is None and f"{key}._target_" in flat]:
         kept = {name: value for name, value in kept.items() if not name.startswith(f"{key}.")}
@@ -178,9 +201,14 @@ def compare_config(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
     others = differing(saved, current, but_for=may_change_on_resume)
     if others:
         former = added(saved) | flatten(saved)
-        # The default of a setting may have changed since the run began: these are values that nobody has typed.
+        # The default of a setting may have changed since the run began: these are values that
+        # nobody has typed.
         values = {key: former.get(key) for key in (text.partition(":")[0] for text in others)}
-        given = [f"{key}={value}" for key, value in values.items() if isinstance(value, str | int | float)]
+        given = [
+            f"{key}={value}"
+            for key, value in values.items()
+            if isinstance(value, str | int | float)
+        ]
         raise UsageError(
             "compare_config: a resumed run must keep its configuration (give the former values"
             f"{', ' * bool(given)}{' '.join(given)}, or another run.name), got {'; '.join(others)}"

@@ -1,8 +1,9 @@
 """One directory per run: ``<root>/<name>``, claimed by one process at a time.
 
-A run directory is never reused by accident: an existing one is refused unless the run is resumed or overwritten, and a
-file lock keeps two processes from writing the same run. The lock belongs to the process, so it disappears with it,
-however it ends. A run that was claimed and never begun leaves everything as it was, the run it was to replace included.
+A run directory is never reused by accident: an existing one is refused unless the run is resumed or
+overwritten, and a file lock keeps two processes from writing the same run. The lock belongs to the
+process, so it disappears with it, however it ends. A run that was claimed and never begun leaves
+everything as it was, the run it was to replace included.
 """
 
 import contextlib
@@ -24,8 +25,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=,+-]{0,127}")
 class RunDirectory:
     """The claimed directory of one run. Made by `RunDirectory.open`, given up by `close`.
 
-    Between `open` and `begin` files may be written, but nothing is decided: `close`, or the death of the process,
-    leaves the directory as it was before.
+    Between `open` and `begin` files may be written, but nothing is decided: `close`, or the death
+    of the process, leaves the directory as it was before.
 
     Attributes:
         path: The directory.
@@ -66,8 +67,9 @@ class RunDirectory:
             overwrite: Replace the run that is there.
 
         Raises:
-            UsageError: The name is no directory name; the run exists and neither option is set; both are set;
-                there is nothing to resume; the directory is not a run; another process has claimed it.
+            UsageError: The name is no directory name; the run exists and neither option is set;
+                both are set; there is nothing to resume; the directory is not a run; another
+                process has claimed it.
         """
         path = checked_path(root, name, resume=resume, overwrite=overwrite)
         for entry in (path / _FORMER, path / _MOVING, path / _DELETED, path / LOCK_FILE):
@@ -95,7 +97,9 @@ class RunDirectory:
         """From now on the run is there, whatever happens; the one that it replaces is deleted."""
         self.begun = True
         former = self.path / _FORMER
-        if former.exists():  # under another name, or half of it would be put back if this process died now
+        if (
+            former.exists()
+        ):  # under another name, or half of it would be put back if this process died now
             shutil.rmtree(former.rename(self.path / _DELETED))
 
     def close(self) -> None:
@@ -112,7 +116,9 @@ class RunDirectory:
 
 
 class SharedDirectory(RunDirectory):
-    """The directory of a run that another process has claimed for this one too: nothing is made, moved or deleted."""
+    """The directory of a run that another process has claimed for this one too: nothing is made,
+    moved or deleted.
+    """
 
     def __init__(self, path: Path, *, resumed: bool) -> None:
         self.path, self.resumed, self.begun = path, resumed, False
@@ -125,8 +131,12 @@ class SharedDirectory(RunDirectory):
         """Does nothing."""
 
 
-def checked_path(root: str | Path, name: str, *, resume: bool | Literal["auto"], overwrite: bool) -> Path:
-    """The path of a run after every refusal of `RunDirectory.open` that can be decided without writing anything."""
+def checked_path(
+    root: str | Path, name: str, *, resume: bool | Literal["auto"], overwrite: bool
+) -> Path:
+    """The path of a run after every refusal of `RunDirectory.open` that can be decided without
+    writing anything.
+    """
     if not _NAME.fullmatch(name):
         raise UsageError(
             "RunDirectory: run.name must be 1 to 128 letters, digits or . _ = , + - and begin with a letter "
@@ -134,12 +144,16 @@ def checked_path(root: str | Path, name: str, *, resume: bool | Literal["auto"],
         )
     if resume and overwrite:
         given = "auto" if resume == "auto" else "true"
-        raise UsageError(f"RunDirectory: resume={given} and run.overwrite=true must not be given together")
+        raise UsageError(
+            f"RunDirectory: resume={given} and run.overwrite=true must not be given together"
+        )
     path = Path(root) / name
     check_folder(path, "RunDirectory: run.root or run.name")
     used = _is_used(path)
     if resume is True and not used:
-        raise UsageError(f"RunDirectory: there must be a run to resume, {path} does not exist or is empty")
+        raise UsageError(
+            f"RunDirectory: there must be a run to resume, {path} does not exist or is empty"
+        )
     if used and not (resume or overwrite):
         raise UsageError(_refusal(path))
     if used and not (path / LOCK_FILE).exists():
@@ -219,7 +233,9 @@ def _set_aside(path: Path) -> None:
 
 
 def _put_back(path: Path) -> None:
-    """Undoes `_set_aside`, wherever it or this was interrupted; what was written since is deleted."""
+    """Undoes `_set_aside`, wherever it or this was interrupted; what was written since is
+    deleted.
+    """
     if (path / _FORMER).exists():
         _clear(path)
         (path / _FORMER).rename(path / _MOVING)

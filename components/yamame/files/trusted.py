@@ -1,9 +1,10 @@
 """Which classes and functions a configuration may name: the one place that says whom Yamame trusts.
 
-A person types a configuration, and may name what is ours, layers and optimizers of torch and torchrl, and what lies in
-a package of ``trust``. A file (a checkpoint, a run directory, an artifact of MLflow) may be a stranger's: it may name
-only what the YAML files name, in the places where they name it, and what lies in a package of ``trust``. That setting
-comes from what the person composes, never from the file. Everything is checked before anything is imported or built.
+A person types a configuration, and may name what is ours, layers and optimizers of torch and
+torchrl, and what lies in a package of ``trust``. A file (a checkpoint, a run directory, an artifact
+of MLflow) may be a stranger's: it may name only what the YAML files name, in the places where they
+name it, and what lies in a package of ``trust``. That setting comes from what the person composes,
+never from the file. Everything is checked before anything is imported or built.
 """
 
 import inspect
@@ -17,11 +18,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from yamame.checks import UsageError
-from yamame.failures import as_text
+from yamame.system.messages import format_value
 
 OURS = ("yamame.", "yamame_envs.")
 LAYERS = ("torch.nn.", "torch.optim.", "torchrl.modules.", "torchrl.objectives.")
-"""Beside what is ours, a person may name classes in here that are layers, losses, optimizers or their schedules."""
+"""Beside what is ours, a person may name classes in here that are layers, losses, optimizers or
+their schedules.
+"""
 SPECIAL = {
     "_target_": NotRequired[Any],
     "_partial_": NotRequired[bool],
@@ -70,9 +73,13 @@ IN_FILES = {
     place: frozenset(f"{room}.{name}" for room, names in rooms.items() for name in names.split())
     for place, rooms in _IN_FILES.items()
 }
-"""What a file may name, by the first part of the key; a name elsewhere is refused: a buffer is no encoder."""
+"""What a file may name, by the first part of the key; a name elsewhere is refused: a buffer is no
+encoder.
+"""
 _REGISTERING = ("popgym", "yamame_envs")
-"""Modules that a file may have imported before an environment is looked for (``"popgym:popgym-..."``)."""
+"""Modules that a file may have imported before an environment is looked for
+(``"popgym:popgym-..."``).
+"""
 _TEXTS = ("device", "expected", "logger", "run")
 """Settings whose texts may hold a colon and name no module."""
 _DEEPEST = 32
@@ -92,7 +99,9 @@ def prefixes_of(trust: Any) -> tuple[str, ...]:
     packages = [trust] if isinstance(trust, str) else trust
     for package in packages if isinstance(packages, list | tuple) else [packages]:
         if not isinstance(package, str) or not _PACKAGE.fullmatch(package):
-            raise UsageError(f"trust: must be a list of packages, as [mylab.], got {as_text(trust)}")
+            raise UsageError(
+                f"trust: must be a list of packages, as [mylab.], got {format_value(trust)}"
+            )
     return tuple(f"{package.rstrip('.')}." for package in packages)
 
 
@@ -105,36 +114,50 @@ def check_name(path: Any, key: str, trust: Iterable[str] = ()) -> None:
         trust: Prefixes, see `prefixes_of`.
     """
     allowed = (*OURS, *LAYERS)
-    if not isinstance(path, str) or not _DOTTED.fullmatch(path) or not path.startswith((*allowed, *trust)):
+    if (
+        not isinstance(path, str)
+        or not _DOTTED.fullmatch(path)
+        or not path.startswith((*allowed, *trust))
+    ):
         raise UsageError(
-            f"{key}._target_ must begin with {' or '.join(allowed)} or a package of trust=[...], got {as_text(path)}"
+            f"{key}._target_ must begin with {' or '.join(allowed)} or a package of trust=[...], "
+            f"got {format_value(path)}"
         )
 
 
 def locate(path: str, key: str, trust: Iterable[str] = ()) -> Callable[..., Any]:
     """The class or function that a checked name stands for.
 
-    What a module has only imported from another package is not in it: ``yamame.files.run_directory.shutil.rmtree``.
+    What a module has only imported from another package is not in it:
+    ``yamame.files.run_directory.shutil.rmtree``.
 
     Raises:
-        UsageError: There is none, it belongs to another package, or it is of torch and no layer or optimizer.
+        UsageError: There is none, it belongs to another package, or it is of torch and no layer or
+            optimizer.
     """
     try:
         target = resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(f"{key}._target_ must name a class or function, got {path!r}: {error}") from error
+        raise UsageError(
+            f"{key}._target_ must name a class or function, got {path!r}: {error}"
+        ) from error
     package, home = path.partition(".")[0], str(getattr(target, "__module__", ""))
     if not callable(target) or home.partition(".")[0] != package:
         raise UsageError(f"{key}._target_ must name a class or function of {package}, got {path!r}")
     if path.startswith(LAYERS) and not path.startswith(tuple(trust)):
         is_layer = inspect.isclass(target) and issubclass(target, Module | Optimizer | LRScheduler)
-        if not is_layer or {"llm", "rlhf"} & set(home.split(".")):  # those fetch models from elsewhere
-            raise UsageError(f"{key}._target_ must name a layer or an optimizer of {package}, got {path!r}")
+        if not is_layer or {"llm", "rlhf"} & set(
+            home.split(".")
+        ):  # those fetch models from elsewhere
+            raise UsageError(
+                f"{key}._target_ must name a layer or an optimizer of {package}, got {path!r}"
+            )
     return target
 
 
 def check_file(config: Any, trust: Iterable[str] = ()) -> None:
-    """Refuses a configuration from a file that names what a stranger may not name; nothing is imported.
+    """Refuses a configuration from a file that names what a stranger may not name; nothing is
+    imported.
 
     Args:
         config: As the file has it, before anything of it is resolved.
@@ -145,7 +168,8 @@ def check_file(config: Any, trust: Iterable[str] = ()) -> None:
 
     >>> check_file({"encoder": {"_target_": "os.system"}})
     Traceback (most recent call last):
-    yamame.checks.UsageError: encoder._target_ must be a class of Yamame that belongs there, in a file; a package of \
+    yamame.checks.UsageError: encoder._target_ must be a class of Yamame that belongs there, in a
+    file; a package of \
 your own must be in trust=[...]; got 'os.system'
     """
     own = "a package of your own must be in trust=[...]"
@@ -161,7 +185,10 @@ your own must be in trust=[...]; got 'os.system'
             problem = None if isinstance(value, bool) else "true or false"
         elif name in SPECIAL:
             problem = "absent in a file"
-        elif type(value) not in (dict, list, str, int, float, bool, type(None)) or len(path) > _DEEPEST:
+        elif (
+            type(value) not in (dict, list, str, int, float, bool, type(None))
+            or len(path) > _DEEPEST
+        ):
             problem = f"plain data, no more than {_DEEPEST} levels deep"
         elif "${" in key or (text and "${" in value):
             problem = "a value and no interpolation, in a file"
@@ -170,11 +197,14 @@ your own must be in trust=[...]; got 'os.system'
             if module not in _REGISTERING and not f"{module}.".startswith(tuple(trust)):
                 problem = f"a text that imports no module, in a file; {own}"
         if problem is not None:
-            raise UsageError(f"{key or 'configuration'} must be {problem}; got {as_text(value)}")
+            raise UsageError(
+                f"{key or 'configuration'} must be {problem}; got {format_value(value)}"
+            )
 
 
 def own_modules(env: Mapping[str, Any]) -> list[str]:
-    """Modules that an environment's settings import when they come from the command line, and need trust from a file.
+    """Modules that an environment's settings import when they come from the command line, and need
+    trust from a file.
 
     >>> own_modules({"id": "mylab.doors:Door-v0", "settings": {}, "tasks": "mylab.doors:draw"})
     ['mylab.doors.']
@@ -185,7 +215,8 @@ def own_modules(env: Mapping[str, Any]) -> list[str]:
 
 
 def without_foreign_weights(config: Any) -> Any:
-    """A configuration from a file whose own weights come next: a path in it may be a stranger's, and is not opened.
+    """A configuration from a file whose own weights come next: a path in it may be a stranger's,
+    and is not opened.
 
     >>> without_foreign_weights({"encoder": {"_target_": "yamame.trajectory.HFEncoder", "path": "/home/you"}})
     {'encoder': {'_target_': 'yamame.trajectory.HFEncoder', 'path': None}}
@@ -195,7 +226,9 @@ def without_foreign_weights(config: Any) -> Any:
     if not isinstance(config, Mapping):
         return config
     kept = {key: without_foreign_weights(value) for key, value in config.items()}
-    return {**kept, "path": None} if config.get("_target_") == "yamame.trajectory.HFEncoder" else kept
+    return (
+        {**kept, "path": None} if config.get("_target_") == "yamame.trajectory.HFEncoder" else kept
+    )
 
 
 def _entries(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -1,9 +1,10 @@
 """Instructions: ordered lists of goals, how they are shown and when they are completed.
 
-An instruction is a float tensor ``[*, K, d]``: ``K`` slots of one goal each, real goals first, unused slots
-filled with `GOAL_PAD`. At every step the *active* goal is the first one that is not yet completed. It completes
-when one of the goals achieved on arrival at that step equals it; at most one goal completes per step, each pays
-a reward of 1. Whatever holds at step 0 was not achieved by the agent and never counts.
+An instruction is a float tensor ``[*, K, d]``: ``K`` slots of one goal each, real goals first,
+unused slots filled with `GOAL_PAD`. At every step the *active* goal is the first one that is not
+yet completed. It completes when one of the goals achieved on arrival at that step equals it; at
+most one goal completes per step, each pays a reward of 1. Whatever holds at step 0 was not achieved
+by the agent and never counts.
 
 Environments pay rewards with `advance` (one step) and hindsight relabelling recomputes them with
 `completion_times` (whole trajectories), which agree at every step.
@@ -26,14 +27,17 @@ def num_goals(instruction: Tensor) -> Tensor:
     return (instruction != GOAL_PAD).any(-1).sum(-1)
 
 
-def holds(goal: Tensor, achieved: Tensor, achieved_mask: Tensor, *, radius: float | None = None) -> Tensor:
+def holds(
+    goal: Tensor, achieved: Tensor, achieved_mask: Tensor, *, radius: float | None = None
+) -> Tensor:
     """Whether any achieved goal equals ``goal``, or lies near it.
 
     Args:
         goal: ``[*, d]``.
         achieved: ``[*, M, d]``.
         achieved_mask: ``[*, M]`` bool, which of the M slots hold an achieved goal.
-        radius: Largest Euclidean distance at which a goal is reached; None: every coordinate must be the same.
+        radius: Largest Euclidean distance at which a goal is reached; None: every coordinate must
+            be the same.
 
     Returns:
         ``[*]`` bool. Leading dimensions broadcast.
@@ -57,7 +61,8 @@ def advance(
         achieved_mask: ``[*, M]`` bool.
 
     Returns:
-        The new ``active`` and the reward ``[*]`` float32 (1 where the active goal was completed, else 0).
+        The new ``active`` and the reward ``[*]`` float32 (1 where the active goal was completed,
+        else 0).
 
     >>> instruction = torch.tensor([[3.0], [5.0]])
     >>> advance(instruction, torch.tensor(0), torch.tensor([[3.0]]), torch.tensor([True]))
@@ -88,8 +93,8 @@ def completion_times(
         radius: As for `holds`.
 
     Returns:
-        ``[B, K]`` int64: the timestep (1 or later) at which each goal was completed, L where it never was.
-        Timesteps increase strictly over completed goals.
+        ``[B, K]`` int64: the timestep (1 or later) at which each goal was completed, L where it
+        never was. Timesteps increase strictly over completed goals.
 
     >>> position = torch.tensor([[[[0.0]], [[5.0]], [[3.0]], [[5.0]]]])
     >>> real = torch.ones(1, 4, dtype=torch.bool)
@@ -137,8 +142,12 @@ def view(goal: Tensor, *, hide_future_goals: bool = False, single_goal: bool = F
     slot = torch.arange(goal.shape[-2], device=goal.device)
     if single_goal:
         source = (
-            active.clamp(max=goal.shape[-2] - 1).unsqueeze(-1).expand(*goal.shape[:-2], 1, goal.shape[-1])
+            active.clamp(max=goal.shape[-2] - 1)
+            .unsqueeze(-1)
+            .expand(*goal.shape[:-2], 1, goal.shape[-1])
         )
-        first = torch.where(active.unsqueeze(-1) < goal.shape[-2], goal.gather(-2, source), GOAL_PAD)
+        first = torch.where(
+            active.unsqueeze(-1) < goal.shape[-2], goal.gather(-2, source), GOAL_PAD
+        )
         return torch.where((slot == 0).unsqueeze(-1), first, GOAL_PAD)
     return torch.where((slot <= active).unsqueeze(-1), goal, GOAL_PAD)

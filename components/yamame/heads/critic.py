@@ -1,7 +1,7 @@
 """Critics: ensembles of C value functions as one module with batched weights.
 
-Outputs are raw: a `ValueRepresentation` turns their last dimension O into values. The last two dimensions are
-always G (discount factors) and O (outputs per value).
+Outputs are raw: a `ValueRepresentation` turns their last dimension O into values. The last two
+dimensions are always G (discount factors) and O (outputs per value).
 """
 
 import math
@@ -24,7 +24,8 @@ class StateActionCritic(nn.Module):
         in_features: D, the size of the context.
         num_actions: A.
         num_gammas: G.
-        num_critics: C, the members of the ensemble (REDQ, arXiv 2101.05982), independently initialised.
+        num_critics: C, the members of the ensemble (REDQ, arXiv 2101.05982), independently
+            initialised.
         num_outputs: O, outputs per value.
         hidden_size: width of the hidden layers.
         num_layers: number of hidden layers.
@@ -70,9 +71,9 @@ class ActionInputCritic(nn.Module):
     """Values of one given action for each discount factor, for actions that cannot be enumerated.
 
     Each member reads the concatenation of the context, a feature of the discount factor,
-    `symlog(1 / (1 - gamma)) = log(1 + 1 / (1 - gamma))`, and the encoded action. Actions are clipped to +-0.999 in
-    value, not in gradient: clipping the gradient, too, would cut straight-through actions (which lie at 1) off the
-    actor.
+    `symlog(1 / (1 - gamma)) = log(1 + 1 / (1 - gamma))`, and the encoded action. Actions are
+    clipped to +-0.999 in value, not in gradient: clipping the gradient, too, would cut
+    straight-through actions (which lie at 1) off the actor.
 
     Args:
         in_features: D, the size of the context.
@@ -120,7 +121,8 @@ class ActionInputCritic(nn.Module):
     def forward(self, context: Tensor, action: Tensor) -> Tensor:
         """`context [*, D]` and encoded `action [*, G, A]` to raw values `[*, C, G, O]`.
 
-        The action may have further leading dimensions (several samples for one context): so has the output.
+        The action may have further leading dimensions (several samples for one context): so has the
+        output.
         """
         each = action.shape[:-1]  # [*, G]
         action = action + (action.clamp(-_ACTION_LIMIT, _ACTION_LIMIT) - action).detach()
@@ -139,7 +141,8 @@ def make_critic(
     hidden_size: int = 128,
     num_layers: int = 2,
 ) -> StateActionCritic | ActionInputCritic | None:
-    """The critic of an action space: `StateActionCritic` if it is enumerable, else `ActionInputCritic`.
+    """The critic of an action space: `StateActionCritic` if it is enumerable, else
+    `ActionInputCritic`.
 
     None if ``num_critics`` is 0: an agent that only clones behaviour has no critic.
 
@@ -153,7 +156,11 @@ def make_critic(
     num_actions = action_space.encoded_size
     if action_space.enumerable:
         return StateActionCritic(
-            in_features, num_actions=num_actions, num_gammas=len(gammas), num_critics=num_critics, **sizes
+            in_features,
+            num_actions=num_actions,
+            num_gammas=len(gammas),
+            num_critics=num_critics,
+            **sizes,
         )
     return ActionInputCritic(
         in_features, action_size=num_actions, gammas=gammas, num_critics=num_critics, **sizes

@@ -44,5 +44,9 @@ def make_value_head(
     sizes = {"in_features": in_features, "num_gammas": num_gammas}
     require_at_least(owner, 1, **sizes, hidden_size=hidden_size, num_layers=num_layers)
     return MLP(
-        in_features, num_gammas, depth=num_layers, num_cells=hidden_size, activation_class=nn.LeakyReLU
+        in_features,
+        num_gammas,
+        depth=num_layers,
+        num_cells=hidden_size,
+        activation_class=nn.LeakyReLU,
     )

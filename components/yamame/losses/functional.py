@@ -2,8 +2,8 @@
 
 Settings out of range raise ``ValueError``.
 
-Shapes: B sequences, L timesteps, T = L - 1 transitions, G discounts, C critics. Timestep t of a sequence holds what
-was seen at t and the transition that leaves t.
+Shapes: B sequences, L timesteps, T = L - 1 transitions, G discounts, C critics. Timestep t of a
+sequence holds what was seen at t and the transition that leaves t.
 """
 
 from typing import Literal
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from yamame.checks import require, require_at_least, require_choice
-from yamame.ranks import mean_count
+from yamame.distributed import mean_count
 
 
 def transition_mask(mask: Tensor, is_init: Tensor) -> Tensor:
@@ -23,7 +23,8 @@ def transition_mask(mask: Tensor, is_init: Tensor) -> Tensor:
         is_init: bool [B, L], true where a new trajectory starts.
 
     Returns:
-        Bool [B, T]: transition t joins timesteps t and t + 1, so both must be real and the second no fresh start.
+        Bool [B, T]: transition t joins timesteps t and t + 1, so both must be real and the second
+        no fresh start.
 
     >>> mask = torch.tensor([[True, True, True, True, False]])
     >>> is_init = torch.tensor([[True, False, True, False, False]])
@@ -36,8 +37,9 @@ def transition_mask(mask: Tensor, is_init: Tensor) -> Tensor:
 def masked_mean(values: Tensor, mask: Tensor, *, dim: Literal[-1] | None = None) -> Tensor:
     """Average over the entries whose leading dimensions are marked.
 
-    Entries are selected, not multiplied by zero, so a non-finite value under the mask does not spread. Where several
-    processes learn together (`yamame.ranks`), the mean of their averages is the average over all of their entries.
+    Entries are selected, not multiplied by zero, so a non-finite value under the mask does not
+    spread. Where several processes learn together (`yamame.distributed`), the mean of their
+    averages is the average over all of their entries.
 
     Args:
         values: [*M, *E] with any number of trailing dimensions E.
@@ -45,7 +47,8 @@ def masked_mean(values: Tensor, mask: Tensor, *, dim: Literal[-1] | None = None)
         dim: -1 where each entry of the last dimension has a mean of its own.
 
     Returns:
-        The mean over the marked M and over all of E: a scalar, or one for each entry of the last dimension.
+        The mean over the marked M and over all of E: a scalar, or one for each entry of the last
+        dimension.
 
     >>> masked_mean(torch.tensor([[1.0, 3.0], [9.0, 9.0]]), torch.tensor([True, False])).item()
     2.0
@@ -67,13 +70,15 @@ def bootstrapped_targets(
 ) -> Tensor:
     """Discounted n-step returns that end in a bootstrapped value, for all discounts at once.
 
-    The window of transition t covers t .. t + n_step - 1 and ends earlier at a termination (no bootstrap) or before
-    an invalid transition or the end of the sequence (bootstrap from the last valid transition).
+    The window of transition t covers t .. t + n_step - 1 and ends earlier at a termination (no
+    bootstrap) or before an invalid transition or the end of the sequence (bootstrap from the last
+    valid transition).
 
     Args:
         reward: [B, T], reward of each transition.
         terminated: bool [B, T], true where the transition ends the task, which cuts the value.
-        next_value: [B, T, G], value of the state each transition arrives in, in units of multiplied rewards.
+        next_value: [B, T, G], value of the state each transition arrives in, in units of multiplied
+            rewards.
         gammas: [G], discounts.
         valid: bool [B, T], see `transition_mask`.
         n_step: the most rewards in one target, at least 1.
@@ -95,7 +100,8 @@ def bootstrapped_targets(
     follows[:, :-1] = valid[:, 1:]
     targets = scaled + discount * next_value
     for _ in range(min(n_step, valid.shape[1]) - 1):  # more rewards than that there are not
-        # One reward more: the target of the following transition replaces its value, where there is one.
+        # One reward more: the target of the following transition replaces its value, where there is
+        # one.
         following = targets.roll(-1, dims=1)
         targets = scaled + discount * torch.where(follows.unsqueeze(-1), following, next_value)
     return torch.where(valid.unsqueeze(-1), targets, 0.0)
@@ -109,9 +115,9 @@ def critic_subset_value(
 ) -> Tensor:
     """Reduce an ensemble of values over a random subset of its critics (REDQ, arXiv 2101.05982).
 
-    The subset holds distinct critics, as in the paper, so a minimum of two always compares two of them. It is drawn
-    for every entry on its own, where the paper draws one per update: each target has the same distribution, and the
-    noise averages out within a batch.
+    The subset holds distinct critics, as in the paper, so a minimum of two always compares two of
+    them. It is drawn for every entry on its own, where the paper draws one per update: each target
+    has the same distribution, and the noise averages out within a batch.
 
     Args:
         values: [*, C, G].
@@ -147,8 +153,8 @@ def advantage_filter(
 
     Args:
         advantage: any shape, in the units of ``threshold`` and ``temperature``.
-        kind: ``binary`` keeps what exceeds the threshold; ``exponential`` weighs by exp((advantage - threshold) /
-            temperature); ``none`` keeps everything: plain behaviour cloning.
+        kind: ``binary`` keeps what exceeds the threshold; ``exponential`` weighs by exp((advantage
+            - threshold) / temperature); ``none`` keeps everything: plain behaviour cloning.
         threshold: advantage from which an action counts as good.
         temperature: advantage over which an exponential weight grows by a factor e.
         max_weight: ceiling of an exponential weight.

@@ -19,7 +19,9 @@ def gamma_names(name: str, gammas: Sequence[float]) -> list[str]:
     return [name, *each]
 
 
-def gamma_means(name: str, values: Tensor, valid: Tensor, gammas: Sequence[float]) -> dict[str, Tensor]:
+def gamma_means(
+    name: str, values: Tensor, valid: Tensor, gammas: Sequence[float]
+) -> dict[str, Tensor]:
     """A metric of the last discount, which acts, and of every discount if there are several.
 
     Args:
@@ -48,7 +50,8 @@ def value_metrics(
 
 
 def clipped_share(targets: Tensor, valid: Tensor, bounds: tuple[float, float]) -> Tensor:
-    """Share of the targets [B, T, G] of valid transitions, of all discounts, that lie outside the bounds.
+    """Share of the targets [B, T, G] of valid transitions, of all discounts, that lie outside the
+    bounds.
 
     >>> import torch
     >>> targets = torch.tensor([[[0.5, 2.0], [-9.0, 9.0]]])

@@ -1,6 +1,8 @@
-"""What critics think of a policy's actions: exactly where these can be enumerated, elsewhere by samples.
+"""What critics think of a policy's actions: exactly where these can be enumerated, elsewhere by
+samples.
 
-Shapes: C critics, S supported actions (all A of them, or samples), G discounts, O raw outputs of one value.
+Shapes: C critics, S supported actions (all A of them, or samples), G discounts, O raw outputs of
+one value.
 """
 
 from collections.abc import Callable
@@ -17,8 +19,9 @@ class PolicyValues(NamedTuple):
 
     Attributes:
         raw: [*, C, S, G, O].
-        weights: [*, 1, S, G], or a scalar if all count alike; they sum to 1 over S. They carry the policy's
-            gradient where actions are enumerated or drawn from all, as `raw` does where a critic values samples.
+        weights: [*, 1, S, G], or a scalar if all count alike; they sum to 1 over S. They carry the
+            policy's gradient where actions are enumerated or drawn from all, as `raw` does where a
+            critic values samples.
     """
 
     raw: Tensor
@@ -36,28 +39,35 @@ def enumerate_policy(raw: Tensor, policy: ActionDistribution) -> PolicyValues:
 
 
 def straight_through(raw: Tensor, policy: ActionDistribution, num_samples: int) -> PolicyValues:
-    """Weigh the raw values [*, C, A, G, O] of all actions by how often a few draws, [*, G, A] each, take them.
+    """Weigh the raw values [*, C, A, G, O] of all actions by how often a few draws, [*, G, A] each,
+    take them.
 
-    The gradient is that of the probabilities (arXiv 1308.3432). Values are linear in the one-hot of an action, so
-    with respect to the expectation of a critic the weights are unbiased, and their gradient is exact at every draw.
-    What is not linear in them, such as the minimum over critics, is taken at the drawn actions: its gradient is that
-    of the critic which is the smallest there.
+    The gradient is that of the probabilities (arXiv 1308.3432). Values are linear in the one-hot of
+    an action, so with respect to the expectation of a critic the weights are unbiased, and their
+    gradient is exact at every draw. What is not linear in them, such as the minimum over critics,
+    is taken at the drawn actions: its gradient is that of the critic which is the smallest there.
     """
     drawn = torch.stack([policy.rsample() for _ in range(num_samples)]).mean(0)
     return PolicyValues(raw, drawn.transpose(-1, -2).unsqueeze(-3))
 
 
 def sample_policy(
-    critic: Callable[[Tensor, Tensor], Tensor], context: Tensor, policy: ActionDistribution, num_samples: int
+    critic: Callable[[Tensor, Tensor], Tensor],
+    context: Tensor,
+    policy: ActionDistribution,
+    num_samples: int,
 ) -> PolicyValues:
-    """Draw actions [S, *, G, A] with a gradient and let the critic value them in the context [*, D]."""
+    """Draw actions [S, *, G, A] with a gradient and let the critic value them in the context [*,
+    D].
+    """
     actions = torch.stack([policy.rsample() for _ in range(num_samples)])
     raw = critic(context, actions).movedim(0, -3)
     return PolicyValues(raw, raw.new_full((), 1.0 / num_samples))
 
 
 def pick_action(raw: Tensor, action: Tensor) -> Tensor:
-    """From the raw values of all actions [*, C, A, G, O] take those [*, C, G, O] of a one-hot action [*, A].
+    """From the raw values of all actions [*, C, A, G, O] take those [*, C, G, O] of a one-hot
+    action [*, A].
 
     >>> raw = torch.tensor([1.0, 2.0, 3.0]).reshape(1, 3, 1, 1)
     >>> pick_action(raw, action=torch.tensor([0.0, 0.0, 1.0])).tolist()

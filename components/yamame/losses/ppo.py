@@ -1,7 +1,8 @@
 """Proximal policy optimisation over sequences: RL^2 with any trajectory encoder.
 
-A batch is a TensorDict ``[B, L]`` in the packing of :mod:`yamame.losses.sequence`, of whole trajectories: the encoder
-starts where they start. `SequencePPOLoss.annotate` adds what the policy that collected them thought, once per batch:
+A batch is a TensorDict ``[B, L]`` in the packing of :mod:`yamame.losses.sequence`, of whole
+trajectories: the encoder starts where they start. `SequencePPOLoss.annotate` adds what the policy
+that collected them thought, once per batch:
 
 ====================  ==============  ========================================================================
 ``action_log_prob``   ``[B, L]``      of the taken action
@@ -10,8 +11,9 @@ starts where they start. `SequencePPOLoss.annotate` adds what the policy that co
 ``value_target``      ``[B, L, 1]``   ``advantage + state_value``
 ====================  ==============  ========================================================================
 
-Law: as acting and the parallel pass agree, these log-probabilities are those the actions were drawn with, so
-nothing has to be stored while acting; the first update after `annotate` has every ratio at 1.
+Law: as acting and the parallel pass agree, these log-probabilities are those the actions were drawn
+with, so nothing has to be stored while acting; the first update after `annotate` has every ratio at
+1.
 """
 
 from collections.abc import Iterator
@@ -42,28 +44,32 @@ _ANNOTATIONS = ("action_log_prob", "state_value", "advantage", "value_target")
 
 
 class SequencePPOLoss(SequenceLoss):
-    """TorchRL's ``ClipPPOLoss`` (arXiv 1707.06347) over a sequence encoder shared by actor and values.
+    """TorchRL's ``ClipPPOLoss`` (arXiv 1707.06347) over a sequence encoder shared by actor and
+    values.
 
-    On whole meta-episodes this is RL^2 (arXiv 1611.02779). The encoder reads a batch once; the clipped objective sees
-    the valid transitions alone, so padding counts nowhere, not in the normalisation of advantages either.
+    On whole meta-episodes this is RL^2 (arXiv 1611.02779). The encoder reads a batch once; the
+    clipped objective sees the valid transitions alone, so padding counts nowhere, not in the
+    normalisation of advantages either.
 
-    Whatever the mode of the loss, its networks compute in evaluation mode, as they did when they acted: dropout or
-    moving statistics would make the policy that learns another one than the policy that acted. Statistics of inputs
-    move in `refresh`, between one batch and the next.
+    Whatever the mode of the loss, its networks compute in evaluation mode, as they did when they
+    acted: dropout or moving statistics would make the policy that learns another one than the
+    policy that acted. Statistics of inputs move in `refresh`, between one batch and the next.
 
     Args:
         encoder: Writes ``context [B, L, D]``.
         actor: Context ``[*, D]`` to policy parameters ``[*, 1, P]``.
         critic: Context ``[*, D]`` to raw values ``[*, 1]``.
-        returns: What a raw value means: `yamame.heads.PopArt`, whose statistics move in `annotate`, so that errors
-            of values weigh alike beside the clipped objective however large returns are.
+        returns: What a raw value means: `yamame.heads.PopArt`, whose statistics move in `annotate`,
+            so that errors of values weigh alike beside the clipped objective however large returns
+            are.
         action_space: Encodes actions and turns policy parameters into distributions.
         gamma: Discount factor in (0, 1].
         gae_lambda: Decay of the advantage estimate in [0, 1] (arXiv 1506.02438).
         clip_epsilon: How far the ratio of probabilities may go, in (0, 1).
         entropy_coeff: Weight of the entropy bonus.
         critic_coeff: Weight of the values' squared error.
-        value_clip: How far a value may go from what it was, in standard deviations of returns; None for any distance.
+        value_clip: How far a value may go from what it was, in standard deviations of returns; None
+            for any distance.
         normalize_advantage: Whether advantages of an update have zero mean and unit variance.
         reward_multiplier: Factor on rewards before learning.
 
@@ -73,7 +79,9 @@ class SequencePPOLoss(SequenceLoss):
 
     @dataclass
     class _AcceptedKeys(SequenceLoss._AcceptedKeys):
-        """As in `SequenceLoss`, ``truncated`` below ``next`` as well, and what `annotate` writes."""
+        """As in `SequenceLoss`, ``truncated`` below ``next`` as well, and what `annotate`
+        writes.
+        """
 
         truncated: NestedKey = "truncated"
         action_log_prob: NestedKey = "action_log_prob"
@@ -106,13 +114,21 @@ class SequencePPOLoss(SequenceLoss):
         require(owner, "gae_lambda", gae_lambda, 0.0 <= gae_lambda <= 1.0, "be in [0, 1]")
         require(owner, "clip_epsilon", clip_epsilon, 0.0 < clip_epsilon < 1.0, "be in (0, 1)")
         require_at_least(owner, 0, entropy_coeff=entropy_coeff, critic_coeff=critic_coeff)
-        require(owner, "value_clip", value_clip, value_clip is None or value_clip > 0, "be positive or None")
+        require(
+            owner,
+            "value_clip",
+            value_clip,
+            value_clip is None or value_clip > 0,
+            "be positive or None",
+        )
         require(owner, "reward_multiplier", reward_multiplier, reward_multiplier > 0, "be positive")
         self.gamma, self.gae_lambda = gamma, gae_lambda
         self.reward_multiplier = reward_multiplier
         self.clipped = ClipPPOLoss(
             _policy(actor, action_space),
-            TensorDictModule(_Value(critic, returns), in_keys=["context"], out_keys=["state_value"]),
+            TensorDictModule(
+                _Value(critic, returns), in_keys=["context"], out_keys=["state_value"]
+            ),
             clip_epsilon=clip_epsilon,
             entropy_bonus=entropy_coeff > 0,
             entropy_coeff=entropy_coeff,
@@ -142,7 +158,9 @@ class SequencePPOLoss(SequenceLoss):
 
     @contextmanager
     def _acting(self) -> Iterator[None]:
-        """Evaluation mode within the block, but for recurrent layers, which cuDNN differentiates in no other."""
+        """Evaluation mode within the block, but for recurrent layers, which cuDNN differentiates in
+        no other.
+        """
         mode = self.training
         self.eval()
         for module in self.modules():
@@ -155,11 +173,12 @@ class SequencePPOLoss(SequenceLoss):
 
     @torch.no_grad()
     def annotate(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """A copy of a batch ``[B, L]`` with what the present policy thinks of it, for the updates to come.
+        """A copy of a batch ``[B, L]`` with what the present policy thinks of it, for the updates
+        to come.
 
-        The present policy must be the one that acted, and compute as it will in the updates (under the same autocast),
-        or ratios do not begin at 1. Reads, besides what the loss reads, ``reward``, ``terminated``
-        and ``truncated`` ``[B, L, 1]`` under ``"next"``.
+        The present policy must be the one that acted, and compute as it will in the updates (under
+        the same autocast), or ratios do not begin at 1. Reads, besides what the loss reads,
+        ``reward``, ``terminated`` and ``truncated`` ``[B, L, 1]`` under ``"next"``.
         """
         keys, valid = self.tensor_keys, self._valid_transitions(tensordict)
         with self._acting():
@@ -179,8 +198,12 @@ class SequencePPOLoss(SequenceLoss):
         out[keys.value_target] = pad(target, (0, 0, 0, 1))
         return out
 
-    def _advantages(self, tensordict: TensorDictBase, value: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-        """Advantages and targets ``[B, T, 1]`` from the values ``[B, L, 1]``; zero at invalid transitions."""
+    def _advantages(
+        self, tensordict: TensorDictBase, value: Tensor, valid: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Advantages and targets ``[B, T, 1]`` from the values ``[B, L, 1]``; zero at invalid
+        transitions.
+        """
         names = ("reward", "terminated", "truncated")
         reward, terminated, truncated = (self._outcome(tensordict, name) for name in names)
         # A trajectory ends where it says so, and where the next transition is not its own.
@@ -201,9 +224,11 @@ class SequencePPOLoss(SequenceLoss):
 
     @torch.no_grad()
     def refresh(self, tensordict: TensorDictBase) -> None:
-        """Moves what an encoder learns by looking (statistics of inputs, estimates of norms) by one pass over a batch.
+        """Moves what an encoder learns by looking (statistics of inputs, estimates of norms) by one
+        pass over a batch.
 
-        Changes the policy a little: call it after the last update on a batch and before the next is collected.
+        Changes the policy a little: call it after the last update on a batch and before the next is
+        collected.
         """
         mode = self.encoder.training
         encode(self.encoder.train(), tensordict)
@@ -211,7 +236,9 @@ class SequencePPOLoss(SequenceLoss):
 
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """The terms and metrics of ``ClipPPOLoss`` over the valid transitions of an annotated batch ``[B, L]``."""
+        """The terms and metrics of ``ClipPPOLoss`` over the valid transitions of an annotated batch
+        ``[B, L]``.
+        """
         valid = self._valid_transitions(tensordict)
         with self._acting():
             context = encode(self.encoder, tensordict)[self.tensor_keys.context]
@@ -224,19 +251,30 @@ class SequencePPOLoss(SequenceLoss):
             return self.clipped(decisions)
 
     def _decisions(self, tensordict: TensorDictBase, context: Tensor, valid: Tensor) -> TensorDict:
-        """The context and the encoded action of every valid transition, and which actions were allowed: ``[M]``."""
-        entries = {"context": context[:, DEPARTURE], "action": self._taken_actions(tensordict, valid)}
+        """The context and the encoded action of every valid transition, and which actions were
+        allowed: ``[M]``.
+        """
+        entries = {
+            "context": context[:, DEPARTURE],
+            "action": self._taken_actions(tensordict, valid),
+        }
         mask = self._action_mask(tensordict, DEPARTURE, needed=valid)
         if mask is not None:
             entries["action_mask"] = mask
-        return TensorDict({name: entry[valid] for name, entry in entries.items()}, [int(valid.sum())])
+        return TensorDict(
+            {name: entry[valid] for name, entry in entries.items()}, [int(valid.sum())]
+        )
 
 
 def _policy(actor: nn.Module, action_space: ActionSpace) -> ProbabilisticTensorDictSequential:
-    """The actor's only policy, as TorchRL's losses want one: ``context``, ``action_mask`` to a distribution."""
+    """The actor's only policy, as TorchRL's losses want one: ``context``, ``action_mask`` to a
+    distribution.
+    """
     return ProbabilisticTensorDictSequential(
         TensorDictModule(actor, in_keys=["context"], out_keys=["params"]),  # [*, 1, P]
-        TensorDictModule(lambda params: params.squeeze(-2).float(), in_keys=["params"], out_keys=["params"]),
+        TensorDictModule(
+            lambda params: params.squeeze(-2).float(), in_keys=["params"], out_keys=["params"]
+        ),
         ProbabilisticTensorDictModule(
             in_keys=["params", "action_mask"],
             out_keys=["action"],

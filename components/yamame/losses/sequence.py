@@ -1,11 +1,11 @@
 """What losses over sequences share: their keys, how a batch is read, and heads with target copies.
 
-A batch is a TensorDict [B, L] in which timestep t holds what was seen at t and the transition that leaves t (see
-:mod:`yamame.replay`): the encoder's keys, ``action`` [B, L, *], ``("next", "reward")`` [B, L, 1],
-``("next", "terminated")`` bool [B, L, 1], ``mask`` bool [B, L, 1] (a real timestep), ``is_init`` bool [B, L, 1] (a
-new trajectory starts) and, if the environment has one, ``action_mask`` bool [B, L, A]. The T = L - 1
-transitions join neighbouring timesteps; what numbers stand in invalid ones changes nothing, but they must be finite.
-The batch is left as it was.
+A batch is a TensorDict [B, L] in which timestep t holds what was seen at t and the transition that
+leaves t (see :mod:`yamame.replay`): the encoder's keys, ``action`` [B, L, *],
+``("next", "reward")`` [B, L, 1], ``("next", "terminated")`` bool [B, L, 1], ``mask`` bool [B, L, 1]
+(a real timestep), ``is_init`` bool [B, L, 1] (a new trajectory starts) and, if the environment has
+one, ``action_mask`` bool [B, L, A]. The T = L - 1 transitions join neighbouring timesteps; what
+numbers stand in invalid ones changes nothing, but they must be finite. The batch is left as it was.
 """
 
 import copy
@@ -24,11 +24,11 @@ from torchrl.modules import set_recurrent_mode
 from torchrl.objectives import LossModule
 
 from yamame.actions import ActionDistribution, ActionSpace
-from yamame.capturing import capturing
 from yamame.checks import require
+from yamame.distributed import all_reduce
+from yamame.execution.capturing import capturing
 from yamame.losses.functional import transition_mask
 from yamame.normalization import LARGEST
-from yamame.ranks import totals
 from yamame.trajectory.sigma import power_iteration, sigma_layers
 
 DEPARTURE, ARRIVAL = slice(None, -1), slice(1, None)
@@ -36,7 +36,8 @@ DEPARTURE, ARRIVAL = slice(None, -1), slice(1, None)
 
 
 class SequenceLoss(LossModule):
-    """One of TorchRL's losses, whose networks are plain modules, over the context of a sequence encoder.
+    """One of TorchRL's losses, whose networks are plain modules, over the context of a sequence
+    encoder.
 
     Args:
         encoder: writes ``context`` [B, L, D].
@@ -45,7 +46,9 @@ class SequenceLoss(LossModule):
 
     @dataclass
     class _AcceptedKeys:
-        """Where a batch holds its entries; ``reward`` and ``terminated`` are looked up below ``next``."""
+        """Where a batch holds its entries; ``reward`` and ``terminated`` are looked up below
+        ``next``.
+        """
 
         action: NestedKey = "action"
         reward: NestedKey = "reward"
@@ -74,14 +77,18 @@ class SequenceLoss(LossModule):
     def _valid_transitions(self, tensordict: TensorDictBase) -> Tensor:
         """Transitions [B, T] that join two real timesteps of one trajectory.
 
-        Those whose finite reward is beyond `yamame.normalization.LARGEST` are left out, unless there are no others.
+        Those whose finite reward is beyond `yamame.normalization.LARGEST` are left out, unless
+        there are no others.
         """
-        mask, is_init = (_flat(tensordict, key) for key in (self.tensor_keys.mask, self.tensor_keys.is_init))
+        mask, is_init = (
+            _flat(tensordict, key) for key in (self.tensor_keys.mask, self.tensor_keys.is_init)
+        )
         valid = transition_mask(mask, is_init)
-        # Elsewhere nothing is read back: without a valid transition the loss is 0 / 0, which the guard refuses.
+        # Elsewhere nothing is read back: without a valid transition the loss is 0 / 0, which the
+        # guard refuses.
         if valid.is_cpu and not capturing():
             condition = f"leave a valid transition in the batch of {tuple(mask.shape)}"
-            (some,) = totals(valid.any().long())
+            (some,) = all_reduce(valid.any().long())
             require(type(self).__name__, "mask", "none", bool(some), condition)
         if unravel_key(("next", self.tensor_keys.reward)) not in tensordict.keys(True):
             return valid
@@ -91,16 +98,24 @@ class SequenceLoss(LossModule):
 
     def _outcome(self, tensordict: TensorDictBase, name: str) -> Tensor:
         """What every transition led to [B, T], as ``reward`` or ``terminated``."""
-        return _flat(tensordict, unravel_key(("next", getattr(self.tensor_keys, name))))[:, DEPARTURE]
+        return _flat(tensordict, unravel_key(("next", getattr(self.tensor_keys, name))))[
+            :, DEPARTURE
+        ]
 
     def _taken_actions(self, tensordict: TensorDictBase, valid: Tensor) -> Tensor:
-        """Encoded actions [B, T, A]; an invalid transition counts as action zero, whatever it holds."""
+        """Encoded actions [B, T, A]; an invalid transition counts as action zero, whatever it
+        holds.
+        """
         action = tensordict[self.tensor_keys.action][:, DEPARTURE]
         keep = valid.reshape(*valid.shape, *[1] * (action.ndim - 2))
         return self.action_space.encode(torch.where(keep, action, torch.zeros_like(action)))
 
-    def _action_mask(self, tensordict: TensorDictBase, which: slice, *, needed: Tensor) -> Tensor | None:
-        """Allowed actions [B, T, A]; all are allowed where no action is needed, as after the end."""
+    def _action_mask(
+        self, tensordict: TensorDictBase, which: slice, *, needed: Tensor
+    ) -> Tensor | None:
+        """Allowed actions [B, T, A]; all are allowed where no action is needed, as after the
+        end.
+        """
         mask = tensordict.get(self.tensor_keys.action_mask, None)
         return None if mask is None else mask[:, which].bool() | ~needed.unsqueeze(-1)
 
@@ -117,15 +132,19 @@ def _flat(tensordict: TensorDictBase, key: NestedKey) -> Tensor:
 
 
 class SequenceActorCriticLoss(SequenceLoss):
-    """A loss with a policy and values for each of G discounts, and target copies of the heads that give them.
+    """A loss with a policy and values for each of G discounts, and target copies of the heads that
+    give them.
 
-    The copies get no gradient and are always in evaluation mode. One encoder serves actor and critics and has no
-    target copy; see `SeparateREDQLoss` for the other way. All arguments are those of `MultiGammaREDQLoss`.
+    The copies get no gradient and are always in evaluation mode. One encoder serves actor and
+    critics and has no target copy; see `SeparateREDQLoss` for the other way. All arguments are
+    those of `MultiGammaREDQLoss`.
     """
 
     @dataclass
     class _AcceptedKeys(SequenceLoss._AcceptedKeys):
-        """As in `SequenceLoss`, and where an encoder would write a context for the critics alone."""
+        """As in `SequenceLoss`, and where an encoder would write a context for the critics
+        alone.
+        """
 
         critic_context: NestedKey = "critic_context"
 
@@ -147,13 +166,24 @@ class SequenceActorCriticLoss(SequenceLoss):
     ) -> None:
         super().__init__(encoder, action_space=action_space)
         owner, in_range = type(self).__name__, all(0.0 < gamma < 1.0 for gamma in gammas)
-        require(owner, "gammas", list(gammas), len(gammas) > 0 and in_range, "lie in (0, 1), at least one")
-        require(owner, "gammas", list(gammas), len(set(gammas)) == len(gammas), "differ from each other")
+        require(
+            owner,
+            "gammas",
+            list(gammas),
+            len(gammas) > 0 and in_range,
+            "lie in (0, 1), at least one",
+        )
+        require(
+            owner, "gammas", list(gammas), len(set(gammas)) == len(gammas), "differ from each other"
+        )
         require(owner, "target_tau", target_tau, 0.0 < target_tau <= 1.0, "be in (0, 1]")
         self.discounts = tuple(float(gamma) for gamma in gammas)  # read without asking a device
-        self.register_buffer("gammas", torch.tensor(self.discounts, dtype=torch.float32), persistent=False)
+        self.register_buffer(
+            "gammas", torch.tensor(self.discounts, dtype=torch.float32), persistent=False
+        )
         self.actor_network, self.critic_network = actor, critic
-        # TorchRL's losses leave names that begin with "_target" out of `parameters`, so optimizers never see them.
+        # TorchRL's losses leave names that begin with "_target" out of `parameters`, so optimizers
+        # never see them.
         self._targets = copy.deepcopy(self._followed()).requires_grad_(False).eval()
         self.target_tau = target_tau
 
@@ -164,7 +194,9 @@ class SequenceActorCriticLoss(SequenceLoss):
         return self
 
     def update_targets(self) -> None:
-        """Moves every target copy towards what it follows; to be called after the optimizer's step."""
+        """Moves every target copy towards what it follows; to be called after the optimizer's
+        step.
+        """
         lerp = get_ema_multi_avg_fn(1.0 - self.target_tau)  # all parameters in one operation
         lerp(list(self._targets.parameters()), list(self._followed().parameters()), None)
         power_iteration(sigma_layers(self._targets))
@@ -174,8 +206,12 @@ class SequenceActorCriticLoss(SequenceLoss):
         heads = {"actor": self.actor_network, "critic": self.critic_network}
         return nn.ModuleDict({name: head for name, head in heads.items() if head is not None})
 
-    def _contexts(self, encoder: TensorDictModuleBase, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
-        """What the actor and what the critics read at every timestep, [B, L, D] each, in one pass of an encoder."""
+    def _contexts(
+        self, encoder: TensorDictModuleBase, tensordict: TensorDictBase
+    ) -> tuple[Tensor, Tensor]:
+        """What the actor and what the critics read at every timestep, [B, L, D] each, in one pass
+        of an encoder.
+        """
         encoded, keys = encode(encoder, tensordict), self.tensor_keys
         written = keys.critic_context in encoded.keys(True)
         condition = f"{'not ' if written else ''}write {keys.critic_context!r} for the critics beside {keys.context!r}"
@@ -186,7 +222,9 @@ class SequenceActorCriticLoss(SequenceLoss):
     def _arrival_contexts(
         self, tensordict: TensorDictBase, actor_context: Tensor, critic_context: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """What the target heads read: the contexts [B, T, D] that transitions arrive in, without a gradient."""
+        """What the target heads read: the contexts [B, T, D] that transitions arrive in, without a
+        gradient.
+        """
         return actor_context[:, ARRIVAL].detach(), critic_context[:, ARRIVAL].detach()
 
     def _policy_params(self, actor: nn.Module, context: Tensor) -> Tensor:
@@ -197,7 +235,9 @@ class SequenceActorCriticLoss(SequenceLoss):
         return self.action_space.distribution(params, None if mask is None else mask.unsqueeze(-2))
 
     def _raw_values(self, critic: nn.Module, *inputs: Tensor, frozen: bool = False) -> Tensor:
-        """Raw values [*, C, A, G, O] or [*, C, G, O], float32 as well; frozen critics get no gradient, inputs do."""
+        """Raw values [*, C, A, G, O] or [*, C, G, O], float32 as well; frozen critics get no
+        gradient, inputs do.
+        """
         if frozen:
             parameters = {name: parameter.detach() for name, parameter in critic.named_parameters()}
             raw = functional_call(critic, parameters, inputs)

@@ -8,35 +8,42 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from yamame.checks import require, require_choice
-from yamame.failures import tell_aside
 from yamame.goals import GOAL_TOLERANCE
+from yamame.system.messages import print_stderr
 
 WEIGHT_RANGE = (1e-3, 1e5)
 """Smallest and largest weight of a goal."""
 UNSEEN_COUNT = 0.5
-"""Count of a goal that is not in the table: less than any seen one, so its weight is the largest."""
+"""Count of a goal that is not in the table: less than any seen one, so its weight is the
+largest.
+"""
 COUNTED_AT_ONCE = 16384
 """Timesteps, padding included, that are read at once to be counted, if no trajectory is longer."""
 
 
 class GoalFrequencies(nn.Module):
-    """Counts of achieved goals and the weights that favour the rare ones (AMAGO, arXiv 2310.09971, on Crafter).
+    """Counts of achieved goals and the weights that favour the rare ones (AMAGO, arXiv 2310.09971,
+    on Crafter).
 
-    Goals are counted once per timestep and once per trajectory at which they hold, timestep 0 excluded (what holds
-    there was not achieved by the agent). Nothing is forgotten when a replay buffer drops its oldest trajectories.
+    Goals are counted once per timestep and once per trajectory at which they hold, timestep 0
+    excluded (what holds there was not achieved by the agent). Nothing is forgotten when a replay
+    buffer drops its oldest trajectories.
 
-    The table lives in buffers, so it travels with the ``state_dict`` of whatever module holds it; loading a
-    state replaces the table, whatever its size. Two goals are the same entry when their coordinates round to
-    the same multiple of ``resolution``.
+    The table lives in buffers, so it travels with the ``state_dict`` of whatever module holds it;
+    loading a state replaces the table, whatever its size. Two goals are the same entry when their
+    coordinates round to the same multiple of ``resolution``.
 
     Args:
-        per: What a frequency is a share of: timesteps at which the goal holds, or trajectories in which it does.
-        uniform_share: Share of draws in [0, 1] that ignore the weights, so that common goals are not forgotten.
-        resolution: Side of the grid cell on which goals are counted, in goal units. Continuous goals need a
-            coarse one: the table holds one entry per visited cell.
+        per: What a frequency is a share of: timesteps at which the goal holds, or trajectories in
+            which it does.
+        uniform_share: Share of draws in [0, 1] that ignore the weights, so that common goals are
+            not forgotten.
+        resolution: Side of the grid cell on which goals are counted, in goal units. Continuous
+            goals need a coarse one: the table holds one entry per visited cell.
 
     Raises:
-        ValueError: ``per`` is unknown, ``uniform_share`` is outside [0, 1] or ``resolution`` is not positive.
+        ValueError: ``per`` is unknown, ``uniform_share`` is outside [0, 1] or ``resolution`` is not
+            positive.
 
     >>> table = GoalFrequencies()
     >>> positions = torch.tensor([0.0, 1.0, 1.0, 2.0]).reshape(1, 4, 1, 1)
@@ -90,8 +97,13 @@ class GoalFrequencies(nn.Module):
         self.totals += torch.stack([counted.sum(), counted.any(-1).sum()])
         trajectory, step, slot = (achieved_mask & counted.unsqueeze(-1)).nonzero(as_tuple=True)
         entry = self._entries(self._cells(achieved[trajectory, step, slot]))
-        places = (trajectory * length + step, num_trajectories * length), (trajectory, num_trajectories)
-        per_timestep, per_trajectory = (_count_distinct(entry, *place, len(self)) for place in places)
+        places = (
+            (trajectory * length + step, num_trajectories * length),
+            (trajectory, num_trajectories),
+        )
+        per_timestep, per_trajectory = (
+            _count_distinct(entry, *place, len(self)) for place in places
+        )
         self.timesteps = self.timesteps + per_timestep
         self.trajectories = self.trajectories + per_trajectory
 
@@ -103,16 +115,20 @@ class GoalFrequencies(nn.Module):
             goals: ``[*, d]``.
 
         Returns:
-            ``[*]`` float32. A goal that was never counted weighs more than any that was. Before any trajectory was
-            counted all goals weigh alike, and a line on the standard error says so.
+            ``[*]`` float32. A goal that was never counted weighs more than any that was. Before any
+            trajectory was counted all goals weigh alike, and a line on the standard error says so.
         """
         if not self._was_checked:
             if not bool(self.totals.any()):
-                tell_aside("GoalFrequencies: no trajectories were counted, so all goals are drawn alike")
+                print_stderr(
+                    "GoalFrequencies: no trajectories were counted, so all goals are drawn alike"
+                )
             self._was_checked = True
         timesteps, trajectories = self.totals.clamp(min=1)
         by_timestep = self.per == "timestep"
-        total, counts = (timesteps, self.timesteps) if by_timestep else (trajectories, self.trajectories)
+        total, counts = (
+            (timesteps, self.timesteps) if by_timestep else (trajectories, self.trajectories)
+        )
         count = torch.full(goals.shape[:-1], UNSEEN_COUNT, device=goals.device)
         if len(self):
             cells = self._cells(goals)
@@ -140,10 +156,14 @@ class GoalFrequencies(nn.Module):
         return (goals / self.resolution).round().to(torch.int64)
 
     def _entries(self, cells: Tensor) -> Tensor:
-        """Where in the table ``[N]`` the cells ``[N, d]`` are; those that are new enter it, uncounted."""
+        """Where in the table ``[N]`` the cells ``[N, d]`` are; those that are new enter it,
+        uncounted.
+        """
         hashes = _hash(cells)
         entry = torch.searchsorted(self.hashes, hashes)
-        new = self.hashes[entry.clamp(max=len(self) - 1)] != hashes if len(self) else hashes == hashes
+        new = (
+            self.hashes[entry.clamp(max=len(self) - 1)] != hashes if len(self) else hashes == hashes
+        )
         if not bool(new.any()):
             return entry
         size, known = cells.shape[-1], len(self)
@@ -170,7 +190,9 @@ def _count_distinct(entry: Tensor, place: Tensor, num_places: int, num_entries: 
 
 
 def _hash(cells: Tensor) -> Tensor:
-    """One 64-bit number per cell ``[*, d] -> [*]``: a sum of coordinates, each mixed with its position."""
+    """One 64-bit number per cell ``[*, d] -> [*]``: a sum of coordinates, each mixed with its
+    position.
+    """
     position = torch.arange(1, cells.shape[-1] + 1, device=cells.device)
     mixed = cells + position * 0x1E3779B97F4A7C15
     mixed = (mixed ^ (mixed >> 30)) * -0x40A7B892E31B1A47
@@ -186,14 +208,18 @@ class Store(Protocol):
         """Timesteps of each trajectory ``[n]`` int64."""
 
     def get(self, index: Any) -> TensorDictBase:
-        """Trajectories ``[B, L]`` at positions ``[B]``, right padded with zeros, with ``mask`` ``[B, L, 1]``."""
+        """Trajectories ``[B, L]`` at positions ``[B]``, right padded with zeros, with ``mask``
+        ``[B, L, 1]``.
+        """
 
 
 def counting(transform: Any) -> list[Any]:
     """The parts of a transform that count goals, such as `Relabel` with ``rarity``."""
     parts = transform.modules() if isinstance(transform, nn.Module) else ()
     return [
-        part for part in parts if getattr(part, "rarity", None) is not None and hasattr(part, "count_goals")
+        part
+        for part in parts
+        if getattr(part, "rarity", None) is not None and hasattr(part, "count_goals")
     ]
 
 
@@ -201,7 +227,8 @@ def count_held(transform: Any, store: Store, *, first: int = 0) -> None:
     """Counts the goals of trajectories that a store holds already.
 
     Args:
-        transform: Relabels what is drawn from the store. Nothing is read if no part of it counts goals.
+        transform: Relabels what is drawn from the store. Nothing is read if no part of it counts
+            goals.
         store: Holds whole trajectories.
         first: Position of the first trajectory to count.
     """

@@ -1,4 +1,6 @@
-"""What transforms of right-padded trajectories ``[B, L]`` share: the entries they need, and moving timesteps."""
+"""What transforms of right-padded trajectories ``[B, L]`` share: the entries they need, and moving
+timesteps.
+"""
 
 from collections.abc import Sequence
 
@@ -12,16 +14,24 @@ from yamame.checks import require
 
 
 class BatchTransform(Transform):
-    """A transform of what is sampled from a replay buffer; in a `TransformedEnv` it does nothing."""
+    """A transform of what is sampled from a replay buffer; in a `TransformedEnv` it does
+    nothing.
+    """
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         return next_tensordict
 
-    def entries(self, batch: TensorDictBase, keys: Sequence[NestedKey], remedy: str = "") -> list[Tensor]:
-        """The entries of these names; ``ValueError`` names the first that the batch lacks, and the remedy."""
+    def entries(
+        self, batch: TensorDictBase, keys: Sequence[NestedKey], remedy: str = ""
+    ) -> list[Tensor]:
+        """The entries of these names; ``ValueError`` names the first that the batch lacks, and the
+        remedy.
+        """
         for key in keys:
             holds = batch.get(key, None) is not None
-            require(type(self).__name__, "the batch", list(batch.keys()), holds, f"hold {key!r}{remedy}")
+            require(
+                type(self).__name__, "the batch", list(batch.keys()), holds, f"hold {key!r}{remedy}"
+            )
         return [batch.get(key) for key in keys]
 
 
@@ -43,7 +53,8 @@ def gather_timesteps(batch: TensorDictBase, source: Tensor, real: Tensor) -> Ten
 
 
 def clear_transitions(batch: TensorDictBase, timestep: Tensor) -> TensorDictBase:
-    """Zeroes, in place, the transition that leaves a timestep of each trajectory: ``action`` and all of ``next``.
+    """Zeroes, in place, the transition that leaves a timestep of each trajectory: ``action`` and
+    all of ``next``.
 
     Args:
         batch: ``[B, L]``.

@@ -1,11 +1,13 @@
-"""The deterministic half of hindsight relabelling: new instructions from given goals, and what follows.
+"""The deterministic half of hindsight relabelling: new instructions from given goals, and what
+follows.
 
-`eligible` says which timesteps may give a goal, `merge` puts given goals into an instruction, `rewrite` makes a
-batch of whole right-padded trajectories ``[B, L]`` what it would have been under new instructions. Timestep t holds
-what was seen at t and the transition that leaves t.
+`eligible` says which timesteps may give a goal, `merge` puts given goals into an instruction,
+`rewrite` makes a batch of whole right-padded trajectories ``[B, L]`` what it would have been under
+new instructions. Timestep t holds what was seen at t and the transition that leaves t.
 
-Law: what `rewrite` returns is what the environment would have emitted had it been given the new instruction
-(while the agent acted the same), because environments and relabelling share the semantics of `yamame.goals`.
+Law: what `rewrite` returns is what the environment would have emitted had it been given the new
+instruction (while the agent acted the same), because environments and relabelling share the
+semantics of `yamame.goals`.
 
 Source: AMAGO, arXiv 2310.09971, hindsight instruction relabelling.
 """
@@ -24,8 +26,9 @@ from yamame.goals import completion_times, num_goals, show
 class RelabelKeys:
     """Where a batch of trajectories keeps what relabelling reads and rewrites.
 
-    The entries from ``action`` on are rewritten where the batch holds them and not needed otherwise;
-    ``is_init`` is only checked: each trajectory must begin with the start of its rollout.
+    The entries from ``action`` on are rewritten where the batch holds them and not needed
+    otherwise; ``is_init`` is only checked: each trajectory must begin with the start of its
+    rollout.
     """
 
     goal: NestedKey = "goal"
@@ -43,7 +46,14 @@ class RelabelKeys:
 
     def needed(self) -> list[NestedKey]:
         """The entries without which a batch cannot be relabelled."""
-        return [self.goal, self.achieved, self.achieved_mask, self.mask, self.reward, self.terminated]
+        return [
+            self.goal,
+            self.achieved,
+            self.achieved_mask,
+            self.mask,
+            self.reward,
+            self.terminated,
+        ]
 
 
 def eligible(times: Tensor, valid: Tensor) -> Tensor:
@@ -63,14 +73,16 @@ def eligible(times: Tensor, valid: Tensor) -> Tensor:
 def merge(
     instruction: Tensor, times: Tensor, drawn_times: Tensor, drawn_goals: Tensor, num_steps: int
 ) -> Tensor:
-    """Writes completed and drawn goals, in order of time, into the first slots; later slots stay as they are.
+    """Writes completed and drawn goals, in order of time, into the first slots; later slots stay as
+    they are.
 
     No two times are equal: drawn timesteps are distinct, and no goal was completed at any of them.
 
     Args:
         instruction: ``[B, K, d]``.
         times: ``[B, K]`` int64, when each of its goals was completed; ``num_steps`` where never.
-        drawn_times, drawn_goals: ``[B, H]`` int64, ``num_steps`` where nothing was drawn, and ``[B, H, d]``.
+        drawn_times, drawn_goals: ``[B, H]`` int64, ``num_steps`` where nothing was drawn, and
+            ``[B, H, d]``.
         num_steps: L.
     """
     num_slots = instruction.shape[1]
@@ -112,7 +124,9 @@ def rewrite(
     length = int(kept.sum(-1).max())
 
     def clear(name: NestedKey, value: Tensor) -> Tensor:
-        transition = name == unravel_key(keys.action) or (isinstance(name, tuple) and name[0] == "next")
+        transition = name == unravel_key(keys.action) or (
+            isinstance(name, tuple) and name[0] == "next"
+        )
         cut = leaving if transition else beyond
         return value.masked_fill(expand_as_right(cut[:, :length], value), 0)
 
@@ -141,6 +155,8 @@ def rewrite(
 
 
 def _at(times: Tensor, num_steps: int) -> Tensor:
-    """Whether a timestep is one of the ``times`` ``[B, K]``, which are ``num_steps`` where never: ``[B, L]`` bool."""
+    """Whether a timestep is one of the ``times`` ``[B, K]``, which are ``num_steps`` where never:
+    ``[B, L]`` bool.
+    """
     marks = torch.zeros(len(times), num_steps + 1, dtype=torch.bool, device=times.device)
     return marks.scatter_(1, times, True)[:, :num_steps]

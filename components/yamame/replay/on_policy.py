@@ -11,7 +11,8 @@ from yamame.replay.packing import join
 class OnPolicyBuffer:
     """Gathers right-padded trajectories ``[E, L]`` and gives them out once, as one batch.
 
-    It has the ``extend`` that collectors call. Nothing of it belongs into a checkpoint made when it is empty.
+    It has the ``extend`` that collectors call. Nothing of it belongs into a checkpoint made when it
+    is empty.
 
     >>> buffer = OnPolicyBuffer()
     >>> for length in (2, 3):
@@ -46,7 +47,8 @@ class OnPolicyBuffer:
 def minibatches(
     batch: TensorDictBase, *, size: int, generator: torch.Generator | None = None
 ) -> Iterator[TensorDictBase]:
-    """Every trajectory of ``[E, L]`` once, in random order, ``size`` at a time (the last time what is left).
+    """Every trajectory of ``[E, L]`` once, in random order, ``size`` at a time (the last time what
+    is left).
 
     Columns that no trajectory of a part reaches are cut off.
 

@@ -1,9 +1,10 @@
 """From an ordinary TorchRL rollout to the packing that replay, relabelling and losses take.
 
-A rollout ``[B, T]`` holds every observation twice: at the root and under ``"next"``. Packed ``[E, L]``, ``L =
-T + 1``, each is held once: timestep t is what was seen at t and the transition that leaves t; the last of a
-trajectory is its last observation, where everything that describes a transition is zero. Trajectories are
-right padded with zeros; ``mask`` ``[E, L, 1]`` tells real timesteps.
+A rollout ``[B, T]`` holds every observation twice: at the root and under ``"next"``. Packed
+``[E, L]``, ``L = T + 1``, each is held once: timestep t is what was seen at t and the transition
+that leaves t; the last of a trajectory is its last observation, where everything that describes a
+transition is zero. Trajectories are right padded with zeros; ``mask`` ``[E, L, 1]`` tells real
+timesteps.
 """
 
 from collections.abc import Sequence
@@ -22,11 +23,11 @@ TRANSITION_KEYS = ("reward", "terminated", "truncated", "success")
 def pack(rollout: TensorDictBase | Sequence[TensorDictBase], *, split: bool = True) -> TensorDict:
     """Packs TorchRL rollouts; each episode becomes a trajectory, in order of env and then time.
 
-    Root entries stay at the root; their last value comes from ``"next"``, or is zero where ``"next"`` has
-    none, as for ``action``. An episode may end anywhere: where ``("next", "done")`` is set, or where the
-    rollout stops. Left out are steps at which ``("collector", "mask")`` is False, and entries that are called
-    ``done`` or ``"collector"``. `TRANSITION_KEYS` stay under ``"next"``, with all that only ``"next"`` holds, and
-    disappear from the root.
+    Root entries stay at the root; their last value comes from ``"next"``, or is zero where
+    ``"next"`` has none, as for ``action``. An episode may end anywhere: where ``("next", "done")``
+    is set, or where the rollout stops. Left out are steps at which ``("collector", "mask")`` is
+    False, and entries that are called ``done`` or ``"collector"``. `TRANSITION_KEYS` stay under
+    ``"next"``, with all that only ``"next"`` holds, and disappear from the root.
 
     Args:
         rollout: ``[B, T]`` or ``[T]``, or a list of those, with equal entries.
@@ -73,8 +74,11 @@ def pack(rollout: TensorDictBase | Sequence[TensorDictBase], *, split: bool = Tr
     return packed.set("mask", (step <= last.unsqueeze(-1)).unsqueeze(-1))
 
 
-def pack_whole(data: TensorDictBase | Sequence[TensorDictBase]) -> TensorDictBase | Sequence[TensorDictBase]:
-    """What is packed already as it is, and TorchRL rollouts ``[T]`` or ``[N, T]`` of whole episodes packed.
+def pack_whole(
+    data: TensorDictBase | Sequence[TensorDictBase],
+) -> TensorDictBase | Sequence[TensorDictBase]:
+    """What is packed already as it is, and TorchRL rollouts ``[T]`` or ``[N, T]`` of whole episodes
+    packed.
 
     Raises:
         ValueError: A rollout begins or ends in the middle of an episode.
@@ -88,8 +92,12 @@ def pack_whole(data: TensorDictBase | Sequence[TensorDictBase]) -> TensorDictBas
     starts = rollout.get("is_init", torch.ones_like(done)).reshape(rollout.shape)
     begun = int((acts & (starts.cumsum(1) == 0)).sum())
     remedy = "be none: give whole episodes, or pack what there is with yamame.replay.pack"
-    require("pack_whole", "steps after the last end of an episode", unfinished, unfinished == 0, remedy)
-    require("pack_whole", "steps before the first beginning of an episode", begun, begun == 0, remedy)
+    require(
+        "pack_whole", "steps after the last end of an episode", unfinished, unfinished == 0, remedy
+    )
+    require(
+        "pack_whole", "steps before the first beginning of an episode", begun, begun == 0, remedy
+    )
     return pack(rollout.exclude("aborted", ("next", "aborted")))
 
 

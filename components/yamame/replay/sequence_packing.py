@@ -1,10 +1,10 @@
 """Sequence packing: short trajectories share a sequence instead of being padded to the longest one.
 
-Reads and moves every entry of a right-padded batch ``[B, L]`` with a bool ``mask`` ``[B, L(, 1)]``. Laws: every
-real timestep of the batch is in the result exactly once, its trajectory in one piece; where a trajectory
-begins, ``is_init`` is set, so an encoder starts with a fresh memory and a loss sees no transition from the
-trajectory before it. The mean of a loss over transitions is then what it was, but for the order in which
-floats are added.
+Reads and moves every entry of a right-padded batch ``[B, L]`` with a bool ``mask`` ``[B, L(, 1)]``.
+Laws: every real timestep of the batch is in the result exactly once, its trajectory in one piece;
+where a trajectory begins, ``is_init`` is set, so an encoder starts with a fresh memory and a loss
+sees no transition from the trajectory before it. The mean of a loss over transitions is then what
+it was, but for the order in which floats are added.
 
 Source: Krell et al., "Efficient sequence packing without cross-contamination", arXiv 2107.02027.
 """
@@ -19,10 +19,10 @@ from yamame.replay.gather import BatchTransform, gather_timesteps
 class SequencePacking(BatchTransform):
     """Puts trajectories one after the other into as few sequences as fit, longest first.
 
-    Put it last, after transforms that need one trajectory per sequence. It pays where lengths differ much: an
-    update costs as much for padding as for real timesteps. Multiples make shapes repeat, where an update is recorded or
-    compiled for each of them; they are filled with padding, rows first with trajectories of fuller ones. In a
-    `TransformedEnv` it does nothing.
+    Put it last, after transforms that need one trajectory per sequence. It pays where lengths
+    differ much: an update costs as much for padding as for real timesteps. Multiples make shapes
+    repeat, where an update is recorded or compiled for each of them; they are filled with padding,
+    rows first with trajectories of fuller ones. In a `TransformedEnv` it does nothing.
 
     Args:
         row_multiple: Of what B' is a multiple.
@@ -46,12 +46,20 @@ class SequencePacking(BatchTransform):
         self, *, row_multiple: int = 1, length_multiple: int = 1, longest: int | None = None
     ) -> None:
         multiples = {"row_multiple": row_multiple, "length_multiple": length_multiple}
-        require_at_least("SequencePacking", 1, **multiples, longest=1 if longest is None else longest)
-        self.row_multiple, self.length_multiple, self.longest = row_multiple, length_multiple, longest
+        require_at_least(
+            "SequencePacking", 1, **multiples, longest=1 if longest is None else longest
+        )
+        self.row_multiple, self.length_multiple, self.longest = (
+            row_multiple,
+            length_multiple,
+            longest,
+        )
         super().__init__(in_keys=["mask", "is_init"], out_keys=["mask", "is_init"])
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Returns the packed batch ``[B', L']``, L' the longest length, rounded up; the one given stays as it is."""
+        """Returns the packed batch ``[B', L']``, L' the longest length, rounded up; the one given
+        stays as it is.
+        """
         mask, _ = self.entries(tensordict, ["mask", "is_init"])
         lengths = mask.reshape(tensordict.shape).sum(-1)
         sequences, rows, columns = self.shared_out(lengths.tolist())
@@ -91,7 +99,8 @@ def _round_up(number: int, multiple: int) -> int:
 
 
 def first_fit(lengths: list[int], *, capacity: int) -> list[list[int]]:
-    """Shares out items among sequences, longest first, each to the first with room (first-fit decreasing).
+    """Shares out items among sequences, longest first, each to the first with room (first-fit
+    decreasing).
 
     >>> first_fit([2, 5, 3, 1], capacity=5)
     [[1], [2, 0], [3]]

@@ -1,9 +1,10 @@
 """Every k-th trial of a long history, as if these trials had been played one after the other.
 
-Reads and moves every entry of a right-padded batch ``[B, L]`` with bool ``mask`` and ``trial_start`` ``[B, L(, 1)]``.
-``step_index`` and ``time`` count anew; ``prev_action`` and ``prev_reward`` at the first timestep of a trial are those
-of the last step of the trial that is kept before it, and zero at the very first, where ``is_init`` is set. So the
-result looks like a trajectory of an environment of ``length`` steps. Law: with ``every=1`` and that very length, the
+Reads and moves every entry of a right-padded batch ``[B, L]`` with bool ``mask`` and
+``trial_start`` ``[B, L(, 1)]``. ``step_index`` and ``time`` count anew; ``prev_action`` and
+``prev_reward`` at the first timestep of a trial are those of the last step of the trial that is
+kept before it, and zero at the very first, where ``is_init`` is set. So the result looks like a
+trajectory of an environment of ``length`` steps. Law: with ``every=1`` and that very length, the
 identity.
 """
 
@@ -17,10 +18,12 @@ from yamame.replay.gather import BatchTransform, clear_transitions, gather_times
 
 
 class TrialSubsampling(BatchTransform):
-    """Keeps every k-th trial and cuts what is longer than an episode (algorithm distillation, arXiv 2210.14215).
+    """Keeps every k-th trial and cuts what is longer than an episode (algorithm distillation, arXiv
+    2210.14215).
 
-    What learns from the result learns to improve k times as fast as the history did. Which of the first k trials
-    is the first kept is drawn anew for every trajectory. In a `TransformedEnv` it does nothing.
+    What learns from the result learns to improve k times as fast as the history did. Which of the
+    first k trials is the first kept is drawn anew for every trajectory. In a `TransformedEnv` it
+    does nothing.
 
     Args:
         every: k, at least 1.
@@ -31,7 +34,9 @@ class TrialSubsampling(BatchTransform):
         ValueError: If a number is below 1; in use, if the batch lacks ``trial_start``.
     """
 
-    def __init__(self, every: int, *, length: int, generator: torch.Generator | None = None) -> None:
+    def __init__(
+        self, every: int, *, length: int, generator: torch.Generator | None = None
+    ) -> None:
         require_at_least("TrialSubsampling", 1, every=every, length=length)
         super().__init__(in_keys=["mask", "trial_start"], out_keys=["mask", "trial_start"])
         self.every, self.length, self.generator = every, length, generator
@@ -39,10 +44,13 @@ class TrialSubsampling(BatchTransform):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Returns the kept timesteps ``[B, L']``; the batch given is left as it is."""
         mask, starts = (
-            entry.reshape(tensordict.shape) for entry in self.entries(tensordict, ["mask", "trial_start"])
+            entry.reshape(tensordict.shape)
+            for entry in self.entries(tensordict, ["mask", "trial_start"])
         )
         step, real = self._choose(mask, starts)
-        source = tensordict.shape[1] * torch.arange(len(step), device=step.device).unsqueeze(-1) + step
+        source = (
+            tensordict.shape[1] * torch.arange(len(step), device=step.device).unsqueeze(-1) + step
+        )
         out = gather_timesteps(tensordict, source, real)
         # A trial begins with what was received on arrival after the timestep that was kept before.
         before = torch.zeros_like(source)

@@ -1,10 +1,11 @@
 """Windows: a part of bounded length of every trajectory of a batch.
 
-Reads and cuts every entry of a right-padded batch ``[B, L]`` with a bool ``mask`` ``[B, L(, 1)]``; the last
-timestep of a trajectory holds no transition, so ``T = mask.sum() - 1``. Entries are moved, not changed:
-``action`` and ``next`` are zero at the last timestep of a window,
-``is_init`` stays False where a window begins within a rollout, ``step_index`` goes on counting from the start
-of the rollout. Law: all entries of a timestep come from the same timestep of the same trajectory.
+Reads and cuts every entry of a right-padded batch ``[B, L]`` with a bool ``mask`` ``[B, L(, 1)]``;
+the last timestep of a trajectory holds no transition, so ``T = mask.sum() - 1``. Entries are moved,
+not changed: ``action`` and ``next`` are zero at the last timestep of a window,
+``is_init`` stays False where a window begins within a rollout, ``step_index`` goes on counting from
+the start of the rollout. Law: all entries of a timestep come from the same timestep of the same
+trajectory.
 
 Source: AMAGO, arXiv 2310.09971, its sampling of sequences from trajectories.
 """
@@ -22,21 +23,24 @@ Padding = Literal["none", "left", "right", "both"]
 
 
 class Window(BatchTransform):
-    """Cuts each trajectory to at most ``length`` transitions (``length + 1`` timesteps), at a random place.
+    """Cuts each trajectory to at most ``length`` transitions (``length + 1`` timesteps), at a
+    random place.
 
-    Put it after transforms that need whole trajectories. In a `TransformedEnv` it does nothing. Draws come
-    from ``generator``, or else from torch's global one.
+    Put it after transforms that need whole trajectories. In a `TransformedEnv` it does nothing.
+    Draws come from ``generator``, or else from torch's global one.
 
     Args:
         length: Largest number of transitions, l below.
-        padding: Where windows may begin, in a trajectory of T transitions. ``none``: uniformly in [0, T - l],
-            so timesteps near the ends are seen less often; a shorter trajectory stays as it is. ``left``: in
-            [1 - l, T - l]. ``right``: in [0, T - 2]. ``both``: in [1 - l, T - 2]. Whatever lies outside the
-            trajectory is left out, which makes shorter sequences (right padded).
+        padding: Where windows may begin, in a trajectory of T transitions. ``none``: uniformly in
+            [0, T - l], so timesteps near the ends are seen less often; a shorter trajectory stays
+            as it is. ``left``: in [1 - l, T - l]. ``right``: in [0, T - 2]. ``both``: in [1 - l, T
+            - 2]. Whatever lies outside the trajectory is left out, which makes shorter sequences
+              (right padded).
         generator: Source of all draws.
 
     Raises:
-        ValueError: ``length`` is below 1 or ``padding`` unknown; in use, when the batch lacks ``mask``.
+        ValueError: ``length`` is below 1 or ``padding`` unknown; in use, when the batch lacks
+            ``mask``.
 
     >>> from tensordict import TensorDict
     >>> mask = torch.ones(1, 5, 1, dtype=torch.bool)
@@ -60,7 +64,9 @@ class Window(BatchTransform):
         self.length, self.padding, self.generator = length, padding, generator
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Returns the windows ``[B, L']``, L' the longest of them; the batch given is left as it is."""
+        """Returns the windows ``[B, L']``, L' the longest of them; the batch given is left as it
+        is.
+        """
         (mask,) = self.entries(tensordict, ["mask"])
         batch, num_steps = tensordict.shape
         begin, end = draw_windows(
@@ -78,7 +84,8 @@ class Window(BatchTransform):
 def draw_windows(
     num_transitions: Tensor, length: int, padding: Padding, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Draws one window per trajectory of ``num_transitions`` ``[B]`` int64; other arguments as for `Window`.
+    """Draws one window per trajectory of ``num_transitions`` ``[B]`` int64; other arguments as for
+    `Window`.
 
     Returns:
         First timestep, and timestep after the last, ``[B]`` int64 each.

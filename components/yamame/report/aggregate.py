@@ -1,11 +1,12 @@
 """What several runs say together: aggregate scores and comparisons, with intervals.
 
-Scores are arrays ``[runs, tasks]``: independent runs (seeds) down, tasks across. The set of tasks is fixed, the runs
-are a sample: an interval varies runs within every task (stratified), so what separates easy from hard tasks is no
-uncertainty. How it is made depends on how many runs there are (`yamame.evaluation.intervals.Resampling`), and every
-estimate names it.
+Scores are arrays ``[runs, tasks]``: independent runs (seeds) down, tasks across. The set of tasks
+is fixed, the runs are a sample: an interval varies runs within every task (stratified), so what
+separates easy from hard tasks is no uncertainty. How it is made depends on how many runs there are
+(`yamame.evaluation.intervals.Resampling`), and every estimate names it.
 
-Source: Agarwal et al., Deep Reinforcement Learning at the Edge of the Statistical Precipice, arXiv 2108.13264.
+Source: Agarwal et al., Deep Reinforcement Learning at the Edge of the Statistical Precipice, arXiv
+2108.13264.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +25,9 @@ _PLACES = 4000
 
 
 class Estimate(NamedTuple):
-    """A number and its interval over runs; without ends if a task has one run, or if runs do not differ."""
+    """A number and its interval over runs; without ends if a task has one run, or if runs do not
+    differ.
+    """
 
     value: float
     low: float | None
@@ -44,8 +47,9 @@ def aggregate(
 
     Args:
         scores: ``[runs, tasks]``, finite.
-        statistic: ``iqm``, the mean of the middle half of all scores: less sensitive to single runs than the mean,
-            more efficient than the median; ``mean``; ``median``, of the tasks' means over runs.
+        statistic: ``iqm``, the mean of the middle half of all scores: less sensitive to single runs
+            than the mean, more efficient than the median; ``mean``; ``median``, of the tasks' means
+            over runs.
         resampling: How the interval is made.
 
     Raises:
@@ -67,13 +71,17 @@ def aggregate(
     return _estimate(compute, columns, resampling, is_mean=statistic == "mean")
 
 
-def probability_of_improvement(a: ArrayLike, b: ArrayLike, *, resampling: Resampling = _DEFAULT) -> Estimate:
-    """How likely a run of ``a`` does better than a run of ``b`` on the same task; the mean over tasks.
+def probability_of_improvement(
+    a: ArrayLike, b: ArrayLike, *, resampling: Resampling = _DEFAULT
+) -> Estimate:
+    """How likely a run of ``a`` does better than a run of ``b`` on the same task; the mean over
+    tasks.
 
-    Equal scores count one half. 0.5 says nothing, 1.0 that every run of ``a`` is better on every task. Three runs that
-    all beat three others do not make that certain, as resampling them would say. So the interval of a task is
-    Newcombe's (Statistics in Medicine 25, 2006, his method 5) with a quantile of Student's t, and the half-widths of
-    tasks, which are independent, add up in squares.
+    Equal scores count one half. 0.5 says nothing, 1.0 that every run of ``a`` is better on every
+    task. Three runs that all beat three others do not make that certain, as resampling them would
+    say. So the interval of a task is Newcombe's (Statistics in Medicine 25, 2006, his method 5)
+    with a quantile of Student's t, and the half-widths of tasks, which are independent, add up in
+    squares.
 
     Args:
         a: ``[runs, tasks]``, finite.
@@ -96,26 +104,35 @@ def probability_of_improvement(a: ArrayLike, b: ArrayLike, *, resampling: Resamp
     value = float(wins.mean())
     if min(sizes) < 2:
         return Estimate(value, None, None)
-    ends = [_newcombe_interval(float(won), *sizes, confidence=resampling.confidence) for won in wins]
+    ends = [
+        _newcombe_interval(float(won), *sizes, confidence=resampling.confidence) for won in wins
+    ]
     radii = np.sqrt(np.square(np.abs(np.array(ends) - wins[:, None])).sum(0)) / tasks
     return Estimate(value, value - float(radii[0]), value + float(radii[1]), "Newcombe")
 
 
 def _newcombe_interval(wins: float, a: int, b: int, *, confidence: float) -> tuple[float, float]:
-    """Of a share of the pairs of two samples: the probabilities that such a share does not contradict."""
+    """Of a share of the pairs of two samples: the probabilities that such a share does not
+    contradict.
+    """
     from scipy.special import stdtrit
 
     share = np.linspace(0.0, 1.0, _PLACES + 1)
     size = (a + b) / 2 - 1
     variance = (
-        share * (1 - share) * (1 + size * (1 - share) / (2 - share) + size * share / (1 + share)) / (a * b)
+        share
+        * (1 - share)
+        * (1 + size * (1 - share) / (2 - share) + size * share / (1 + share))
+        / (a * b)
     )
     limit = float(stdtrit(a + b - 2, 0.5 + confidence / 2))
     good = share[np.abs(share - wins) <= limit * np.sqrt(variance) + 0.5 / _PLACES]
     return min(float(good[0]), wins), max(float(good[-1]), wins)
 
 
-def difference_of_means(a: ArrayLike, b: ArrayLike, *, resampling: Resampling = _DEFAULT) -> Estimate:
+def difference_of_means(
+    a: ArrayLike, b: ArrayLike, *, resampling: Resampling = _DEFAULT
+) -> Estimate:
     """The mean of ``a`` minus the mean of ``b``, scores ``[runs]`` of two groups.
 
     >>> difference_of_means([3.0], [1.0, 2.0])
@@ -154,7 +171,11 @@ def score_table(tasks: Sequence[str], scores: Sequence[float]) -> tuple[list[str
 
 
 def _estimate(
-    statistic: Callable[..., Array], samples: Sequence[Array], resampling: Resampling, *, is_mean: bool = True
+    statistic: Callable[..., Array],
+    samples: Sequence[Array],
+    resampling: Resampling,
+    *,
+    is_mean: bool = True,
 ) -> Estimate:
     value = float(statistic(*samples, axis=-1))
     method = resampling.method(*map(len, samples))

@@ -1,4 +1,6 @@
-"""What a page says, before it is written as HTML: per section its numbers, comparisons, pictures and video."""
+"""What a page says, before it is written as HTML: per section its numbers, comparisons, pictures
+and video.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,10 +39,12 @@ class Verdict(NamedTuple):
     Attributes:
         section: Title of the section.
         expected: What it should reach.
-        outcome: ``reached``, ``below``, ``above``, or ``unknown`` where the metric was never measured.
+        outcome: ``reached``, ``below``, ``above``, or ``unknown`` where the metric was never
+            measured.
         mean: Mean over the seeds of the base group; None where unknown.
         num_seeds: How many seeds that are.
-        ends: The interval over seeds of the mean; None with fewer than two, or if they do not differ.
+        ends: The interval over seeds of the mean; None with fewer than two, or if they do not
+            differ.
         method: How it was made.
     """
 
@@ -77,7 +81,8 @@ class GroupResult:
     Attributes:
         group: The group.
         finals: Metric to its end; the section's metric, ``success_mean`` and ``return_mean``.
-        costs: ``env_steps``, ``cpu_s`` and ``wall_s`` at the last evaluation, the mean over seeds; None if unknown.
+        costs: ``env_steps``, ``cpu_s`` and ``wall_s`` at the last evaluation, the mean over seeds;
+            None if unknown.
         passed: First crossings of the thresholds, ascending.
         comparison: With the base; None for the base itself.
         video: That of its best run that has one.
@@ -113,7 +118,9 @@ class SectionResult:
     def best(self) -> list[GroupResult]:
         """The groups with the best mean in the end; none where none has an end."""
         sign = -1.0 if less_is_better(self.metric) else 1.0
-        ends = [(sign * end.mean, entry) for entry in self.results if (end := entry.finals[self.metric])]
+        ends = [
+            (sign * end.mean, entry) for entry in self.results if (end := entry.finals[self.metric])
+        ]
         return [entry for mean, entry in ends if mean == max(ends, key=lambda pair: pair[0])[0]]
 
     @property
@@ -124,7 +131,11 @@ class SectionResult:
     @property
     def metrics(self) -> list[str]:
         """The metrics of evaluations of which some group has an end."""
-        return [name for name in self.results[0].finals if any(entry.finals[name] for entry in self.results)]
+        return [
+            name
+            for name in self.results[0].finals
+            if any(entry.finals[name] for entry in self.results)
+        ]
 
 
 @dataclass(frozen=True)
@@ -149,8 +160,12 @@ class Content:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """Those of the sections that expect something, then of the experiments of which no run counts."""
-        return [result.verdict for result in self.sections if result.verdict is not None] + self.unmeasured
+        """Those of the sections that expect something, then of the experiments of which no run
+        counts.
+        """
+        return [
+            result.verdict for result in self.sections if result.verdict is not None
+        ] + self.unmeasured
 
 
 def build_content(
@@ -168,21 +183,25 @@ def build_content(
         sections: From `make_sections`.
         left_out: From `make_sections`.
         thresholds: Fractions, see `thresholds_for`.
-        metric: Metric of evaluations to compare by, without ``eval/``; None for what a section expects, else success,
-            else the return.
+        metric: Metric of evaluations to compare by, without ``eval/``; None for what a section
+            expects, else success, else the return.
         resampling: How intervals are made.
         artifact: Where videos and diagnoses of memory come from.
 
     Raises:
         UsageError: No run that counts has logged the metric.
     """
-    logged = {name for section in sections for group in section.groups for name in _evaluated(group)}
+    logged = {
+        name for section in sections for group in section.groups for name in _evaluated(group)
+    }
     if metric is not None and logged and metric not in logged:
         names = ", ".join(sorted(name for name in logged if "_trial_" not in name))
         raise UsageError(f"metric: must be one of {names}, got {metric!r}")
     resampling = resampling or Resampling()
     results = [
-        _section_result(number, section, metric or metric_of(section), thresholds, resampling, artifact)
+        _section_result(
+            number, section, metric or metric_of(section), thresholds, resampling, artifact
+        )
         for number, section in enumerate(sections, start=1)
     ]
     return Content(results, list(left_out), unmeasured(sections, left_out), resampling)
@@ -197,8 +216,8 @@ def _evaluated(group: Group) -> set[str]:
 def metric_of(section: Section) -> str:
     """Returns the metric that groups are compared by, unless another is asked for.
 
-    It is the one that the experiment declares, also where overrides make another experiment of it; else success, else
-    the return.
+    It is the one that the experiment declares, also where overrides make another experiment of it;
+    else success, else the return.
     """
     declared = section.expected or Expected.from_params(section.base.runs[-1].params)
     if declared is not None and (section.expected or declared.metric in _evaluated(section.base)):
@@ -242,15 +261,22 @@ def _section_result(
 
 
 def costs_of(group: Group) -> dict[str, float | None]:
-    """What its runs took up to their last evaluation, the means over seeds; None where that was not logged."""
+    """What its runs took up to their last evaluation, the means over seeds; None where that was not
+    logged.
+    """
 
     def cost(run: RunHistory, name: Axis) -> float | None:
         if name != run.axis:
             return run.last(f"cost/{name}")
-        return float(max(series.steps[-1] for key, series in run.metrics.items() if key.startswith("eval/")))
+        return float(
+            max(series.steps[-1] for key, series in run.metrics.items() if key.startswith("eval/"))
+        )
 
     names: tuple[Axis, ...] = ("env_steps", "cpu_s", "wall_s")
-    known = {name: [value for run in group.runs if (value := cost(run, name)) is not None] for name in names}
+    known = {
+        name: [value for run in group.runs if (value := cost(run, name)) is not None]
+        for name in names
+    }
     return {name: float(np.mean(values)) if values else None for name, values in known.items()}
 
 
@@ -277,12 +303,19 @@ def _verdict(section: Section, resampling: Resampling) -> Verdict | None:
     if reached is None:
         return Verdict(section.title, expected)
     outcome, ends = expected.judge(reached.mean), reached.over_seeds
-    return Verdict(section.title, expected, outcome, reached.mean, len(reached.values), ends, reached.method)
+    return Verdict(
+        section.title, expected, outcome, reached.mean, len(reached.values), ends, reached.method
+    )
 
 
 def unmeasured(sections: Sequence[Section], left_out: Sequence[LeftOut]) -> list[Verdict]:
     """Verdicts of the experiments of which runs were started, but none counts."""
-    measured = {group.place for section in sections for group in section.groups if group.expected is not None}
+    measured = {
+        group.place
+        for section in sections
+        for group in section.groups
+        if group.expected is not None
+    }
     verdicts: dict[tuple[object, ...], Verdict] = {}
     for entry in left_out:
         group = Group("", "", (entry.run,))
@@ -294,6 +327,7 @@ def unmeasured(sections: Sequence[Section], left_out: Sequence[LeftOut]) -> list
 def falls_short(verdicts: Sequence[Verdict]) -> bool:
     """Whether any experiment came out worse than expected, or was not measured at all."""
     return any(
-        verdict.outcome in ("above" if less_is_better(verdict.expected.metric) else "below", UNKNOWN)
+        verdict.outcome
+        in ("above" if less_is_better(verdict.expected.metric) else "below", UNKNOWN)
         for verdict in verdicts
     )

@@ -12,7 +12,8 @@ _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
 
 
 def csv_bytes(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
-    """Returns the content of a CSV file with a header. All texts are guarded, also those of the header.
+    """Returns the content of a CSV file with a header. All texts are guarded, also those of the
+    header.
 
     >>> csv_bytes(["name", "value"], [["a", 0.5], ["=b", None]])
     b"name,value\\na,0.5\\n'=b,\\n"
@@ -29,7 +30,8 @@ def csv_bytes(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes
 
 
 def guarded(text: str) -> str:
-    """Puts an apostrophe before a text that a spreadsheet may take for a formula, or that begins with one.
+    """Puts an apostrophe before a text that a spreadsheet may take for a formula, or that begins
+    with one.
 
     >>> guarded("+ablation=no_memory"), guarded("seed=1"), guarded("-0.5")
     ("'+ablation=no_memory", 'seed=1', '-0.5')

@@ -1,8 +1,10 @@
-"""The numbers of a report: what a group reached in the end, when, and how it compares with the base.
+"""The numbers of a report: what a group reached in the end, when, and how it compares with the
+base.
 
-An interval over seeds takes whole runs as its observations: Student's t (Welch's for a difference) with fewer than ten
-of them, a bootstrap from there on, and none with one or if all runs have the same value. An interval over episodes
-says how well the held-out tasks of these very runs were measured, nothing of other seeds.
+An interval over seeds takes whole runs as its observations: Student's t (Welch's for a difference)
+with fewer than ten of them, a bootstrap from there on, and none with one or if all runs have the
+same value. An interval over episodes says how well the held-out tasks of these very runs were
+measured, nothing of other seeds.
 """
 
 from collections.abc import Sequence
@@ -11,7 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from yamame.evaluation.intervals import Interval, Method, Resampling, wilson_interval, with_width
-from yamame.report.aggregate import Estimate, aggregate, difference_of_means, probability_of_improvement
+from yamame.report.aggregate import (
+    Estimate,
+    aggregate,
+    difference_of_means,
+    probability_of_improvement,
+)
 from yamame.report.expected import Expected
 from yamame.report.groups import Group
 from yamame.report.settings import Difference, differences
@@ -43,7 +50,8 @@ class Final(NamedTuple):
         values: Seed to value, for the runs that have a finite one.
         mean: Their mean.
         over_seeds: Its interval, None with fewer than two runs, or if their values are equal.
-        over_episodes: Its interval, None if evaluations logged none, or if the outcomes of all episodes are equal.
+        over_episodes: Its interval, None if evaluations logged none, or if the outcomes of all
+            episodes are equal.
         method: How the interval over seeds was made, None where there is none.
     """
 
@@ -56,7 +64,9 @@ class Final(NamedTuple):
 
 def last_values(group: Group, metric: str) -> dict[str, float]:
     """Seed to value in the last evaluation, for the runs that have a finite one."""
-    return {run.seed: value for run in group.runs if (value := run.last(f"eval/{metric}")) is not None}
+    return {
+        run.seed: value for run in group.runs if (value := run.last(f"eval/{metric}")) is not None
+    }
 
 
 def final(group: Group, metric: str, resampling: Resampling) -> Final | None:
@@ -64,12 +74,16 @@ def final(group: Group, metric: str, resampling: Resampling) -> Final | None:
     values = last_values(group, metric)
     if not values:
         return None
-    mean = aggregate([[value] for value in values.values()], statistic="mean", resampling=resampling)
+    mean = aggregate(
+        [[value] for value in values.values()], statistic="mean", resampling=resampling
+    )
     runs = [run for run in group.runs if run.seed in values]
     ends = mean.ends
     if ends is not None and is_share(metric):
         ends = max(ends[0], 0.0), min(ends[1], 1.0)
-    return Final(values, mean.value, ends, _over_episodes(runs, metric, resampling.confidence), mean.method)
+    return Final(
+        values, mean.value, ends, _over_episodes(runs, metric, resampling.confidence), mean.method
+    )
 
 
 def _over_episodes(runs: Sequence[RunHistory], metric: str, confidence: float) -> Interval | None:
@@ -80,18 +94,22 @@ def _over_episodes(runs: Sequence[RunHistory], metric: str, confidence: float) -
         return None
     means, lows, highs, episodes = np.array(logged, float).T
     if any(run.last("eval/intervals_over_tasks") for run in runs):
-        # Runs of a group play the same tasks, so the errors that these few tasks make do not average out over runs.
+        # Runs of a group play the same tasks, so the errors that these few tasks make do not
+        # average out over runs.
         return with_width(float(lows.mean()), float(highs.mean()))
     if stem == "success":
         successes = int(np.rint(means * episodes).sum())
         return wilson_interval(successes, int(episodes.sum()), confidence=confidence)
     # Runs are independent: the half-widths of their means add up in squares.
-    below, above = (np.sqrt(np.square(side).sum()) / len(runs) for side in (means - lows, highs - means))
+    below, above = (
+        np.sqrt(np.square(side).sum()) / len(runs) for side in (means - lows, highs - means)
+    )
     return with_width(float(means.mean() - below), float(means.mean() + above))
 
 
 class Passed(NamedTuple):
-    """When the runs of a group first crossed a threshold, on a straight line from one evaluation to the next.
+    """When the runs of a group first crossed a threshold, on a straight line from one evaluation to
+    the next.
 
     Attributes:
         threshold: The threshold.
@@ -106,13 +124,19 @@ class Passed(NamedTuple):
     num_runs: int
 
     def median(self) -> tuple[float, float]:
-        """Median steps and CPU seconds over all runs; infinite where half of them or more never did."""
+        """Median steps and CPU seconds over all runs; infinite where half of them or more never
+        did.
+        """
         missing = [np.inf] * (self.num_runs - len(self.env_steps))
-        return float(np.median([*self.env_steps, *missing])), float(np.median([*self.cpu_s, *missing]))
+        return float(np.median([*self.env_steps, *missing])), float(
+            np.median([*self.cpu_s, *missing])
+        )
 
 
 def passed(group: Group, metric: str, threshold: float) -> Passed:
-    """When a group first crossed a threshold; a run whose first evaluation reaches it, at that evaluation."""
+    """When a group first crossed a threshold; a run whose first evaluation reaches it, at that
+    evaluation.
+    """
     sign = -1 if less_is_better(metric) else 1
     steps, cpu = [], []
     for run in group.runs:
@@ -135,14 +159,19 @@ def _between(ends: Sequence[float], share: float) -> float:
     return after if share == 1.0 else before + share * (after - before)
 
 
-def thresholds_for(metric: str, fractions: Sequence[float], expected: Expected | None) -> list[float]:
+def thresholds_for(
+    metric: str, fractions: Sequence[float], expected: Expected | None
+) -> list[float]:
     """The values whose first crossing is of interest, ascending.
 
-    They are fractions of 1 for a success rate, else of the lower end of what is expected where that is positive. The
-    lower end itself is always one. Where less is better, it is the upper end alone.
+    They are fractions of 1 for a success rate, else of the lower end of what is expected where that
+    is positive. The lower end itself is always one. Where less is better, it is the upper end
+    alone.
     """
     if less_is_better(metric):
-        high = expected.interval[1] if expected is not None and expected.metric == metric else np.inf
+        high = (
+            expected.interval[1] if expected is not None and expected.metric == metric else np.inf
+        )
         return [high] if np.isfinite(high) else []
     low = expected.interval[0] if expected is not None and expected.metric == metric else -np.inf
     whole = 1.0 if is_share(metric) else low
@@ -165,7 +194,9 @@ class Comparison(NamedTuple):
 
 
 def compare(base: Group, group: Group, metric: str, resampling: Resampling) -> Comparison | None:
-    """Compares a group with the base by the last values of a metric; None for the base, and where one has none."""
+    """Compares a group with the base by the last values of a metric; None for the base, and where
+    one has none.
+    """
     a, b = (np.array(list(last_values(each, metric).values())) for each in (group, base))
     if group is base or not len(a) or not len(b):
         return None

@@ -1,9 +1,10 @@
 """The numbers of runs as CSV files, so that tables of pages can be filled without the MLflow store.
 
-A folder of evidence holds ``runs.csv``, one row per run, and ``evaluations.csv``, one row per evaluation of a run.
-Both are keyed by MLflow's run id. `write_evidence` adds rows and replaces those of the same run, and keeps all others:
-several machines can contribute to one folder. `read_evidence` gives the runs back as `RunHistory`, with the metrics of
-their evaluations and with what groups, tables and comparisons need of their settings.
+A folder of evidence holds ``runs.csv``, one row per run, and ``evaluations.csv``, one row per
+evaluation of a run. Both are keyed by MLflow's run id. `write_evidence` adds rows and replaces
+those of the same run, and keeps all others: several machines can contribute to one folder.
+`read_evidence` gives the runs back as `RunHistory`, with the metrics of their evaluations and with
+what groups, tables and comparisons need of their settings.
 """
 
 import csv
@@ -36,11 +37,23 @@ RUN_COLUMNS = (
     *("metric", "value", "low", "high", "episodes", "evaluated_on"),
     *("env_steps", "updates", "cpu_s", "wall_s", "mark", "mark_env_steps", "mark_cpu_s"),
     *("budget", "axis", "settings_id", "environment_id"),
-    *("revision", "date", "processor", "instructions", "cores", "threads", "device", "precision", "versions"),
+    *(
+        "revision",
+        "date",
+        "processor",
+        "instructions",
+        "cores",
+        "threads",
+        "device",
+        "precision",
+        "versions",
+    ),
 )
 """Columns of ``runs.csv``; ``docs/results/README.md`` explains each."""
 COST_COLUMNS = ("env_steps", "updates", "cpu_s", "wall_s")
-"""Columns of ``evaluations.csv`` after ``run``; those of the metrics of evaluations follow in alphabetical order."""
+"""Columns of ``evaluations.csv`` after ``run``; those of the metrics of evaluations follow in
+alphabetical order.
+"""
 _COMMIT_TAG = "mlflow.source.git.commit"
 _PACKAGES = ("python", "torch", "torchrl", "tensordict", "numpy", "yamame")
 _BARE = re.compile(r"[^\s'\"\\]+")
@@ -52,8 +65,8 @@ Row = dict[str, str]
 def write_evidence(folder: Path, sections: Sequence[Section]) -> list[str]:
     """Merges the runs of some sections into a folder of evidence.
 
-    A row describes one machine, revision and precision. A run that was resumed with others is left out, and a row that
-    it has from before is removed.
+    A row describes one machine, revision and precision. A run that was resumed with others is left
+    out, and a row that it has from before is removed.
 
     Args:
         folder: Where the files are; made when missing.
@@ -91,7 +104,8 @@ def write_evidence(folder: Path, sections: Sequence[Section]) -> list[str]:
     others = sorted(evaluation_rows.keys() - set(known))
     evaluations = [row for run_id in [*known, *others] for row in evaluation_rows.get(run_id, [])]
     metrics = sorted({name for row in evaluations for name in row} - {"run", *COST_COLUMNS})
-    # Evaluations come first: whatever stops this in between, every run that is listed has its evaluations.
+    # Evaluations come first: whatever stops this in between, every run that is listed has its
+    # evaluations.
     _write_rows(folder / EVALUATIONS, ("run", *COST_COLUMNS, *metrics), evaluations)
     _write_rows(folder / RUNS, RUN_COLUMNS, ordered)
     return refused
@@ -105,7 +119,9 @@ def read_evidence(folder: Path) -> list[RunHistory]:
     """
     for name in (RUNS, EVALUATIONS):
         if not (folder / name).is_file():
-            raise UsageError(f"evidence: must be a folder with {RUNS} and {EVALUATIONS}, got {folder}")
+            raise UsageError(
+                f"evidence: must be a folder with {RUNS} and {EVALUATIONS}, got {folder}"
+            )
     evaluations: dict[str, list[Row]] = {}
     for row in _read_rows(folder / EVALUATIONS, ("run", *COST_COLUMNS)):
         evaluations.setdefault(row["run"], []).append(row)
@@ -157,13 +173,17 @@ def _mark(run: RunHistory, metric: str, expected: Expected) -> Row:
     if not math.isfinite(mark):
         return {}
     crossing = passed(Group("", "", (run,)), metric, mark)
-    places = zip(("mark_env_steps", "mark_cpu_s"), (crossing.env_steps, crossing.cpu_s), strict=True)
+    places = zip(
+        ("mark_env_steps", "mark_cpu_s"), (crossing.env_steps, crossing.cpu_s), strict=True
+    )
     return {"mark": _number(mark)} | {name: _number(found[0]) for name, found in places if found}
 
 
 def _budget(run: RunHistory) -> dict[str, str]:
     own = {key: value for key, value in settings(run).items() if key.startswith("budget.")}
-    return {key.removeprefix("budget."): value for key, value in sorted(own.items()) if value != "None"}
+    return {
+        key.removeprefix("budget."): value for key, value in sorted(own.items()) if value != "None"
+    }
 
 
 def _machine(run: RunHistory) -> Row:
@@ -171,7 +191,9 @@ def _machine(run: RunHistory) -> Row:
     instructions = run.tags.get("version.cpu", "")
     lowers = device.startswith("cuda") or "bfloat16" in instructions
     versions = [
-        f"{name} {run.tags[f'version.{name}']}" for name in _PACKAGES if f"version.{name}" in run.tags
+        f"{name} {run.tags[f'version.{name}']}"
+        for name in _PACKAGES
+        if f"version.{name}" in run.tags
     ]
     gpu = run.tags.get("machine.gpu", "")
     return {
@@ -180,7 +202,9 @@ def _machine(run: RunHistory) -> Row:
         "cores": run.tags.get("machine.cores", ""),
         "threads": run.tags.get("machine.threads", ""),
         "device": f"{device} {gpu}" if device.startswith("cuda") and gpu else device,
-        "precision": "bfloat16" if autocast == "bfloat16" or (autocast == "auto" and lowers) else "float32",
+        "precision": "bfloat16"
+        if autocast == "bfloat16" or (autocast == "auto" and lowers)
+        else "float32",
         "versions": "; ".join(versions),
     }
 
@@ -202,8 +226,8 @@ def _evaluation_rows(run: RunHistory) -> list[Row]:
 def _history(row: Mapping[str, str], evaluations: Sequence[Mapping[str, str]]) -> RunHistory:
     """Builds a run from its rows.
 
-    Settings are known by their hashes alone, which is enough to tell runs apart that have the same command, and to
-    find those with the same environment.
+    Settings are known by their hashes alone, which is enough to tell runs apart that have the same
+    command, and to find those with the same environment.
     """
     recipe, overrides = row["recipe"], row["overrides"]
     if row["axis"] not in get_args(Axis):
@@ -217,7 +241,9 @@ def _history(row: Mapping[str, str], evaluations: Sequence[Mapping[str, str]]) -
         limit, _, value = part.partition("=")
         params[f"budget.{limit}"] = value
     if row["mark"]:
-        ends = f"[None, {row['mark']}]" if less_is_better(row["metric"]) else f"[{row['mark']}, None]"
+        ends = (
+            f"[None, {row['mark']}]" if less_is_better(row["metric"]) else f"[{row['mark']}, None]"
+        )
         params |= {"expected.metric": row["metric"], "expected.interval": ends}
     tags = {_COMMIT_TAG: row["revision"], AXIS_TAG: row["axis"]}
     if overrides:
@@ -249,8 +275,14 @@ def _metrics(axis: str, evaluations: Sequence[Mapping[str, str]]) -> dict[str, S
 
 
 def _overrides(words: Sequence[str]) -> str:
-    """Returns the overrides that make a run what it is, the experiment first, as pages write them."""
-    given = [word for word in words if ("=" in word or word.startswith("~")) and is_a_setting(key_of(word))]
+    """Returns the overrides that make a run what it is, the experiment first, as pages write
+    them.
+    """
+    given = [
+        word
+        for word in words
+        if ("=" in word or word.startswith("~")) and is_a_setting(key_of(word))
+    ]
     given.sort(key=lambda word: key_of(word) != "experiment")
     return " ".join(word if _BARE.fullmatch(word) else shlex.quote(word) for word in given)
 

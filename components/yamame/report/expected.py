@@ -1,4 +1,6 @@
-"""What an experiment should reach: the node ``expected`` of a configuration, checked before a run begins."""
+"""What an experiment should reach: the node ``expected`` of a configuration, checked before a run
+begins.
+"""
 
 import math
 from collections.abc import Mapping
@@ -34,7 +36,8 @@ class Expected:
         """Reads the node; None where an experiment promises nothing.
 
         Args:
-            node: ``metric`` and ``interval`` (two numbers, null for an open end), ``source`` and ``cost`` by choice.
+            node: ``metric`` and ``interval`` (two numbers, null for an open end), ``source`` and
+                ``cost`` by choice.
 
         Raises:
             UsageError: Names the key and the value.
@@ -56,7 +59,9 @@ class Expected:
 
     @classmethod
     def from_params(cls, params: Mapping[str, str]) -> Self | None:
-        """Reads the node back from the flat parameters of a run; None where it is absent or malformed."""
+        """Reads the node back from the flat parameters of a run; None where it is absent or
+        malformed.
+        """
         texts = {name: params.get(f"expected.{name}", "None") for name in _FIELDS}
         node: dict[str, Any] = {name: text for name, text in texts.items() if text != "None"}
         try:

@@ -14,7 +14,9 @@ from yamame.report.plots import Plot
 
 PAGE = "index.html"
 FILES = "files.csv"
-"""Table of what a report wrote, so that the next one in its place can delete what it does not write itself."""
+"""Table of what a report wrote, so that the next one in its place can delete what it does not write
+itself.
+"""
 _COLUMNS = {
     "groups": "section group label metric mean low high interval episodes_low episodes_high "
     "num_seeds env_steps cpu_s wall_s",
@@ -50,10 +52,13 @@ def write_report(content: Content, directory: Path, *, served_by: str | None = N
             if entry.video is not None:
                 files[video_name(index, entry.group)] = entry.video.content
     page = render(content, directory, served_by)
-    files |= {f"{name}.csv": _csv(_COLUMNS[name].split(), rows) for name, rows in _tables(content).items()}
+    files |= {
+        f"{name}.csv": _csv(_COLUMNS[name].split(), rows) for name, rows in _tables(content).items()
+    }
     files[PAGE] = page.encode()
     former = _former(directory) - files.keys()
-    # Until the old ones are gone they are listed too: whoever is stopped in between leaves nothing unknown.
+    # Until the old ones are gone they are listed too: whoever is stopped in between leaves nothing
+    # unknown.
     _write(directory / FILES, _csv(["file"], [[name] for name in sorted(files.keys() | former)]))
     for name, file in files.items():
         _write(directory / name, file)
@@ -64,7 +69,9 @@ def write_report(content: Content, directory: Path, *, served_by: str | None = N
 
 
 def _former(directory: Path) -> set[str]:
-    """Names of the files that an earlier report wrote into a directory and none has deleted since."""
+    """Names of the files that an earlier report wrote into a directory and none has deleted
+    since.
+    """
     if not (directory / FILES).is_file():
         return set()
     header, *names = (directory / FILES).read_text().splitlines() or [""]
@@ -98,11 +105,23 @@ def _tables(content: Content) -> dict[str, list[list[object]]]:
             for name, final in entry.finals.items():
                 values = {} if final is None else final.values
                 tables["runs"] += [
-                    [title, group.letter, run.seed, run.name, run.run_id, name, values.get(run.seed)]
+                    [
+                        title,
+                        group.letter,
+                        run.seed,
+                        run.name,
+                        run.run_id,
+                        name,
+                        values.get(run.seed),
+                    ]
                     for run in group.runs
                 ]
                 if final is not None:
-                    ends = [*(final.over_seeds or none), final.method, *(final.over_episodes or none)]
+                    ends = [
+                        *(final.over_seeds or none),
+                        final.method,
+                        *(final.over_episodes or none),
+                    ]
                     numbers = [name, final.mean, *ends, len(values), *entry.costs.values()]
                     tables["groups"].append([title, group.letter, group.label, *numbers])
             for passed in entry.passed:
@@ -132,5 +151,9 @@ def _points(title: str, plots: Sequence[Plot]) -> Iterator[list[object]]:
     for plot in plots:
         for line in plot.lines:
             curve = line.curve
-            columns = np.stack([curve.x, curve.y, *(curve.band or np.full((2, len(curve.x)), np.nan))])
-            yield from ([title, plot.name, line.name, *row, curve.method] for row in columns.T.tolist())
+            columns = np.stack(
+                [curve.x, curve.y, *(curve.band or np.full((2, len(curve.x)), np.nan))]
+            )
+            yield from (
+                [title, plot.name, line.name, *row, curve.method] for row in columns.T.tolist()
+            )

@@ -1,7 +1,7 @@
 """What there is to look at: plots, attention maps and videos, made without a display.
 
-A plot is a PNG that stands alone, with title and legend, or an SVG for a page that says both in its own words.
-Matplotlib, Pillow and PyAV are imported when a picture is made.
+A plot is a PNG that stands alone, with title and legend, or an SVG for a page that says both in its
+own words. Matplotlib, Pillow and PyAV are imported when a picture is made.
 """
 
 import io
@@ -24,7 +24,9 @@ from yamame.report.plots import Curve, Line, Plot
 
 _INK, _GRID = "#1c2128", "#d5dae1"
 COLOURS = ("#0060a8", "#c44e00", "#00795a", "#a3358a", "#7a5c00", "#39788f", "#b3263a", "#5b5b5b")
-"""Colours of the groups, in order; they come again after the last one, with other dashes and markers."""
+"""Colours of the groups, in order; they come again after the last one, with other dashes and
+markers.
+"""
 _DASHES = ("-", "--", "-.", ":")
 _MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖"}
 SIGNS = tuple(_MARKERS.values())
@@ -43,7 +45,9 @@ def draw(plot: Plot) -> bytes:
 
 
 def draw_svg(plot: Plot) -> str:
-    """The axes alone in the colours of a page; every point tells its value to whoever points at it."""
+    """The axes alone in the colours of a page; every point tells its value to whoever points at
+    it.
+    """
     import matplotlib as mpl
 
     figure, axes = _figure(plot, (2.1, 1.7) if plot.family else (4.4, 2.9))
@@ -54,7 +58,10 @@ def draw_svg(plot: Plot) -> str:
         figure.savefig(text, format="svg", metadata=nothing)
     # Ids of hashes are referred to, and no other picture's.
     drawing = re.sub(r' id="[\w.]+_\d+"', "", text.getvalue())
-    names = {colour: f"--c{index}" for index, colour in enumerate(COLOURS)} | {_INK: "--ink", _GRID: "--line"}
+    names = {colour: f"--c{index}" for index, colour in enumerate(COLOURS)} | {
+        _INK: "--ink",
+        _GRID: "--line",
+    }
     for colour, name in names.items():
         drawing = drawing.replace(colour, f"var({name})")
     head = f'<svg role="img" aria-label="{escape(plot.alt)}" '
@@ -63,18 +70,24 @@ def draw_svg(plot: Plot) -> str:
 
 
 def _values(plot: Plot, axes: Any) -> str:
-    """A circle that nobody sees on every point of a mean, with what a browser shows when it is pointed at."""
+    """A circle that nobody sees on every point of a mean, with what a browser shows when it is
+    pointed at.
+    """
     circles = []
     for line in plot.lines:
         places = axes.transData.transform(np.stack([line.curve.x, line.curve.y], 1))
         for index, (right, up) in enumerate(places):
             band = line.curve.band
-            known = None if band is None else with_width(float(band[0][index]), float(band[1][index]))
+            known = (
+                None if band is None else with_width(float(band[0][index]), float(band[1][index]))
+            )
             ends = "" if known is None else f" [{known[0]:.3g}, {known[1]:.3g}]"
             x, y = line.curve.x[index], line.curve.y[index]
             label = f"{line.name}: {y:.3g}{ends} at {x:,.6g} {plot.x_label}"
             place = f'cx="{right:.1f}" cy="{axes.figure.bbox.height - up:.1f}"'
-            circles.append(f'<circle class="value" {place} r="5"><title>{escape(label)}</title></circle>')
+            circles.append(
+                f'<circle class="value" {place} r="5"><title>{escape(label)}</title></circle>'
+            )
     return "\n".join(circles)
 
 
@@ -116,7 +129,9 @@ def _draw_line(axes: Any, line: Line) -> None:
     name = line.name if len(line.name) <= _WIDEST_LABEL else line.name[: _WIDEST_LABEL - 1] + "…"
     if len(curve.runs) > 1:
         for x, y in curve.runs:
-            axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.45, marker="." if len(x) == 1 else "")
+            axes.plot(
+                x, y, color=colour, linewidth=0.7, alpha=0.45, marker="." if len(x) == 1 else ""
+            )
     if curve.band is not None:
         axes.fill_between(curve.x, *curve.band, color=colour, alpha=0.16, linewidth=0)
     axes.plot(
@@ -154,8 +169,16 @@ def learning_curve(
     for index, (name, curve) in enumerate(curves.items()):
         arrays = [np.asarray(array, dtype=float) for array in curve]
         lengths = [len(array) for array in arrays]
-        require("learning_curve", name, len(arrays), len(arrays) in (2, 4), "be (x, y) or (x, y, low, high)")
-        require("learning_curve", name, lengths, len(set(lengths)) == 1, "have arrays of equal length")
+        require(
+            "learning_curve",
+            name,
+            len(arrays),
+            len(arrays) in (2, 4),
+            "be (x, y) or (x, y, low, high)",
+        )
+        require(
+            "learning_curve", name, lengths, len(set(lengths)) == 1, "have arrays of equal length"
+        )
         x, y, *band = arrays
         lines.append(Line(name, Curve(x, y, (band[0], band[1]) if band else None), index))
     with atomic_writer(path) as file:
@@ -164,9 +187,11 @@ def learning_curve(
 
 
 def draw_attention(path: Path, maps: ArrayLike, *, title: str = "") -> Path:
-    """Draws what `yamame.trajectory.attention_maps` gives: a row of pictures per layer, a column per head.
+    """Draws what `yamame.trajectory.attention_maps` gives: a row of pictures per layer, a column
+    per head.
 
-    Brightness is the square root of the probability, for a timestep among hundreds takes a small share.
+    Brightness is the square root of the probability, for a timestep among hundreds takes a small
+    share.
 
     Args:
         path: The PNG file.
@@ -188,7 +213,9 @@ def draw_attention(path: Path, maps: ArrayLike, *, title: str = "") -> Path:
     figure.supylabel("timestep that looks")
     for index, axes in enumerate(figure.subplots(layers, heads, squeeze=False).flat):
         layer, head = divmod(index, heads)
-        axes.imshow(np.sqrt(array[layer, head]), vmin=0.0, vmax=1.0, cmap="magma", interpolation="nearest")
+        axes.imshow(
+            np.sqrt(array[layer, head]), vmin=0.0, vmax=1.0, cmap="magma", interpolation="nearest"
+        )
         axes.set_title(f"layer {layer} head {head}", fontsize=6)
         axes.tick_params(labelsize=5)
     with atomic_writer(path) as file:
@@ -209,16 +236,24 @@ def write_gif(path: Path, frames: ArrayLike, *, fps: float = 10.0) -> Path:
     """
     from PIL import Image
 
-    images = [Image.fromarray(frame) for frame in _checked_frames("write_gif", frames, fps, most=50.0)]
+    images = [
+        Image.fromarray(frame) for frame in _checked_frames("write_gif", frames, fps, most=50.0)
+    ]
     with atomic_writer(path) as file:
         images[0].save(
-            file, format="GIF", save_all=True, append_images=images[1:], duration=round(1000 / fps), loop=0
+            file,
+            format="GIF",
+            save_all=True,
+            append_images=images[1:],
+            duration=round(1000 / fps),
+            loop=0,
         )
     return path
 
 
 def write_mp4(path: Path, frames: ArrayLike, *, fps: float = 10.0) -> Path:
-    """Writes a video (H.264). Sides of odd length are made even, as the format has it, by repeating the last pixels.
+    """Writes a video (H.264). Sides of odd length are made even, as the format has it, by repeating
+    the last pixels.
 
     Args:
         path: The MP4 file.
@@ -247,9 +282,13 @@ def write_mp4(path: Path, frames: ArrayLike, *, fps: float = 10.0) -> Path:
     return path
 
 
-def _checked_frames(caller: str, frames: ArrayLike, fps: float, *, most: float) -> npt.NDArray[np.uint8]:
+def _checked_frames(
+    caller: str, frames: ArrayLike, fps: float, *, most: float
+) -> npt.NDArray[np.uint8]:
     array = np.asarray(frames)
-    is_video = array.ndim == 4 and array.shape[-1] == 3 and len(array) > 0 and array.dtype == np.uint8
+    is_video = (
+        array.ndim == 4 and array.shape[-1] == 3 and len(array) > 0 and array.dtype == np.uint8
+    )
     got = (array.dtype.name, *array.shape)
     require(caller, "frames", got, is_video, "be uint8 [T, H, W, 3]")
     require(caller, "fps", fps, 0 < fps <= most, f"be in (0, {most:g}]")
@@ -257,7 +296,9 @@ def _checked_frames(caller: str, frames: ArrayLike, fps: float, *, most: float) 
 
 
 def first_frame(gif: bytes) -> bytes | None:
-    """The first frame of an animation as a PNG, for those who want nothing to move; None where it is no image."""
+    """The first frame of an animation as a PNG, for those who want nothing to move; None where it
+    is no image.
+    """
     from PIL import Image
 
     try:

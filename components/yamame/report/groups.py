@@ -1,4 +1,6 @@
-"""Which runs belong together: groups that differ in their seed alone, sections that share an environment."""
+"""Which runs belong together: groups that differ in their seed alone, sections that share an
+environment.
+"""
 
 import string
 from collections.abc import Sequence
@@ -46,13 +48,17 @@ class Group:
 
     @property
     def command(self) -> str | None:
-        """A command that repeats all its runs; None where that of the first one was not recorded."""
+        """A command that repeats all its runs; None where that of the first one was not
+        recorded.
+        """
         first = Command.of(self.runs[0])
         return None if first is None else first.with_seeds([run.seed for run in self.runs])
 
     def override(self, parameter: str) -> str:
         """What sets a parameter to its value on the command line."""
-        return override(parameter, self.settings, self.commands[0].overrides if self.commands else {})
+        return override(
+            parameter, self.settings, self.commands[0].overrides if self.commands else {}
+        )
 
     @property
     def experiment(self) -> str | None:
@@ -63,16 +69,22 @@ class Group:
     @property
     def recipe(self) -> str:
         """The recipe that made it; ``train`` where that is not known."""
-        return next((command.recipe for command in self.commands if command.recipe is not None), "train")
+        return next(
+            (command.recipe for command in self.commands if command.recipe is not None), "train"
+        )
 
     @property
     def place(self) -> tuple[object, ...]:
-        """What it shares with the groups that it is compared with: recipe, experiment and environment."""
+        """What it shares with the groups that it is compared with: recipe, experiment and
+        environment.
+        """
         return (self.recipe, self.experiment, *sorted(environment(self.runs[0]).items()))
 
     @property
     def title(self) -> str:
-        """Names the experiment where that is known, the environment, and the recipe unless it is ``train.py``."""
+        """Names the experiment where that is known, the environment, and the recipe unless it is
+        ``train.py``.
+        """
         name = environment(self.runs[0]).get("env._target_", "environment").rpartition(".")[2]
         name += "" if self.recipe == "train" else f", {self.recipe}.py"
         return name if self.experiment is None else f"{self.experiment} ({name})"
@@ -80,15 +92,22 @@ class Group:
     @property
     def num_changes(self) -> int:
         """How many overrides make another experiment of it; 0 where no command is known."""
-        return min((sum(map(makes_another_experiment, each.overrides)) for each in self.commands), default=0)
+        return min(
+            (sum(map(makes_another_experiment, each.overrides)) for each in self.commands),
+            default=0,
+        )
 
     @property
     def expected(self) -> Expected | None:
-        """What is expected of it: what the experiment declares, unless command or recipe make another one of it."""
+        """What is expected of it: what the experiment declares, unless command or recipe make
+        another one of it.
+        """
         newest = max(self.runs, key=lambda run: run.started_ms)
         command = Command.of(newest)
         as_written = self.num_changes == 0 and self.recipe == "train"
-        itself_says = command is not None and any(is_one_of(key, ["expected"]) for key in command.overrides)
+        itself_says = command is not None and any(
+            is_one_of(key, ["expected"]) for key in command.overrides
+        )
         return Expected.from_params(newest.params) if as_written or itself_says else None
 
     @property
@@ -104,7 +123,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Section:
-    """Groups of one recipe and environment; the first one is the base that the others are compared with."""
+    """Groups of one recipe and environment; the first one is the base that the others are compared
+    with.
+    """
 
     groups: tuple[Group, ...]
 
@@ -140,7 +161,9 @@ class Section:
 
     @property
     def evaluated_with(self) -> str | None:
-        """Numbers of episodes and tasks of its last evaluations, and the unit of their intervals, in words."""
+        """Numbers of episodes and tasks of its last evaluations, and the unit of their intervals,
+        in words.
+        """
         texts = set()
         for run in [run for group in self.groups for run in group.runs]:
             episodes, tasks = run.last("eval/num_episodes"), run.last("eval/num_tasks")
@@ -157,12 +180,14 @@ def make_sections(
 ) -> tuple[list[Section], list[LeftOut]]:
     """Sorts runs into sections and groups; what cannot be counted is named.
 
-    A run counts when it ended by itself and was evaluated. Of several with equal settings and seed the latest counts.
+    A run counts when it ended by itself and was evaluated. Of several with equal settings and seed
+    the latest counts.
 
     Args:
         runs: Oldest first.
-        base: Name, or pattern of names, of runs of the base groups. None chooses in every section the group with the
-            fewest overrides on its command line, then the one that differs least from all others, then the first one.
+        base: Name, or pattern of names, of runs of the base groups. None chooses in every section
+            the group with the fewest overrides on its command line, then the one that differs least
+            from all others, then the first one.
 
     Raises:
         UsageError: The pattern matches no run that counts.
@@ -181,7 +206,9 @@ def make_sections(
         raise UsageError(f"base: must match the name of a run that counts, got {base!r}")
     places: dict[tuple[object, ...], list[Group]] = {}
     for by_seed in grouped.values():
-        group = Group("", "", tuple(sorted(by_seed.values(), key=lambda run: (len(run.seed), run.seed))))
+        group = Group(
+            "", "", tuple(sorted(by_seed.values(), key=lambda run: (len(run.seed), run.seed)))
+        )
         places.setdefault(group.place, []).append(group)
     return [_section(groups, base) for groups in places.values()], left_out
 
@@ -201,7 +228,9 @@ def _section(groups: list[Group], base: str | None) -> Section:
         return (not chosen, group.num_changes, distance, group.started_ms)
 
     first = min(groups, key=rank)
-    others = sorted((group for group in groups if group is not first), key=lambda group: group.started_ms)
+    others = sorted(
+        (group for group in groups if group is not first), key=lambda group: group.started_ms
+    )
     labels = _labels(first, others)
     named = []
     for index, (group, label) in enumerate(zip([first, *others], labels, strict=True)):
@@ -215,7 +244,9 @@ def _labels(base: Group, others: list[Group]) -> list[str]:
     """What sets every group apart, as overrides, the base first; two groups may have the same."""
     if not others:
         return [base.override("encoder") if "encoder._target_" in base.settings else "all runs"]
-    apart = [[each.parameter for each in differences(base.settings, other.settings)] for other in others]
+    apart = [
+        [each.parameter for each in differences(base.settings, other.settings)] for other in others
+    ]
     varying = {parameter for parameters in apart for parameter in parameters}
     theirs = [" ".join(map(other.override, own)) for other, own in zip(others, apart, strict=True)]
     return [base.override(varying.pop()) if len(varying) == 1 else "base", *theirs]

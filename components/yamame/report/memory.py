@@ -1,6 +1,7 @@
 """Pictures of what diagnoses of memory found: recall density and probes.
 
-A diagnosis is what recipes/evaluate.py writes with ``diagnose=``: of every name a mapping of numbers and lists.
+A diagnosis is what recipes/evaluate.py writes with ``diagnose=``: of every name a mapping of
+numbers and lists.
 """
 
 import json
@@ -39,7 +40,13 @@ PICTURES = (
     Picture("recall", "all", *_RECALL, "recall density of all decisions", *_RECALL_LABELS),
     Picture("recall", "last", *_RECALL, "recall density of the last decision", *_RECALL_LABELS),
     Picture("probes", "context", *_PROBE, "hidden variables read from the context", *_PROBE_LABELS),
-    Picture("probes", "encoding", *_PROBE, "hidden variables read from the present timestep", *_PROBE_LABELS),
+    Picture(
+        "probes",
+        "encoding",
+        *_PROBE,
+        "hidden variables read from the present timestep",
+        *_PROBE_LABELS,
+    ),
 )
 
 
@@ -88,7 +95,9 @@ def memory_plots(
         drawn = group_lines(section, (mean_curve(of_runs, resampling) for of_runs in lines))
         if drawn:
             name = f"{prefix}-{picture.diagnosis}-{picture.part}"
-            plots.append(Plot(name, picture.title, picture.x_label, picture.y_label, drawn, whole=True))
+            plots.append(
+                Plot(name, picture.title, picture.x_label, picture.y_label, drawn, whole=True)
+            )
     return plots
 
 

@@ -1,7 +1,7 @@
 """One HTML page of a report that needs nothing else: style, pictures and videos are inside it.
 
-What it says is in the template ``page.html.jinja``; here is how numbers are written. Jinja2 is imported when a page is
-made, and escapes whatever the template does not mark as HTML.
+What it says is in the template ``page.html.jinja``; here is how numbers are written. Jinja2 is
+imported when a page is made, and escapes whatever the template does not mark as HTML.
 """
 
 import base64
@@ -35,7 +35,18 @@ def render(content: Content, directory: Path, served_by: str | None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (number, interval, seconds, signed, count, day, data_uri, describe, first_frame, draw_svg)
+    filters = (
+        number,
+        interval,
+        seconds,
+        signed,
+        count,
+        day,
+        data_uri,
+        describe,
+        first_frame,
+        draw_svg,
+    )
     environment.filters |= {function.__name__: function for function in filters}
     environment.tests |= {
         "less_is_better": less_is_better,
@@ -94,7 +105,11 @@ def seconds(value: float | None) -> str:
     >>> seconds(6.337), seconds(184.2)
     ('6.3', '184')
     """
-    return _DASH if value is None or not math.isfinite(value) else f"{value:,.{1 if value < 100 else 0}f}"
+    return (
+        _DASH
+        if value is None or not math.isfinite(value)
+        else f"{value:,.{1 if value < 100 else 0}f}"
+    )
 
 
 def signed(value: float) -> str:

@@ -27,7 +27,9 @@ TRAINING = {
     "return_std": "spread of the targets",
     "clipped_targets": "share of targets outside of the bins",
 }
-"""Metrics of training that are drawn where they are logged, of the gamma that acts, with what they are."""
+"""Metrics of training that are drawn where they are logged, of the gamma that acts, with what they
+are.
+"""
 _AXES: dict[Axis, str] = {
     "env_steps": "environment steps",
     "updates": "updates",
@@ -83,7 +85,8 @@ class Plot:
         expected: An interval to be shaded; infinite ends bound nothing.
         whole: Whole numbers only on the horizontal axis.
         share: The vertical axis goes from 0 to 1.
-        family: What it shows beside others of its kind, as one of small pictures; empty for one that stands alone.
+        family: What it shows beside others of its kind, as one of small pictures; empty for one
+            that stands alone.
     """
 
     name: str
@@ -107,14 +110,20 @@ class Plot:
         return f"{self.title}: {self.y_label} against {self.x_label}. {ends}."
 
 
-def learning_plots(section: Section, metric: str, prefix: str, resampling: Resampling) -> list[Plot]:
-    """An evaluation metric against the section's axis and against both kinds of seconds, where these were logged."""
+def learning_plots(
+    section: Section, metric: str, prefix: str, resampling: Resampling
+) -> list[Plot]:
+    """An evaluation metric against the section's axis and against both kinds of seconds, where
+    these were logged.
+    """
     expected = section.expected
     interval = expected.interval if expected is not None and expected.metric == metric else None
     axes: tuple[Axis, ...] = (section.base.runs[0].axis, "cpu_s", "wall_s")
     meaning, plots = describe(metric), []
     for axis in axes:
-        curves = (learning_curve_of(group, metric, resampling, axis=axis) for group in section.groups)
+        curves = (
+            learning_curve_of(group, metric, resampling, axis=axis) for group in section.groups
+        )
         lines, label = group_lines(section, curves), _AXES[axis]
         name = f"{prefix}-{_file_name(metric)}-{axis}"
         title = f"{meaning.partition(',')[0]} against {label}"
@@ -123,20 +132,30 @@ def learning_plots(section: Section, metric: str, prefix: str, resampling: Resam
 
 
 def training_plots(section: Section, prefix: str, resampling: Resampling) -> list[Plot]:
-    """The metrics of `TRAINING`, then those that are logged per gamma, a plot each; a line per group everywhere."""
+    """The metrics of `TRAINING`, then those that are logged per gamma, a plot each; a line per
+    group everywhere.
+    """
     label = _AXES[section.base.runs[0].axis]
     plots = []
     for metric, meaning in TRAINING.items():
-        curves = (training_curve_of(group, f"train/{metric}", resampling) for group in section.groups)
+        curves = (
+            training_curve_of(group, f"train/{metric}", resampling) for group in section.groups
+        )
         lines = group_lines(section, curves)
-        plots.append(Plot(f"{prefix}-train-{metric}", metric.replace("_", " "), label, meaning, lines))
+        plots.append(
+            Plot(f"{prefix}-train-{metric}", metric.replace("_", " "), label, meaning, lines)
+        )
     for family, members in families(section.groups).items():
         title = family.replace("_", " ")
         meaning = TRAINING.get(family, title)
         for gamma, metric in members.items():
             name = f"{prefix}-train-{_file_name(family)}-gamma-{gamma}"
-            lines = group_lines(section, (training_curve_of(g, metric, resampling) for g in section.groups))
-            plots.append(Plot(name, f"{title}, gamma {gamma}", label, meaning, lines, family=meaning))
+            lines = group_lines(
+                section, (training_curve_of(g, metric, resampling) for g in section.groups)
+            )
+            plots.append(
+                Plot(name, f"{title}, gamma {gamma}", label, meaning, lines, family=meaning)
+            )
     return [plot for plot in plots if plot.lines]
 
 
@@ -178,7 +197,8 @@ def mean_curve(
     alone: tuple[Array, Array] | None = None,
     share: bool = False,
 ) -> Curve | None:
-    """The mean of several lines where all of them are known; between their points they are straight.
+    """The mean of several lines where all of them are known; between their points they are
+    straight.
 
     Args:
         lines: ``(x, y)`` of every run, finite, with increasing ``x``.
@@ -200,7 +220,9 @@ def mean_curve(
     table = np.stack([np.interp(grid, x, y) for x, y in lines])
     method = resampling.method(len(lines))
     if method is None:
-        return Curve(grid, table.mean(0), alone, tuple(lines), None if alone is None else "episodes")
+        return Curve(
+            grid, table.mean(0), alone, tuple(lines), None if alone is None else "episodes"
+        )
     low, high = resampling.interval([table], np.mean)
     if share:
         low, high = low.clip(0.0, 1.0), high.clip(0.0, 1.0)
@@ -214,7 +236,9 @@ def learning_curve_of(
 
     The band of a single run is that over its episodes.
     """
-    known = [(run, line) for run in group.runs if len((line := run.along(f"eval/{metric}", axis))[0])]
+    known = [
+        (run, line) for run in group.runs if len((line := run.along(f"eval/{metric}", axis))[0])
+    ]
     alone = None
     if len(known) == 1:
         run, (x, _) = known[0]
@@ -226,7 +250,9 @@ def learning_curve_of(
 
 
 def training_curve_of(group: Group, metric: str, resampling: Resampling) -> Curve | None:
-    """A metric of training over the steps of the runs, averaged in windows so that at most 60 points are left."""
+    """A metric of training over the steps of the runs, averaged in windows so that at most 60
+    points are left.
+    """
     lines = []
     for run in group.runs:
         x, y = run.along(metric, run.axis)
@@ -241,11 +267,15 @@ def training_curve_of(group: Group, metric: str, resampling: Resampling) -> Curv
 
 
 def trial_curve_of(group: Group, resampling: Resampling) -> Curve | None:
-    """The in-context curve: the mean return of every trial of an episode, in the last evaluation."""
+    """The in-context curve: the mean return of every trial of an episode, in the last
+    evaluation.
+    """
     lines = []
     for run in group.runs:
         names = [(int(match[1]), name) for name in run.metrics if (match := _TRIAL.fullmatch(name))]
-        points = [(n + 1, value) for n, name in sorted(names) if (value := run.last(name)) is not None]
+        points = [
+            (n + 1, value) for n, name in sorted(names) if (value := run.last(name)) is not None
+        ]
         if points:
             x, y = np.array(points, float).T
             lines.append((x, y))
@@ -253,7 +283,8 @@ def trial_curve_of(group: Group, resampling: Resampling) -> Curve | None:
 
 
 def families(groups: Sequence[Group]) -> dict[str, dict[str, str]]:
-    """Metrics of training that are logged once per discount factor: name to discount factor to metric.
+    """Metrics of training that are logged once per discount factor: name to discount factor to
+    metric.
 
     A name ends in the discount factor, as ``train/q_value_0.9`` or ``train/q_value_gamma_0.9``.
     """

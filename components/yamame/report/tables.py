@@ -1,7 +1,8 @@
-"""Tables of Markdown pages whose numbers come from runs: words are typed, numbers are written by `write_tables`.
+"""Tables of Markdown pages whose numbers come from runs: words are typed, numbers are written by
+`write_tables`.
 
-The runs are those of a folder of evidence (`yamame.report.evidence`), or of an MLflow store. A page marks a table, and
-its head says what stands where:
+The runs are those of a folder of evidence (`yamame.report.evidence`), or of an MLflow store. A page
+marks a table, and its head says what stands where:
 
     <!-- runs: seeds=0,1,2; typed=AMAGO 3.3 -->
 
@@ -11,13 +12,14 @@ its head says what stands where:
 
     <!-- end of runs -->
 
-``task``, the command, ``metric`` and ``mark`` (of ``reached after``) are typed, and so are columns that the marker
-names; all others are those of `COLUMNS` and written, whatever stood there. The command finds the runs: those that were
-started with the same overrides, whatever their seed and name. Of several such groups the latest counts. ``seeds``
-leaves out others. A row without runs gets no number and says "to be measured". A row that lacks some of the seeds is
-marked, as "(2 of 3 seeds)", in its seeds column or else in the first column that is written. ``against`` names a typed
-column of published numbers, ``0.53`` or ``0.53 ± 0.01``, for the verdict; what else stands there, as ``(0.53)``, is not
-compared.
+``task``, the command, ``metric`` and ``mark`` (of ``reached after``) are typed, and so are columns
+that the marker names; all others are those of `COLUMNS` and written, whatever stood there. The
+command finds the runs: those that were started with the same overrides, whatever their seed and
+name. Of several such groups the latest counts. ``seeds`` leaves out others. A row without runs gets
+no number and says "to be measured". A row that lacks some of the seeds is marked, as "(2 of 3
+seeds)", in its seeds column or else in the first column that is written. ``against`` names a typed
+column of published numbers, ``0.53`` or ``0.53 ± 0.01``, for the verdict; what else stands there,
+as ``(0.53)``, is not compared.
 """
 
 import math
@@ -62,7 +64,8 @@ class _Row(NamedTuple):
 
 
 def _lacks_seeds(row: _Row, group: Group) -> str:
-    """Return how many of the wanted seeds a group has measured, as "2 of 3 seeds"; "" if it has all of them.
+    """Return how many of the wanted seeds a group has measured, as "2 of 3 seeds"; "" if it has all
+    of them.
 
     Without wanted seeds these are all that the group has.
     """
@@ -91,8 +94,9 @@ def _bests(row: _Row) -> list[tuple[float, float]]:
 def _verdict(row: _Row) -> str:
     """Compare the interval of the best evaluations with a published number and twice its deviation.
 
-    The interval is over seeds. With one seed, or if all seeds are equal, it is over the episodes of the best
-    evaluations, which shows nothing of the noise between trainings. The verdict of one seed is marked.
+    The interval is over seeds. With one seed, or if all seeds are equal, it is over the episodes of
+    the best evaluations, which shows nothing of the noise between trainings. The verdict of one
+    seed is marked.
     """
     match, bests = _PUBLISHED.fullmatch(row.published.replace("\N{MINUS SIGN}", "-")), _bests(row)
     if match is None or not bests:
@@ -111,7 +115,9 @@ def _verdict(row: _Row) -> str:
 
 
 def _over_best_episodes(row: _Row) -> tuple[float, float]:
-    """Widest interval over episodes of the best evaluations of several seeds; their value if none was logged."""
+    """Widest interval over episodes of the best evaluations of several seeds; their value if none
+    was logged.
+    """
     stem = row.metric.removesuffix("_mean")
     lows, highs = [], []
     for run in row.group.runs:
@@ -123,7 +129,9 @@ def _over_best_episodes(row: _Row) -> tuple[float, float]:
 
 
 def _mean(row: _Row) -> str:
-    """The mean of the last evaluations, with its interval over seeds; over episodes if seeds do not differ."""
+    """The mean of the last evaluations, with its interval over seeds; over episodes if seeds do not
+    differ.
+    """
     end = final(row.group, row.metric, row.resampling)
     if end is None:
         return number(None)
@@ -152,12 +160,16 @@ def _reached(row: _Row, *, in_seconds: bool) -> str:
     for run in row.group.runs:
         crossing = passed(replace(row.group, runs=(run,)), row.metric, row.mark)
         places = crossing.cpu_s if in_seconds else crossing.env_steps
-        crossings.append((seconds(places[0]) if in_seconds else f"{places[0]:,.0f}") if places else "never")
+        crossings.append(
+            (seconds(places[0]) if in_seconds else f"{places[0]:,.0f}") if places else "never"
+        )
     return ", ".join(crossings)
 
 
 def _attempts(row: _Row) -> str:
-    """The return of every trial in the last evaluation, the mean over seeds; of the trials that all seeds had."""
+    """The return of every trial in the last evaluation, the mean over seeds; of the trials that all
+    seeds had.
+    """
     means: list[float] = []
     while True:
         logged = [run.last(f"eval/return_mean_trial_{len(means)}") for run in row.group.runs]
@@ -193,13 +205,15 @@ COLUMNS: dict[str, Callable[[_Row], str]] = {
     "budget": _budget,
     "revision": lambda row: ", ".join(revision[:7] for revision in row.group.revisions),
 }
-"""What can be written: the last evaluation of every seed and its best one, whether that is above, within or below what
-was published, the returns of the trials of an episode, the mean of the last evaluations with its interval, the
-difference to the base of the section, when every seed crossed the mark, the means of what runs took, their budget and
-their revision."""
+"""What can be written: the last evaluation of every seed and its best one, whether that is above,
+within or below what was published, the returns of the trials of an episode, the mean of the last
+evaluations with its interval, the difference to the base of the section, when every seed crossed
+the mark, the means of what runs took, their budget and their revision."""
 
 
-def write_tables(pages: Sequence[Path], sections: Sequence[Section], resampling: Resampling) -> list[str]:
+def write_tables(
+    pages: Sequence[Path], sections: Sequence[Section], resampling: Resampling
+) -> list[str]:
     """Writes the marked tables of pages.
 
     Args:
@@ -211,8 +225,8 @@ def write_tables(pages: Sequence[Path], sections: Sequence[Section], resampling:
         A line for every command that is still to be run.
 
     Raises:
-        UsageError: A page has no table that can be read, or has numbers and none of its rows was run; nothing is
-            written then.
+        UsageError: A page has no table that can be read, or has numbers and none of its rows was
+            run; nothing is written then.
     """
     texts, missing = {}, []
     for page in pages:
@@ -260,7 +274,9 @@ def _text_of(page: Path) -> str:
         ) from error
     begins, ends, tables = text.count(_BEGIN), text.count(_END), len(_MARKED.findall(text))
     if not begins and not ends:
-        raise UsageError(f"tables: {page} has no marked table; write one between '{_BEGIN} -->' and '{_END}'")
+        raise UsageError(
+            f"tables: {page} has no marked table; write one between '{_BEGIN} -->' and '{_END}'"
+        )
     if begins > ends:
         raise UsageError(
             f"tables: {page} has {begins} '{_BEGIN} ... -->' but {ends} '{_END}'; end each table"
@@ -278,7 +294,8 @@ def _text_of(page: Path) -> str:
 
 
 def place_table(page: Path, title: str, table: str, notes: str) -> None:
-    """Puts a marked table in the place of that of a page; one that is not there is made, with a title and notes.
+    """Puts a marked table in the place of that of a page; one that is not there is made, with a
+    title and notes.
 
     Raises:
         UsageError: The page has no marked table, or several.
@@ -293,7 +310,9 @@ def place_table(page: Path, title: str, table: str, notes: str) -> None:
 
 
 class _Table(NamedTuple):
-    """A marked table of a page: head, rows, the recipe of its commands, and the options of its marker."""
+    """A marked table of a page: head, rows, the recipe of its commands, and the options of its
+    marker.
+    """
 
     page: Path
     head: list[str]
@@ -309,7 +328,9 @@ class _Table(NamedTuple):
         Raises:
             UsageError: Either has something that cannot be read.
         """
-        given = dict(part.strip().partition("=")[::2] for part in options.split(";") if part.strip())
+        given = dict(
+            part.strip().partition("=")[::2] for part in options.split(";") if part.strip()
+        )
         if unknown := given.keys() - {"seeds", "typed", "against"}:
             raise UsageError(
                 f"tables: a marker may say seeds, typed and against, got {min(unknown)} in {page}"
@@ -327,18 +348,26 @@ class _Table(NamedTuple):
         """The seeds that its marker asks for; none where it takes those that there are."""
         return [] if self.seeds is None else [seed.strip() for seed in self.seeds.split(",")]
 
-    def runs_of(self, row: Mapping[str, str], sections: Sequence[Section]) -> tuple[Group, Group, str] | None:
-        """The latest group of the command of a row, the base of its section, and the section's metric."""
+    def runs_of(
+        self, row: Mapping[str, str], sections: Sequence[Section]
+    ) -> tuple[Group, Group, str] | None:
+        """The latest group of the command of a row, the base of its section, and the section's
+        metric.
+        """
         return _runs_of(sections, self.recipe, _command(row), self.wanted_seeds)
 
     def has_numbers(self, row: Mapping[str, str]) -> bool:
         """Whether a row has cells with numbers of runs."""
         return any(
-            row[name] not in ("", TO_BE_MEASURED) for name in self.head if name in COLUMNS and name != "seeds"
+            row[name] not in ("", TO_BE_MEASURED)
+            for name in self.head
+            if name in COLUMNS and name != "seeds"
         )
 
     def filled(self, sections: Sequence[Section], resampling: Resampling) -> tuple[str, list[str]]:
-        """The table with the numbers of runs, and a line for every command that is still to be run."""
+        """The table with the numbers of runs, and a line for every command that is still to be
+        run.
+        """
         lines, missing = [self.head, ["---"] * len(self.head)], []
         for row in self.rows:
             command = f"python recipes/{self.recipe}.py {_command(row)}"
@@ -348,14 +377,24 @@ class _Table(NamedTuple):
                 written = self._empty()
             else:
                 group, base, metric = found
-                lacking = [seed for seed in self.wanted_seeds if seed not in {run.seed for run in group.runs}]
+                lacking = [
+                    seed
+                    for seed in self.wanted_seeds
+                    if seed not in {run.seed for run in group.runs}
+                ]
                 if lacking:
-                    missing.append(f"{self.page}: {TO_BE_MEASURED}: {command} seed={','.join(lacking)}")
+                    missing.append(
+                        f"{self.page}: {TO_BE_MEASURED}: {command} seed={','.join(lacking)}"
+                    )
                 mark = float(row["mark"]) if row.get("mark") else None
                 metric = row.get("metric", "").strip("`") or metric
                 seeds = self.wanted_seeds
-                numbers = _Row(group, base, metric, mark, resampling, row.get(self.against, ""), seeds)
-                written = {name: _cell(COLUMNS[name](numbers)) for name in self.head if name in COLUMNS}
+                numbers = _Row(
+                    group, base, metric, mark, resampling, row.get(self.against, ""), seeds
+                )
+                written = {
+                    name: _cell(COLUMNS[name](numbers)) for name in self.head if name in COLUMNS
+                }
                 if written and (lacks := _lacks_seeds(numbers, group)):
                     first = "seeds" if "seeds" in written else next(iter(written))
                     written[first] = f"{written[first]} ({lacks})".strip()
@@ -364,7 +403,9 @@ class _Table(NamedTuple):
         return text, missing
 
     def _empty(self) -> dict[str, str]:
-        """The cells of a row that was not run: its seeds, a note in place of the first number, nothing else."""
+        """The cells of a row that was not run: its seeds, a note in place of the first number,
+        nothing else.
+        """
         cells = {name: "" for name in self.head if name in COLUMNS}
         first = next((name for name in cells if name != "seeds"), None)
         if first is not None:
@@ -384,11 +425,15 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
-def _read(page: Path, table: str, *, typed: Sequence[str]) -> tuple[list[str], list[dict[str, str]], str]:
+def _read(
+    page: Path, table: str, *, typed: Sequence[str]
+) -> tuple[list[str], list[dict[str, str]], str]:
     """Head and rows of a table, and the recipe that its commands are of."""
     lines = [line.strip()[1:-1] for line in table.splitlines() if line.strip()] or [""]
     if len(lines) > 1 and not re.fullmatch(r"[-:| ]+", lines[1]):
-        raise UsageError(f"tables: a table must have a rule below its head, got {lines[1].strip()} in {page}")
+        raise UsageError(
+            f"tables: a table must have a rule below its head, got {lines[1].strip()} in {page}"
+        )
     head, *rows = [[cell.strip() for cell in _BAR.split(line)] for line in lines[:1] + lines[2:]]
     recipe = next((match[1] for name in head if (match := _RECIPE.fullmatch(name))), None)
     if recipe is None:
@@ -404,12 +449,16 @@ def _read(page: Path, table: str, *, typed: Sequence[str]) -> tuple[list[str], l
     named = []
     for row in rows:
         if len(row) != len(head):
-            raise UsageError(f"tables: a row must have {len(head)} cells, got {' | '.join(row)} in {page}")
+            raise UsageError(
+                f"tables: a row must have {len(head)} cells, got {' | '.join(row)} in {page}"
+            )
         cells = dict(zip(head, row, strict=True))
         try:
             shlex.split(_command(cells))
         except ValueError as error:
-            raise UsageError(f"tables: a command must be one, got {_command(cells)} in {page}") from error
+            raise UsageError(
+                f"tables: a command must be one, got {_command(cells)} in {page}"
+            ) from error
         mark = cells.get("mark", "")
         if not re.fullmatch(r"(-?\d+(\.\d+)?)?", mark):
             raise UsageError(f"tables: a mark must be a number, got {mark} in {page}")
@@ -420,7 +469,9 @@ def _read(page: Path, table: str, *, typed: Sequence[str]) -> tuple[list[str], l
 def _runs_of(
     sections: Sequence[Section], recipe: str, command: str, seeds: Sequence[str]
 ) -> tuple[Group, Group, str] | None:
-    """Finds the latest group that a command has started, the base of its section, and the section's metric."""
+    """Finds the latest group that a command has started, the base of its section, and the section's
+    metric.
+    """
     wanted = _settings_of(shlex.split(command))
     candidates = []
     for section in sections:
@@ -430,20 +481,27 @@ def _runs_of(
     if not candidates:
         return None
     _, section, group = max(candidates, key=lambda candidate: candidate[0])
-    # The base may have been run again after its settings have changed: the later runs are those to compare with.
+    # The base may have been run again after its settings have changed: the later runs are those to
+    # compare with.
     base = section.base
     if base.commands:
         base = _latest(section, _settings_of(base.commands[0].words)) or base
 
     def chosen(group: Group) -> Group:
-        return replace(group, runs=tuple(run for run in group.runs if not seeds or run.seed in seeds))
+        return replace(
+            group, runs=tuple(run for run in group.runs if not seeds or run.seed in seeds)
+        )
 
     ours = chosen(group)
-    return (ours, ours if group is base else chosen(base), metric_of(section)) if ours.runs else None
+    return (
+        (ours, ours if group is base else chosen(base), metric_of(section)) if ours.runs else None
+    )
 
 
 def _latest(section: Section, wanted: frozenset[str]) -> Group | None:
-    """Returns the group of a section that was started last with these overrides; None where there is none."""
+    """Returns the group of a section that was started last with these overrides; None where there
+    is none.
+    """
     started = [
         group
         for group in section.groups

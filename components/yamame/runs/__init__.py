@@ -1,6 +1,8 @@
-"""What recipes share beside the other rooms: building the parts, and a run from its first to its last step.
+"""What recipes share beside the other rooms: building the parts, and a run from its first to its
+last step.
 
-`MLflowTracker` and `NullTracker` stand here as well because configurations in older checkpoints name them so.
+`MLflowTracker` and `NullTracker` stand here as well because configurations in older checkpoints
+name them so.
 """
 
 from yamame.runs.callbacks import Callback as Callback

@@ -4,9 +4,9 @@
     print(run.objective, run.path, run.progress.curve)
     print(yamame.evaluate(f"run={run.path}", "num_episodes=512")["score"])
 
-Overrides are those of the command line. A sweep is a loop; a search by another library calls `train` in its objective.
-Random numbers and Hydra belong to the process: calls from several threads wait for each other, and the caller's
-generators are left as they were.
+Overrides are those of the command line. A sweep is a loop; a search by another library calls
+`train` in its objective. Random numbers and Hydra belong to the process: calls from several threads
+wait for each other, and the caller's generators are left as they were.
 """
 
 import importlib.util
@@ -33,11 +33,11 @@ from yamame.cli.jobs import AlreadyDone
 from yamame.cli.nodes import check
 from yamame.cli.settings import SETTINGS
 from yamame.files.identity import key_of
-from yamame.installed import conf_dir, recipes_dir
 from yamame.runs.callbacks import Callback
 from yamame.runs.run import Run
 from yamame.runs.state import RunState
-from yamame.signals import Terminated
+from yamame.system.installed import conf_dir, recipes_dir
+from yamame.system.signals import Terminated
 from yamame.training import GlobalRNGState
 
 _PREFIX = "yamame.recipes"
@@ -45,7 +45,9 @@ _ALONE = threading.RLock()
 """Whoever composes and runs a recipe in this process has it."""
 
 
-def compose(*overrides: str, recipe: str = "train", config_dir: str | Path | None = None) -> DictConfig:
+def compose(
+    *overrides: str, recipe: str = "train", config_dir: str | Path | None = None
+) -> DictConfig:
     """The configuration that a command line would give, checked as a run would check it.
 
     Args:
@@ -96,7 +98,9 @@ def train(
 def _listed(callbacks: Any) -> Sequence[Callback]:
     if isinstance(callbacks, list | tuple):
         return callbacks
-    raise UsageError(f"callbacks: must be a list of yamame.Callback, got {type(callbacks).__name__}")
+    raise UsageError(
+        f"callbacks: must be a list of yamame.Callback, got {type(callbacks).__name__}"
+    )
 
 
 def evaluate(*overrides: str, config_dir: str | Path | None = None) -> dict[str, Any]:
@@ -149,8 +153,12 @@ class _Kept(Callback):
 
 
 @contextmanager
-def _composed(overrides: Sequence[str], recipe: str, config_dir: str | Path | None) -> Iterator[DictConfig]:
-    """The configuration; within the block Hydra's singleton tells what it would tell a recipe that it runs."""
+def _composed(
+    overrides: Sequence[str], recipe: str, config_dir: str | Path | None
+) -> Iterator[DictConfig]:
+    """The configuration; within the block Hydra's singleton tells what it would tell a recipe that
+    it runs.
+    """
     with _ALONE, _random_numbers_kept(), _told(overrides, recipe, config_dir) as cfg:
         yield cfg
 
@@ -167,7 +175,9 @@ def _random_numbers_kept() -> Iterator[None]:
 
 
 @contextmanager
-def _told(overrides: Sequence[str], recipe: str, config_dir: str | Path | None) -> Iterator[DictConfig]:
+def _told(
+    overrides: Sequence[str], recipe: str, config_dir: str | Path | None
+) -> Iterator[DictConfig]:
     load_recipe(recipe)
     prepare_process()
     for text in overrides:

@@ -21,10 +21,10 @@ from yamame.checks import require, require_at_least
 from yamame.cli.app import command
 from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
-from yamame.failures import tell_aside
 from yamame.files.config import flatten
 from yamame.normalization import LARGEST
 from yamame.runs.state import RunState
+from yamame.system.messages import print_stderr
 from yamame.tracking.history import FOLDER_TAG
 
 _LONG_WITHOUT_AN_END = 2000
@@ -34,12 +34,14 @@ _MOST_CLIPPED = 0.01
 
 
 class Callback:
-    """Is told what happens in a run, in the run's own thread; what it raises ends the run as a failure.
+    """Is told what happens in a run, in the run's own thread; what it raises ends the run as a
+    failure.
 
-    Override what you need. A callback may read everything of the run, call ``run.log`` and ``run.stop``, and register
-    what is to be closed with ``run.exits``. One that draws random numbers from torch's global generators, or changes
-    parameters, changes the run. One with ``state_dict`` and ``load_state_dict`` (plain data) is saved with every
-    checkpoint and restored when the run goes on.
+    Override what you need. A callback may read everything of the run, call ``run.log`` and
+    ``run.stop``, and register what is to be closed with ``run.exits``. One that draws random
+    numbers from torch's global generators, or changes parameters, changes the run. One with
+    ``state_dict`` and ``load_state_dict`` (plain data) is saved with every checkpoint and restored
+    when the run goes on.
     """
 
     def on_begin(self, run: RunState) -> None:
@@ -82,14 +84,20 @@ class Callbacks:
             getattr(callback, event)(run, *happened)
 
     def tell_all(self, run: RunState, event: str) -> None:
-        """As `tell`, but the others are told, too, where one raises; the first error is raised then."""
+        """As `tell`, but the others are told, too, where one raises; the first error is raised
+        then.
+        """
         with ExitStack() as stack:
             for callback in reversed(self.named.values()):
                 stack.callback(getattr(callback, event), run)
 
     def state_dict(self) -> dict[str, Any]:
         """The states of those that have one."""
-        return {name: each.state_dict() for name, each in self.named.items() if hasattr(each, "state_dict")}
+        return {
+            name: each.state_dict()
+            for name, each in self.named.items()
+            if hasattr(each, "state_dict")
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores `state_dict`; one that was not there stays as it is."""
@@ -102,7 +110,9 @@ class Tracking(Callback):
 
     def on_begin(self, run: RunState) -> None:
         """Opens the tracker's run."""
-        budget = {key: str(value) for key, value in flatten({"budget": run.config["budget"]}).items()}
+        budget = {
+            key: str(value) for key, value in flatten({"budget": run.config["budget"]}).items()
+        }
         description = f"    {command()}\n\nin `{run.path.resolve()}`"
         about = {"mlflow.note.content": description, FOLDER_TAG: str(run.path.resolve())}
         told = {"command": command(), "axis": run.progress.unit, "evaluated_on": run.novelty}
@@ -135,13 +145,15 @@ class RewardWarning(Callback):
         """Looks at the returns."""
         if not self.warned and not (episodes.returns.abs() <= LARGEST).all():
             self.warned = True
-            tell_aside(
+            print_stderr(
                 f"rewards that are NaN or beyond {LARGEST:g} are not learned from, episodes have such returns"
             )
 
 
 class EndlessWarning(Callback):
-    """Tells once that no episode has ended for long, without which there is nothing to learn from."""
+    """Tells once that no episode has ended for long, without which there is nothing to learn
+    from.
+    """
 
     steps, warned = 0, False
 
@@ -152,14 +164,16 @@ class EndlessWarning(Callback):
         num_envs = run.cfg.schedule.get("num_envs") or 1
         if self.steps >= _LONG_WITHOUT_AN_END * num_envs and not self.warned:
             self.warned = True
-            tell_aside(
+            print_stderr(
                 f"no episode has ended in {self.steps} steps, and only whole ones are learned from: bound them, with "
                 "env.time_limit, and evaluations with evaluation.max_steps"
             )
 
 
 class ClippedTargetsWarning(Callback):
-    """Warns once if more than a hundredth of the targets lie outside the bounds of binned critics."""
+    """Warns once if more than a hundredth of the targets lie outside the bounds of binned
+    critics.
+    """
 
     warned = False
 
@@ -169,7 +183,7 @@ class ClippedTargetsWarning(Callback):
         if share > _MOST_CLIPPED and not self.warned:
             self.warned = True
             returns = run.cfg.agent.returns
-            tell_aside(
+            print_stderr(
                 f"{share:.0%} of the critics' targets lie outside of agent.returns.min_return="
                 f"{returns.get('min_return')} and agent.returns.max_return={returns.get('max_return')} and are "
                 "clipped: widen these bounds, or lower agent.loss.reward_multiplier, which rewards are multiplied by"
@@ -180,8 +194,10 @@ class EarlyStopping(Callback):
     """Ends a run, in order, when its evaluations get no better, or are good enough.
 
     Args:
-        metric: A key of an evaluation's summary, as in ``evaluation.json``: ``success_mean``, ``return_mean``.
-        patience: Evaluations in a row that may be no better than the best before; None for any number.
+        metric: A key of an evaluation's summary, as in ``evaluation.json``: ``success_mean``,
+            ``return_mean``.
+        patience: Evaluations in a row that may be no better than the best before; None for any
+            number.
         threshold: Value at which the run has reached its aim; None for none.
         min_delta: By how much an evaluation must exceed the best to be better.
 
@@ -198,7 +214,12 @@ class EarlyStopping(Callback):
         min_delta: float = 0.0,
     ) -> None:
         require_at_least("EarlyStopping", 1, patience=1 if patience is None else patience)
-        self.metric, self.patience, self.threshold, self.min_delta = metric, patience, threshold, min_delta
+        self.metric, self.patience, self.threshold, self.min_delta = (
+            metric,
+            patience,
+            threshold,
+            min_delta,
+        )
         self.best, self.waited = float("-inf"), 0
 
     def on_begin(self, run: RunState) -> None:
@@ -232,10 +253,12 @@ class EarlyStopping(Callback):
 
 
 class CostLimit(Callback):
-    """Ends a run, in order, when it has taken so much processor time: after the iteration in which it does.
+    """Ends a run, in order, when it has taken so much processor time: after the iteration in which
+    it does.
 
     Args:
-        cpu_s: User and system seconds of the process and its children, those before a resume included.
+        cpu_s: User and system seconds of the process and its children, those before a resume
+            included.
 
     Raises:
         ValueError: ``cpu_s`` is not positive.

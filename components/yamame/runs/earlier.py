@@ -11,7 +11,8 @@ from yamame.files.identity import added
 
 
 def complete_env(config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """The environment of a saved configuration, with the settings that its version lacked as that version had them.
+    """The environment of a saved configuration, with the settings that its version lacked as that
+    version had them.
 
     Args:
         config: The whole configuration.
@@ -26,9 +27,11 @@ def complete_env(config: Mapping[str, Any], known: Collection[str]) -> dict[str,
 
 
 def write_out_split(cfg: DictConfig) -> None:
-    """Sets ``env.split_by``, where the class takes it and the configuration leaves it to the class, in place.
+    """Sets ``env.split_by``, where the class takes it and the configuration leaves it to the class,
+    in place.
 
-    A saved configuration without it would be taken for one of an earlier version, which had another default.
+    A saved configuration without it would be taken for one of an earlier version, which had another
+    default.
     """
     parameter = parameters_of(target_of(cfg.env)).get("split_by")
     if parameter is not None and "split_by" not in cfg.env:

@@ -9,13 +9,13 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from torchrl.envs import EnvBase
 
-from yamame import ranks
+from yamame import distributed
 from yamame.cli.nodes import plain, target_of
 from yamame.cli.validation import parameters_of
-from yamame.failures import tell_aside
 from yamame.files.config import flatten
 from yamame.replay.disk.files import read_manifests
 from yamame.runs.earlier import complete_env
+from yamame.system.messages import print_stderr
 
 NOTHING = "new seeds; training may meet the same tasks"
 """Text for evaluations in which nothing but seeds is known to be new."""
@@ -36,10 +36,11 @@ def what_is_new(
 ) -> str:
     """Describes in a few words what the tasks of an evaluation have that those of training lack.
 
-    An environment says it in its attribute ``novelty``, a text such as ``"new mazes"`` (`yamame_envs.ContextEnv`). The
-    text holds if training plays another side of its ``split`` with the same ``split_by``, and all other settings are
-    the same. With other settings (another size, more goals) they are named instead: what is known or new in such
-    tasks depends on the environment.
+    An environment says it in its attribute ``novelty``, a text such as ``"new mazes"``
+    (`yamame_envs.ContextEnv`). The text holds if training plays another side of its ``split`` with
+    the same ``split_by``, and all other settings are the same. With other settings (another size,
+    more goals) they are named instead: what is known or new in such tasks depends on the
+    environment.
 
     Args:
         cfg: The configuration; ``evaluation.env`` changes its environment in evaluations.
@@ -47,7 +48,8 @@ def what_is_new(
         trained: Settings of the environment in training, if they are not ``cfg.env``.
         trained_trials: Settings of repeated trials in training, if they are not ``cfg.trials``.
         replay: Folder of the trajectories of the run, if it is known.
-        is_older: Whether a version began the run that did not reject held-out instructions when relabelling.
+        is_older: Whether a version began the run that did not reject held-out instructions when
+            relabelling.
     """
     novelty = getattr(env, "novelty", None)
     trained = plain(cfg.env) if trained is None else trained
@@ -58,7 +60,9 @@ def what_is_new(
         return f"another setting than in training: {', '.join(changed)}"
     if not isinstance(novelty, str) or not _is_apart(cfg, trained) or other_splits(cfg):
         return NOTHING
-    may_leak = "world_hash" in env.observation_spec.keys() and (is_older or lacks_worlds(replay, env))
+    may_leak = "world_hash" in env.observation_spec.keys() and (
+        is_older or lacks_worlds(replay, env)
+    )
     if may_leak and OmegaConf.select(cfg, "relabel.strategy") != "none":
         novelty = f"{novelty}, {RELABELLED}"
     return f"{novelty}, {IN_DATA}" if _is_of_unknown_tasks(cfg) else novelty
@@ -66,12 +70,16 @@ def what_is_new(
 
 def _played(cfg: DictConfig) -> dict[str, Any]:
     """Settings of the environment in evaluations."""
-    merged = OmegaConf.merge(OmegaConf.create(plain(cfg.env)), OmegaConf.create(plain(cfg.evaluation.env)))
+    merged = OmegaConf.merge(
+        OmegaConf.create(plain(cfg.env)), OmegaConf.create(plain(cfg.evaluation.env))
+    )
     return plain(merged)
 
 
 def _is_apart(cfg: DictConfig, trained: Mapping[str, Any]) -> bool:
-    """Return whether evaluations play another side of the split than training; true of an environment without one."""
+    """Return whether evaluations play another side of the split than training; true of an
+    environment without one.
+    """
     known = parameters_of(target_of(cfg.env))
     (side, by), (other_side, other_by) = (
         [node.get(name, known[name].default) if name in known else None for name in _SETTINGS]
@@ -83,7 +91,8 @@ def _is_apart(cfg: DictConfig, trained: Mapping[str, Any]) -> bool:
 def _changed_settings(
     cfg: DictConfig, part: str, trained: Mapping[str, Any], played: Mapping[str, Any]
 ) -> list[str]:
-    """Names the settings of a part, ``env`` or ``trials``, that evaluations change, with both values.
+    """Names the settings of a part, ``env`` or ``trials``, that evaluations change, with both
+    values.
 
     A setting that one side leaves to the class has the default of its constructor.
     """
@@ -108,7 +117,9 @@ def _changed_settings(
 
 
 def lacks_worlds(replay: Path | None, env: EnvBase) -> bool:
-    """Return whether stored trajectories lack the hashes that ``env`` writes, as those of earlier versions do."""
+    """Return whether stored trajectories lack the hashes that ``env`` writes, as those of earlier
+    versions do.
+    """
     if replay is None or "world_hash" not in env.observation_spec.keys():
         return False
     try:
@@ -120,20 +131,24 @@ def lacks_worlds(replay: Path | None, env: EnvBase) -> bool:
 
 
 def tell_other_splits(cfg: DictConfig) -> None:
-    """Warns of data of other runs with another split, where evaluations are said to play new tasks."""
+    """Warns of data of other runs with another split, where evaluations are said to play new
+    tasks.
+    """
     own = plain(cfg.env)
     claims_new_tasks = _is_apart(cfg, own) and not _changed_settings(cfg, "env", own, _played(cfg))
-    if not claims_new_tasks or not ranks.is_first():
+    if not claims_new_tasks or not distributed.is_rank0():
         return
     if others := other_splits(cfg):
         split = _text({name: own[name] for name in _SETTINGS if name in own})
-        tell_aside(
+        print_stderr(
             f"data: {'; '.join(others)}; this run has {split}, so the training data may contain evaluation tasks"
         )
 
 
 def other_splits(cfg: DictConfig) -> list[str]:
-    """The runs of ``data=runs`` that split the tasks of the same environment otherwise, with how they do."""
+    """The runs of ``data=runs`` that split the tasks of the same environment otherwise, with how
+    they do.
+    """
     env, known, others = plain(cfg.env), parameters_of(target_of(cfg.env)), []
     for folder, config in _sources(cfg):
         if config is None or config["env"].get("_target_") != env["_target_"]:
@@ -152,7 +167,9 @@ def _is_of_unknown_tasks(cfg: DictConfig) -> bool:
         return False
     found = list(_sources(cfg))
     env = cfg.env["_target_"]
-    return not found or any(config is None or config["env"].get("_target_") != env for _, config in found)
+    return not found or any(
+        config is None or config["env"].get("_target_") != env for _, config in found
+    )
 
 
 def _source(cfg: DictConfig) -> Any:
@@ -167,7 +184,9 @@ def _sources(cfg: DictConfig) -> list[tuple[str, dict[str, Any] | None]]:
         return []
     paths = source["path"]
     patterns = [paths] if isinstance(paths, str) else paths or []
-    folders = [name for pattern in patterns for name in sorted(glob.glob(os.path.expanduser(pattern)))]
+    folders = [
+        name for pattern in patterns for name in sorted(glob.glob(os.path.expanduser(pattern)))
+    ]
     return [(folder, _config_of(Path(folder))) for folder in folders]
 
 
@@ -182,7 +201,9 @@ def _config_of(folder: Path) -> dict[str, Any] | None:
                 )  # interpolations of a file are not resolved
             except Exception:  # whatever a damaged file makes the parser raise
                 return None
-            return config if isinstance(config, dict) and isinstance(config.get("env"), dict) else None
+            return (
+                config if isinstance(config, dict) and isinstance(config.get("env"), dict) else None
+            )
     return None
 
 

@@ -1,4 +1,6 @@
-"""Files of a run: configuration, artifacts for the tracker, ``summary.json``, traceback of a failure."""
+"""Files of a run: configuration, artifacts for the tracker, ``summary.json``, traceback of a
+failure.
+"""
 
 import contextlib
 import shlex
@@ -11,31 +13,35 @@ import torch
 from omegaconf import OmegaConf
 from torchrl.envs import EnvBase
 
-from yamame import ranks
+from yamame import distributed
 from yamame.checks import UsageError
 from yamame.cli.jobs import is_job, is_part, resuming_command, tell
 from yamame.deploy import Interface, load
-from yamame.failures import OutsideError, tell_aside
 from yamame.files.atomic import atomic_writer, read_json, write_json
 from yamame.files.checkpoint import LoadedCheckpoint
 from yamame.files.identity import belongs_to_a_machine, differing
 from yamame.files.trusted import own_modules
-from yamame.installed import recipe_command
 from yamame.report.figures import learning_curve, write_gif
 from yamame.report.terminal import print_columns
 from yamame.runs.held_out import render_held_out
 from yamame.runs.state import RunState
+from yamame.system.installed import recipe_command
+from yamame.system.messages import OutsideError, print_stderr
 from yamame.tracking.summary import Status, build_summary, versions
 
 
 def facts(env: EnvBase) -> dict[str, Any]:
-    """Return metadata stored with a checkpoint: threads, versions, the agent's observations and actions."""
+    """Return metadata stored with a checkpoint: threads, versions, the agent's observations and
+    actions.
+    """
     machine = {"threads": torch.get_num_threads(), "versions": versions()}
     return {"machine": machine, "interface": Interface.of(env).encode()}
 
 
 def log_artifacts(run: RunState) -> None:
-    """Hands the tracker what a person looks at (curve, video, table, configuration, checkpoints), and the agent."""
+    """Hands the tracker what a person looks at (curve, video, table, configuration, checkpoints),
+    and the agent.
+    """
     curve, unit, log = run.progress.curve, run.progress.unit, run.tracker.log_artifact
     name = "success" if "success_mean" in curve[-1] else "return"
     columns = (unit, f"{name}_mean", f"{name}_low", f"{name}_high")
@@ -46,7 +52,9 @@ def log_artifacts(run: RunState) -> None:
     if frames is not None:
         log(write_gif(run.path / "episodes.gif", frames))
     # Episodes of one evaluation may have had fewer trials than those of another.
-    run.tracker.log_table("evaluation.json", {key: [p.get(key) for p in curve] for key in curve[-1]})
+    run.tracker.log_table(
+        "evaluation.json", {key: [p.get(key) for p in curve] for key in curve[-1]}
+    )
     log(run.path / "config.yaml")
     for checkpoint in {run.checkpoints.last, run.checkpoints.best}:
         if checkpoint is not None:
@@ -56,7 +64,7 @@ def log_artifacts(run: RunState) -> None:
             run.path / "model", lambda folder: _save_model(run, folder), step=run.progress.step
         )
     except UsageError as error:  # one that a CPU cannot build, say
-        tell_aside(f"{run.name}: there is no MLflow model of it: {error}")
+        print_stderr(f"{run.name}: there is no MLflow model of it: {error}")
 
 
 def _save_model(run: RunState, folder: Path) -> None:
@@ -66,7 +74,9 @@ def _save_model(run: RunState, folder: Path) -> None:
 
 
 def keep_traceback(run: RunState, error: BaseException | None) -> None:
-    """Keeps the traceback of a failure of the outside world, of which the command line shows one line."""
+    """Keeps the traceback of a failure of the outside world, of which the command line shows one
+    line.
+    """
     if isinstance(error, OSError | OutsideError):
         error.add_note("once that is mended, resume=true goes on")
         path = run.path / "error.txt"
@@ -82,13 +92,15 @@ def write_config(run: RunState) -> None:
 
 
 def tell_changes(run: RunState, before: LoadedCheckpoint) -> None:
-    """Prints what has changed since the former session: a smaller budget, other conditions of the machine."""
+    """Prints what has changed since the former session: a smaller budget, other conditions of the
+    machine.
+    """
     old, new, changes = before.config["budget"], run.config["budget"], {}
     if any(new[key] is not None and (old[key] is None or new[key] < old[key]) for key in new):
         changes["with a smaller budget"] = (old, new)
     for how, pair in changes.items():
         if others := differing(*pair, but_for=lambda key: False):
-            tell_aside(f"{run.name}: goes on {how}: {'; '.join(others)}")
+            print_stderr(f"{run.name}: goes on {how}: {'; '.join(others)}")
     conditions = [
         *differing(
             _with_own_device(before.config),
@@ -99,7 +111,7 @@ def tell_changes(run: RunState, before: LoadedCheckpoint) -> None:
     ]
     if conditions:
         how = "resumed with other settings; results may differ in the last bits"
-        tell_aside(f"{run.name}: {how}: {'; '.join(conditions)}")
+        print_stderr(f"{run.name}: {how}: {'; '.join(conditions)}")
 
 
 def _with_own_device(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,14 +125,16 @@ def read_summary(run: RunState) -> dict[str, Any]:
     try:
         return read_json(path) if path.exists() else {}
     except UsageError as error:
-        tell_aside(f"{error}; it is written anew at the end")
+        print_stderr(f"{error}; it is written anew at the end")
         return {}
 
 
 def reopen_summary(run: RunState) -> None:
     """Takes back how the session before has ended, for the run goes on."""
     path = run.path / "summary.json"
-    with contextlib.suppress(FileNotFoundError, UsageError):  # a damaged one was told when the run was opened
+    with contextlib.suppress(
+        FileNotFoundError, UsageError
+    ):  # a damaged one was told when the run was opened
         write_json(path, {**read_json(path), "status": "RUNNING"})
 
 
@@ -164,15 +178,19 @@ def _whole(number: float | None) -> int | None:
 
 
 def ended_by(run: RunState) -> str | None:
-    """The limit of the budget that is reached, or why the run was stopped before; None if it is not over."""
+    """The limit of the budget that is reached, or why the run was stopped before; None if it is not
+    over.
+    """
     limit = run.budget.ended(env_steps=run.progress.env_steps, updates=run.progress.updates)
     return run.progress.stopped or (limit and f"budget.{limit}={getattr(run.budget, limit)}")
 
 
 def next_steps(run: RunState, status: Status) -> list[str]:
-    """Return commands and pages to print at the end: to resume the run, view it, or play its agent."""
+    """Return commands and pages to print at the end: to resume the run, view it, or play its
+    agent.
+    """
     goes_on = status != "FINISHED" and run.checkpoints.last is not None
-    steps = [resuming_command(ranks.world())] if goes_on else []
+    steps = [resuming_command(distributed.world_size())] if goes_on else []
     steps.append("  # ".join(run.tracker.pages()))
     if run.checkpoints.last is not None:
         packages = [*(run.cfg.get("trust") or []), *own_modules(run.config["env"])]

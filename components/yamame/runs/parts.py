@@ -1,7 +1,8 @@
-"""Parts of a run: each function builds one from the run's configuration and the parts that it needs.
+"""Parts of a run: each function builds one from the run's configuration and the parts that it
+needs.
 
-In a run of several processes (`yamame.ranks`), each process gets its share of the environments, the batch and the
-replay capacity, and a seed of its own.
+In a run of several processes (`yamame.distributed`), each process gets its share of the
+environments, the batch and the replay capacity, and a seed of its own.
 """
 
 from functools import partial
@@ -11,7 +12,7 @@ from typing import Any
 from tensordict import TensorDict, TensorDictBase
 from torchrl.envs import EnvBase
 
-from yamame import ranks
+from yamame import distributed
 from yamame.agent import InContextAgent
 from yamame.cli.nodes import instantiate
 from yamame.collectors import Collector
@@ -26,16 +27,18 @@ def build_envs(run: Run) -> tuple[EnvBase, EnvBase]:
     """Seed all random number generators, then build the environments.
 
     Returns:
-        The environment of training, and that of the held-out tasks. Both are closed when the run ends.
+        The environment of training, and that of the held-out tasks. Both are closed when the run
+        ends.
 
     Raises:
-        UsageError: The budget ends before the first update, or an episode is longer than the replay buffer.
+        UsageError: The budget ends before the first update, or an episode is longer than the replay
+            buffer.
     """
     cfg = run.cfg
-    seed = ranks.own_seed(cfg.seed)
+    seed = distributed.rank_seed(cfg.seed)
     seed_everything(seed)
 
-    num_envs = ranks.part(cfg.schedule.num_envs, "schedule.num_envs")
+    num_envs = distributed.shard(cfg.schedule.num_envs, "schedule.num_envs")
     env = run.closing(build.build_env(cfg, num_envs=num_envs, seed=seed))
     held_out = run.closing(held_out_env(cfg))
     build.check_lengths(cfg, env)
@@ -43,8 +46,10 @@ def build_envs(run: Run) -> tuple[EnvBase, EnvBase]:
 
 
 def build_agent_and_learner(run: Run, env: EnvBase) -> tuple[InContextAgent, Learner]:
-    """Build an agent that fits an environment, equal in all processes, and the learner that updates it."""
-    agent = ranks.equal(build.build_agent(run.cfg, env))
+    """Build an agent that fits an environment, equal in all processes, and the learner that updates
+    it.
+    """
+    agent = distributed.broadcast_parameters(build.build_agent(run.cfg, env))
     return agent, build.build_learner(run.cfg, agent, guard=run.guard, budget=run.budget)
 
 
@@ -52,23 +57,30 @@ def build_replay(run: Run, env: EnvBase) -> tuple[Any, Any]:
     """Build the replay buffer and the source of batches.
 
     Returns:
-        The buffer, and the source: the buffer itself, or a mixture of it and of data (``data=...``).
+        The buffer, and the source: the buffer itself, or a mixture of it and of data
+        (``data=...``).
     """
     path = replay_folder(run)
     transform = build.build_transform(run.cfg, env, resumed=path if run.resumed else None)
-    replay = build.build_replay(run.cfg, path, transform=transform, owner=run.name, resume=run.resumed)
-    source = build.build_source(run.cfg, env, replay=replay, transform=transform, progress=run.progress)
+    replay = build.build_replay(
+        run.cfg, path, transform=transform, owner=run.name, resume=run.resumed
+    )
+    source = build.build_source(
+        run.cfg, env, replay=replay, transform=transform, progress=run.progress
+    )
     return replay, source
 
 
 def replay_folder(run: Run) -> Path:
     """Return the folder of this process's replay buffer."""
-    return ranks.own_folder(run.path / "replay")
+    return distributed.rank_dir(run.path / "replay")
 
 
 def build_batches(run: Run, source: Any) -> Prefetcher:
-    """Build the prefetcher that samples batches from a source and moves them to the learner's device."""
-    batch_size = ranks.part(run.cfg.schedule.batch_size, "schedule.batch_size")
+    """Build the prefetcher that samples batches from a source and moves them to the learner's
+    device.
+    """
+    batch_size = distributed.shard(run.cfg.schedule.batch_size, "schedule.batch_size")
     return Prefetcher(partial(source.sample, batch_size), run.cfg.device)
 
 

@@ -25,12 +25,12 @@ _FEWEST = 10
 class ProgressBar(Callback):
     """Shows how far a run is.
 
-    It says what was built. In a terminal it then draws one bar. Elsewhere it prints one plain line per interval, with
-    the time of day and without control characters. Speeds are those of the last interval, so a resumed run does not
-    count what was done before.
+    It says what was built. In a terminal it then draws one bar. Elsewhere it prints one plain line
+    per interval, with the time of day and without control characters. Speeds are those of the last
+    interval, so a resumed run does not count what was done before.
 
-    The bar follows the limit of the budget that is nearest. Of a collector that plays beside the learner it tells which
-    share of the last interval the learner waited for it.
+    The bar follows the limit of the budget that is nearest. Of a collector that plays beside the
+    learner it tells which share of the last interval the learner waited for it.
 
     Args:
         interval_s: Seconds between two plain lines, and between two readings of the speed.
@@ -51,7 +51,9 @@ class ProgressBar(Callback):
         self._told = False
         # Time, environment steps, updates, and seconds that the learner has waited.
         self._last: tuple[float, int, int, float] | None = None
-        self._speeds: tuple[float, float, float] | None = None  # none before the first interval has passed
+        self._speeds: tuple[float, float, float] | None = (
+            None  # none before the first interval has passed
+        )
         self._bar: Progress | None = None
 
     def on_begin(self, run: RunState) -> None:
@@ -88,7 +90,9 @@ class ProgressBar(Callback):
         self._line(f"evaluation after {at}: {name} {shown} ({about})")
 
     def on_log(self, run: RunState, metrics: Mapping[str, float], step: int) -> None:
-        """Tells where the run is, and how its episodes end; what is not known yet is shown as a dash."""
+        """Tells where the run is, and how its episodes end; what is not known yet is shown as a
+        dash.
+        """
         env_steps, updates = run.progress.env_steps, run.progress.updates
         waited = metrics.get("collector/waited_s")
         present = (self._clock(), env_steps, updates, waited or 0.0)
@@ -97,7 +101,9 @@ class ProgressBar(Callback):
         elapsed = present[0] - self._last[0]
         due = elapsed > 0 and elapsed >= self.interval_s
         if due:
-            steps, made, idle = (new - old for new, old in zip(present[1:], self._last[1:], strict=True))
+            steps, made, idle = (
+                new - old for new, old in zip(present[1:], self._last[1:], strict=True)
+            )
             self._speeds, self._last = (steps / elapsed, made / elapsed, idle / elapsed), present
         if self._bar is None and not due and self._told:
             return
@@ -124,7 +130,9 @@ class ProgressBar(Callback):
         if self._bar is None:
             self._line("  ".join(parts))
         else:
-            self._bar.update(self._bar.task_ids[0], completed=fraction, description="  ".join(parts))
+            self._bar.update(
+                self._bar.task_ids[0], completed=fraction, description="  ".join(parts)
+            )
 
     def _line(self, text: str) -> None:
         """Prints a line; in a log with the time of day."""
@@ -150,8 +158,8 @@ def built(run: RunState) -> str:
 def _recent(run: RunState) -> str:
     """Format the mean outcome of recent episodes, and their number while it is below `RECENT`.
 
-    The first episodes to end are the shortest, often the successful ones. So there is a dash until as many episodes
-    have ended as there are environments, at least `_FEWEST` and at most `RECENT`.
+    The first episodes to end are the shortest, often the successful ones. So there is a dash until
+    as many episodes have ended as there are environments, at least `_FEWEST` and at most `RECENT`.
     """
     name, episodes = run.progress.outcome_is, len(run.progress.outcomes)
     num_envs = run.config["schedule"].get("num_envs") or 0

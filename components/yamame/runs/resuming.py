@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from yamame import ranks
+from yamame import distributed
 from yamame.checks import UsageError
 from yamame.cli.jobs import AlreadyDone
 from yamame.files.checkpoint import LoadedCheckpoint
@@ -11,7 +11,7 @@ from yamame.files.identity import compare_config, differing, leaves_what_was_don
 from yamame.files.run_directory import RunDirectory, SharedDirectory
 from yamame.runs import outcome
 from yamame.runs.state import RunState
-from yamame.signals import end_if_noted
+from yamame.system.signals import exit_if_received
 
 
 def claim(run: RunState, mode: bool | Literal["auto"]) -> RunDirectory:
@@ -19,10 +19,12 @@ def claim(run: RunState, mode: bool | Literal["auto"]) -> RunDirectory:
     setting, claimed = run.cfg.run, []
 
     def open_it() -> bool:
-        claimed.append(RunDirectory.open(setting.root, run.name, resume=mode, overwrite=setting.overwrite))
+        claimed.append(
+            RunDirectory.open(setting.root, run.name, resume=mode, overwrite=setting.overwrite)
+        )
         return claimed[0].resumed
 
-    resumed = ranks.first(open_it)
+    resumed = distributed.on_rank0(open_it)
     return claimed[0] if claimed else SharedDirectory(run.path, resumed=resumed)
 
 
@@ -30,7 +32,8 @@ def goes_on(run: RunState, *, unless_done: bool) -> bool:
     """Return whether there is a checkpoint to resume from.
 
     Raises:
-        UsageError: The run is finished and its checkpoints are gone, or its configuration is another one.
+        UsageError: The run is finished and its checkpoints are gone, or its configuration is
+            another one.
         AlreadyDone: Nothing is left to do, and the run is to go on ``unless_done``.
     """
     summary = outcome.read_summary(run)
@@ -44,11 +47,15 @@ def goes_on(run: RunState, *, unless_done: bool) -> bool:
         return False
     saved = run.checkpoints.read_config()
     compare_config(saved, run.config)
-    if unless_done and is_finished and not differing(saved, run.config, but_for=leaves_what_was_done):
+    if (
+        unless_done
+        and is_finished
+        and not differing(saved, run.config, but_for=leaves_what_was_done)
+    ):
         loaded = run.checkpoints.load({"progress": run.progress, "budget": run.budget})
         _forget_stop(run, saved)
         counted = {"env_steps": run.progress.env_steps, "updates": run.progress.updates}
-        end_if_noted()
+        exit_if_received()
         if run.spends(**counted) and counted.items() <= summary.items():
             run.objective = loaded.metric or 0.0
             raise AlreadyDone(run)
@@ -57,8 +64,8 @@ def goes_on(run: RunState, *, unless_done: bool) -> bool:
 
 def restore(run: RunState) -> LoadedCheckpoint:
     """Restores the last checkpoint that can be: the first rank finds it, the others follow."""
-    loaded = ranks.first(lambda: run.checkpoints.load(run.components))
-    if not ranks.is_first():
+    loaded = distributed.on_rank0(lambda: run.checkpoints.load(run.components))
+    if not distributed.is_rank0():
         run.checkpoints.load(run.components, which=run.checkpoints.path(loaded.step))
     _forget_stop(run, loaded.config)
     return loaded

@@ -1,4 +1,6 @@
-"""One run from its first to its last step: what recipes share beside the loop that each of them has on its page."""
+"""One run from its first to its last step: what recipes share beside the loop that each of them has
+on its page.
+"""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -11,16 +13,14 @@ from omegaconf import DictConfig
 from torch import Tensor
 from torchrl.envs import EnvBase
 
-from yamame import ranks, signals
+from yamame import distributed
 from yamame.agent import InContextPolicy
-from yamame.budget import Budget
 from yamame.checks import UsageError
 from yamame.cli.jobs import resume_mode, say
 from yamame.cli.names import run_name
 from yamame.cli.nodes import instantiate, plain
 from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
-from yamame.failures import OutsideError, tell_aside
 from yamame.files.checkpoint import Checkpointer, LoadedCheckpoint
 from yamame.files.run_directory import RunDirectory
 from yamame.report.expected import Expected
@@ -31,6 +31,9 @@ from yamame.runs.earlier import write_out_split
 from yamame.runs.held_out import play_held_out, score
 from yamame.runs.novelty import what_is_new
 from yamame.runs.state import RunState
+from yamame.system import signals
+from yamame.system.budget import Budget
+from yamame.system.messages import OutsideError, print_stderr
 from yamame.tracking.costs import CostMeter
 from yamame.tracking.summary import run_status
 from yamame.training import GlobalRNGState
@@ -54,12 +57,12 @@ class Run(RunState):
                 run.evaluate_and_save()
             objective = run.finish()
 
-    Until `begin` has succeeded nothing is decided: a ``ValueError`` of what is built is raised as a `UsageError`, and
-    the directory is as it was before. From then on ``summary.json`` and the tracker say how the run ended, however it
-    ends.
+    Until `begin` has succeeded nothing is decided: a ``ValueError`` of what is built is raised as a
+    `UsageError`, and the directory is as it was before. From then on ``summary.json`` and the
+    tracker say how the run ended, however it ends.
 
-    A signal that asks the run to end (`yamame.signals`) is noted, and acted upon by `begin`, `ended`, `end_if_asked`
-    and evaluations.
+    A signal that asks the run to end (`yamame.system.signals`) is noted, and acted upon by `begin`,
+    `ended`, `end_if_asked` and evaluations.
 
     Args:
         cfg: The composed configuration of a recipe.
@@ -67,8 +70,9 @@ class Run(RunState):
         callbacks: Are told what happens, after the tracker, the bar and those of the configuration.
 
     Raises:
-        UsageError: The budget or what is expected cannot be, or the tracker refuses its settings. On entering, what
-            `RunDirectory.open` and `compare_config` refuse, or a run is finished and its checkpoints are gone.
+        UsageError: The budget or what is expected cannot be, or the tracker refuses its settings.
+            On entering, what `RunDirectory.open` and `compare_config` refuse, or a run is finished
+            and its checkpoints are gone.
         AlreadyDone: On entering, ``resume`` is auto and nothing is left to do.
     """
 
@@ -84,8 +88,8 @@ class Run(RunState):
     ) -> None:
         write_out_split(cfg)
         self.cfg, self.config = cfg, plain(cfg)
-        if ranks.world() > 1:
-            self.config["processes"] = ranks.world()  # a run goes on with as many
+        if distributed.world_size() > 1:
+            self.config["processes"] = distributed.world_size()  # a run goes on with as many
         machine.check_machine(cfg)
         self.name = run_name(cfg)
         self.path = Path(cfg.run.root) / self.name
@@ -96,14 +100,18 @@ class Run(RunState):
         self.progress = Progress(unit)
         try:
             share = cfg.schedule.max_refused
-            tell = tell_aside if ranks.is_first() else lambda line: None
+            tell = print_stderr if distributed.is_rank0() else lambda line: None
             self.guard = NonFiniteGuard(self.path, max_refused=share, config=self.config, tell=tell)
         except ValueError as error:
             raise UsageError(f"schedule.max_refused: {error}") from error
         self.tracker = instantiate(cfg.logger)
-        self.callbacks = build_callbacks(cfg, callbacks) if ranks.is_first() else Callbacks({})
+        self.callbacks = (
+            build_callbacks(cfg, callbacks) if distributed.is_rank0() else Callbacks({})
+        )
         kept = cfg.checkpoint.keep
-        self.checkpoints = Checkpointer(self.path / "checkpoints", keep_last=kept, config=self.config)
+        self.checkpoints = Checkpointer(
+            self.path / "checkpoints", keep_last=kept, config=self.config
+        )
         self.resumed = False
         self.objective = None
         self._saved: tuple[int, int] | None = None
@@ -112,11 +120,13 @@ class Run(RunState):
     def __enter__(self) -> Self:
         mode = resume_mode(self.cfg)
         with ExitStack() as entered:
-            entered.enter_context(signals.stopping(at_once=False))
+            entered.enter_context(signals.handling(at_once=False))
             self.directory = resuming.claim(self, mode)
             entered.callback(self.directory.close)
             is_auto = mode == "auto"
-            if self.directory.resumed and ranks.first(lambda: resuming.goes_on(self, unless_done=is_auto)):
+            if self.directory.resumed and distributed.on_rank0(
+                lambda: resuming.goes_on(self, unless_done=is_auto)
+            ):
                 self.resumed = True
                 say("resumed")
             self._entered = entered.pop_all()  # closes the directory, then hears no signals
@@ -135,24 +145,33 @@ class Run(RunState):
         held_out: EnvBase,
         on_saved: Callable[[], None] = lambda: None,
     ) -> None:
-        """Restores the last checkpoint, or writes the configuration of a new run, and opens the tracker.
+        """Restores the last checkpoint, or writes the configuration of a new run, and opens the
+        tracker.
 
         A run that goes on stays as it was if any of this fails.
 
         Args:
-            components: What a checkpoint holds beside what the run has itself: all that the next step depends on.
+            components: What a checkpoint holds beside what the run has itself: all that the next
+                step depends on.
             policy: What is evaluated; it shares the parameters that are learned.
             held_out: Environment of the held-out tasks.
             on_saved: Called when a checkpoint is on disk.
         """
         self.end_if_asked()
         self.policy, self.held_out, self.on_saved = policy, held_out, on_saved
-        self.novelty = what_is_new(self.cfg, held_out, replay=ranks.own_folder(self.path / "replay"))
+        self.novelty = what_is_new(
+            self.cfg, held_out, replay=distributed.rank_dir(self.path / "replay")
+        )
         self.costs = CostMeter()
-        own = {"progress": self.progress, "budget": self.budget, "costs": self.costs, "rng": GlobalRNGState()}
+        own = {
+            "progress": self.progress,
+            "budget": self.budget,
+            "costs": self.costs,
+            "rng": GlobalRNGState(),
+        }
         self.components = {**components, **own, "guard": self.guard, **outcome.facts(held_out)}
-        for name in _OF_EACH_RANK if ranks.world() > 1 else ():
-            self.components[name] = ranks.OfEachRank(self.components[name])
+        for name in _OF_EACH_RANK if distributed.world_size() > 1 else ():
+            self.components[name] = distributed.PerRank(self.components[name])
         self.guard.kept = {"agent": components["agent"]}
         before = None
         if self.resumed:
@@ -161,7 +180,7 @@ class Run(RunState):
         if not self.progress.outcomes:  # no episode has told which of the two it is
             tells_success = "success" in held_out.observation_spec.keys()
             self.progress.outcome_is = "success" if tells_success else "return"
-        ranks.first(lambda: self._open(before))
+        distributed.on_rank0(lambda: self._open(before))
         self.directory.begin()
         self.budget.start()
         if self.progress.evaluating:
@@ -182,56 +201,73 @@ class Run(RunState):
         (self.path / "error.txt").unlink(missing_ok=True)
 
     def ended(self) -> bool:
-        """Whether the budget is spent, where a checkpoint may be made; a run that was asked to ends here."""
+        """Whether the budget is spent, where a checkpoint may be made; a run that was asked to ends
+        here.
+        """
         self.end_if_asked()
         return self._spent()
 
     def is_last(self) -> bool:
         """Whether no update may follow the next one, whatever steps there are to learn from."""
         spent = self.spends(env_steps=0, updates=self.progress.updates + 1)
-        may = ranks.any_of(spent or signals.noted() is not None)
-        # A run whose budget is spent makes the updates of its last iteration now: no resumed run would.
-        return may and (ranks.any_of(spent) or not self._spent())
+        may = distributed.any_rank(spent or signals.received() is not None)
+        # A run whose budget is spent makes the updates of its last iteration now: no resumed run
+        # would.
+        return may and (distributed.any_rank(spent) or not self._spent())
 
     def _spent(self) -> bool:
-        return ranks.any_of(self.spends(env_steps=self.progress.env_steps, updates=self.progress.updates))
+        return distributed.any_rank(
+            self.spends(env_steps=self.progress.env_steps, updates=self.progress.updates)
+        )
 
     def end_if_asked(self) -> None:
-        """Ends the run if a signal has asked it to: saves a checkpoint, unless the last one holds this state.
+        """Ends the run if a signal has asked it to: saves a checkpoint, unless the last one holds
+        this state.
 
         Raises:
             Terminated: It was asked to.
         """
-        if ranks.any_of(signals.noted() is not None):
-            if self.directory.begun and self._saved != (self.progress.env_steps, self.progress.updates):
+        if distributed.any_rank(signals.received() is not None):
+            if self.directory.begun and self._saved != (
+                self.progress.env_steps,
+                self.progress.updates,
+            ):
                 self.save()
             raise signals.Terminated
 
     def end_within_iteration(self) -> None:
-        """As `end_if_asked`, where updates of an iteration are left that a resumed run would make."""
+        """As `end_if_asked`, where updates of an iteration are left that a resumed run would
+        make.
+        """
         if not self._spent():
             self.end_if_asked()
 
     def count(self, episodes: Episodes) -> Episodes:
         """Adds what all ranks collected to the counters, and returns it."""
-        episodes = Episodes.merged(ranks.gathered(episodes))
+        episodes = Episodes.merged(distributed.all_gather(episodes))
         self.progress.count(episodes)
         self.callbacks.tell(self, "on_collect", episodes)
         return episodes
 
     def updates_left(self) -> int:
-        """Updates that an iteration of ``schedule.updates_per_iteration`` has left; fewer than all in a resumed run."""
+        """Updates that an iteration of ``schedule.updates_per_iteration`` has left; fewer than all
+        in a resumed run.
+        """
         return int(self.cfg.schedule.updates_per_iteration) - len(self.progress.unlogged)
 
     def learned(self, metrics: Mapping[str, Tensor]) -> None:
-        """Counts an update that was made, and keeps what it wrote; one that was refused wrote nothing."""
+        """Counts an update that was made, and keeps what it wrote; one that was refused wrote
+        nothing.
+        """
         if metrics:
             self.progress.updates += 1
             self.progress.unlogged.append({key: value.float() for key, value in metrics.items()})
             self.callbacks.tell(self, "on_update", metrics)
 
     def metrics(self, collector: Mapping[str, float] | None = None) -> dict[str, float]:
-        """Means of what updates wrote since this was asked last, how episodes end, what a collector says of itself."""
+        """Means of what updates wrote since this was asked last, how episodes end, what a collector
+        says of itself.
+        """
         metrics = {f"train/{key}": value for key, value in self.progress.take_means().items()}
         if self.progress.outcome is not None:
             metrics["train/outcome"] = self.progress.outcome
@@ -256,7 +292,9 @@ class Run(RunState):
             self.save(result)
 
     def evaluate(self) -> EvaluationResult:
-        """Plays the held-out tasks and keeps the summary as a point of the curve; once for the same agent."""
+        """Plays the held-out tasks and keeps the summary as a point of the curve; once for the same
+        agent.
+        """
         curve, step = self.progress.curve, self.progress.step
         now = self.progress.env_steps, self.progress.updates
         if self._evaluated is not None and self._evaluated[0] == now:
@@ -285,8 +323,10 @@ class Run(RunState):
         self.progress.callbacks = self.callbacks.state_dict()
         self.progress.saved_at = step = self.progress.step
         metric = None if result is None else score(result)
-        components = {name: ranks.state_of(part) for name, part in self.components.items()}
-        path = ranks.first(lambda: self.checkpoints.save(components, step=step, metric=metric))
+        components = {name: distributed.state_of(part) for name, part in self.components.items()}
+        path = distributed.on_rank0(
+            lambda: self.checkpoints.save(components, step=step, metric=metric)
+        )
         self._saved = (self.progress.env_steps, self.progress.updates)
         self.on_saved()
         self.callbacks.tell(self, "on_saved", path)
@@ -295,24 +335,33 @@ class Run(RunState):
         """Evaluates, saves and hands artifacts to the tracker; returns the score."""
         result = self.evaluate()
         self.save(result)
-        ranks.first(lambda: outcome.log_artifacts(self))
+        distributed.on_rank0(lambda: outcome.log_artifacts(self))
         self.objective = score(result)
         return self.objective
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What summary.json says: how the run ended, its last evaluation, what it has cost; empty before its end."""
+        """What summary.json says: how the run ended, its last evaluation, what it has cost; empty
+        before its end.
+        """
         return outcome.read_summary(self)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         status = run_status(error)
-        if isinstance(error, signals.Terminated) and error.signal is not None and self.directory.begun:
+        if (
+            isinstance(error, signals.Terminated)
+            and error.signal is not None
+            and self.directory.begun
+        ):
             error.told = True
-            if ranks.is_first():
+            if distributed.is_rank0():
                 saved = f"{self.checkpoints.last} is saved"
-                tell_aside(f"{error.signal.name}: {saved}; resume=true goes on from there")
+                print_stderr(f"{error.signal.name}: {saved}; resume=true goes on from there")
         try:
             self.exits.__exit__(kind, error, trace)  # the tracker first, then environments
         except BaseException as raised:
@@ -320,12 +369,14 @@ class Run(RunState):
             if not (isinstance(error, OSError | OutsideError) and isinstance(raised, Exception)):
                 raise  # what fails after the disk did is not the cause
         finally:
-            if self.directory.begun and ranks.is_first():
+            if self.directory.begun and distributed.is_rank0():
                 with contextlib.suppress(*([] if error is None else [OSError])):
                     outcome.keep_traceback(self, error)
                     outcome.write_summary(self, status)
             self._entered.close()
             if self.directory.begun:
                 self.callbacks.tell_all(self, "on_end")
-        if isinstance(error, ValueError) and not (self.directory.begun or isinstance(error, UsageError)):
+        if isinstance(error, ValueError) and not (
+            self.directory.begun or isinstance(error, UsageError)
+        ):
             raise UsageError(str(error)) from error

@@ -9,11 +9,11 @@ from typing import Any
 from omegaconf import DictConfig
 from torchrl.envs import EnvBase
 
-from yamame import ranks
+from yamame import distributed
 from yamame.agent import InContextPolicy
-from yamame.budget import Budget
-from yamame.failures import tell_aside
 from yamame.files.checkpoint import Checkpointer
+from yamame.system.budget import Budget
+from yamame.system.messages import print_stderr
 from yamame.tracking.costs import CostMeter
 from yamame.tracking.tracker import Tracker
 from yamame.training.guard import NonFiniteGuard
@@ -21,7 +21,8 @@ from yamame.training.progress import Progress
 
 
 class RunState(ABC):
-    """State of a run. `yamame.runs.run.Run` adds its life: entering, beginning, learning, evaluating, ending.
+    """State of a run. `yamame.runs.run.Run` adds its life: entering, beginning, learning,
+    evaluating, ending.
 
     Attributes:
         cfg: Composed configuration of the recipe.
@@ -80,13 +81,14 @@ class RunState(ABC):
             reason: Reason, printed once and stored in the summary.
         """
         if self.progress.stopped is None:
-            tell_aside(f"{self.name}: stopped: {reason}")
+            print_stderr(f"{self.name}: stopped: {reason}")
         self.progress.stopped = reason
 
     def spends(self, **spent: int) -> bool:
-        """Return whether so many ``env_steps`` and ``updates`` reach the budget; always False except on rank 0.
+        """Return whether so many ``env_steps`` and ``updates`` reach the budget; always False
+        except on rank 0.
 
         The clock of rank 0 decides for all, as clocks differ.
         """
         ends = self.progress.stopped is not None or self.budget.ended(**spent) is not None
-        return ends and ranks.is_first()
+        return ends and distributed.is_rank0()

@@ -1,7 +1,9 @@
-"""A trained run, ready to play: its configuration, its environment and its agent with the learnt weights.
+"""A trained run, ready to play: its configuration, its environment and its agent with the learnt
+weights.
 
-Whatever does not fit together is a `UsageError` of one line that names the value: a run or a checkpoint that is not
-there, a file that is none, a setting that the environment does not take, weights of another shape.
+Whatever does not fit together is a `UsageError` of one line that names the value: a run or a
+checkpoint that is not there, a file that is none, a setting that the environment does not take,
+weights of another shape.
 """
 
 import dataclasses
@@ -55,7 +57,9 @@ class Trained:
 
     @property
     def task(self) -> str:
-        """The environment and its settings; two runs with the same text were trained for the same task."""
+        """The environment and its settings; two runs with the same text were trained for the same
+        task.
+        """
         config = plain(self.config)
         return " ".join(
             _described(node) for node in (config["env"], config.get("trials")) if node is not None
@@ -63,7 +67,9 @@ class Trained:
 
     @property
     def folder(self) -> Path | None:
-        """The run's directory, where results of playing it belong; None for a file, an id or a folder to send."""
+        """The run's directory, where results of playing it belong; None for a file, an id or a
+        folder to send.
+        """
         is_run = Path(self.source).is_dir() and agent_folder(self.source) is None
         return Path(self.source) if is_run else None
 
@@ -72,7 +78,9 @@ class Trained:
         return build_env(self.config, num_envs=num_envs, seed=seed, held_out=True)
 
     def what_is_new(self, env: EnvBase) -> str:
-        """What is new to the agent in the tasks of an environment of `build_env`, see `yamame.runs.novelty`."""
+        """What is new to the agent in the tasks of an environment of `build_env`, see
+        `yamame.runs.novelty`.
+        """
         replay = None if self.folder is None else self.folder / "replay"
         return what_is_new(
             self.config,
@@ -102,7 +110,9 @@ class Trained:
 
     @property
     def gammas(self) -> list[float]:
-        """The discount factors that the agent was trained with; the last one acts unless another is chosen."""
+        """The discount factors that the agent was trained with; the last one acts unless another is
+        chosen.
+        """
         return learned_gammas(self.config)
 
     def gamma_index(self, gamma: float) -> int:
@@ -132,15 +142,17 @@ def load_trained(
     """Reads a trained run.
 
     Args:
-        source: A run directory, a checkpoint file, the id of an MLflow run whose artifacts hold checkpoints, the folder
-            of an agent (`yamame.deploy.DeployedAgent.save_pretrained`), or ``zoo:NAME``.
+        source: A run directory, a checkpoint file, the id of an MLflow run whose artifacts hold
+            checkpoints, the folder of an agent (`yamame.deploy.DeployedAgent.save_pretrained`), or
+            ``zoo:NAME``.
         checkpoint: Which of a run's checkpoints: the one with the best evaluation, or the last one.
         tracking_uri: The MLflow store where a run id is looked for.
         device: Where the environment and the agent shall be.
         env: Settings of the environment to change, nested as in the configuration.
         trials: Settings of repeated trials to change.
         context_length: Timesteps that acting remembers, if not as many as in training.
-        trust: Packages whose classes and environments the run may name, beside ours, as ``["mylab."]``.
+        trust: Packages whose classes and environments the run may name, beside ours, as
+            ``["mylab."]``.
 
     Raises:
         UsageError: One line that names what is missing, does not fit, or is named without trust.
@@ -152,14 +164,17 @@ def load_trained(
     known = parameters_of(target_of(OmegaConf.create(config).env))
     is_older = "split_by" in known and "split_by" not in config["env"]
     trained_env = config["env"] = complete_env(config, known)
-    # Settings of held-out tasks become those of the environment, for what is asked here to come last.
+    # Settings of held-out tasks become those of the environment, for what is asked here to come
+    # last.
     held_out = config["evaluation"]["env"]
     config["evaluation"] = {**config["evaluation"], "env": {}}
     config["env"] = plain(OmegaConf.merge(config["env"], held_out, dict(env or {})))
     trained_trials = config.get("trials")
     if trials:
         if config.get("trials") is None:
-            raise UsageError(f"load_trained: {source} must have trials to change them, got {dict(trials)}")
+            raise UsageError(
+                f"load_trained: {source} must have trials to change them, got {dict(trials)}"
+            )
         config["trials"] = plain(OmegaConf.merge(config["trials"], dict(trials)))
     if context_length is not None:
         config["encoder"] = {**config["encoder"], "context_length": context_length}
@@ -180,7 +195,9 @@ def _read(
 
 
 def _check_config(source: str | Path, config: Any, trust: Sequence[str]) -> None:
-    """Refuses a configuration that is not whole, or names what a file may not name; nothing of it is used before."""
+    """Refuses a configuration that is not whole, or names what a file may not name; nothing of it
+    is used before.
+    """
     if not isinstance(config, dict) or not _BUILT.keys() <= config.keys():
         raise UsageError(
             f"load_trained: {source} must be a checkpoint of a training run, it has no configuration"
@@ -193,7 +210,8 @@ def _check_config(source: str | Path, config: Any, trust: Sequence[str]) -> None
 
 
 def load_asked(source: str, asked: Mapping[str, Any], key: str = "run") -> Trained:
-    """Reads a trained run as `load_trained` does, with those of its options that a recipe was asked for.
+    """Reads a trained run as `load_trained` does, with those of its options that a recipe was asked
+    for.
 
     Args:
         source: The run.
@@ -208,8 +226,12 @@ def load_asked(source: str, asked: Mapping[str, Any], key: str = "run") -> Train
 
 
 def _described(node: Mapping[str, Any]) -> str:
-    """A node of a configuration in one line; where its work is done does not count, nor that it has no twin's sight."""
-    silent = ("_target_", "workers") if node.get("observable") else ("_target_", "workers", "observable")
+    """A node of a configuration in one line; where its work is done does not count, nor that it has
+    no twin's sight.
+    """
+    silent = (
+        ("_target_", "workers") if node.get("observable") else ("_target_", "workers", "observable")
+    )
     kept = {key: value for key, value in node.items() if key not in silent}
     name = str(node["_target_"]).rpartition(".")[2]
     return f"{name}({', '.join(f'{key}={value}' for key, value in kept.items())})"

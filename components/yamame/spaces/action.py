@@ -17,7 +17,16 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from yamame.spaces.arrays import Array, child, first_wrong, from_one_hots, is_tree, range_text, text_of, whole
+from yamame.spaces.arrays import (
+    Array,
+    child,
+    first_wrong,
+    from_one_hots,
+    is_tree,
+    range_text,
+    text_of,
+    whole,
+)
 
 Kind = Literal["discrete", "multi_discrete", "multi_binary", "box"]
 
@@ -57,7 +66,9 @@ class Part:
         return list(values.astype(self.dtype).reshape(len(columns), *self.shape))
 
     def takes(self, shape: tuple[int, ...]) -> bool:
-        """Return whether one value may have this shape: its own, or one with or without a dimension of size 1."""
+        """Return whether one value may have this shape: its own, or one with or without a dimension
+        of size 1.
+        """
         return shape == self.shape or (self.shape in ((), (1,)) and shape in ((), (1,)))
 
     def takes_one_hots(self, shape: tuple[int, ...]) -> bool:
@@ -158,7 +169,9 @@ class ActionEntry:
 
     def nothing(self, num_envs: int) -> Array:
         """A batch of zeros."""
-        return np.zeros(num_envs if self.kind == "discrete" else (num_envs, len(self.bounds[0])), self.dtype)
+        return np.zeros(
+            num_envs if self.kind == "discrete" else (num_envs, len(self.bounds[0])), self.dtype
+        )
 
     def wrong(self, batch: Array) -> Array:
         """Which actions are out of bounds: ``[R]`` bool."""
@@ -179,16 +192,19 @@ class ActionEntry:
         return [_assemble(self.tree, row) for row in zip(*columns, strict=True)]
 
     def read(self, values: Any, *, label: str, indices: bool = False) -> Array:
-        """A batch ``[R]`` or ``[R, n]`` of values of the space: the inverse of `values`, for arrays of R rows.
+        """A batch ``[R]`` or ``[R, n]`` of values of the space: the inverse of `values`, for arrays
+        of R rows.
 
-        Whole numbers may have a floating point dtype, and choices may be given as one-hots ``[R, sum(sizes)]``. Real
-        numbers outside the bounds by no more than rounding (1e-5 of their range) become the bounds.
+        Whole numbers may have a floating point dtype, and choices may be given as one-hots
+        ``[R, sum(sizes)]``. Real numbers outside the bounds by no more than rounding (1e-5 of their
+        range) become the bounds.
 
         Args:
-            values: ``[R, *shape]``; of a ``Dict`` or ``Tuple`` a tree of these, or all columns side by side ``[R, n]``
-                if the space counts from 0.
+            values: ``[R, *shape]``; of a ``Dict`` or ``Tuple`` a tree of these, or all columns side
+                by side ``[R, n]`` if the space counts from 0.
             label: Name of the action in messages.
-            indices: Read whole numbers as those of a batch, counted from 0, not as those of the space.
+            indices: Read whole numbers as those of a batch, counted from 0, not as those of the
+                space.
 
         Raises:
             ValueError: If the shape or dtype is none of these, or a value is not in the space.
@@ -205,7 +221,8 @@ class ActionEntry:
         return batch[:, 0] if self.kind == "discrete" else batch
 
     def depends_on_indices(self, values: Any, *, indices: bool) -> bool:
-        """Return whether `read` takes some of the values for whole numbers that ``indices`` gives another meaning.
+        """Return whether `read` takes some of the values for whole numbers that ``indices`` gives
+        another meaning.
 
         One-hots, real numbers and spaces that count from 0 mean the same either way.
 
@@ -217,8 +234,12 @@ class ActionEntry:
             for part, _, _, one_hots in self._arrays(values, "action", indices)
         )
 
-    def _arrays(self, values: Any, label: str, indices: bool) -> list[tuple[Part, Array, str, bool]]:
-        """Arrays in the order of their columns: the part of each, its name, and whether it holds one-hots."""
+    def _arrays(
+        self, values: Any, label: str, indices: bool
+    ) -> list[tuple[Part, Array, str, bool]]:
+        """Arrays in the order of their columns: the part of each, its name, and whether it holds
+        one-hots.
+        """
         if is_tree(values):
             found = self._parts_of(self.tree, values, label)
             arrays = []
@@ -251,7 +272,9 @@ class ActionEntry:
         elif self.kind in ("discrete", "multi_discrete") and side_by_side.takes_one_hots(shape):
             return [(side_by_side, array, label, True)]
         rows = len(array) if array.ndim else 1
-        raise ValueError(f"{label} must have the shape {self._shapes(rows, indices)}, got {array.shape}")
+        raise ValueError(
+            f"{label} must have the shape {self._shapes(rows, indices)}, got {array.shape}"
+        )
 
     def _parts_of(self, tree: Any, values: Any, label: str) -> dict[int, tuple[Array, str]]:
         """The array and the name of each part in a tree of values."""
@@ -268,7 +291,9 @@ class ActionEntry:
             given = range(len(values)) if isinstance(values, tuple) else values.keys()
             unknown = [str(name) for name in given if str(name) not in names]
             if unknown:
-                raise ValueError(f"{label} must have the entries {names}, got {unknown[0]!r} as well")
+                raise ValueError(
+                    f"{label} must have the entries {names}, got {unknown[0]!r} as well"
+                )
         found: dict[int, tuple[Array, str]] = {}
         for name, inner in items:
             found |= self._parts_of(inner, child(values, name), f"{label} {name!r}")
@@ -279,7 +304,10 @@ class ActionEntry:
         shapes = [(rows, *self.parts[0].shape)] if self.tree == 0 else []
         if indices:
             shapes.append((rows,) if self.kind == "discrete" else (rows, size))
-        text = " or ".join(map(str, dict.fromkeys(shapes))) or "of its space, with an array for each part"
+        text = (
+            " or ".join(map(str, dict.fromkeys(shapes)))
+            or "of its space, with an array for each part"
+        )
         if self.kind in ("discrete", "multi_discrete"):
             text += f", or {(rows, sum(self.sizes))} as one-hots"
         return text
@@ -295,7 +323,12 @@ class ActionEntry:
             }
             for part in self.parts
         ]
-        return {"kind": self.kind, "parts": parts, "tree": _encoded(self.tree), "box_dtype": self.box_dtype}
+        return {
+            "kind": self.kind,
+            "parts": parts,
+            "tree": _encoded(self.tree),
+            "box_dtype": self.box_dtype,
+        }
 
     @classmethod
     def decode(cls, data: Mapping[str, Any]) -> "ActionEntry":
@@ -311,10 +344,16 @@ class ActionEntry:
             low, high = (np.array(part[name], wide).reshape(-1) for name in ("low", "high"))
             shape = tuple(int(size) for size in part["shape"])
             if not len(low) == len(high) == int(np.prod(shape)) or not (low <= high).all():
-                raise ValueError(f"a part of an action must have bounds that fit its shape, got {dict(part)}")
+                raise ValueError(
+                    f"a part of an action must have bounds that fit its shape, got {dict(part)}"
+                )
             parts.append(Part(shape, dtype, low, high))
         kind, tree = data["kind"], _decoded(data["tree"])
-        if kind not in get_args(Kind) or sorted(_numbers(tree)) != list(range(len(parts))) or not parts:
+        if (
+            kind not in get_args(Kind)
+            or sorted(_numbers(tree)) != list(range(len(parts)))
+            or not parts
+        ):
             raise ValueError(
                 f"an action must have a known kind and a tree of its parts, got {kind!r}, {tree}"
             )

@@ -22,7 +22,9 @@ def whole(array: Array) -> Array:
 
 
 def from_one_hots(array: Array, sizes: Array) -> Array:
-    """Indices ``[R, k]`` of one-hots ``[R, sum(sizes)]`` of k choices; -1 where a row is no one-hot."""
+    """Indices ``[R, k]`` of one-hots ``[R, sum(sizes)]`` of k choices; -1 where a row is no
+    one-hot.
+    """
     indices = np.full((len(array), len(sizes)), -1, np.int64)
     start = 0
     for choice, size in enumerate(sizes):
@@ -39,7 +41,9 @@ def is_tree(value: Any) -> bool:
 
 
 def child(tree: Any, name: str | int) -> Any:
-    """The value below a name or place, where a tuple may be written as a mapping of numbers; None if there is none."""
+    """The value below a name or place, where a tuple may be written as a mapping of numbers; None
+    if there is none.
+    """
     if isinstance(tree, tuple):
         place = int(name) if str(name).isdigit() else len(tree)
         return tree[place] if place < len(tree) else None
@@ -83,7 +87,9 @@ def text_of(array: Array) -> str:
 
 
 def first_wrong(values: Array, wrong: Array) -> str:
-    """The first number ``values[wrong]`` of rows ``[R, ...]``, with the number of its row if there are several."""
+    """The first number ``values[wrong]`` of rows ``[R, ...]``, with the number of its row if there
+    are several.
+    """
     row = int(np.flatnonzero(wrong.reshape(len(wrong), -1).any(1))[0])
     value = np.broadcast_to(values[row], wrong[row].shape)[wrong[row]].flat[0]
     return f"{value}" if len(values) == 1 else f"{value} in row {row}"

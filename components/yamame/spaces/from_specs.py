@@ -1,4 +1,6 @@
-"""Descriptions of environments by their TorchRL specs, completed by those of their Gymnasium spaces."""
+"""Descriptions of environments by their TorchRL specs, completed by those of their Gymnasium
+spaces.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -28,9 +30,11 @@ _DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float
 
 
 def recorded_spaces(env: EnvBase) -> Spaces | None:
-    """The description that an environment has of its Gymnasium spaces, as ``spaces``; None if it has none.
+    """The description that an environment has of its Gymnasium spaces, as ``spaces``; None if it
+    has none.
 
-    Entries that a transform writes may hold other numbers than the environment's, so they lose their bounds.
+    Entries that a transform writes may hold other numbers than the environment's, so they lose
+    their bounds.
     """
     written: set[Any] = set()
     while isinstance(env, TransformedEnv):
@@ -50,14 +54,17 @@ def recorded_spaces(env: EnvBase) -> Spaces | None:
     return Spaces(tuple(entries), spaces.action)
 
 
-def describe(observation_spec: Composite, action_spec: TensorSpec, recorded: Spaces | None) -> Spaces:
+def describe(
+    observation_spec: Composite, action_spec: TensorSpec, recorded: Spaces | None
+) -> Spaces:
     """The description of an environment.
 
     Args:
         observation_spec: Specs of one env.
         action_spec: Spec of one env.
-        recorded: A description of Gymnasium spaces. It holds for entries whose shape and dtype are those of the specs;
-            others, which transforms have added or changed, are described by their specs.
+        recorded: A description of Gymnasium spaces. It holds for entries whose shape and dtype are
+            those of the specs; others, which transforms have added or changed, are described by
+            their specs.
     """
     known = {} if recorded is None else {entry.key: entry for entry in recorded.observations}
     entries = []
@@ -77,7 +84,9 @@ def describe(observation_spec: Composite, action_spec: TensorSpec, recorded: Spa
 
 
 def spaces_of(env: EnvBase) -> Spaces:
-    """The description of an environment: of its Gymnasium spaces, if it has one, completed by its specs."""
+    """The description of an environment: of its Gymnasium spaces, if it has one, completed by its
+    specs.
+    """
     first = (0,) * env.batch_dims
     observation, action = env.observation_spec, env.full_action_spec["action"]
     if first:
@@ -113,7 +122,9 @@ def _observation(name: tuple[str, ...], spec: TensorSpec, dtype: str) -> Observa
 def action_of(spec: TensorSpec) -> ActionEntry:
     """The actions of a spec of one env: those that `yamame.actions.ActionEncoding` takes."""
     if isinstance(spec, Bounded):
-        low, high = (bound.reshape(-1).cpu().double().numpy() for bound in (spec.space.low, spec.space.high))
+        low, high = (
+            bound.reshape(-1).cpu().double().numpy() for bound in (spec.space.low, spec.space.high)
+        )
         dtype = str(spec.dtype).removeprefix("torch.")
         return ActionEntry("box", (Part(tuple(spec.shape), np.dtype(dtype), low, high),), 0, dtype)
     kind: Kind = "multi_discrete"
@@ -129,5 +140,9 @@ def action_of(spec: TensorSpec) -> ActionEntry:
 
 
 def _nvec(spec: Any) -> tuple[int, ...]:
-    nvec = spec.nvec.reshape(-1, spec.shape[-1])[0].tolist() if isinstance(spec.nvec, Tensor) else spec.nvec
+    nvec = (
+        spec.nvec.reshape(-1, spec.shape[-1])[0].tolist()
+        if isinstance(spec.nvec, Tensor)
+        else spec.nvec
+    )
     return tuple(int(n) for n in nvec)

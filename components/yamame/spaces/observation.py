@@ -56,7 +56,8 @@ class ObservationEntry:
         shape: Shape of a value of the space.
         sizes: Number of values of each one-hot or token; empty for other kinds.
         low: Smallest value of each one-hot, ``[len(sizes)]``.
-        bounds: Least and largest value of a number or byte, ``[*shape]`` each; None where any is allowed.
+        bounds: Least and largest value of a number or byte, ``[*shape]`` each; None where any is
+            allowed.
         whole: Whether numbers must be whole ones, though they are stored as real numbers.
         dtype: Dtype of the stored array; by default that of the kind.
         stored_shape: Shape of one timestep of the stored array.
@@ -112,10 +113,14 @@ class ObservationEntry:
         if self.kind in ("byte", "bit"):
             highest = 255 if self.kind == "byte" else 1
             if array.size and (array.min() < 0 or array.max() > highest):
-                raise ValueError(f"{label} must be in 0..{highest}, got {array.min()}..{array.max()}")
+                raise ValueError(
+                    f"{label} must be in 0..{highest}, got {array.min()}..{array.max()}"
+                )
         with np.errstate(over="ignore"):
             converted = array.astype(raw)
-        if array.dtype.kind == "u" and raw.kind == "i" and (converted < 0).any():  # uint64 wraps around
+        if (
+            array.dtype.kind == "u" and raw.kind == "i" and (converted < 0).any()
+        ):  # uint64 wraps around
             raise ValueError(f"{label} must be below 2**63, got {array.max()}")
         return converted
 
@@ -132,20 +137,27 @@ class ObservationEntry:
         return self._stored(raw), bad
 
     def read(
-        self, values: Any, *, batch: tuple[int, ...], label: str | None = None, bounded: bool = False
+        self,
+        values: Any,
+        *,
+        batch: tuple[int, ...],
+        label: str | None = None,
+        bounded: bool = False,
     ) -> Array:
         """Values from elsewhere, such as a file, as the stored array.
 
-        They are either values of the space or entries as they are stored. Only for one-hots do these differ, and their
-        shapes tell them apart.
+        They are either values of the space or entries as they are stored. Only for one-hots do
+        these differ, and their shapes tell them apart.
 
         Args:
-            values: ``[*batch, *shape]`` or ``[*batch, *stored_shape]``. One number per timestep may have a dimension of
-                size 1; whole numbers may have a floating point dtype, except bytes and bits.
+            values: ``[*batch, *shape]`` or ``[*batch, *stored_shape]``. One number per timestep may
+                have a dimension of size 1; whole numbers may have a floating point dtype, except
+                bytes and bits.
             batch: The leading dimensions.
             label: Name of the entry in messages.
-            bounded: Refuse numbers and bytes outside ``bounds``, as `finish` does for values of an environment. Files
-                may hold zeros where an observation is unknown, so they are read without.
+            bounded: Refuse numbers and bytes outside ``bounds``, as `finish` does for values of an
+                environment. Files may hold zeros where an observation is unknown, so they are read
+                without.
 
         Returns:
             Array ``[*batch, *stored_shape]``.
@@ -156,8 +168,12 @@ class ObservationEntry:
         label, array = label or str(self), np.asarray(values)
         own = array.shape[len(batch) :]
         number = self.shape in ((), (1,)) and own in ((), (1,))
-        if array.shape[: len(batch)] != batch or not (number or own in (self.shape, self.stored_shape)):
-            raise ValueError(f"{label} must have the shape {self._shapes(batch)}, got {array.shape}")
+        if array.shape[: len(batch)] != batch or not (
+            number or own in (self.shape, self.stored_shape)
+        ):
+            raise ValueError(
+                f"{label} must have the shape {self._shapes(batch)}, got {array.shape}"
+            )
         rows = math.prod(batch)
         if self.kind == "one_hot" and own == self.stored_shape:
             return self._one_hots(array.reshape(rows, *own), label).reshape(array.shape)
@@ -170,9 +186,11 @@ class ObservationEntry:
         return self._stored(raw).reshape(*batch, *self.stored_shape)
 
     def value(self, stored: Array) -> Array:
-        """The value of the space that one stored timestep ``[*stored_shape]`` stands for: the inverse of `read`.
+        """The value of the space that one stored timestep ``[*stored_shape]`` stands for: the
+        inverse of `read`.
 
-        One-hots become their numbers; one of zeros, where the observation is unknown, is returned as it is.
+        One-hots become their numbers; one of zeros, where the observation is unknown, is returned
+        as it is.
         """
         if self.kind != "one_hot":
             return stored.reshape(self.shape).astype(np.int64 if self.whole else stored.dtype)
@@ -184,7 +202,8 @@ class ObservationEntry:
 
         Args:
             observation: An observation, nested as in the space or by the names of the entries.
-            by_path: Whether it is nested as in the space, see `is_nested_as_space`. Then ``path`` is tried first.
+            by_path: Whether it is nested as in the space, see `is_nested_as_space`. Then ``path``
+                is tried first.
         """
         own = (self.path, self.name) if by_path else (self.name, self.path)
         for places in (*own, self.name[1:]):
@@ -202,15 +221,21 @@ class ObservationEntry:
         return array
 
     def _one_hots(self, array: Array, label: str) -> Array:
-        """Checks one-hots ``[R, sum(sizes)]``. Rows of zeros may stand where an observation is unknown."""
-        if self.stored_shape == self.shape or self.stored_shape == (1,):  # every choice has one value alone
+        """Checks one-hots ``[R, sum(sizes)]``. Rows of zeros may stand where an observation is
+        unknown.
+        """
+        if self.stored_shape == self.shape or self.stored_shape == (
+            1,
+        ):  # every choice has one value alone
             own = array.reshape(len(array), -1) == np.array(self.low)
             array = np.where(own, 1, array)
         known = from_one_hots(array, np.array(self.sizes)) >= 0
         wrong = ~known.all(1) & (array != 0).any(1)
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
-            raise ValueError(f"{label} must be one-hot{self._in_range()}, got {text_of(array[row])}")
+            raise ValueError(
+                f"{label} must be one-hot{self._in_range()}, got {text_of(array[row])}"
+            )
         return array.astype(self.dtype)
 
     def _stored(self, raw: Array) -> Array:
@@ -226,7 +251,8 @@ class ObservationEntry:
         """Wrong numbers of ``raw`` ``[R, *shape]``, and the condition that they break."""
         if bounded and self.bounds is not None:
             low, high = self.bounds
-            # Environments compute with rounded numbers, so numbers may be a little outside; bytes may not.
+            # Environments compute with rounded numbers, so numbers may be a little outside; bytes
+            # may not.
             slack = _SLACK if self.kind == "number" else 0
             wrong = (raw < low - slack * np.maximum(1, abs(low))) | (
                 raw > high + slack * np.maximum(1, abs(high))
@@ -291,7 +317,9 @@ class ObservationEntry:
         )
         path = tuple(part if isinstance(part, int) else str(part) for part in data["path"])
         if kind not in get_args(Kind) or np.dtype(dtype).kind not in "biuf":
-            raise ValueError(f"an entry must have a known kind and dtype, got {kind!r} and {dtype!r}")
+            raise ValueError(
+                f"an entry must have a known kind and dtype, got {kind!r} and {dtype!r}"
+            )
         if kind == "one_hot":
             whole_choices = len(sizes) == len(low) == math.prod(shape) and stored == (sum(sizes),)
         else:
@@ -306,7 +334,18 @@ class ObservationEntry:
                 raise ValueError(f"an entry must have bounds in order, got {dict(data)}")
             bounds = least, largest
         whole = bool(data.get("whole", False))
-        return cls(name, path, kind, shape, sizes, low, bounds, dtype=dtype, stored_shape=stored, whole=whole)
+        return cls(
+            name,
+            path,
+            kind,
+            shape,
+            sizes,
+            low,
+            bounds,
+            dtype=dtype,
+            stored_shape=stored,
+            whole=whole,
+        )
 
 
 def _encoded_bound(bound: Array) -> Any:
@@ -326,8 +365,8 @@ def _decoded_bound(data: Any, shape: tuple[int, ...], dtype: str) -> Array:
 def is_nested_as_space(entries: Iterable[ObservationEntry], observation: Any) -> bool:
     """Returns whether an observation is nested as in the space, not by the names of entries.
 
-    All entries decide together: in ``{"observation": {"x": a}, "x": b}``, ``a`` is found under the path of one entry
-    and under the name of the other.
+    All entries decide together: in ``{"observation": {"x": a}, "x": b}``, ``a`` is found under the
+    path of one entry and under the name of the other.
     """
     paths = [entry.path for entry in entries if entry.path]
     return bool(paths) and all(_at(observation, path) is not None for path in paths)

@@ -1,4 +1,6 @@
-"""Batches of goal-conditioned trajectories without an environment, to try relabellers and losses on."""
+"""Batches of goal-conditioned trajectories without an environment, to try relabellers and losses
+on.
+"""
 
 import torch
 from tensordict import TensorDict
@@ -10,10 +12,12 @@ from yamame.goals import GOAL_PAD, completion_times, num_goals, show
 def goal_trajectories(
     instruction: Tensor, achieved: Tensor, achieved_mask: Tensor, mask: Tensor, *, seed: int = 0
 ) -> TensorDict:
-    """What replay would return had an environment emitted these achieved goals under these instructions.
+    """What replay would return had an environment emitted these achieved goals under these
+    instructions.
 
-    A trajectory ends where its last goal is completed (terminated), else with its mask: terminated or
-    truncated, at random. ``observation``, ``action``, ``prev_action`` and ``("next", "energy")`` are noise.
+    A trajectory ends where its last goal is completed (terminated), else with its mask: terminated
+    or truncated, at random. ``observation``, ``action``, ``prev_action`` and ``("next", "energy")``
+    are noise.
 
     Args:
         instruction: ``[B, K, d]``.
@@ -23,7 +27,8 @@ def goal_trajectories(
         seed: Of the noise.
 
     Returns:
-        ``[B, L]``, right-padded; timestep t holds what was seen at t and the transition that leaves t.
+        ``[B, L]``, right-padded; timestep t holds what was seen at t and the transition that leaves
+        t.
     """
     batch, length = mask.shape
     step = torch.arange(length)
@@ -63,7 +68,8 @@ def goal_trajectories(
     entries = {name: _where(mask, value) for name, value in at_step.items()}
     after = {name: _where(step < last, value) for name, value in leaving.items()}
     return TensorDict(
-        {**entries, "action": _where(step < last, action), "next": after}, batch_size=[batch, length]
+        {**entries, "action": _where(step < last, action), "next": after},
+        batch_size=[batch, length],
     )
 
 
@@ -77,7 +83,8 @@ def random_goal_trajectories(
     span: int = 6,
     seed: int = 0,
 ) -> TensorDict:
-    """Random `goal_trajectories`: short and long, with and without success, some with an empty instruction.
+    """Random `goal_trajectories`: short and long, with and without success, some with an empty
+    instruction.
 
     Args:
         batch: B.
@@ -85,7 +92,8 @@ def random_goal_trajectories(
         num_goals: K; instructions have from 0 to K goals.
         num_achieved: M; each slot holds a goal every other time.
         goal_size: d.
-        span: Goals are integers from 0 to ``span - 1`` in each coordinate: the fewer, the more are completed.
+        span: Goals are integers from 0 to ``span - 1`` in each coordinate: the fewer, the more are
+            completed.
         seed: Of everything.
     """
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,6 @@
-"""How many tasks of an evaluation training meets, with what relabelling makes of its trajectories."""
+"""How many tasks of an evaluation training meets, with what relabelling makes of its
+trajectories.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -33,8 +35,10 @@ class Overlap(NamedTuple):
         trained: Different tasks that training draws.
         evaluated: Different tasks of the evaluation.
         drawn: Share of the evaluation's tasks that training draws.
-        met: The same, with the tasks that relabelling makes of trajectories; None without relabelling.
-        layouts: Share of the evaluation's tasks whose layout training draws; None without ``layout_hash``.
+        met: The same, with the tasks that relabelling makes of trajectories; None without
+            relabelling.
+        layouts: Share of the evaluation's tasks whose layout training draws; None without
+            ``layout_hash``.
     """
 
     trained: int
@@ -57,24 +61,25 @@ def task_overlap(
 ) -> Overlap:
     """Counts which tasks of an evaluation training meets.
 
-    With ``entries`` the count does not depend on the hash that the split uses. So it shows whether a description of the
-    evaluation holds: ``["walls", "instruction"]`` for "new goals in known mazes".
+    With ``entries`` the count does not depend on the hash that the split uses. So it shows whether
+    a description of the evaluation holds: ``["walls", "instruction"]`` for "new goals in known
+    mazes".
 
     Args:
-        training: Environment of training. With ``relabel`` it is played, by random actions, as many tasks at once as it
-            has envs, and must take ``task_seed`` in `reset`.
+        training: Environment of training. With ``relabel`` it is played, by random actions, as many
+            tasks at once as it has envs, and must take ``task_seed`` in `reset`.
         evaluation: Environment of the evaluation.
         trained: Seeds ``[R]`` int64 of the tasks of training.
         evaluated: Seeds ``[E]`` int64 of the tasks of the evaluation.
         relabel: Relabels whole trajectories ``[B, L]`` and keeps their order.
         num_draws: How often each trajectory is relabelled.
         layout_hash: Hashes a part of tasks, such as the walls of a maze, to count it too.
-        entries: Names of the entries of a task in which equal tasks agree; they are compared by value. None: tasks are
-            equal if ``task_hash`` is.
+        entries: Names of the entries of a task in which equal tasks agree; they are compared by
+            value. None: tasks are equal if ``task_hash`` is.
 
     Raises:
-        ValueError: There are no tasks, or fewer of training than ``training`` has envs; or tasks lack one of
-            ``entries``.
+        ValueError: There are no tasks, or fewer of training than ``training`` has envs; or tasks
+            lack one of ``entries``.
     """
     require(
         "task_overlap",
@@ -100,7 +105,9 @@ def task_overlap(
         counted = counted._replace(met=_share(wanted, torch.cat(met)))
 
     if layout_hash is not None:
-        known = torch.cat([layout_hash(training.tasks_of(part)) for part in trained.split(_AT_ONCE)])
+        known = torch.cat(
+            [layout_hash(training.tasks_of(part)) for part in trained.split(_AT_ONCE)]
+        )
         counted = counted._replace(layouts=_share(layout_hash(roster), known))
     return counted
 
@@ -120,11 +127,16 @@ class Numbering:
     def __call__(self, task: Task) -> Tensor:
         """Numbers of tasks ``[R, ...]``: ``[R]`` int64."""
         for name in self.entries:
-            require("task_overlap", "entries", self.entries, name in task, f"be among {sorted(task)}")
+            require(
+                "task_overlap", "entries", self.entries, name in task, f"be among {sorted(task)}"
+            )
 
         columns = [task[name].unsqueeze(-1).flatten(1).double() for name in self.entries]
         rows = torch.cat(columns, 1) + 0.0  # -0.0 equals 0.0, its bytes do not
-        numbers = [self._numbers.setdefault(row.tobytes(), len(self._numbers)) for row in rows.cpu().numpy()]
+        numbers = [
+            self._numbers.setdefault(row.tobytes(), len(self._numbers))
+            for row in rows.cpu().numpy()
+        ]
         return torch.tensor(numbers, dtype=torch.int64)
 
 

@@ -1,4 +1,6 @@
-"""Checks of captured computations: the memory that they read stays where it is, and replays see new values in it."""
+"""Checks of captured computations: the memory that they read stays where it is, and replays see new
+values in it.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -9,10 +11,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from yamame.capturing import Constant
+from yamame.execution.capturing import Constant
 
 _NEW = ("empty", "new_", "zeros", "ones", "full", "rand", "scalar_tensor")
-"""Operations that take a tensor for its shape and dtype alone begin like this or end with ``_like``."""
+"""Operations that take a tensor for its shape and dtype alone begin like this or end with
+``_like``.
+"""
 _READ_BACK = (Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__)
 """Reads that are no operations, which a dispatch mode does not see."""
 
@@ -20,28 +24,31 @@ _READ_BACK = (Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__)
 class DeclaredReads(TorchDispatchMode):
     """Fails at an operation on a tensor that is neither declared nor made inside the context.
 
-    A CUDA graph reads and writes the memory that it was captured with. A tensor that is replaced between two runs, such
-    as a cached product of weights in a plain attribute, leaves the graph with the old numbers, or with whatever the
-    allocator puts there. So the tensors that were there before a capture must be parameters, buffers, static inputs
-    or optimizer state, all of them declared, or `yamame.capturing.Constant`.
+    A CUDA graph reads and writes the memory that it was captured with. A tensor that is replaced
+    between two runs, such as a cached product of weights in a plain attribute, leaves the graph
+    with the old numbers, or with whatever the allocator puts there. So the tensors that were there
+    before a capture must be parameters, buffers, static inputs or optimizer state, all of them
+    declared, or `yamame.execution.capturing.Constant`.
 
-    A tensor of the host in an operation on a device is refused even where it is declared: its number is baked in. So is
-    memory of NumPy (``torch.from_numpy``) that is not declared, and a random generator other than the default ones,
-    which a graph does not advance.
+    A tensor of the host in an operation on a device is refused even where it is declared: its
+    number is baked in. So is memory of NumPy (``torch.from_numpy``) that is not declared, and a
+    random generator other than the default ones, which a graph does not advance.
 
     Limitations. These are not seen:
 
-    * Numbers of Python. One that changes between two runs is baked in, also one read back from a declared tensor or
-      from one made inside (``item``, ``tolist``, ``numpy``), and arrays that ``torch.tensor`` copies. To find them,
-      compare a `MemoryReplay` with a fresh run, as `check_trajectory_encoder` does.
-    * Declared tensors that are replaced after the capture, such as a buffer that is assigned anew. Compare their
-      addresses.
+    * Numbers of Python. One that changes between two runs is baked in, also one read back from a
+      declared tensor or from one made inside (``item``, ``tolist``, ``numpy``), and arrays that
+      ``torch.tensor`` copies. To find them, compare a `MemoryReplay` with a fresh run, as
+      `check_trajectory_encoder` does.
+    * Declared tensors that are replaced after the capture, such as a buffer that is assigned anew.
+      Compare their addresses.
     * Parts of a tensor. Whoever declares a view declares the whole memory that it is a view of.
-    * Code that makes no calls of PyTorch's operators on tensors, such as a kernel that is launched by itself.
+    * Code that makes no calls of PyTorch's operators on tensors, such as a kernel that is launched
+      by itself.
 
     Args:
-        declared: Tensors that stay where they are, and whose memory may be read and written. Sparse ones stand for
-            their indices and values.
+        declared: Tensors that stay where they are, and whose memory may be read and written. Sparse
+            ones stand for their indices and values.
 
     Raises:
         AssertionError: At the operation, so that the traceback shows its line.
@@ -53,7 +60,8 @@ class DeclaredReads(TorchDispatchMode):
     >>> with DeclaredReads([weight]):
     ...     _ = weight * cached
     Traceback (most recent call last):
-    AssertionError: aten.mul.Tensor reads a float32 tensor of shape [3], neither declared nor made in the capture
+    AssertionError: aten.mul.Tensor reads a float32 tensor of shape [3], neither declared nor made
+    in the capture
     """
 
     def __init__(self, declared: Iterable[Tensor]) -> None:
@@ -74,14 +82,20 @@ class DeclaredReads(TorchDispatchMode):
         self._calls.__exit__(*exception)
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Runs the operation and remembers what it made."""
         name = func._schema.name.removeprefix("aten::")
         given = [*_tensors(args), *_tensors(kwargs)]
         if name.startswith("lift"):
             # A number in the code, or memory of NumPy, which PyTorch cannot resize.
-            self._check(func, [tensor for tensor in given if not tensor.untyped_storage().resizable()])
+            self._check(
+                func, [tensor for tensor in given if not tensor.untyped_storage().resizable()]
+            )
             self._remember(given)
         elif not (func.is_view or name.startswith(_NEW) or name.endswith("_like")):
             self._check(func, given)
@@ -114,25 +128,36 @@ class _Calls(TorchFunctionMode):
         self._check_reads = check
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Runs the call."""
         kwargs = kwargs or {}
         if func in _READ_BACK:
             self._check_reads(f"Tensor.{func.__name__}", [*_tensors(args[0])])
         generator = kwargs.get("generator")
-        # An operation gets another Python object for the same generator, so that it is known here alone.
-        if generator is not None and not any(generator is default for default in _default_generators()):
-            raise AssertionError(f"{func.__name__} draws from a generator that is not a default one")
+        # An operation gets another Python object for the same generator, so that it is known here
+        # alone.
+        if generator is not None and not any(
+            generator is default for default in _default_generators()
+        ):
+            raise AssertionError(
+                f"{func.__name__} draws from a generator that is not a default one"
+            )
         return func(*args, **kwargs)
 
 
 class MemoryReplay(TorchDispatchMode):
-    """Notes the operations inside the context; `replay` runs them again on the same memory, as a CUDA graph does.
+    """Notes the operations inside the context; `replay` runs them again on the same memory, as a
+    CUDA graph does.
 
-    Operations find the values that are in their memory then, whatever Python objects hold in the meantime, and numbers
-    are those of the recording. A result that differs from a fresh run shows what would be stale in a CUDA graph. It
-    works on any device; a recording holds all intermediate results.
+    Operations find the values that are in their memory then, whatever Python objects hold in the
+    meantime, and numbers are those of the recording. A result that differs from a fresh run shows
+    what would be stale in a CUDA graph. It works on any device; a recording holds all intermediate
+    results.
 
     >>> import torch
     >>> weight, factor = torch.ones(2), 2.0
@@ -149,7 +174,11 @@ class MemoryReplay(TorchDispatchMode):
         self._operations: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor]]] = []
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Runs the operation and notes it."""
         kwargs = kwargs or {}
@@ -159,7 +188,9 @@ class MemoryReplay(TorchDispatchMode):
 
     @torch.no_grad()
     def replay(self) -> None:
-        """Runs the operations in their order; their results are written where they were in the recording."""
+        """Runs the operations in their order; their results are written where they were in the
+        recording.
+        """
         for func, args, kwargs, results in self._operations:
             if func.is_view:
                 continue
@@ -191,4 +222,6 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 def _address(tensor: Tensor) -> int:
     """Return the address of a tensor's memory, which views share."""
     storage = tensor.untyped_storage()
-    return storage.data_ptr() or storage._cdata  # without memory, as on the meta device, the storage itself
+    return (
+        storage.data_ptr() or storage._cdata
+    )  # without memory, as on the meta device, the storage itself

@@ -1,4 +1,6 @@
-"""The laws of hindsight relabelling as a checker for any relabeller, in the manner of `check_env_specs`."""
+"""The laws of hindsight relabelling as a checker for any relabeller, in the manner of
+`check_env_specs`.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -35,19 +37,21 @@ def check_relabeller(
     shortens: bool = False,
     keys: RelabelKeys | None = None,
 ) -> None:
-    """Checks that a relabeller keeps the laws of hindsight relabelling on a batch of whole trajectories.
+    """Checks that a relabeller keeps the laws of hindsight relabelling on a batch of whole
+    trajectories.
 
-    Every new instruction is replayed one step at a time with `yamame.goals.advance`, and the output must be
-    what an environment would have emitted under it. Instructions are read from the first timestep of the output,
-    so future goals must not be hidden.
+    Every new instruction is replayed one step at a time with `yamame.goals.advance`, and the output
+    must be what an environment would have emitted under it. Instructions are read from the first
+    timestep of the output, so future goals must not be hidden.
 
     Args:
         relabel: From a batch to the relabelled batch.
-        batch: ``[B, L]`` right-padded trajectories of an environment with goals, as replay returns them.
+        batch: ``[B, L]`` right-padded trajectories of an environment with goals, as replay returns
+            them.
         num_draws: How often to relabel.
         identity: Demand that nothing changes at all.
-        shortens: The relabeller may drop goals of an instruction, so even trajectories that succeeded may
-            change.
+        shortens: The relabeller may drop goals of an instruction, so even trajectories that
+            succeeded may change.
         keys: Names of the entries.
 
     Raises:
@@ -92,7 +96,10 @@ def _step_through(instruction: Tensor, batch: TensorDictBase, keys: RelabelKeys)
 
 def _check_structure(out: TensorDictBase, batch: TensorDictBase, keys: RelabelKeys) -> None:
     names = set(batch.keys(True, True))
-    _law(set(out.keys(True, True)) == names, "the output must hold the keys of the input, and no others")
+    _law(
+        set(out.keys(True, True)) == names,
+        "the output must hold the keys of the input, and no others",
+    )
     same_number = out.ndim == 2 and out.shape[0] == batch.shape[0]
     _law(same_number, "the output must hold as many sequences as the input")
     _law(out.shape[1] <= batch.shape[1], "sequences must not become longer")
@@ -105,15 +112,27 @@ def _check_structure(out: TensorDictBase, batch: TensorDictBase, keys: RelabelKe
 
 
 def _check_instruction(
-    new: _Trajectories, given: _Trajectories, batch: TensorDictBase, shortens: bool, keys: RelabelKeys
+    new: _Trajectories,
+    given: _Trajectories,
+    batch: TensorDictBase,
+    shortens: bool,
+    keys: RelabelKeys,
 ) -> None:
     achieved = batch.get(keys.achieved)[:, 1:]
     real = batch.get(keys.achieved_mask)[:, 1:] & _flat(batch, keys.mask)[:, 1:, None]
     known = (new.instruction == given.instruction).all(-1)
-    near = (achieved.flatten(1, 2).unsqueeze(1) - new.instruction.unsqueeze(2)).abs() < GOAL_TOLERANCE
+    near = (
+        achieved.flatten(1, 2).unsqueeze(1) - new.instruction.unsqueeze(2)
+    ).abs() < GOAL_TOLERANCE
     known |= (near.all(-1) & real.flatten(1, 2).unsqueeze(1)).any(-1)
-    used = torch.arange(known.shape[1], device=known.device) < num_goals(new.instruction).unsqueeze(-1)
-    _same(known | ~used, torch.ones_like(known), "a new goal must be an old one, or achieved after the start")
+    used = torch.arange(known.shape[1], device=known.device) < num_goals(new.instruction).unsqueeze(
+        -1
+    )
+    _same(
+        known | ~used,
+        torch.ones_like(known),
+        "a new goal must be an old one, or achieved after the start",
+    )
     lengths, old_lengths = num_goals(new.instruction), num_goals(given.instruction)
     completed, old_completed = new.arrived.sum(-1), given.arrived.sum(-1)
     if shortens:
@@ -124,19 +143,39 @@ def _check_instruction(
         changed = ~_unchanged(new, given)
         enough = completed >= old_completed + changed
         succeeded = given.end.squeeze(-1) < given.mask.shape[1]
-        _same(changed & succeeded, torch.zeros_like(changed), "whoever succeeded must keep the instruction")
-    _same(enough, torch.ones_like(enough), "a new instruction must be carried out further than the old one")
+        _same(
+            changed & succeeded,
+            torch.zeros_like(changed),
+            "whoever succeeded must keep the instruction",
+        )
+    _same(
+        enough,
+        torch.ones_like(enough),
+        "a new instruction must be carried out further than the old one",
+    )
 
 
 def _check_rewritten(
     out: TensorDictBase, new: _Trajectories, batch: TensorDictBase, keys: RelabelKeys
 ) -> None:
     length = out.shape[1]
-    _law(not bool(new.mask[:, length:].any()), "the output must not be shorter than its longest trajectory")
+    _law(
+        not bool(new.mask[:, length:].any()),
+        "the output must not be shorter than its longest trajectory",
+    )
     real = new.mask[:, :length]
-    _same(_flat(out, keys.mask), real, "the mask must end where the last goal is completed, and only there")
+    _same(
+        _flat(out, keys.mask),
+        real,
+        "the mask must end where the last goal is completed, and only there",
+    )
     goal = show(new.instruction.unsqueeze(1), new.active)[:, :length]
-    _same(out.get(keys.goal), goal, "goals must show as completed from the step that completes them", real)
+    _same(
+        out.get(keys.goal),
+        goal,
+        "goals must show as completed from the step that completes them",
+        real,
+    )
     arrived = new.arrived[:, :length]
     leaving = torch.cat([arrived[:, 1:] & real[:, 1:], torch.zeros_like(arrived[:, :1])], 1)
     reward = _flat(out, keys.reward)
@@ -154,7 +193,11 @@ def _check_rewritten(
     message = "terminated must be True once, where the last goal is completed, else as it was"
     _same(_flat(out, keys.terminated), terminated, message)
     if out.get(keys.success, None) is not None:
-        _same(_flat(out, keys.success), finish, "success must be True where the last goal is completed")
+        _same(
+            _flat(out, keys.success),
+            finish,
+            "success must be True where the last goal is completed",
+        )
     if out.get(keys.done, None) is not None:
         ends = _flat(out, keys.terminated)
         if out.get(keys.truncated, None) is not None:
@@ -187,7 +230,10 @@ def _unchanged(new: _Trajectories, given: _Trajectories) -> Tensor:
 
 def _same_batch(got: TensorDictBase, want: TensorDictBase, law: str) -> None:
     names = set(want.keys(True, True))
-    _law(set(got.keys(True, True)) == names and got.shape == want.shape, f"{law}: keys or shape differ")
+    _law(
+        set(got.keys(True, True)) == names and got.shape == want.shape,
+        f"{law}: keys or shape differ",
+    )
     for name in names:
         _law(torch.equal(got.get(name), want.get(name)), f"{law}: {name!r} differs")
 
@@ -198,7 +244,9 @@ def _same(got: Tensor, want: Tensor, law: str, where: Tensor | None = None) -> N
         wrong &= where.reshape(*where.shape, *[1] * (wrong.ndim - where.ndim))
     if bool(wrong.any()):
         index = tuple(wrong.nonzero()[0].tolist())
-        raise AssertionError(f"{law}: at {index} expected {want[index].item()}, got {got[index].item()}")
+        raise AssertionError(
+            f"{law}: at {index} expected {want[index].item()}, got {got[index].item()}"
+        )
 
 
 def _law(holds: bool, law: str) -> None:

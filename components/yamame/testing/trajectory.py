@@ -1,4 +1,6 @@
-"""The laws of a trajectory encoder as a checker for any of them, in the manner of `check_env_specs`."""
+"""The laws of a trajectory encoder as a checker for any of them, in the manner of
+`check_env_specs`.
+"""
 
 import copy
 import dataclasses
@@ -11,9 +13,9 @@ from tensordict import TensorDict, pad
 from torch import Tensor, nn
 from torchrl.modules import set_recurrent_mode
 
-from yamame.capturing import recording
 from yamame.checks import require_at_least
-from yamame.recorder import tensors_of
+from yamame.execution.capturing import recording
+from yamame.execution.recorder import tensors_of
 from yamame.testing.reads import DeclaredReads, MemoryReplay
 from yamame.trajectory import TrajectoryEncoder, segment_positions
 
@@ -31,23 +33,26 @@ def check_trajectory_encoder(
 ) -> None:
     """Checks that an encoder keeps the laws stated in `yamame.trajectory.base`, in eval mode.
 
-    * *entries*: only the context is written, in the right shape and the features' dtype; acting records no graph;
-    * *learning*: gradients of the parallel pass reach the features, and parameters if any are trainable;
+    * *entries*: only the context is written, in the right shape and the features' dtype; acting
+      records no graph;
+    * *learning*: gradients of the parallel pass reach the features, and parameters if any are
+      trainable;
     * *causality*: no output depends on a later timestep;
     * *reset*: nothing before a start matters after it;
     * *envs*: no output depends on another env;
     * *padding*: neither what padding holds nor how much there is matters;
     * *copying*: copies and pickles start with an empty memory;
-    * *value*: a memory may be copied, cut, reordered and concatenated, and every env goes on from its own; ``step``
-      changes no attribute, and another number of envs is refused;
+    * *value*: a memory may be copied, cut, reordered and concatenated, and every env goes on from
+      its own; ``step`` changes no attribute, and another number of envs is refused;
     * *memory*: the timestep before matters (or, with ``has_memory=False``, does not);
     * *parity*: acting step by step equals the parallel pass, also after any kind of weight update;
-    * *recording*: what can be captured reads parameters, buffers, its inputs and the memory, and no other tensor
-      (`DeclaredReads`). These stay at their addresses through weight updates, ``prepare_to_act`` and changes of the
-      mode, and a replay after an update (`MemoryReplay`) equals a fresh run, so no number that depends on weights is
-      baked in.
+    * *recording*: what can be captured reads parameters, buffers, its inputs and the memory, and no
+      other tensor (`DeclaredReads`). These stay at their addresses through weight updates,
+      ``prepare_to_act`` and changes of the mode, and a replay after an update (`MemoryReplay`)
+      equals a fresh run, so no number that depends on weights is baked in.
 
-    The encoder itself is not used: everything is done to a deep copy, and no random state is touched.
+    The encoder itself is not used: everything is done to a deep copy, and no random state is
+    touched.
 
     Args:
         encoder: What to check.
@@ -72,7 +77,18 @@ def check_trajectory_encoder(
     probe = _Probe(copy.deepcopy(encoder).eval(), atol, generator, has_memory)
     probe.encoder.reset_memory()
     batch = _sequences(probe, batch_size, length)
-    laws = (_entries, _learning, _causality, _reset, _envs, _padding, _copying, _value, _memory, _parity)
+    laws = (
+        _entries,
+        _learning,
+        _causality,
+        _reset,
+        _envs,
+        _padding,
+        _copying,
+        _value,
+        _memory,
+        _parity,
+    )
     for law in (*laws, _recording):
         probe.law = law.__name__[1:]
         law(probe, batch)
@@ -107,11 +123,15 @@ class _Probe:
         """Steps through a batch, from the memory there is."""
         encoder = self.encoder if encoder is None else encoder
         with torch.no_grad(), set_recurrent_mode(False):
-            return torch.stack([encoder(one.clone()).get(encoder.keys.context) for one in batch.unbind(1)], 1)
+            return torch.stack(
+                [encoder(one.clone()).get(encoder.keys.context) for one in batch.unbind(1)], 1
+            )
 
     def demand(self, condition: bool, sentence: str) -> None:
         if not condition:
-            raise AssertionError(f"{type(self.encoder).__name__} breaks the {self.law} law: {sentence}")
+            raise AssertionError(
+                f"{type(self.encoder).__name__} breaks the {self.law} law: {sentence}"
+            )
 
     def demand_equal(self, actual: Tensor, expected: Tensor, sentence: str) -> None:
         """Compares ``[B, L, D]``."""
@@ -161,7 +181,9 @@ def _entries(probe: _Probe, batch: TensorDict) -> None:
         sentence = f"the {name} writes {context!r} of shape {shape}, not {expected}"
         probe.demand(shape == expected, sentence)
         dtype = given.get(probe.encoder.keys.features).dtype
-        probe.demand(actual.dtype == dtype, f"the {name} writes {actual.dtype} from features of {dtype}")
+        probe.demand(
+            actual.dtype == dtype, f"the {name} writes {actual.dtype} from features of {dtype}"
+        )
         rest = after.exclude(context)
         extra = set(rest.keys(True, True)) ^ set(given.keys(True, True))
         probe.demand(not extra, f"the {name} adds or removes {sorted(map(str, extra))}")
@@ -174,7 +196,9 @@ def _learning(probe: _Probe, batch: TensorDict) -> None:
     features = given.get(encoder.keys.features).requires_grad_()
     with torch.enable_grad(), set_recurrent_mode(True):
         context = encoder(given).get(encoder.keys.context)
-    probe.demand(context.requires_grad, "the parallel pass records no graph: is something detached?")
+    probe.demand(
+        context.requires_grad, "the parallel pass records no graph: is something detached?"
+    )
     reached = [features, *(weight for weight in encoder.parameters() if weight.requires_grad)]
     gradients = torch.autograd.grad(context.square().sum(), reached, allow_unused=True)
     moved = [gradient is not None and bool(gradient.any()) for gradient in gradients]
@@ -233,7 +257,9 @@ def _reset(probe: _Probe, batch: TensorDict) -> None:
     changed = _changed(probe, batch, _columns(batch) < cut)
     for name, run in (("the parallel pass", probe.parallel), ("acting", probe.act)):
         expected, actual = run(batch)[:, cut:], run(changed)[:, cut:]
-        probe.demand_equal(actual, expected, f"in {name}, outputs after a start depend on what came before")
+        probe.demand_equal(
+            actual, expected, f"in {name}, outputs after a start depend on what came before"
+        )
     fresh = probe.act(batch[:, :1])
     probe.act(changed)
     probe.encoder.reset_memory()
@@ -270,7 +296,8 @@ def _value(probe: _Probe, batch: TensorDict) -> None:
     encoder.load_memory_state_dict(state)
     actual = probe.act(batch[:, cut:])
     probe.demand_equal(actual, expected, "a saved memory does not continue where it was taken")
-    # Every env for itself, the last one first: their memories were cut apart and put together again.
+    # Every env for itself, the last one first: their memories were cut apart and put together
+    # again.
     order = torch.arange(num_envs - 1, -1, -1, device=probe.device)
     encoder.memory = torch.cat([snapshot[i : i + 1].clone() for i in order.tolist()])
     actual = probe.act(batch[order, cut:])[order]
@@ -329,7 +356,9 @@ def _recording(probe: _Probe, batch: TensorDict) -> None:
             operations.replay()
             with torch.no_grad(), recording():
                 fresh = step(before.clone()) if name == "step" else parallel()
-            fresh, found = (value.reshape(len(batch), -1, value.shape[-1]) for value in (fresh, context))
+            fresh, found = (
+                value.reshape(len(batch), -1, value.shape[-1]) for value in (fresh, context)
+            )
             baked = f"a replay of the {name}{when} differs from a fresh run: is a number baked in?"
             probe.demand_equal(found, fresh, baked)
 
@@ -337,10 +366,17 @@ def _recording(probe: _Probe, batch: TensorDict) -> None:
 def _record(
     probe: _Probe, name: str, function: Callable[[], Tensor], inputs: list[Tensor]
 ) -> tuple[MemoryReplay, Tensor]:
-    """Records a computation that may read these inputs, parameters and buffers; returns its result as well."""
+    """Records a computation that may read these inputs, parameters and buffers; returns its result
+    as well.
+    """
     operations = MemoryReplay()
     try:
-        with torch.no_grad(), recording(), DeclaredReads([*tensors_of(probe.encoder), *inputs]), operations:
+        with (
+            torch.no_grad(),
+            recording(),
+            DeclaredReads([*tensors_of(probe.encoder), *inputs]),
+            operations,
+        ):
             return operations, function()
     except AssertionError as error:
         sentence = f"the {name} reads a tensor that is no parameter, buffer or input ({error})"
@@ -361,7 +397,9 @@ def _demand_addresses(probe: _Probe, captured: dict[str, Tensor], when: str) -> 
 
 
 def _prepare_to_act(encoder: nn.Module) -> None:
-    """Prepares all modules that compute something for acting, as a collector does after new weights."""
+    """Prepares all modules that compute something for acting, as a collector does after new
+    weights.
+    """
     for module in encoder.modules():
         prepare = getattr(module, "prepare_to_act", None)
         if prepare is not None:

@@ -15,7 +15,10 @@ from yamame.timestep.tokens import TokenEncoder
 
 MIN_IMAGE_SIZE = 32
 """Images with fewer rows or columns are grids: striding would lose what single cells show."""
-IMAGE_ENCODERS: dict[str, type[ImpalaCNN] | type[NatureCNN]] = {"impala": ImpalaCNN, "nature": NatureCNN}
+IMAGE_ENCODERS: dict[str, type[ImpalaCNN] | type[NatureCNN]] = {
+    "impala": ImpalaCNN,
+    "nature": NatureCNN,
+}
 
 
 def make_timestep_encoder(
@@ -33,15 +36,17 @@ def make_timestep_encoder(
 ) -> MLPTimestepEncoder:
     """An `MLPTimestepEncoder` in which images, grids and tokens have encoders of their own.
 
-    Images of at least `MIN_IMAGE_SIZE` rows and columns get the chosen encoder, smaller ones a `GridCNN`, tokens
-    a `TokenEncoder`.
+    Images of at least `MIN_IMAGE_SIZE` rows and columns get the chosen encoder, smaller ones a
+    `GridCNN`, tokens a `TokenEncoder`.
 
     Args:
         inputs: Shape and kind of each input key, in order; see `yamame.timestep.inputs_from_spec`.
         goal_encoder: Embeds the instruction; without one the goal is not read.
         image_encoder: *impala* (`ImpalaCNN`) or *nature* (`NatureCNN`: a tenth of the computation).
-        channel_axis: Where the channels of all images and token grids are; see `yamame.timestep.ImageShape`.
-        max_images: Most images encoded at once: less memory for more computation, see `ImageEncoder`.
+        channel_axis: Where the channels of all images and token grids are; see
+            `yamame.timestep.ImageShape`.
+        max_images: Most images encoded at once: less memory for more computation, see
+            `ImageEncoder`.
         embedding_size: Size of the embedding of each image and token input.
         hidden_size, out_size, num_layers, normalize: As for `MLPTimestepEncoder`.
 
@@ -67,7 +72,9 @@ def make_timestep_encoder(
 
     return MLPTimestepEncoder(
         {key: value for key, value in inputs.items() if value.kind == "vector"},
-        encoders={key: encoder_of(value) for key, value in inputs.items() if value.kind != "vector"},
+        encoders={
+            key: encoder_of(value) for key, value in inputs.items() if value.kind != "vector"
+        },
         goal_encoder=goal_encoder,
         hidden_size=hidden_size,
         out_size=out_size,

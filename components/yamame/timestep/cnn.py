@@ -1,8 +1,9 @@
-"""Image encoders: images ``[*, C, H, W]``, ``[*, H, W, C]`` or ``[*, H, W]`` become ``[*, out_features]``.
+"""Image encoders: images ``[*, C, H, W]``, ``[*, H, W, C]`` or ``[*, H, W]`` become
+``[*, out_features]``.
 
-Integer pixels (uint8) are cast and divided by 255 here and nowhere earlier; floats are taken as they are. Every
-image is encoded on its own (no batch statistics), so neither batch dimensions nor neighbours nor padding change
-an output. All end in a linear layer and LayerNorm.
+Integer pixels (uint8) are cast and divided by 255 here and nowhere earlier; floats are taken as
+they are. Every image is encoded on its own (no batch statistics), so neither batch dimensions nor
+neighbours nor padding change an output. All end in a linear layer and LayerNorm.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,20 +20,21 @@ from yamame.timestep.image_shape import ChannelAxis, ImageShape
 
 
 class ImageEncoder(nn.Module):
-    """What image encoders share: place of the channels, scaling, free batch dimensions, and encoding in parts.
+    """What image encoders share: place of the channels, scaling, free batch dimensions, and
+    encoding in parts.
 
     Args:
         shape: Of one image.
         convolutions: Builds the layers ``[N, C, H, W] -> [N, *]`` from C, the number of channels.
         out_features: Size of the embedding.
         channel_axis: Where the channels are; see `yamame.timestep.ImageShape`.
-        max_images: Most images encoded at once, at least 1. More are encoded in parts whose activations are
-            computed again in the backward pass: memory for one part only, for up to a third more computation. None
-            encodes all at once.
+        max_images: Most images encoded at once, at least 1. More are encoded in parts whose
+            activations are computed again in the backward pass: memory for one part only, for up to
+            a third more computation. None encodes all at once.
 
     Raises:
-        ValueError: If the image is smaller than ``MIN_SIZE``, its shape does not tell where the channels are, or an
-            argument is not positive; at run time if an image has another shape.
+        ValueError: If the image is smaller than ``MIN_SIZE``, its shape does not tell where the
+            channels are, or an argument is not positive; at run time if an image has another shape.
     """
 
     MIN_SIZE: ClassVar[int] = 1
@@ -48,7 +50,13 @@ class ImageEncoder(nn.Module):
         super().__init__()
         name, least = type(self).__name__, self.MIN_SIZE
         require_at_least(name, 1, out_features=out_features)
-        require(name, "max_images", max_images, max_images is None or max_images >= 1, "be positive or None")
+        require(
+            name,
+            "max_images",
+            max_images,
+            max_images is None or max_images >= 1,
+            "be positive or None",
+        )
         self.shape, self.out_features, self.max_images = tuple(shape), out_features, max_images
         self.image_shape = ImageShape.of(self.shape, channel_axis=channel_axis, owner=name)
         height, width = self.image_shape.height, self.image_shape.width
@@ -61,7 +69,9 @@ class ImageEncoder(nn.Module):
         self.head = nn.Sequential(nn.Linear(flat_size, out_features), nn.LayerNorm(out_features))
 
     def forward(self, image: Tensor) -> Tensor:
-        """Encodes ``image`` ``[*, ...]`` of the declared shape; returns ``[*, out_features]`` float32."""
+        """Encodes ``image`` ``[*, ...]`` of the declared shape; returns ``[*, out_features]``
+        float32.
+        """
         batch_dims = image.ndim - len(self.shape)
         if batch_dims < 0 or image.shape[batch_dims:] != self.shape:
             raise ValueError(
@@ -71,7 +81,9 @@ class ImageEncoder(nn.Module):
         if self.max_images is None or len(images) <= self.max_images:
             encoded = self._encode(images)
         else:
-            encode = partial(checkpoint, self._encode, use_reentrant=False, preserve_rng_state=False)
+            encode = partial(
+                checkpoint, self._encode, use_reentrant=False, preserve_rng_state=False
+            )
             encoded = torch.cat([encode(part) for part in images.split(self.max_images)])
         return encoded.reshape(*image.shape[:batch_dims], self.out_features)
 
@@ -128,17 +140,19 @@ class ResidualBlock(nn.Module):
 
 
 class ImpalaCNN(ImageEncoder):
-    """Residual convolutions in sections, each halving the image: IMPALA's deep encoder (arXiv 1802.01561).
+    """Residual convolutions in sections, each halving the image: IMPALA's deep encoder (arXiv
+    1802.01561).
 
-    A section is a 3 x 3 convolution, max pooling 3 x 3 with stride 2, and residual blocks. Group normalisation
-    behind every block is AMAGO's addition (arXiv 2310.09971).
+    A section is a 3 x 3 convolution, max pooling 3 x 3 with stride 2, and residual blocks. Group
+    normalisation behind every block is AMAGO's addition (arXiv 2310.09971).
 
     Args:
         shape: Of one image, at least 8 x 8.
         out_features: Size of the embedding.
         depths: Channels of each section.
         num_blocks: Residual blocks per section, at least 1.
-        num_groups: Groups of the normalisation, a divisor of every depth; 0 for none, as IMPALA has it.
+        num_groups: Groups of the normalisation, a divisor of every depth; 0 for none, as IMPALA has
+            it.
         channel_axis, max_images: As for `ImageEncoder`.
 
     Raises:
@@ -163,8 +177,12 @@ class ImpalaCNN(ImageEncoder):
     ) -> None:
         require("ImpalaCNN", "depths", tuple(depths), min(depths, default=0) >= 1, "be positive")
         require_at_least("ImpalaCNN", 1, num_blocks=num_blocks)
-        divides = num_groups == 0 or (num_groups > 0 and not any(depth % num_groups for depth in depths))
-        require("ImpalaCNN", "num_groups", num_groups, divides, f"be 0 or divide depths={tuple(depths)}")
+        divides = num_groups == 0 or (
+            num_groups > 0 and not any(depth % num_groups for depth in depths)
+        )
+        require(
+            "ImpalaCNN", "num_groups", num_groups, divides, f"be 0 or divide depths={tuple(depths)}"
+        )
 
         def convolutions(num_channels: int) -> nn.Module:
             layers: list[nn.Module] = []

@@ -1,8 +1,8 @@
 """Goal encoders: a shown instruction ``[*, K, d]`` becomes an embedding ``[*, E]``.
 
-Both read goals as `yamame.goals` shows them (completed and unused slots carry magic values), may first
-restrict what is seen (`yamame.goals.view`), treat the magic values as kinds and never as numbers, and end in
-LayerNorm.
+Both read goals as `yamame.goals` shows them (completed and unused slots carry magic values), may
+first restrict what is seen (`yamame.goals.view`), treat the magic values as kinds and never as
+numbers, and end in LayerNorm.
 """
 
 from collections.abc import Mapping
@@ -29,11 +29,17 @@ class GoalEncoder(nn.Module):
         single_goal: Only the active goal is seen.
 
     Raises:
-        ValueError: If a size is not positive or an instruction has another shape than ``[*, K, d]``.
+        ValueError: If a size is not positive or an instruction has another shape than
+            ``[*, K, d]``.
     """
 
     def __init__(
-        self, num_slots: int, goal_size: int, out_features: int, hide_future_goals: bool, single_goal: bool
+        self,
+        num_slots: int,
+        goal_size: int,
+        out_features: int,
+        hide_future_goals: bool,
+        single_goal: bool,
     ) -> None:
         super().__init__()
         sizes = {"num_slots": num_slots, "goal_size": goal_size, "out_features": out_features}
@@ -54,10 +60,11 @@ class GoalEncoder(nn.Module):
 class MLPGoalEncoder(GoalEncoder):
     """Embeds an instruction of vector goals (positions, states) with a small MLP.
 
-    Each slot becomes d numbers and two flags: the goal's coordinates, normalised and set to zero in special
-    slots, *is completed* and *is unused*. The coordinates share one `RunningNormalizer` over all slots (a
-    coordinate means the same in each), which moves only from slots that show a goal at real timesteps, so the
-    magic values neither distort the statistics nor lie on the scale of the coordinates.
+    Each slot becomes d numbers and two flags: the goal's coordinates, normalised and set to zero in
+    special slots, *is completed* and *is unused*. The coordinates share one `RunningNormalizer`
+    over all slots (a coordinate means the same in each), which moves only from slots that show a
+    goal at real timesteps, so the magic values neither distort the statistics nor lie on the scale
+    of the coordinates.
 
     Args:
         num_slots, goal_size, out_features, hide_future_goals, single_goal: As for `GoalEncoder`.
@@ -83,7 +90,9 @@ class MLPGoalEncoder(GoalEncoder):
         require_at_least("MLPGoalEncoder", 1, hidden_size=hidden_size)
         self.normalizer = RunningNormalizer(goal_size)
         in_features = num_slots * (goal_size + 2)
-        self.mlp = MLP(in_features, out_features, num_cells=[hidden_size], activation_class=nn.LeakyReLU)
+        self.mlp = MLP(
+            in_features, out_features, num_cells=[hidden_size], activation_class=nn.LeakyReLU
+        )
         self.norm = nn.LayerNorm(out_features)
 
     def forward(self, goal: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -99,13 +108,14 @@ class MLPGoalEncoder(GoalEncoder):
 
 
 class TokenGoalEncoder(GoalEncoder):
-    """Embeds an instruction whose goals are words: every coordinate is a token of a closed vocabulary.
+    """Embeds an instruction whose goals are words: every coordinate is a token of a closed
+    vocabulary.
 
     Each coordinate becomes an id: a token v in ``0 .. num_tokens - 1`` its own, `GOAL_PAD` and
-    `GOAL_COMPLETED` one each, and **any other value** (out of the vocabulary, or not whole) the id *unknown*:
-    it is neither clamped onto a legal token nor an error, so unseen goals stay distinguishable from known
-    ones, but not from each other. The K * d ids pass a `TokenSequence`, whose learned queries can single out,
-    say, the first goal that is not completed.
+    `GOAL_COMPLETED` one each, and **any other value** (out of the vocabulary, or not whole) the id
+    *unknown*: it is neither clamped onto a legal token nor an error, so unseen goals stay
+    distinguishable from known ones, but not from each other. The K * d ids pass a `TokenSequence`,
+    whose learned queries can single out, say, the first goal that is not completed.
 
     Args:
         num_slots, goal_size, out_features, hide_future_goals, single_goal: As for `GoalEncoder`.
@@ -132,7 +142,11 @@ class TokenGoalEncoder(GoalEncoder):
         single_goal: bool = False,
     ) -> None:
         super().__init__(num_slots, goal_size, out_features, hide_future_goals, single_goal)
-        sizes = {"embedding_size": embedding_size, "hidden_size": hidden_size, "num_queries": num_queries}
+        sizes = {
+            "embedding_size": embedding_size,
+            "hidden_size": hidden_size,
+            "num_queries": num_queries,
+        }
         require_at_least("TokenGoalEncoder", 1, num_tokens=num_tokens, **sizes)
         self.num_tokens = num_tokens
         self.sequence = TokenSequence(
@@ -149,7 +163,10 @@ class TokenGoalEncoder(GoalEncoder):
         whole = goal.round()
         known = (goal - whole).abs() < GOAL_TOLERANCE
         known &= (whole >= 0) & (whole < self.num_tokens)
-        ids = torch.where(known, whole, self.UNKNOWN - self.NUM_SPECIAL).to(torch.int64) + self.NUM_SPECIAL
+        ids = (
+            torch.where(known, whole, self.UNKNOWN - self.NUM_SPECIAL).to(torch.int64)
+            + self.NUM_SPECIAL
+        )
         ids = torch.where(goal == GOAL_PAD, self.PAD, ids)
         return torch.where(goal == GOAL_COMPLETED, self.COMPLETED, ids)
 

@@ -13,7 +13,9 @@ ChannelAxis = Literal["auto", "first", "last"]
 
 @dataclass(frozen=True)
 class ImageShape:
-    """Channels and size of an image, and whether its channels come ``"first"``, ``"last"`` or not at all."""
+    """Channels and size of an image, and whether its channels come ``"first"``, ``"last"`` or not
+    at all.
+    """
 
     num_channels: int
     height: int
@@ -30,9 +32,9 @@ class ImageShape:
     def of(cls, shape: Sequence[int], *, channel_axis: ChannelAxis = "auto", owner: str) -> Self:
         """Where an image of this shape has its channels.
 
-        Two dimensions are rows and columns of one channel. Of three, ``"first"`` means ``[C, H, W]`` and ``"last"``
-        ``[H, W, C]``; ``"auto"`` takes the first or the last dimension for the channels if it is smaller than both
-        others, and refuses to guess elsewhere.
+        Two dimensions are rows and columns of one channel. Of three, ``"first"`` means
+        ``[C, H, W]`` and ``"last"`` ``[H, W, C]``; ``"auto"`` takes the first or the last dimension
+        for the channels if it is smaller than both others, and refuses to guess elsewhere.
 
         Args:
             shape: Of the image, without batch dimensions.
@@ -53,9 +55,7 @@ class ImageShape:
         first, middle, last = shape
         if channel_axis == "auto":
             tells = first != last and min(first, last) < middle
-            condition = (
-                f"be 'first' or 'last' for shape {shape}, which does not tell channels from rows and columns"
-            )
+            condition = f"be 'first' or 'last' for shape {shape}, which does not tell channels from rows and columns"
             require(owner, "channel_axis", channel_axis, tells, condition)
             channel_axis = "first" if first < last else "last"
         if channel_axis == "first":

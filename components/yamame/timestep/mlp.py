@@ -1,9 +1,9 @@
 """MLP timestep encoder: everything seen at one timestep becomes one feature vector.
 
-Reads its inputs, ``goal`` ``[*B, K, d]`` when there is a goal encoder, and ``mask`` ``[*B, 1]`` bool when present.
-Writes ``features`` ``[*B, E]``. Each timestep is encoded on its own, so acting (``[N]``) and training (``[B, L]``) give
-the same features. Nothing is remembered but the normaliser's statistics, which move in training mode only and never
-from padding.
+Reads its inputs, ``goal`` ``[*B, K, d]`` when there is a goal encoder, and ``mask`` ``[*B, 1]``
+bool when present. Writes ``features`` ``[*B, E]``. Each timestep is encoded on its own, so acting
+(``[N]``) and training (``[B, L]``) give the same features. Nothing is remembered but the
+normaliser's statistics, which move in training mode only and never from padding.
 """
 
 from collections.abc import Mapping
@@ -30,26 +30,29 @@ class Sized(Protocol):
 class MLPTimestepEncoder(TensorDictModuleBase):
     """Concatenates the inputs of a timestep and passes them through an MLP.
 
-    Vectors are cast to float32, flattened, concatenated and normalised. Behind them come the embeddings of inputs that
-    have an encoder of their own, then that of the goal. Then ``num_layers`` hidden layers with LeakyReLU, a linear
-    output and LayerNorm. The feed-forward timestep encoder of AMAGO (arXiv 2310.09971).
+    Vectors are cast to float32, flattened, concatenated and normalised. Behind them come the
+    embeddings of inputs that have an encoder of their own, then that of the goal. Then
+    ``num_layers`` hidden layers with LeakyReLU, a linear output and LayerNorm. The feed-forward
+    timestep encoder of AMAGO (arXiv 2310.09971).
 
     Args:
-        in_sizes: Flat size of each vector key, in order, or what has it as ``size``; an image or tokens listed here
-            are flattened like any numbers. See `yamame.timestep.inputs_from_spec`.
-        encoders: Module of each further key, in order: maps ``[*, ...]`` to ``[*, E_key]`` and has the attribute
-            ``out_features``.
-        goal_encoder: Maps ``goal`` ``[*, K, d]`` and a mask ``[*]`` (or None) to ``[*, E_goal]`` and has the
-            attribute ``out_features``. Without one the goal is not read.
+        in_sizes: Flat size of each vector key, in order, or what has it as ``size``; an image or
+            tokens listed here are flattened like any numbers. See
+            `yamame.timestep.inputs_from_spec`.
+        encoders: Module of each further key, in order: maps ``[*, ...]`` to ``[*, E_key]`` and has
+            the attribute ``out_features``.
+        goal_encoder: Maps ``goal`` ``[*, K, d]`` and a mask ``[*]`` (or None) to ``[*, E_goal]``
+            and has the attribute ``out_features``. Without one the goal is not read.
         hidden_size: Width of the hidden layers.
         out_size: E, size of the features.
         num_layers: Number of hidden layers.
         normalize: Whether vectors pass a `RunningNormalizer`.
-        goal_key, mask_key, out_key: Keys of the instruction, of the mask of real timesteps and of the features.
+        goal_key, mask_key, out_key: Keys of the instruction, of the mask of real timesteps and of
+            the features.
 
     Raises:
-        ValueError: If there is no input, a key is listed twice or a size is not positive; at run time if an input is
-            missing or has another size.
+        ValueError: If there is no input, a key is listed twice or a size is not positive; at run
+            time if an input is missing or has another size.
 
     >>> from tensordict import TensorDict
     >>> encoder = MLPTimestepEncoder({"observation": 3, "trial_start": 1}, out_size=8)
@@ -78,7 +81,8 @@ class MLPTimestepEncoder(TensorDictModuleBase):
         name = type(self).__name__
         require_at_least(name, 1, hidden_size=hidden_size, out_size=out_size, num_layers=num_layers)
         self.in_sizes: dict[NestedKey, int] = {
-            unravel_key(key): size if isinstance(size, int) else size.size for key, size in in_sizes.items()
+            unravel_key(key): size if isinstance(size, int) else size.size
+            for key, size in in_sizes.items()
         }
         encoders = {unravel_key(key): module for key, module in (encoders or {}).items()}
         known = (self.in_sizes or encoders) and min(self.in_sizes.values(), default=1) >= 1

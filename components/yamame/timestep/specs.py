@@ -22,13 +22,14 @@ class Input:
 
     Args:
         shape: Without batch dimensions; ``()`` is one number.
-        kind: *vector*: magnitudes (floats, bools, integers). *image*: uint8 pixels. *tokens*: integers that
-            name things, so that neither their order nor their distance means anything.
+        kind: *vector*: magnitudes (floats, bools, integers). *image*: uint8 pixels. *tokens*:
+            integers that name things, so that neither their order nor their distance means
+            anything.
         num_tokens: Size of the vocabulary of tokens; None for the other kinds.
 
     Raises:
-        ValueError: If a dimension is empty, an image is not of 2 or 3 dimensions, or ``num_tokens`` does not
-            fit the kind.
+        ValueError: If a dimension is empty, an image is not of 2 or 3 dimensions, or ``num_tokens``
+            does not fit the kind.
 
     >>> Input((2, 3)).size
     6
@@ -41,7 +42,13 @@ class Input:
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(self.shape))
         require_choice("Input", "kind", self.kind, get_args(Kind))
-        require("Input", "shape", self.shape, min(self.shape, default=1) >= 1, "have positive dimensions")
+        require(
+            "Input",
+            "shape",
+            self.shape,
+            min(self.shape, default=1) >= 1,
+            "have positive dimensions",
+        )
         flat = self.kind == "image" and len(self.shape) not in (2, 3)
         require("Input", "shape", self.shape, not flat, "have 2 or 3 dimensions for an image")
         if self.kind == "tokens":
@@ -61,9 +68,9 @@ def inputs_from_spec(
 ) -> dict[NestedKey, Input]:
     """Every policy input of an environment, in sorted key order.
 
-    Inputs are all tensor leaves, at any depth, except the excluded ones. Keys are compared whole: ``"goal"``
-    does not exclude ``("robot", "goal")``. A `Categorical` that is not bool holds tokens, uint8 of two or three
-    dimensions is an image, and everything else is a vector.
+    Inputs are all tensor leaves, at any depth, except the excluded ones. Keys are compared whole:
+    ``"goal"`` does not exclude ``("robot", "goal")``. A `Categorical` that is not bool holds
+    tokens, uint8 of two or three dimensions is an image, and everything else is a vector.
 
     Args:
         observation_spec: ``env.observation_spec``.
@@ -82,12 +89,16 @@ def inputs_from_spec(
     """
     excluded = {unravel_key(key) for key in exclude}
     inputs: dict[NestedKey, Input] = {}
-    for key in sorted(observation_spec.keys(True, True), key=lambda k: k if isinstance(k, tuple) else (k,)):
+    for key in sorted(
+        observation_spec.keys(True, True), key=lambda k: k if isinstance(k, tuple) else (k,)
+    ):
         leaf = observation_spec[key]
         if key in excluded or not isinstance(leaf.dtype, torch.dtype):
             continue
         condition = f"be at most the dimensions of {key!r} {tuple(leaf.shape)}"
-        require("inputs_from_spec", "batch_dims", batch_dims, batch_dims <= len(leaf.shape), condition)
+        require(
+            "inputs_from_spec", "batch_dims", batch_dims, batch_dims <= len(leaf.shape), condition
+        )
         inputs[key] = _input_of(leaf, tuple(leaf.shape[batch_dims:]))
     names = sorted(map(str, excluded))
     require("inputs_from_spec", "exclude", names, bool(inputs), "leave at least one observation")
@@ -95,7 +106,8 @@ def inputs_from_spec(
 
 
 def _input_of(leaf: TensorSpec, shape: tuple[int, ...]) -> Input:
-    # Binary and MultiCategorical derive from Categorical, but bits are magnitudes and several vocabularies not one
+    # Binary and MultiCategorical derive from Categorical, but bits are magnitudes and several
+    # vocabularies not one
     if isinstance(leaf, Categorical) and not isinstance(leaf, Binary | MultiCategorical):
         if leaf.dtype != torch.bool:
             return Input(shape, "tokens", num_tokens=int(leaf.n))

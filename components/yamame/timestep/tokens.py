@@ -1,7 +1,7 @@
 """Token encoders: integers that name things ``[*, ...]`` become ``[*, out_features]``.
 
-A token outside the vocabulary is neither clamped onto a legal one nor an error: all such share one id,
-*unknown*, as in `yamame.timestep.TokenGoalEncoder`. Every timestep is encoded on its own.
+A token outside the vocabulary is neither clamped onto a legal one nor an error: all such share one
+id, *unknown*, as in `yamame.timestep.TokenGoalEncoder`. Every timestep is encoded on its own.
 """
 
 import math
@@ -18,9 +18,11 @@ from yamame.timestep.image_shape import ChannelAxis, ImageShape
 
 
 class TokenSequence(nn.Module):
-    """Embeds a sequence of ids of fixed length: token and position embeddings, hidden layer, pooling, MLP.
+    """Embeds a sequence of ids of fixed length: token and position embeddings, hidden layer,
+    pooling, MLP.
 
-    Pooling is by learned queries: each is a softmax over the sequence, so it can single out one token.
+    Pooling is by learned queries: each is a softmax over the sequence, so it can single out one
+    token.
 
     Args:
         num_ids: Ids are in ``0 .. num_ids - 1``.
@@ -52,7 +54,10 @@ class TokenSequence(nn.Module):
         self.token_mlp = nn.Sequential(nn.Linear(embedding_size, hidden_size), nn.LeakyReLU())
         self.queries = nn.Linear(hidden_size, num_queries, bias=False)
         self.mlp = MLP(
-            num_queries * hidden_size, out_features, num_cells=[hidden_size], activation_class=nn.LeakyReLU
+            num_queries * hidden_size,
+            out_features,
+            num_cells=[hidden_size],
+            activation_class=nn.LeakyReLU,
         )
         self.norm = nn.LayerNorm(out_features)
 
@@ -67,20 +72,23 @@ class TokenSequence(nn.Module):
 class TokenEncoder(nn.Module):
     """Embeds tokens of one vocabulary: a sequence is pooled, a grid goes through a `GridCNN`.
 
-    Grids have two dimensions (one token per cell) or three (several per cell: the channels), at least 3 x 3
-    cells; each channel has an embedding table of its own, since the same number means another thing in each,
-    and the channels' embeddings are concatenated. Anything else is read as one sequence.
+    Grids have two dimensions (one token per cell) or three (several per cell: the channels), at
+    least 3 x 3 cells; each channel has an embedding table of its own, since the same number means
+    another thing in each, and the channels' embeddings are concatenated. Anything else is read as
+    one sequence.
 
     Args:
         shape: Of the tokens at one timestep, up to three dimensions.
         num_tokens: Size of the vocabulary: tokens are in ``0 .. num_tokens - 1``.
         out_features: Size of the result.
         embedding_size: Size of a token's embedding.
-        channel_axis: Where the channels of a three-dimensional grid are; see `yamame.timestep.ImageShape`.
+        channel_axis: Where the channels of a three-dimensional grid are; see
+            `yamame.timestep.ImageShape`.
 
     Raises:
         ValueError: If a size is not positive, or the shape has too many dimensions or does not tell
-            where the channels are; at run time if the tokens are not integers or have another shape.
+            where the channels are; at run time if the tokens are not integers or have another
+            shape.
 
     >>> TokenEncoder((7, 7, 3), num_tokens=11)(torch.zeros(4, 7, 7, 3, dtype=torch.int64)).shape
     torch.Size([4, 64])
@@ -98,10 +106,16 @@ class TokenEncoder(nn.Module):
         channel_axis: ChannelAxis = "auto",
     ) -> None:
         super().__init__()
-        sizes = {"num_tokens": num_tokens, "out_features": out_features, "embedding_size": embedding_size}
+        sizes = {
+            "num_tokens": num_tokens,
+            "out_features": out_features,
+            "embedding_size": embedding_size,
+        }
         require_at_least("TokenEncoder", 1, **sizes)
         self.shape = tuple(shape)
-        require("TokenEncoder", "shape", self.shape, len(self.shape) <= 3, "have at most 3 dimensions")
+        require(
+            "TokenEncoder", "shape", self.shape, len(self.shape) <= 3, "have at most 3 dimensions"
+        )
         self.num_tokens = num_tokens
         self.num_ids = num_tokens + self.NUM_SPECIAL
         self.out_features = out_features
@@ -113,7 +127,10 @@ class TokenEncoder(nn.Module):
         if self.grid_shape is None:
             length = math.prod(self.shape)
             self.sequence = TokenSequence(
-                self.num_ids, length=length, out_features=out_features, embedding_size=embedding_size
+                self.num_ids,
+                length=length,
+                out_features=out_features,
+                embedding_size=embedding_size,
             )
         else:
             num_channels, height, width = grid.num_channels, grid.height, grid.width
@@ -130,7 +147,9 @@ class TokenEncoder(nn.Module):
         return torch.where(known, tokens + self.NUM_SPECIAL, self.UNKNOWN)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Embeds ``tokens`` ``[*, ...]`` of the declared shape; returns ``[*, out_features]`` float32."""
+        """Embeds ``tokens`` ``[*, ...]`` of the declared shape; returns ``[*, out_features]``
+        float32.
+        """
         batch_dims = tokens.ndim - len(self.shape)
         if batch_dims < 0 or tokens.shape[batch_dims:] != self.shape:
             raise ValueError(

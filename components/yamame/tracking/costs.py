@@ -22,7 +22,9 @@ def _cpu_seconds() -> float:
 
 
 class CostMeter:
-    """Counts CPU and wall-clock seconds from its creation on, earlier parts of a resumed run included."""
+    """Counts CPU and wall-clock seconds from its creation on, earlier parts of a resumed run
+    included.
+    """
 
     def __init__(self) -> None:
         self._cpu_now = 0.0
@@ -71,5 +73,7 @@ class SystemMetrics:
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             free, total = torch.cuda.mem_get_info()
             metrics["system/gpu_memory_usage_percentage"] = 100 * (1 - free / total)
-            metrics["system/process_gpu_memory_mebibytes"] = torch.cuda.max_memory_allocated() / _MEBIBYTE
+            metrics["system/process_gpu_memory_mebibytes"] = (
+                torch.cuda.max_memory_allocated() / _MEBIBYTE
+            )
         return metrics

@@ -1,4 +1,6 @@
-"""SQLite files that hold a store: used by one process at a time, and refused at once where they cannot be opened."""
+"""SQLite files that hold a store: used by one process at a time, and refused at once where they
+cannot be opened.
+"""
 
 import fcntl
 import os
@@ -10,7 +12,9 @@ from pathlib import Path
 
 @contextmanager
 def alone_with(database: Path | None) -> Iterator[None]:
-    """Keeps other processes waiting: MLflow fails where two of them set up one SQLite database at once."""
+    """Keeps other processes waiting: MLflow fails where two of them set up one SQLite database at
+    once.
+    """
     if database is None:
         yield
         return
@@ -24,7 +28,8 @@ def alone_with(database: Path | None) -> Iterator[None]:
 
 
 def check_opens(database: Path) -> None:
-    """Opens a file as MLflow will, which would try ten times, for minutes; a new one is made, a lock is no obstacle.
+    """Opens a file as MLflow will, which would try ten times, for minutes; a new one is made, a
+    lock is no obstacle.
 
     Raises:
         sqlite3.Error: It cannot be opened.

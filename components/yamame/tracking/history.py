@@ -28,7 +28,9 @@ FOLDER_TAG = "folder"
 COMMAND_TAG = "command"
 """Tag of a run with the command line that started it."""
 CHANGED_TAG = "changed_between_sessions"
-"""Tag of a run that was resumed on another machine, revision or with other settings: what differs, with all values."""
+"""Tag of a run that was resumed on another machine, revision or with other settings: what differs,
+with all values.
+"""
 PREFIXES = ("eval/", "train/", "cost/")
 """Beginnings of the metrics that are read."""
 _RUNS_PER_PAGE = 1000
@@ -100,9 +102,10 @@ class RunHistory:
     def along(self, metric: str, axis: Axis) -> tuple[Array, Array]:
         """The finite points of a metric as positions on an axis and values.
 
-        On an axis that is not its own a run is known at the steps of evaluations alone, where ``cost/<axis>`` is
-        logged. A run that was continued may have logged a cost that is lower than an earlier one: positions are
-        sorted. Both are empty where the metric or the axis was never logged.
+        On an axis that is not its own a run is known at the steps of evaluations alone, where
+        ``cost/<axis>`` is logged. A run that was continued may have logged a cost that is lower
+        than an earlier one: positions are sorted. Both are empty where the metric or the axis was
+        never logged.
         """
         series = self.metrics.get(metric, _NEVER_LOGGED).finite()
         if axis == self.axis:
@@ -144,7 +147,9 @@ class RunReader:
         entry = client.get_experiment_by_name(experiment)
         if entry is None:
             known = ", ".join(sorted(entry.name for entry in client.search_experiments()))
-            raise UsageError(f"store.experiment: must be one of {known} in {tracking_uri}, got {experiment}")
+            raise UsageError(
+                f"store.experiment: must be one of {known} in {tracking_uri}, got {experiment}"
+            )
         return cls(client, entry.experiment_id)
 
     def read(self, wanted: Sequence[str] | str | None = None) -> list[RunHistory]:
@@ -169,7 +174,9 @@ class RunReader:
         return [self._history(run) for run in sorted(runs, key=lambda run: run.info.start_time)]
 
     def artifact(self, run_id: str, name: str) -> bytes | None:
-        """The content of an artifact; None where the run has none of this name or its files are gone."""
+        """The content of an artifact; None where the run has none of this name or its files are
+        gone.
+        """
         from mlflow.exceptions import MlflowException
 
         try:
@@ -183,7 +190,9 @@ class RunReader:
     def _search(self) -> list["Run"]:
         runs, token = [], None
         while True:
-            page = self.client.search_runs([self.experiment_id], max_results=_RUNS_PER_PAGE, page_token=token)
+            page = self.client.search_runs(
+                [self.experiment_id], max_results=_RUNS_PER_PAGE, page_token=token
+            )
             runs += list(page)
             token = page.token
             if not token:
@@ -238,7 +247,9 @@ def download_artifacts(tracking_uri: str, run_id: str, folder: str, target: Path
 
     try:
         client.get_run(run_id)
-        names = sorted(item.path for item in client.list_artifacts(run_id, folder) if not item.is_dir)
+        names = sorted(
+            item.path for item in client.list_artifacts(run_id, folder) if not item.is_dir
+        )
         return [Path(client.download_artifacts(run_id, name, str(target))) for name in names]
     except MlflowException as error:
         store, reason = absolute_uri(tracking_uri), str(error).splitlines()[0]
@@ -246,7 +257,9 @@ def download_artifacts(tracking_uri: str, run_id: str, folder: str, target: Path
 
 
 def _connect_to_existing(tracking_uri: str, problem: str) -> "MlflowClient":
-    """A client of a store; MLflow would make a database that is missing, which is refused with the problem instead."""
+    """A client of a store; MLflow would make a database that is missing, which is refused with the
+    problem instead.
+    """
     database = database_of(tracking_uri)
     if database is not None and not database.is_file():
         raise UsageError(problem)

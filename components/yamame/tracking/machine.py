@@ -1,4 +1,6 @@
-"""The kind of machine that a run uses, recorded with its numbers: CPU-seconds mean little without it."""
+"""The kind of machine that a run uses, recorded with its numbers: CPU-seconds mean little without
+it.
+"""
 
 import os
 import platform
@@ -11,8 +13,8 @@ def machine() -> dict[str, str]:
     """Describes this machine.
 
     Returns:
-        ``processor`` (model name), ``cores`` (that this process may use), ``threads`` (of torch), and ``gpu`` where
-        CUDA has one.
+        ``processor`` (model name), ``cores`` (that this process may use), ``threads`` (of torch),
+        and ``gpu`` where CUDA has one.
     """
     import torch  # here, since the tracker is imported by commands that need no torch
 
@@ -27,7 +29,9 @@ def machine() -> dict[str, str]:
 
 
 def processor_name() -> str:
-    """Returns the model name of the processor, as Linux reports it, or else the name of the architecture."""
+    """Returns the model name of the processor, as Linux reports it, or else the name of the
+    architecture.
+    """
     try:
         lines = _CPUINFO.read_text().splitlines()
     except OSError:

@@ -1,7 +1,7 @@
 """One run in an MLflow store, by its client alone: no global active run, several runs per process.
 
-The database is SQLite by default, artifacts lie in ``mlruns`` beside it. MLflow is imported when a run is
-opened.
+The database is SQLite by default, artifacts lie in ``mlruns`` beside it. MLflow is imported when a
+run is opened.
 """
 
 import json
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
 from yamame.checks import UsageError
-from yamame.failures import one_line, tell_aside
 from yamame.files.atomic import TEMPORARY_SUFFIX, is_left_behind
 from yamame.files.run_directory import check_folder
+from yamame.system.messages import one_line, print_stderr
 from yamame.tracking.database import alone_with, check_opens
 from yamame.tracking.pages import EXPERIMENT_TAGS
 from yamame.tracking.places import is_place_of, lies_in
@@ -89,7 +89,9 @@ class MLflowRun:
     experiment_id: str
 
     @classmethod
-    def create(cls, tracking_uri: str, experiment: str, *, name: str, tags: Mapping[str, Any]) -> "MLflowRun":
+    def create(
+        cls, tracking_uri: str, experiment: str, *, name: str, tags: Mapping[str, Any]
+    ) -> "MLflowRun":
         """Starts a run, making the experiment when it is not there.
 
         Raises:
@@ -110,8 +112,8 @@ class MLflowRun:
         """Continues a run.
 
         Raises:
-            UsageError: The store does not hold it, or it was deleted there; a `NoAnswerError`, if the store cannot be
-                asked.
+            UsageError: The store does not hold it, or it was deleted there; a `NoAnswerError`, if
+                the store cannot be asked.
         """
         from mlflow.exceptions import MlflowException
 
@@ -134,7 +136,9 @@ class MLflowRun:
         return cls(client, run_id, info.experiment_id)
 
     @classmethod
-    def find(cls, tracking_uri: str, experiment: str, *, tag: str, value: str) -> "MLflowRun | None":
+    def find(
+        cls, tracking_uri: str, experiment: str, *, tag: str, value: str
+    ) -> "MLflowRun | None":
         """The run that has this value of a tag; None where there is none.
 
         Raises:
@@ -152,11 +156,16 @@ class MLflowRun:
 
     def last_steps(self) -> dict[str, int]:
         """The largest step stored for each metric."""
-        # Public ``data.metrics`` drops the steps, and reading whole histories takes seconds on long runs.
-        return {metric.key: metric.step for metric in self.client.get_run(self.run_id).data._metric_objs}
+        # Public ``data.metrics`` drops the steps, and reading whole histories takes seconds on long
+        # runs.
+        return {
+            metric.key: metric.step for metric in self.client.get_run(self.run_id).data._metric_objs
+        }
 
     def log_metrics(self, points: Sequence[tuple[str, float, int, int]]) -> None:
-        """Stores metrics (key, value, milliseconds since 1970, step), in one transaction (one per thousand)."""
+        """Stores metrics (key, value, milliseconds since 1970, step), in one transaction (one per
+        thousand).
+        """
         from mlflow.entities import Metric
 
         metrics = [Metric(*point) for point in points]
@@ -181,7 +190,8 @@ class MLflowRun:
     def log_artifact(self, path: Path, folder: str | None, *, home: Path) -> None:
         """Stores a copy of a file or directory; what is not there any more is left out.
 
-        Only what lies in ``home`` is stored, links excepted, for a run's directory may be a stranger's.
+        Only what lies in ``home`` is stored, links excepted, for a run's directory may be a
+        stranger's.
         """
         if not lies_in(home, path) or not self._takes_files(path):
             return
@@ -189,13 +199,17 @@ class MLflowRun:
         log(self.run_id, str(path), folder)
 
     def log_model(self, path: Path, *, step: int, mark: str, home: Path) -> None:
-        """Stores the folder of an MLflow model as what the run had learned at a step, once for the same ``mark``."""
+        """Stores the folder of an MLflow model as what the run had learned at a step, once for the
+        same ``mark``.
+        """
         from mlflow.entities import LoggedModelOutput, LoggedModelStatus
         from mlflow.exceptions import MlflowException
 
         known = self.client.get_run(self.run_id)
         outputs = known.outputs.model_outputs if known.outputs else []
-        there = (self.client.get_logged_model(output.model_id).tags.get(_MARK_TAG) for output in outputs)
+        there = (
+            self.client.get_logged_model(output.model_id).tags.get(_MARK_TAG) for output in outputs
+        )
         if mark in there or not lies_in(home, path):
             return
         try:
@@ -209,7 +223,7 @@ class MLflowRun:
         except MlflowException as error:
             if error.error_code != "ENDPOINT_NOT_FOUND":
                 raise
-            tell_aside(
+            print_stderr(
                 f"{path}: not stored, for this MLflow server knows no models of runs; one from 3.0 on does"
             )
             return
@@ -222,7 +236,9 @@ class MLflowRun:
         return is_place_of(self.run_id, self.client.get_run(self.run_id).info.artifact_uri, what)
 
     def log_table(self, file: str, content: Mapping[str, Any]) -> None:
-        """Stores a table. MLflow's pages find it by a tag; its own ``log_table`` appends to one of the same name."""
+        """Stores a table. MLflow's pages find it by a tag; its own ``log_table`` appends to one of
+        the same name.
+        """
         if not self._takes_files(file):
             return
         self.client.log_dict(self.run_id, dict(content), file)
@@ -232,7 +248,9 @@ class MLflowRun:
             self.client.set_tag(self.run_id, _TABLES_TAG, json.dumps([*known, entry]))
 
     def set_status(self, status: Status | Literal["RUNNING"], ms: int | None = None) -> None:
-        """Says how the run ended, and when in milliseconds since 1970 (None: now), or that it goes on."""
+        """Says how the run ended, and when in milliseconds since 1970 (None: now), or that it goes
+        on.
+        """
         if status == "RUNNING":
             self.client.update_run(self.run_id, status=status)
         else:
@@ -242,8 +260,9 @@ class MLflowRun:
 def connect(tracking_uri: str) -> "MlflowClient":
     """A client, after keeping MLflow from talking and from waiting for long.
 
-    It writes no log lines, progress bars, usage statistics or foreign warnings. A request to a server is made once
-    and waits ten seconds, unless the environment variables of MLflow say otherwise.
+    It writes no log lines, progress bars, usage statistics or foreign warnings. A request to a
+    server is made once and waits ten seconds, unless the environment variables of MLflow say
+    otherwise.
 
     Raises:
         NoAnswerError: MLflow can use no such store.
@@ -260,11 +279,15 @@ def connect(tracking_uri: str) -> "MlflowClient":
         # MLflow logs what it then raises, with its traceback.
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        if database is not None and not database.exists():  # half of one, after a kill, would be of no use
+        if (
+            database is not None and not database.exists()
+        ):  # half of one, after a kill, would be of no use
             for old in database.parent.glob(f"{database.name}.*{TEMPORARY_SUFFIX}"):
                 if is_left_behind(old.suffixes[-2].removeprefix(".")):
                     old.unlink()
-            new = database.with_name(f"{database.name}.{uuid4().hex}.{os.getpid()}{TEMPORARY_SUFFIX}")
+            new = database.with_name(
+                f"{database.name}.{uuid4().hex}.{os.getpid()}{TEMPORARY_SUFFIX}"
+            )
             check_opens(new)
             MlflowClient(f"{SQLITE}{new}").search_experiments(max_results=1)
             new.rename(database)
@@ -281,16 +304,20 @@ def _answering(tracking_uri: str) -> Iterator[None]:
     except UsageError:
         raise
     except Exception as error:  # databases, drivers and servers make MLflow raise almost anything
-        remedy = "; another process is writing there, try again" if "is locked" in str(error) else ""
+        remedy = (
+            "; another process is writing there, try again" if "is locked" in str(error) else ""
+        )
         problem = f"tracking_uri: must be a store that MLflow can use, got {tracking_uri}: {one_line(error)}"
         raise NoAnswerError(problem + remedy) from error
 
 
 def check_store(cfg: Mapping[str, Any]) -> None:
-    """Refuses a store that cannot take a new run, before anything is written; a new database is not yet made.
+    """Refuses a store that cannot take a new run, before anything is written; a new database is not
+    yet made.
 
     Args:
-        cfg: The composed configuration; without a ``logger`` that has a store there is nothing to refuse.
+        cfg: The composed configuration; without a ``logger`` that has a store there is nothing to
+            refuse.
 
     Raises:
         UsageError: Names the store and what is wrong with it.

@@ -1,8 +1,8 @@
 """MLflow's web pages: the way there, and what they show of an experiment.
 
-MLflow opens an experiment as one of generative AI, with the runs hidden, unless its address asks for the view of
-machine learning. Which columns its table of runs has is kept by the reader's browser, unless the address names a view
-that is stored with the experiment.
+MLflow opens an experiment as one of generative AI, with the runs hidden, unless its address asks
+for the view of machine learning. Which columns its table of runs has is kept by the reader's
+browser, unless the address names a view that is stored with the experiment.
 """
 
 import json
@@ -51,11 +51,17 @@ EXPERIMENT_TAGS = {
             "groupBy": None,
             "groupsExpanded": {},
             "autoRefreshEnabled": True,
-            "globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
+            "globalLineChartConfig": {
+                "xAxisKey": "step",
+                "lineSmoothness": 0,
+                "selectedXAxisMetricKey": "",
+            },
         }
     ),
 }
-"""What a new experiment is given: its kind, a description, and the columns that matter as a view."""
+"""What a new experiment is given: its kind, a description, and the columns that matter as a
+view.
+"""
 
 
 def run_address(tracking_uri: str, experiment_id: str, run_id: str) -> str:
@@ -64,9 +70,7 @@ def run_address(tracking_uri: str, experiment_id: str, run_id: str) -> str:
     >>> run_address("http://host:5000", "1", "ab")
     'http://host:5000/#/experiments/1/runs/ab?workflowType=machine_learning'
     """
-    return (
-        f"{_server(tracking_uri)}/#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"
-    )
+    return f"{_server(tracking_uri)}/#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"
 
 
 def experiment_address(tracking_uri: str, experiment_id: str) -> str:

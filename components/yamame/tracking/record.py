@@ -1,11 +1,13 @@
-"""Where the MLflow run of a run directory is: written down in ``mlflow.json``, and found again after a move.
+"""Where the MLflow run of a run directory is: written down in ``mlflow.json``, and found again
+after a move.
 
-The record is there before the run: store, experiment and a number of its own, by which the run is found if the process
-dies before it notes the run's id.
+The record is there before the run: store, experiment and a number of its own, by which the run is
+found if the process dies before it notes the run's id.
 
-A SQLite store is noted twice: absolute, and relative to the run directory where this lies beside or below the store, as
-``../../mlflow.db``. A project that is moved or copied as a whole thus goes on in its own store, and a run that is moved
-alone in the store where it began. No store is made where one is missing.
+A SQLite store is noted twice: absolute, and relative to the run directory where this lies beside or
+below the store, as ``../../mlflow.db``. A project that is moved or copied as a whole thus goes on
+in its own store, and a run that is moved alone in the store where it began. No store is made where
+one is missing.
 """
 
 import os
@@ -20,7 +22,9 @@ RUN_FILE = "mlflow.json"
 
 
 def read_record(directory: Path) -> dict[str, str]:
-    """What is noted: ``tracking_uri``, ``experiment``, ``run_uuid`` and, once the run is there, ``run_id``."""
+    """What is noted: ``tracking_uri``, ``experiment``, ``run_uuid`` and, once the run is there,
+    ``run_id``.
+    """
     return read_json(directory / RUN_FILE)
 
 
@@ -34,19 +38,20 @@ def write_record(directory: Path, record: Mapping[str, str]) -> None:
 
 
 def open_run(directory: Path, *, tracking_uri: str | None = None) -> MLflowRun | None:
-    """The MLflow run of a run directory, in the first of its possible SQLite stores that holds it, or in its server.
+    """The MLflow run of a run directory, in the first of its possible SQLite stores that holds it,
+    or in its server.
 
     Args:
         directory: The run directory.
-        tracking_uri: The store that new runs go to, where this one may have been moved as well. Of a server, it must be
-            the one that is noted.
+        tracking_uri: The store that new runs go to, where this one may have been moved as well. Of
+            a server, it must be the one that is noted.
 
     Returns:
         None if the run was never made.
 
     Raises:
-        UsageError: Its store is gone, is another server, or does not hold it any more; a `NoAnswerError`, if the store
-            cannot be asked.
+        UsageError: Its store is gone, is another server, or does not hold it any more; a
+            `NoAnswerError`, if the store cannot be asked.
     """
     record = read_record(directory)
     if "run_id" not in record:
@@ -70,7 +75,9 @@ def open_run(directory: Path, *, tracking_uri: str | None = None) -> MLflowRun |
 
 
 def _stores(directory: Path, record: Mapping[str, str], tracking_uri: str | None) -> list[str]:
-    """The stores that may hold the run: its server, or those of its SQLite databases that are there."""
+    """The stores that may hold the run: its server, or those of its SQLite databases that are
+    there.
+    """
     server = record["tracking_uri"]
     noted = database_of(server)
     if noted is None:
@@ -82,7 +89,9 @@ def _stores(directory: Path, record: Mapping[str, str], tracking_uri: str | None
         return [server]
     others = [directory.resolve() / record["relative_path"]] if "relative_path" in record else []
     own = None if tracking_uri is None else database_of(tracking_uri)
-    databases = dict.fromkeys([*(path.resolve() for path in others), noted, *([own] if own else [])])
+    databases = dict.fromkeys(
+        [*(path.resolve() for path in others), noted, *([own] if own else [])]
+    )
     there = [f"{SQLITE}{database}" for database in databases if database.is_file()]
     if not there:
         raise UsageError(

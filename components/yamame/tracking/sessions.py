@@ -1,7 +1,9 @@
-"""Differences between the sessions of a run: a session is one process, from its start or a resume to its end.
+"""Differences between the sessions of a run: a session is one process, from its start or a resume
+to its end.
 
-MLflow keeps the parameters of the first session and the tags of the last. A run directory therefore has a file that
-describes every session, so that a reader of the store can tell a run whose sessions were all alike.
+MLflow keeps the parameters of the first session and the tags of the last. A run directory therefore
+has a file that describes every session, so that a reader of the store can tell a run whose sessions
+were all alike.
 """
 
 from collections.abc import Mapping
@@ -24,8 +26,8 @@ def note_session(
     Args:
         directory: The run directory.
         made_by: Versions, machine and revision of this session.
-        params: Flat configuration of this session. Settings that no number depends on are left out, and so is the
-            budget: a run that is extended is a run with the larger budget.
+        params: Flat configuration of this session. Settings that no number depends on are left out,
+            and so is the budget: a run that is extended is a run with the larger budget.
         resumed: Whether there were sessions before.
 
     Returns:

@@ -1,7 +1,9 @@
-"""What a run has to say to MLflow, first on disk, then in the store: a file of JSON lines and a thread that sends it.
+"""What a run has to say to MLflow, first on disk, then in the store: a file of JSON lines and a
+thread that sends it.
 
-The thread is the only one that waits for MLflow. It sends entries in their order, each until the store has taken it;
-one that the store already holds changes nothing, so that a spool may be sent again from anywhere.
+The thread is the only one that waits for MLflow. It sends entries in their order, each until the
+store has taken it; one that the store already holds changes nothing, so that a spool may be sent
+again from anywhere.
 """
 
 import errno
@@ -15,8 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from yamame.failures import one_line, tell_aside
-from yamame.installed import recipe_command
+from yamame.system.installed import recipe_command
+from yamame.system.messages import one_line, print_stderr
 from yamame.tracking.mlflow_store import METRICS_PER_BATCH, MLflowRun, database_of
 from yamame.tracking.record import read_record
 
@@ -29,7 +31,8 @@ _UNTOLD_S = 1.0  # a single quick failure is often a connection that was idle fo
 
 
 def bucket(step: int) -> int:
-    """Which of the intervals that get longer with the step one lies in; the first step in each is kept.
+    """Which of the intervals that get longer with the step one lies in; the first step in each is
+    kept.
 
     Up to 512 each step is one of its own, from then on 256 share every doubling: 5,000 up to 10^8.
 
@@ -41,7 +44,8 @@ def bucket(step: int) -> int:
 
 
 class Thinning:
-    """Which points are kept: evaluations and costs all, of other metrics one per `bucket`, and no step twice.
+    """Which points are kept: evaluations and costs all, of other metrics one per `bucket`, and no
+    step twice.
 
     It depends on steps alone, so that a run that goes back to a checkpoint keeps the same points.
 
@@ -62,13 +66,14 @@ class Thinning:
 
 
 class Spool:
-    """The entries of a run that wait for MLflow, a JSON object in a line each; empty when the store has them all.
+    """The entries of a run that wait for MLflow, a JSON object in a line each; empty when the store
+    has them all.
 
     One process at a time may have it open, and once: opening it again closes the former one.
 
     Args:
-        path: The file; made when missing. A last line that was cut off by the end of a process is dropped; a damaged
-            line before it is told, and passed over.
+        path: The file; made when missing. A last line that was cut off by the end of a process is
+            dropped; a damaged line before it is told, and passed over.
 
     Attributes:
         waiting: How many points, and other entries, wait.
@@ -90,7 +95,7 @@ class Spool:
             os.truncate(self._file, sum(map(len, lines)) - len(lines.pop()))
         entries = [_read(line) for line in lines]
         if damaged := [str(number) for number, entry in enumerate(entries, 1) if entry is None]:
-            tell_aside(f"{path}: damaged, and not sent: line {', '.join(damaged)[:100]}")
+            print_stderr(f"{path}: damaged, and not sent: line {', '.join(damaged)[:100]}")
         self.waiting = sum(_num_points(entry) for entry in entries if entry is not None)
 
     def append(self, **entry: Any) -> None:
@@ -116,7 +121,9 @@ class Spool:
         os.fsync(self._file)
 
     def peek(self) -> tuple[list[dict[str, Any]], int]:
-        """The oldest entries that wait, metrics for one request or a single other one, and their size in bytes."""
+        """The oldest entries that wait, metrics for one request or a single other one, and their
+        size in bytes.
+        """
         entries: list[dict[str, Any]] = []
         size = points = 0
         with self.path.open("rb") as file:
@@ -136,7 +143,9 @@ class Spool:
         return entries, size
 
     def drop(self, entries: list[dict[str, Any]], size: int) -> None:
-        """Forgets the oldest entries, which the store has; the file is emptied when nothing waits any more."""
+        """Forgets the oldest entries, which the store has; the file is emptied when nothing waits
+        any more.
+        """
         with self._lock:
             if self.closed:
                 return
@@ -155,7 +164,8 @@ class Spool:
 
 
 class Sender:
-    """Sends a spool to MLflow, in a thread of its own from `start` on; nothing of it raises or waits but `send`.
+    """Sends a spool to MLflow, in a thread of its own from `start` on; nothing of it raises or
+    waits but `send`.
 
     Args:
         spool: What is sent.
@@ -165,7 +175,12 @@ class Sender:
     """
 
     def __init__(
-        self, spool: Spool, connect: Callable[[], MLflowRun], *, run: MLflowRun | None, pause_s: float
+        self,
+        spool: Spool,
+        connect: Callable[[], MLflowRun],
+        *,
+        run: MLflowRun | None,
+        pause_s: float,
     ) -> None:
         self.spool, self.run = spool, run
         self.sent = 0
@@ -205,7 +220,9 @@ class Sender:
             self.sent += sum(map(_num_points, entries))
 
     def close(self, *, wait_s: float) -> None:
-        """Waits for what is left, as long as the store takes something every so many seconds, then closes the spool."""
+        """Waits for what is left, as long as the store takes something every so many seconds, then
+        closes the spool.
+        """
         self._closing.set()
         before = -1
         while self._thread.is_alive() and self.sent != before:
@@ -214,10 +231,19 @@ class Sender:
         self.spool.close()
         if self.spool.waiting:
             home = self.spool.path.parent
-            server, run = read_record(home)["tracking_uri"], shlex.quote(f"run={os.path.relpath(home)}")
-            known = database_of(server) is not None or server == os.environ.get("MLFLOW_TRACKING_URI")
-            command = f"{'' if known else f'MLFLOW_TRACKING_URI={server} '}{recipe_command('sync')} {run}"
-            tell_aside(f"MLflow does not answer, {self.spool.waiting} points wait; send them with: {command}")
+            server, run = (
+                read_record(home)["tracking_uri"],
+                shlex.quote(f"run={os.path.relpath(home)}"),
+            )
+            known = database_of(server) is not None or server == os.environ.get(
+                "MLFLOW_TRACKING_URI"
+            )
+            command = (
+                f"{'' if known else f'MLFLOW_TRACKING_URI={server} '}{recipe_command('sync')} {run}"
+            )
+            print_stderr(
+                f"MLflow does not answer, {self.spool.waiting} points wait; send them with: {command}"
+            )
 
     def _work(self) -> None:
         failures, warned, since = 0, False, time.monotonic()
@@ -228,12 +254,16 @@ class Sender:
             try:
                 self.send()
                 if warned and not self.spool.closed:
-                    tell_aside("MLflow answers again, all points are sent")
+                    print_stderr("MLflow answers again, all points are sent")
                 failures, warned = 0, False
-            except Exception as error:  # databases, drivers and servers make MLflow raise almost anything
+            except (
+                Exception
+            ) as error:  # databases, drivers and servers make MLflow raise almost anything
                 failures += 1
                 if not (warned or self.spool.closed) and time.monotonic() - since > _UNTOLD_S:
-                    tell_aside(f"MLflow does not answer, {self.spool.waiting} points wait: {one_line(error)}")
+                    print_stderr(
+                        f"MLflow does not answer, {self.spool.waiting} points wait: {one_line(error)}"
+                    )
                     warned = True
             pause = min(2.0 ** (failures - 1), _LONGEST_PAUSE_S) if failures else self._pause_s
             if self._closing.wait(pause) and failures:

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from yamame.checks import require
 from yamame.files.atomic import json_safe
-from yamame.installed import version_of
-from yamame.signals import Terminated
+from yamame.system.installed import version_of
+from yamame.system.signals import Terminated
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 _PACKAGES = ("torch", "torchrl", "tensordict", "numpy", "yamame")
@@ -29,20 +29,31 @@ def run_status(error: BaseException | type[BaseException] | None) -> Status:
 
 def versions() -> dict[str, str]:
     """What a result depends on in its last bits: versions, and what the processor multiplies by."""
-    from yamame.precision import instructions  # here, for it loads torch
+    from yamame.execution.precision import instructions  # here, for it loads torch
 
     machine = {"python": platform.python_version(), "cpu": instructions()}
     return machine | {name: version_of(name) for name in _PACKAGES}
 
 
 def git_revision() -> str | None:
-    """The commit of the checkout this package is imported from, ``-dirty`` when changed; None in a wheel."""
+    """The commit of the checkout this package is imported from, ``-dirty`` when changed; None in a
+    wheel.
+    """
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None
     try:
         described = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            [
+                "git",
+                "-C",
+                str(root),
+                "describe",
+                "--always",
+                "--dirty",
+                "--abbrev=40",
+                "--exclude=*",
+            ],
             capture_output=True,
             text=True,
             check=True,

@@ -1,7 +1,8 @@
 """Experiment tracking behind one small protocol: MLflow, or nothing.
 
-A tracker is built from configuration alone and writes nothing until `start`. It then is a context manager
-that closes the run with the truth: FINISHED, FAILED on an error, KILLED on Ctrl-C or a signal.
+A tracker is built from configuration alone and writes nothing until `start`. It then is a context
+manager that closes the run with the truth: FINISHED, FAILED on an error, KILLED on Ctrl-C or a
+signal.
 """
 
 import contextlib
@@ -15,9 +16,9 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from yamame.checks import UsageError, require
-from yamame.failures import one_line
 from yamame.files.atomic import json_safe
 from yamame.files.run_directory import RunDirectory
+from yamame.system.messages import one_line
 from yamame.tracking.costs import SystemMetrics
 from yamame.tracking.history import CHANGED_TAG
 from yamame.tracking.machine import machine
@@ -29,17 +30,26 @@ from yamame.tracking.spool import SPOOL_FILE, Sender, Spool, Thinning
 from yamame.tracking.summary import git_revision, run_status, versions
 
 TRACKING_URI = os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
-"""MLflow's own setting, else where ``mlflow ui`` looks by itself when it is started in the same directory."""
+"""MLflow's own setting, else where ``mlflow ui`` looks by itself when it is started in the same
+directory.
+"""
 EXPERIMENT = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "yamame"
 PARENT_VARIABLE = "YAMAME_MLFLOW_PARENT"
 """Environment variable with the id of the run that new runs become children of."""
 
 
 class Tracker(Protocol):
-    """What a recipe may ask of a tracker. A context manager that closes the run; this one does nothing."""
+    """What a recipe may ask of a tracker. A context manager that closes the run; this one does
+    nothing.
+    """
 
     def start(
-        self, directory: Path, *, name: str, params: Mapping[str, Any], tags: Mapping[str, str] | None = None
+        self,
+        directory: Path,
+        *,
+        name: str,
+        params: Mapping[str, Any],
+        tags: Mapping[str, str] | None = None,
     ) -> Self:
         """Opens the run of a run directory: the one recorded there, else a new one.
 
@@ -47,12 +57,15 @@ class Tracker(Protocol):
             directory: The run's directory.
             name: Name of a new run.
             params: Flat configuration, recorded for a new run only.
-            tags: What else to say of the run as it is now; they replace those of a run that goes on.
+            tags: What else to say of the run as it is now; they replace those of a run that goes
+                on.
         """
         return self
 
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
-        """Records metrics at a step of the run. A step not beyond the last one of a key is dropped."""
+        """Records metrics at a step of the run. A step not beyond the last one of a key is
+        dropped.
+        """
 
     def flush(self) -> None:
         """Makes everything logged so far outlive the machine. Call it before each checkpoint."""
@@ -64,17 +77,24 @@ class Tracker(Protocol):
         """Records a table, given by columns of equal length, in place of one of the same name."""
 
     def log_model(self, folder: Path, make: Callable[[Path], Any], *, step: int) -> None:
-        """Records what the run has learned up to a step as an MLflow model, which ``make`` writes to a new folder."""
+        """Records what the run has learned up to a step as an MLflow model, which ``make`` writes
+        to a new folder.
+        """
 
     def pages(self) -> list[str]:
-        """How a person gets to see the run: commands, addresses; nothing where there is nothing to see."""
+        """How a person gets to see the run: commands, addresses; nothing where there is nothing to
+        see.
+        """
         return []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None: ...
 
 
@@ -87,23 +107,28 @@ class NullTracker(Tracker):
 
 
 class MLflowTracker(Tracker):
-    """Tracks a run with MLflow, which is waited for when a new run starts and, for a while, at the end, never between.
+    """Tracks a run with MLflow, which is waited for when a new run starts and, for a while, at the
+    end, never between.
 
-    Everything goes to a `Spool` in the run directory and from there to the store, by a thread. While MLflow does not
-    answer it waits in the spool; what is left at the end is sent when the run is continued or by ``recipes/sync.py``.
+    Everything goes to a `Spool` in the run directory and from there to the store, by a thread.
+    While MLflow does not answer it waits in the spool; what is left at the end is sent when the run
+    is continued or by ``recipes/sync.py``.
 
-    The run's store and id are kept in ``mlflow.json`` of the run directory, so a continued run goes on in the
-    same MLflow run whatever the configuration or the working directory say. Metrics that the store already
-    holds are never stored again: a run that goes back to a checkpoint repeats its steps silently until it
-    passes the last recorded one. On long runs not every point is stored, see `Thinning`.
+    The run's store and id are kept in ``mlflow.json`` of the run directory, so a continued run goes
+    on in the same MLflow run whatever the configuration or the working directory say. Metrics that
+    the store already holds are never stored again: a run that goes back to a checkpoint repeats its
+    steps silently until it passes the last recorded one. On long runs not every point is stored,
+    see `Thinning`.
 
     Args:
-        tracking_uri: A store as MLflow knows them; a relative SQLite path is relative to the working
-            directory.
-        experiment: Name of the experiment; made when missing, with its artifacts in ``mlruns`` beside a
-            SQLite database.
-        system_metrics: Add the load of the machine and the process whenever metrics go to the store.
-        flush_s: Seconds for which metrics are gathered before they go to the store in one transaction.
+        tracking_uri: A store as MLflow knows them; a relative SQLite path is relative to the
+            working directory.
+        experiment: Name of the experiment; made when missing, with its artifacts in ``mlruns``
+            beside a SQLite database.
+        system_metrics: Add the load of the machine and the process whenever metrics go to the
+            store.
+        flush_s: Seconds for which metrics are gathered before they go to the store in one
+            transaction.
         wait_s: Seconds without an answer after which the end of a run waits for MLflow no more.
         models: Record the agent of a run that has finished as an MLflow model.
     """
@@ -145,7 +170,12 @@ class MLflowTracker(Tracker):
         return self.sender.run
 
     def start(
-        self, directory: Path, *, name: str, params: Mapping[str, Any], tags: Mapping[str, str] | None = None
+        self,
+        directory: Path,
+        *,
+        name: str,
+        params: Mapping[str, Any],
+        tags: Mapping[str, str] | None = None,
     ) -> Self:
         """See `Tracker.start`.
 
@@ -159,7 +189,11 @@ class MLflowTracker(Tracker):
         resumed = (directory / RUN_FILE).exists() and "run_id" in read_record(directory)
         if not (directory / RUN_FILE).exists():
             uri = absolute_uri(self.tracking_uri)
-            intent = {"tracking_uri": uri, "experiment": self.experiment, "run_uuid": uuid.uuid4().hex}
+            intent = {
+                "tracking_uri": uri,
+                "experiment": self.experiment,
+                "run_uuid": uuid.uuid4().hex,
+            }
             write_record(directory, intent)
         run, made = None, False
         try:
@@ -241,7 +275,10 @@ class MLflowTracker(Tracker):
         return [address] if command is None else [command, address]
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         try:
             self.sender.spool.append(status=run_status(kind), ms=_now())
@@ -257,7 +294,8 @@ def send_rest(directory: Path) -> int:
         How many points and other entries were sent.
 
     Raises:
-        UsageError: It is no run's directory, a run is writing there, or MLflow does not take everything.
+        UsageError: It is no run's directory, a run is writing there, or MLflow does not take
+            everything.
     """
     directory = directory.resolve()
     claimed = RunDirectory.open(directory.parent, directory.name, resume=True)
@@ -267,7 +305,10 @@ def send_rest(directory: Path) -> int:
         spool = Spool(directory / SPOOL_FILE)
         uri = absolute_uri(os.environ.get("MLFLOW_TRACKING_URI") or TRACKING_URI)
         sender = Sender(
-            spool, lambda: _there(open_run(directory, tracking_uri=uri), directory), run=None, pause_s=0.0
+            spool,
+            lambda: _there(open_run(directory, tracking_uri=uri), directory),
+            run=None,
+            pause_s=0.0,
         )
         try:
             sender.send()
@@ -298,7 +339,9 @@ def _create_run(directory: Path, *, name: str, tags: Mapping[str, str]) -> MLflo
 
 
 def _made_by() -> dict[str, str]:
-    """Tags with versions, the kind of machine, and the commit, which outside of a checkout is unknown."""
+    """Tags with versions, the kind of machine, and the commit, which outside of a checkout is
+    unknown.
+    """
     made_by = {f"version.{package}": version for package, version in versions().items()}
     made_by |= {f"machine.{name}": value for name, value in machine().items()}
     return made_by | {"mlflow.source.git.commit": git_revision() or "unknown"}

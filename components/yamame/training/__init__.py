@@ -1,6 +1,8 @@
-"""One update and what surrounds it: learner, guard, budget, progress, seeds. Needs nothing but torch's own family."""
+"""One update and what surrounds it: learner, guard, budget, progress, seeds. Needs nothing but
+torch's own family.
+"""
 
-from yamame.budget import Budget as Budget
+from yamame.system.budget import Budget as Budget
 from yamame.training.averaging import AveragedWeights as AveragedWeights
 from yamame.training.guard import NonFiniteGuard as NonFiniteGuard
 from yamame.training.learner import Learner as Learner

@@ -1,4 +1,6 @@
-"""Averaged weights: a copy of a network that follows it slowly, less noisy than the weights of any one update."""
+"""Averaged weights: a copy of a network that follows it slowly, less noisy than the weights of any
+one update.
+"""
 
 import copy
 from collections.abc import Mapping
@@ -18,22 +20,24 @@ _LONG_AGO = 10**9
 class AveragedWeights(Generic[M]):
     """An exponential average of a network's weights over updates (Polyak and Juditsky, 1992).
 
-    Gradient noise moves the weights to and fro around a point that their average is nearer to. While the learning rate
-    is high the average acts better; where the rate falls to zero, both end alike. Running statistics are those of the
-    network itself.
+    Gradient noise moves the weights to and fro around a point that their average is nearer to.
+    While the learning rate is high the average acts better; where the rate falls to zero, both end
+    alike. Running statistics are those of the network itself.
 
-    The average is over few updates at first and forgets the initial weights: after ``n`` updates the next one keeps
-    ``min(decay, (1 + n) / (10 + n))`` of it. With a decay of 0.98 a share of 1e-5 of the initial weights is left after
-    10 updates, where it would be 0.82 without this correction, and 0.36 after 50.
+    The average is over few updates at first and forgets the initial weights: after ``n`` updates
+    the next one keeps ``min(decay, (1 + n) / (10 + n))`` of it. With a decay of 0.98 a share of
+    1e-5 of the initial weights is left after 10 updates, where it would be 0.82 without this
+    correction, and 0.36 after 50.
 
     Args:
         network: Network that is followed.
-        decay: Share of the average that an update keeps in the long run, in [0, 1): it is then over about
-            ``1 / (1 - decay)`` updates. 0 makes it a plain copy.
+        decay: Share of the average that an update keeps in the long run, in [0, 1): it is then over
+            about ``1 / (1 - decay)`` updates. 0 makes it a plain copy.
 
     Attributes:
-        network: The copy, in evaluation mode and without gradients. It may be called at any time. Sigma-reparametrised
-            layers decompose their weights in every forward, unless the copy is prepared to act after the last update.
+        network: The copy, in evaluation mode and without gradients. It may be called at any time.
+            Sigma-reparametrised layers decompose their weights in every forward, unless the copy is
+            prepared to act after the last update.
 
     Raises:
         ValueError: If ``decay`` is out of its range.
@@ -60,10 +64,14 @@ class AveragedWeights(Generic[M]):
 
     @torch.no_grad()
     def update(self) -> None:
-        """Moves the average towards the present weights; to be called after the optimizer's step."""
+        """Moves the average towards the present weights; to be called after the optimizer's
+        step.
+        """
         followed, averages = self._followed, self.network
         keep = ((1.0 + self._num_updates) / (10.0 + self._num_updates)).clamp(max=self.decay)
-        moves = {dtype: (1.0 - keep).to(dtype) for dtype in {p.dtype for p in averages.parameters()}}
+        moves = {
+            dtype: (1.0 - keep).to(dtype) for dtype in {p.dtype for p in averages.parameters()}
+        }
         for average, weight in zip(averages.parameters(), followed.parameters(), strict=True):
             average.lerp_(weight, moves[average.dtype])
         copy_statistics(followed, averages)
@@ -71,12 +79,16 @@ class AveragedWeights(Generic[M]):
         self.mark_stale()
 
     def mark_stale(self) -> None:
-        """Stops using weights prepared for acting. `update` calls this; replays of a recorded update must do so."""
+        """Stops using weights prepared for acting. `update` calls this; replays of a recorded
+        update must do so.
+        """
         for layer in sigma_layers(self.network):
             layer.is_stale = True
 
     def tensors(self) -> list[Tensor]:
-        """All tensors that `update` reads beside the followed network, for a recording to declare."""
+        """All tensors that `update` reads beside the followed network, for a recording to
+        declare.
+        """
         return [*self.network.parameters(), *self.network.buffers(), self._num_updates]
 
     def state_dict(self) -> dict[str, Any]:

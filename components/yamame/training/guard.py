@@ -1,4 +1,6 @@
-"""A guard against updates that are not finite: keep the evidence, skip the update, say so, stop when it goes on."""
+"""A guard against updates that are not finite: keep the evidence, skip the update, say so, stop
+when it goes on.
+"""
 
 import shlex
 import shutil
@@ -11,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from yamame.checks import require, require_at_least
+from yamame.distributed import rank
 from yamame.files.checkpoint import Checkpointer
-from yamame.installed import recipe_command
-from yamame.ranks import rank
+from yamame.system.installed import recipe_command
 
 _RECENT = 100
 _FEWEST = 10
@@ -23,18 +25,19 @@ _KEPT = 5
 class NonFiniteGuard:
     """Looks at a loss and its gradients before the update.
 
-    Evidence is a bundle, ``<directory>/nonfinite/step-<updates made>-<refusals in a row>``: a checkpoint with the
-    batch, the random state, the weights and statistics before the update, and the configuration. At most five are kept,
-    the first and the latest. ``recipes/replay_batch.py`` computes the loss of one again.
+    Evidence is a bundle, ``<directory>/nonfinite/step-<updates made>-<refusals in a row>``: a
+    checkpoint with the batch, the random state, the weights and statistics before the update, and
+    the configuration. At most five are kept, the first and the latest. ``recipes/replay_batch.py``
+    computes the loss of one again.
 
     Args:
         directory: The run's directory. None: no evidence is kept.
         patience: Number of refused updates in a row that ends the run.
-        max_refused: Share of refused ones among the last 100 updates that ends the run, in (0, 1]. While there are
-            fewer, among all; ten at least.
+        max_refused: Share of refused ones among the last 100 updates that ends the run, in (0, 1].
+            While there are fewer, among all; ten at least.
         config: The run's configuration, kept with the evidence.
-        tell: Is given a line when the first update is refused, and whenever so many are refused among the last 100 as
-            have doubled, or fallen to a quarter, since the last line.
+        tell: Is given a line when the first update is refused, and whenever so many are refused
+            among the last 100 as have doubled, or fallen to a quarter, since the last line.
 
     Raises:
         ValueError: A number is out of its range.
@@ -57,7 +60,9 @@ class NonFiniteGuard:
         tell: Callable[[str], None] = lambda line: None,
     ):
         require_at_least("NonFiniteGuard", 1, patience=patience)
-        require("NonFiniteGuard", "max_refused", max_refused, 0.0 < max_refused <= 1.0, "be in (0, 1]")
+        require(
+            "NonFiniteGuard", "max_refused", max_refused, 0.0 < max_refused <= 1.0, "be in (0, 1]"
+        )
         self.directory = None if directory is None else Path(directory) / "nonfinite"
         self.patience, self.max_refused = patience, max_refused
         self.config, self.tell = config, tell
@@ -68,8 +73,12 @@ class NonFiniteGuard:
         self._recent: deque[bool] = deque(maxlen=_RECENT)
 
     def accepts(self, metrics: Mapping[str, Tensor]) -> bool:
-        """Whether the update may be made: all numbers are finite. They are read at once: it waits for the device."""
-        finite = bool(torch.stack([value.detach().float() for value in metrics.values()]).isfinite().all())
+        """Whether the update may be made: all numbers are finite. They are read at once: it waits
+        for the device.
+        """
+        finite = bool(
+            torch.stack([value.detach().float() for value in metrics.values()]).isfinite().all()
+        )
         if finite:
             self._in_row = 0
             self._recent.append(False)
@@ -87,14 +96,18 @@ class NonFiniteGuard:
             evidence: Components of the bundle; without any there is none.
 
         Raises:
-            FloatingPointError: ``patience`` updates in a row were refused, or the share of refused ones has reached
-                ``max_refused``; names the latest evidence.
+            FloatingPointError: ``patience`` updates in a row were refused, or the share of refused
+                ones has reached ``max_refused``; names the latest evidence.
         """
         self.num_refused += 1
         self._in_row += 1
         self._recent.append(True)
         numbers = {name: value.item() for name, value in metrics.items()}
-        path = self._save({**evidence, "numbers": numbers}, step) if self.directory and evidence else None
+        path = (
+            self._save({**evidence, "numbers": numbers}, step)
+            if self.directory and evidence
+            else None
+        )
         values = " and ".join(f"{name} {value:g}" for name, value in numbers.items())
         kept = (
             ""
@@ -104,7 +117,11 @@ class NonFiniteGuard:
         count, among = sum(self._recent), len(self._recent)
         row = self._in_row >= self.patience
         if row or count >= max(_FEWEST, self.max_refused * among):
-            how_often = f"{self._in_row} times in a row" if row else f"in {count} of the last {among} updates"
+            how_often = (
+                f"{self._in_row} times in a row"
+                if row
+                else f"in {count} of the last {among} updates"
+            )
             raise FloatingPointError(
                 f"NonFiniteGuard: {' and '.join(metrics)} must be finite, they were not {how_often}: {values}{kept}"
             )
@@ -121,10 +138,14 @@ class NonFiniteGuard:
 
     def _save(self, evidence: Mapping[str, Any], step: int) -> Path:
         assert self.directory is not None
-        path = self.directory / f"step-{step:012d}-{self._in_row}{f'-rank{rank()}' if rank() else ''}"
+        path = (
+            self.directory / f"step-{step:012d}-{self._in_row}{f'-rank{rank()}' if rank() else ''}"
+        )
         shutil.rmtree(path, ignore_errors=True)
         Checkpointer(path, config=self.config).save({**self.kept, **evidence}, step=step)
-        bundles = sorted(self.directory.glob("step-*"), key=lambda bundle: bundle.stat().st_mtime_ns)
+        bundles = sorted(
+            self.directory.glob("step-*"), key=lambda bundle: bundle.stat().st_mtime_ns
+        )
         for bundle in bundles[1 : 1 - _KEPT]:
             shutil.rmtree(bundle, ignore_errors=True)
         return path
@@ -156,7 +177,9 @@ def require_finite(components: Mapping[str, Any]) -> None:
         elif isinstance(part, torch.optim.Optimizer):
             states = part.state_dict()["state"].items()
             entries = [
-                (f"{key} of parameter {n}", value) for n, state in states for key, value in state.items()
+                (f"{key} of parameter {n}", value)
+                for n, state in states
+                for key, value in state.items()
             ]
         else:
             continue

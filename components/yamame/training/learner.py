@@ -7,42 +7,52 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from yamame.capturing import NUM_SEGMENTS
 from yamame.checks import UsageError, require, require_at_least
-from yamame.precision import Precision, check_precision, in_precision
-from yamame.ranks import average_, means, world
-from yamame.recorder import Compiled, check_compiler, cuda_recorder
+from yamame.distributed import all_reduce_means, average_gradients_, world_size
+from yamame.execution.capturing import NUM_SEGMENTS
+from yamame.execution.precision import Precision, check_precision, in_precision
+from yamame.execution.recorder import Compiled, check_compiler, cuda_recorder
 from yamame.training.averaging import AveragedWeights
 from yamame.training.guard import NonFiniteGuard
 from yamame.training.optimizer_state import name_parameters
-from yamame.training.recorded_updates import Metrics, RecordedUpdates, keep_ordinary, refuse_obstacles
+from yamame.training.recorded_updates import (
+    Metrics,
+    RecordedUpdates,
+    keep_ordinary,
+    refuse_obstacles,
+)
 
 
 class Learner:
-    """Makes updates: gradients of a loss, guard, clipping, optimizer, target networks, learning rate, in this order.
+    """Makes updates: gradients of a loss, guard, clipping, optimizer, target networks, learning
+    rate, in this order.
 
     Args:
-        loss: Writes terms ``loss_*`` whose sum is minimised. Its ``update_targets``, if it has one, is called after the
-            optimizer's step.
+        loss: Writes terms ``loss_*`` whose sum is minimised. Its ``update_targets``, if it has one,
+            is called after the optimizer's step.
         optimizer: Over all parameters that are learned.
         max_grad_norm: Global norm at which gradients are clipped.
         warmup_updates: Updates over which the learning rate rises linearly to its value.
-        total_updates: Updates over which it falls linearly to zero, those of the warm-up included; None: it stays.
-        autocast: Precision of the networks' matrix products: ``"bfloat16"``, ``"auto"`` for that where the device
-            multiplies it, None for that of the weights. Weights, losses, statistics and the optimizer keep theirs.
-        cuda_graph: Record the update of batches of a shape that comes again and again, and replay it: see
-            `yamame.training.recorded_updates`. Makes the optimizer capturable and its learning rate a tensor.
-        compile: Compile the loss, and what differentiates it, for batches of a shape that comes again: see
-            `yamame.recorder.Compiled`. With ``cuda_graph`` it is recorded when it is compiled.
+        total_updates: Updates over which it falls linearly to zero, those of the warm-up included;
+            None: it stays.
+        autocast: Precision of the networks' matrix products: ``"bfloat16"``, ``"auto"`` for that
+            where the device multiplies it, None for that of the weights. Weights, losses,
+            statistics and the optimizer keep theirs.
+        cuda_graph: Record the update of batches of a shape that comes again and again, and replay
+            it: see `yamame.training.recorded_updates`. Makes the optimizer capturable and its
+            learning rate a tensor.
+        compile: Compile the loss, and what differentiates it, for batches of a shape that comes
+            again: see `yamame.execution.recorder.Compiled`. With ``cuda_graph`` it is recorded when
+            it is compiled.
         guard: Refuses updates that are not finite; None for one that keeps no evidence.
         averaged: Weights that follow those that are learned; None for none.
-        time_spent: Share of the time there is that was spent, in [0, 1]. Once it exceeds a half, the learning rate
-            falls at least as fast as it must to be zero at 1.
+        time_spent: Share of the time there is that was spent, in [0, 1]. Once it exceeds a half,
+            the learning rate falls at least as fast as it must to be zero at 1.
 
     Raises:
-        ValueError: If a setting is out of its range; if ``cuda_graph`` is wanted on a CPU, or of an optimizer or an
-            encoder that cannot be recorded; if ``compile`` is wanted without a compiler, or of an encoder that cannot
-            be compiled.
+        ValueError: If a setting is out of its range; if ``cuda_graph`` is wanted on a CPU, or of an
+            optimizer or an encoder that cannot be recorded; if ``compile`` is wanted without a
+            compiler, or of an encoder that cannot be compiled.
 
     >>> from tensordict.nn import TensorDictModule
     >>> from tensordict import TensorDict
@@ -93,7 +103,9 @@ class Learner:
             check_compiler(device, "Learner")
             refuse_obstacles("compile", loss, optimizer)
             # Nothing else is, for optimizers and `Tensor.backward` are not taken whole.
-            self._compute = Compiled(lambda batch: dict(loss(batch).items()), name="Learner: the loss")
+            self._compute = Compiled(
+                lambda batch: dict(loss(batch).items()), name="Learner: the loss"
+            )
         if cuda_graph:
             self._recorded = RecordedUpdates(
                 self._gradients,
@@ -106,17 +118,20 @@ class Learner:
         else:
             keep_ordinary(optimizer)
 
-    def update(self, batch: TensorDictBase, *, meanwhile: Callable[[], None] = lambda: None) -> Metrics:
+    def update(
+        self, batch: TensorDictBase, *, meanwhile: Callable[[], None] = lambda: None
+    ) -> Metrics:
         """Learns from one batch.
 
         Args:
             batch: What the loss takes, on its device.
-            meanwhile: Called while the device computes the gradients, before the host reads whether they are finite.
+            meanwhile: Called while the device computes the gradients, before the host reads whether
+                they are finite.
 
         Returns:
-            Detached metrics: what the loss wrote, ``loss`` and ``grad_norm``, and the ``padding_share`` of a batch with
-            a ``mask``. Empty if the guard refused the update, which then changed nothing: running statistics are as
-            they were before.
+            Detached metrics: what the loss wrote, ``loss`` and ``grad_norm``, and the
+            ``padding_share`` of a batch with a ``mask``. Empty if the guard refused the update,
+            which then changed nothing: running statistics are as they were before.
 
         Raises:
             FloatingPointError: If the guard has refused too many updates.
@@ -133,9 +148,13 @@ class Learner:
         finite = {name: metrics[name] for name in ("loss", "grad_norm")}
         if not self.guard.accepts(finite):
             self.restore(former)
-            is_here = bool(metrics["loss"].isfinite() | ~own_loss.isfinite())  # and not on another rank
+            is_here = bool(
+                metrics["loss"].isfinite() | ~own_loss.isfinite()
+            )  # and not on another rank
             tensors = batch.exclude(NUM_SEGMENTS)
-            evidence = {"loss": self.loss, "update": {"batch": tensors, "rng": rng}} if is_here else None
+            evidence = (
+                {"loss": self.loss, "update": {"batch": tensors, "rng": rng}} if is_here else None
+            )
             self.guard.refuse(finite, step=self.schedule.last_epoch, evidence=evidence)
             return {}
         step(metrics["grad_norm"])
@@ -143,7 +162,9 @@ class Learner:
         return metrics
 
     def statistics(self) -> list[tuple[Tensor, Tensor]]:
-        """Every buffer of the loss, what networks learn by looking, with a copy of its present content."""
+        """Every buffer of the loss, what networks learn by looking, with a copy of its present
+        content.
+        """
         return [(buffer, buffer.clone()) for buffer in self.loss.buffers()]
 
     @torch.no_grad()
@@ -164,12 +185,15 @@ class Learner:
         self.optimizer.zero_grad()
         total.backward()
         gradients = [p.grad for p in self._parameters() if p.grad is not None]
-        average_(gradients)
+        average_gradients_(gradients)
         if "mask" in batch.keys():  # what is no timestep costs as much as one
             out = {**out, "padding_share": 1.0 - batch["mask"].float().mean()}
-        metrics = {**means({**out, "loss": total}), "grad_norm": nn.utils.get_total_norm(gradients)}
+        metrics = {
+            **all_reduce_means({**out, "loss": total}),
+            "grad_norm": nn.utils.get_total_norm(gradients),
+        }
         if (
-            world() > 1
+            world_size() > 1
         ):  # the mean is not finite where the loss of one rank is not: which one has the evidence?
             metrics["own_loss"] = total.detach()
         return metrics
@@ -188,7 +212,9 @@ class Learner:
         return [value.reshape(()) for value in terms.values()]
 
     def _step(self, grad_norm: Tensor) -> None:
-        """The second half: moves parameters along their gradients, clipped by their norm, and targets after them."""
+        """The second half: moves parameters along their gradients, clipped by their norm, and
+        targets after them.
+        """
         nn.utils.clip_grads_with_norm_(self._parameters(), self.max_grad_norm, grad_norm)
         self.optimizer.step()
         update_targets = getattr(self.loss, "update_targets", None)
@@ -203,7 +229,12 @@ class Learner:
     def components(self) -> dict[str, Any]:
         """What a checkpoint needs to go on learning."""
         averaged = {} if self.averaged is None else {"averaged": self.averaged}
-        return {"loss": self.loss, "optimizer": self.optimizer, "schedule": self.schedule, **averaged}
+        return {
+            "loss": self.loss,
+            "optimizer": self.optimizer,
+            "schedule": self.schedule,
+            **averaged,
+        }
 
 
 def _random_state(batch: TensorDictBase) -> dict[str, Tensor]:
@@ -214,11 +245,15 @@ def _random_state(batch: TensorDictBase) -> dict[str, Tensor]:
     return state
 
 
-def learning_rate_share(updates: int, *, warmup: int, total: int | None, time_spent: float = 0.0) -> float:
-    """The learning rate after so many updates, as a share of its value: up, then straight down to zero at ``total``.
+def learning_rate_share(
+    updates: int, *, warmup: int, total: int | None, time_spent: float = 0.0
+) -> float:
+    """The learning rate after so many updates, as a share of its value: up, then straight down to
+    zero at ``total``.
 
-    Where time runs out before, it is zero then. Time counts only in its second half, so that a run that ends by its
-    updates has the same rates however fast it is, if it is about equally fast throughout.
+    Where time runs out before, it is zero then. Time counts only in its second half, so that a run
+    that ends by its updates has the same rates however fast it is, if it is about equally fast
+    throughout.
 
     >>> [learning_rate_share(k, warmup=2, total=6) for k in range(7)]
     [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]

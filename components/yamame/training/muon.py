@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from yamame.agent.roles import parameter_roles
 from yamame.checks import require, require_at_least
-from yamame.failures import tell_aside
-from yamame.precision import multiplies_bfloat16
-from yamame.ranks import is_first
-from yamame.roles import parameter_roles
+from yamame.distributed import is_rank0
+from yamame.execution.precision import multiplies_bfloat16
+from yamame.system.messages import print_stderr
 from yamame.training.optimizer_state import name_parameters
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the post: they raise small singular values fastest
@@ -22,31 +22,36 @@ _SMALLEST = 32
 class MuonAdamW(torch.optim.AdamW):
     """Muon for hidden matrices, AdamW for all other parameters.
 
-    Muon moves a matrix along its orthogonalised momentum. A gradient has few large singular values, so other optimizers
-    learn along few directions at a time; here a matrix moves equally far along each of them. Stacked matrices, such as
-    those of an ensemble, are orthogonalised one by one.
+    Muon moves a matrix along its orthogonalised momentum. A gradient has few large singular values,
+    so other optimizers learn along few directions at a time; here a matrix moves equally far along
+    each of them. Stacked matrices, such as those of an ensemble, are orthogonalised one by one.
 
-    Sources: https://kellerjordan.github.io/posts/muon (the algorithm, the coefficients of its Newton-Schulz steps, and
-    AdamW for input and output layers); arXiv 2502.16982 (an update whose size does not depend on the shape, and weight
-    decay). `torch.optim.Muon` computes the same for parameters that are single matrices, all of them.
+    Sources: https://kellerjordan.github.io/posts/muon (the algorithm, the coefficients of its
+    Newton-Schulz steps, and AdamW for input and output layers); arXiv 2502.16982 (an update whose
+    size does not depend on the shape, and weight decay). `torch.optim.Muon` computes the same for
+    parameters that are single matrices, all of them.
 
     Args:
-        params: Parameters, not groups. They are divided into two groups. Groups that are added later are updated by
-            AdamW.
-        module: Network of the parameters. Its hidden matrices (see `yamame.roles`) are updated by Muon. Embeddings,
-            tables of positions, first layers of encoders, last layers of heads, kernels of convolutions, gains and
-            biases, and parameters that are not in it, are updated by AdamW. A weight that holds several gates, or
-            queries, keys and values, counts as one matrix. With a module, the state holds the names of parameters:
-            one that was saved with other roles is not loaded.
+        params: Parameters, not groups. They are divided into two groups. Groups that are added
+            later are updated by AdamW.
+        module: Network of the parameters. Its hidden matrices (see `yamame.agent.roles`) are
+            updated by Muon. Embeddings, tables of positions, first layers of encoders, last layers
+            of heads, kernels of convolutions, gains and biases, and parameters that are not in it,
+            are updated by AdamW. A weight that holds several gates, or queries, keys and values,
+            counts as one matrix. With a module, the state holds the names of parameters: one that
+            was saved with other roles is not loaded.
         lr: Learning rate of AdamW.
-        matrix_lr: Learning rate of Muon: about the root mean square of an entry's change in one update, at most.
+        matrix_lr: Learning rate of Muon: about the root mean square of an entry's change in one
+            update, at most.
         momentum: Share of the former momentum in the next one, for Muon.
-        smallest: Shortest side of a matrix. If given, parameters are divided by size instead of by role, as in version
-            0.2: those with at least two dimensions, of which the last two have at least this size, are updated by
-            Muon. None: by role, or with a size of 32 if there is no ``module``.
-        num_steps: Newton-Schulz steps of an orthogonalisation, which is approximate and is computed in bfloat16 on
-            devices that multiply it.
-        weight_decay: Share of a parameter that is subtracted in an update, in units of its learning rate.
+        smallest: Shortest side of a matrix. If given, parameters are divided by size instead of by
+            role, as in version 0.2: those with at least two dimensions, of which the last two have
+            at least this size, are updated by Muon. None: by role, or with a size of 32 if there is
+            no ``module``.
+        num_steps: Newton-Schulz steps of an orthogonalisation, which is approximate and is computed
+            in bfloat16 on devices that multiply it.
+        weight_decay: Share of a parameter that is subtracted in an update, in units of its learning
+            rate.
         betas: Coefficients of AdamW's running averages.
         fused: Use the fused implementation of AdamW.
 
@@ -85,7 +90,9 @@ class MuonAdamW(torch.optim.AdamW):
         require("MuonAdamW", "betas", betas, are_betas, "be two numbers in [0, 1)")
         params = list(params)
         for parameter in params:
-            require("MuonAdamW", "params", type(parameter), isinstance(parameter, Tensor), "be tensors")
+            require(
+                "MuonAdamW", "params", type(parameter), isinstance(parameter, Tensor), "be tensors"
+            )
         if module is None or smallest is not None:
             matrices, others = _by_size(params, smallest or _SMALLEST)
         else:
@@ -126,9 +133,13 @@ class MuonAdamW(torch.optim.AdamW):
         """Moves matrices, those of one shape together: fewer and larger operations."""
         lr, by_shape = group["lr"], defaultdict[torch.Size, list[tuple[Tensor, Tensor]]](list)
         for parameter, gradient in moved:
-            by_shape[parameter.shape].append((parameter, self._ahead(parameter, gradient, group["momentum"])))
+            by_shape[parameter.shape].append(
+                (parameter, self._ahead(parameter, gradient, group["momentum"]))
+            )
         for shape, members in by_shape.items():
-            directions = orthogonalized(torch.stack([ahead for _, ahead in members]), group["num_steps"])
+            directions = orthogonalized(
+                torch.stack([ahead for _, ahead in members]), group["num_steps"]
+            )
             for (parameter, _), direction in zip(members, directions, strict=True):
                 parameter.mul_(1.0 - lr * group["weight_decay"])
                 parameter.sub_(lr * max(shape[-2:]) ** 0.5 * direction)
@@ -172,7 +183,11 @@ def _by_role(params: list[Tensor], module: nn.Module) -> tuple[list[Tensor], lis
         for name, role in roles.items()
         if role == "unknown" and named[name] in taken
     ]
-    outside = [f"{list(p.shape)}" for p in params if p not in inside and p.ndim > 1 and min(p.shape[-2:]) > 1]
+    outside = [
+        f"{list(p.shape)}"
+        for p in params
+        if p not in inside and p.ndim > 1 and min(p.shape[-2:]) > 1
+    ]
     name = type(module).__name__
     if unknown:
         _tell_first(
@@ -195,8 +210,8 @@ def _listed(names: list[str]) -> str:
 
 
 def _tell_first(line: str) -> None:
-    if is_first():
-        tell_aside(line)
+    if is_rank0():
+        print_stderr(line)
 
 
 def orthogonalized(matrices: Tensor, num_steps: int = 5) -> Tensor:

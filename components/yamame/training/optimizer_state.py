@@ -1,9 +1,9 @@
 """Names of parameters in the state of an optimizer, which PyTorch restores by position alone.
 
-Without them, the state of one parameter would be given to another if the order or the division into groups changed:
-silently where shapes are equal. `name_parameters` stores names and shapes in the groups, so that they are saved with
-the state, and compares them whenever a state is loaded. A state without names, as of an earlier version, is loaded if
-sizes of groups and shapes fit.
+Without them, the state of one parameter would be given to another if the order or the division into
+groups changed: silently where shapes are equal. `name_parameters` stores names and shapes in the
+groups, so that they are saved with the state, and compares them whenever a state is loaded. A state
+without names, as of an earlier version, is loaded if sizes of groups and shapes fit.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,18 +41,21 @@ def name_parameters(
     *,
     roles: Mapping[str, str] | None = None,
 ) -> None:
-    """Stores the names of parameters in an optimizer's groups and compares them when it loads a state.
+    """Stores the names of parameters in an optimizer's groups and compares them when it loads a
+    state.
 
     Names that an earlier call has stored stay.
 
     Args:
-        optimizer: Gets the entries ``parameter_names`` and ``parameter_shapes`` in each group. One that updates its
-            groups by different methods has a static method ``method_of(group)`` that returns the name of one.
-        module: Has the names. A parameter outside of it is named by its position. None: no names are stored, and only
-            sizes of groups and shapes are compared.
+        optimizer: Gets the entries ``parameter_names`` and ``parameter_shapes`` in each group. One
+            that updates its groups by different methods has a static method ``method_of(group)``
+            that returns the name of one.
+        module: Has the names. A parameter outside of it is named by its position. None: no names
+            are stored, and only sizes of groups and shapes are compared.
         roles: Roles by name, stored as ``parameter_roles`` for the error message.
 
-    Loading a state then raises `yamame.checks.StateMismatchError` if it belongs to other parameters.
+    Loading a state then raises `yamame.checks.StateMismatchError` if it belongs to other
+    parameters.
 
     >>> former = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     >>> optimizer = torch.optim.SGD(former.parameters(), lr=0.1)
@@ -60,7 +63,9 @@ def name_parameters(
     >>> optimizer.state_dict()["param_groups"][0]["parameter_names"]
     ['0.weight', '0.bias', '1.weight', '1.bias']
     """
-    if module is not None and not any("parameter_names" in group for group in optimizer.param_groups):
+    if module is not None and not any(
+        "parameter_names" in group for group in optimizer.param_groups
+    ):
         names = {parameter: name for name, parameter in module.named_parameters()}
         for index, group in enumerate(optimizer.param_groups):
             group["parameter_names"] = [
@@ -70,7 +75,9 @@ def name_parameters(
             group["parameter_shapes"] = [list(parameter.shape) for parameter in group["params"]]
             if roles is not None:
                 group["parameter_roles"] = [roles.get(name) for name in group["parameter_names"]]
-    recorded = [{key: group[key] for key in _RECORDED if key in group} for group in optimizer.param_groups]
+    recorded = [
+        {key: group[key] for key in _RECORDED if key in group} for group in optimizer.param_groups
+    ]
 
     def restore(optimizer: torch.optim.Optimizer) -> None:
         """Loading replaces groups, by those of an earlier version as well."""
@@ -82,7 +89,9 @@ def name_parameters(
 
 
 def _check_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Raises `yamame.checks.StateMismatchError` if a state was saved for other parameters, or for another division."""
+    """Raises `yamame.checks.StateMismatchError` if a state was saved for other parameters, or for
+    another division.
+    """
     owner = type(optimizer).__name__
     groups, saved = optimizer.param_groups, state["param_groups"]
     name_of_method = getattr(optimizer, "method_of", None)
@@ -102,7 +111,9 @@ def _check_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> Non
             f"{_remedy(of_roles=name_of_method is not None)}"
         )
     for group, of_group in zip(groups, saved, strict=True):
-        for place, (parameter, key) in enumerate(zip(group["params"], of_group["params"], strict=True)):
+        for place, (parameter, key) in enumerate(
+            zip(group["params"], of_group["params"], strict=True)
+        ):
             own = state["state"].get(key, {})
             for entry in _LIKE_PARAMETERS:
                 value = own.get(entry)
@@ -122,7 +133,9 @@ def _places(groups: list[Group], method_of: Callable[[Group, int], str]) -> list
     places = []
     for index, group in enumerate(groups):
         roles = group.get("parameter_roles", [None] * len(group["parameter_names"]))
-        for name, shape, role in zip(group["parameter_names"], group["parameter_shapes"], roles, strict=True):
+        for name, shape, role in zip(
+            group["parameter_names"], group["parameter_shapes"], roles, strict=True
+        ):
             places.append(_Place(name, list(shape), method_of(group, index), role))
     return places
 
@@ -152,7 +165,8 @@ def _compare_places(owner: str, present: list[_Place], former: list[_Place]) -> 
         )
     names = {place.name for place in present}
     for place, old in zip(present, former, strict=True):
-        # A parameter that was merely renamed keeps its state; one that stands elsewhere now would get another's.
+        # A parameter that was merely renamed keeps its state; one that stands elsewhere now would
+        # get another's.
         if place.name != old.name and (old.name in names or place.name in before):
             raise StateMismatchError(
                 f"{owner}: {place.name} stands where {old.name} stood when the state was saved: "

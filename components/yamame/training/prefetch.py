@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterator
 import torch
 from tensordict import TensorDictBase
 
-from yamame.capturing import NUM_SEGMENTS
+from yamame.execution.capturing import NUM_SEGMENTS
 from yamame.trajectory import segment_starts
 
 Transfer = Callable[[TensorDictBase], Callable[[], TensorDictBase]]
-"""Starts to copy a batch to a device, and returns what gives the copy. Neither waits for the device."""
+"""Starts to copy a batch to a device, and returns what gives the copy. Neither waits for the
+device.
+"""
 
 
 def cuda_transfer(device: torch.device) -> Transfer:
@@ -36,9 +38,9 @@ def cuda_transfer(device: torch.device) -> Transfer:
 class Prefetcher:
     """Batches on a device, sampled in advance where that can hide behind the device's work.
 
-    The learner calls `fetch` when the device has been given an update and before anything is read back. There is no
-    thread, and so batches are drawn in the same order as without. On a CPU there is nothing to hide behind, and
-    `fetch` does nothing.
+    The learner calls `fetch` when the device has been given an update and before anything is read
+    back. There is no thread, and so batches are drawn in the same order as without. On a CPU there
+    is nothing to hide behind, and `fetch` does nothing.
 
     Args:
         sample: Gives a batch, in the host's memory.
@@ -78,7 +80,8 @@ class Prefetcher:
     ) -> Iterator[tuple[TensorDictBase, Callable[[], None]]]:
         """Batches, each with what to call while the device works on it.
 
-        One that is fetched ahead must be learned from before anything else happens, so none is beside the last.
+        One that is fetched ahead must be learned from before anything else happens, so none is
+        beside the last.
 
         Args:
             most: Number of batches, unless it ends before.
@@ -100,13 +103,16 @@ class Prefetcher:
         return arriving()
 
     def _draw(self) -> TensorDictBase:
-        """A batch, and beside its tensors what a device would have to be asked for, where there is something."""
+        """A batch, and beside its tensors what a device would have to be asked for, where there is
+        something.
+        """
         batch = self._sample()
         return with_num_segments(batch) if batch.ndim == 2 and "is_init" in batch.keys() else batch
 
 
 def with_num_segments(batch: TensorDictBase) -> TensorDictBase:
-    """A batch ``[B, L]`` of the host, with the number of its segments beside its tensors: they go along to a device.
+    """A batch ``[B, L]`` of the host, with the number of its segments beside its tensors: they go
+    along to a device.
 
     >>> from tensordict import TensorDict
     >>> is_init = torch.tensor([[1, 0, 0, 1, 0], [1, 0, 0, 0, 0]]).bool()

@@ -78,11 +78,14 @@ class Progress:
         made, self.unlogged = self.unlogged, []
         if not made:
             return {}
-        # One transfer for all of them, and then a row for each: a mean of a column would add in another order.
+        # One transfer for all of them, and then a row for each: a mean of a column would add in
+        # another order.
         rows = [torch.stack([_scalar(m[key]) for key in made[0]]) for m in made]
         device = rows[-1].device  # those of a checkpoint are on the CPU
         numbers = torch.stack([row.to(device) for row in rows]).cpu()
-        return dict(zip(made[0], (float(row.mean()) for row in numbers.T.contiguous()), strict=True))
+        return dict(
+            zip(made[0], (float(row.mean()) for row in numbers.T.contiguous()), strict=True)
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data."""

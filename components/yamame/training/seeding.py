@@ -1,7 +1,7 @@
 """One seed for every global random number generator, and their joint state.
 
-`GlobalRNGState` holds the states of Python, NumPy, Torch's CPU and every initialised accelerator behind ``state_dict``
-and ``load_state_dict``, so it is a checkpoint component like any other.
+`GlobalRNGState` holds the states of Python, NumPy, Torch's CPU and every initialised accelerator
+behind ``state_dict`` and ``load_state_dict``, so it is a checkpoint component like any other.
 """
 
 import random
@@ -34,8 +34,8 @@ def seed_everything(seed: int) -> None:
 class GlobalRNGState(checkpoint.GlobalRNGState):
     """The state of every global random number generator, as TorchRL saves it.
 
-    TorchRL refuses the state of a device that is missing. Here it is left out, so that a run may be continued on
-    another machine.
+    TorchRL refuses the state of a device that is missing. Here it is left out, so that a run may be
+    continued on another machine.
     """
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

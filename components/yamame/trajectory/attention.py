@@ -11,14 +11,16 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from yamame.capturing import capturing
+from yamame.execution.capturing import capturing
 from yamame.trajectory.base import segment_positions
 
 _LARGEST_MASK, _FEWEST_QUERIES = 2**25, 64
 """Entries of a mask made at once, and queries for which one is made in any case."""
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Queries, keys and values of new timesteps ``[B, H, L, d]`` -> weighted means of values ``[B, H, L, d]``."""
+"""Queries, keys and values of new timesteps ``[B, H, L, d]`` -> weighted means of values
+``[B, H, L, d]``.
+"""
 
 
 def sequence_attention(
@@ -33,7 +35,9 @@ def sequence_attention(
         num_segments: How many memories begin, at most; None where the host does not know.
     """
     batch, length = is_init.shape
-    divided = capturing() or bool(is_init[:, 1:].any()) if num_segments is None else num_segments > batch
+    divided = (
+        capturing() or bool(is_init[:, 1:].any()) if num_segments is None else num_segments > batch
+    )
     if window is not None and window + sinks >= length:
         window = None
     if window is None and not divided:
@@ -41,13 +45,17 @@ def sequence_attention(
     queries = max(_FEWEST_QUERIES, _LARGEST_MASK // (length * (batch if divided else 1)))
     if queries < length:
         return _block_attention(is_init, queries, window=window, sinks=sinks, divided=divided)
-    return partial(dot_product, mask=visibility(is_init, window=window, sinks=sinks, divided=divided))
+    return partial(
+        dot_product, mask=visibility(is_init, window=window, sinks=sinks, divided=divided)
+    )
 
 
 def _block_attention(
     is_init: Tensor, queries: int, *, window: int | None, sinks: int, divided: bool
 ) -> Attend:
-    """Attention in linear memory: it makes its mask for so many queries at a time, and again in the backward pass."""
+    """Attention in linear memory: it makes its mask for so many queries at a time, and again in the
+    backward pass.
+    """
 
     def block(q: Tensor, k: Tensor, v: Tensor, first: int) -> Tensor:
         seen = is_init[:, : k.shape[2]]
@@ -75,7 +83,9 @@ def dot_product(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None) -> Tens
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
 
 
-def visibility(is_init: Tensor, *, window: int | None, sinks: int, divided: bool, first: int = 0) -> Tensor:
+def visibility(
+    is_init: Tensor, *, window: int | None, sinks: int, divided: bool, first: int = 0
+) -> Tensor:
     """Which keys a query sees, ``[B or 1, 1, L - first, L]`` bool, for queries from ``first`` on.
 
     ``divided`` says whether a fresh memory may begin inside a sequence.

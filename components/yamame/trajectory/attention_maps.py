@@ -1,7 +1,7 @@
 """Where a Transformer looks: the attention probabilities of every layer and head over a sequence.
 
-Nothing about masks or positions is computed again: every layer's own attention is given the rows of the
-identity matrix as values, and its output is how much of every timestep each query takes.
+Nothing about masks or positions is computed again: every layer's own attention is given the rows of
+the identity matrix as values, and its output is how much of every timestep each query takes.
 """
 
 import copy
@@ -19,8 +19,9 @@ from yamame.trajectory.transformer import TransformerEncoder
 def attention_maps(encoder: TransformerEncoder, sequence: TensorDictBase) -> Tensor:
     """Attention probabilities of a sequence.
 
-    Row i of a map sums to 1 and tells how the i-th timestep weighs the timesteps up to itself since the last start.
-    Multiplied by the values of its layer and head, a map gives the output of that head. Memory grows with L squared.
+    Row i of a map sums to 1 and tells how the i-th timestep weighs the timesteps up to itself since
+    the last start. Multiplied by the values of its layer and head, a map gives the output of that
+    head. Memory grows with L squared.
 
     Args:
         encoder: A Transformer; a copy of it is asked, in evaluation mode.
@@ -45,7 +46,9 @@ def attention_maps(encoder: TransformerEncoder, sequence: TensorDictBase) -> Ten
 
     def recorded(attend: Attend) -> Attend:
         def attend_and_record(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            identity = torch.eye(k.shape[2], dtype=v.dtype, device=v.device).expand(*k.shape[:3], -1)
+            identity = torch.eye(k.shape[2], dtype=v.dtype, device=v.device).expand(
+                *k.shape[:3], -1
+            )
             per_layer.append(attend(q, k, identity))
             return attend(q, k, v)
 

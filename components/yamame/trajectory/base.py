@@ -2,12 +2,14 @@
 
 Two passes compute the same function of the history:
 
-* the *parallel* pass reads a batch of sequences ``[*, L]`` (training; under ``set_recurrent_mode(True)``);
+* the *parallel* pass reads a batch of sequences ``[*, L]`` (training; under
+  ``set_recurrent_mode(True)``);
 * a *step* reads one timestep of N envs and a memory, and returns the context and the next memory.
 
-A memory is a value: a TensorDict of batch size ``[N]`` that the caller may index, concatenate, move, send or save. A
-step may write into the one it is given: clone a memory to go on from it twice. For TorchRL loops,
-``encoder(tensordict)`` keeps one between calls in its attribute ``memory``.
+A memory is a value: a TensorDict of batch size ``[N]`` that the caller may index, concatenate,
+move, send or save. A step may write into the one it is given: clone a memory to go on from it
+twice. For TorchRL loops, ``encoder(tensordict)`` keeps one between calls in its attribute
+``memory``.
 
 ====================  ==============  ========  ==========================================================
 key                   shape           dtype     meaning
@@ -19,10 +21,10 @@ key                   shape           dtype     meaning
 ``context`` (out)     ``[*, L, D]``   float     summary of the history up to and including this timestep
 ====================  ==============  ========  ==========================================================
 
-A step has the same keys without L and without ``mask``. A fresh memory begins at the first timestep of a sequence,
-wherever ``is_init`` says so, and where real timesteps follow padding. Laws (see
-`yamame.testing.check_trajectory_encoder`): both passes agree; no output depends on a later timestep, on padding, on
-another env or on anything before the last start.
+A step has the same keys without L and without ``mask``. A fresh memory begins at the first timestep
+of a sequence, wherever ``is_init`` says so, and where real timesteps follow padding. Laws (see
+`yamame.testing.check_trajectory_encoder`): both passes agree; no output depends on a later
+timestep, on padding, on another env or on anything before the last start.
 """
 
 import sys
@@ -39,8 +41,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchrl.modules import recurrent_mode
 
-from yamame.capturing import NUM_SEGMENTS
 from yamame.checks import require, require_at_least, require_choice
+from yamame.execution.capturing import NUM_SEGMENTS
 
 Device = torch.device | str | None
 _FAR = 16
@@ -49,7 +51,9 @@ _FAR = 16
 
 @dataclass(frozen=True)
 class TrajectoryKeys:
-    """Where an encoder reads and writes in a TensorDict; see the module, and of ``memory`` `RecurrentEncoder`."""
+    """Where an encoder reads and writes in a TensorDict; see the module, and of ``memory``
+    `RecurrentEncoder`.
+    """
 
     features: NestedKey = "features"
     step_index: NestedKey = "step_index"
@@ -63,7 +67,9 @@ Activation = Literal["leaky_relu", "gelu", "relu"]
 
 
 def activation_function(owner: str, name: Activation) -> Callable[[Tensor], Tensor]:
-    """The activation called ``name``; for the class ``owner``, whom a message about another name speaks for."""
+    """The activation called ``name``; for the class ``owner``, whom a message about another name
+    speaks for.
+    """
     require_choice(owner, "activation", name, get_args(Activation))
     function: Callable[[Tensor], Tensor] = getattr(F, name)
     return function
@@ -72,8 +78,9 @@ def activation_function(owner: str, name: Activation) -> Callable[[Tensor], Tens
 class TrajectoryEncoder(TensorDictModuleBase):
     """Base of everything that turns features over time into context.
 
-    A subclass implements `init_memory` and `step`, `parallel` where one step after the other is too slow, and `grow` if
-    its memory has a length; or `grow_by`, so that not every step on a device waits for a look at that length.
+    A subclass implements `init_memory` and `step`, `parallel` where one step after the other is too
+    slow, and `grow` if its memory has a length; or `grow_by`, so that not every step on a device
+    waits for a look at that length.
 
     Args:
         in_features: Size E of the features.
@@ -82,15 +89,18 @@ class TrajectoryEncoder(TensorDictModuleBase):
         keys: Where to read and write, if not under the usual names.
 
     Attributes:
-        memory: What is remembered between calls: neither parameter nor buffer. It stays when weights change, and
-            ``copy.deepcopy`` and ``pickle`` leave it behind. Nothing is differentiated through it.
-        capture_obstacle: What keeps the parallel pass from being captured as a CUDA graph; None if nothing does.
+        memory: What is remembered between calls: neither parameter nor buffer. It stays when
+            weights change, and ``copy.deepcopy`` and ``pickle`` leave it behind. Nothing is
+            differentiated through it.
+        capture_obstacle: What keeps the parallel pass from being captured as a CUDA graph; None if
+            nothing does.
         compile_obstacle: What keeps it from being compiled, and not from being captured.
-        takes_num_segments: Whether `parallel` has an argument ``num_segments``: how many memories begin, at most, where
-            the host knows without asking the device, else None.
+        takes_num_segments: Whether `parallel` has an argument ``num_segments``: how many memories
+            begin, at most, where the host knows without asking the device, else None.
 
     Raises:
-        ValueError: If a size is not positive, or ``keys.memory`` is set for an encoder that is not recurrent.
+        ValueError: If a size is not positive, or ``keys.memory`` is set for an encoder that is not
+            recurrent.
     """
 
     is_recurrent = False
@@ -116,7 +126,10 @@ class TrajectoryEncoder(TensorDictModuleBase):
         self.keys = keys = TrajectoryKeys() if keys is None else keys
         self.in_keys: list[NestedKey] = [keys.features, keys.step_index, keys.is_init]
         self.out_keys: list[NestedKey] = [keys.context]
-        fits, condition = keys.memory is None or self.is_recurrent, "be None: only recurrent encoders have it"
+        fits, condition = (
+            keys.memory is None or self.is_recurrent,
+            "be None: only recurrent encoders have it",
+        )
         require(name, "keys.memory", keys.memory, fits, condition)
         self.memory = None
 
@@ -130,8 +143,12 @@ class TrajectoryEncoder(TensorDictModuleBase):
         self._memory, self._room = memory, 0  # how many steps there surely is room for
 
     @abstractmethod
-    def init_memory(self, num_envs: int, *, capacity: int | None = None, device: Device = None) -> TensorDict:
-        """A fresh memory ``[N]``, on the weights' device unless one is given; with a length: for ``capacity`` steps."""
+    def init_memory(
+        self, num_envs: int, *, capacity: int | None = None, device: Device = None
+    ) -> TensorDict:
+        """A fresh memory ``[N]``, on the weights' device unless one is given; with a length: for
+        ``capacity`` steps.
+        """
 
     @abstractmethod
     def step(
@@ -141,9 +158,11 @@ class TrajectoryEncoder(TensorDictModuleBase):
 
         Args:
             x: ``[N, E]``.
-            memory: ``[N]``, what `init_memory` or the step before returned, after `grow`. May be written into.
+            memory: ``[N]``, what `init_memory` or the step before returned, after `grow`. May be
+                written into.
             is_init: ``[N]`` bool, envs that must forget what their memory holds.
-            step_index: ``[N]`` int64, for encoders that use positions; None: counted from the start.
+            step_index: ``[N]`` int64, for encoders that use positions; None: counted from the
+                start.
 
         Returns:
             The context ``[N, D]`` and the next memory.
@@ -153,14 +172,18 @@ class TrajectoryEncoder(TensorDictModuleBase):
         """Raises ValueError unless these are of equally many envs; `step` begins with it."""
         got = (len(x), len(memory), len(is_init))
         require(
-            type(self).__name__, "x, memory and is_init", got, len(set(got)) == 1, "be of equally many envs"
+            type(self).__name__,
+            "x, memory and is_init",
+            got,
+            len(set(got)) == 1,
+            "be of equally many envs",
         )
 
     def parallel(self, x: Tensor, step_index: Tensor, is_init: Tensor) -> Tensor:
         """Encodes whole sequences ``[B, L, E] -> [B, L, D]``; here, one step after the other.
 
-        ``step_index`` is ``[B, L]`` int64; ``is_init`` ``[B, L]`` bool says where a fresh memory begins, True in the
-        first column.
+        ``step_index`` is ``[B, L]`` int64; ``is_init`` ``[B, L]`` bool says where a fresh memory
+        begins, True in the first column.
         """
         memory = self.init_memory(len(x), capacity=x.shape[1], device=x.device)
         contexts = []
@@ -170,11 +193,15 @@ class TrajectoryEncoder(TensorDictModuleBase):
         return torch.stack(contexts, 1)
 
     def grow(self, memory: TensorDict) -> TensorDict:
-        """``memory`` with room for one timestep more. Called between steps; only where memory has a length."""
+        """``memory`` with room for one timestep more. Called between steps; only where memory has a
+        length.
+        """
         return self.grow_by(memory, 1)[0]
 
     def grow_by(self, memory: TensorDict, num_steps: int) -> tuple[TensorDict, int]:
-        """``memory`` with room for so many timesteps more, if that can be told; and for how many there is."""
+        """``memory`` with room for so many timesteps more, if that can be told; and for how many
+        there is.
+        """
         if type(self).grow is TrajectoryEncoder.grow:
             return memory, sys.maxsize
         return self.grow(memory), 1
@@ -198,7 +225,9 @@ class TrajectoryEncoder(TensorDictModuleBase):
         return tensordict.set(self.keys.context, context.reshape(*batch_size, self.out_features))
 
     def read_is_init(self, tensordict: TensorDictBase) -> Tensor:
-        """Which envs of a step ``[*N]`` start afresh: ``[N]`` bool. Raises ValueError if the step does not tell."""
+        """Which envs of a step ``[*N]`` start afresh: ``[N]`` bool. Raises ValueError if the step
+        does not tell.
+        """
         is_init = tensordict.get(self.keys.is_init, None)
         if is_init is None:
             raise ValueError(
@@ -208,20 +237,27 @@ class TrajectoryEncoder(TensorDictModuleBase):
         return is_init.reshape(-1).bool()
 
     def read_step(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What `step` takes of a TensorDict ``[*N]``: ``x`` ``[N, E]``, ``is_init`` ``[N]``, ``step_index`` ``[N]``."""
-        x, step_index = tensordict.get(self.keys.features), tensordict.get(self.keys.step_index, None)
+        """What `step` takes of a TensorDict ``[*N]``: ``x`` ``[N, E]``, ``is_init`` ``[N]``,
+        ``step_index`` ``[N]``.
+        """
+        x, step_index = (
+            tensordict.get(self.keys.features),
+            tensordict.get(self.keys.step_index, None),
+        )
         step_index = None if step_index is None else step_index.reshape(-1)
         return x.reshape(-1, x.shape[-1]), self.read_is_init(tensordict), step_index
 
     @torch.no_grad()
     def ready_memory(self, is_init: Tensor) -> TensorDict:
-        """The memory that the module keeps, ready for the next step of the envs ``is_init`` ``[N]`` is of.
+        """The memory that the module keeps, ready for the next step of the envs ``is_init`` ``[N]``
+        is of.
 
         Raises:
             ValueError: It is of another number of envs, and not all of them start afresh.
         """
         memory, num_envs = self.memory, len(is_init)
-        # Normal tensors even under inference mode, so that a later step outside it may write into them.
+        # Normal tensors even under inference mode, so that a later step outside it may write into
+        # them.
         with torch.inference_mode(False):
             if memory is None or len(memory) != num_envs:
                 if memory is not None and not (memory.is_empty() or is_init.all()):
@@ -245,7 +281,9 @@ class TrajectoryEncoder(TensorDictModuleBase):
         self._memory = memory
 
     def reserve(self, num_steps: int) -> bool:
-        """Makes room in the memory for so many steps, none of which looks whether there is any; whether there is."""
+        """Makes room in the memory for so many steps, none of which looks whether there is any;
+        whether there is.
+        """
         if self.memory is None:
             return False
         if self._room < num_steps:

@@ -1,10 +1,11 @@
-"""Keys and values of what each env has seen: a ring buffer in which every env has a place of its own.
+"""Keys and values of what each env has seen: a ring buffer in which every env has a place of its
+own.
 
-A cache is a TensorDict ``[N]``: ``keys`` and ``values`` ``[N, layers, H, S, d]`` (S slots, H heads of size d) and
-``position`` ``[N]`` int64, how many timesteps the env has seen since its start. The timestep at position p goes to
-slot p, and past the capacity to the slots in turn, so that the oldest is overwritten; the first ``sinks`` slots are
-never overwritten. Nothing is shifted. Slots that an env has not reached are hidden from its queries, so a start needs
-no wiping.
+A cache is a TensorDict ``[N]``: ``keys`` and ``values`` ``[N, layers, H, S, d]`` (S slots, H heads
+of size d) and ``position`` ``[N]`` int64, how many timesteps the env has seen since its start. The
+timestep at position p goes to slot p, and past the capacity to the slots in turn, so that the
+oldest is overwritten; the first ``sinks`` slots are never overwritten. Nothing is shifted. Slots
+that an env has not reached are hidden from its queries, so a start needs no wiping.
 """
 
 import sys
@@ -25,8 +26,8 @@ _FEWEST, _MOST_MORE = 32, 128
 def init_cache(
     shape: tuple[int, ...], weight: Tensor, device: Device, *, counts: Sequence[str] = ("position",)
 ) -> TensorDict:
-    """An empty cache with keys and values of ``shape`` ``[N, layers, H, S, d]``, as precise as ``weight`` or as
-    autocast on a GPU, and the integers ``counts`` ``[N]``."""
+    """An empty cache with keys and values of ``shape`` ``[N, layers, H, S, d]``, as precise as
+    ``weight`` or as autocast on a GPU, and the integers ``counts`` ``[N]``."""
     device, dtype = weight.device if device is None else torch.device(device), weight.dtype
     if device.type != "cpu" and torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
@@ -35,8 +36,11 @@ def init_cache(
     return TensorDict(entries, shape[:1], device=device)
 
 
-def grow_cache(cache: TensorDict, num_steps: int = 1, *, capacity: int | None) -> tuple[TensorDict, int]:
-    """The cache itself if it has slots for so many timesteps of every env, else a larger copy; and for how many it has.
+def grow_cache(
+    cache: TensorDict, num_steps: int = 1, *, capacity: int | None
+) -> tuple[TensorDict, int]:
+    """The cache itself if it has slots for so many timesteps of every env, else a larger copy; and
+    for how many it has.
 
     Args:
         cache: See the module.
@@ -67,13 +71,17 @@ class CacheStep:
         sinks: How many of the first slots are never overwritten.
     """
 
-    def __init__(self, cache: TensorDict, is_init: Tensor, *, capacity: int | None, sinks: int) -> None:
+    def __init__(
+        self, cache: TensorDict, is_init: Tensor, *, capacity: int | None, sinks: int
+    ) -> None:
         self.keys, self.values = cache["keys"], cache["values"]
         num_envs, _, _, slots, _ = self.keys.shape
         self.position = position = cache["position"].masked_fill(is_init, 0)
         slot, last = position, position
         if capacity is not None:
-            slot = torch.where(position < capacity, position, sinks + (position - sinks) % (capacity - sinks))
+            slot = torch.where(
+                position < capacity, position, sinks + (position - sinks) % (capacity - sinks)
+            )
             last = position.clamp(max=capacity - 1)
         self.slot = slot.view(num_envs, 1, 1, 1)
         reached = torch.arange(slots, device=position.device) <= last.unsqueeze(1)
@@ -89,7 +97,9 @@ class CacheStep:
         return attend
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores the keys and values ``[N, H, 1, d]`` of a layer; returns all that it holds ``[N, H, S, d]``."""
+        """Stores the keys and values ``[N, H, 1, d]`` of a layer; returns all that it holds
+        ``[N, H, S, d]``.
+        """
         for cache, new in ((self.keys[:, layer], k), (self.values[:, layer], v)):
             # What is not finite would reach other timesteps even through a weight of zero.
             cache.scatter_(2, self.slot.expand_as(new), new.to(cache.dtype).nan_to_num())

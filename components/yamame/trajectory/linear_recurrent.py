@@ -1,15 +1,16 @@
-"""A gated linear recurrence as trajectory encoder: memory of fixed size, trained in parallel over time.
+"""A gated linear recurrence as trajectory encoder: memory of fixed size, trained in parallel over
+time.
 
 A block is ``x = x + out(h)`` with ``h`` the recurrence of a LayerNorm of ``x``, then
 ``x = x + W2 act(W1 LayerNorm(x))``. Each channel of the recurrence is a moving average
 
     ``z[t] = sigmoid(W_z x[t] + b_z)``,  ``h[t] = (1 - z[t]) h[t-1] + z[t] (W_h x[t] + b_h)``,
 
-whose gate sees the input alone: that makes it linear in ``h``, so that all timesteps are found together
-(`yamame.trajectory.scan`). A fresh memory has ``h[t-1] = 0``.
+whose gate sees the input alone: that makes it linear in ``h``, so that all timesteps are found
+together (`yamame.trajectory.scan`). A fresh memory has ``h[t-1] = 0``.
 
-Source: minGRU, Feng et al., arXiv 2410.01201; the gates begin with the time constants of Tallec & Ollivier, arXiv
-1804.11188.
+Source: minGRU, Feng et al., arXiv 2410.01201; the gates begin with the time constants of Tallec &
+Ollivier, arXiv 1804.11188.
 """
 
 import torch
@@ -32,7 +33,9 @@ class LinearRecurrentBlock(nn.Module):
         max_time_constant: Channels begin with time constants drawn evenly between 1 and this.
     """
 
-    def __init__(self, d_model: int, *, d_ff: int, activation: Activation, max_time_constant: float) -> None:
+    def __init__(
+        self, d_model: int, *, d_ff: int, activation: Activation, max_time_constant: float
+    ) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(d_model)
         self.gate_and_value = nn.Linear(d_model, 2 * d_model)
@@ -45,7 +48,9 @@ class LinearRecurrentBlock(nn.Module):
             self.gate_and_value.bias[:d_model] = -keep_bias(d_model, longest=max_time_constant)
 
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
-        """``[B, L, D] -> [B, L, D]``; ``keep`` ``[B, L, 1]`` is 0 where a fresh memory begins, else 1."""
+        """``[B, L, D] -> [B, L, D]``; ``keep`` ``[B, L, 1]`` is 0 where a fresh memory begins, else
+        1.
+        """
         decay, added = self._inputs(x)
         return self._outputs(x, linear_scan(decay * keep, added))
 
@@ -56,7 +61,9 @@ class LinearRecurrentBlock(nn.Module):
         return self._outputs(x, state), state
 
     def _inputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """``1 - z`` and ``z (W_h x + b_h)``, at least in float32, since rounding adds up over time."""
+        """``1 - z`` and ``z (W_h x + b_h)``, at least in float32, since rounding adds up over
+        time.
+        """
         both = self.gate_and_value(self.norm1(x))
         gate, value = both.to(state_dtype(both.dtype)).chunk(2, -1)
         gate = gate.sigmoid()
@@ -81,8 +88,8 @@ class LinearRecurrentEncoder(RecurrentEncoder):
         num_layers: Number of blocks.
         ff_factor: Hidden size of the feed-forward part, in multiples of ``d_model``.
         activation: Of the feed-forward parts.
-        max_time_constant: Longest time constant, in timesteps, that a channel begins with; they are drawn
-            between 1 and this, evenly on a logarithmic scale, and learnt.
+        max_time_constant: Longest time constant, in timesteps, that a channel begins with; they are
+            drawn between 1 and this, evenly on a logarithmic scale, and learnt.
         keys: Where to read and write, if not under the usual names.
 
     Raises:
@@ -111,7 +118,10 @@ class LinearRecurrentEncoder(RecurrentEncoder):
         self.embed = nn.Linear(in_features, d_model)
         self.blocks = nn.ModuleList(
             LinearRecurrentBlock(
-                d_model, d_ff=ff_factor * d_model, activation=activation, max_time_constant=max_time_constant
+                d_model,
+                d_ff=ff_factor * d_model,
+                activation=activation,
+                max_time_constant=max_time_constant,
             )
             for _ in range(num_layers)
         )
@@ -125,7 +135,9 @@ class LinearRecurrentEncoder(RecurrentEncoder):
             x = block(x, keep)
         return self.norm(x)
 
-    def init_memory(self, num_envs: int, *, capacity: int | None = None, device: Device = None) -> TensorDict:
+    def init_memory(
+        self, num_envs: int, *, capacity: int | None = None, device: Device = None
+    ) -> TensorDict:
         """A ``state`` ``[N, layers, D]``."""
         weight = self.norm.weight.detach()
         shape = num_envs, len(self.blocks), self.out_features

@@ -7,13 +7,20 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from yamame.checks import require, require_at_least
-from yamame.trajectory.base import Activation, Device, TrajectoryEncoder, TrajectoryKeys, activation_function
+from yamame.trajectory.base import (
+    Activation,
+    Device,
+    TrajectoryEncoder,
+    TrajectoryKeys,
+    activation_function,
+)
 
 
 class MemorylessEncoder(TrajectoryEncoder):
     """A residual feed-forward network over single timesteps. Only the features are used.
 
-    ``x = dropout(act(embed(x)))``, blocks ``x + dropout(act(W2 dropout(act(W1 x))))``, linear map, LayerNorm.
+    ``x = dropout(act(embed(x)))``, blocks ``x + dropout(act(W2 dropout(act(W1 x))))``, linear map,
+    LayerNorm.
 
     Args:
         in_features: Size E of the features.
@@ -62,9 +69,13 @@ class MemorylessEncoder(TrajectoryEncoder):
         """``[B, L, E]``, ``[B, L]``, ``[B, L]`` -> ``[B, L, D]``."""
         return self.encode(x)
 
-    def init_memory(self, num_envs: int, *, capacity: int | None = None, device: Device = None) -> TensorDict:
+    def init_memory(
+        self, num_envs: int, *, capacity: int | None = None, device: Device = None
+    ) -> TensorDict:
         """Nothing."""
-        return TensorDict({}, [num_envs], device=self.norm.weight.device if device is None else device)
+        return TensorDict(
+            {}, [num_envs], device=self.norm.weight.device if device is None else device
+        )
 
     def step(
         self, x: Tensor, memory: TensorDict, is_init: Tensor, step_index: Tensor | None = None

@@ -1,7 +1,8 @@
 """Where a timestep lies in its episode, as numbers a network can use.
 
-`Sinusoids` are added to the features or rotate queries and keys (`rotate`). They are functions of ``step_index``, never
-of the place in a sequence, so a window cut anywhere out of an episode is read as acting read it.
+`Sinusoids` are added to the features or rotate queries and keys (`rotate`). They are functions of
+``step_index``, never of the place in a sequence, so a window cut anywhere out of an episode is read
+as acting read it.
 """
 
 from functools import cache
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from yamame.capturing import Constant, capturing
 from yamame.checks import require
+from yamame.execution.capturing import Constant, capturing
 
 _BASE = 10_000.0
 _ROWS = 4096
@@ -21,10 +22,11 @@ _ROWS = 4096
 class Sinusoids(nn.Module):
     """Interleaved sines and cosines of ``step_index / 10000^(2 i / size)`` (arXiv 1706.03762).
 
-    int64 ``[*] -> [*, size]`` float32. They come from float32 tables that are computed once in float64, so that no
-    device has to compute in float64: one of the indices below 4096, and one of multiples of 4096. A larger index is a
-    sum of two, and its sine and cosine follow from theirs. On a CPU any index is allowed, also a negative one;
-    elsewhere, and where it is captured, those from 0 up to 4096^2 - 1 (16.8 million). Others are refused there.
+    int64 ``[*] -> [*, size]`` float32. They come from float32 tables that are computed once in
+    float64, so that no device has to compute in float64: one of the indices below 4096, and one of
+    multiples of 4096. A larger index is a sum of two, and its sine and cosine follow from theirs.
+    On a CPU any index is allowed, also a negative one; elsewhere, and where it is captured, those
+    from 0 up to 4096^2 - 1 (16.8 million). Others are refused there.
 
     Args:
         size: Number of values per index, even.
@@ -68,7 +70,9 @@ class Sinusoids(nn.Module):
 
 def _sinusoids(index: Tensor, size: int) -> Tensor:
     """The formula, in float64: an angle is exact at any index that there may be."""
-    frequency = _BASE ** -(torch.arange(0, size, 2, device=index.device, dtype=torch.float64) / size)
+    frequency = _BASE ** -(
+        torch.arange(0, size, 2, device=index.device, dtype=torch.float64) / size
+    )
     angle = index.to(torch.float64).unsqueeze(-1) * frequency
     return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2).to(torch.float32)
 
@@ -77,7 +81,8 @@ def _sinusoids(index: Tensor, size: int) -> Tensor:
 def _tables(size: int) -> tuple[Constant, Constant]:
     """Sines and cosines ``[4096, size]`` of indices and of multiples of 4096.
 
-    All networks of a process share them. They are no buffers, which would be copied and sent along with the weights.
+    All networks of a process share them. They are no buffers, which would be copied and sent along
+    with the weights.
     """
     with torch.inference_mode(False):
         index = torch.arange(_ROWS, device="cpu")
@@ -85,7 +90,8 @@ def _tables(size: int) -> tuple[Constant, Constant]:
 
 
 def rotate(x: Tensor, sinusoids: Tensor) -> Tensor:
-    """Turns each pair ``(x[i], x[i + d/2])`` by the angle whose sine and cosine are given (arXiv 2104.09864).
+    """Turns each pair ``(x[i], x[i + d/2])`` by the angle whose sine and cosine are given (arXiv
+    2104.09864).
 
     Args:
         x: ``[*, d]``, queries or keys of one head.

@@ -2,8 +2,8 @@
 
 Shapes: B sequences, L timesteps, S segments, H units of a layer.
 
-Source: GRU, Cho et al., arXiv 1406.1078; LSTM, Hochreiter & Schmidhuber, Neural Computation 9(8), 1997; layout
-(recurrent layers, linear map, LayerNorm) as in AMAGO, arXiv 2310.09971.
+Source: GRU, Cho et al., arXiv 1406.1078; LSTM, Hochreiter & Schmidhuber, Neural Computation 9(8),
+1997; layout (recurrent layers, linear map, LayerNorm) as in AMAGO, arXiv 2310.09971.
 """
 
 import math
@@ -19,22 +19,25 @@ from torch import Tensor, nn
 from torchrl.data import Composite, Unbounded
 from torchrl.envs import TensorDictPrimer
 
-from yamame.capturing import capturing
 from yamame.checks import require, require_at_least
+from yamame.execution.capturing import capturing
 from yamame.trajectory.base import Device, TrajectoryEncoder, TrajectoryKeys, segment_positions
 
 
 class RecurrentEncoder(TrajectoryEncoder):
-    """Base of encoders whose memory is small and of one size: it may live in the TensorDict of a TorchRL rollout.
+    """Base of encoders whose memory is small and of one size: it may live in the TensorDict of a
+    TorchRL rollout.
 
-    With ``keys.memory``, a step reads its memory there (missing at a start: a fresh one) and writes the next one under
-    ``("next", keys.memory)``, as `torchrl.modules.GRUModule` does; `make_tensordict_primer` puts it into an
-    environment.
+    With ``keys.memory``, a step reads its memory there (missing at a start: a fresh one) and writes
+    the next one under ``("next", keys.memory)``, as `torchrl.modules.GRUModule` does;
+    `make_tensordict_primer` puts it into an environment.
     """
 
     is_recurrent = True
 
-    def __init__(self, in_features: int, out_features: int, *, keys: TrajectoryKeys | None = None) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, *, keys: TrajectoryKeys | None = None
+    ) -> None:
         super().__init__(in_features, out_features, keys=keys)
         if self.keys.memory is not None:
             self.in_keys.append(self.keys.memory)
@@ -46,7 +49,10 @@ class RecurrentEncoder(TrajectoryEncoder):
         if keys.memory is None:
             return super()._step(tensordict)
         x, is_init, step_index = self.read_step(tensordict)
-        batch_size, given = tensordict.get(keys.features).shape[:-1], tensordict.get(keys.memory, None)
+        batch_size, given = (
+            tensordict.get(keys.features).shape[:-1],
+            tensordict.get(keys.memory, None),
+        )
         if given is None:
             condition = "be in the tensordict of a step (make_tensordict_primer puts it there)"
             require(type(self).__name__, repr(keys.memory), None, bool(is_init.all()), condition)
@@ -56,7 +62,8 @@ class RecurrentEncoder(TrajectoryEncoder):
         return tensordict.set(keys.context, context.reshape(*batch_size, self.out_features))
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
-        """The transform that puts a fresh memory under ``keys.memory`` at every reset of an environment.
+        """The transform that puts a fresh memory under ``keys.memory`` at every reset of an
+        environment.
 
         Raises:
             ValueError: ``keys.memory`` is None.
@@ -64,30 +71,34 @@ class RecurrentEncoder(TrajectoryEncoder):
         key = self.keys.memory
         require(type(self).__name__, "keys.memory", key, key is not None, "be set for a primer")
         specs = {
-            name: Unbounded(value.shape[1:], dtype=value.dtype) for name, value in self.init_memory(1).items()
+            name: Unbounded(value.shape[1:], dtype=value.dtype)
+            for name, value in self.init_memory(1).items()
         }
         return TensorDictPrimer({key: Composite(specs)}, default_value=0.0, expand_specs=True)
 
 
 class StackedCells(RecurrentEncoder):
-    """Recurrent layers, a linear map and a LayerNorm. A memory has one state ``[N, layers, H]`` per name.
+    """Recurrent layers, a linear map and a LayerNorm. A memory has one state ``[N, layers, H]`` per
+    name.
 
-    The layers are held as `nn.RNNBase`, which is what `nn.GRU` and `nn.LSTM` are but for their forward: these two
-    classes may not stand in a compiled function.
+    The layers are held as `nn.RNNBase`, which is what `nn.GRU` and `nn.LSTM` are but for their
+    forward: these two classes may not stand in a compiled function.
 
     Args:
         in_features: Size E of the features.
         hidden_size: Size H of each layer's state.
         num_layers: Number of recurrent layers.
         out_features: Size D of the context.
-        max_time_constant: Longest time constant, in timesteps, that a channel begins with; they are drawn between 1 and
-            this, evenly on a logarithmic scale, and learnt.
-        gate_gain: Factor of the weights by which the gates of memory begin to depend on the input. The larger, the more
-            channels there are that open at one kind of timestep and keep what they saw at the others.
+        max_time_constant: Longest time constant, in timesteps, that a channel begins with; they are
+            drawn between 1 and this, evenly on a logarithmic scale, and learnt.
+        gate_gain: Factor of the weights by which the gates of memory begin to depend on the input.
+            The larger, the more channels there are that open at one kind of timestep and keep what
+            they saw at the others.
         keys: Where to read and write, if not under the usual names.
 
     Raises:
-        ValueError: If a size is not positive, a time constant below 1, or the gain negative or not finite.
+        ValueError: If a size is not positive, a time constant below 1, or the gain negative or not
+            finite.
     """
 
     takes_num_segments = True
@@ -96,7 +107,9 @@ class StackedCells(RecurrentEncoder):
     states: ClassVar[tuple[str, ...]]
     """Names of what a layer remembers; the first is its output."""
     gates: ClassVar[tuple[tuple[int, int], ...]]
-    """Which gates of a layer keep memory (1) or add to it (-1): their places, and the signs of `keep_bias` in them."""
+    """Which gates of a layer keep memory (1) or add to it (-1): their places, and the signs of
+    `keep_bias` in them.
+    """
     function: Callable[..., Any]
     """All layers over whole sequences."""
 
@@ -129,8 +142,12 @@ class StackedCells(RecurrentEncoder):
                 from_input.data[rows] *= gate_gain
 
     @abstractmethod
-    def _cell(self, x: Tensor, states: tuple[Tensor, ...], weights: list[Tensor]) -> tuple[Tensor, ...]:
-        """One timestep of one layer: ``[N, E]`` and states ``[N, H]`` -> the next states ``[N, H]``."""
+    def _cell(
+        self, x: Tensor, states: tuple[Tensor, ...], weights: list[Tensor]
+    ) -> tuple[Tensor, ...]:
+        """One timestep of one layer: ``[N, E]`` and states ``[N, H]`` -> the next states
+        ``[N, H]``.
+        """
 
     def parallel(
         self, x: Tensor, step_index: Tensor, is_init: Tensor, num_segments: int | None = None
@@ -149,8 +166,9 @@ class StackedCells(RecurrentEncoder):
         start = state if len(self.states) == 1 else (state,) * len(self.states)
         # cuDNN differentiates in training mode alone: PPO leaves nothing but `layers` in it.
         training = self.layers.training
-        # In the precision of the weights. Autocast computes recurrent layers of cuDNN in float16 even where bfloat16 is
-        # asked for: small gradients vanish there. And not every CPU has an LSTM in bfloat16.
+        # In the precision of the weights. Autocast computes recurrent layers of cuDNN in float16
+        # even where bfloat16 is asked for: small gradients vanish there. And not every CPU has an
+        # LSTM in bfloat16.
         device = segments.device.type
         has_autocast = torch.amp.is_autocast_available(device)  # a meta device has none
         with torch.autocast(device, enabled=False) if has_autocast else nullcontext():
@@ -159,7 +177,9 @@ class StackedCells(RecurrentEncoder):
             )[0]
         return outputs
 
-    def init_memory(self, num_envs: int, *, capacity: int | None = None, device: Device = None) -> TensorDict:
+    def init_memory(
+        self, num_envs: int, *, capacity: int | None = None, device: Device = None
+    ) -> TensorDict:
         """States of zero, ``[N, layers, H]`` each."""
         shape = num_envs, self.layers.num_layers, self.layers.hidden_size
         weight = self.norm.weight.detach()
@@ -171,9 +191,12 @@ class StackedCells(RecurrentEncoder):
     ) -> tuple[Tensor, TensorDict]:
         """``[N, E]``, ``[N]``, ``[N]`` -> ``[N, D]``, ``[N]``; see `TrajectoryEncoder.step`."""
         self.check_step(x, memory, is_init)
-        old = [memory[name].masked_fill(is_init.view(-1, 1, 1), 0).unbind(1) for name in self.states]
+        old = [
+            memory[name].masked_fill(is_init.view(-1, 1, 1), 0).unbind(1) for name in self.states
+        ]
         new = []
-        # In the precision of the states: in a lower one, small changes of them would be lost at every timestep.
+        # In the precision of the states: in a lower one, small changes of them would be lost at
+        # every timestep.
         with torch.autocast(x.device.type, enabled=False):
             x = x.to(old[0][0].dtype)
             for weights, *states in zip(self.layers.all_weights, *old, strict=True):
@@ -202,15 +225,17 @@ class GRUEncoder(StackedCells):
     mode = "GRU"
     gates = ((1, 1),)
 
-    def _cell(self, x: Tensor, states: tuple[Tensor, ...], weights: list[Tensor]) -> tuple[Tensor, ...]:
+    def _cell(
+        self, x: Tensor, states: tuple[Tensor, ...], weights: list[Tensor]
+    ) -> tuple[Tensor, ...]:
         return (torch.gru_cell(x, *states, *weights),)
 
 
 class LSTMEncoder(StackedCells):
     """A stack of LSTM layers, a linear map and a LayerNorm. ``step_index`` is not used.
 
-    Its arguments are those of `StackedCells`; the gates of memory are the input and the forget gates, and each layer
-    has a cell of size H beside its output.
+    Its arguments are those of `StackedCells`; the gates of memory are the input and the forget
+    gates, and each layer has a cell of size H beside its output.
 
     >>> encoder = LSTMEncoder(3, hidden_size=8, out_features=4)
     >>> envs = TensorDict({"features": torch.zeros(5, 3), "is_init": torch.ones(5, 1).bool()}, [5])
@@ -223,24 +248,31 @@ class LSTMEncoder(StackedCells):
     mode = "LSTM"
     gates = ((0, -1), (1, 1))  # what is kept is hardly added to
 
-    def _cell(self, x: Tensor, states: tuple[Tensor, ...], weights: list[Tensor]) -> tuple[Tensor, ...]:
+    def _cell(
+        self, x: Tensor, states: tuple[Tensor, ...], weights: list[Tensor]
+    ) -> tuple[Tensor, ...]:
         return torch.lstm_cell(x, states, *weights)
 
 
 def segment_outputs(
-    function: Callable[[Tensor], Tensor], x: Tensor, is_init: Tensor, num_segments: int | None = None
+    function: Callable[[Tensor], Tensor],
+    x: Tensor,
+    is_init: Tensor,
+    num_segments: int | None = None,
 ) -> Tensor:
     """A causal function of sequences, applied to every segment between two starts by itself.
 
-    For networks that can read a sequence from its beginning only. Segments lie side by side, padded with zeros behind
-    their end. On a CPU those whose lengths have the same power of two go together, so that less than half of what is
-    computed is padding. Elsewhere, and while capturing, all lie in rows as long as the sequences: their lengths need
-    not be read back, and a device takes as many steps one after the other as the longest row has. (`nn.GRU` and
-    `nn.LSTM` also take a packed sequence without any padding, and over hundreds of timesteps are several times slower
-    with it.)
+    For networks that can read a sequence from its beginning only. Segments lie side by side, padded
+    with zeros behind their end. On a CPU those whose lengths have the same power of two go
+    together, so that less than half of what is computed is padding. Elsewhere, and while capturing,
+    all lie in rows as long as the sequences: their lengths need not be read back, and a device
+    takes as many steps one after the other as the longest row has. (`nn.GRU` and `nn.LSTM` also
+    take a packed sequence without any padding, and over hundreds of timesteps are several times
+    slower with it.)
 
     Args:
-        function: ``[S, l, E] -> [S, l, D]``, where no output depends on a later timestep or on another sequence.
+        function: ``[S, l, E] -> [S, l, D]``, where no output depends on a later timestep or on
+            another sequence.
         x: ``[B, L, E]``.
         is_init: ``[B, L]`` bool, True in the first column.
         num_segments: How many segments there are, at most; None where the host does not know.
@@ -284,15 +316,16 @@ def _by_size(function: Callable[[Tensor], Tensor], x: Tensor, is_init: Tensor) -
 def keep_bias(size: int, *, longest: float) -> Tensor:
     """Biases ``[size]`` of gates that keep a share sigmoid(b) of the memory at every timestep.
 
-    Such a gate forgets with the time constant T = 1 + exp(b). With the usual biases near zero T is about 2, and over a
-    hundred timesteps no gradient is left to learn from. Spread over all lengths that matter, channels of every T are
-    there from the beginning (arXiv 1804.11188, which draws T evenly; on a logarithmic scale there are fast channels as
-    well, and what is seen now is acted upon at once).
+    Such a gate forgets with the time constant T = 1 + exp(b). With the usual biases near zero T is
+    about 2, and over a hundred timesteps no gradient is left to learn from. Spread over all lengths
+    that matter, channels of every T are there from the beginning (arXiv 1804.11188, which draws T
+    evenly; on a logarithmic scale there are fast channels as well, and what is seen now is acted
+    upon at once).
 
     Args:
         size: Number of channels.
-        longest: Largest time constant in timesteps, at least 1; they are drawn evenly between 1 and this on a
-            logarithmic scale.
+        longest: Largest time constant in timesteps, at least 1; they are drawn evenly between 1 and
+            this on a logarithmic scale.
 
     >>> _ = torch.manual_seed(0)
     >>> time_constant = 1 + keep_bias(10_000, longest=101.0).exp()

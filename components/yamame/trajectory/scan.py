@@ -1,12 +1,14 @@
-"""A linear recurrence over whole sequences: ``h[t] = decay[t] * h[t-1] + values[t]``, with its gradient.
+"""A linear recurrence over whole sequences: ``h[t] = decay[t] * h[t-1] + values[t]``, with its
+gradient.
 
-Each sequence is cut into chunks of about the square root of its length. All chunks go forward together from zero,
-then what the chunk before ended with is added to each in turn: ``2 sqrt(L)`` dependent operations instead of L, on
-O(L) numbers. Only products of decays are taken, never quotients or logarithms, so that any decay in [0, 1] is safe:
-a product may vanish, as it should. A decay of 0 forgets exactly.
+Each sequence is cut into chunks of about the square root of its length. All chunks go forward
+together from zero, then what the chunk before ended with is added to each in turn: ``2 sqrt(L)``
+dependent operations instead of L, on O(L) numbers. Only products of decays are taken, never
+quotients or logarithms, so that any decay in [0, 1] is safe: a product may vanish, as it should. A
+decay of 0 forgets exactly.
 
-Source: Blelloch, "Prefix sums and their applications", 1990. The gradient is the same recurrence in reverse (Martin
-& Cundy, arXiv 1709.04057).
+Source: Blelloch, "Prefix sums and their applications", 1990. The gradient is the same recurrence in
+reverse (Martin & Cundy, arXiv 1709.04057).
 """
 
 import math

@@ -1,8 +1,9 @@
 """Sigma-reparametrised linear layers: the weight's spectral norm is a learnt scalar.
 
-``[*, in_features] -> [*, out_features]``: ``y = (gamma / sigma(W)) W x + b`` with ``sigma(W) = u . W v``, where ``u``
-and ``v`` follow the top singular vectors of ``W`` by one power-iteration step per training forward. They are float32
-buffers without gradient; the gradient flows through ``W`` inside ``sigma``.
+``[*, in_features] -> [*, out_features]``: ``y = (gamma / sigma(W)) W x + b`` with
+``sigma(W) = u . W v``, where ``u`` and ``v`` follow the top singular vectors of ``W`` by one
+power-iteration step per training forward. They are float32 buffers without gradient; the gradient
+flows through ``W`` inside ``sigma``.
 
 A network with many such layers iterates on all of them at once: see `iterate_together`.
 
@@ -16,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from yamame.capturing import capturing
 from yamame.checks import require_at_least
+from yamame.execution.capturing import capturing
 
 _INIT_STD = 0.02
 
@@ -33,11 +34,13 @@ class SigmaReparamLinear(nn.Module):
         bias: Whether to add a learnt bias, which starts at zero.
 
     Attributes:
-        iterates: Whether a training forward makes a power-iteration step. False: the network calls `power_iteration`.
-        is_average: Whether the weight is an average over training, which ``u`` and ``v`` do not follow. In eval mode
-            the singular vectors are then computed from the weight: once in `prepare_to_act`, otherwise in every
-            forward, which is slow.
-        is_stale: Whether the weight has changed since `prepare_to_act`: forwards then use the weight itself.
+        iterates: Whether a training forward makes a power-iteration step. False: the network calls
+            `power_iteration`.
+        is_average: Whether the weight is an average over training, which ``u`` and ``v`` do not
+            follow. In eval mode the singular vectors are then computed from the weight: once in
+            `prepare_to_act`, otherwise in every forward, which is slow.
+        is_stale: Whether the weight has changed since `prepare_to_act`: forwards then use the
+            weight itself.
 
     Raises:
         ValueError: If a size is not positive.
@@ -51,7 +54,9 @@ class SigmaReparamLinear(nn.Module):
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = True) -> None:
         super().__init__()
-        require_at_least("SigmaReparamLinear", 1, in_features=in_features, out_features=out_features)
+        require_at_least(
+            "SigmaReparamLinear", 1, in_features=in_features, out_features=out_features
+        )
         self.weight = nn.Parameter(
             nn.init.trunc_normal_(torch.empty(out_features, in_features), std=_INIT_STD)
         )
@@ -62,7 +67,8 @@ class SigmaReparamLinear(nn.Module):
         self.register_buffer("u", torch.zeros(out_features))
         self.register_buffer("v", torch.zeros(in_features))
         self.find_vectors()
-        # The effective weight of acting. A recorded step reads its memory, so once made it is only written in place.
+        # The effective weight of acting. A recorded step reads its memory, so once made it is only
+        # written in place.
         self.prepared: Tensor | None
         self.register_buffer("prepared", None, persistent=False)
         self.iterates, self.is_average, self.is_stale = True, False, False
@@ -77,7 +83,9 @@ class SigmaReparamLinear(nn.Module):
 
     @torch.no_grad()
     def find_vectors(self) -> None:
-        """Sets ``u`` and ``v`` to the top singular vectors of the weight, by a full decomposition (slow)."""
+        """Sets ``u`` and ``v`` to the top singular vectors of the weight, by a full decomposition
+        (slow).
+        """
         u, v = self._top_vectors()
         self.u.copy_(u)
         self.v.copy_(v)
@@ -91,7 +99,8 @@ class SigmaReparamLinear(nn.Module):
     def prepare_to_act(self) -> None:
         """Computes the effective weight once, for forwards in eval mode without gradient.
 
-        To be called again whenever the weight was changed in place. Loading weights and `eval` see to it themselves.
+        To be called again whenever the weight was changed in place. Loading weights and `eval` see
+        to it themselves.
         """
         if self.training:
             return
@@ -104,13 +113,17 @@ class SigmaReparamLinear(nn.Module):
         self.is_stale = False
 
     def effective_weight(self) -> Tensor:
-        """The weight that multiplies the input, ``[out_features, in_features]``; in training, one power iteration."""
+        """The weight that multiplies the input, ``[out_features, in_features]``; in training, one
+        power iteration.
+        """
         if self.training and self.iterates:
             power_iteration([self])
-        # A decomposition cannot be captured. Captured steps read the prepared weight, and compiled ones the buffers.
+        # A decomposition cannot be captured. Captured steps read the prepared weight, and compiled
+        # ones the buffers.
         if self.is_average and not self.training and not capturing():
             return self._scaled(*self._top_vectors())
-        # The graph must not hold the buffers: a training forward before its backward would change them.
+        # The graph must not hold the buffers: a training forward before its backward would change
+        # them.
         u, v = (self.u.clone(), self.v.clone()) if torch.is_grad_enabled() else (self.u, self.v)
         return self._scaled(u, v)
 
@@ -132,7 +145,10 @@ class SigmaReparamLinear(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_buffers": {**self._buffers, "prepared": None}}  # copies prepare their own
+        return {
+            **self.__dict__,
+            "_buffers": {**self._buffers, "prepared": None},
+        }  # copies prepare their own
 
 
 def _prepare_again(layer: SigmaReparamLinear, *_: Any) -> None:
@@ -146,7 +162,9 @@ def sigma_layers(network: nn.Module) -> list[SigmaReparamLinear]:
 
 
 def iterate_together(network: nn.Module) -> list[SigmaReparamLinear]:
-    """Leaves the power iteration of all layers in a network to `power_iteration`; returns the layers."""
+    """Leaves the power iteration of all layers in a network to `power_iteration`; returns the
+    layers.
+    """
     layers = sigma_layers(network)
     for layer in layers:
         layer.iterates = False
@@ -155,7 +173,9 @@ def iterate_together(network: nn.Module) -> list[SigmaReparamLinear]:
 
 @torch.no_grad()
 def power_iteration(layers: Iterable[SigmaReparamLinear]) -> None:
-    """Moves ``u`` and ``v`` of layers by one power-iteration step, those of layers of one shape together."""
+    """Moves ``u`` and ``v`` of layers by one power-iteration step, those of layers of one shape
+    together.
+    """
     by_shape: dict[torch.Size, list[SigmaReparamLinear]] = {}
     for layer in layers:
         by_shape.setdefault(layer.weight.shape, []).append(layer)
@@ -172,9 +192,11 @@ def power_iteration(layers: Iterable[SigmaReparamLinear]) -> None:
 
 @torch.no_grad()
 def copy_statistics(source: nn.Module, average: nn.Module) -> None:
-    """Copies the buffers of a network into one whose parameters are an average of its own over time.
+    """Copies the buffers of a network into one whose parameters are an average of its own over
+    time.
 
-    All but those of sigma-reparametrised layers: the singular vectors of an averaged matrix are others.
+    All but those of sigma-reparametrised layers: the singular vectors of an averaged matrix are
+    others.
     """
     own = {id(buffer) for layer in sigma_layers(average) for buffer in layer.buffers()}
     present = dict(source.named_buffers())

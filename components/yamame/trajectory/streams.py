@@ -1,4 +1,6 @@
-"""Acting in two streams with one module: an evaluation within training, a second set of environments."""
+"""Acting in two streams with one module: an evaluation within training, a second set of
+environments.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +13,8 @@ from yamame.trajectory.base import TrajectoryEncoder
 
 @contextmanager
 def separate_memory(module: nn.Module) -> Iterator[None]:
-    """Inside, every trajectory encoder in ``module`` acts from a fresh memory; afterwards its own is back.
+    """Inside, every trajectory encoder in ``module`` acts from a fresh memory; afterwards its own
+    is back.
 
     >>> import torch
     >>> from tensordict import TensorDict
@@ -23,9 +26,12 @@ def separate_memory(module: nn.Module) -> Iterator[None]:
     True
     """
     encoders = [part for part in module.modules() if isinstance(part, TrajectoryEncoder)]
-    # Copies, for a recorded step goes on writing into its own tensors; normal ones even under inference mode.
+    # Copies, for a recorded step goes on writing into its own tensors; normal ones even under
+    # inference mode.
     with torch.inference_mode(False):
-        memories = [None if encoder.memory is None else encoder.memory.clone() for encoder in encoders]
+        memories = [
+            None if encoder.memory is None else encoder.memory.clone() for encoder in encoders
+        ]
     for encoder in encoders:
         encoder.memory = None
     try:

@@ -1,7 +1,7 @@
 """A feed-forward network over the latest timesteps: memory that ends after a fixed number of them.
 
-The control between no memory at all and a recurrent one; the stack of frames of Mnih et al., Nature 518, 2015, for
-features of any kind.
+The control between no memory at all and a recurrent one; the stack of frames of Mnih et al., Nature
+518, 2015, for features of any kind.
 """
 
 import torch
@@ -24,8 +24,9 @@ from yamame.trajectory.memoryless import MemorylessEncoder
 class WindowEncoder(TrajectoryEncoder):
     """A linear map of the latest ``window`` timesteps, then the network of `MemorylessEncoder`.
 
-    The map reads the features of the present timestep and of those before it, oldest first, each with a flag that says
-    that it is there: before the start of the memory features and flag are zero. ``step_index`` is not used.
+    The map reads the features of the present timestep and of those before it, oldest first, each
+    with a flag that says that it is there: before the start of the memory features and flag are
+    zero. ``step_index`` is not used.
 
     Args:
         in_features: Size E of the features.
@@ -58,7 +59,12 @@ class WindowEncoder(TrajectoryEncoder):
         activation: Activation = "leaky_relu",
         keys: TrajectoryKeys | None = None,
     ) -> None:
-        sizes = {"window": window, "d_model": d_model, "num_layers": num_layers, "ff_factor": ff_factor}
+        sizes = {
+            "window": window,
+            "d_model": d_model,
+            "num_layers": num_layers,
+            "ff_factor": ff_factor,
+        }
         require_at_least("WindowEncoder", 1, **sizes)
         require("WindowEncoder", "dropout", dropout, 0 <= dropout < 1, "lie in [0, 1)")
         super().__init__(in_features, d_model, keys=keys)
@@ -82,7 +88,9 @@ class WindowEncoder(TrajectoryEncoder):
         before_start = segment_positions(is_init).unsqueeze(-1) < behind
         return self._encode(latest.masked_fill(before_start.unsqueeze(-1), 0))
 
-    def init_memory(self, num_envs: int, *, capacity: int | None = None, device: Device = None) -> TensorDict:
+    def init_memory(
+        self, num_envs: int, *, capacity: int | None = None, device: Device = None
+    ) -> TensorDict:
         """The latest ``features`` ``[N, window, E + 1]``, oldest first and flags last."""
         weight = self.embed.weight.detach()
         features = weight.new_zeros(num_envs, self.window, self.in_features + 1, device=device)
@@ -96,7 +104,9 @@ class WindowEncoder(TrajectoryEncoder):
         before = memory["features"][:, 1:].masked_fill(is_init.view(-1, 1, 1), 0)
         present = F.pad(x, (0, 1), value=1.0).to(before.dtype).unsqueeze(1)
         latest = torch.cat((before, present), 1)
-        return self._encode(latest), TensorDict({"features": latest}, memory.batch_size, device=memory.device)
+        return self._encode(latest), TensorDict(
+            {"features": latest}, memory.batch_size, device=memory.device
+        )
 
     def _encode(self, latest: Tensor) -> Tensor:
         """``[*, window, E + 1] -> [*, D]``."""

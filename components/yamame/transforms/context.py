@@ -1,14 +1,14 @@
 """The context of a decision, added to any TorchRL environment.
 
-Writes the entries `yamame.keys.CONTEXT`, which `yamame.keys` describes, at the root and under ``next``.
-`context_values` computes them and `context_specs` declares them, for `ContextTransform` and for every environment that
-writes them itself.
+Writes the entries `yamame.keys.CONTEXT`, which `yamame.keys` describes, at the root and under
+``next``. `context_values` computes them and `context_specs` declares them, for `ContextTransform`
+and for every environment that writes them itself.
 
-Only the environment's reset starts an episode (t=0): a partial reset touches its envs and no other. The
-transform keeps no state of its own, everything comes from the tensordict at t. **A key that the environment
-emits itself is left as it is**: its own ``is_init`` (or that of an `InitTracker` below) stays TorchRL's
-signal to forget, its own ``trial_start`` stays the mark of inner episodes (a k-trial wrapper's), and its own
-``step_index`` is what ``time`` counts.
+Only the environment's reset starts an episode (t=0): a partial reset touches its envs and no other.
+The transform keeps no state of its own, everything comes from the tensordict at t. **A key that the
+environment emits itself is left as it is**: its own ``is_init`` (or that of an `InitTracker` below)
+stays TorchRL's signal to forget, its own ``trial_start`` stays the mark of inner episodes (a
+k-trial wrapper's), and its own ``step_index`` is what ``time`` counts.
 """
 
 from collections.abc import Sequence
@@ -89,7 +89,9 @@ def context_values(
     >>> values["time"], values["trial_start"]
     (tensor([0.7500]), tensor([False]))
     """
-    time = {} if horizon is None else {"time": (step_index / horizon).clamp(max=1.0).to(torch.float32)}
+    time = (
+        {} if horizon is None else {"time": (step_index / horizon).clamp(max=1.0).to(torch.float32)}
+    )
     return {
         "prev_action": prev_action,
         "prev_reward": prev_reward,
@@ -102,7 +104,9 @@ def context_values(
 
 @dataclass(frozen=True)
 class _Plan:
-    """What the parent environment determines, on first use: how actions are encoded, what is written, how it resets."""
+    """What the parent environment determines, on first use: how actions are encoded, what is
+    written, how it resets.
+    """
 
     encoding: ActionEncoding
     written: tuple[str, ...]
@@ -115,22 +119,23 @@ class _Plan:
 class ContextTransform(Transform):
     """Adds previous action and reward, time, step index, ``trial_start`` and ``is_init``.
 
-    See the module's docstring for the keys. Append it last: the previous action is the one handed to the
-    transform, before any transform below it changes it.
+    See the module's docstring for the keys. Append it last: the previous action is the one handed
+    to the transform, before any transform below it changes it.
 
     Args:
-        horizon: Length of an episode in steps, which makes time known to the agent; None if there is none.
+        horizon: Length of an episode in steps, which makes time known to the agent; None if there
+            is none.
         terminate_at_horizon: Whether an episode that reaches the horizon is *terminated* there:
-            ``terminated`` and ``done`` are set, ``truncated`` is cleared, whatever the environment said. An
-            agent that sees the time solves a finite-horizon problem, whose value ends with it. Otherwise the
-            horizon is only the unit of ``time`` and the environment's own truncation is bootstrapped.
-            Truncations before the horizon stay.
+            ``terminated`` and ``done`` are set, ``truncated`` is cleared, whatever the environment
+            said. An agent that sees the time solves a finite-horizon problem, whose value ends with
+            it. Otherwise the horizon is only the unit of ``time`` and the environment's own
+            truncation is bootstrapped. Truncations before the horizon stay.
         action_key: Key of the action.
         reward_key: Key of the reward, one number per env.
 
     Raises:
-        ValueError: If ``horizon`` is not positive, or the environment has several reset signals or a reward
-            of more than one number.
+        ValueError: If ``horizon`` is not positive, or the environment has several reset signals or
+            a reward of more than one number.
 
     >>> from torchrl.envs import GymEnv, TransformedEnv
     >>> env = TransformedEnv(GymEnv("CartPole-v1"), ContextTransform(horizon=500))
@@ -148,7 +153,9 @@ class ContextTransform(Transform):
         reward_key: NestedKey = "reward",
     ) -> None:
         super().__init__()
-        require("ContextTransform", "horizon", horizon, horizon is None or horizon >= 1, "be positive")
+        require(
+            "ContextTransform", "horizon", horizon, horizon is None or horizon >= 1, "be positive"
+        )
         self.horizon = horizon
         self.terminate_at_horizon = terminate_at_horizon
         self.action_key = unravel_key(action_key)
@@ -172,10 +179,22 @@ class ContextTransform(Transform):
             return self._plan
         env = self.parent
         one_reset = len(env.reset_keys) == 1
-        require("ContextTransform", "reset signals of the environment", env.reset_keys, one_reset, "be one")
+        require(
+            "ContextTransform",
+            "reset signals of the environment",
+            env.reset_keys,
+            one_reset,
+            "be one",
+        )
         batch_dims = len(env.batch_size)
         reward = env.full_reward_spec[self.reward_key].shape[batch_dims:]
-        require("ContextTransform", "shape of reward", tuple(reward), reward.numel() == 1, "be of one number")
+        require(
+            "ContextTransform",
+            "shape of reward",
+            tuple(reward),
+            reward.numel() == 1,
+            "be of one number",
+        )
         encoding = ActionEncoding(env.full_action_spec[self.action_key], batch_dims=batch_dims)
         emitted = set(env.observation_spec.keys())
         hidden = emitted if self.horizon is not None else {*emitted, "time"}
@@ -189,7 +208,9 @@ class ContextTransform(Transform):
             tensordict.set(_EXECUTED, self.plan.encoding.encode(action))
         return tensordict
 
-    def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
+    def _reset(
+        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
+    ) -> TensorDictBase:
         plan = self.plan
         batch = tensordict_reset.batch_size
         device = tensordict_reset.get(plan.sibling("done")).device
@@ -210,7 +231,9 @@ class ContextTransform(Transform):
         plan = self.plan
         batch = next_tensordict.batch_size
         counts = "step_index" in plan.written
-        step_index = tensordict.get("step_index") + 1 if counts else next_tensordict.get("step_index")
+        step_index = (
+            tensordict.get("step_index") + 1 if counts else next_tensordict.get("step_index")
+        )
         values = context_values(
             step_index,
             prev_action=tensordict.get(_EXECUTED, None),
@@ -237,10 +260,14 @@ class ContextTransform(Transform):
     def _reset_on_native_autoreset(
         self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
     ) -> TensorDictBase:
-        raise NotImplementedError("ContextTransform: environments that reset themselves are not supported")
+        raise NotImplementedError(
+            "ContextTransform: environments that reset themselves are not supported"
+        )
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Not available: the context is made where the environment steps, not in a replay buffer."""
+        """Not available: the context is made where the environment steps, not in a replay
+        buffer.
+        """
         raise NotImplementedError(
             "ContextTransform: append it to an environment, it does nothing to stored data"
         )

@@ -11,7 +11,8 @@ space                               batch of R actions
                                     ``MultiDiscrete`` (a bit has two values)
 ==================================  =====================================================
 
-`yamame.spaces.ActionEntry` turns values of a space into a batch and back. Only NumPy and Gymnasium are needed here.
+`yamame.spaces.ActionEntry` turns values of a space into a batch and back. Only NumPy and Gymnasium
+are needed here.
 """
 
 from typing import Any

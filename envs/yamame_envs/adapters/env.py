@@ -35,27 +35,33 @@ from yamame_envs.context import ContextEnv
 class HostedEnv(ContextEnv):
     """Plays a batch of N Gymnasium environments, in this process or in worker processes.
 
-    An episode begins with ``reset(seed=task_seed mod 2^31)``: its seed decides everything about it. What is
-    observed and done is described in `yamame_envs.adapters.spaces` and `yamame_envs.adapters.actions`; entries of a
-    ``Dict`` observation are entries of the root. One of them may be ``trial_start`` (``MultiBinary(1)``), where
-    an episode has several attempts at its task.
+    An episode begins with ``reset(seed=task_seed mod 2^31)``: its seed decides everything about it.
+    What is observed and done is described in `yamame_envs.adapters.spaces` and
+    `yamame_envs.adapters.actions`; entries of a ``Dict`` observation are entries of the root. One
+    of them may be ``trial_start`` (``MultiBinary(1)``), where an episode has several attempts at
+    its task.
 
-    The time limit is a finite, visible horizon (``time``): an episode that reaches it is terminated. Where there
-    is none, or before it is reached, the environment's own truncation is passed on.
+    The time limit is a finite, visible horizon (``time``): an episode that reaches it is
+    terminated. Where there is none, or before it is reached, the environment's own truncation is
+    passed on.
 
-    An environment that fails (an exception, an observation or reward that is not finite or not of its space, an
-    action out of bounds, a worker process that dies or does not answer) is an error or, as ``workers`` say, the
-    end of the env's episode: it shows the last observation again, reward 0, ``truncated`` and ``aborted``. The
-    env's next episode has the next task seed and an environment that is made anew.
+    An environment that fails (an exception, an observation or reward that is not finite or not of
+    its space, an action out of bounds, a worker process that dies or does not answer) is an error
+    or, as ``workers`` say, the end of the env's episode: it shows the last observation again,
+    reward 0, ``truncated`` and ``aborted``. The env's next episode has the next task seed and an
+    environment that is made anew.
 
-    `state_dict` holds the task seeds and the actions of all running episodes: `load_state_dict` plays them again.
+    `state_dict` holds the task seeds and the actions of all running episodes: `load_state_dict`
+    plays them again.
 
     Args:
         make: Makes the environment of one env; with worker processes it must be picklable.
         num_envs: N, at least 1.
-        time_limit: Steps after which an episode is over, at least 1; None: only the environment ends it.
-        success: Where the info of a step tells of success, which is then shown; None: nowhere; ``auto``: under
-            ``success`` or ``is_success``, if one of them is there after a first step.
+        time_limit: Steps after which an episode is over, at least 1; None: only the environment
+            ends it.
+        success: Where the info of a step tells of success, which is then shown; None: nowhere;
+            ``auto``: under ``success`` or ``is_success``, if one of them is there after a first
+            step.
         seed: Names the tasks of all episodes.
         device: Where all tensors live.
         workers: Where envs are played, and what becomes of their failures.
@@ -65,7 +71,9 @@ class HostedEnv(ContextEnv):
     """
 
     _generic = False
-    """Whether spaces are read without a meaning in their names and whole numbers (`read_observation`)."""
+    """Whether spaces are read without a meaning in their names and whole numbers
+    (`read_observation`).
+    """
     _counts_attempts = False
     """Whether seeds name the attempt at a task as well (`yamame_envs.adapters.task`)."""
     _novelty: str | None = None
@@ -104,7 +112,9 @@ class HostedEnv(ContextEnv):
 
     @property
     def spaces(self) -> Spaces:
-        """Description of the Gymnasium spaces: how their values become observations and actions of this environment."""
+        """Description of the Gymnasium spaces: how their values become observations and actions of
+        this environment.
+        """
         return self._spaces
 
     @property
@@ -113,7 +123,9 @@ class HostedEnv(ContextEnv):
         return self._novelty
 
     def task_hashes(self) -> Tensor | None:
-        """See `ContextEnv.task_hashes`; an environment tells its task by a method ``played_task_hash()``."""
+        """See `ContextEnv.task_hashes`; an environment tells its task by a method
+        ``played_task_hash()``.
+        """
         hashes = self._play().task_hashes()
         self._report(dict(self._play().interrupted), "while its task was asked for")
         self._abort_interrupted()
@@ -179,7 +191,9 @@ class HostedEnv(ContextEnv):
         whole: Outcome | None = None
         while True:
             seeds = (
-                self._seeds.take(waiting) if chosen is None else [chosen[env_ids.index(r)] for r in waiting]
+                self._seeds.take(waiting)
+                if chosen is None
+                else [chosen[env_ids.index(r)] for r in waiting]
             )
             self._tasks[waiting] = seeds
             begun = player.reset(waiting, reset_seeds(seeds, self._attempts[waiting]))
@@ -197,7 +211,9 @@ class HostedEnv(ContextEnv):
             waiting = sorted(failed)
 
     def _abort_interrupted(self) -> None:
-        """Episodes lost with a worker process that failed over other envs end at their next step."""
+        """Episodes lost with a worker process that failed over other envs end at their next
+        step.
+        """
         self._aborting |= self._play().interrupted
         self._play().interrupted.clear()
 
@@ -230,7 +246,9 @@ class HostedEnv(ContextEnv):
             outcome.truncated &= ~reached
         aborted |= over & current.column("aborted")
         current.replace(
-            current.build(outcome, encoded, steps, aborted, starts=False), range(len(over)), self.device
+            current.build(outcome, encoded, steps, aborted, starts=False),
+            range(len(over)),
+            self.device,
         )
         return current.tensors, current.tensors["prev_reward"].clone()
 
@@ -241,7 +259,10 @@ class HostedEnv(ContextEnv):
             steps = torch.from_numpy(self._current.arrays["step_index"])
             self._check_action(torch.from_numpy(batch).to(self.device), steps)
         self._report(
-            {env_id: Failure(f"action {batch[env_id].tolist()} is out of bounds") for env_id in env_ids}
+            {
+                env_id: Failure(f"action {batch[env_id].tolist()} is out of bounds")
+                for env_id in env_ids
+            }
         )
 
     def _step_envs(self, batch: Array, over: Array, wrong: Array) -> tuple[Outcome, Array]:
@@ -268,7 +289,9 @@ class HostedEnv(ContextEnv):
     def _merged(
         self, outcome: Outcome, positions: list[int], env_ids: list[int], over: Array
     ) -> tuple[Outcome, Array]:
-        """Where all envs are when only some of them, at these positions of an outcome, have gone on."""
+        """Where all envs are when only some of them, at these positions of an outcome, have gone
+        on.
+        """
         current = self._current
         aborted = ~over
         aborted[env_ids] = False
@@ -303,7 +326,9 @@ class HostedEnv(ContextEnv):
         return picture
 
     def state_dict(self) -> dict[str, Any]:
-        """What is needed to go on in the middle of episodes, in an environment of the same settings."""
+        """What is needed to go on in the middle of episodes, in an environment of the same
+        settings.
+        """
         state: dict[str, Any] = {
             "streams": self._seeds.streams.clone(),
             "episodes": torch.from_numpy(self._seeds.episodes.copy()),
@@ -323,7 +348,8 @@ class HostedEnv(ContextEnv):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on where `state_dict` was taken: plays the running episodes again.
 
-        The timestep to go on from is `present`. Envs that come out differently are aborted at their next step.
+        The timestep to go on from is `present`. Envs that come out differently are aborted at their
+        next step.
 
         Raises:
             ValueError: If the state is of another number of envs.

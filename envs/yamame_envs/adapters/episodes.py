@@ -13,7 +13,8 @@ _AHEAD = 64  # task seeds of an env drawn at once, and steps after which old act
 
 
 class TaskSeeds:
-    """The task seeds of every env's episodes: ``fold(streams[i], e)`` for the e-th episode of env i.
+    """The task seeds of every env's episodes: ``fold(streams[i], e)`` for the e-th episode of env
+    i.
 
     Attributes:
         streams: ``[N]`` int64.
@@ -72,13 +73,17 @@ class History:
             like: ``[N, ...]``, a batch of actions.
         """
         actions = np.zeros((len(lengths), int(lengths.max(initial=0)), *like.shape[1:]), like.dtype)
-        for env_id, (start, length) in enumerate(zip(self._start.tolist(), lengths.tolist(), strict=True)):
+        for env_id, (start, length) in enumerate(
+            zip(self._start.tolist(), lengths.tolist(), strict=True)
+        ):
             for step in range(length):
                 actions[env_id, step] = self._taken[start + step][env_id]
         return actions
 
     def restore(self, actions: Array, lengths: Array) -> None:
-        """Goes on from what `of` returned for these lengths: the episodes of all envs end at the same step."""
+        """Goes on from what `of` returned for these lengths: the episodes of all envs end at the
+        same step.
+        """
         longest = actions.shape[1]
         self._start = longest - lengths.astype(np.int64)
         # Env n's episode begins at its start; what stands before it is never read.

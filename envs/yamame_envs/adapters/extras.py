@@ -10,7 +10,8 @@ class MissingExtra(ImportError, ValueError):  # noqa: N818
 
 
 def import_extra(module: str, *, extra: str = "", owner: str, remedy: str = "") -> ModuleType:
-    """Imports a library that is not part of the base installation; warnings of its import are not shown.
+    """Imports a library that is not part of the base installation; warnings of its import are not
+    shown.
 
     Args:
         module: Name of the module.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from yamame.failures import OutsideError
+from yamame.system.messages import OutsideError
 
 from yamame_envs.adapters.in_process import Failure
 from yamame_envs.adapters.workers import Workers

@@ -1,7 +1,9 @@
-"""Gymnasium's environments with goals: dictionaries of ``observation``, ``desired_goal`` and ``achieved_goal``.
+"""Gymnasium's environments with goals: dictionaries of ``observation``, ``desired_goal`` and
+``achieved_goal``.
 
-Such an environment (Plappert et al., arXiv 1802.09464; Gymnasium-Robotics) becomes one with an instruction of a single
-goal, in the format of `yamame.goals`, so that `yamame.replay.Relabel` can give its trajectories other goals.
+Such an environment (Plappert et al., arXiv 1802.09464; Gymnasium-Robotics) becomes one with an
+instruction of a single goal, in the format of `yamame.goals`, so that `yamame.replay.Relabel` can
+give its trajectories other goals.
 """
 
 from collections.abc import Mapping
@@ -25,11 +27,13 @@ _GOALS = ("desired_goal", "achieved_goal")
 
 
 class SingleGoal(gymnasium.Wrapper):
-    """An environment with goals as one that pays 1, and ends with success, where its goal is reached.
+    """An environment with goals as one that pays 1, and ends with success, where its goal is
+    reached.
 
-    Its observation has the entries ``goal`` ``[1, d]``, ``achieved`` ``[1, d]`` and ``achieved_mask`` ``[1]``, and all
-    others of the environment's. Goals are told in radii, from where the episode of seed 0 begins, so that networks see
-    numbers around zero and a goal is reached at a distance of 1. What holds at the start does not count.
+    Its observation has the entries ``goal`` ``[1, d]``, ``achieved`` ``[1, d]`` and
+    ``achieved_mask`` ``[1]``, and all others of the environment's. Goals are told in radii, from
+    where the episode of seed 0 begins, so that networks see numbers around zero and a goal is
+    reached at a distance of 1. What holds at the start does not count.
 
     Args:
         env: The environment.
@@ -38,7 +42,8 @@ class SingleGoal(gymnasium.Wrapper):
         owner: Whose it is, for messages.
 
     Raises:
-        ValueError: The environment has no such goals, or no radius is known, or ``compute_reward`` has another one.
+        ValueError: The environment has no such goals, or no radius is known, or ``compute_reward``
+            has another one.
     """
 
     def __init__(self, env: "gymnasium.Env[Any, Any]", *, radius: float | None, owner: str) -> None:
@@ -48,9 +53,7 @@ class SingleGoal(gymnasium.Wrapper):
         boxes = [entries.get(name) for name in _GOALS]
         shapes = [box.shape if isinstance(box, spaces.Box) else None for box in boxes]
         good = shapes[0] == shapes[1] and shapes[0] is not None and len(shapes[0]) == 1
-        wanted = (
-            f"have the entries {' and '.join(_GOALS)}, Box spaces of one shape (d,); env=gym takes all others"
-        )
+        wanted = f"have the entries {' and '.join(_GOALS)}, Box spaces of one shape (d,); env=gym takes all others"
         require(owner, "observation_space", sorted(entries) or str(space), good, wanted)
         radius = getattr(env.unwrapped, "distance_threshold", None) if radius is None else radius
         known = radius is not None and 0.0 < float(radius) < np.inf
@@ -78,7 +81,9 @@ class SingleGoal(gymnasium.Wrapper):
         places = [goal + share * self.radius * direction for share in (0.0, 0.9, 1.1, 2.0)]
         paid = [float(np.asarray(env.compute_reward(place, goal, {}))) for place in places]
         good = paid[0] == paid[1] > paid[2] == paid[3]
-        condition = "be that within which compute_reward pays its best; set env.radius, or a sparse reward"
+        condition = (
+            "be that within which compute_reward pays its best; set env.radius, or a sparse reward"
+        )
         got = f"{self.radius:g}, where rewards at 0, 0.9, 1.1 and 2 times it are {paid}"
         require(owner, "radius", got, good, condition)
 
@@ -103,7 +108,9 @@ class SingleGoal(gymnasium.Wrapper):
         return {**others, "goal": goal, "achieved": achieved, "achieved_mask": np.ones(1, np.int8)}
 
     def _goal(self, value: Any) -> Array:
-        """A goal ``[d]`` as it is told; one that looks like an unused slot is moved by the least that can be told."""
+        """A goal ``[d]`` as it is told; one that looks like an unused slot is moved by the least
+        that can be told.
+        """
         goal = ((np.asarray(value, np.float64) - self._origin) / self.radius).astype(np.float32)
         return np.nextafter(goal, np.float32(0)) if bool((goal == GOAL_PAD).all()) else goal
 
@@ -116,7 +123,8 @@ def make_with_goal(
 
 
 class GymGoals(Gym):
-    """Environments of one Gymnasium id whose observations are dictionaries with goals, see `SingleGoal`.
+    """Environments of one Gymnasium id whose observations are dictionaries with goals, see
+    `SingleGoal`.
 
     Args:
         id, settings, time_limit, num_envs, seed, device, workers: As for `Gym`.
@@ -124,7 +132,8 @@ class GymGoals(Gym):
             ``distance_threshold``.
 
     Attributes:
-        goal_radius: The radius in the unit of the goals that are told, 1; hindsight relabelling must know it.
+        goal_radius: The radius in the unit of the goals that are told, 1; hindsight relabelling
+            must know it.
 
     Raises:
         ValueError: As `Gym` and `SingleGoal`.

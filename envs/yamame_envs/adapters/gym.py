@@ -9,7 +9,7 @@ import gymnasium
 import torch
 from torch import Tensor
 from yamame.checks import require, require_choice
-from yamame.failures import tell_aside
+from yamame.system.messages import print_stderr
 
 from yamame_envs.adapters.env import HostedEnv
 from yamame_envs.adapters.extras import MissingExtra
@@ -26,30 +26,34 @@ _MANY_EPISODES = 10  # after which it is told that none had success in its info
 class Gym(HostedEnv):
     """Environments of one Gymnasium id.
 
-    What is observed stands below ``observation``: a tensor, or for ``Dict`` and ``Tuple`` spaces one per entry.
+    What is observed stands below ``observation``: a tensor, or for ``Dict`` and ``Tuple`` spaces
+    one per entry.
 
     Args:
-        id: A registered id, such as ``"CartPole-v1"``; ``"module:id"`` imports a module first, which registers
-            it.
+        id: A registered id, such as ``"CartPole-v1"``; ``"module:id"`` imports a module first,
+            which registers it.
         settings: Keyword arguments of ``gymnasium.make``.
-        time_limit: Steps after which an episode is terminated, which the agent can see coming (``time``).
-            ``"registered"``: the limit that the id was registered with, if it was. None: that limit is not
-            shown and truncates episodes.
-        success: Where the info of a step tells that the whole task is done; None: nowhere; ``auto``: under ``success``
-            or ``is_success``, if one of them is there after a first step. An episode has success if any step had.
-        tasks: What draws the task of an episode by its task seed, so that another trial of the same task has another
-            noise (`yamame_envs.adapters.task.TaskEnv`): a function ``(seed) -> task``, or ``own`` for the environment's
-            ``sample_task``. None: the task seed decides everything, and trials repeat the noise.
-        split: Which of these tasks episodes play: ``all``; ``train``, all but a share that is held out; ``test``, that
-            share (`yamame_envs.split`). All but ``all`` need the environment's ``task_hash(task)``.
+        time_limit: Steps after which an episode is terminated, which the agent can see coming
+            (``time``). ``"registered"``: the limit that the id was registered with, if it was.
+            None: that limit is not shown and truncates episodes.
+        success: Where the info of a step tells that the whole task is done; None: nowhere;
+            ``auto``: under ``success`` or ``is_success``, if one of them is there after a first
+            step. An episode has success if any step had.
+        tasks: What draws the task of an episode by its task seed, so that another trial of the same
+            task has another noise (`yamame_envs.adapters.task.TaskEnv`): a function
+            ``(seed) -> task``, or ``own`` for the environment's ``sample_task``. None: the task
+            seed decides everything, and trials repeat the noise.
+        split: Which of these tasks episodes play: ``all``; ``train``, all but a share that is held
+            out; ``test``, that share (`yamame_envs.split`). All but ``all`` need the environment's
+            ``task_hash(task)``.
         num_envs: N, at least 1.
         seed: Names the tasks of all episodes.
         device: Where all tensors live.
         workers: Where envs are played, and what becomes of their failures.
 
     Raises:
-        ValueError: If there is no such environment, if it cannot be made with these settings or needs a package
-            that is not installed, or if its spaces cannot be turned into tensors.
+        ValueError: If there is no such environment, if it cannot be made with these settings or
+            needs a package that is not installed, or if its spaces cannot be turned into tensors.
 
     >>> env = Gym(id="CartPole-v1", num_envs=2)
     >>> env.rollout(3)["observation"].shape
@@ -97,7 +101,9 @@ class Gym(HostedEnv):
         return f"Gym({self._id!r})"
 
     def _maker(self, *, limited: bool) -> "partial[Any]":
-        """What makes the environment of one env; ``limited``: Gymnasium truncates episodes at the registered limit."""
+        """What makes the environment of one env; ``limited``: Gymnasium truncates episodes at the
+        registered limit.
+        """
         make = partial(make_registered, self._id, self._settings, limited=limited)
         if self._draw_task is None:
             return make
@@ -119,7 +125,7 @@ class Gym(HostedEnv):
             if self._num_ended >= _MANY_EPISODES:
                 self._looks_for_success = False
                 reason = f"no info of {self._num_ended} episodes has had {key!r}, and success counts as false"
-                tell_aside(f"{self.label}: success={key}: {reason}")
+                print_stderr(f"{self.label}: success={key}: {reason}")
         return advanced
 
     def _registered_limit(self) -> int | None:
@@ -142,4 +148,6 @@ class Gym(HostedEnv):
         except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
             raise MissingExtra(f"{self.label}: its packages must be installed: {error}") from error
         except (TypeError, gymnasium.error.Error) as error:
-            raise ValueError(f"{self.label}: settings must suit it, got {self._settings}: {error}") from error
+            raise ValueError(
+                f"{self.label}: settings must suit it, got {self._settings}: {error}"
+            ) from error

@@ -1,8 +1,8 @@
 """Several Gymnasium environments played in one process: NumPy arrays in, stacked NumPy arrays out.
 
-An env whose environment fails (an exception, or values that are not finite or not of its spaces) costs that env
-its episode and nothing else: the failure is reported, and the env's next episode begins in an environment that
-is made anew. Only NumPy and Gymnasium are needed here.
+An env whose environment fails (an exception, or values that are not finite or not of its spaces)
+costs that env its episode and nothing else: the failure is reported, and the env's next episode
+begins in an environment that is made anew. Only NumPy and Gymnasium are needed here.
 """
 
 import contextlib
@@ -25,7 +25,9 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def is_own(error: BaseException) -> bool:
-    """Whether an environment raised an error: exits of other kinds come from a signal, and end the process."""
+    """Whether an environment raised an error: exits of other kinds come from a signal, and end the
+    process.
+    """
     return isinstance(error, Exception) or type(error) is SystemExit
 
 
@@ -103,9 +105,14 @@ class Outcome:
     tells_success: bool = False
 
     @classmethod
-    def nothing(cls, env_spaces: EnvSpaces, num_envs: int, failures: dict[int, Failure]) -> "Outcome":
+    def nothing(
+        cls, env_spaces: EnvSpaces, num_envs: int, failures: dict[int, Failure]
+    ) -> "Outcome":
         """Zeros."""
-        leaves = [np.zeros((num_envs, *entry.stored_shape), entry.dtype) for entry in env_spaces.observations]
+        leaves = [
+            np.zeros((num_envs, *entry.stored_shape), entry.dtype)
+            for entry in env_spaces.observations
+        ]
         ends, cuts, wins = (np.zeros(num_envs, np.bool_) for _ in range(3))
         return cls(leaves, np.zeros(num_envs, np.float32), ends, cuts, wins, failures)
 
@@ -119,7 +126,9 @@ class Outcome:
         for part in parts:
             failures |= {start + position: failure for position, failure in part.failures.items()}
             start += len(part.reward)
-        leaves = [np.concatenate(leaf) for leaf in zip(*(part.leaves for part in parts), strict=True)]
+        leaves = [
+            np.concatenate(leaf) for leaf in zip(*(part.leaves for part in parts), strict=True)
+        ]
         return cls(
             leaves,
             np.concatenate([part.reward for part in parts]),
@@ -132,7 +141,8 @@ class Outcome:
 
 
 class InProcessEnvs:
-    """Plays some envs; every env has an environment of its own, which is made when it is first reset.
+    """Plays some envs; every env has an environment of its own, which is made when it is first
+    reset.
 
     Args:
         make: Makes the environment of one env.
@@ -141,14 +151,17 @@ class InProcessEnvs:
     """
 
     interrupted: dict[int, Failure]
-    """Envs whose episode was lost though they were not asked for anything; never any in this process."""
+    """Envs whose episode was lost though they were not asked for anything; never any in this
+    process.
+    """
 
     def __init__(self, make: Make, num_envs: int, env_spaces: EnvSpaces) -> None:
         self.interrupted = {}
         self._make, self._spaces = make, env_spaces
         self._envs: list[Any] = [None] * num_envs
         self._writes = [
-            (entry.path, entry.shape, entry.raw_dtype, entry.accepted) for entry in env_spaces.observations
+            (entry.path, entry.shape, entry.raw_dtype, entry.accepted)
+            for entry in env_spaces.observations
         ]
 
     def reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> Outcome:
@@ -168,7 +181,9 @@ class InProcessEnvs:
         return outcome
 
     def step(self, env_ids: Sequence[int], actions: Array) -> Outcome:
-        """Steps some envs, in increasing order; ``actions`` ``[R, ...]`` must be within their bounds."""
+        """Steps some envs, in increasing order; ``actions`` ``[R, ...]`` must be within their
+        bounds.
+        """
         failures: dict[int, Failure] = {}
         raws, count = self._raws(len(env_ids)), len(env_ids)
         rewards, ends, cuts, wins = [0.0] * count, [False] * count, [False] * count, [False] * count
@@ -179,7 +194,11 @@ class InProcessEnvs:
             try:
                 observation, reward, end, cut, info = envs[env_id].step(action)
                 write(observation, position, raws)
-                rewards[position], ends[position], cuts[position] = float(reward), bool(end), bool(cut)
+                rewards[position], ends[position], cuts[position] = (
+                    float(reward),
+                    bool(end),
+                    bool(cut),
+                )
                 if success_key is not None:
                     wins[position] = bool(info.get(success_key, False))
                     tells |= success_key in info
@@ -189,10 +208,14 @@ class InProcessEnvs:
         wild = ~(np.abs(reward) <= _LARGEST)
         if wild.any():
             for position in wild.nonzero()[0].tolist():
-                failures.setdefault(position, Failure(f"reward must be finite, got {rewards[position]}"))
+                failures.setdefault(
+                    position, Failure(f"reward must be finite, got {rewards[position]}")
+                )
             reward[wild] = 0.0
         terminated, truncated, success = (np.array(flags, np.bool_) for flags in (ends, cuts, wins))
-        outcome = Outcome([], reward.astype(np.float32), terminated, truncated, success, failures, tells)
+        outcome = Outcome(
+            [], reward.astype(np.float32), terminated, truncated, success, failures, tells
+        )
         self._finish(env_ids, raws, outcome)
         return outcome
 
@@ -210,7 +233,9 @@ class InProcessEnvs:
         return picture
 
     def task_hashes(self) -> list[int | None]:
-        """Hash of each env's task, by its environment's ``played_task_hash()``; None where it is unknown."""
+        """Hash of each env's task, by its environment's ``played_task_hash()``; None where it is
+        unknown.
+        """
         return [None if env is None else _task_hash(env) for env in self._envs]
 
     def close(self) -> None:

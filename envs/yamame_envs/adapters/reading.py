@@ -4,9 +4,9 @@ import pickle
 from typing import Any
 
 import gymnasium
-from yamame.failures import OutsideError
 from yamame.keys import RESERVED
 from yamame.spaces import ObservationEntry
+from yamame.system.messages import OutsideError
 
 from yamame_envs.adapters.actions import read_actions
 from yamame_envs.adapters.in_process import ENV_ERRORS, EnvSpaces, Failure, Make, is_own
@@ -23,12 +23,13 @@ def read_spaces(make: Make, *, owner: str, generic: bool, success: str | None) -
         make: Makes it.
         owner: Whose it is, for messages.
         generic: As for `read_observation`.
-        success: Where the info tells of success; None: nowhere; ``auto``: under the one of `SUCCESS_KEYS` that is there
-            after a step.
+        success: Where the info tells of success; None: nowhere; ``auto``: under the one of
+            `SUCCESS_KEYS` that is there after a step.
 
     Raises:
         ValueError: If a space cannot be turned into tensors.
-        OutsideError: If it cannot be made, for a reason that is not a wrong argument or a package that is missing.
+        OutsideError: If it cannot be made, for a reason that is not a wrong argument or a package
+            that is missing.
     """
     try:
         env = make()
@@ -56,7 +57,9 @@ def read_spaces(make: Make, *, owner: str, generic: bool, success: str | None) -
 
 
 def _find_success(env: "gymnasium.Env[Any, Any]") -> str | None:
-    """The key of success in what a step tells; None if there is none, or the environment fails, as is told later."""
+    """The key of success in what a step tells; None if there is none, or the environment fails, as
+    is told later.
+    """
     try:
         env.reset(seed=0)
         env.action_space.seed(0)

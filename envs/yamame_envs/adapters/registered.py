@@ -21,7 +21,9 @@ def find(id: str) -> Any:
     return gymnasium.spec(name)
 
 
-def make_registered(id: str, settings: Mapping[str, Any], *, limited: bool) -> "gymnasium.Env[Any, Any]":
+def make_registered(
+    id: str, settings: Mapping[str, Any], *, limited: bool
+) -> "gymnasium.Env[Any, Any]":
     """Makes an environment, which can be drawn if its class says so.
 
     Args:
@@ -29,7 +31,10 @@ def make_registered(id: str, settings: Mapping[str, Any], *, limited: bool) -> "
         settings: Keyword arguments of ``gymnasium.make``.
         limited: Whether Gymnasium truncates episodes at the registered limit.
     """
-    options: dict[str, Any] = {"max_episode_steps": None if limited else -1, "disable_env_checker": True}
+    options: dict[str, Any] = {
+        "max_episode_steps": None if limited else -1,
+        "disable_env_checker": True,
+    }
     entry = find(id).entry_point
     creator = registration.load_env_creator(entry) if isinstance(entry, str) else entry
     metadata = getattr(creator, "metadata", None)

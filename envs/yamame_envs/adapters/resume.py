@@ -46,7 +46,9 @@ def play_again(
     return {env_id: failure for env_id, failure in failed.items() if env_id in set(env_ids)}
 
 
-def _check(env_ids: Sequence[int], outcome: Outcome, last: Array, wanted: Timestep) -> dict[int, Failure]:
+def _check(
+    env_ids: Sequence[int], outcome: Outcome, last: Array, wanted: Timestep
+) -> dict[int, Failure]:
     failed = {env_ids[position]: failure for position, failure in outcome.failures.items()}
     ended = outcome.terminated | outcome.truncated
     leaves = [wanted.arrays[key] for key in wanted.keys]

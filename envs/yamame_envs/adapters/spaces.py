@@ -13,8 +13,8 @@ space                               array of R envs
 ``Dict``, ``Tuple``                 one array per entry; those of a tuple are "0", "1", ...
 ==================================  ====================================================
 
-A ``Box`` without dimensions has one of size 1. `yamame.spaces.ObservationEntry` reads the values. Only NumPy and
-Gymnasium are needed here.
+A ``Box`` without dimensions has one of size 1. `yamame.spaces.ObservationEntry` reads the values.
+Only NumPy and Gymnasium are needed here.
 """
 
 from collections.abc import Iterator
@@ -26,15 +26,17 @@ from yamame.spaces import ObservationEntry
 from yamame.spaces.arrays import Array as Array
 
 
-def read_observation(space: spaces.Space[Any], *, owner: str, generic: bool) -> tuple[ObservationEntry, ...]:
+def read_observation(
+    space: spaces.Space[Any], *, owner: str, generic: bool
+) -> tuple[ObservationEntry, ...]:
     """Describes the entries of an observation space.
 
     Args:
         space: The space.
         owner: Name of the environment in messages.
-        generic: Whether the space was made without this package in mind: then all entries stand below
-            ``observation``, and whole numbers that are no bytes are plain numbers. Otherwise entries of a
-            ``Dict`` stand at the root, and anything else is ``observation``.
+        generic: Whether the space was made without this package in mind: then all entries stand
+            below ``observation``, and whole numbers that are no bytes are plain numbers. Otherwise
+            entries of a ``Dict`` stand at the root, and anything else is ``observation``.
 
     Raises:
         ValueError: If the space, or a part of it, has no array.
@@ -47,7 +49,12 @@ def read_observation(space: spaces.Space[Any], *, owner: str, generic: bool) -> 
 
 
 def _entries(
-    space: spaces.Space[Any], name: tuple[str, ...], path: tuple[str | int, ...], owner: str, *, tokens: bool
+    space: spaces.Space[Any],
+    name: tuple[str, ...],
+    path: tuple[str | int, ...],
+    owner: str,
+    *,
+    tokens: bool,
 ) -> Iterator[ObservationEntry]:
     if isinstance(space, spaces.Dict):
         for key, part in space.spaces.items():
@@ -80,7 +87,9 @@ def _box(
     shape, kind = tuple(space.shape), np.dtype(space.dtype).kind
     if space.dtype == np.uint8:
         full = bool((space.low == 0).all() and (space.high == 255).all())
-        return ObservationEntry(name, path, "byte", shape, bounds=None if full else (space.low, space.high))
+        return ObservationEntry(
+            name, path, "byte", shape, bounds=None if full else (space.low, space.high)
+        )
     if kind == "b":
         return ObservationEntry(name, path, "bit", shape)
     if tokens and kind in "iu" and space.low.size and space.bounded_above.all():

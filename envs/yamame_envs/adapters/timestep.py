@@ -65,11 +65,16 @@ class Timestep:
         )
         arrays = {**{name: value.numpy() for name, value in context.items()}, **arrays}
         arrays["success"], arrays["aborted"] = outcome.success[:, None], aborted[:, None]
-        arrays["terminated"], arrays["truncated"] = outcome.terminated[:, None], outcome.truncated[:, None]
+        arrays["terminated"], arrays["truncated"] = (
+            outcome.terminated[:, None],
+            outcome.truncated[:, None],
+        )
         arrays["done"] = arrays["terminated"] | arrays["truncated"]
         return arrays
 
-    def replace(self, arrays: Mapping[Key, Array], env_ids: Sequence[int], device: torch.device) -> None:
+    def replace(
+        self, arrays: Mapping[Key, Array], env_ids: Sequence[int], device: torch.device
+    ) -> None:
         """Some envs, or all of them, are somewhere else now."""
         if len(env_ids) < len(self.arrays.get("done", ())):
             changed = {key: array.copy() for key, array in self.arrays.items()}
@@ -104,7 +109,9 @@ class Timestep:
     def load(self, saved: Mapping[str, Tensor], device: torch.device) -> None:
         """Goes on from what `save` returned."""
         keys = {_joined(key): key for key in self.keys}
-        self.arrays = {keys.get(name, name): value.cpu().numpy().copy() for name, value in saved.items()}
+        self.arrays = {
+            keys.get(name, name): value.cpu().numpy().copy() for name, value in saved.items()
+        }
         self.show(device)
 
 

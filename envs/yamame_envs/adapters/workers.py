@@ -1,9 +1,10 @@
 """Envs played in worker processes.
 
-Every process plays a block of consecutive envs and gets one message for each step or reset. A process that died,
-or that does not answer in time, is killed and another one takes its place: the episodes of its envs are lost,
-nothing else. The processes are spawned, import neither torch nor the main script (unless the environments are
-defined there) and end with their owner: when it is closed or collected, and when the main process exits or dies.
+Every process plays a block of consecutive envs and gets one message for each step or reset. A
+process that died, or that does not answer in time, is killed and another one takes its place: the
+episodes of its envs are lost, nothing else. The processes are spawned, import neither torch nor the
+main script (unless the environments are defined there) and end with their owner: when it is closed
+or collected, and when the main process exits or dies.
 """
 
 import contextlib
@@ -28,11 +29,15 @@ from yamame.checks import require, require_at_least, require_choice
 from yamame_envs.adapters.in_process import EnvSpaces, Failure, InProcessEnvs, Make, Outcome
 from yamame_envs.adapters.spaces import Array
 
-_LONGEST_START = 120.0  # seconds that a process may take to import everything, where `timeout` is less
+_LONGEST_START = (
+    120.0  # seconds that a process may take to import everything, where `timeout` is less
+)
 _LONGEST_TIMEOUT = 1e6  # seconds: the system counts milliseconds, in 32 bits
 _LONGEST_FAREWELL = 2.0  # seconds that all processes together have to close their environments
 _OF_THE_OWNER = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
-"""Signals that ask all processes of a terminal or job to end: the main process hears them, and closes the others."""
+"""Signals that ask all processes of a terminal or job to end: the main process hears them, and
+closes the others.
+"""
 
 
 @dataclass(frozen=True)
@@ -40,13 +45,13 @@ class Workers:
     """Where envs are played, and what becomes of their failures.
 
     Args:
-        num_processes: Worker processes, of which each plays a block of envs, so at most one per env is used;
-            0: all envs are played in this process.
-        on_error: ``"raise"``: a failure is an error; ``"continue"``: it ends the episode of its env, which is
-            marked as ``aborted``.
+        num_processes: Worker processes, of which each plays a block of envs, so at most one per env
+            is used; 0: all envs are played in this process.
+        on_error: ``"raise"``: a failure is an error; ``"continue"``: it ends the episode of its
+            env, which is marked as ``aborted``.
         max_errors: Failures after which it is an error all the same.
-        timeout: Seconds that a process may take for one answer; only its first one, before which it imports
-            everything, may take longer. A step in this process may take any time.
+        timeout: Seconds that a process may take for one answer; only its first one, before which it
+            imports everything, may take longer. A step in this process may take any time.
 
     Raises:
         ValueError: If a value is out of its range.
@@ -61,11 +66,19 @@ class Workers:
         require_at_least("Workers", 0, num_processes=self.num_processes, max_errors=self.max_errors)
         require_choice("Workers", "on_error", self.on_error, ("raise", "continue"))
         holds = 0 < self.timeout <= _LONGEST_TIMEOUT
-        require("Workers", "timeout", self.timeout, holds, f"be above 0 and at most {_LONGEST_TIMEOUT:g}")
+        require(
+            "Workers",
+            "timeout",
+            self.timeout,
+            holds,
+            f"be above 0 and at most {_LONGEST_TIMEOUT:g}",
+        )
 
 
 def serve(connection: Connection, payload: bytes) -> None:
-    """What a worker process does: plays the envs described by ``payload`` until the connection ends."""
+    """What a worker process does: plays the envs described by ``payload`` until the connection
+    ends.
+    """
     with contextlib.suppress(EOFError, OSError):
         try:
             envs = InProcessEnvs(*pickle.loads(payload))
@@ -89,7 +102,9 @@ def serve(connection: Connection, payload: bytes) -> None:
 
 @contextlib.contextmanager
 def _spawning(payload: bytes) -> Iterator[None]:
-    """Keeps a spawned process from importing the main script without need, and from hearing signals."""
+    """Keeps a spawned process from importing the main script without need, and from hearing
+    signals.
+    """
     hides = b"__main__" not in payload
     main = sys.modules["__main__"]
     blocks = hasattr(signal, "pthread_sigmask")
@@ -164,7 +179,9 @@ class _Worker:
         try:
             while True:  # an answer that nobody waited for, because of an interrupt, may come first
                 if not self.connection.poll(max(0.0, since + allowed - time.monotonic())):
-                    return Failed(Failure(f"its worker process did not answer within {allowed:g} seconds"))
+                    return Failed(
+                        Failure(f"its worker process did not answer within {allowed:g} seconds")
+                    )
                 number, answer = pickle.loads(self.connection.recv_bytes())
                 self.has_answered = True
                 if number is None:
@@ -174,7 +191,11 @@ class _Worker:
         except (EOFError, OSError):
             self.process.join(_LONGEST_FAREWELL)
             code = self.process.exitcode
-            how = f"was killed by signal {-code}" if code is not None and code < 0 else f"exited with {code}"
+            how = (
+                f"was killed by signal {-code}"
+                if code is not None and code < 0
+                else f"exited with {code}"
+            )
             return Failed(Failure(f"its worker process {how}"))
 
 
@@ -208,10 +229,13 @@ class Pool:
         count = min(workers.num_processes, num_envs)
         bounds = [num_envs * index // count for index in range(count + 1)]
         self._workers: list[_Worker] = []
-        # At exit before multiprocessing waits for its children, which do not hear that it asks them to end.
+        # At exit before multiprocessing waits for its children, which do not hear that it asks them
+        # to end.
         self.close = Finalize(self, _end, args=(self._workers, os.getpid()), exitpriority=10)
         for start, stop in pairwise(bounds):
-            self._workers.append(_Worker(pickle.dumps((make, stop - start, env_spaces), 5), start, stop))
+            self._workers.append(
+                _Worker(pickle.dumps((make, stop - start, env_spaces), 5), start, stop)
+            )
 
     @property
     def pids(self) -> list[int | None]:
@@ -271,7 +295,9 @@ class Pool:
         return Outcome.joined(parts)
 
     def _replace(self, worker: _Worker, failure: Failure, asked: list[int]) -> None:
-        """Puts another process in the place of one that failed while it was asked for some of its envs."""
+        """Puts another process in the place of one that failed while it was asked for some of its
+        envs.
+        """
         worker.kill()
         others = set(range(worker.stop - worker.start)) - set(asked)
         self.interrupted |= {worker.start + env_id: failure for env_id in others}

@@ -14,19 +14,23 @@ from yamame_envs.suites.anymdp_task import AnyMDPTask
 
 
 class AnyMDP(HostedEnv):
-    """A random Markov decision process of xenoverse's AnyMDP (NeurIPS 2025), drawn for every episode.
+    """A random Markov decision process of xenoverse's AnyMDP (NeurIPS 2025), drawn for every
+    episode.
 
-    ``observation`` is the state, one-hot, and the action one of several. States and actions mean nothing before they
-    are tried: which lead to rewards and which to the end has to be found out. Another trial of a task has other noise.
+    ``observation`` is the state, one-hot, and the action one of several. States and actions mean
+    nothing before they are tried: which lead to rewards and which to the end has to be found out.
+    Another trial of a task has other noise.
 
     Args:
         num_states: States, at least 8.
         num_actions: Actions, at least 2.
-        num_tasks: Tasks that there are, on both sides of ``split``. xenoverse takes 0.1 to 1 s to draw a task, which is
-            kept until there are thousands, in every process: three tables of S x A x S numbers. None: every episode
-            draws one of its own.
-        split: Which tasks episodes play: ``all``; ``train``, all but a share that is held out; ``test``, that share.
-        time_limit: Steps after which an episode is over. The task's own limit, 100 steps or more, holds too.
+        num_tasks: Tasks that there are, on both sides of ``split``. xenoverse takes 0.1 to 1 s to
+            draw a task, which is kept until there are thousands, in every process: three tables of
+            S x A x S numbers. None: every episode draws one of its own.
+        split: Which tasks episodes play: ``all``; ``train``, all but a share that is held out;
+            ``test``, that share.
+        time_limit: Steps after which an episode is over. The task's own limit, 100 steps or more,
+            holds too.
         num_envs: N, the number of environments.
         seed: Names the tasks of all episodes.
         device: Where all tensors live.
@@ -54,10 +58,14 @@ class AnyMDP(HostedEnv):
     ) -> None:
         require(self.label, "num_states", num_states, num_states >= 8, "be at least 8")
         require(self.label, "num_actions", num_actions, num_actions >= 2, "be at least 2")
-        require(self.label, "num_tasks", num_tasks, num_tasks is None or num_tasks >= 1, "be at least 1")
+        require(
+            self.label, "num_tasks", num_tasks, num_tasks is None or num_tasks >= 1, "be at least 1"
+        )
         require_choice(self.label, "split", split, get_args(Split))
         self._novelty = None if split == "all" else "new tasks"
-        make = partial(AnyMDPTask, num_states=num_states, num_actions=num_actions, num_tasks=num_tasks)
+        make = partial(
+            AnyMDPTask, num_states=num_states, num_actions=num_actions, num_tasks=num_tasks
+        )
         super().__init__(
             partial(make_with_tasks, make, split=split, held_out=HELD_OUT, owner=self.label),
             num_envs=num_envs,

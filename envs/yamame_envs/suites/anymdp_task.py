@@ -1,8 +1,9 @@
 """AnyMDP: random Markov decision processes, one per task, that have to be found out by trial.
 
-Tasks are those of the package xenoverse: transitions, rewards and their noise are tables, drawn so that a good policy
-is far from a random one. Its environment draws from NumPy's global generator, which it seeds by the clock; the same
-tables are played here with a generator of the env's own, number for number.
+Tasks are those of the package xenoverse: transitions, rewards and their noise are tables, drawn so
+that a good policy is far from a random one. Its environment draws from NumPy's global generator,
+which it seeds by the clock; the same tables are played here with a generator of the env's own,
+number for number.
 """
 
 import hashlib
@@ -44,7 +45,9 @@ class AnyMDPTask(gymnasium.Env[np.int64, np.int64]):
         ImportError: If xenoverse is not installed.
     """
 
-    def __init__(self, *, num_states: int = 16, num_actions: int = 5, num_tasks: int | None = None) -> None:
+    def __init__(
+        self, *, num_states: int = 16, num_actions: int = 5, num_tasks: int | None = None
+    ) -> None:
         _sampler()
         self._sizes, self._num_tasks = (num_states, num_actions), num_tasks
         self.observation_space = spaces.Discrete(num_states)
@@ -83,7 +86,13 @@ class AnyMDPTask(gymnasium.Env[np.int64, np.int64]):
         reward = self._stream.normal(
             task["reward"][before][self.state], task["reward_noise"][before][self.state]
         )
-        return self._seen(), float(reward), self.state in task["s_e"], self._steps >= task["max_steps"], {}
+        return (
+            self._seen(),
+            float(reward),
+            self.state in task["s_e"],
+            self._steps >= task["max_steps"],
+            {},
+        )
 
     def _seen(self) -> np.int64:
         return np.int64(self.task["state_mapping"][self.state])

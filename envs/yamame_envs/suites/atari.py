@@ -1,7 +1,7 @@
 """Atari 2600 games from pixels.
 
-Rules: Machado et al., arXiv 1709.06009 (sticky actions, all 18 actions, 108,000 frames); several games at a time
-and their unclipped rewards as in AMAGO-2, arXiv 2411.11188.
+Rules: Machado et al., arXiv 1709.06009 (sticky actions, all 18 actions, 108,000 frames); several
+games at a time and their unclipped rewards as in AMAGO-2, arXiv 2411.11188.
 """
 
 from collections.abc import Sequence
@@ -19,17 +19,19 @@ from yamame_envs.suites.atari_console import Console, Screen, find_game
 class Atari(HostedEnv):
     """One Atari game, or several of which every episode draws one.
 
-    Observation ``[N, 3, 84, 84]`` (grey: ``[N, 1, 84, 84]``) uint8: the screen, resized by area. Actions: all 18
-    of the joystick, whatever the game. Rewards are the points of the game, not clipped. An episode ends with
-    the game or at the time limit.
+    Observation ``[N, 3, 84, 84]`` (grey: ``[N, 1, 84, 84]``) uint8: the screen, resized by area.
+    Actions: all 18 of the joystick, whatever the game. Rewards are the points of the game, not
+    clipped. An episode ends with the game or at the time limit.
 
     Args:
         game: A game's name, as "Pong" or "ms_pacman", or several.
-        screen: Colour or grey; ``_max`` takes the brighter of the last two frames at every pixel, for games
-            that draw some objects in every other frame only.
+        screen: Colour or grey; ``_max`` takes the brighter of the last two frames at every pixel,
+            for games that draw some objects in every other frame only.
         frame_skip: Frames that a step lasts, at least 1.
-        sticky: Probability, at every frame, that the former action is executed instead of the new one.
-        life_loss_ends: Whether an episode ends with the first life; the next begins with a new game.
+        sticky: Probability, at every frame, that the former action is executed instead of the new
+            one.
+        life_loss_ends: Whether an episode ends with the first life; the next begins with a new
+            game.
         time_limit: Steps of an episode at most; None for no limit, and then no ``time`` is shown.
         num_envs: Consoles played at the same time.
         seed: Names the games and the chance of all episodes.
@@ -69,5 +71,10 @@ class Atari(HostedEnv):
             life_loss_ends=life_loss_ends,
         )
         super().__init__(
-            make, num_envs=num_envs, time_limit=time_limit, seed=seed, device=device, workers=workers
+            make,
+            num_envs=num_envs,
+            time_limit=time_limit,
+            seed=seed,
+            device=device,
+            workers=workers,
         )

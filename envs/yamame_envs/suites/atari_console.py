@@ -1,8 +1,8 @@
 """An Atari 2600 console that plays one episode after the other.
 
-Every episode of a game begins in the very same state of the machine, whatever its seed: all chance lies in the
-sticky actions. They are therefore drawn here, and a machine is put back to its start instead of loaded anew,
-which takes a thousandth of the time.
+Every episode of a game begins in the very same state of the machine, whatever its seed: all chance
+lies in the sticky actions. They are therefore drawn here, and a machine is put back to its start
+instead of loaded anew, which takes a thousandth of the time.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,9 @@ def find_game(name: str) -> str:
     rom_name = {rom.replace("_", ""): rom for rom in known}.get(name.replace("_", "").lower())
     if rom_name is None:
         close = ", ".join(get_close_matches(name.lower(), known, n=3))
-        raise ValueError(f"Atari: game must be a game of ale-py{close and ', such as '}{close}, got {name!r}")
+        raise ValueError(
+            f"Atari: game must be a game of ale-py{close and ', such as '}{close}, got {name!r}"
+        )
     return str(rom_name)
 
 
@@ -88,7 +90,13 @@ class Console(gymnasium.Env[Picture, Any]):
     render_mode = "rgb_array"
 
     def __init__(
-        self, *, games: tuple[str, ...], screen: Screen, frame_skip: int, sticky: float, life_loss_ends: bool
+        self,
+        *,
+        games: tuple[str, ...],
+        screen: Screen,
+        frame_skip: int,
+        sticky: float,
+        life_loss_ends: bool,
     ) -> None:
         self._games = games
         self._grey, self._max = screen.startswith("grey"), screen.endswith("_max")
@@ -118,7 +126,9 @@ class Console(gymnasium.Env[Picture, Any]):
         return self._small(self._screen), {"game": game}
 
     def step(self, action: Any) -> tuple[Picture, float, bool, bool, dict[str, Any]]:
-        """Plays ``frame_skip`` frames; in each the former action goes on with the probability ``sticky``."""
+        """Plays ``frame_skip`` frames; in each the former action goes on with the probability
+        ``sticky``.
+        """
         self._steps += 1
         ale, before, reward = self._machine.ale, self._screen, 0
         heeded = self.np_random.random(self._frame_skip) >= self._sticky

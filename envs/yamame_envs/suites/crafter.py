@@ -1,7 +1,7 @@
 """Crafter, a survival game in which an agent is told what to do.
 
-Source of the game: Hafner, arXiv 2109.06780. Source of the instructions: AMAGO, arXiv 2310.09971, section 5 and
-appendix (Crafter).
+Source of the game: Hafner, arXiv 2109.06780. Source of the instructions: AMAGO, arXiv 2310.09971,
+section 5 and appendix (Crafter).
 """
 
 from collections.abc import Sequence
@@ -20,31 +20,35 @@ from yamame_envs.suites.crafter_goals import parse_instruction
 class Crafter(HostedEnv):
     """A new world and new goals in every episode; the goals are words.
 
-    Actions: the 17 of the game. Goals ``[K, 3]`` are ids of words (`crafter_goals.WORDS`): achievements
-    ("collect wood", "make stone pickaxe") and places ("travel 20m 35m"). Each pays 1 when it is achieved in its
-    turn. The episode ends with the last goal, by death or at the time limit. What is seen, by ``observation``:
+    Actions: the 17 of the game. Goals ``[K, 3]`` are ids of words (`crafter_goals.WORDS`):
+    achievements ("collect wood", "make stone pickaxe") and places ("travel 20m 35m"). Each pays 1
+    when it is achieved in its turn. The episode ends with the last goal, by death or at the time
+    limit. What is seen, by ``observation``:
 
-    - ``"textures"``: ``textures`` ``[7, 9]`` int64, what is in each cell around the player, 0 outside of the
-      world; and ``status`` ``[21]``: direction of the player (x, y), 16 counts of items / 10, x and y of the
-      player minus 30 / 60, daylight.
-    - ``"crop"``: ``image`` ``[48, 64, 3]`` uint8, the world; and ``inventory`` ``[16]``, counts of items / 10.
+    - ``"textures"``: ``textures`` ``[7, 9]`` int64, what is in each cell around the player, 0
+      outside of the world; and ``status`` ``[21]``: direction of the player (x, y), 16 counts of
+      items / 10, x and y of the player minus 30 / 60, daylight.
+    - ``"crop"``: ``image`` ``[48, 64, 3]`` uint8, the world; and ``inventory`` ``[16]``, counts of
+      items / 10.
     - ``"render"``: ``image`` ``[64, 64, 3]`` uint8, the world and the inventory.
 
     What is asked and paid, by ``task``:
 
     - ``"instructions"``: goals drawn by `crafter_goals.draw_goal`, or ``instruction``.
-    - ``"tech_tree"``: in a third of the episodes steps of the tree of tools (`crafter_goals.draw_climb`).
-    - ``"undirected"``: nothing; all slots of ``goal`` are unused, the reward is the game's own, and there is no
-      ``success``.
+    - ``"tech_tree"``: in a third of the episodes steps of the tree of tools
+      (`crafter_goals.draw_climb`).
+    - ``"undirected"``: nothing; all slots of ``goal`` are unused, the reward is the game's own, and
+      there is no ``success``.
 
     The game's speed depends on the package ``numba``, with which a world is made 15 times faster.
 
     Args:
         observation: What is seen of the world.
         num_goals: Goals of an instruction (K) at most.
-        min_goals: Goals of a drawn instruction at least; every number up to ``num_goals`` is equally likely.
-        instruction: Goals in words that are asked in every episode, at most ``num_goals``; None where goals are
-            drawn.
+        min_goals: Goals of a drawn instruction at least; every number up to ``num_goals`` is
+            equally likely.
+        instruction: Goals in words that are asked in every episode, at most ``num_goals``; None
+            where goals are drawn.
         task: What is asked and paid.
         time_limit: Steps of an episode at most.
         num_envs: Worlds played at the same time.
@@ -54,7 +58,8 @@ class Crafter(HostedEnv):
 
     Raises:
         ImportError: If the package ``crafter`` is not installed.
-        ValueError: If a number is out of its range, a word is unknown, or settings exclude each other.
+        ValueError: If a number is out of its range, a word is unknown, or settings exclude each
+            other.
     """
 
     def __init__(
@@ -93,8 +98,8 @@ class Crafter(HostedEnv):
         """Asks for the same goals in every episode from the next reset, of all envs, on.
 
         Args:
-            text: Goals in their order, separated by commas, as in ``"collect sapling, place plant, eat cow"``. None:
-                goals are drawn.
+            text: Goals in their order, separated by commas, as in
+                ``"collect sapling, place plant, eat cow"``. None: goals are drawn.
 
         Raises:
             ValueError: If this is no instruction, or the task knows none.

@@ -1,6 +1,7 @@
 """Crafter with instructions as a Gymnasium environment of one env.
 
-Its seed decides the world, everything that happens in it, and the instruction. PyTorch is not needed here.
+Its seed decides the world, everything that happens in it, and the instruction. PyTorch is not
+needed here.
 """
 
 from collections.abc import Sequence
@@ -51,7 +52,8 @@ class CrafterEnv(gymnasium.Env[Any, Any]):
 
     Raises:
         ImportError: If the package ``crafter`` is not installed.
-        ValueError: If a number is out of its range, a word is unknown, or settings exclude each other.
+        ValueError: If a number is out of its range, a word is unknown, or settings exclude each
+            other.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
@@ -182,7 +184,9 @@ class CrafterEnv(gymnasium.Env[Any, Any]):
         return self._painters[unit]
 
     def render(self) -> npt.NDArray[np.uint8] | None:
-        """The picture a player would see, ``[432, 432, 3]`` RGB, or nothing without a render mode."""
+        """The picture a player would see, ``[432, 432, 3]`` RGB, or nothing without a render
+        mode.
+        """
         return None if self.render_mode is None else self._painter(_PICTURE_UNIT).picture()
 
 
@@ -198,11 +202,22 @@ def parse_fixed(instruction: Sequence[str], num_goals: int, task: str) -> list[G
     """The goals of a fixed instruction.
 
     Raises:
-        ValueError: If there are none or too many, a goal is unknown, or the task knows no instructions.
+        ValueError: If there are none or too many, a goal is unknown, or the task knows no
+            instructions.
     """
     several = not isinstance(instruction, str) and 1 <= len(instruction) <= num_goals
-    require("Crafter", "instruction", instruction, several, f"be a list of 1..{num_goals} (num_goals) goals")
     require(
-        "Crafter", "task", task, task == "instructions", "be 'instructions' where an instruction is given"
+        "Crafter",
+        "instruction",
+        instruction,
+        several,
+        f"be a list of 1..{num_goals} (num_goals) goals",
+    )
+    require(
+        "Crafter",
+        "task",
+        task,
+        task == "instructions",
+        "be 'instructions' where an instruction is given",
     )
     return [parse_goal(text) for text in instruction]

@@ -1,10 +1,11 @@
 """One world of Crafter, played without being drawn.
 
-`Game` plays a world of the package ``crafter`` exactly as that package would, in half the time: it updates
-the creatures near the player without measuring the distance to every object of the world, and it draws
-nothing. Two things differ on purpose. Creatures of a chunk are listed by their place, where the package lists
-them by their address in memory, so that the seed alone decides what happens. And the noise of the pictures at
-night has generators of its own, so that looking does not change what happens.
+`Game` plays a world of the package ``crafter`` exactly as that package would, in half the time: it
+updates the creatures near the player without measuring the distance to every object of the world,
+and it draws nothing. Two things differ on purpose. Creatures of a chunk are listed by their place,
+where the package lists them by their address in memory, so that the seed alone decides what
+happens. And the noise of the pictures at night has generators of its own, so that looking does not
+change what happens.
 """
 
 from typing import Any
@@ -69,7 +70,9 @@ class Game:
         return np.fromiter(self.player.inventory.values(), np.float32)
 
     def begin(self, seed: int) -> None:
-        """Begins the world that ``crafter.Env(seed=seed)`` begins first, whatever was played before."""
+        """Begins the world that ``crafter.Env(seed=seed)`` begins first, whatever was played
+        before.
+        """
         self._seed = seed
         self.library._seed, self.library._episode = seed, 0
         self.library.reset()
@@ -94,7 +97,9 @@ class Game:
         return achieved, self._native_reward(achieved)
 
     def _update_near(self) -> None:
-        """Updates the player, then the objects near it that were there before, in the order of their age."""
+        """Updates the player, then the objects near it that were there before, in the order of
+        their age.
+        """
         world, player = self.world, self.player
         left, top = (max(0, coordinate - _REACH) for coordinate in self.position)
         window = world._obj_map[left : left + 2 * _REACH + 1, top : top + 2 * _REACH + 1]
@@ -119,7 +124,9 @@ class Game:
         return reward
 
     def cells(self, map_name: str, outside: int) -> npt.NDArray[np.int64]:
-        """The part in view of one of the world's maps, ``[9, 7]`` (x, y), filled with ``outside``."""
+        """The part in view of one of the world's maps, ``[9, 7]`` (x, y), filled with
+        ``outside``.
+        """
         whole = getattr(self.world, map_name)
         view = np.full(GRID, outside, np.int64)
         x, y = self.position

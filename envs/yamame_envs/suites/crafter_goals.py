@@ -1,8 +1,8 @@
 """Crafter's instructions: the words, the goals they make, and how goals are drawn.
 
-A goal is three words of a closed vocabulary, given by their ids; shorter goals are filled up with the word
-``pad``. 22 goals are Crafter's achievements ("collect wood", "make stone pickaxe", "wake up"), 169 are places
-("travel 20m 35m": less than 2 cells from x = 20, y = 35).
+A goal is three words of a closed vocabulary, given by their ids; shorter goals are filled up with
+the word ``pad``. 22 goals are Crafter's achievements ("collect wood", "make stone pickaxe", "wake
+up"), 169 are places ("travel 20m 35m": less than 2 cells from x = 20, y = 35).
 
 Source: AMAGO, arXiv 2310.09971, section 5 and appendix (Crafter).
 """
@@ -32,7 +32,14 @@ WORDS = (
 
 SINGLE_GOALS = (
     *("collect drink", "collect sapling", "collect wood", "collect stone", "collect coal"),
-    *("collect iron", "collect diamond", "defeat zombie", "defeat skeleton", "eat cow", "eat plant"),
+    *(
+        "collect iron",
+        "collect diamond",
+        "defeat zombie",
+        "defeat skeleton",
+        "eat cow",
+        "eat plant",
+    ),
     *("make wood pickaxe", "make stone pickaxe", "make iron pickaxe"),
     *("make wood sword", "make stone sword", "make iron sword"),
     *("place plant", "place table", "place stone", "place furnace", "wake up"),
@@ -74,7 +81,11 @@ _KINDS: dict[str, tuple[float, dict[str, int]]] = {
     "eat": (0.1, {"cow": 70, "plant": 30}),
     "make": (
         0.15,
-        {f"{material} {tool}": percent for material, percent in _MATERIALS for tool in ("pickaxe", "sword")},
+        {
+            f"{material} {tool}": percent
+            for material, percent in _MATERIALS
+            for tool in ("pickaxe", "sword")
+        },
     ),
     "place": (0.15, {"table": 40, "stone": 30, "plant": 20, "furnace": 10}),
 }
@@ -115,9 +126,7 @@ def parse_goal(text: str) -> Goal:
     words = " ".join(text.lower().replace("_", " ").split())
     goal = _GOALS.get(words)
     if goal is None:
-        places = (
-            f"'travel X Y' with X and Y in {_COORDINATES[0]}m, {_COORDINATES[1]}m, ..., {_COORDINATES[-1]}m"
-        )
+        places = f"'travel X Y' with X and Y in {_COORDINATES[0]}m, {_COORDINATES[1]}m, ..., {_COORDINATES[-1]}m"
         near = ", ".join(get_close_matches(words, _GOALS, n=3, cutoff=0.5)) or "nothing"
         raise ValueError(
             f"Crafter: goal must be one of {', '.join(SINGLE_GOALS)} or {places}, got {text!r}; near it: {near}"
@@ -149,12 +158,15 @@ def goal_text(goal: Sequence[float]) -> str:
     numbers = tuple(float(number) for number in goal)
     text = _TEXTS.get(numbers)  # type: ignore[arg-type]  # whole floats hash and compare as the ids
     if text is None:
-        raise ValueError(f"Crafter: goal must be the ids of three words that make a goal, got {numbers}")
+        raise ValueError(
+            f"Crafter: goal must be the ids of three words that make a goal, got {numbers}"
+        )
     return text
 
 
 def place_reached(x: int, y: int) -> Goal | None:
-    """The travel goal that holds at a position: less than 2 cells from it; never more than one does.
+    """The travel goal that holds at a position: less than 2 cells from it; never more than one
+    does.
 
     >>> goal_text(place_reached(19, 36))
     'travel 20m 35m'
@@ -175,9 +187,9 @@ def draw_goal(random: np.random.Generator) -> Goal:
 def draw_place(random: np.random.Generator) -> Goal:
     """Draws a place to travel to; near ones are likelier.
 
-    A reach d in 1 .. 44 is drawn in proportion to 45 - d. Every place is ranked by its distance from the
-    middle of the world plus a number of its own from U(0, 1); the highest rank among those at a distance of
-    at most d is asked, and the lowest rank of all if there are none.
+    A reach d in 1 .. 44 is drawn in proportion to 45 - d. Every place is ranked by its distance
+    from the middle of the world plus a number of its own from U(0, 1); the highest rank among those
+    at a distance of at most d is asked, and the lowest rank of all if there are none.
     """
     reach = 1 + int(np.searchsorted(_REACH_ENDS[:-1], random.random(), side="right"))
     rank = _DISTANCES + random.random(len(_DISTANCES))
@@ -187,15 +199,17 @@ def draw_place(random: np.random.Generator) -> Goal:
 
 
 def draw_instruction(random: np.random.Generator, min_goals: int, num_goals: int) -> list[Goal]:
-    """Draws a number of goals in ``min_goals .. num_goals``, all equally likely, then every goal by itself."""
+    """Draws a number of goals in ``min_goals .. num_goals``, all equally likely, then every goal by
+    itself.
+    """
     return [draw_goal(random) for _ in range(random.integers(min_goals, num_goals + 1))]
 
 
 def draw_climb(random: np.random.Generator, min_goals: int, num_goals: int) -> list[Goal]:
     """Draws steps of the tree of tools, in the order of the climb, none twice.
 
-    How many of the first steps may be asked is drawn too; in the source it is how far this process's agent
-    ever came, of which a seed knows nothing.
+    How many of the first steps may be asked is drawn too; in the source it is how far this
+    process's agent ever came, of which a seed knows nothing.
 
     Args:
         random: The generator to draw from.
@@ -209,7 +223,9 @@ def draw_climb(random: np.random.Generator, min_goals: int, num_goals: int) -> l
 
 
 def encode(goals: Sequence[Goal], slots: int, unused: float) -> npt.NDArray[np.float32]:
-    """Goals as an array ``[slots, 3]``, the first slots first, the others filled with ``unused``."""
+    """Goals as an array ``[slots, 3]``, the first slots first, the others filled with
+    ``unused``.
+    """
     array = np.full((slots, 3), unused, np.float32)
     if goals:
         array[: len(goals)] = goals

@@ -1,4 +1,6 @@
-"""Pictures of Crafter's worlds: the package's own, pixel by pixel, drawn in a fraction of the time."""
+"""Pictures of Crafter's worlds: the package's own, pixel by pixel, drawn in a fraction of the
+time.
+"""
 
 from typing import Any
 

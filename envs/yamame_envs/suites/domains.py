@@ -1,8 +1,9 @@
-"""Several Gymnasium environments behind one observation and one action: every episode plays one of them.
+"""Several Gymnasium environments behind one observation and one action: every episode plays one of
+them.
 
-Observations are flattened (one-hot where they are discrete) and filled up with zeros. What is continuous is
-acted on in [-1, 1], further numbers are ignored; discrete actions are counted through, further ones do something
-by chance.
+Observations are flattened (one-hot where they are discrete) and filled up with zeros. What is
+continuous is acted on in [-1, 1], further numbers are ignored; discrete actions are counted
+through, further ones do something by chance.
 """
 
 import warnings
@@ -44,7 +45,9 @@ class CommonSpaces:
 
 
 def _decoder(space: spaces.Space[Any], name: str) -> tuple[bool, int, Callable[[Any], Any]]:
-    """Whether a space is discrete, its size, and what makes one of its values of an index or a vector."""
+    """Whether a space is discrete, its size, and what makes one of its values of an index or a
+    vector.
+    """
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
         return True, int(space.n), lambda index: index + start
@@ -84,7 +87,9 @@ def _make(name: str) -> gymnasium.Env[Any, Any]:
             with suppress(TypeError):  # some name the mode but take no such argument
                 env = gymnasium.make(name, disable_env_checker=True, render_mode="rgb_array")
     except (gymnasium.error.Error, ImportError) as error:
-        message = f"MultiDomain: ids must name environments that can be made, got {name!r} ({error})"
+        message = (
+            f"MultiDomain: ids must name environments that can be made, got {name!r} ({error})"
+        )
         raise ValueError(message) from error
     return env
 
@@ -93,7 +98,8 @@ class Domain:
     """One environment, flattened.
 
     Args:
-        name: Its identifier, with the module that registers it before a colon where that must be imported.
+        name: Its identifier, with the module that registers it before a colon where that must be
+            imported.
 
     Raises:
         ValueError: If it cannot be made or flattened.
@@ -124,7 +130,9 @@ class Domain:
         return self._flat(seen)
 
     def step(self, action: Any) -> tuple[npt.NDArray[np.float32], float, bool, dict[str, Any]]:
-        """Plays one step; returns the observation, the reward, whether the episode is over, and the info."""
+        """Plays one step; returns the observation, the reward, whether the episode is over, and the
+        info.
+        """
         with self._random or nullcontext():
             seen, reward, terminated, truncated, info = self.env.step(self._decode(action))
         return self._flat(seen), float(reward), bool(terminated or truncated), info
@@ -176,7 +184,9 @@ class Domains(gymnasium.Env[dict[str, Any], Any]):
         most = max(common.action_sizes)
         self._may_err = common.discrete and min(common.action_sizes) < most
         self.action_space = (
-            spaces.Discrete(most) if common.discrete else spaces.Box(-1.0, 1.0, (most,), dtype=np.float32)
+            spaces.Discrete(most)
+            if common.discrete
+            else spaces.Box(-1.0, 1.0, (most,), dtype=np.float32)
         )
         vector = spaces.Box(-np.inf, np.inf, (common.observation_size,), dtype=np.float32)
         entries: dict[str, spaces.Space[Any]] = {"observation": vector}

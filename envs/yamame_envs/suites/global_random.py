@@ -16,10 +16,12 @@ from numpy.random import mtrand
 
 
 class GlobalRandom:
-    """Within its block, ``random`` and ``numpy.random`` are generators of its own, which go on from block to block.
+    """Within its block, ``random`` and ``numpy.random`` are generators of its own, which go on from
+    block to block.
 
-    NumPy's generator is exchanged, not copied, which is hundreds of times faster, but forgets the second of a
-    pair of numbers that ``numpy.random.randn`` and its like draw at a time, on both sides.
+    NumPy's generator is exchanged, not copied, which is hundreds of times faster, but forgets the
+    second of a pair of numbers that ``numpy.random.randn`` and its like draw at a time, on both
+    sides.
 
     Args:
         seed: Where its generators begin.

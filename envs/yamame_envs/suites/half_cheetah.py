@@ -11,10 +11,11 @@ from yamame_envs.suites.half_cheetah_task import HalfCheetahVelTask
 
 
 class HalfCheetahVel(HostedEnv):
-    """Run at a hidden velocity: the 17 numbers of HalfCheetah, six torques in [-1, 1], one long attempt.
+    """Run at a hidden velocity: the 17 numbers of HalfCheetah, six torques in [-1, 1], one long
+    attempt.
 
-    The reward of a step is ``-|velocity - target| - 0.05 |action|^2``; the previous reward is all there is to
-    tell the target. Standing still costs the target velocity per step.
+    The reward of a step is ``-|velocity - target| - 0.05 |action|^2``; the previous reward is all
+    there is to tell the target. Standing still costs the target velocity per step.
 
     Args:
         max_velocity: Targets are uniform in [0, max_velocity], metres per second; positive.

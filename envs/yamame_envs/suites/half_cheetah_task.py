@@ -1,7 +1,7 @@
 """Half-Cheetah-Vel: run at a velocity that has to be found out from the reward.
 
-The task of Finn, Abbeel and Levine, arXiv 1703.03400, with rewards and horizon as in AMAGO, arXiv 2310.09971.
-The physics are Gymnasium's HalfCheetah-v5, which moves exactly as HalfCheetah-v4.
+The task of Finn, Abbeel and Levine, arXiv 1703.03400, with rewards and horizon as in AMAGO, arXiv
+2310.09971. The physics are Gymnasium's HalfCheetah-v5, which moves exactly as HalfCheetah-v4.
 """
 
 from typing import Any
@@ -20,8 +20,8 @@ Vector = npt.NDArray[np.float32]
 class HalfCheetahVelTask(gymnasium.Env[Vector, Vector]):
     """A cheetah in the plane with a target velocity, drawn at every reset and never shown.
 
-    The reward of a step is ``-|velocity - target| - 0.05 |action|^2``, its velocity the distance travelled
-    over the time passed, 0.05 seconds. An episode never ends.
+    The reward of a step is ``-|velocity - target| - 0.05 |action|^2``, its velocity the distance
+    travelled over the time passed, 0.05 seconds. An episode never ends.
 
     Args:
         max_velocity: Targets are uniform in [0, max_velocity], metres per second; positive.

@@ -16,13 +16,16 @@ from yamame_envs.suites.memory_gym_task import MemoryGymTask, names
 class MemoryGym(HostedEnv):
     """An environment of Memory Gym (arXiv 2309.17207).
 
-    What is observed are pixels ``[84, 84, 3]``, in MortarMayhemB beside the commands as numbers. An episode has
-    success if all of it was done right, the end too. Endless environments have no success and no limit of their own.
+    What is observed are pixels ``[84, 84, 3]``, in MortarMayhemB beside the commands as numbers. An
+    episode has success if all of it was done right, the end too. Endless environments have no
+    success and no limit of their own.
 
     Args:
-        id: ``MortarMayhem-Grid``, ``MysteryPath``, ``SearingSpotlights``, ``Endless-MortarMayhem`` and so on.
+        id: ``MortarMayhem-Grid``, ``MysteryPath``, ``SearingSpotlights``, ``Endless-MortarMayhem``
+            and so on.
         options: Options of its reset, such as ``{"command_count": [3]}``.
-        time_limit: Steps after which an episode is over; None: the environment's own limit, if it has one.
+        time_limit: Steps after which an episode is over; None: the environment's own limit, if it
+            has one.
         num_envs: N, the number of environments.
         seed: Names the tasks of all episodes.
         device: Where all tensors live.

@@ -1,7 +1,7 @@
 """Memory Gym: commands, paths and dangers to remember, seen as pixels.
 
-Source: Pleines et al., "Memory Gym: Towards Endless Tasks to Benchmark Memory Capabilities of Agents",
-arXiv 2309.17207.
+Source: Pleines et al., "Memory Gym: Towards Endless Tasks to Benchmark Memory Capabilities of
+Agents", arXiv 2309.17207.
 """
 
 import os
@@ -14,16 +14,17 @@ from gymnasium.envs import registration
 from yamame_envs.adapters.extras import import_extra
 from yamame_envs.adapters.registered import make_registered
 
-_REMEDY = (
-    "pip install --no-deps memory-gym==1.0.2 && pip install pygame"  # no extra: it pins Gymnasium 0.29.0
-)
+# no extra: it pins Gymnasium 0.29.0
+_REMEDY = "pip install --no-deps memory-gym==1.0.2 && pip install pygame"
 
 
 def names() -> tuple[str, ...]:
     """The short names of all environments, for example MortarMayhem-Grid."""
     import_extra("memory_gym", owner="MemoryGym", remedy=_REMEDY)
     points = {key: str(spec.entry_point) for key, spec in registration.registry.items()}
-    return tuple(key.removesuffix("-v0") for key, point in points.items() if point.startswith("memory_gym."))
+    return tuple(
+        key.removesuffix("-v0") for key, point in points.items() if point.startswith("memory_gym.")
+    )
 
 
 class MemoryGymTask(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -46,7 +47,9 @@ class MemoryGymTask(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self.env.reset(seed=seed, options=self._options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Plays one step. What ends with a mistake is no success, as Mortar Mayhem has it after the last command."""
+        """Plays one step. What ends with a mistake is no success, as Mortar Mayhem has it after the
+        last command.
+        """
         seen, reward, terminated, truncated, info = self.env.step(action)
         success = bool(info.get("success")) and float(reward) > 0
         return seen, reward, terminated, truncated, {"success": success}

@@ -1,14 +1,14 @@
 """Meta-World's meta-learning benchmarks: a robot arm, and a goal that has to be found out.
 
-Source: Yu et al., "Meta-World: A Benchmark and Evaluation for Multi-Task and Meta Reinforcement Learning",
-arXiv 1910.10897; ML25 and the two versions of the reward are those of "Meta-World+" (NeurIPS 2025). Tasks and
-their 50 goals per split are those of the official ``ML1(name, seed)``, ``ML10(seed)``, ``ML25(seed)`` and
-``ML45(seed)``, number for number.
+Source: Yu et al., "Meta-World: A Benchmark and Evaluation for Multi-Task and Meta Reinforcement
+Learning", arXiv 1910.10897; ML25 and the two versions of the reward are those of "Meta-World+"
+(NeurIPS 2025). Tasks and their 50 goals per split are those of the official ``ML1(name, seed)``,
+``ML10(seed)``, ``ML25(seed)`` and ``ML45(seed)``, number for number.
 
-An arm is a compiled MuJoCo model of some 20 MB, and compiling takes longer than resetting. So the envs of a
-process share what they have: arms are built when a task is first played, and idle ones are kept, though not
-many of one task. The official way of drawing goals plays the arm's start position a hundred times per task;
-here only the random numbers are drawn.
+An arm is a compiled MuJoCo model of some 20 MB, and compiling takes longer than resetting. So the
+envs of a process share what they have: arms are built when a task is first played, and idle ones
+are kept, though not many of one task. The official way of drawing goals plays the arm's start
+position a hundred times per task; here only the random numbers are drawn.
 """
 
 import pickle
@@ -42,7 +42,9 @@ _FAMILIES = ("ML10", "ML25", "ML45")
 _FEW = 24
 
 _idle: dict[str, list[Any]] = {}
-"""Arms of this process that no env is using, by task name: any number up to `_FEW`, else one per task."""
+"""Arms of this process that no env is using, by task name: any number up to `_FEW`, else one per
+task.
+"""
 
 
 def _library() -> Any:
@@ -62,7 +64,9 @@ def task_names(benchmark: str, split: Split) -> tuple[str, ...]:
     takes = signature(tables.ALL_V3_ENVIRONMENTS["reach-v3"]).parameters
     if not hasattr(tables, "ML25_V3") or "reward_function_version" not in takes:
         remedy = "run: pip install 'yamame[metaworld]'"
-        raise MissingExtra(f"MetaWorld: metaworld must have ML25 and versions of the reward, {remedy}")
+        raise MissingExtra(
+            f"MetaWorld: metaworld must have ML25 and versions of the reward, {remedy}"
+        )
     if benchmark in _FAMILIES:
         return tuple(getattr(tables, f"{benchmark}_V3")[split])
     singles = {f"ML1-{name}": name for name in tables.ALL_V3_ENVIRONMENTS}
@@ -93,8 +97,9 @@ def _give_back(name: str, arm: Any) -> None:
 def _draw(names: tuple[str, ...], seed: int) -> Iterator[tuple[str, Goals]]:
     """The goals of one task after the other, as the official benchmarks draw them.
 
-    Those seed NumPy's global generator; a generator of the same kind, handed to the arms, gives the same
-    numbers. Where the hand is has no influence on them, so it is not moved to its start position.
+    Those seed NumPy's global generator; a generator of the same kind, handed to the arms, gives the
+    same numbers. Where the hand is has no influence on them, so it is not moved to its start
+    position.
     """
     stream = np.random.RandomState(seed)
     for name in names:
@@ -129,7 +134,9 @@ class _GoalLists:
 
 @cache
 def _goal_lists(benchmark: str, split: Split, goal_seed: int) -> _GoalLists:
-    other = split == "test" and benchmark not in _FAMILIES  # the same task: it must have other goals
+    other = (
+        split == "test" and benchmark not in _FAMILIES
+    )  # the same task: it must have other goals
     return _GoalLists(task_names(benchmark, split), goal_seed + int(other))
 
 
@@ -194,7 +201,9 @@ class MetaWorldTask(gymnasium.Env[Vector, Vector]):
         if self.arm is not None:
             _give_back(self.task_name, self.arm)
         self.arm, self.task_name = _take(name), name
-        self.arm.reward_function_version = self._reward_version  # envs of another version had it before
+        self.arm.reward_function_version = (
+            self._reward_version
+        )  # envs of another version had it before
 
     def render(self) -> npt.NDArray[np.uint8]:
         """The picture: ``[480, 480, 3]``."""

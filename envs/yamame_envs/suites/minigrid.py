@@ -1,12 +1,13 @@
 """MiniGrid and BabyAI: small worlds of rooms, doors and objects, with a mission in words.
 
-Levels: Chevalier-Boisvert et al., arXiv 2306.13831 and 1810.08272. One policy for a whole family of levels, each
-episode on one of them, is the setting of AMAGO-2, arXiv 2411.11188.
+Levels: Chevalier-Boisvert et al., arXiv 2306.13831 and 1810.08272. One policy for a whole family of
+levels, each episode on one of them, is the setting of AMAGO-2, arXiv 2411.11188.
 
 =================  ======================  ===================================================================
 ``image``          ``[N, h, w, 3]`` int64  objects, colours and states of cells; one vocabulary for the three:
-                                           0..10 objects, 11..16 colours, 17..20 states (a door's, or the
-                                           agent's direction); uint8 ``[N, 3, 63, 63]`` for pixels
+                                           0..10 objects, 11..16 colours, 17..20 states (a door's,
+                                           or the agent's direction); uint8 ``[N, 3, 63, 63]`` for
+                                           pixels
 ``mission``        ``[N, W]`` int64        words of the mission, then blanks (0); 1 is an unknown word
 ``direction``      ``[N, 4]`` float32      where the agent looks, one-hot: east, south, west, north
 ``clock``          ``[N, 1]`` float32      steps taken / step limit of this episode; only where levels differ
@@ -33,22 +34,26 @@ _SEEDS = 2**31
 
 
 class MiniGrid(HostedEnv):
-    """One level of MiniGrid or BabyAI, or several of which every episode draws one, each with its own layout.
+    """One level of MiniGrid or BabyAI, or several of which every episode draws one, each with its
+    own layout.
 
-    Actions: 0 turn left, 1 turn right, 2 forward, 3 pick up, 4 drop, 5 toggle, 6 done. Reward as in the level:
-    1 - 0.9 * steps / limit for the mission (success), else 0. A level's own limit terminates its episodes.
-    Where the limit is the same in all episodes it is the time limit and shown as ``time``.
+    Actions: 0 turn left, 1 turn right, 2 forward, 3 pick up, 4 drop, 5 toggle, 6 done. Reward as in
+    the level: 1 - 0.9 * steps / limit for the mission (success), else 0. A level's own limit
+    terminates its episodes. Where the limit is the same in all episodes it is the time limit and
+    shown as ``time``.
 
     Args:
         id: A registered level, several, or "babyai": all of BabyAI's levels but those with several
             objects or most of those with sequences, as in AMAGO-2.
-        view: What ``image`` shows: the cells in sight, the whole map, or either as pixels. The map is as large
-            as the largest of the levels, and 22 x 22 at least where BabyAI's are among them.
+        view: What ``image`` shows: the cells in sight, the whole map, or either as pixels. The map
+            is as large as the largest of the levels, and 22 x 22 at least where BabyAI's are among
+            them.
         mission_length: Words that ``mission`` has room for (W). Sequences need more than others.
-        layouts: Number of seeds that layouts of a level are generated from in training; None for all seeds. Different
-            seeds may generate the same layout: of ``MiniGrid-MemoryS7-v0`` there are 16.
-        split: Whether episodes use the seeds of training (``train``) or only others (``test``). Training may meet the
-            same layouts, so `novelty` is None.
+        layouts: Number of seeds that layouts of a level are generated from in training; None for
+            all seeds. Different seeds may generate the same layout: of ``MiniGrid-MemoryS7-v0``
+            there are 16.
+        split: Whether episodes use the seeds of training (``train``) or only others (``test``).
+            Training may meet the same layouts, so `novelty` is None.
         num_envs: Agents that play at the same time.
         seed: Names the levels and layouts of all episodes.
         device: Where all tensors live.
@@ -77,7 +82,13 @@ class MiniGrid(HostedEnv):
         require_choice(self.label, "split", split, get_args(Split))
         known = [inspect(name) for name in names]
         words = max(each.num_words for each in known)
-        require(self.label, "mission_length", mission_length, mission_length >= words, f"be at least {words}")
+        require(
+            self.label,
+            "mission_length",
+            mission_length,
+            mission_length >= words,
+            f"be at least {words}",
+        )
         limits = {each.limit for each in known}
         same = limits.pop() if len(limits) == 1 else None
         make = partial(
@@ -102,7 +113,13 @@ class MiniGrid(HostedEnv):
     @classmethod
     def _layout_seeds(cls, layouts: int | None, split: Split) -> tuple[int, int]:
         if layouts is None:
-            require(cls.__name__, "split", split, split == "train", "be 'train' without a number of layouts")
+            require(
+                cls.__name__,
+                "split",
+                split,
+                split == "train",
+                "be 'train' without a number of layouts",
+            )
             return 0, _SEEDS
         require(cls.__name__, "layouts", layouts, 1 <= layouts < _SEEDS, f"be in 1..{_SEEDS - 1}")
         return (0, layouts) if split == "train" else (layouts, _SEEDS)

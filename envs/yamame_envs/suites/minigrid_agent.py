@@ -61,7 +61,9 @@ class GridLevels(gymnasium.Env[dict[str, Any], Any]):
     def _entries(self) -> dict[str, spaces.Space[Any]]:
         image: spaces.Box[Any] = spaces.Box(0, 255, (3, _PIXELS, _PIXELS), dtype=np.uint8)
         if not self._view.endswith("rgb"):
-            image = spaces.Box(0, _NUM_CELL_TOKENS - 1, (self._cells, self._cells, 3), dtype=np.int64)
+            image = spaces.Box(
+                0, _NUM_CELL_TOKENS - 1, (self._cells, self._cells, 3), dtype=np.int64
+            )
         entries: dict[str, spaces.Space[Any]] = {
             "image": image,
             "mission": spaces.Box(0, NUM_TOKENS - 1, (self._mission_length,), dtype=np.int64),

@@ -1,8 +1,9 @@
-"""What is known of MiniGrid's and BabyAI's levels before they are played, and the words of their missions.
+"""What is known of MiniGrid's and BabyAI's levels before they are played, and the words of their
+missions.
 
-BabyAI: Chevalier-Boisvert et al., arXiv 1810.08272. A level's longest mission and its step limit follow from its
-grammar: an action on an object ("go to the red ball on your left"), two of them joined by "and", and two of
-those in sequence.
+BabyAI: Chevalier-Boisvert et al., arXiv 1810.08272. A level's longest mission and its step limit
+follow from its grammar: an action on an object ("go to the red ball on your left"), two of them
+joined by "and", and two of those in sequence.
 """
 
 import contextlib
@@ -35,7 +36,9 @@ _LEFT_OUT = (
     *("OpenDoorsOrder", "OpenDoorsOrderN4Debug", "OpenRedBlueDoorsDebug", "OpenTwoDoors"),
     *("PutNext", "PutNextLocal", "Synth", "SynthLoc", "SynthSeq"),
 )
-"""BabyAI's families that AMAGO-2 leaves out: those with several objects, and most of those with sequences."""
+"""BabyAI's families that AMAGO-2 leaves out: those with several objects, and most of those with
+sequences.
+"""
 
 
 def _library() -> None:
@@ -43,7 +46,9 @@ def _library() -> None:
 
 
 def tokens(mission: str) -> list[int]:
-    """The words of a mission: 2.. known, `UNKNOWN` others; punctuation says nothing that words do not."""
+    """The words of a mission: 2.. known, `UNKNOWN` others; punctuation says nothing that words do
+    not.
+    """
     return [_TOKENS.get(word, UNKNOWN) for word in re.findall("[a-z]+", mission.lower())]
 
 

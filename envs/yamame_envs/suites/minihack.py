@@ -13,14 +13,15 @@ from yamame_envs.suites.minihack_task import MiniHackTask
 class MiniHack(HostedEnv):
     """A level of MiniHack (arXiv 2109.13202).
 
-    Each part that is observed is an entry of its own: glyphs are tokens, letters and colours bytes. An episode has
-    success if MiniHack calls it so, and pays for it.
+    Each part that is observed is an entry of its own: glyphs are tokens, letters and colours bytes.
+    An episode has success if MiniHack calls it so, and pays for it.
 
     Args:
         id: A registered level, such as ``MiniHack-Memento-Short-F2-v0``.
-        observations: Which parts are observed, by MiniHack's names: ``glyphs_crop``, ``message``, ``blstats`` and so
-            on.
-        time_limit: Steps after which an episode is over; None: the level's own limit, which holds in any case.
+        observations: Which parts are observed, by MiniHack's names: ``glyphs_crop``, ``message``,
+            ``blstats`` and so on.
+        time_limit: Steps after which an episode is over; None: the level's own limit, which holds
+            in any case.
         num_envs: N, the number of environments.
         seed: Names the tasks of all episodes.
         device: Where all tensors live.

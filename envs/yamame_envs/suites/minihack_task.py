@@ -1,7 +1,7 @@
 """MiniHack: small levels of NetHack.
 
-Source: Samvelyan et al., "MiniHack the Planet: A Sandbox for Open-Ended Reinforcement Learning Research",
-arXiv 2109.13202.
+Source: Samvelyan et al., "MiniHack the Planet: A Sandbox for Open-Ended Reinforcement Learning
+Research", arXiv 2109.13202.
 """
 
 from collections.abc import Sequence
@@ -29,12 +29,16 @@ class MiniHackTask(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, id: str, observations: Sequence[str]) -> None:
         import_extra("minihack", owner="MiniHack", remedy=_REMEDY)
-        super().__init__(make_registered(id, {"observation_keys": tuple(observations)}, limited=False))
+        super().__init__(
+            make_registered(id, {"observation_keys": tuple(observations)}, limited=False)
+        )
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begins an episode; MiniHack leaves the seed of a reset to Gymnasium, and NetHack goes on with its own."""
+        """Begins an episode; MiniHack leaves the seed of a reset to Gymnasium, and NetHack goes on
+        with its own.
+        """
         level, game = np.random.SeedSequence(seed).generate_state(2)
         self.get_wrapper_attr("seed")(int(level), int(game), reseed=False)
         return self.env.reset(seed=seed)

@@ -1,4 +1,5 @@
-"""Several Gymnasium environments as one: one policy for all of them, as in AMAGO-2's multi-task POPGym.
+"""Several Gymnasium environments as one: one policy for all of them, as in AMAGO-2's multi-task
+POPGym.
 
 AMAGO-2: arXiv 2411.11188; POPGym: arXiv 2303.01859.
 
@@ -31,25 +32,28 @@ POPGYM_SUITE = tuple(
         *("MultiarmedBanditEasy", "MultiarmedBanditMedium", "MineSweeperEasy"),
     )
 )
-"""The 27 domains of AMAGO-2: those of POPGym with at most 26 observed numbers and 27 discrete actions."""
+"""The 27 domains of AMAGO-2: those of POPGym with at most 26 observed numbers and 27 discrete
+actions.
+"""
 _POPGYM_LIMIT = 831  # RepeatFirstHard's; not all of them say how long they may take
 
 
 class MultiDomain(HostedEnv):
     """Every episode plays a domain drawn uniformly.
 
-    Discrete actions are counted through (row-major where a domain has several at a time); an action that the
-    domain does not have does one of its own, drawn by chance. Continuous actions are in [-1, 1] and stretched to
-    the domain's bounds; numbers that the domain does not have are ignored. A domain's own time limit
-    terminates its episodes.
+    Discrete actions are counted through (row-major where a domain has several at a time); an action
+    that the domain does not have does one of its own, drawn by chance. Continuous actions are in
+    [-1, 1] and stretched to the domain's bounds; numbers that the domain does not have are ignored.
+    A domain's own time limit terminates its episodes.
 
     Args:
-        ids: Registered Gymnasium environments, each with the module that registers it before a colon where that
-            must be imported ("popgym:popgym-AutoencodeEasy-v0", "yamame_envs:yamame/MazeRunner-v0"), or
-            "popgym" for the 27 domains of AMAGO-2.
-        show_domain: Whether the domain is shown; without it, it must be recognised from what happens.
-        time_limit: Steps of an episode at most; None for the longest limit of a domain, and where one is
-            unknown, none, and no ``time``.
+        ids: Registered Gymnasium environments, each with the module that registers it before a
+            colon where that must be imported ("popgym:popgym-AutoencodeEasy-v0",
+            "yamame_envs:yamame/MazeRunner-v0"), or "popgym" for the 27 domains of AMAGO-2.
+        show_domain: Whether the domain is shown; without it, it must be recognised from what
+            happens.
+        time_limit: Steps of an episode at most; None for the longest limit of a domain, and where
+            one is unknown, none, and no ``time``.
         tells_success: Whether the domains' infos hold ``success``.
         num_envs: Episodes played at the same time.
         seed: Names the domains and tasks of all episodes.
@@ -72,7 +76,9 @@ class MultiDomain(HostedEnv):
         device: str | torch.device = "cpu",
         workers: Workers = Workers(),  # noqa: B008
     ) -> None:
-        names = (POPGYM_SUITE if ids == "popgym" else (ids,)) if isinstance(ids, str) else tuple(ids)
+        names = (
+            (POPGYM_SUITE if ids == "popgym" else (ids,)) if isinstance(ids, str) else tuple(ids)
+        )
         require(self.label, "ids", names, len(names) > 0, "name at least one environment")
         common = survey(names)
         longest = _POPGYM_LIMIT if names == POPGYM_SUITE else common.limit

@@ -12,13 +12,14 @@ from yamame_envs.suites.popgym_task import POPGymTask
 class POPGym(HostedEnv):
     """An environment of POPGym (arXiv 2303.01859).
 
-    ``observation`` is a vector: categories are shown one-hot, several of them one after the other. The time
-    limit is the environment's own, the length of its longest episode, and reaching it terminates.
+    ``observation`` is a vector: categories are shown one-hot, several of them one after the other.
+    The time limit is the environment's own, the length of its longest episode, and reaching it
+    terminates.
 
     Args:
         id: Its name, for example RepeatPreviousEasy or popgym-RepeatPreviousEasy-v0.
-        multi_discrete: Whether an action of several choices (Battleship, MineSweeper) stays so. Otherwise it
-            is one choice among all combinations.
+        multi_discrete: Whether an action of several choices (Battleship, MineSweeper) stays so.
+            Otherwise it is one choice among all combinations.
         num_envs: N, the number of environments.
         seed: Names the tasks of all episodes.
         device: Where all tensors live.

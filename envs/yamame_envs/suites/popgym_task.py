@@ -1,10 +1,10 @@
 """POPGym: forty-two small tasks that need memory.
 
-Source: Morad et al., "POPGym: Benchmarking Partially Observable Reinforcement Learning", arXiv 2303.01859.
-Every observation is one vector; returns lie in [-1, 1].
+Source: Morad et al., "POPGym: Benchmarking Partially Observable Reinforcement Learning", arXiv
+2303.01859. Every observation is one vector; returns lie in [-1, 1].
 
-In the cart-poles of which only velocities are seen, POPGym shows the positions at the first timestep. It is
-left so.
+In the cart-poles of which only velocities are seen, POPGym shows the positions at the first
+timestep. It is left so.
 """
 
 from difflib import get_close_matches
@@ -32,7 +32,9 @@ def names() -> list[str]:
 
 
 def _registered() -> dict[Any, dict[str, str]]:
-    registered: dict[Any, dict[str, str]] = import_extra("popgym", extra="popgym", owner="POPGym").envs.ALL
+    registered: dict[Any, dict[str, str]] = import_extra(
+        "popgym", extra="popgym", owner="POPGym"
+    ).envs.ALL
     return registered
 
 
@@ -49,12 +51,13 @@ def _named(name: str) -> Any:
 class POPGymTask(gymnasium.Env[Vector, Any]):
     """One environment of POPGym, its observation flattened.
 
-    An observation is a float32 vector: categories are shown one-hot, several of them one after the other.
+    An observation is a float32 vector: categories are shown one-hot, several of them one after the
+    other.
 
     Args:
         id: Its name, with or without ``popgym-`` and ``-v0``.
-        multi_discrete: Whether an action of several choices stays so. Otherwise it is one choice among all
-            combinations, the last choice changing fastest.
+        multi_discrete: Whether an action of several choices stays so. Otherwise it is one choice
+            among all combinations, the last choice changing fastest.
 
     Attributes:
         longest: Steps after which an episode is over, whatever is done.
@@ -94,7 +97,9 @@ class POPGymTask(gymnasium.Env[Vector, Any]):
 
 
 def _longest(env: Any) -> int:
-    """Steps of the longest episode; HigherLower does not say it, but deals a card of its deck per step."""
+    """Steps of the longest episode; HigherLower does not say it, but deals a card of its deck per
+    step.
+    """
     for attribute in ("max_episode_length", "episode_length"):
         if hasattr(env, attribute):
             return int(getattr(env, attribute))

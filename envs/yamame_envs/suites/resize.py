@@ -1,9 +1,10 @@
-"""Pictures made smaller or larger by area: every new pixel is the mean of the old area that it covers.
+"""Pictures made smaller or larger by area: every new pixel is the mean of the old area that it
+covers.
 
-The arithmetic is exact. Both sides are cut into as many equal blocks as their sizes allow (210 -> 84 rows are 42
-times 5 -> 2), the overlap of an old and a new pixel is a small integer in such a block, and the sums of overlap
-times brightness stay far below 2^24, where float32 still holds every integer. So two small matrix products
-suffice, and halves are rounded up wherever it runs.
+The arithmetic is exact. Both sides are cut into as many equal blocks as their sizes allow (210 ->
+84 rows are 42 times 5 -> 2), the overlap of an old and a new pixel is a small integer in such a
+block, and the sums of overlap times brightness stay far below 2^24, where float32 still holds every
+integer. So two small matrix products suffice, and halves are rounded up wherever it runs.
 
 >>> AreaResize((2, 4), (1, 2))(np.array([[0, 4, 9, 9], [8, 8, 9, 9]], dtype=np.uint8))
 array([[[5, 9]]], dtype=uint8)
@@ -16,7 +17,9 @@ import numpy.typing as npt
 
 
 def _overlaps(old: int, new: int) -> npt.NDArray[np.float32]:
-    """How much of every old pixel ``[old]`` lies in every new one ``[new]``; a row sums to ``old``."""
+    """How much of every old pixel ``[old]`` lies in every new one ``[new]``; a row sums to
+    ``old``.
+    """
     starts, ends = np.arange(new)[:, None] * old, (np.arange(new)[:, None] + 1) * old
     left, right = np.arange(old) * new, (np.arange(old) + 1) * new
     return np.clip(np.minimum(ends, right) - np.maximum(starts, left), 0, None).astype(np.float32)
@@ -43,7 +46,9 @@ class AreaResize:
             raise ValueError(f"AreaResize: old must share larger divisors with {new}, got {old}")
 
     def __call__(self, picture: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """Resizes: ``[H, W, C]`` or ``[H, W]`` uint8 -> ``[C, H', W']`` uint8, with C = 1 for the latter."""
+        """Resizes: ``[H, W, C]`` or ``[H, W]`` uint8 -> ``[C, H', W']`` uint8, with C = 1 for the
+        latter.
+        """
         height, width = picture.shape[:2]
         blocks = picture.reshape(self._blocks[0], height // self._blocks[0], -1).astype(np.float32)
         rows = (self._rows @ blocks).reshape(self._new[0], width, -1).transpose(2, 0, 1)

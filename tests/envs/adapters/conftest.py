@@ -16,14 +16,23 @@ def _steps(env, actions, *, td=None, fused=True):
     seen = []
     for action in actions:
         td.set("action", action.clone())
-        step = env.step_and_maybe_reset if fused else lambda td: EnvBase._step_and_maybe_reset(env, td)
+        step = (
+            env.step_and_maybe_reset if fused else lambda td: EnvBase._step_and_maybe_reset(env, td)
+        )
         played, td = step(td)
         seen.append(played.clone())
     return torch.stack(seen, 1), td
 
 
 def _walks(
-    num_envs=3, *, seed=0, time_limit=None, tells_success=True, device="cpu", workers=None, **settings
+    num_envs=3,
+    *,
+    seed=0,
+    time_limit=None,
+    tells_success=True,
+    device="cpu",
+    workers=None,
+    **settings,
 ):
     from functools import partial
 

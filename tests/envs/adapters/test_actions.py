@@ -28,14 +28,19 @@ SPACES = {
         MultiCategorical,
     ),
     "bits": (spaces.Dict({"b": spaces.Discrete(2), "a": spaces.MultiBinary(2)}), MultiCategorical),
-    "nested": (spaces.Tuple([spaces.Discrete(2), spaces.Dict({"z": spaces.Discrete(3)})]), MultiCategorical),
+    "nested": (
+        spaces.Tuple([spaces.Discrete(2), spaces.Dict({"z": spaces.Discrete(3)})]),
+        MultiCategorical,
+    ),
     "boxes": (spaces.Dict({"z": BOX, "a": spaces.Tuple([WIDE])}), Bounded),
     "single": (spaces.Tuple([spaces.Discrete(3)]), MultiCategorical),
 }
 
 
 def naive(space, numbers):
-    """The value of a space whose leaves take the next of the numbers; [-1, 1] stands for the bounds of a Box."""
+    """The value of a space whose leaves take the next of the numbers; [-1, 1] stands for the bounds
+    of a Box.
+    """
     if isinstance(space, spaces.Dict):
         return {key: naive(part, numbers) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -153,9 +158,9 @@ def test_a_whole_number_with_a_single_value_is_a_choice_of_one():
     entry = read_actions(space, owner="Car")
     assert entry.sizes == [1, 4]
     values = [np.array([2, 0]), np.array([2, 3])]
-    assert [value.tolist() for value in entry.values(entry.read(np.stack(values), label="action"))] == [
-        value.tolist() for value in values
-    ]
+    assert [
+        value.tolist() for value in entry.values(entry.read(np.stack(values), label="action"))
+    ] == [value.tolist() for value in values]
     with pytest.raises(ValueError, match="got 3"):
         entry.read(np.array([[3, 0]]), label="action")
 
@@ -163,13 +168,22 @@ def test_a_whole_number_with_a_single_value_is_a_choice_of_one():
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (spaces.Box(-np.inf, 1.0, (2,)), r"^Car: action_space must have finite bounds.*got Box\(-inf"),
+        (
+            spaces.Box(-np.inf, 1.0, (2,)),
+            r"^Car: action_space must have finite bounds.*got Box\(-inf",
+        ),
         (spaces.Box(-3.0e38, 3.0e38, (2,)), r"must have finite bounds"),
         (spaces.Box(1.0, 1.0, (2,)), r"lower bounds below the upper ones, got Box\(1.0"),
-        (spaces.Box(0, 100_000, (2,), np.int64), r"at most 65536 values of each whole number, got Box\(0"),
+        (
+            spaces.Box(0, 100_000, (2,), np.int64),
+            r"at most 65536 values of each whole number, got Box\(0",
+        ),
         (spaces.Box(0, np.inf, (2,), np.int64), r"must have finite bounds"),
         (spaces.Text(3), r"must be made of Discrete, .*got Text"),
-        (spaces.Tuple([spaces.Discrete(2), WIDE]), r"only Box spaces of real numbers or none, got Tuple"),
+        (
+            spaces.Tuple([spaces.Discrete(2), WIDE]),
+            r"only Box spaces of real numbers or none, got Tuple",
+        ),
         (spaces.Dict({}), r"only Box spaces of real numbers or none, got Dict"),
     ],
 )

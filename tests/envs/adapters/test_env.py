@@ -21,7 +21,9 @@ def _actions(steps, rows, seed=0):
 
 
 def _naive(seed, row, actions, time_limit):
-    """One row, played by hand: the list of (observation, reward, terminated, truncated, success, first)."""
+    """One row, played by hand: the list of (observation, reward, terminated, truncated, success,
+    first).
+    """
     env, episode, seen = Walk(), 0, []
     stream = fold(fold(torch.tensor(seed), row), 0)
     observation = None
@@ -34,7 +36,9 @@ def _naive(seed, row, actions, time_limit):
         observation, reward, end, cut, info = env.step(int(action))
         taken += 1
         over = time_limit is not None and taken >= time_limit
-        seen.append((before, observation, reward, end or over, cut and not over, info["success"], taken))
+        seen.append(
+            (before, observation, reward, end or over, cut and not over, info["success"], taken)
+        )
         if end or cut or over:
             observation = None
     return seen
@@ -152,7 +156,9 @@ def test_a_partial_reset_touches_its_rows_alone(walks, steps):
     assert torch.equal(after["observation"][[0, 2]], td["observation"][[0, 2]])
     assert (after["observation"][[1, 3], 1] == 0).all()
     assert (after["observation"][[1, 3], 3] != td["observation"][[1, 3], 3]).all()  # another task
-    assert torch.equal(played["next", "observation"][:, -1], td["observation"])  # what was shown stays
+    assert torch.equal(
+        played["next", "observation"][:, -1], td["observation"]
+    )  # what was shown stays
 
 
 def test_a_task_seed_chooses_the_task_and_numbered_episodes_wait(walks):
@@ -231,7 +237,10 @@ def test_wrong_settings_are_refused(walks, settings, message):
     ("settings", "message"),
     [
         ({"num_processes": -1}, r"Workers: num_processes must be at least 0, got -1"),
-        ({"on_error": "ignore"}, r"Workers: on_error must be one of \('raise', 'continue'\), got 'ignore'"),
+        (
+            {"on_error": "ignore"},
+            r"Workers: on_error must be one of \('raise', 'continue'\), got 'ignore'",
+        ),
         ({"max_errors": -1}, r"Workers: max_errors must be at least 0, got -1"),
         ({"timeout": 0.0}, r"Workers: timeout must be above 0 .*got 0.0"),
     ],

@@ -3,10 +3,22 @@ import sys
 import numpy as np
 import pytest
 import torch
-from faulty_envs import END, ENDLESS, FINE, NAN, RAISE, SHAPE, Echo, Walk, is_even, make_unimportable, never
+from faulty_envs import (
+    END,
+    ENDLESS,
+    FINE,
+    NAN,
+    RAISE,
+    SHAPE,
+    Echo,
+    Walk,
+    is_even,
+    make_unimportable,
+    never,
+)
 from gymnasium import spaces
 from tensordict import TensorDict
-from yamame.failures import OutsideError
+from yamame.system.messages import OutsideError
 from yamame_envs import HostedEnv, Workers
 from yamame_envs.streams import fold
 
@@ -43,7 +55,9 @@ def test_a_failure_ends_the_episode_of_its_row_and_of_no_other(walks, steps, equ
     assert end["step_index"] == 3
     assert row["next", "aborted"].sum() == 1
     assert row["is_init"][:, 0].tolist() == [True, False, False, True, False, False]
-    task = int(fold(fold(torch.tensor(0), 1), 1)) & (2**31 - 1)  # the next one, in a new environment
+    task = int(fold(fold(torch.tensor(0), 1), 1)) & (
+        2**31 - 1
+    )  # the next one, in a new environment
     assert row["observation"][3, 3] == np.float32(np.random.default_rng(task).random())
     assert env.num_aborted == 1
     for key in played.keys(True, True):
@@ -81,7 +95,9 @@ def test_an_action_out_of_bounds_is_an_error_before_any_row_is_stepped(walks, st
 
 @pytest.mark.parametrize("bad", [2.0, -2.0, torch.nan, torch.inf])
 def test_a_box_action_out_of_bounds_is_never_shown(bad):
-    env = HostedEnv(lambda: Echo(spaces.Discrete(2), spaces.Box(-1, 1, (2,))), num_envs=2, workers=GO_ON)
+    env = HostedEnv(
+        lambda: Echo(spaces.Discrete(2), spaces.Box(-1, 1, (2,))), num_envs=2, workers=GO_ON
+    )
     action = torch.tensor([[0.5, -0.5], [0.5, bad]])
     end = env.step(env.reset().set("action", action))["next"]
     assert end["aborted"].flatten().tolist() == [False, True]
@@ -90,12 +106,16 @@ def test_a_box_action_out_of_bounds_is_never_shown(bad):
 
 @pytest.mark.parametrize(("nvec", "bad"), [([2, 3], [1, 3]), ([2, 3], [-1, 0])])
 def test_a_multi_discrete_action_out_of_bounds_is_never_shown(nvec, bad):
-    env = HostedEnv(lambda: Echo(spaces.Discrete(2), spaces.MultiDiscrete(nvec)), num_envs=2, workers=GO_ON)
+    env = HostedEnv(
+        lambda: Echo(spaces.Discrete(2), spaces.MultiDiscrete(nvec)), num_envs=2, workers=GO_ON
+    )
     end = env.step(env.reset().set("action", torch.tensor([[1, 2], bad])))["next"]
     assert end["aborted"].flatten().tolist() == [False, True]
     assert end["prev_action"].tolist() == [[0, 1, 0, 0, 1], [0, 0, 0, 0, 0]]
     strict = HostedEnv(lambda: Echo(spaces.Discrete(2), spaces.MultiDiscrete(nvec)), num_envs=2)
-    with pytest.raises(ValueError, match=r"action must be in 0..\[1, 2\], got .* in env 1 at step 0"):
+    with pytest.raises(
+        ValueError, match=r"action must be in 0..\[1, 2\], got .* in env 1 at step 0"
+    ):
         strict.step(strict.reset().set("action", torch.tensor([[1, 2], bad])))
 
 
@@ -115,7 +135,11 @@ def test_a_failed_environment_is_closed_and_made_anew():
     env = HostedEnv(Counted, num_envs=2, workers=GO_ON)
     td = env.reset()
     assert [one.closed for one in made] == [True, False, False]  # the first one told the spaces
-    for action in (torch.tensor([FINE, END]), torch.tensor([NAN, FINE]), torch.tensor([FINE, FINE])):
+    for action in (
+        torch.tensor([FINE, END]),
+        torch.tensor([NAN, FINE]),
+        torch.tensor([FINE, FINE]),
+    ):
         _, td = env.step_and_maybe_reset(td.set("action", action))
     assert [one.closed for one in made] == [True, True, False, False]
     env.close()
@@ -134,13 +158,17 @@ def test_a_failure_at_the_time_limit_is_no_termination_and_a_row_stays_aborted(w
 
 
 def test_a_bit_that_is_none_is_never_shown():
-    env = HostedEnv(lambda: Echo(spaces.Discrete(2), spaces.MultiBinary(2)), num_envs=2, workers=GO_ON)
+    env = HostedEnv(
+        lambda: Echo(spaces.Discrete(2), spaces.MultiBinary(2)), num_envs=2, workers=GO_ON
+    )
     action = torch.tensor([[0, 1], [0, 2]], dtype=torch.int8)
     end = env.step(env.reset().set("action", action))["next"]
     assert end["aborted"].flatten().tolist() == [False, True]
     assert end["prev_action"].tolist() == [[0, 1], [0, 0]]
     strict = HostedEnv(lambda: Echo(spaces.Discrete(2), spaces.MultiBinary(2)), num_envs=2)
-    with pytest.raises(ValueError, match=r"action must be in 0..1, got \[0, 2\] in env 1 at step 0"):
+    with pytest.raises(
+        ValueError, match=r"action must be in 0..1, got \[0, 2\] in env 1 at step 0"
+    ):
         strict.step(strict.reset().set("action", action))
 
 
@@ -176,14 +204,18 @@ def test_a_reset_that_always_fails_is_an_error(walks):
         RuntimeError, match=r"failed in env 0 at the start of task -?\d+: ValueError: no reset with"
     ):
         walks(2, good_resets=never).reset()
-    with pytest.raises(RuntimeError, match=r"max_errors=3 allows, at last in env . at the start of task"):
+    with pytest.raises(
+        RuntimeError, match=r"max_errors=3 allows, at last in env . at the start of task"
+    ):
         walks(2, good_resets=never, workers=GO_ON).reset()
 
 
 def test_a_chosen_task_that_cannot_begin_is_not_replaced(walks):
     env = walks(2, good_resets=is_even, workers=GO_ON)
     assert env.reset(TensorDict({"task_seed": torch.tensor([[2], [4]])}, [2]))["is_init"].all()
-    with pytest.raises(RuntimeError, match=r"max_errors=3 allows, at last in env 1 at the start of task 3:"):
+    with pytest.raises(
+        RuntimeError, match=r"max_errors=3 allows, at last in env 1 at the start of task 3:"
+    ):
         env.reset(TensorDict({"task_seed": torch.tensor([[2], [3]])}, [2]))
 
 
@@ -266,9 +298,13 @@ def test_an_observation_out_of_the_bounds_of_its_space_is_a_failure(space, good,
 
     for last, fails in ((good, False), (bad, True)):
         env = env_that_shows(last, GO_ON)
-        assert bool(env.step(env.reset().set("action", torch.tensor([0])))["next", "aborted"]) == fails
+        assert (
+            bool(env.step(env.reset().set("action", torch.tensor([0])))["next", "aborted"]) == fails
+        )
     env = env_that_shows(bad, Workers())
-    with pytest.raises(OutsideError, match=rf"in env 0 at step 0 of task -?\d+: observation {text}"):
+    with pytest.raises(
+        OutsideError, match=rf"in env 0 at step 0 of task -?\d+: observation {text}"
+    ):
         env.step(env.reset().set("action", torch.tensor([0])))
 
 
@@ -277,7 +313,9 @@ def test_an_environment_that_cannot_be_made_is_an_error_at_once():
         def __init__(self):
             raise KeyError("map")
 
-    with pytest.raises(OutsideError, match=r"^HostedEnv: .* in env 0 while it was made: KeyError: 'map'$"):
+    with pytest.raises(
+        OutsideError, match=r"^HostedEnv: .* in env 0 while it was made: KeyError: 'map'$"
+    ):
         HostedEnv(Broken, num_envs=1)
     with pytest.raises(ModuleNotFoundError, match="No module named 'nothing'"):
         HostedEnv(make_unimportable, num_envs=1)

@@ -52,7 +52,9 @@ def test_settings_reach_the_environment():
     assert env.observation_spec["observation"].shape == (2, 64)
     td = env.reset()
     assert (td["observation"].argmax(-1) == 0).all()
-    assert (env.step(td.set("action", torch.tensor([1, 2])))["next", "observation"].argmax(-1)).tolist() == [
+    assert (
+        env.step(td.set("action", torch.tensor([1, 2])))["next", "observation"].argmax(-1)
+    ).tolist() == [
         8,
         1,
     ]
@@ -96,7 +98,9 @@ def test_a_missing_package_and_wrong_settings_are_one_line():
     pytest.importorskip("gymnasium")
     if _installed("Box2D"):
         pytest.skip("needs an environment whose package is missing")
-    with pytest.raises(MissingExtra, match=r"^Gym\('LunarLander-v3'\): its packages must be installed: "):
+    with pytest.raises(
+        MissingExtra, match=r"^Gym\('LunarLander-v3'\): its packages must be installed: "
+    ):
         Gym(id="LunarLander-v3")
 
 

@@ -47,7 +47,9 @@ def test_success_that_no_info_tells_is_told_once(num_processes, capsys):
             env.rollout(4)
         told = capsys.readouterr().err
         assert (
-            told.count("success=wun: no info of 12 episodes has had 'wun', and success counts as false")
+            told.count(
+                "success=wun: no info of 12 episodes has had 'wun', and success counts as false"
+            )
             == times
         )
         assert told.count("\n") == times
@@ -93,7 +95,9 @@ def test_a_relabelled_trajectory_is_what_the_environment_would_have_shown(monkey
     assert changed.sum() >= 4
     for row in changed.nonzero().flatten().tolist():
         goal = out["goal"][row, 0, 0].double().numpy()
-        assert any(np.allclose(goal, place) for place in batch["achieved"][row, 1:, 0].double().numpy())
+        assert any(
+            np.allclose(goal, place) for place in batch["achieved"][row, 1:, 0].double().numpy()
+        )
         single = SingleGoal(own_envs.PointReach(), radius=None, owner="a test")
         single.reset(seed=0)
         single.unwrapped.goal = 0.1 * goal
@@ -141,7 +145,9 @@ def test_a_goal_that_looks_like_an_unused_slot_is_told_apart():
 
 
 def trials(num_envs=2, **settings):
-    return RepeatedTrials(Gym(id=SLOT, num_envs=num_envs, seed=5, **settings), num_trials=3, horizon=12)
+    return RepeatedTrials(
+        Gym(id=SLOT, num_envs=num_envs, seed=5, **settings), num_trials=3, horizon=12
+    )
 
 
 def rewards_of(env, steps=12):
@@ -159,7 +165,9 @@ def test_trials_keep_the_task_and_differ_in_their_noise(takes):
     played = rewards_of(trials(tasks="own", settings={"takes": takes}))
     assert not torch.equal(played[:, 0], played[:, 1])
     assert not torch.equal(played[:, 1], played[:, 2])
-    assert torch.equal(played, rewards_of(trials(tasks="own", settings={"takes": takes})))  # by the seed
+    assert torch.equal(
+        played, rewards_of(trials(tasks="own", settings={"takes": takes}))
+    )  # by the seed
     env = trials(tasks="own", settings={"takes": takes})
     tasks = []
     td = env.reset()
@@ -186,7 +194,11 @@ def test_a_resumed_episode_has_the_noise_of_its_trial():
     for _ in range(6):  # in the second trial
         td = env.step_and_maybe_reset(td.set("action", action))[1]
     again.load_state_dict(env.state_dict())
-    other = again.present().set("action", action) if callable(getattr(again, "present", None)) else td.clone()
+    other = (
+        again.present().set("action", action)
+        if callable(getattr(again, "present", None))
+        else td.clone()
+    )
     for _ in range(6):
         first, td = env.step_and_maybe_reset(td.set("action", action))
         second, other = again.step_and_maybe_reset(other.set("action", action))
@@ -195,7 +207,9 @@ def test_a_resumed_episode_has_the_noise_of_its_trial():
 
 
 def test_an_environment_that_draws_no_tasks_is_refused():
-    with pytest.raises(ValueError, match=r"tasks must be a function \(seed\) -> task, as env\.tasks"):
+    with pytest.raises(
+        ValueError, match=r"tasks must be a function \(seed\) -> task, as env\.tasks"
+    ):
         Gym(id="CartPole-v1", tasks="own")
     assert gymnasium.spec("own/Slot-v0").id == "own/Slot-v0"
 

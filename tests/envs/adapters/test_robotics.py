@@ -1,4 +1,6 @@
-"""FetchReach of Gymnasium-Robotics plays, and a relabelled trajectory is what it would have shown."""
+"""FetchReach of Gymnasium-Robotics plays, and a relabelled trajectory is what it would have
+shown.
+"""
 
 import gymnasium
 import numpy as np
@@ -47,7 +49,9 @@ def test_a_relabelled_trajectory_is_what_the_environment_would_have_shown(played
     out = Relabel("all", radius=radius, generator=torch.Generator().manual_seed(0))(batch)
     changed = (out["goal"][:, 0] != batch["goal"][:, 0]).flatten(1).any(-1)
     assert changed.sum() >= 2
-    env = SingleGoal(gymnasium.make("FetchReach-v4", max_episode_steps=-1), radius=None, owner="a test")
+    env = SingleGoal(
+        gymnasium.make("FetchReach-v4", max_episode_steps=-1), radius=None, owner="a test"
+    )
     for row in changed.nonzero().flatten().tolist():
         env.reset(seed=0)
         env.unwrapped.goal = env._origin + env.radius * out["goal"][row, 0, 0].double().numpy()

@@ -51,7 +51,9 @@ def naive(space, value):
         return _one_hot(value - space.start, space.n)
     if isinstance(space, spaces.MultiDiscrete):
         found = []
-        for size, low, part in zip(space.nvec.flat, space.start.flat, np.asarray(value).flat, strict=True):
+        for size, low, part in zip(
+            space.nvec.flat, space.start.flat, np.asarray(value).flat, strict=True
+        ):
             found += _one_hot(part - low, size)
         return found
     return np.asarray(value).reshape(np.shape(value) or (1,)).tolist()
@@ -84,7 +86,9 @@ def test_values_are_converted_as_written_down_and_are_in_their_specs():
         assert bad == {}
         assert array.shape == (20, *leaf.stored_shape)
         space = _at(ROOM, leaf.path)
-        assert np.allclose(array, [naive(space, part) for part in parts], rtol=1e-6)  # float64 to float32
+        assert np.allclose(
+            array, [naive(space, part) for part in parts], rtol=1e-6
+        )  # float64 to float32
         spec = specs[leaf.name[0]]
         for name in leaf.name[1:]:
             spec = spec[name]
@@ -125,7 +129,9 @@ def test_what_is_no_dict_is_the_observation():
         (spaces.Box(0, 6, (2,), np.int64), [6, -1], r"a must be in 0..6, got \[ 6 -1\]"),
     ],
 )
-def test_a_row_with_a_wrong_value_is_named_with_the_reason_and_the_others_are_not(space, value, message):
+def test_a_row_with_a_wrong_value_is_named_with_the_reason_and_the_others_are_not(
+    space, value, message
+):
     (leaf,) = read_observation(spaces.Dict({"a": space}), owner="Room", generic=False)
     space.seed(0)
     array, bad = _stacked(leaf, [space.sample(), np.array(value), space.sample()])
@@ -161,7 +167,10 @@ def test_a_value_of_another_shape_or_dtype_is_refused(space, value, message):
             r"^Room: observation_space must be made of .* got Text at observation; turn it into",
         ),
         (spaces.Dict({"a": spaces.Sequence(spaces.Discrete(2))}), r"got Sequence at a;"),
-        (spaces.Dict({"a": spaces.Tuple([spaces.Graph(spaces.Discrete(2), None)])}), r"got Graph at a.0;"),
+        (
+            spaces.Dict({"a": spaces.Tuple([spaces.Graph(spaces.Discrete(2), None)])}),
+            r"got Graph at a.0;",
+        ),
         (spaces.Dict({}), r"^Room: observation_space must hold something, got Dict\(\)"),
         (spaces.Tuple([]), r"^Room: observation_space must hold something"),
         (spaces.Dict({1: spaces.Discrete(2)}), r"keys of a Dict space must be strings, got 1"),
@@ -177,7 +186,9 @@ def test_entries_that_would_hide_others_are_refused(name):
     from faulty_envs import Echo
 
     space = spaces.Dict({"observation": spaces.Discrete(2), name: spaces.Discrete(2)})
-    with pytest.raises(ValueError, match=rf"^Room: observation_space must not have .*, got \['{name}'\]"):
+    with pytest.raises(
+        ValueError, match=rf"^Room: observation_space must not have .*, got \['{name}'\]"
+    ):
         read_spaces(lambda: Echo(space), owner="Room", generic=False, success=None)
     layout = read_spaces(lambda: Echo(space), owner="Room", generic=True, success=None)
     assert len(layout.observations) == 2

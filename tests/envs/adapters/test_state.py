@@ -44,7 +44,9 @@ def test_a_state_is_not_changed_by_going_on(walks, steps, equal):
     steps(env, _actions(10, 3), td=td)
     for name in ("episodes", "task_seed", "actions"):
         assert torch.equal(state[name], kept[name]), name
-    assert all(torch.equal(state["timestep"][name], kept["timestep"][name]) for name in state["timestep"])
+    assert all(
+        torch.equal(state["timestep"][name], kept["timestep"][name]) for name in state["timestep"]
+    )
 
 
 def test_a_state_before_the_first_reset_is_a_beginning(walks, steps, equal):

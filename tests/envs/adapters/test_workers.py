@@ -13,7 +13,7 @@ import pytest
 import torch
 from faulty_envs import CUT, END, EXIT, FINE, HANG, KILL, NAN, RAISE, Walk, is_even
 from tensordict import TensorDict
-from yamame.failures import OutsideError
+from yamame.system.messages import OutsideError
 from yamame_envs import HostedEnv, Workers
 from yamame_envs.adapters.in_process import Failure, InProcessEnvs
 from yamame_envs.adapters.reading import read_spaces
@@ -79,7 +79,9 @@ def test_failures_in_processes_are_those_of_one_process(walks, steps, equal, poo
 
 
 @pytest.mark.parametrize("how", ["killed between steps", KILL, EXIT, HANG])
-def test_a_process_that_dies_or_hangs_costs_its_rows_their_episodes_alone(walks, steps, equal, pool, how):
+def test_a_process_that_dies_or_hangs_costs_its_rows_their_episodes_alone(
+    walks, steps, equal, pool, how
+):
     actions = torch.full((6, 5), FINE)
     whole, _ = steps(walks(5, time_limit=30), actions)
     _, td = steps(pool, actions[:2], td=_begun(pool))
@@ -107,20 +109,32 @@ def test_a_process_that_dies_or_hangs_costs_its_rows_their_episodes_alone(walks,
 
 @pytest.mark.parametrize(
     ("how", "what"),
-    [(KILL, "was killed by signal 9"), (EXIT, "exited with 3"), (HANG, "did not answer within 0.5 seconds")],
+    [
+        (KILL, "was killed by signal 9"),
+        (EXIT, "exited with 3"),
+        (HANG, "did not answer within 0.5 seconds"),
+    ],
 )
-def test_a_process_that_ends_or_hangs_at_a_start_is_reported_and_the_next_episode_begins(walks, how, what):
+def test_a_process_that_ends_or_hangs_at_a_start_is_reported_and_the_next_episode_begins(
+    walks, how, what
+):
     chosen = {seed: TensorDict({"task_seed": torch.tensor([[seed]])}, [1]) for seed in (2, 3)}
     settings = {"good_resets": is_even, "bad_reset": how}
     strict = walks(1, **settings, workers=Workers(num_processes=1, timeout=0.5))
     strict.reset(chosen[2])  # it has imported everything
-    with pytest.raises(OutsideError, match=rf"^HostedEnv: .* in env 0 at the start of task 3: .* {what}$"):
+    with pytest.raises(
+        OutsideError, match=rf"^HostedEnv: .* in env 0 at the start of task 3: .* {what}$"
+    ):
         strict.reset(chosen[3])
     strict.close()
-    patient = walks(1, **settings, workers=Workers(num_processes=1, timeout=0.5, on_error="continue"))
+    patient = walks(
+        1, **settings, workers=Workers(num_processes=1, timeout=0.5, on_error="continue")
+    )
     patient.reset(chosen[2])
     tasks = [fold(fold(torch.arange(99), 0), episode) % 2 for episode in range(2)]
-    patient.set_seed(int((tasks[0] > tasks[1]).nonzero()[0]))  # the first one is odd, the second is not
+    patient.set_seed(
+        int((tasks[0] > tasks[1]).nonzero()[0])
+    )  # the first one is odd, the second is not
     assert patient.reset()["is_init"].all()
     assert patient._failures.count == 1
     patient.close()
@@ -168,7 +182,9 @@ def test_a_row_is_drawn_by_its_process(steps, pool):
     assert (pool.render(1) == 0).all()
 
 
-def test_an_error_shows_the_traceback_of_the_process_and_too_many_dead_ones_are_an_error(walks, steps):
+def test_an_error_shows_the_traceback_of_the_process_and_too_many_dead_ones_are_an_error(
+    walks, steps
+):
     strict = walks(2, workers=Workers(num_processes=1))
     with pytest.raises(
         RuntimeError, match=r"in env 1 at step 0 of task .*: ZeroDivisionError: broken"
@@ -176,7 +192,8 @@ def test_an_error_shows_the_traceback_of_the_process_and_too_many_dead_ones_are_
         steps(strict, torch.tensor([[FINE, RAISE]]))
     assert "in step\n    raise ZeroDivisionError" in str(error.value.__cause__)
     with pytest.raises(
-        RuntimeError, match=r"in env 0 at step 0 of task .*: its worker process was killed by signal 9"
+        RuntimeError,
+        match=r"in env 0 at step 0 of task .*: its worker process was killed by signal 9",
     ):
         steps(strict, torch.tensor([[FINE, KILL]]))
     strict.close()
@@ -192,7 +209,10 @@ def test_an_error_shows_the_traceback_of_the_process_and_too_many_dead_ones_are_
 
 
 def test_the_rows_of_a_pool_are_those_of_one_process_whichever_are_asked():
-    pool, rows = Pool(Walk, 5, _layout(), Workers(num_processes=9)), InProcessEnvs(Walk, 5, _layout())
+    pool, rows = (
+        Pool(Walk, 5, _layout(), Workers(num_processes=9)),
+        InProcessEnvs(Walk, 5, _layout()),
+    )
     assert len(pool.pids) == 5  # one per row at most
     for play in (pool, rows):
         play.reset(range(5), [3, 1, 4, 1, 5])
@@ -268,7 +288,9 @@ print(*outcome.leaves[0].flatten().astype(int), *pool.pids, flush=True)
 
 @pytest.fixture
 def start(tmp_path):
-    """Runs a script without a guard around its main part; returns it, and the identifiers of its processes."""
+    """Runs a script without a guard around its main part; returns it, and the identifiers of its
+    processes.
+    """
     running = []
 
     def run(then):
@@ -300,7 +322,13 @@ def test_an_interrupt_is_that_of_the_main_process_alone(start):
     for pid in pids:  # from their first moment on, before they could say so themselves
         status = Path(f"/proc/{pid}/status").read_text()
         blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+        for number in (
+            signal.SIGINT,
+            signal.SIGTERM,
+            signal.SIGUSR1,
+            signal.SIGUSR2,
+            signal.SIGHUP,
+        ):
             assert blocked & (1 << (number - 1))
     os.killpg(script.pid, signal.SIGINT)
     _, err = script.communicate(timeout=60)

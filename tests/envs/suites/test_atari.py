@@ -35,7 +35,9 @@ def play(env, seed, steps, *, actions=0):
 
 
 def alike(first, second):
-    same = [np.array_equal(a[0], b[0]) and a[1:] == b[1:] for a, b in zip(first, second, strict=False)]
+    same = [
+        np.array_equal(a[0], b[0]) and a[1:] == b[1:] for a, b in zip(first, second, strict=False)
+    ]
     return len(first) == len(second) and all(same)
 
 
@@ -108,7 +110,9 @@ def test_the_former_action_sticks_frame_by_frame():
         env.step(action)
         stuck += np.array(recorder.frames) == held
         assert set(recorder.frames) <= {held, action}
-        assert recorder.frames == sorted(recorder.frames, key=lambda frame: frame == action)  # no way back
+        assert recorder.frames == sorted(
+            recorder.frames, key=lambda frame: frame == action
+        )  # no way back
         if step % 500 == 0:
             env._machine.ale.restoreState(env._machine.start)
     expected = 0.25 ** np.arange(1, 5)  # all frames so far have stuck
@@ -167,7 +171,9 @@ def test_games_are_found_by_either_name():
         "ms_pacman",
         "up_n_down",
     ]
-    with pytest.raises(ValueError, match="game must be a game of ale-py, such as pong, got 'Pongg'"):
+    with pytest.raises(
+        ValueError, match="game must be a game of ale-py, such as pong, got 'Pongg'"
+    ):
         find_game("Pongg")
 
 

@@ -7,7 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-gymnasium = pytest.importorskip("gymnasium", reason="environments of other libraries are Gymnasium's")
+gymnasium = pytest.importorskip(
+    "gymnasium", reason="environments of other libraries are Gymnasium's"
+)
 crafter = pytest.importorskip("crafter", reason="pip install 'yamame[crafter]'")
 
 import torch  # noqa: E402
@@ -57,7 +59,9 @@ def digest(env, seed, steps):
 
 
 def library_game(seed):
-    """The package's own game without its pictures; creatures of a chunk are in the order of their places."""
+    """The package's own game without its pictures; creatures of a chunk are in the order of their
+    places.
+    """
     game = crafter.Env(seed=seed, length=None)
     game._obs = lambda: None
     balance = game._balance_chunk
@@ -76,7 +80,9 @@ def library_picture(library, game, size=None):
 
 @pytest.fixture(scope="module")
 def played():
-    """900 steps, day and night, of the package's game and ours; what differed, and what was compared."""
+    """900 steps, day and night, of the package's game and ours; what differed, and what was
+    compared.
+    """
     library, game = library_game(5), Game()
     game.begin(11)  # another world before it
     for _ in range(30):
@@ -103,11 +109,15 @@ def played():
         if step % 10 == 0:
             drawn = small.picture()
             picture = library_picture(library, game)
-            gaps[-1]["picture"] = np.array_equal(picture[:63, :63], drawn) and not picture[63:].any()
+            gaps[-1]["picture"] = (
+                np.array_equal(picture[:63, :63], drawn) and not picture[63:].any()
+            )
             nights += game.world.daylight < 0.5
             sleeps += game.player.sleeping
         if step % 100 == 0:
-            gaps[-1]["large"] = np.array_equal(library_picture(library, game, (432, 432)), large.picture())
+            gaps[-1]["large"] = np.array_equal(
+                library_picture(library, game, (432, 432)), large.picture()
+            )
         if info["inventory"]["health"] < 5:
             library._player.health = game.player.health = 9
             library._last_health = game.library._last_health = 9
@@ -149,7 +159,9 @@ def digest_elsewhere(hash_seed, seed=5):
     ]
     variables = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", "\n".join(code)]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True, timeout=200)
+    done = subprocess.run(
+        command, env=variables, capture_output=True, text=True, check=True, timeout=200
+    )
     return done.stdout.strip()
 
 
@@ -336,17 +348,29 @@ def test_the_picture_is_the_game_alone():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"observation": "pixels"}, "observation must be one of textures, crop, render, got 'pixels'"),
+        (
+            {"observation": "pixels"},
+            "observation must be one of textures, crop, render, got 'pixels'",
+        ),
         ({"task": "free"}, "task must be one of instructions, tech_tree, undirected, got 'free'"),
         ({"num_goals": 0}, "num_goals must be at least 1, got 0"),
         ({"min_goals": 0}, r"min_goals must be in 1\.\.5, got 0"),
         ({"min_goals": 6}, r"min_goals must be in 1\.\.5, got 6"),
-        ({"min_goals": 13, "num_goals": 20, "task": "tech_tree"}, r"min_goals must be in 1\.\.12, got 13"),
+        (
+            {"min_goals": 13, "num_goals": 20, "task": "tech_tree"},
+            r"min_goals must be in 1\.\.12, got 13",
+        ),
         ({"instruction": "eat cow"}, r"instruction must be a list of 1\.\.5 .*, got 'eat cow'"),
         ({"instruction": []}, r"instruction must be a list of 1\.\.5 .*, got \[\]"),
-        ({"instruction": ["eat cow"] * 2, "num_goals": 1}, r"instruction must be a list of 1\.\.1 .*"),
+        (
+            {"instruction": ["eat cow"] * 2, "num_goals": 1},
+            r"instruction must be a list of 1\.\.1 .*",
+        ),
         ({"instruction": ["fly"]}, "goal must be one of collect drink, .*, got 'fly'"),
-        ({"instruction": ["eat cow"], "task": "undirected"}, "task must be 'instructions' .*'undirected'"),
+        (
+            {"instruction": ["eat cow"], "task": "undirected"},
+            "task must be 'instructions' .*'undirected'",
+        ),
     ],
 )
 def test_wrong_settings_are_refused(settings, message):
@@ -355,7 +379,9 @@ def test_wrong_settings_are_refused(settings, message):
 
 
 def play(env, seed):
-    """One episode of random actions: rows of what was seen, ``[L, ...]``, and the rewards on arrival, ``[L]``."""
+    """One episode of random actions: rows of what was seen, ``[L, ...]``, and the rewards on
+    arrival, ``[L]``.
+    """
     seen, _ = env.reset(seed=seed)
     rows, rewards = [seen], [0.0]
     for action in random_actions(seed + 10**6, 2500):
@@ -364,7 +390,11 @@ def play(env, seed):
         rewards.append(reward)
         if terminated:
             break
-    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}, np.array(rewards), info
+    return (
+        {name: np.stack([row[name] for row in rows]) for name in rows[0]},
+        np.array(rewards),
+        info,
+    )
 
 
 @pytest.mark.parametrize(
@@ -380,15 +410,22 @@ def test_rewards_are_those_that_the_achieved_goals_give(goals):
     paid = 0
     for seed in range(8):
         rows, rewards, info = play(env, seed)
-        tensors = {name: torch.from_numpy(rows[name])[None] for name in ("goal", "achieved", "achieved_mask")}
+        tensors = {
+            name: torch.from_numpy(rows[name])[None]
+            for name in ("goal", "achieved", "achieved_mask")
+        }
         mask = torch.ones(tensors["goal"].shape[:2], dtype=torch.bool)
         times = yamame.goals.completion_times(
             tensors["goal"][:, 0], tensors["achieved"], tensors["achieved_mask"].bool(), mask
         )
         done = times[times < len(rewards)].tolist()
         assert np.flatnonzero(rewards).tolist() == done
-        assert info["success"] == (len(done) == yamame.goals.num_goals(tensors["goal"][0, 0]).item())
-        active = torch.tensor([[sum(time <= step for time in done) for step in range(len(rewards))]])
+        assert info["success"] == (
+            len(done) == yamame.goals.num_goals(tensors["goal"][0, 0]).item()
+        )
+        active = torch.tensor(
+            [[sum(time <= step for time in done) for step in range(len(rewards))]]
+        )
         assert torch.equal(yamame.goals.show(tensors["goal"][:, :1], active), tensors["goal"])
         paid += len(done)
     assert paid > 0
@@ -403,7 +440,9 @@ def random_policy(episodes):
 
 
 def check_random_policy(returns, lengths):
-    """Within 3 combined standard errors of 500 episodes of the source: return 0.10 +- 0.34, length 169."""
+    """Within 3 combined standard errors of 500 episodes of the source: return 0.10 +- 0.34, length
+    169.
+    """
     noise = (1 / 500 + 1 / len(returns)) ** 0.5
     assert abs(returns.mean() - 0.10) < 3 * 0.34 * noise
     assert abs((returns > 0).mean() - 0.09) < 3 * (0.09 * 0.91) ** 0.5 * noise
@@ -461,7 +500,15 @@ def test_worker_processes_play_the_same_game():
     torch.manual_seed(0)
     played = there.rollout(40, break_when_any_done=False)
     there.close()
-    for name in ("textures", "status", "goal", "achieved", "action", ("next", "reward"), ("next", "done")):
+    for name in (
+        "textures",
+        "status",
+        "goal",
+        "achieved",
+        "action",
+        ("next", "reward"),
+        ("next", "done"),
+    ):
         assert torch.equal(expected[name], played[name]), name
 
 
@@ -473,7 +520,10 @@ def test_an_instruction_may_be_set_and_holds_for_all_rows_until_goals_are_drawn_
         env.step(env.rand_action(TensorDict({}, [2])))
     env.set_seed(5)
     asked = env.reset()
-    assert asked["goal"].tolist() == [[list(parse_goal("eat cow")), list(parse_goal("travel 10m 20m"))]] * 2
+    assert (
+        asked["goal"].tolist()
+        == [[list(parse_goal("eat cow")), list(parse_goal("travel 10m 20m"))]] * 2
+    )
     assert torch.equal(asked["textures"], drawn["textures"])
     env.set_instruction(None)
     env.set_seed(5)

@@ -49,7 +49,9 @@ PLACES = [(x, y) for x in range(0, 61, 5) for y in range(0, 61, 5)]
 
 
 def is_likely(counts, shares):
-    """Whether counts fit shares: chi-square below its mean + 4 standard deviations (false alarm < 1e-3)."""
+    """Whether counts fit shares: chi-square below its mean + 4 standard deviations (false alarm <
+    1e-3).
+    """
     assert set(counts) <= set(shares)
     total = sum(counts.values())
     freedom = len(shares) - 1
@@ -84,7 +86,9 @@ def test_goals_are_three_words_and_text_and_ids_are_inverse():
     assert goal_text(np.array([20.0, 24.0, 36.0], np.float32)) == "travel 0m 60m"
 
 
-@pytest.mark.parametrize("text", ["eat table", "fly", "", "travel 12m 5m", "pad", "collect wood pad"])
+@pytest.mark.parametrize(
+    "text", ["eat table", "fly", "", "travel 12m 5m", "pad", "collect wood pad"]
+)
 def test_what_is_no_goal_is_refused_with_a_list_of_the_goals(text):
     with pytest.raises(ValueError, match=rf"goal must be one of .*wake up or .*60m, got '{text}'"):
         parse_goal(text)
@@ -120,7 +124,9 @@ def draw_place_slowly(random):
     """The rule read aloud: sort all places by distance plus jitter, take the first within reach."""
     reach = random.choice(np.arange(1, 45), p=np.arange(44, 0, -1) / np.arange(1, 45).sum())
     jitter = dict(zip(PLACES, random.random(len(PLACES)), strict=True))
-    ranked = sorted(PLACES, key=lambda place: math.dist(place, (32, 32)) + jitter[place], reverse=True)
+    ranked = sorted(
+        PLACES, key=lambda place: math.dist(place, (32, 32)) + jitter[place], reverse=True
+    )
     within = [place for place in ranked if math.dist(place, (32, 32)) <= reach]
     return within[0] if within else ranked[-1]
 
@@ -135,7 +141,9 @@ def test_places_are_drawn_as_by_sorting_all_of_them():
     gap = sum((drawn[p] - expected[p]) ** 2 / (drawn[p] + expected[p]) for p in places)
     assert gap < len(places) - 1 + 4 * math.sqrt(2 * (len(places) - 1))  # chi-square of two samples
     other = Counter(PLACES[i] for i in np.random.default_rng(3).integers(169, size=count))
-    apart = sum((other[p] - expected[p]) ** 2 / (other[p] + expected[p]) for p in set(other) | set(expected))
+    apart = sum(
+        (other[p] - expected[p]) ** 2 / (other[p] + expected[p]) for p in set(other) | set(expected)
+    )
     assert apart > 1000  # negative control: all places equally often
 
 
@@ -168,7 +176,9 @@ def test_instructions_have_every_number_of_goals_equally_often():
 
 def test_climbs_are_steps_of_the_tree_in_order_and_none_twice():
     random = np.random.default_rng(6)
-    ranks = [[TECH_TREE.index(goal_text(goal)) for goal in draw_climb(random, 1, 5)] for _ in range(3000)]
+    ranks = [
+        [TECH_TREE.index(goal_text(goal)) for goal in draw_climb(random, 1, 5)] for _ in range(3000)
+    ]
     assert all(rank == sorted(set(rank)) for rank in ranks)
     assert {len(rank) for rank in ranks} == {1, 2, 3, 4, 5}
     assert {rank for steps in ranks for rank in steps} == set(range(12))
@@ -180,7 +190,9 @@ def test_lower_steps_are_asked_more_often():
     random = np.random.default_rng(7)
     counts = Counter(draw_climb(random, 1, 1)[0] for _ in range(6000))
     # With one goal: the height h is uniform in 1..12 and the step uniform among the h first.
-    shares = {parse_goal(t): sum(1 / h for h in range(i + 1, 13)) / 12 for i, t in enumerate(TECH_TREE)}
+    shares = {
+        parse_goal(t): sum(1 / h for h in range(i + 1, 13)) / 12 for i, t in enumerate(TECH_TREE)
+    }
     assert is_likely(counts, shares)
 
 

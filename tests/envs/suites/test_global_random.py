@@ -5,7 +5,12 @@ from yamame_envs.suites.global_random import GlobalRandom
 
 
 def draw():
-    return random.random(), np.random.rand(), int(np.random.randint(1000)), random.choice(range(1000))
+    return (
+        random.random(),
+        np.random.rand(),
+        int(np.random.randint(1000)),
+        random.choice(range(1000)),
+    )
 
 
 def test_two_streams_do_not_influence_each_other():

@@ -55,7 +55,9 @@ def test_the_reward_is_the_distance_to_the_target_velocity_and_half_the_usual_co
         before = cheetah._env.data.qpos[0]
         _, reward, terminated, truncated, _ = cheetah.step(action)
         velocity = (cheetah._env.data.qpos[0] - before) / 0.05
-        assert reward == pytest.approx(-abs(velocity - cheetah.target) - 0.05 * np.sum(np.square(action)))
+        assert reward == pytest.approx(
+            -abs(velocity - cheetah.target) - 0.05 * np.sum(np.square(action))
+        )
         assert not terminated
         assert not truncated
 
@@ -97,7 +99,9 @@ def test_random_actions_return_what_others_measured_and_standing_still_costs_the
         returns.append(sum(cheetah.step(action)[1] for action in plan(1000, seed)))
         cheetah.reset(seed=seed)
         still.append(sum(cheetah.step(STILL)[1] for _ in range(1000)) + 1000 * cheetah.target)
-    error = np.sqrt(2 * 811**2 / 30)  # measured elsewhere: -1942, standard deviation 811, 30 episodes
+    error = np.sqrt(
+        2 * 811**2 / 30
+    )  # measured elsewhere: -1942, standard deviation 811, 30 episodes
     assert abs(np.mean(returns) + 1942) < 3 * error
     assert np.abs(still).max() < 10.0
 
@@ -115,5 +119,7 @@ def test_an_episode_ends_at_the_time_limit():
 
 @pytest.mark.parametrize("velocity", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_velocity_that_cannot_be_is_refused(velocity):
-    with pytest.raises(ValueError, match=f"HalfCheetahVel: max_velocity must be positive.*, got {velocity}"):
+    with pytest.raises(
+        ValueError, match=f"HalfCheetahVel: max_velocity must be positive.*, got {velocity}"
+    ):
         HalfCheetahVel(max_velocity=velocity)

@@ -15,12 +15,16 @@ LIMITS = {
 
 
 def knows(row):
-    """The action of who knows the commands and where to go: turn towards the target, go there, wait."""
+    """The action of who knows the commands and where to go: turn towards the target, go there,
+    wait.
+    """
     here, target = row.agent.grid_position, row._target_pos
     way = (target[0] - here[0], target[1] - here[1])
     if row._command_visualization or way == (0, 0):
         return 0
-    wanted = {(0, -1): 0, (-1, 0): 1, (0, 1): 2, (1, 0): 3}[tuple(np.sign(way).astype(int).tolist())]
+    wanted = {(0, -1): 0, (-1, 0): 1, (0, 1): 2, (1, 0): 3}[
+        tuple(np.sign(way).astype(int).tolist())
+    ]
     return 3 if row.agent.face_direction.value == wanted else 1
 
 
@@ -90,5 +94,7 @@ def test_an_episode_is_a_pure_function_of_its_seed_whatever_is_drawn_beside_it(i
 
 
 def test_an_unknown_environment_is_refused():
-    with pytest.raises(ValueError, match=r"MemoryGym: id must be one of .*MortarMayhem-Grid.*, got 'Mortar'"):
+    with pytest.raises(
+        ValueError, match=r"MemoryGym: id must be one of .*MortarMayhem-Grid.*, got 'Mortar'"
+    ):
         MemoryGym(id="Mortar")

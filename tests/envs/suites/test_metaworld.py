@@ -52,7 +52,9 @@ def goals_of(env, seeds):
 
 def official(tasks, name):
     """The goals of one task in an official list."""
-    return np.array([pickle.loads(task.data)["rand_vec"] for task in tasks if task.env_name == name])
+    return np.array(
+        [pickle.loads(task.data)["rand_vec"] for task in tasks if task.env_name == name]
+    )
 
 
 def test_benchmarks_have_their_published_tasks():
@@ -60,10 +62,12 @@ def test_benchmarks_have_their_published_tasks():
         assert task_names("ML10", split) == tuple(f"{name}-v3" for name in names.split())
     assert [len(task_names(name, "train")) for name in ("ML25", "ML45")] == [25, 45]
     assert set(task_names("ML25", "test")) == {
-        f"{name}-v3" for name in ("basketball", "door-close", "shelf-place", "sweep", "button-press")
+        f"{name}-v3"
+        for name in ("basketball", "door-close", "shelf-place", "sweep", "button-press")
     }
     assert set(task_names("ML45", "test")) == {
-        f"{name}-v3" for name in ("bin-picking", "box-close", "hand-insert", "door-lock", "door-unlock")
+        f"{name}-v3"
+        for name in ("bin-picking", "box-close", "hand-insert", "door-lock", "door-unlock")
     }
     assert task_names("ML1-door-open-v3", "test") == ("door-open-v3",)
 
@@ -71,7 +75,9 @@ def test_benchmarks_have_their_published_tasks():
 @pytest.mark.parametrize(
     ("benchmark", "shared"), [("ML10", set()), ("ML25", {"basketball-v3"}), ("ML45", set())]
 )
-def test_no_task_of_the_test_split_is_trained_with_but_for_the_one_that_is_officially(benchmark, shared):
+def test_no_task_of_the_test_split_is_trained_with_but_for_the_one_that_is_officially(
+    benchmark, shared
+):
     assert set(task_names(benchmark, "train")) & set(task_names(benchmark, "test")) == shared
 
 
@@ -81,7 +87,9 @@ def test_goals_of_a_single_task_are_the_official_ones_of_their_seed(empty, task)
     for split, tasks in (("train", expected.train_tasks), ("test", expected.test_tasks)):
         goals = metaworld_task._goal_lists(f"ML1-{task}", split, 4).of(task)
         assert np.array_equal(goals, official(tasks, task))
-        assert not np.array_equal(metaworld_task._goal_lists(f"ML1-{task}", split, 5).of(task), goals)
+        assert not np.array_equal(
+            metaworld_task._goal_lists(f"ML1-{task}", split, 5).of(task), goals
+        )
 
 
 def test_goals_of_several_tasks_are_drawn_one_after_the_other_as_officially(empty):
@@ -104,7 +112,9 @@ def test_goals_of_the_test_split_are_never_played_in_training():
 def test_a_family_is_played_from_its_own_split():
     for split in ("train", "test"):
         env = MetaWorldTask("ML10", split=split)
-        seeds = [seed for seed in range(100) if np.random.default_rng(seed).integers(len(env._names)) < 2][:6]
+        seeds = [
+            seed for seed in range(100) if np.random.default_rng(seed).integers(len(env._names)) < 2
+        ][:6]
         played = set()
         for seed in seeds:
             env.reset(seed=seed)
@@ -113,7 +123,9 @@ def test_a_family_is_played_from_its_own_split():
 
 
 def test_tasks_are_drawn_uniformly(empty, monkeypatch):
-    still = SimpleNamespace(set_task=lambda _: None, reset=lambda: (np.zeros(39), {}), close=lambda: None)
+    still = SimpleNamespace(
+        set_task=lambda _: None, reset=lambda: (np.zeros(39), {}), close=lambda: None
+    )
     monkeypatch.setattr(metaworld_task, "_take", lambda name: still)
     monkeypatch.setattr(metaworld_task._GoalLists, "of", lambda self, name: np.zeros((50, 1)))
     env, played = MetaWorldTask("ML45"), []
@@ -122,7 +134,9 @@ def test_tasks_are_drawn_uniformly(empty, monkeypatch):
         played.append(env.task_name)
     counts = np.array([played.count(name) for name in task_names("ML45", "train")])
     assert counts.sum() == 900
-    assert np.abs(counts - 20).max() < 4.5 * np.sqrt(20)  # four and a half standard deviations, 45 tasks
+    assert np.abs(counts - 20).max() < 4.5 * np.sqrt(
+        20
+    )  # four and a half standard deviations, 45 tasks
 
 
 def test_the_arm_moves_and_pays_as_the_official_one_and_the_goal_is_hidden():
@@ -174,10 +188,10 @@ def test_a_meta_world_without_ml25_or_versions_is_refused_by_one_line(lacks, mon
     if lacks == "ML25":
         monkeypatch.delattr(metaworld.env_dict, "ML25_V3")
     else:
-        monkeypatch.setitem(metaworld.env_dict.ALL_V3_ENVIRONMENTS, "reach-v3", lambda render_mode: None)
-    message = (
-        r"MetaWorld: metaworld must have ML25 and versions of the reward, run: pip install .*\[metaworld\]"
-    )
+        monkeypatch.setitem(
+            metaworld.env_dict.ALL_V3_ENVIRONMENTS, "reach-v3", lambda render_mode: None
+        )
+    message = r"MetaWorld: metaworld must have ML25 and versions of the reward, run: pip install .*\[metaworld\]"
     with pytest.raises(ImportError, match=message) as error:
         MetaWorld()
     assert "\n" not in str(error.value)
@@ -265,7 +279,8 @@ def test_random_actions_return_what_others_measured_and_do_not_succeed():
         returns.append(sum(step[1] for step in steps))
         successes += any(step[4]["success"] for step in steps)
         assert steps[-1][3]
-    # the official environment: 791, standard deviation 467, 200 episodes (others: 520 to 760, few episodes)
+    # the official environment: 791, standard deviation 467, 200 episodes (others: 520 to 760, few
+    # episodes)
     assert abs(np.mean(returns) - 791) < 3 * 467 * np.sqrt(1 / 16 + 1 / 200)
     assert successes <= 4
 

@@ -25,7 +25,9 @@ from yamame_envs.suites.minigrid_levels import (
 MEMORY, GO_TO, SMALL = "MiniGrid-MemoryS7-v0", "BabyAI-GoToObj-v0", "BabyAI-GoToObjS4-v0"
 
 
-def agent(*levels, view="partial", cells=7, mission_length=17, layouts=(0, 2**31), show_clock=False):
+def agent(
+    *levels, view="partial", cells=7, mission_length=17, layouts=(0, 2**31), show_clock=False
+):
     return GridLevels(
         levels=levels or (MEMORY,),
         view=view,
@@ -54,10 +56,14 @@ def alike(first, second):
     def same(a, b):
         return a[1:] == b[1:] and all(np.array_equal(a[0][name], b[0][name]) for name in a[0])
 
-    return len(first) == len(second) and all(same(a, b) for a, b in zip(first, second, strict=False))
+    return len(first) == len(second) and all(
+        same(a, b) for a, b in zip(first, second, strict=False)
+    )
 
 
-@pytest.mark.parametrize("level", [MEMORY, GO_TO, "BabyAI-Synth-v0", "MiniGrid-Dynamic-Obstacles-6x6-v0"])
+@pytest.mark.parametrize(
+    "level", [MEMORY, GO_TO, "BabyAI-Synth-v0", "MiniGrid-Dynamic-Obstacles-6x6-v0"]
+)
 def test_an_episode_is_that_of_the_level_itself(level):
     env, raw = agent(level), gymnasium.make(level, disable_env_checker=True).unwrapped
     for seed in range(3):
@@ -118,7 +124,9 @@ def test_pixels_are_those_of_the_level():
         observation, expected = env.step(action)[0], raw.step(action)[0]
     whole, info = agent(view="full_rgb").reset(seed=2)
     expected = wrappers.RGBImgObsWrapper(build(MEMORY), tile_size=9).reset(seed=info["layout"])[0]
-    assert np.array_equal(whole["image"].transpose(1, 2, 0), expected["image"])  # 7 x 7 cells of 9 pixels
+    assert np.array_equal(
+        whole["image"].transpose(1, 2, 0), expected["image"]
+    )  # 7 x 7 cells of 9 pixels
 
 
 def test_a_seed_decides_all_of_an_episode():
@@ -147,7 +155,9 @@ def test_seeds_of_layouts_are_not_claimed_to_be_new_layouts():
     """Of this level there are 16 layouts, whatever the number of seeds."""
 
     def grids(split):
-        env = MiniGrid(layouts=1000, split=split, view="full", num_envs=1, seed=int(split == "test"))
+        env = MiniGrid(
+            layouts=1000, split=split, view="full", num_envs=1, seed=int(split == "test")
+        )
         assert env.novelty is None
         return {env.reset()["image"].numpy().tobytes() for _ in range(200)}
 
@@ -225,10 +235,20 @@ def test_a_mission_without_room_is_an_error():
 def test_the_family_leaves_out_what_the_paper_does():
     family = find_levels("babyai")
     assert len(family) == 68
-    left_out = ("Synth", "BossLevel", "GoToSeq", "PutNext", "MoveTwoAcross", "OpenDoorsOrder", "OpenTwoDoors")
+    left_out = (
+        "Synth",
+        "BossLevel",
+        "GoToSeq",
+        "PutNext",
+        "MoveTwoAcross",
+        "OpenDoorsOrder",
+        "OpenTwoDoors",
+    )
     assert not any(name in level for name in left_out for level in family)
     assert {GO_TO, "BabyAI-OpenRedBlueDoors-v0", "BabyAI-UnlockPickup-v0"} <= set(family)
-    assert max(inspect(level).num_words for level in family[::5]) <= 9  # words of a mission in the paper
+    assert (
+        max(inspect(level).num_words for level in family[::5]) <= 9
+    )  # words of a mission in the paper
 
 
 def test_the_bot_of_babyai_succeeds_where_chance_does_not():

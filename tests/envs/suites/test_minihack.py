@@ -45,7 +45,16 @@ def stairs(seen):
     """The first step of a straight way to the stairs down."""
     here, there = np.argwhere(seen == ord("@"))[0], np.argwhere(seen == ord(">"))[0]
     way = tuple(np.sign(there - here).tolist())
-    compass = [(-1, 0), (0, 1), (1, 0), (0, -1), (-1, 1), (1, 1), (1, -1), (-1, -1)]  # k l j h and diagonals
+    compass = [
+        (-1, 0),
+        (0, 1),
+        (1, 0),
+        (0, -1),
+        (-1, 1),
+        (1, 1),
+        (1, -1),
+        (-1, -1),
+    ]  # k l j h and diagonals
     return compass.index(way)
 
 

@@ -40,7 +40,13 @@ class Buttons(gymnasium.Env):
         return np.ones((2, 2), np.float32), {}
 
     def step(self, action):
-        return np.zeros((2, 2), np.float32), float(action[0]) + 2 * float(action[1]), False, False, {}
+        return (
+            np.zeros((2, 2), np.float32),
+            float(action[0]) + 2 * float(action[1]),
+            False,
+            False,
+            {},
+        )
 
 
 class Growing(gymnasium.Env):
@@ -57,7 +63,9 @@ class Lever(gymnasium.Env):
     """Shows the action it was given."""
 
     observation_space = spaces.Box(-100.0, 100.0, (3,), np.float64)
-    action_space = spaces.Box(np.array([0.0, -10.0, 5.0]), np.array([1.0, 30.0, 6.0]), dtype=np.float64)
+    action_space = spaces.Box(
+        np.array([0.0, -10.0, 5.0]), np.array([1.0, 30.0, 6.0]), dtype=np.float64
+    )
 
     def reset(self, *, seed=None, options=None):
         return np.zeros(3), {}
@@ -68,7 +76,13 @@ class Lever(gymnasium.Env):
 
 @pytest.fixture(autouse=True)
 def _registered():
-    kinds = {"Leaky": Leaky, "Buttons": Buttons, "Growing": Growing, "Unbounded": Unbounded, "Lever": Lever}
+    kinds = {
+        "Leaky": Leaky,
+        "Buttons": Buttons,
+        "Growing": Growing,
+        "Unbounded": Unbounded,
+        "Lever": Lever,
+    }
     for name, kind in kinds.items():
         gymnasium.register(
             f"test/{name}-v0", entry_point=kind, max_episode_steps=None if name == "Growing" else 60
@@ -100,7 +114,9 @@ def alike(first, second):
     def same(a, b):
         return a[1:] == b[1:] and all(np.array_equal(a[0][name], b[0][name]) for name in a[0])
 
-    return len(first) == len(second) and all(same(a, b) for a, b in zip(first, second, strict=False))
+    return len(first) == len(second) and all(
+        same(a, b) for a, b in zip(first, second, strict=False)
+    )
 
 
 def seed_of(env, name):
@@ -137,7 +153,9 @@ def test_an_episode_is_that_of_the_domain_itself():
         expected, _ = raw.reset(seed=int(drawn.integers(2**31)))
         observation, over, steps = env.reset(seed=seed)[0], False, 0
         while not over:
-            assert np.array_equal(observation["observation"][: len(expected)], expected.astype(np.float32))
+            assert np.array_equal(
+                observation["observation"][: len(expected)], expected.astype(np.float32)
+            )
             action = int(actions.integers(2))
             observation, reward, over, _, _ = env.step(action)
             expected, paid, terminated, truncated, _ = raw.step(action)
@@ -278,7 +296,10 @@ def test_domains_that_cannot_be_mixed_are_refused():
         ),
         ((), r"ids must name at least one environment, got \(\)"),
         (("test/Unbounded-v0",), "Box with finite bounds, got Box.* of 'test/Unbounded-v0'"),
-        (("test/Growing-v0",), "observations must have a fixed size, got Sequence.* of 'test/Growing-v0'"),
+        (
+            ("test/Growing-v0",),
+            "observations must have a fixed size, got Sequence.* of 'test/Growing-v0'",
+        ),
     ]:
         with pytest.raises(ValueError, match=f"MultiDomain: .*{message}"):
             MultiDomain(ids=ids)
@@ -327,7 +348,9 @@ def test_the_domains_of_popgym_fit_the_published_sizes():
     unknown = [name for name, limit in limits.items() if limit is None]
     assert all("HigherLower" in name for name in unknown)  # three decks of cards at most: 155 steps
     env = MultiDomain(ids="popgym")
-    assert env.rollout(3)["next", "time"][0, 0] == 1 / max(limit for limit in limits.values() if limit)
+    assert env.rollout(3)["next", "time"][0, 0] == 1 / max(
+        limit for limit in limits.values() if limit
+    )
     env.close()
     env = Domains(common=layout, show_domain=True)
     played = set()

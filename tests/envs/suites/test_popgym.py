@@ -167,7 +167,10 @@ def test_random_actions_return_what_others_measured(name):
     mean, deviation = RANDOM_RETURNS[name]
     env, episodes, others = POPGymTask(name), 100, 100
     env.action_space.seed(11)
-    returns = [episode(env, 1000 + seed, lambda _: env.action_space.sample())[0] for seed in range(episodes)]
+    returns = [
+        episode(env, 1000 + seed, lambda _: env.action_space.sample())[0]
+        for seed in range(episodes)
+    ]
     error = deviation * np.sqrt(1 / episodes + 1 / others)
     assert abs(np.mean(returns) - mean) < 3 * error
     assert 0.5 * deviation < np.std(returns) < 2 * deviation
@@ -184,7 +187,10 @@ def test_random_actions_return_what_others_measured(name):
 def test_who_remembers_gets_everything_and_who_does_not_much_less(name, answer):
     env = POPGymTask(name)
     assert [episode(env, seed, answer)[0] for seed in range(5)] == pytest.approx([1.0] * 5)
-    assert np.mean([episode(env, seed, lambda seen: seen[-1][-4:].argmax())[0] for seed in range(20)]) < 0
+    assert (
+        np.mean([episode(env, seed, lambda seen: seen[-1][-4:].argmax())[0] for seed in range(20)])
+        < 0
+    )
 
 
 def test_a_choice_of_several_is_one_choice_whose_last_part_changes_fastest():
@@ -194,7 +200,9 @@ def test_a_choice_of_several_is_one_choice_whose_last_part_changes_fastest():
     expected = trajectory(several, 4, plan)
     assert expected[2:].reshape(-1, 5)[:, 1].sum() > 3  # some hits
     assert np.array_equal(trajectory(one, 4, [8 * row + column for row, column in plan]), expected)
-    assert not np.array_equal(trajectory(one, 4, [8 * column + row for row, column in plan]), expected)
+    assert not np.array_equal(
+        trajectory(one, 4, [8 * column + row for row, column in plan]), expected
+    )
 
 
 def test_both_forms_of_a_name_mean_the_same():

@@ -53,5 +53,7 @@ def test_the_brightest_picture_does_not_overflow():
 
 
 def test_sums_that_would_not_be_exact_are_refused():
-    with pytest.raises(ValueError, match=r"old must share larger divisors with \(83, 83\), got \(997, 991\)"):
+    with pytest.raises(
+        ValueError, match=r"old must share larger divisors with \(83, 83\), got \(997, 991\)"
+    ):
         AreaResize((997, 991), (83, 83))

@@ -1,1 +1,3 @@
-"""An emulated CUDA device for builds of PyTorch without CUDA; see the README of the folder above."""
+"""An emulated CUDA device for builds of PyTorch without CUDA; see the README of the folder
+above.
+"""

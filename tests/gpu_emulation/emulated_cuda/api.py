@@ -1,4 +1,6 @@
-"""What `torch.cuda` says and does where the device is emulated. It is put in place once, for the whole process."""
+"""What `torch.cuda` says and does where the device is emulated. It is put in place once, for the
+whole process.
+"""
 
 import contextlib
 import time
@@ -66,7 +68,8 @@ class Event:
 def start() -> None:
     """Gives this process the emulated device.
 
-    The library must have been loaded before PyTorch, and what asks at its import for a GPU must come after this.
+    The library must have been loaded before PyTorch, and what asks at its import for a GPU must
+    come after this.
 
     Raises:
         RuntimeError: There is no device.
@@ -113,7 +116,9 @@ def _replace_guards() -> None:
     torch.backends.cuda.is_built = _always(True)
     torch.cuda.amp.common.amp_definitely_not_available = _always(False)
     torch._C._host_emptyCache = _always(None)  # type: ignore[attr-defined]
-    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") copies where it is seen
+    torch._C._set_only_lift_cpu_tensors(
+        True
+    )  # torch.tensor(..., device="cuda") copies where it is seen
     torch.backends.cudnn.is_acceptable = _always(False)
     original = torch.UntypedStorage.clone
 
@@ -130,7 +135,10 @@ def _gru_cell(x: Tensor, hidden: Tensor, *weights: Tensor) -> Tensor:
     from_input, from_state = (
         nn.functional.linear(value, *weights[i::2]) for i, value in enumerate((x, hidden))
     )
-    (reset_x, keep_x, new_x), (reset_h, keep_h, new_h) = from_input.chunk(3, -1), from_state.chunk(3, -1)
+    (reset_x, keep_x, new_x), (reset_h, keep_h, new_h) = (
+        from_input.chunk(3, -1),
+        from_state.chunk(3, -1),
+    )
     new = (new_x + (reset_x + reset_h).sigmoid() * new_h).tanh()
     return new + (keep_x + keep_h).sigmoid() * (hidden - new)
 
@@ -145,7 +153,9 @@ def _lstm_cell(x: Tensor, states: Sequence[Tensor], *weights: Tensor) -> tuple[T
     return out.sigmoid() * cell.tanh(), cell
 
 
-def _gru(x: Tensor, hidden: Tensor, weights: Sequence[Tensor], *options: Any) -> tuple[Tensor, Tensor]:
+def _gru(
+    x: Tensor, hidden: Tensor, weights: Sequence[Tensor], *options: Any
+) -> tuple[Tensor, Tensor]:
     outputs, (last,) = _layers(
         lambda now, states, own: (_gru_cell(now, *states, *own),), x, (hidden,), weights, *options
     )
@@ -165,7 +175,9 @@ def _layers(
     cell: Any, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor],
     biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-    """Outputs of the last of several recurrent layers and the last states of all, timestep by timestep."""
+    """Outputs of the last of several recurrent layers and the last states of all, timestep by
+    timestep.
+    """
     if bidirectional or (dropout and train):
         raise NotImplementedError("the emulated device has no such recurrent layers")
     last, per_layer = [], len(weights) // num_layers
@@ -185,7 +197,12 @@ def _layers(
 def _replace_recurrent_layers() -> None:
     """A GPU has kernels of its own for them, and PyTorch looks for these alone."""
     library = torch.library.Library("aten", "IMPL")
-    functions = {"gru.input": _gru, "lstm.input": _lstm, "gru_cell": _gru_cell, "lstm_cell": _lstm_cell}
+    functions = {
+        "gru.input": _gru,
+        "lstm.input": _lstm,
+        "gru_cell": _gru_cell,
+        "lstm_cell": _lstm_cell,
+    }
     for name, function in functions.items():
         for key in ("CUDA", "AutogradCUDA"):
             library.impl(name, function, key)

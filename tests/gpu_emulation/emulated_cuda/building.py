@@ -1,4 +1,6 @@
-"""Builds the library of the emulated device, once per version of PyTorch, in the user's cache, without importing it."""
+"""Builds the library of the emulated device, once per version of PyTorch, in the user's cache,
+without importing it.
+"""
 
 import fcntl
 import hashlib
@@ -36,7 +38,12 @@ def library() -> Path:
     """The library, built if it is not there yet."""
     torch = _torch_folder()
     identity = hashlib.sha256()
-    for part in (SOURCE.read_bytes(), str(torch).encode(), installed()[0].encode(), repr(OPTIONS).encode()):
+    for part in (
+        SOURCE.read_bytes(),
+        str(torch).encode(),
+        installed()[0].encode(),
+        repr(OPTIONS).encode(),
+    ):
         identity.update(part)
     folder = _cache()
     folder.mkdir(parents=True, exist_ok=True)
@@ -76,5 +83,7 @@ def _build(torch: Path, built: Path) -> None:
     links = [f"-L{lib}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{lib}"]
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
         unfinished = Path(folder) / built.name
-        subprocess.run(["g++", *OPTIONS, *includes, str(SOURCE), "-o", str(unfinished), *links], check=True)
+        subprocess.run(
+            ["g++", *OPTIONS, *includes, str(SOURCE), "-o", str(unfinished), *links], check=True
+        )
         unfinished.rename(built)

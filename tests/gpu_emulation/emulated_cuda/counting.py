@@ -1,7 +1,9 @@
-"""What the host asks of the device, by file and line: where it waits, what it copies, what it launches.
+"""What the host asks of the device, by file and line: where it waits, what it copies, what it
+launches.
 
-A `Watch` sees the operations of the thread that entered it, and of backward passes that this thread starts. Operations
-that PyTorch composes of others are seen as those others where it can differentiate them so, else as one kernel.
+A `Watch` sees the operations of the thread that entered it, and of backward passes that this thread
+starts. Operations that PyTorch composes of others are seen as those others where it can
+differentiate them so, else as one kernel.
 """
 
 import sys
@@ -57,7 +59,9 @@ class Counts:
 
     def since(self, before: "Counts") -> "Counts":
         """What was counted after a copy was made."""
-        return Counts(self.waits - before.waits, self.copies - before.copies, self.kernels - before.kernels)
+        return Counts(
+            self.waits - before.waits, self.copies - before.copies, self.kernels - before.kernels
+        )
 
     @staticmethod
     def merged(parts: "Iterable[Counts]") -> "Counts":
@@ -76,7 +80,9 @@ class Counts:
 
 
 class State:
-    """The counts of the process, the graph that is being captured, and whether operations are watched."""
+    """The counts of the process, the graph that is being captured, and whether operations are
+    watched.
+    """
 
     counts: Counts | None = None
     capture: Any = None
@@ -190,20 +196,29 @@ def _is_on_device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 def _holds_one(values: Iterable[Any]) -> bool:
     """Whether one of them, or of a list among them, is a tensor on the device."""
     return any(
-        value.is_cuda if isinstance(value, Tensor) else isinstance(value, list | tuple) and _holds_one(value)
+        value.is_cuda
+        if isinstance(value, Tensor)
+        else isinstance(value, list | tuple) and _holds_one(value)
         for value in values
     )
 
 
-def _copied(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, str | None] | None:
-    """The direction of a copy between host and device, and why the host waits for it, if it does."""
+def _copied(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[str, str | None] | None:
+    """The direction of a copy between host and device, and why the host waits for it, if it
+    does.
+    """
     if name == "aten::_to_copy":
         source, device = args[0], kwargs.get("device")
         target_is_cuda = source.is_cuda if device is None else torch.device(device).type == "cuda"
         at_once, pinned = kwargs.get("non_blocking", False), True  # the target is made for it
     elif name == "aten::copy_":
         target, source = args[0], args[1]
-        target_is_cuda, pinned = target.is_cuda, source.is_cuda and target.is_cpu and target.is_pinned()
+        target_is_cuda, pinned = (
+            target.is_cuda,
+            source.is_cuda and target.is_cpu and target.is_pinned(),
+        )
         at_once = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
     else:
         return None

@@ -1,4 +1,6 @@
-"""CUDA graphs of the emulated device: a capture executes nothing, a replay repeats what was captured."""
+"""CUDA graphs of the emulated device: a capture executes nothing, a replay repeats what was
+captured.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 class CUDAGraph:
     """Operations on the device, recorded to be run again on the same memory.
 
-    They run while they are captured, for their results have shapes. At its end, all memory that was there before and
-    the random numbers are put back, so that nothing seems to have happened.
+    They run while they are captured, for their results have shapes. At its end, all memory that was
+    there before and the random numbers are put back, so that nothing seems to have happened.
     """
 
     def __init__(self, keep_graph: bool = False) -> None:
@@ -48,7 +50,9 @@ class CUDAGraph:
         results = func(*args, **kwargs)
         if not func.is_view:
             tensors = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
-            self._made.update(_address(tensor) for tensor in tensors if _address(tensor) not in self._former)
+            self._made.update(
+                _address(tensor) for tensor in tensors if _address(tensor) not in self._former
+            )
             self._calls.append((func, args, kwargs, results))
         return results
 
@@ -89,5 +93,9 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Itera
     """The tensors that an operation overwrites."""
     for index, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            value = kwargs.get(argument.name) if argument.kwarg_only or index >= len(args) else args[index]
+            value = (
+                kwargs.get(argument.name)
+                if argument.kwarg_only or index >= len(args)
+                else args[index]
+            )
             yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))

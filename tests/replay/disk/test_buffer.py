@@ -1,4 +1,6 @@
-"""The replay buffer: a TorchRL replay buffer of trajectories, drawn as it says, and exactly resumable."""
+"""The replay buffer: a TorchRL replay buffer of trajectories, drawn as it says, and exactly
+resumable.
+"""
 
 import pytest
 import torch
@@ -35,7 +37,9 @@ def trajectories(*lengths: int, start: int = 0) -> TensorDict:
 @pytest.fixture
 def make(tmp_path):
     def build(name="replay", **kwargs):
-        return TrajectoryReplayBuffer(tmp_path / name, **{"capacity": 1000, "batch_size": 4, **kwargs})
+        return TrajectoryReplayBuffer(
+            tmp_path / name, **{"capacity": 1000, "batch_size": 4, **kwargs}
+        )
 
     return build
 
@@ -44,7 +48,9 @@ def numbers(batch: TensorDict) -> list[int]:
     return [int(n) for n in batch["observation"][:, 0, 0] // 1000]
 
 
-@pytest.mark.parametrize(("by", "expected"), [("trajectory", [1, 1, 1, 1]), ("timestep", [4, 1, 0, 7])])
+@pytest.mark.parametrize(
+    ("by", "expected"), [("trajectory", [1, 1, 1, 1]), ("timestep", [4, 1, 0, 7])]
+)
 def test_each_trajectory_is_drawn_as_often_as_it_should_be(make, monkeypatch, by, expected):
     buffer = make(sample_by=by)
     buffer.extend(trajectories(5, 2, 1, 8))

@@ -1,4 +1,6 @@
-"""Trajectories on disk: as a list would hold them, atomic appends, exact rollback, other readers."""
+"""Trajectories on disk: as a list would hold them, atomic appends, exact rollback, other
+readers.
+"""
 
 import contextlib
 import errno
@@ -25,7 +27,9 @@ def trajectory(number: int, length: int) -> TensorDict:
             "x": torch.stack([step + 1000 * number, step * 0 + length], -1),
             "flag": (step + number) % 3 == 0,
             "half": (step[:, None] % 128 + number % 7).to(torch.bfloat16),
-            "next": {"image": ((step + number) % 256)[:, None, None].expand(length, 2, 3).to(torch.uint8)},
+            "next": {
+                "image": ((step + number) % 256)[:, None, None].expand(length, 2, 3).to(torch.uint8)
+            },
         },
         batch_size=[length],
     )
@@ -38,7 +42,8 @@ def padded(batch: list[TensorDict]) -> TensorDict:
     longest = max(len(one) for one in batch)
     rows = [
         one.apply(
-            lambda v: torch.cat([v, v.new_full((longest - len(v), *v.shape[1:]), 99)]), batch_size=[longest]
+            lambda v: torch.cat([v, v.new_full((longest - len(v), *v.shape[1:]), 99)]),
+            batch_size=[longest],
         )
         for one in batch
     ]
@@ -47,7 +52,9 @@ def padded(batch: list[TensorDict]) -> TensorDict:
 
 
 def content(storage: TrajectoryFollower) -> list[tuple[int, int]]:
-    """Number and length of everything that is held; fails unless every entry is what was appended."""
+    """Number and length of everything that is held; fails unless every entry is what was
+    appended.
+    """
     if not len(storage):
         return []
     contents = []
@@ -176,7 +183,9 @@ def in_halves(check, real=files.write):
     return write
 
 
-def test_between_any_two_writes_a_kill_or_a_reader_finds_whole_trajectories_and_the_last_checkpoint(tmp_path):
+def test_between_any_two_writes_a_kill_or_a_reader_finds_whole_trajectories_and_the_last_checkpoint(
+    tmp_path,
+):
     path, copy = tmp_path / "store", tmp_path / "killed"
     storage = TrajectoryStorage(path, capacity=30)
     generator, everything = torch.Generator().manual_seed(0), [(0, 3)]
@@ -276,12 +285,17 @@ def test_a_full_disk_leaves_everything_as_it_was_whichever_write_fails(tmp_path)
                 with writing_with(full(failing, written)):
                     storage.append(batch)
                 break
-            with writing_with(full(failing, written)), pytest.raises(OSError, match="No space left"):
+            with (
+                writing_with(full(failing, written)),
+                pytest.raises(OSError, match="No space left"),
+            ):
                 storage.append(batch)
             assert content(storage) == before == content(TrajectoryFollower(folder))
             assert storage.num_appended == appended
             storage.append(batch)
-            assert content(storage)[-2:] == [(appended + i, lengths[appended + i]) for i in range(2)]
+            assert content(storage)[-2:] == [
+                (appended + i, lengths[appended + i]) for i in range(2)
+            ]
         assert len(written) == 3
 
 
@@ -329,7 +343,9 @@ def test_any_of_the_states_protected_last_comes_back_bit_for_bit_also_in_a_new_p
         else:
             lengths = [draw(generator, 1, min(10, capacity)) for _ in range(draw(generator, 1, 3))]
             storage.append([trajectory(number + i, length) for i, length in enumerate(lengths)])
-            held = newest([*held, *((number + i, length) for i, length in enumerate(lengths))], capacity)
+            held = newest(
+                [*held, *((number + i, length) for i, length in enumerate(lengths))], capacity
+            )
             number += len(lengths)
         assert content(storage) == held
         extra = max(extra, bytes_on_disk(tmp_path) / (STEP_BYTES * capacity))
@@ -418,7 +434,9 @@ def test_a_follower_goes_on_seeing_what_it_saw_until_it_looks_again(tmp_path):
     assert content(follower) == [(7, 7), (8, 7)]
 
 
-def test_a_follower_that_is_overtaken_while_it_looks_sees_what_is_there_afterwards(tmp_path, monkeypatch):
+def test_a_follower_that_is_overtaken_while_it_looks_sees_what_is_there_afterwards(
+    tmp_path, monkeypatch
+):
     storage = TrajectoryStorage(tmp_path, capacity=20)
     storage.append([trajectory(n, 5) for n in range(4)])
     follower = TrajectoryFollower(tmp_path)
@@ -565,10 +583,14 @@ def test_arguments_out_of_range_are_errors(tmp_path):
 
 def test_a_folder_of_something_else_is_an_error_and_stays_as_it_is(tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(ValueError, match=r"path must be empty or hold trajectories, got .*thesis\.tex"):
+    with pytest.raises(
+        ValueError, match=r"path must be empty or hold trajectories, got .*thesis\.tex"
+    ):
         TrajectoryStorage(tmp_path, capacity=5, resume=True)
     other = TrajectoryStorage(tmp_path / "other", capacity=5)
-    with pytest.raises(ValueError, match=r"path must be empty or hold trajectories, got .*thesis\.tex"):
+    with pytest.raises(
+        ValueError, match=r"path must be empty or hold trajectories, got .*thesis\.tex"
+    ):
         other.dumps(tmp_path)
     assert (tmp_path / "thesis.tex").read_text() == "precious"
 
@@ -600,7 +622,11 @@ def test_what_cannot_be_stored_is_an_error_and_nothing_is_written(tmp_path):
     with pytest.raises(ValueError, match="length of a trajectory must be at most 20, got 21"):
         storage.append([trajectory(1, 5), trajectory(2, 21)])
     for key, value, difference in [
-        ("x", one["x"].float(), r"\[\['x'\], 'int64', \[2\]\]\], got \[\[\['x'\], 'float32', \[2\]\]\]"),
+        (
+            "x",
+            one["x"].float(),
+            r"\[\['x'\], 'int64', \[2\]\]\], got \[\[\['x'\], 'float32', \[2\]\]\]",
+        ),
         ("flag", one["flag"][:, None], r"\[\['flag'\], 'bool', \[\]\]\], got .*'bool', \[1\]\]\]"),
         (("next", "more"), one["x"], r"\[\], got \[\[\['next', 'more'\], 'int64', \[2\]\]\]"),
     ]:
@@ -613,7 +639,9 @@ def test_what_cannot_be_stored_is_an_error_and_nothing_is_written(tmp_path):
     with pytest.raises(ValueError, match=r"lengths of trajectories must be positive, got \[5, 0\]"):
         storage.append([one, one[:0]])
     gap = padded([one]).set("mask", torch.tensor([[True, True, False, True, True]]))
-    with pytest.raises(ValueError, match="mask must be right padded, got 'a real timestep after padding'"):
+    with pytest.raises(
+        ValueError, match="mask must be right padded, got 'a real timestep after padding'"
+    ):
         storage.append(gap)
     with pytest.raises(IndexError, match=r"index 1 is out of bounds"):
         storage.get([1])
@@ -627,8 +655,12 @@ def test_what_a_collector_gives_must_be_packed_first(tmp_path):
     storage = TrajectoryStorage(tmp_path, capacity=20)
     observation = torch.arange(6.0).reshape(2, 3, 1)
     following = {"observation": observation + 1, "reward": observation}
-    batch = TensorDict({"observation": observation, "action": torch.ones(2, 3), "next": following}, [2, 3])
-    with pytest.raises(ValueError, match=r"must be packed, with yamame.replay.pack, got \['observation'\]"):
+    batch = TensorDict(
+        {"observation": observation, "action": torch.ones(2, 3), "next": following}, [2, 3]
+    )
+    with pytest.raises(
+        ValueError, match=r"must be packed, with yamame.replay.pack, got \['observation'\]"
+    ):
         storage.append(batch)
     with pytest.raises(ValueError, match=r"must be \[n, L\], see yamame.replay.pack, got \(6,\)"):
         storage.append(batch.flatten())

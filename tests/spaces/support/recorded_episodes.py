@@ -1,4 +1,6 @@
-"""Episodes of environments with many kinds of spaces, recorded by plain Gymnasium and by a collector."""
+"""Episodes of environments with many kinds of spaces, recorded by plain Gymnasium and by a
+collector.
+"""
 
 from types import SimpleNamespace
 
@@ -47,7 +49,9 @@ OBSERVATIONS = {
         {"a": spaces.Discrete(30, start=4), "inner": spaces.Dict({"b": SHIFTED, "c": BOX})}
     ),
     "named_observation": spaces.Dict({"observation": BOX, "phase": spaces.Discrete(30, start=-1)}),
-    "tuple": spaces.Tuple([spaces.Discrete(30, start=2), spaces.Tuple([spaces.MultiBinary(2), BOX])]),
+    "tuple": spaces.Tuple(
+        [spaces.Discrete(30, start=2), spaces.Tuple([spaces.MultiBinary(2), BOX])]
+    ),
 }
 
 
@@ -89,7 +93,9 @@ class Echo(gymnasium.Env):
 
 
 def own_value(space, numbers):
-    """The value of an action space for the numbers of a stored action, which count from 0; takes them off a list."""
+    """The value of an action space for the numbers of a stored action, which count from 0; takes
+    them off a list.
+    """
     if isinstance(space, spaces.Dict):
         return {key: own_value(part, numbers) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -117,7 +123,11 @@ def paths(tree, name):
     """Arrays by the names that a file has of them."""
     if isinstance(tree, dict | tuple):
         items = tree.items() if isinstance(tree, dict) else enumerate(tree)
-        return {path: array for key, part in items for path, array in paths(part, f"{name}/{key}").items()}
+        return {
+            path: array
+            for key, part in items
+            for path, array in paths(part, f"{name}/{key}").items()
+        }
     return {name: tree}
 
 
@@ -129,7 +139,9 @@ def make_env(observation_space, action_space, generic=True):
 
 
 def play(observation_space, action_space, generic=True):
-    """One episode twice: as an environment and its collector store it, and as plain Gymnasium records it."""
+    """One episode twice: as an environment and its collector store it, and as plain Gymnasium
+    records it.
+    """
     env = make_env(observation_space, action_space, generic)
     torch.manual_seed(0)
     actions = [env.action_spec.rand() for _ in range(LENGTH)]
@@ -177,14 +189,18 @@ def write(source, episode, folder):
     from minari.data_collector import EpisodeBuffer  # what collects for Minari needs more packages
 
     names = {"terminated": "terminations", "truncated": "truncations"}
-    buffer = EpisodeBuffer(id=0, **{names.get(key, key): part for key, part in episode.recorded.items()})
+    buffer = EpisodeBuffer(
+        id=0, **{names.get(key, key): part for key, part in episode.recorded.items()}
+    )
     author = {"author": "a", "author_email": "a@b.c", "code_permalink": "a", "algorithm_name": "a"}
     library.create_dataset_from_buffers("test/echo-v0", [buffer], **episode.spaces, **author)
     return "test/echo-v0"
 
 
 def differences(source, path, episode, **options):
-    """Entries that a source reads differently from what the collector stored, or why it refuses them."""
+    """Entries that a source reads differently from what the collector stored, or why it refuses
+    them.
+    """
     try:
         dataset = source(path, format=episode.format, **options)
     except ValueError as error:
@@ -208,7 +224,10 @@ def read(episode, folder, source=npz, **options):
 
 def hot(space, values):
     """One-hots of values, one group for each choice."""
-    sizes, low = np.atleast_1d(getattr(space, "nvec", getattr(space, "n", 0))), np.atleast_1d(space.start)
+    sizes, low = (
+        np.atleast_1d(getattr(space, "nvec", getattr(space, "n", 0))),
+        np.atleast_1d(space.start),
+    )
     groups = [
         np.eye(size)[column - first]
         for size, first, column in zip(sizes, low, values.reshape(len(values), -1).T, strict=True)
@@ -217,11 +236,14 @@ def hot(space, values):
 
 
 def act(agent, *observations):
-    """Shows an agent observations one after the other; returns the actions, or why one is refused."""
+    """Shows an agent observations one after the other; returns the actions, or why one is
+    refused.
+    """
     agent.reset()
     try:
         return [
-            agent.act(observation, reward=float(step > 0)) for step, observation in enumerate(observations)
+            agent.act(observation, reward=float(step > 0))
+            for step, observation in enumerate(observations)
         ]
     except ValueError as error:
         return str(error)

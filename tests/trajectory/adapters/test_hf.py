@@ -1,4 +1,6 @@
-"""Models of the library transformers as memory: the laws of encoders, what is refused, what a folder may do."""
+"""Models of the library transformers as memory: the laws of encoders, what is refused, what a
+folder may do.
+"""
 
 import json
 import pickle
@@ -67,10 +69,14 @@ def test_a_step_reads_nothing_back(nothing_read_back):
 def test_all_weights_learn_and_there_are_none_for_tokens():
     encoder = small()
     encoder.parallel(*one_episode(2, 5)).pow(3).sum().backward()
-    assert [name for name, p in encoder.named_parameters() if p.grad is None or not p.grad.any()] == [
+    assert [
+        name for name, p in encoder.named_parameters() if p.grad is None or not p.grad.any()
+    ] == [
         "model.wpe.weight"  # has gradients only at the positions that occur
     ] * int(not encoder.model.wpe.weight.grad.any())
-    assert not [name for name, _ in encoder.named_parameters() if "wte" in name or "embed_tokens" in name]
+    assert not [
+        name for name, _ in encoder.named_parameters() if "wte" in name or "embed_tokens" in name
+    ]
 
 
 def test_learnt_positions_end():
@@ -83,7 +89,11 @@ def test_learnt_positions_end():
     ("kind", "options", "message"),
     [
         ("gtp2", {}, "model_type must be a model of the library transformers, got 'gtp2'"),
-        ("mamba", {}, "model_type must be of a Transformer, which has num_attention_heads, got 'mamba'"),
+        (
+            "mamba",
+            {},
+            "model_type must be of a Transformer, which has num_attention_heads, got 'mamba'",
+        ),
         ("bloom", {}, "model_type must "),
         ("t5", {}, "model_type must "),
         ("gpt2", {"d_model": 9}, "d_model must be a multiple of num_heads 2, got 9"),
@@ -101,7 +111,11 @@ def test_learnt_positions_end():
         ),
         (
             "llama",
-            {"settings": {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}},
+            {
+                "settings": {
+                    "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+                }
+            },
             "rope_parameters must not depend on how long other sequences are",
         ),
     ],
@@ -135,9 +149,16 @@ def test_settings_are_of_the_layers_and_fetch_nothing(settings):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A model for language as the library writes it, with the layers of `small` and tokens of its own."""
+    """A model for language as the library writes it, with the layers of `small` and tokens of its
+    own.
+    """
     torch.manual_seed(7)
-    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 32}
+    sizes = {
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 2,
+        "intermediate_size": 32,
+    }
     config = transformers.LlamaConfig(**sizes, vocab_size=11, initializer_range=0.2)
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "mine")
     return tmp_path / "mine"
@@ -151,7 +172,9 @@ def test_weights_of_a_folder_are_those_that_the_layers_begin_with(folder, capfd)
     assert capfd.readouterr() == ("", "")
     del whole["embed_tokens.weight"]
     assert encoder.model.state_dict().keys() == whole.keys()
-    assert all(torch.equal(value, whole[name]) for name, value in encoder.model.state_dict().items())
+    assert all(
+        torch.equal(value, whole[name]) for name, value in encoder.model.state_dict().items()
+    )
     assert all(torch.equal(value, again.model.state_dict()[name]) for name, value in whole.items())
     assert not torch.equal(
         small("llama").model.norm.weight + 0, encoder.model.layers[0].mlp.up_proj.weight[0]

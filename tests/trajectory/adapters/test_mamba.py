@@ -1,4 +1,6 @@
-"""The adapter to the Mamba kernels: their absence, and segments, resets and states over a block of their interface."""
+"""The adapter to the Mamba kernels: their absence, and segments, resets and states over a block of
+their interface.
+"""
 
 import sys
 from types import SimpleNamespace
@@ -22,7 +24,9 @@ SIZES = {"d_model": 6, "d_state": 3, "expand": 2}
 
 
 class Selective(nn.Module):
-    """A selective recurrence behind a convolution, with the interface of `mamba_ssm.Mamba`, on any device."""
+    """A selective recurrence behind a convolution, with the interface of `mamba_ssm.Mamba`, on any
+    device.
+    """
 
     in_place = True
 
@@ -57,7 +61,9 @@ class Selective(nn.Module):
         ssm_state.copy_(state)
         return self.out_proj(y * F.silu(gate)).unsqueeze(1), conv_state, ssm_state
 
-    def allocate_inference_cache(self, batch_size: int, max_seqlen: int, dtype: torch.dtype | None = None):
+    def allocate_inference_cache(
+        self, batch_size: int, max_seqlen: int, dtype: torch.dtype | None = None
+    ):
         dtype = self.conv.dtype if dtype is None else dtype
         conv_state = torch.zeros(batch_size, self.width, self.d_conv, dtype=dtype)
         return conv_state, torch.zeros(batch_size, self.width, self.d_state, dtype=dtype)
@@ -104,7 +110,9 @@ class ReadsOn(MambaEncoder):
         return super().parallel(x, step_index, begins)
 
 
-@pytest.mark.parametrize(("defect", "law"), [(ForgetsToReset, "reset law: in acting"), (ReadsOn, "reset")])
+@pytest.mark.parametrize(
+    ("defect", "law"), [(ForgetsToReset, "reset law: in acting"), (ReadsOn, "reset")]
+)
 def test_a_state_that_is_not_reset_is_caught(kernels, defect, law):
     torch.manual_seed(0)
     with pytest.raises(AssertionError, match=f"breaks the {law}"):
@@ -115,7 +123,9 @@ def test_gradients_reach_every_parameter_through_segments(kernels):
     torch.manual_seed(0)
     encoder = MambaEncoder(5, **SIZES)
     starts = torch.tensor([[1, 0, 0, 1, 0, 0], [1, 1, 0, 0, 0, 1]]).bool()
-    encoder.parallel(torch.randn(2, 6, 5), segment_positions(starts), starts).pow(3).sum().backward()
+    encoder.parallel(torch.randn(2, 6, 5), segment_positions(starts), starts).pow(
+        3
+    ).sum().backward()
     assert all(p.grad is not None and p.grad.any() for p in encoder.parameters())
 
 
@@ -145,7 +155,9 @@ def test_sizes_outside_their_range_are_refused_first() -> None:
 COMMAND = r"run: pip install mamba-ssm causal-conv1d \(needs CUDA\)"
 ABSENCES = {
     "the package mamba_ssm must be installed, ": ModuleNotFoundError("No module", name="mamba_ssm"),
-    "the package einops must be installed, ": ModuleNotFoundError("No module", name="einops.layers"),
+    "the package einops must be installed, ": ModuleNotFoundError(
+        "No module", name="einops.layers"
+    ),
     r"mamba_ssm must be importable \(libcudart\), ": ImportError("libcudart"),
 }
 

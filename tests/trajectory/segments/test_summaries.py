@@ -1,22 +1,34 @@
-"""Encoders that read in segments: their networks against a plain loop over one episode, and what a memory holds."""
+"""Encoders that read in segments: their networks against a plain loop over one episode, and what a
+memory holds.
+"""
 
 import itertools
 
 import pytest
 import torch
-from yamame.capturing import recording
+from yamame.execution.capturing import recording
 from yamame.testing import check_trajectory_encoder
 from yamame.trajectory import MemoEncoder, RSMEncoder, segment_positions
 from yamame.trajectory.attention import dot_product
 
-SMALL = {"d_model": 8, "num_heads": 2, "num_layers": 2, "dropout": 0.0, "segment_length": 3, "num_slots": 2}
+SMALL = {
+    "d_model": 8,
+    "num_heads": 2,
+    "num_layers": 2,
+    "dropout": 0.0,
+    "segment_length": 3,
+    "num_slots": 2,
+}
 ENCODERS = {
     "rsm": lambda **kw: RSMEncoder(3, **{**SMALL, **kw}),
     "rsm that adds": lambda **kw: RSMEncoder(3, residual=True, **{**SMALL, **kw}),
     "memo": lambda **kw: MemoEncoder(3, **{**SMALL, **kw}),
 }
 every = pytest.mark.parametrize("name", ENCODERS)
-CLOSE = {"rtol": 1e-4, "atol": 1e-5}  # sums of fewer than a hundred terms of order one, in another order
+CLOSE = {
+    "rtol": 1e-4,
+    "atol": 1e-5,
+}  # sums of fewer than a hundred terms of order one, in another order
 
 
 def sequences(num_rows: int, length: int, chance: float, seed: int = 0):
@@ -78,7 +90,9 @@ def episodes(x: torch.Tensor, is_init: torch.Tensor):
 @pytest.mark.parametrize("chance", [0.0, 0.1, 0.5, 1.0])
 def test_packed_episodes_are_encoded_as_each_would_be_alone(name: str, chance: float) -> None:
     encoder, (x, position, is_init) = make(name), sequences(3, 14, chance)
-    expected = torch.stack([torch.cat([loop(encoder, e) for e in row]) for row in episodes(x, is_init)])
+    expected = torch.stack(
+        [torch.cat([loop(encoder, e) for e in row]) for row in episodes(x, is_init)]
+    )
     for found in (encoder.parallel(x, position, is_init), act(encoder, x, is_init)[0]):
         torch.testing.assert_close(found, expected, **CLOSE)
     with recording():
@@ -140,11 +154,17 @@ def test_a_boundary_is_passed_when_the_next_timestep_arrives() -> None:
 @torch.no_grad()
 def test_a_summary_of_fixed_size_is_all_that_passes_a_boundary() -> None:
     encoder, (x, _, is_init) = make("rsm"), sequences(2, 40, 0.0)
-    sizes = {sum(v.nbytes for v in act(encoder, x[:, :t], is_init[:, :t])[1].values()) for t in (1, 4, 40)}
+    sizes = {
+        sum(v.nbytes for v in act(encoder, x[:, :t], is_init[:, :t])[1].values())
+        for t in (1, 4, 40)
+    }
     assert len(sizes) == 1
     memory = act(encoder, x[:, :6], is_init[:, :6])[1]
     others = memory.clone()
-    others["keys"][:, :, :, :3], others["values"][:, :, :, :3] = torch.nan, 7.0  # the timesteps alone
+    others["keys"][:, :, :, :3], others["values"][:, :, :, :3] = (
+        torch.nan,
+        7.0,
+    )  # the timesteps alone
     summary = encoder.write(torch.ones(2, 2, 8))
     later = torch.zeros(2, dtype=torch.bool)
 
@@ -170,7 +190,9 @@ def test_a_summary_of_fixed_size_is_all_that_passes_a_boundary() -> None:
 def test_summaries_accumulate_up_to_the_context_length() -> None:
     x, _, is_init = sequences(2, 140, 0.0)
     encoder = make("memo", context_length=None)
-    slots = [act(encoder, x[:, :t], is_init[:, :t])[1]["keys"].shape[3] - 3 for t in (1, 25, 26, 140)]
+    slots = [
+        act(encoder, x[:, :t], is_init[:, :t])[1]["keys"].shape[3] - 3 for t in (1, 25, 26, 140)
+    ]
     assert slots == [16, 16, 32, 128]  # two for each of at most 8, 8, 9 and 47 boundaries
     bounded = make("memo", context_length=30)
     found, memory = act(bounded, x, is_init)
@@ -182,7 +204,10 @@ def test_summaries_accumulate_up_to_the_context_length() -> None:
 
 @every
 def test_lengths_of_segments_vary_in_training_only(name: str) -> None:
-    encoder, (x, position, is_init) = make(name, segment_length=10, jitter=0.3), sequences(2, 40, 0.0)
+    encoder, (x, position, is_init) = (
+        make(name, segment_length=10, jitter=0.3),
+        sequences(2, 40, 0.0),
+    )
     plain = make(name, segment_length=10, jitter=0.0)
     assert plain.capture_obstacle is None
     assert encoder.capture_obstacle == "jitter"
@@ -203,7 +228,10 @@ def test_nothing_that_is_not_finite_outlives_its_episode() -> None:
     for name in ENCODERS:
         encoder, (x, _, is_init) = make(name), sequences(2, 12, 0.0)
         expected = act(encoder, x, is_init)[0]
-        broken, starts = torch.cat((x.clone().fill_(torch.nan), x), 1), torch.cat((is_init, is_init), 1)
+        broken, starts = (
+            torch.cat((x.clone().fill_(torch.nan), x), 1),
+            torch.cat((is_init, is_init), 1),
+        )
         torch.testing.assert_close(act(encoder, broken, starts)[0][:, 12:], expected)
 
 
@@ -217,7 +245,10 @@ def test_a_training_pass_moves_every_parameter() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"d_model": 10, "num_heads": 4}, "d_model must be an even multiple of num_heads 4, got 10"),
+        (
+            {"d_model": 10, "num_heads": 4},
+            "d_model must be an even multiple of num_heads 4, got 10",
+        ),
         ({"segment_length": 0}, "segment_length must be at least 1, got 0"),
         ({"num_slots": 0}, "num_slots must be at least 1, got 0"),
         ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
@@ -226,7 +257,9 @@ def test_a_training_pass_moves_every_parameter() -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["rsm", "memo"])
-def test_arguments_outside_their_range_are_refused(name: str, arguments: dict, message: str) -> None:
+def test_arguments_outside_their_range_are_refused(
+    name: str, arguments: dict, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         ENCODERS[name](**arguments)
 
@@ -238,6 +271,8 @@ def test_without_carrying_a_segment_is_read_as_if_it_were_the_first(carry: bool)
     parallel, acted = encoder.parallel(x, position, is_init), act(encoder, x, is_init)[0]
     torch.testing.assert_close(parallel, acted, **CLOSE)
     torch.testing.assert_close(parallel, torch.stack([loop(encoder, row) for row in x]), **CLOSE)
-    begins = [encoder.parallel(part, position[:, :3], is_init[:, :3]) for part in (x[:, :3], x[:, 3:6])]
+    begins = [
+        encoder.parallel(part, position[:, :3], is_init[:, :3]) for part in (x[:, :3], x[:, 3:6])
+    ]
     torch.testing.assert_close(parallel[:, :3], begins[0], **CLOSE)
     assert torch.allclose(parallel[:, 3:6], begins[1], **CLOSE) != carry

@@ -1,4 +1,6 @@
-"""What an agent's memory holds and what its decisions take from it, measured on recorded episodes."""
+"""What an agent's memory holds and what its decisions take from it, measured on recorded
+episodes.
+"""
 
 from yamame.evaluation.diagnosis.episodes import record_episodes as record_episodes
 from yamame.evaluation.diagnosis.probes import ProbeCurve as ProbeCurve

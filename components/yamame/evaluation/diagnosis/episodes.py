@@ -37,10 +37,12 @@ def record_episodes(
     greedy: bool = False,
     seed: int = 0,
 ) -> TensorDict:
-    """Plays the first episode of every env, as `yamame.evaluation.evaluate` does, and keeps its encodings.
+    """Plays the first episode of every env, as `yamame.evaluation.evaluate` does, and keeps its
+    encodings.
 
     Args:
-        agent: Who plays; a copy of it acts. What it does not read, as ``hidden``, is recorded and not seen.
+        agent: Who plays; a copy of it acts. What it does not read, as ``hidden``, is recorded and
+            not seen.
         env: Environment ``[E]``; seeded, and left in mid-episode.
         gamma_index: Which of the agent's policies acts.
         max_steps, greedy, seed: As for `yamame.evaluation.evaluate`.
@@ -51,7 +53,13 @@ def record_episodes(
     Raises:
         ValueError: If ``env`` has not one batch dimension, or ``max_steps`` is not positive.
     """
-    require("record_episodes", "env", tuple(env.batch_size), env.batch_dims == 1, "have one batch dimension")
+    require(
+        "record_episodes",
+        "env",
+        tuple(env.batch_size),
+        env.batch_dims == 1,
+        "have one batch dimension",
+    )
     require_at_least("record_episodes", 1, max_steps=1 if max_steps is None else max_steps)
     policy: Any = fresh_copy(agent.policy(gamma_index=gamma_index))
     steps: list[TensorDict] = []
@@ -62,7 +70,10 @@ def record_episodes(
         while (max_steps is None or len(steps) < max_steps) and bool(playing.any()):
             features = policy.timestep_encoder(timestep.select(*policy.in_keys, strict=False))
             kept = {name: timestep.get(name).clone() for name in _KEPT if name in timestep.keys()}
-            kept |= {"features": features.get(agent.trajectory_encoder.keys.features), "mask": playing}
+            kept |= {
+                "features": features.get(agent.trajectory_encoder.keys.features),
+                "mask": playing,
+            }
             step, timestep = env.step_and_maybe_reset(act(policy, timestep, env.action_key))
             kept["action"] = agent.action_space.encode(step.get(env.action_key))
             steps.append(TensorDict(kept, env.batch_size))
@@ -75,7 +86,9 @@ def record_episodes(
 
 @torch.no_grad()
 def contexts_of(agent: InContextAgent, episodes: TensorDict, features: Tensor) -> Tensor:
-    """The contexts ``[E, T, D]`` of recorded episodes in which the encodings are these ``[E, T, F]``."""
+    """The contexts ``[E, T, D]`` of recorded episodes in which the encodings are these
+    ``[E, T, F]``.
+    """
     encoder, keys = agent.trajectory_encoder, agent.trajectory_encoder.keys
     names = {keys.step_index: "step_index", keys.is_init: "is_init", keys.mask: "mask"}
     sequence = TensorDict({key: episodes[name] for key, name in names.items()}, episodes.batch_size)

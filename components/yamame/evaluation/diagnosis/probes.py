@@ -1,7 +1,9 @@
-"""Ridge probes: how well a linear map tells hidden variables from what an encoder wrote, over the time of an episode.
+"""Ridge probes: how well a linear map tells hidden variables from what an encoder wrote, over the
+time of an episode.
 
-The map is fitted in closed form to some episodes and judged on others. What a probe of the context tells and a probe of
-the present timestep's encoding does not, memory holds (linear probes: Alain and Bengio, arXiv 1610.01644).
+The map is fitted in closed form to some episodes and judged on others. What a probe of the context
+tells and a probe of the present timestep's encoding does not, memory holds (linear probes: Alain
+and Bengio, arXiv 1610.01644).
 """
 
 from dataclasses import dataclass
@@ -22,9 +24,10 @@ class ProbeCurve:
 
     Attributes:
         steps: ``[P]`` float64, the middle of each part of the episode.
-        r2: ``[P]`` float64, the share of the variance that it explains among the timesteps of that part; negative where
-            the mean would tell more.
-        accuracy: ``[P]``, the share of values told right, where every variable has two of them; else None.
+        r2: ``[P]`` float64, the share of the variance that it explains among the timesteps of that
+            part; negative where the mean would tell more.
+        accuracy: ``[P]``, the share of values told right, where every variable has two of them;
+            else None.
         chance: ``[P]``, the same of whoever always says the more frequent value.
     """
 
@@ -38,11 +41,13 @@ class ProbeCurve:
 def probe(inputs: Tensor, targets: Tensor, mask: Tensor) -> ProbeCurve | None:
     """Fits ridge regressions, each to four fifths of the episodes, and judges each on the rest.
 
-    The penalty is that which does best on a part of a fit's episodes: none has a say in how it is judged itself.
+    The penalty is that which does best on a part of a fit's episodes: none has a say in how it is
+    judged itself.
 
     Args:
         inputs: ``[E, T, D]``, what is read.
-        targets: ``[E, T, H]``, the hidden variables; those that never change are left out, all others count alike.
+        targets: ``[E, T, H]``, the hidden variables; those that never change are left out, all
+            others count alike.
         mask: ``[E, T]`` bool, the timesteps of the episodes.
 
     Returns:
@@ -73,7 +78,9 @@ def probe(inputs: Tensor, targets: Tensor, mask: Tensor) -> ProbeCurve | None:
 
 
 class _Ridge:
-    """A linear map of standardised inputs, with an intercept, that minimises the squared error and a penalty."""
+    """A linear map of standardised inputs, with an intercept, that minimises the squared error and
+    a penalty.
+    """
 
     def __init__(self, x: Tensor, y: Tensor, penalty: float) -> None:
         self.shift, self.scale, self.mean = x.mean(0), x.std(0).clamp_min(1e-8), y.mean(0)
@@ -86,7 +93,9 @@ class _Ridge:
 
 
 def _judge(predicted: Tensor, y: Tensor, mask: Tensor) -> ProbeCurve:
-    """Compares parts of the episodes that have something to tell: ``[E, T, H]`` twice and ``[E, T]``."""
+    """Compares parts of the episodes that have something to tell: ``[E, T, H]`` twice and
+    ``[E, T]``.
+    """
     places = torch.arange(mask.shape[1])
     points = []
     two = all(len(values.unique()) == 2 for values in y[mask].unbind(-1))
@@ -100,7 +109,10 @@ def _judge(predicted: Tensor, y: Tensor, mask: Tensor) -> ProbeCurve:
         r2 = 1 - (told - true).square().sum() / spread
         high = true > middle
         rate = high.double().mean(0)
-        right, chance = ((told > middle) == high).double().mean(), torch.maximum(rate, 1 - rate).mean()
+        right, chance = (
+            ((told > middle) == high).double().mean(),
+            torch.maximum(rate, 1 - rate).mean(),
+        )
         points.append(torch.stack([part.double().mean(), r2, right, chance]))
     steps, r2, accuracy, chance = torch.stack(points, 1)
     return ProbeCurve(steps, r2, accuracy, chance) if two else ProbeCurve(steps, r2)

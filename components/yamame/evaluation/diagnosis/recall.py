@@ -1,11 +1,12 @@
 """Recall density: how much decisions depend on each timestep of their past.
 
-A timestep is replaced by the same timestep of another episode, all of what was seen, done and paid there; the effect on
-a later decision is by how many nats the log-probability of the action changes that the agent chose. Nothing else of the
-episode changes. Gradients (recall density in "POPGym Arcade", arXiv 2503.01450) cost a backward pass per decision and
-vanish where a policy is sure of itself, as a T-Maze's last decision is; a replacement costs a forward pass and measures
-what the timestep is worth there. One of another episode, not of zeros, keeps what the encoder meets a timestep that it
-knows (interchange interventions, arXiv 2106.02997).
+A timestep is replaced by the same timestep of another episode, all of what was seen, done and paid
+there; the effect on a later decision is by how many nats the log-probability of the action changes
+that the agent chose. Nothing else of the episode changes. Gradients (recall density in "POPGym
+Arcade", arXiv 2503.01450) cost a backward pass per decision and vanish where a policy is sure of
+itself, as a T-Maze's last decision is; a replacement costs a forward pass and measures what the
+timestep is worth there. One of another episode, not of zeros, keeps what the encoder meets a
+timestep that it knows (interchange interventions, arXiv 2106.02997).
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ class RecallCurve:
     """The effect of timesteps on decisions.
 
     Attributes:
-        lags: ``[K]`` int64, ascending: how many steps before the decision a timestep lies; at 0 it is the present one.
+        lags: ``[K]`` int64, ascending: how many steps before the decision a timestep lies; at 0 it
+            is the present one.
         effect: ``[K]`` float64, nats, the mean over the decisions that have such a timestep.
         first: Share of an episode's first timestep in what decisions after it depend on, in [0, 1].
     """
@@ -35,7 +37,9 @@ class RecallCurve:
 
     @property
     def density(self) -> Tensor:
-        """``[K]``, the effect as shares that add up to 1; zeros where no decision depends on anything."""
+        """``[K]``, the effect as shares that add up to 1; zeros where no decision depends on
+        anything.
+        """
         return self.effect / self.effect.sum().clamp_min(torch.finfo(torch.float64).tiny)
 
     @property
@@ -54,7 +58,8 @@ def recall_density(
         agent: In evaluation mode.
         episodes: ``[E, T]`` of at least two episodes, from `record_episodes`.
         gamma_index: Which of the agent's policies decides.
-        most_steps: Timesteps that are replaced, at most; of longer episodes the first and others at equal distances.
+        most_steps: Timesteps that are replaced, at most; of longer episodes the first and others at
+            equal distances.
 
     Returns:
         The curve of all decisions, and that of the last decision of every episode.
@@ -76,13 +81,17 @@ def recall_density(
             break
         replaced = features.clone()
         replaced[:num_alive, step] = features[:num_alive, step].roll(1, 0)
-        effect = (_log_probs(agent, episodes, replaced, gamma_index) - before).abs().double()[:num_alive]
+        effect = (
+            (_log_probs(agent, episodes, replaced, gamma_index) - before).abs().double()[:num_alive]
+        )
         everywhere.add(step, effect, mask[:num_alive])
         end.add(step, effect, at_end[:num_alive])
     return everywhere.curve(), end.curve()
 
 
-def _log_probs(agent: InContextAgent, episodes: TensorDict, features: Tensor, gamma_index: int) -> Tensor:
+def _log_probs(
+    agent: InContextAgent, episodes: TensorDict, features: Tensor, gamma_index: int
+) -> Tensor:
     """Log-probabilities ``[E, T]`` of what was done, had the encodings been these."""
     params = agent.actor(contexts_of(agent, episodes, features).float())[..., gamma_index, :]
     distribution = agent.action_space.distribution(params, episodes.get("action_mask", None))
@@ -94,7 +103,8 @@ class _Effects:
 
     Args:
         num_steps: Timesteps of the longest episode.
-        num_replaced: How many of them are replaced; all but the first one stand for their neighbours too.
+        num_replaced: How many of them are replaced; all but the first one stand for their
+            neighbours too.
     """
 
     def __init__(self, num_steps: int, num_replaced: int) -> None:
@@ -104,7 +114,9 @@ class _Effects:
         self.weight = (num_steps - 1) / max(num_replaced - 1, 1)
 
     def add(self, step: int, effect: Tensor, counts: Tensor) -> None:
-        """Adds the effect ``[N, T]`` of a timestep where ``counts`` ``[N, T]`` says so, and not before it."""
+        """Adds the effect ``[N, T]`` of a timestep where ``counts`` ``[N, T]`` says so, and not
+        before it.
+        """
         reached = torch.where(counts, effect, 0.0)[:, step:].sum(0).cpu()
         self.total[: len(reached)] += reached
         self.count[: len(reached)] += counts[:, step:].sum(0).cpu()
@@ -117,4 +129,6 @@ class _Effects:
         """The means."""
         lags = self.count.nonzero().squeeze(-1)
         whole = self.first + self.others
-        return RecallCurve(lags, self.total[lags] / self.count[lags], self.first / whole if whole else 0.0)
+        return RecallCurve(
+            lags, self.total[lags] / self.count[lags], self.first / whole if whole else 0.0
+        )

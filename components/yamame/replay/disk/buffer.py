@@ -1,8 +1,8 @@
 """The replay buffer of whole trajectories: TorchRL's `ReplayBuffer` over a `TrajectoryStorage`.
 
-``extend`` takes trajectories ``[n, L]`` (right padded, ``mask``) or whole episodes as TorchRL has them, ``sample``
-gives ``[B, L']`` in the same form, after the transforms, which see whole trajectories. L' is the longest length in the
-batch.
+``extend`` takes trajectories ``[n, L]`` (right padded, ``mask``) or whole episodes as TorchRL has
+them, ``sample`` gives ``[B, L']`` in the same form, after the transforms, which see whole
+trajectories. L' is the longest length in the batch.
 """
 
 import os
@@ -28,18 +28,19 @@ SampleBy = Literal["trajectory", "timestep"]
 class TrajectoryReplayBuffer(ReplayBuffer):
     """Whole trajectories on disk, drawn at random (AMAGO, arXiv 2310.09971).
 
-    Everything of `ReplayBuffer` works on trajectories: ``extend``, ``sample``, ``append_transform``, ``len``,
-    ``empty``, ``state_dict``. Draws come from ``generator``, or else from torch's global one.
+    Everything of `ReplayBuffer` works on trajectories: ``extend``, ``sample``,
+    ``append_transform``, ``len``, ``empty``, ``state_dict``. Draws come from ``generator``, or else
+    from torch's global one.
 
-    For exact resume see `TrajectoryStorage`: ``state_dict`` holds no trajectories, and a checkpoint that is
-    on disk calls `protect`.
+    For exact resume see `TrajectoryStorage`: ``state_dict`` holds no trajectories, and a checkpoint
+    that is on disk calls `protect`.
 
     Args:
         path, capacity, owner, keep, resume: As for `TrajectoryStorage`.
         batch_size: Trajectories per sample; None: `sample` is told.
         transform: Applied to what was sampled, e.g. ``Compose(Relabel(), Window(128))``.
-        sample_by: ``trajectory``: each is as likely as any other. ``timestep``: as likely as it is long (in
-            transitions).
+        sample_by: ``trajectory``: each is as likely as any other. ``timestep``: as likely as it is
+            long (in transitions).
         generator: Source of all draws of this buffer, not of its transforms.
 
     Raises:
@@ -62,7 +63,9 @@ class TrajectoryReplayBuffer(ReplayBuffer):
     ) -> None:
         sampler = TrajectorySampler(sample_by)  # refuses before a folder is made
         super().__init__(
-            storage=TrajectoryStorage(path, capacity=capacity, owner=owner, keep=keep, resume=resume),
+            storage=TrajectoryStorage(
+                path, capacity=capacity, owner=owner, keep=keep, resume=resume
+            ),
             sampler=sampler,
             writer=TrajectoryWriter(),
             collate_fn=whole,
@@ -73,7 +76,8 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         count_held(self._transform, self.storage)  # what a former process has appended
 
     def extend(self, data: TensorDictBase | Sequence[TensorDictBase], **options: Any) -> Tensor:
-        """Appends trajectories ``[n, L]``, or rollouts of TorchRL ``[T]`` or ``[N, T]``, which it packs.
+        """Appends trajectories ``[n, L]``, or rollouts of TorchRL ``[T]`` or ``[N, T]``, which it
+        packs.
 
         Raises:
             ValueError: A rollout does not hold whole episodes, and as `TrajectoryStorage.append`.
@@ -81,18 +85,24 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         return super().extend(pack_whole(data), **options)
 
     def append_transform(self, transform: Transform, *, invert: bool = False) -> ReplayBuffer:
-        """As TorchRL's; if the transform counts goals, it counts those of the trajectories that are held."""
+        """As TorchRL's; if the transform counts goals, it counts those of the trajectories that are
+        held.
+        """
         count_held(transform, self.storage)
         return super().append_transform(transform, invert=invert)
 
-    def insert_transform(self, index: int, transform: Transform, *, invert: bool = False) -> ReplayBuffer:
+    def insert_transform(
+        self, index: int, transform: Transform, *, invert: bool = False
+    ) -> ReplayBuffer:
         """As `append_transform`."""
         count_held(transform, self.storage)
         return super().insert_transform(index, transform, invert=invert)
 
     @property
     def fields(self) -> dict[NestedKey, tuple[torch.Size, torch.dtype]]:
-        """Shape and dtype of every entry of a timestep, by key; none before the first trajectory."""
+        """Shape and dtype of every entry of a timestep, by key; none before the first
+        trajectory.
+        """
         return self.storage.fields
 
     @property
@@ -101,12 +111,20 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         return int(self.storage.lengths.sum())
 
     def stats(self) -> dict[str, int | float | bool]:
-        """The counters of `ReplayBuffer.stats`; ``capacity`` and ``utilization`` speak of timesteps."""
+        """The counters of `ReplayBuffer.stats`; ``capacity`` and ``utilization`` speak of
+        timesteps.
+        """
         held = self.num_timesteps
-        return {**super().stats(), "num_timesteps": held, "utilization": held / self.storage.max_size}
+        return {
+            **super().stats(),
+            "num_timesteps": held,
+            "utilization": held / self.storage.max_size,
+        }
 
     def protect(self) -> None:
-        """Keeps the present state on disk, and some protected before, see `TrajectoryStorage.protect`."""
+        """Keeps the present state on disk, and some protected before, see
+        `TrajectoryStorage.protect`.
+        """
         with self._replay_lock:
             self.storage.protect()
 
@@ -144,7 +162,9 @@ class TrajectorySampler(RandomSampler):
 
 
 class TrajectoryWriter(ImmutableDatasetWriter):
-    """Appends to the `TrajectoryStorage` of the buffer; as the writer of a dataset, it has no state of its own."""
+    """Appends to the `TrajectoryStorage` of the buffer; as the writer of a dataset, it has no state
+    of its own.
+    """
 
     @property
     def _write_count(self) -> int:

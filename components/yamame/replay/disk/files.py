@@ -1,20 +1,22 @@
 """The files of a trajectory store.
 
 ``<n>.steps``
-    Segment n: trajectories one after the other; of each, all values of its first entry, then of its second.
+    Segment n: trajectories one after the other; of each, all values of its first entry, then of its
+    second.
 ``<n>.index``
     Of each trajectory in segment n its number of timesteps, and the CRC-32 of its bytes (int64).
 ``<k>.manifest``
-    JSON. ``crc``: the CRC-32 of all the rest; ``format``, ``owner`` and ``capacity``; ``fields``: key, dtype and
-    shape of every entry of a timestep; ``num_segments`` begun so far, so that no number is used twice; ``held``: the
-    number of trajectories appended so far, and those that are held, oldest first, as ``[segment, first, end]``;
-    ``protected``: the same as it was when checkpoints were made. Written after everything that it names; the newest,
-    of ``number`` k, counts. One that is known to be on the disk stays beside it: a power cut may leave no newer one.
+    JSON. ``crc``: the CRC-32 of all the rest; ``format``, ``owner`` and ``capacity``; ``fields``:
+    key, dtype and shape of every entry of a timestep; ``num_segments`` begun so far, so that no
+    number is used twice; ``held``: the number of trajectories appended so far, and those that are
+    held, oldest first, as ``[segment, first, end]``; ``protected``: the same as it was when
+    checkpoints were made. Written after everything that it names; the newest, of ``number`` k,
+    counts. One that is known to be on the disk stays beside it: a power cut may leave no newer one.
 ``lock``
     Locked by the one process that may write.
 
-A segment is appended to in one session, never changed, and deleted as a whole. What was written survives the
-death of the process; what a state dict names, that of the machine.
+A segment is appended to in one session, never changed, and deleted as a whole. What was written
+survives the death of the process; what a state dict names, that of the machine.
 """
 
 import fcntl
@@ -32,11 +34,15 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from yamame.checks import require
-from yamame.failures import one_line
+from yamame.system.messages import one_line
 
 STORE = "TrajectoryStorage"
 FORMAT = "yamame trajectories 3"
-DTYPES = {str(dtype).split(".")[1]: dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+DTYPES = {
+    str(dtype).split(".")[1]: dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype)
+}
 REMEDY = "bring the folder back from a copy, or begin anew"
 Manifest = dict[str, Any]
 
@@ -63,15 +69,19 @@ class Segment(NamedTuple):
 
 
 def read_manifests(path: Path) -> list[Manifest]:
-    """Reads the manifests of a folder that are whole, newest first; none where a store could be created.
+    """Reads the manifests of a folder that are whole, newest first; none where a store could be
+    created.
 
     The ``number`` of each is the highest that is taken.
 
     Raises:
-        ValueError: The folder holds something else, a store of another format, or no manifest that is whole.
+        ValueError: The folder holds something else, a store of another format, or no manifest that
+            is whole.
     """
     files = sorted(path.iterdir()) if path.exists() else []
-    numbers = {int(file.stem): file for file in files if file.suffix == ".manifest" and file.stem.isdigit()}
+    numbers = {
+        int(file.stem): file for file in files if file.suffix == ".manifest" and file.stem.isdigit()
+    }
     if not numbers:
         foreign = [str(file) for file in files if file.name not in ("lock", "draft")]
         require(STORE, "path", foreign, not foreign, "be empty or hold trajectories")
@@ -103,13 +113,21 @@ def _parse(file: Path) -> Manifest:
         reason = f"{file} must be a manifest, it cannot be read ({one_line(error)}): {REMEDY}"
         raise ValueError(f"{STORE}: {reason}") from error
     require(STORE, f"format of {file.parent}", form, form == FORMAT, f"be {FORMAT!r}")
-    require(STORE, f"checksum of {file}", crc, crc == _checksum(manifest), f"be that of its text: {REMEDY}")
+    require(
+        STORE,
+        f"checksum of {file}",
+        crc,
+        crc == _checksum(manifest),
+        f"be that of its text: {REMEDY}",
+    )
     require(STORE, f"dtypes in {file}", sorted(unknown), not unknown, "be those of torch")
     return manifest
 
 
 def checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Which trajectories are held, as a manifest says it; raises an error unless it is made of numbers."""
+    """Which trajectories are held, as a manifest says it; raises an error unless it is made of
+    numbers.
+    """
     parts = [[int(number), int(first), int(end)] for number, first, end in state["parts"]]
     return {"num_appended": int(state["num_appended"]), "parts": parts}
 
@@ -120,7 +138,8 @@ def write_manifest(path: Path, manifest: Manifest, *, to_disk: bool = False) -> 
     write(path / "draft", "wb", [text.encode()])
     if to_disk:
         flush(path / "draft")
-    # A new name, as some file systems write to the disk when a file is replaced, which takes milliseconds.
+    # A new name, as some file systems write to the disk when a file is replaced, which takes
+    # milliseconds.
     (path / "draft").rename(path / f"{manifest['number']}.manifest")
     if to_disk:
         flush(path)
@@ -158,7 +177,9 @@ def lock(path: Path) -> int:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(descriptor)
-        raise ValueError(f"{STORE}: path must not be written by another process, got {path}") from error
+        raise ValueError(
+            f"{STORE}: path must not be written by another process, got {path}"
+        ) from error
     return descriptor
 
 
@@ -188,7 +209,11 @@ def to_bytes(value: Tensor) -> np.ndarray:
 def fields_of(timesteps: TensorDictBase) -> list[list[Any]]:
     """Key, dtype and shape of every entry of ``[R]`` timesteps, as a manifest has them."""
     return [
-        [[key] if isinstance(key, str) else list(key), str(value.dtype).split(".")[1], list(value.shape[1:])]
+        [
+            [key] if isinstance(key, str) else list(key),
+            str(value.dtype).split(".")[1],
+            list(value.shape[1:]),
+        ]
         for key, value in timesteps.items(True, True)
     ]
 
@@ -201,12 +226,18 @@ def width_of(fields: list[list[Any]]) -> int:
 def check_fields(fields: list[list[Any]], timesteps: TensorDictBase) -> None:
     """Raises ValueError unless the timesteps have these fields, in any order."""
     got = fields_of(timesteps)
-    missing, strange = ([one for one in a if one not in b] for a, b in ((fields, got), (got, fields)))
+    missing, strange = (
+        [one for one in a if one not in b] for a, b in ((fields, got), (got, fields))
+    )
     require(STORE, "trajectories", strange, not missing and not strange, f"hold {missing}")
 
 
-def flatten(trajectories: TensorDictBase | Sequence[TensorDictBase]) -> tuple[TensorDictBase, np.ndarray]:
-    """All real timesteps ``[R]``, one after the other, and lengths ``[n]`` of what `TrajectoryStorage.append` takes."""
+def flatten(
+    trajectories: TensorDictBase | Sequence[TensorDictBase],
+) -> tuple[TensorDictBase, np.ndarray]:
+    """All real timesteps ``[R]``, one after the other, and lengths ``[n]`` of what
+    `TrajectoryStorage.append` takes.
+    """
     if isinstance(trajectories, TensorDictBase):
         timesteps, lengths = _flatten_padded(trajectories)
     elif len(trajectories):
@@ -216,7 +247,9 @@ def flatten(trajectories: TensorDictBase | Sequence[TensorDictBase]) -> tuple[Te
         timesteps, lengths = torch.cat(parts), np.array([len(part) for part in parts])
     else:
         return TensorDict({}, [0]), np.zeros(0, np.int64)
-    require(STORE, "lengths of trajectories", lengths.tolist(), bool((lengths > 0).all()), "be positive")
+    require(
+        STORE, "lengths of trajectories", lengths.tolist(), bool((lengths > 0).all()), "be positive"
+    )
     following = timesteps.get("next", TensorDict())
     twice = [key for key in following.keys(True, True) if key in timesteps.keys(True)]
     remedy = "not be held under 'next' too: trajectories must be packed, with yamame.replay.pack"
@@ -226,7 +259,9 @@ def flatten(trajectories: TensorDictBase | Sequence[TensorDictBase]) -> tuple[Te
 
 def _flatten_padded(trajectories: TensorDictBase) -> tuple[TensorDictBase, np.ndarray]:
     shape = trajectories.shape
-    require(STORE, "trajectories", tuple(shape), len(shape) == 2, "be [n, L], see yamame.replay.pack")
+    require(
+        STORE, "trajectories", tuple(shape), len(shape) == 2, "be [n, L], see yamame.replay.pack"
+    )
     mask = trajectories.get("mask", None)
     if mask is None:
         return trajectories.flatten(), np.full(shape[0], shape[1])

@@ -1,4 +1,6 @@
-"""Reading trajectories on disk that another process may be appending (`yamame.replay.disk.storage`)."""
+"""Reading trajectories on disk that another process may be appending
+(`yamame.replay.disk.storage`).
+"""
 
 import math
 import os
@@ -16,20 +18,29 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from yamame.checks import require
-from yamame.replay.disk.files import DTYPES, REMEDY, STORE, Manifest, Segment, read_manifests, width_of
+from yamame.replay.disk.files import (
+    DTYPES,
+    REMEDY,
+    STORE,
+    Manifest,
+    Segment,
+    read_manifests,
+    width_of,
+)
 
 
 class TrajectoryFollower(Storage):
     """A read-only TorchRL storage over trajectories that another process may be appending.
 
-    ``len()`` counts trajectories; position 0 is the oldest. What is seen is what was there at the last
-    `refresh`, whatever the writer does meanwhile.
+    ``len()`` counts trajectories; position 0 is the oldest. What is seen is what was there at the
+    last `refresh`, whatever the writer does meanwhile.
 
     Args:
         path: The folder of a `TrajectoryStorage`.
 
     Raises:
-        ValueError: The folder holds no trajectories, or those of another format, or some of them are gone.
+        ValueError: The folder holds no trajectories, or those of another format, or some of them
+            are gone.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -57,9 +68,13 @@ class TrajectoryFollower(Storage):
                 return self._load(manifest)
             except FileNotFoundError as error:
                 if read_manifests(self.path)[:1] != manifests[:1]:
-                    return self.refresh()  # the writer deleted a segment after the manifest was read
+                    return (
+                        self.refresh()
+                    )  # the writer deleted a segment after the manifest was read
                 missing = error
-        reason = f"trajectories of the manifest must still be there, got none of {missing}: {REMEDY}"
+        reason = (
+            f"trajectories of the manifest must still be there, got none of {missing}: {REMEDY}"
+        )
         raise ValueError(f"{STORE}: {reason}") from missing
 
     def verify(self) -> None:
@@ -78,7 +93,9 @@ class TrajectoryFollower(Storage):
     def _map(
         self, parts: Sequence[Sequence[int]], fields: list[list[Any]]
     ) -> tuple[dict[int, Segment], np.ndarray]:
-        """Segments by number, and of each trajectory its segment, its first timestep there, its length and CRC-32."""
+        """Segments by number, and of each trajectory its segment, its first timestep there, its
+        length and CRC-32.
+        """
         segments = {number: self._open(number, end, fields) for number, _, end in parts}
         entries = [np.zeros((0, 4), np.int64)]
         for number, first, end in parts:
@@ -88,7 +105,9 @@ class TrajectoryFollower(Storage):
         return segments, np.concatenate(entries)
 
     def _open(self, number: int, end: int, fields: list[list[Any]]) -> Segment:
-        """A segment, mapped so far that it has ``end`` trajectories; ``FileNotFoundError`` if it has not."""
+        """A segment, mapped so far that it has ``end`` trajectories; ``FileNotFoundError`` if it
+        has not.
+        """
         segment = self._segments.get(number)
         try:
             if segment is None or len(segment.lengths) < end:
@@ -101,13 +120,17 @@ class TrajectoryFollower(Storage):
             raise FileNotFoundError(f"segment {number} in {self.path}") from error
         return segment
 
-    def _verify(self, segments: Mapping[int, Segment], entries: np.ndarray, fields: list[list[Any]]) -> None:
+    def _verify(
+        self, segments: Mapping[int, Segment], entries: np.ndarray, fields: list[list[Any]]
+    ) -> None:
         width = width_of(fields)
         for number, start, length, checksum in entries.tolist():
             data = segments[number].data[start * width : (start + length) * width]
             name = f"trajectory at timestep {start} of {self.path / str(number)}.steps"
             crc = zlib.crc32(data.data)
-            require(STORE, name, f"CRC-32 {crc}", crc == checksum, f"be as it was appended ({REMEDY})")
+            require(
+                STORE, name, f"CRC-32 {crc}", crc == checksum, f"be as it was appended ({REMEDY})"
+            )
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -119,7 +142,9 @@ class TrajectoryFollower(Storage):
 
     @property
     def fields(self) -> dict[NestedKey, tuple[torch.Size, torch.dtype]]:
-        """Shape and dtype of every entry of a timestep, by key; none before the first trajectory."""
+        """Shape and dtype of every entry of a timestep, by key; none before the first
+        trajectory.
+        """
         return {
             tuple(key) if len(key) > 1 else key[0]: (torch.Size(size), DTYPES[dtype])
             for key, dtype, size in self._manifest["fields"]
@@ -131,7 +156,8 @@ class TrajectoryFollower(Storage):
         return torch.from_numpy(self._entries[:, 2].copy())
 
     def get(self, index: int | slice | Sequence[int] | Tensor) -> TensorDict:
-        """Copies trajectories out: ``[B, L]``, zeros after the end of each, and ``mask`` ``[B, L, 1]``.
+        """Copies trajectories out: ``[B, L]``, zeros after the end of each, and ``mask``
+        ``[B, L, 1]``.
 
         L is the length of the longest of them.
 
@@ -146,10 +172,17 @@ class TrajectoryFollower(Storage):
         entries = self._entries[index if isinstance(index, slice) else np.asarray(index, np.int64)]
         lengths = entries[:, 2]
         shape = (len(entries), int(lengths.max(initial=0)))
-        fields = [(tuple(key), DTYPES[dtype], size) for key, dtype, size in self._manifest["fields"]]
+        fields = [
+            (tuple(key), DTYPES[dtype], size) for key, dtype, size in self._manifest["fields"]
+        ]
         sizes = [dtype.itemsize * math.prod(size) for _, dtype, size in fields]
-        values = [torch.zeros(shape[0], shape[1] * math.prod(size), dtype=dtype) for _, dtype, size in fields]
-        columns = [value.view(torch.uint8).numpy() for value in values]  # assigning to NumPy is faster
+        values = [
+            torch.zeros(shape[0], shape[1] * math.prod(size), dtype=dtype)
+            for _, dtype, size in fields
+        ]
+        columns = [
+            value.view(torch.uint8).numpy() for value in values
+        ]  # assigning to NumPy is faster
         for b, (number, start, length, _) in enumerate(entries.tolist()):
             data, place = self._segments[number].data, start * sum(sizes)
             for column, size in zip(columns, sizes, strict=True):

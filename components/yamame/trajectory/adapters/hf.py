@@ -1,11 +1,12 @@
 """Any Transformer of the library `transformers` that takes a mask as trajectory encoder.
 
-A linear map of the features takes the place of the embedding of tokens; the layers are the library's own. They are
-told which timesteps each one sees, by a mask, and where it lies in its episode, by ``step_index``. So sequences may be
-packed. The memory of acting is the cache of keys and values of `yamame.trajectory.kv_cache`.
+A linear map of the features takes the place of the embedding of tokens; the layers are the
+library's own. They are told which timesteps each one sees, by a mask, and where it lies in its
+episode, by ``step_index``. So sequences may be packed. The memory of acting is the cache of keys
+and values of `yamame.trajectory.kv_cache`.
 
-Needs ``pip install 'yamame[hf]'``. Nothing is fetched, no code of a model's folder runs, and weights are read from
-safetensors only.
+Needs ``pip install 'yamame[hf]'``. Nothing is fetched, no code of a model's folder runs, and
+weights are read from safetensors only.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from yamame.checks import require, require_at_least
-from yamame.failures import one_line
+from yamame.system.messages import one_line
 from yamame.trajectory.base import Device, TrajectoryEncoder, TrajectoryKeys, segment_positions
 from yamame.trajectory.kv_cache import CacheStep, grow_cache, init_cache
 
@@ -36,7 +37,9 @@ _OF_TOKENS = (
 )
 """Fields of a configuration that say nothing about the layers."""
 _INITIALIZER = 0.02 * 768**0.5
-"""The library's deviation of new weights, which is for a width of 768, times the root of that width."""
+"""The library's deviation of new weights, which is for a width of 768, times the root of that
+width.
+"""
 _TABLES = ("wpe", "position_embeddings", "embed_positions")
 """Modules that learn a vector for each position."""
 _PARITY = 1e-5
@@ -50,27 +53,29 @@ class MissingLibrary(ImportError, ValueError):  # noqa: N818
 class HFEncoder(TrajectoryEncoder):
     """A linear map of the features, and the layers of a model of `transformers`.
 
-    Every timestep sees the whole episode up to itself. The model must keep keys and values, and take positions and a
-    mask: gpt2, llama, mistral, qwen2, qwen3, gemma, phi, gpt_neox, bert and others do. The constructor compares both
-    passes and refuses a model in which they differ.
+    Every timestep sees the whole episode up to itself. The model must keep keys and values, and
+    take positions and a mask: gpt2, llama, mistral, qwen2, qwen3, gemma, phi, gpt_neox, bert and
+    others do. The constructor compares both passes and refuses a model in which they differ.
 
     Args:
         in_features: Size E of the features.
         model_type: The library's name of the architecture.
         d_model: Its ``hidden_size``, D, which is the size of the context.
-        num_heads: Its ``num_attention_heads``; also ``num_key_value_heads`` unless ``settings`` say otherwise.
+        num_heads: Its ``num_attention_heads``; also ``num_key_value_heads`` unless ``settings`` say
+            otherwise.
         num_layers: Its ``num_hidden_layers``.
-        settings: Further fields of its configuration, by the library's names. ``intermediate_size`` is 4 D,
-            ``head_dim`` D / ``num_heads`` and ``initializer_range`` 0.55 / sqrt(D) unless they say otherwise. Learnt
-            positions (gpt2) end at ``n_positions``.
-        path: A local folder with a ``config.json``, which must say the same as all of the above, and safetensors whose
-            weights the layers begin with; None for random weights. Its embedding of tokens is left out.
+        settings: Further fields of its configuration, by the library's names. ``intermediate_size``
+            is 4 D, ``head_dim`` D / ``num_heads`` and ``initializer_range`` 0.55 / sqrt(D) unless
+            they say otherwise. Learnt positions (gpt2) end at ``n_positions``.
+        path: A local folder with a ``config.json``, which must say the same as all of the above,
+            and safetensors whose weights the layers begin with; None for random weights. Its
+            embedding of tokens is left out.
         context_length: How many timesteps acting remembers; None for all, with a cache that grows.
         keys: Where to read and write, if not under the usual names.
 
     Raises:
-        ValueError: The library knows no such model or setting, the model takes no mask, the folder has
-            no such weights, or at a call, ``step_index`` lies beyond the learnt positions.
+        ValueError: The library knows no such model or setting, the model takes no mask, the folder
+            has no such weights, or at a call, ``step_index`` lies beyond the learnt positions.
         MissingLibrary: The library is not installed; both an `ImportError` and a `ValueError`.
 
     >>> HFEncoder(3, d_model=8, num_heads=0)
@@ -95,10 +100,18 @@ class HFEncoder(TrajectoryEncoder):
     ) -> None:
         require_at_least(_OWNER, 1, d_model=d_model, num_heads=num_heads, num_layers=num_layers)
         require(
-            _OWNER, "d_model", d_model, d_model % num_heads == 0, f"be a multiple of num_heads {num_heads}"
+            _OWNER,
+            "d_model",
+            d_model,
+            d_model % num_heads == 0,
+            f"be a multiple of num_heads {num_heads}",
         )
         super().__init__(in_features, d_model, context_length=context_length, keys=keys)
-        sizes = {"hidden_size": d_model, "num_attention_heads": num_heads, "num_hidden_layers": num_layers}
+        sizes = {
+            "hidden_size": d_model,
+            "num_attention_heads": num_heads,
+            "num_hidden_layers": num_layers,
+        }
         config = _configuration(model_type, sizes, settings or {})
         self._refuse_what_masks_cannot_say(config)
         self.embed = nn.Linear(in_features, d_model)
@@ -107,7 +120,11 @@ class HFEncoder(TrajectoryEncoder):
         takes = inspect.signature(self.model.forward).parameters  # new versions have another name
         self._cache_argument = "cache" if "cache" in takes else "past_key_values"
         heads = getattr(config, "num_key_value_heads", None) or num_heads
-        self._cache_shape = num_layers, heads, getattr(config, "head_dim", None) or d_model // num_heads
+        self._cache_shape = (
+            num_layers,
+            heads,
+            getattr(config, "head_dim", None) or d_model // num_heads,
+        )
         learnt = [
             m
             for name, m in self.model.named_modules()
@@ -120,7 +137,9 @@ class HFEncoder(TrajectoryEncoder):
     def parameter_roles(self) -> dict[str, str]:
         """The linear layers of GPT-2 are the library's own, ``Conv1D``."""
         kinds = {name: type(module).__name__ for name, module in self.model.named_modules()}
-        return {f"model.{name}.weight": "hidden" for name, kind in kinds.items() if kind == "Conv1D"}
+        return {
+            f"model.{name}.weight": "hidden" for name, kind in kinds.items() if kind == "Conv1D"
+        }
 
     def parallel(self, x: Tensor, step_index: Tensor, is_init: Tensor) -> Tensor:
         """``[B, L, E]``, ``[B, L]``, ``[B, L]`` -> ``[B, L, D]``."""
@@ -128,7 +147,9 @@ class HFEncoder(TrajectoryEncoder):
         visible = (segment.unsqueeze(2) == segment.unsqueeze(1)).tril().unsqueeze(1)
         return self._encode(x, step_index, visible, None)
 
-    def init_memory(self, num_envs: int, *, capacity: int | None = None, device: Device = None) -> TensorDict:
+    def init_memory(
+        self, num_envs: int, *, capacity: int | None = None, device: Device = None
+    ) -> TensorDict:
         """An empty cache; see `yamame.trajectory.kv_cache`."""
         layers, heads, size = self._cache_shape
         slots = 0 if capacity is None else min(capacity, self.context_length or capacity)
@@ -141,7 +162,9 @@ class HFEncoder(TrajectoryEncoder):
     def step(
         self, x: Tensor, memory: TensorDict, is_init: Tensor, step_index: Tensor | None = None
     ) -> tuple[Tensor, TensorDict]:
-        """``[N, E]``, ``[N]``, ``[N]``, ``[N]`` -> ``[N, D]``, ``[N]``; see `TrajectoryEncoder.step`."""
+        """``[N, E]``, ``[N]``, ``[N]``, ``[N]`` -> ``[N, D]``, ``[N]``; see
+        `TrajectoryEncoder.step`.
+        """
         self.check_step(x, memory, is_init)
         slots, condition = memory["keys"].shape[3], "be positive: grow(memory) adds some"
         require(_OWNER, "slots of memory", slots, slots > 0, condition)
@@ -150,8 +173,12 @@ class HFEncoder(TrajectoryEncoder):
         context = self._encode(x.unsqueeze(1), position.unsqueeze(1), cache.reached, _Slots(cache))
         return context.squeeze(1), cache.next_cache()
 
-    def _encode(self, x: Tensor, step_index: Tensor, visible: Tensor, cache: "_Slots | None") -> Tensor:
-        """``[B, L, E]``, ``[B, L]`` and which keys a query sees ``[B, 1, L, *]`` -> ``[B, L, D]``."""
+    def _encode(
+        self, x: Tensor, step_index: Tensor, visible: Tensor, cache: "_Slots | None"
+    ) -> Tensor:
+        """``[B, L, E]``, ``[B, L]`` and which keys a query sees ``[B, 1, L, *]`` ->
+        ``[B, L, D]``.
+        """
         try:
             return self.model(
                 inputs_embeds=self.embed(x),
@@ -169,16 +196,32 @@ class HFEncoder(TrajectoryEncoder):
     def _refuse_what_masks_cannot_say(self, config: Any) -> None:
         window, length = getattr(config, "sliding_window", None), self.context_length
         fits = window is None or (length is not None and length <= window)
-        require(_OWNER, "context_length", length, fits, f"be at most sliding_window {window} of settings")
+        require(
+            _OWNER,
+            "context_length",
+            length,
+            fits,
+            f"be at most sliding_window {window} of settings",
+        )
         rope = getattr(config, "rope_parameters", None)
         by_length = any(name in str(rope) for name in ("dynamic", "longrope"))
-        require(_OWNER, "rope_parameters", rope, not by_length, "not depend on how long other sequences are")
+        require(
+            _OWNER,
+            "rope_parameters",
+            rope,
+            not by_length,
+            "not depend on how long other sequences are",
+        )
 
     @torch.no_grad()
     def _check_parity(self, model_type: str) -> None:
-        """Refuses a model that does not obey masks and positions, or keeps other things than keys and values."""
+        """Refuses a model that does not obey masks and positions, or keeps other things than keys
+        and values.
+        """
         length, device = min(4, self.context_length or 4), self.embed.weight.device
-        x = torch.linspace(-1.0, 1.0, 2 * length * self.in_features, device=device).view(2, length, -1)
+        x = torch.linspace(-1.0, 1.0, 2 * length * self.in_features, device=device).view(
+            2, length, -1
+        )
         is_init = torch.zeros(2, length, dtype=torch.bool, device=device)
         is_init[:, 0] = is_init[1, length // 2] = True
         inputs, mode = (x, segment_positions(is_init), is_init), self.training
@@ -190,7 +233,9 @@ class HFEncoder(TrajectoryEncoder):
 
 
 class _Slots:
-    """What a model takes for a cache of its library: it stores in one of ours, and is told masks and positions."""
+    """What a model takes for a cache of its library: it stores in one of ours, and is told masks
+    and positions.
+    """
 
     def __init__(self, cache: CacheStep) -> None:
         self.cache = cache
@@ -198,7 +243,9 @@ class _Slots:
     def update(
         self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values of all slots ``[N, H, S, d]``, those of this timestep ``[N, H, 1, d]`` among them."""
+        """Keys and values of all slots ``[N, H, S, d]``, those of this timestep ``[N, H, 1, d]``
+        among them.
+        """
         held_keys, held_values = self.cache.store(layer_idx, keys, values)
         return held_keys.to(keys.dtype), held_values.to(values.dtype)
 
@@ -208,15 +255,27 @@ class _Slots:
 
 
 def _configuration(model_type: str, sizes: Mapping[str, int], settings: Mapping[str, Any]) -> Any:
-    """The configuration of a model: ``sizes`` and ``settings``, and what follows from them; it knows no tokens."""
+    """The configuration of a model: ``sizes`` and ``settings``, and what follows from them; it
+    knows no tokens.
+    """
     library = _library()
     known = library.CONFIG_MAPPING
-    require(_OWNER, "model_type", model_type, model_type in known, "be a model of the library transformers")
+    require(
+        _OWNER,
+        "model_type",
+        model_type,
+        model_type in known,
+        "be a model of the library transformers",
+    )
     make = known[model_type]
     own = _fields(make) - _fields(library.PreTrainedConfig) - set(_OF_TOKENS)
     unsized = sorted(set(sizes) - own)
     require(
-        _OWNER, "model_type", model_type, not unsized, f"be of a Transformer, which has {', '.join(unsized)}"
+        _OWNER,
+        "model_type",
+        model_type,
+        not unsized,
+        f"be of a Transformer, which has {', '.join(unsized)}",
     )
     taken = {*sizes, *(make.attribute_map.get(name) for name in sizes)}
     wrong = sorted(map(str, settings.keys() - (own - taken)))
@@ -228,7 +287,11 @@ def _configuration(model_type: str, sizes: Mapping[str, int], settings: Mapping[
         "head_dim": sizes["hidden_size"] // sizes["num_attention_heads"],
         "initializer_range": _INITIALIZER * sizes["hidden_size"] ** -0.5,
     }
-    values = {**{name: value for name, value in follows.items() if name in own}, **sizes, **settings}
+    values = {
+        **{name: value for name, value in follows.items() if name in own},
+        **sizes,
+        **settings,
+    }
     with _refusing("settings", dict(settings), f"fit {model_type}"):
         return make(vocab_size=1, bos_token_id=None, eos_token_id=None, pad_token_id=None, **values)
 
@@ -241,7 +304,9 @@ def _fields(make: Any) -> set[str]:
 def _random(config: Any) -> Any:
     """A model with new weights."""
     with _refusing("model_type", config.model_type, "be of a model with attention by torch (sdpa)"):
-        return _library().AutoModel.from_config(config, attn_implementation="sdpa", trust_remote_code=False)
+        return _library().AutoModel.from_config(
+            config, attn_implementation="sdpa", trust_remote_code=False
+        )
 
 
 def _pretrained(config: Any, path: str) -> Any:
@@ -249,7 +314,9 @@ def _pretrained(config: Any, path: str) -> Any:
     library, folder = _library(), Path(path)
     whole = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
     condition = "be a local folder with config.json and a whole model in safetensors"
-    require(_OWNER, "path", path, whole and not (folder / "adapter_config.json").exists(), condition)
+    require(
+        _OWNER, "path", path, whole and not (folder / "adapter_config.json").exists(), condition
+    )
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     with _refusing("path", path, condition):
         saved = library.AutoConfig.from_pretrained(folder, **options).to_dict()
@@ -260,7 +327,9 @@ def _pretrained(config: Any, path: str) -> Any:
         for name in sorted((stated.keys() | saved.keys()) - general)
         if not name.startswith("_") and stated.get(name) != saved.get(name)
     }
-    require(_OWNER, "path", path, not other, f"hold what the arguments say; its config.json has {other}")
+    require(
+        _OWNER, "path", path, not other, f"hold what the arguments say; its config.json has {other}"
+    )
     with _refusing("path", path, condition), _quiet(library):
         model, loaded = library.AutoModel.from_pretrained(
             folder,
@@ -277,11 +346,15 @@ def _pretrained(config: Any, path: str) -> Any:
 
 @contextmanager
 def _refusing(name: str, value: Any, condition: str) -> Iterator[None]:
-    """Makes one line of what the library raises, which may be anything where something does not fit."""
+    """Makes one line of what the library raises, which may be anything where something does not
+    fit.
+    """
     try:
         yield
     except Exception as error:
-        raise ValueError(f"{_OWNER}: {name} must {condition}, got {value!r}: {one_line(error)}") from error
+        raise ValueError(
+            f"{_OWNER}: {name} must {condition}, got {value!r}: {one_line(error)}"
+        ) from error
 
 
 @contextmanager
@@ -305,5 +378,7 @@ def _library() -> ModuleType:
     except ImportError as error:
         missing = (error.name or "transformers").partition(".")[0]
         remedy = "run: pip install 'yamame[hf]'"
-        raise MissingLibrary(f"{_OWNER}: the package {missing} must be installed, {remedy}") from error
+        raise MissingLibrary(
+            f"{_OWNER}: the package {missing} must be installed, {remedy}"
+        ) from error
     return transformers

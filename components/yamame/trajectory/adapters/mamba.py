@@ -1,7 +1,9 @@
-"""A selective state space model as trajectory encoder, on the CUDA kernels of the package `mamba_ssm`.
+"""A selective state space model as trajectory encoder, on the CUDA kernels of the package
+`mamba_ssm`.
 
-Source: Gu & Dao, arXiv 2312.00752; layout (linear map, pre-norm residual blocks, LayerNorm) as in AMAGO, arXiv
-2310.09971. The kernels read a sequence from its beginning only, so segments between starts go side by side.
+Source: Gu & Dao, arXiv 2312.00752; layout (linear map, pre-norm residual blocks, LayerNorm) as in
+AMAGO, arXiv 2310.09971. The kernels read a sequence from its beginning only, so segments between
+starts go side by side.
 """
 
 from importlib import import_module
@@ -22,7 +24,8 @@ class MissingKernels(ImportError, ValueError):  # noqa: N818
 
 
 class MambaEncoder(RecurrentEncoder):
-    """A linear map, residual blocks ``x + Mamba(LayerNorm(x))`` and a LayerNorm. ``step_index`` is not used.
+    """A linear map, residual blocks ``x + Mamba(LayerNorm(x))`` and a LayerNorm. ``step_index`` is
+    not used.
 
     Acts and learns on a CUDA device only.
 
@@ -82,8 +85,12 @@ class MambaEncoder(RecurrentEncoder):
         """``[B, L, E]``, ``[B, L]``, ``[B, L]`` -> ``[B, L, D]``."""
         return self.norm(segment_outputs(self._blocks, self.embed(x), is_init, num_segments))
 
-    def init_memory(self, num_envs: int, *, capacity: int | None = None, device: Device = None) -> TensorDict:
-        """What each layer's convolution (``conv``) and recurrence (``ssm``) remember, ``[N, layers, channels, *]``."""
+    def init_memory(
+        self, num_envs: int, *, capacity: int | None = None, device: Device = None
+    ) -> TensorDict:
+        """What each layer's convolution (``conv``) and recurrence (``ssm``) remember,
+        ``[N, layers, channels, *]``.
+        """
         states = [mixer.allocate_inference_cache(num_envs, 1) for mixer in self.mixers]
         conv, ssm = (torch.stack(parts, 1) for parts in zip(*states, strict=True))
         memory = TensorDict({"conv": conv, "ssm": ssm}, [num_envs])
@@ -123,6 +130,10 @@ def _kernels() -> ModuleType:
         return import_module("mamba_ssm")
     except ModuleNotFoundError as error:
         missing = (error.name or "mamba_ssm").partition(".")[0]
-        raise MissingKernels(f"MambaEncoder: the package {missing} must be installed, {remedy}") from error
+        raise MissingKernels(
+            f"MambaEncoder: the package {missing} must be installed, {remedy}"
+        ) from error
     except ImportError as error:
-        raise MissingKernels(f"MambaEncoder: mamba_ssm must be importable ({error}), {remedy}") from error
+        raise MissingKernels(
+            f"MambaEncoder: mamba_ssm must be importable ({error}), {remedy}"
+        ) from error

@@ -1,4 +1,5 @@
-"""Accumulated summaries: a Transformer over short segments, each of which leaves some slots that later ones see.
+"""Accumulated summaries: a Transformer over short segments, each of which leaves some slots that
+later ones see.
 
 The memory grows by ``num_slots`` slots per segment: see `yamame.trajectory.segments.base`.
 
@@ -16,21 +17,25 @@ from yamame.trajectory.base import Activation, TrajectoryKeys
 from yamame.trajectory.segments.base import SegmentEncoder, Slots
 
 _FEWEST, _MOST_MORE = 8, 32
-"""Boundaries for which a memory has slots when it first grows, and for how many more it grows at most."""
+"""Boundaries for which a memory has slots when it first grows, and for how many more it grows at
+most.
+"""
 
 
 class MemoEncoder(SegmentEncoder):
-    """Segments of ``segment_length`` timesteps; the summaries of all before are seen, and never written again (Memo).
+    """Segments of ``segment_length`` timesteps; the summaries of all before are seen, and never
+    written again (Memo).
 
     What a segment's write slots come out as is read as further slots by all segments after it.
 
     Args:
-        in_features, d_model, num_heads, num_layers, ff_factor, dropout, activation: As for `RSMEncoder`.
+        in_features, d_model, num_heads, num_layers, ff_factor, dropout, activation: As for
+        `RSMEncoder`.
         segment_length: Timesteps C of a segment.
         num_slots: Slots M that a segment leaves.
         jitter: Lengths of segments are drawn within this share of ``segment_length`` in training.
-        context_length: How many timesteps acting remembers: later summaries take the places of the oldest. None for
-            all, with a memory that grows.
+        context_length: How many timesteps acting remembers: later summaries take the places of the
+            oldest. None for all, with a memory that grows.
         keys: Where to read and write, if not under the usual names.
 
     Raises:
@@ -100,7 +105,9 @@ class MemoEncoder(SegmentEncoder):
         return self.num_slots * max(1, (capacity - 1) // self.segment_length)
 
     def grow_by(self, memory: TensorDict, num_steps: int) -> tuple[TensorDict, int]:
-        """``memory`` with slots for the boundaries of some timesteps more; see `TrajectoryEncoder.grow_by`."""
+        """``memory`` with slots for the boundaries of some timesteps more; see
+        `TrajectoryEncoder.grow_by`.
+        """
         held = slots = memory["keys"].shape[3] - self.segment_length
         if held == self.most_slots:
             return memory, sys.maxsize

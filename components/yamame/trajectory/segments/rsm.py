@@ -1,6 +1,8 @@
-"""Recurrent summary memory: a Transformer over short segments, and a summary of fixed size that it rewrites.
+"""Recurrent summary memory: a Transformer over short segments, and a summary of fixed size that it
+rewrites.
 
-The memory does not grow: see `yamame.trajectory.segments.base`, of which it has ``num_slots`` memory slots, and
+The memory does not grow: see `yamame.trajectory.segments.base`, of which it has ``num_slots``
+memory slots, and
 
 ===========  ==============  ============================================
 key          shape           meaning
@@ -23,8 +25,9 @@ from yamame.trajectory.segments.base import EVERYONE, SPREAD, SegmentEncoder, Sl
 class RSMEncoder(SegmentEncoder):
     """Segments of ``segment_length`` timesteps, and a summary that is replaced between them (RSM).
 
-    A segment reads the summary through its memory slots; the first one reads a learnt summary. What its write slots
-    come out as passes a linear map and takes the summary's place. Recurrent memory Transformers: arXiv 2207.06881.
+    A segment reads the summary through its memory slots; the first one reads a learnt summary. What
+    its write slots come out as passes a linear map and takes the summary's place. Recurrent memory
+    Transformers: arXiv 2207.06881.
 
     Args:
         in_features: Size E of the features.
@@ -36,8 +39,10 @@ class RSMEncoder(SegmentEncoder):
         activation: Of the feed-forward parts.
         segment_length: Timesteps C of a segment.
         num_slots: Slots M of the summary.
-        residual: Add to the summary instead of replacing it (RSM-R): a new network passes more over a boundary.
-        carry: Pass the summary on. If not, every segment reads the first one: the control without memory.
+        residual: Add to the summary instead of replacing it (RSM-R): a new network passes more over
+            a boundary.
+        carry: Pass the summary on. If not, every segment reads the first one: the control without
+            memory.
         jitter: Lengths of segments are drawn within this share of ``segment_length`` in training.
         keys: Where to read and write, if not under the usual names.
 
@@ -105,10 +110,14 @@ class RSMEncoder(SegmentEncoder):
         """The same after any number of boundaries."""
         return torch.full_like(boundaries, self.num_slots)
 
-    def init_memory(self, num_envs: int, *, capacity: int | None = None, device: Device = None) -> TensorDict:
+    def init_memory(
+        self, num_envs: int, *, capacity: int | None = None, device: Device = None
+    ) -> TensorDict:
         """See the module."""
         memory = super().init_memory(num_envs, capacity=capacity, device=device)
-        summary = torch.zeros(num_envs, *self.start.shape, dtype=self.start.dtype, device=memory.device)
+        summary = torch.zeros(
+            num_envs, *self.start.shape, dtype=self.start.dtype, device=memory.device
+        )
         return memory.set("summary", summary)
 
     def needs_slots(self, memory: TensorDict, full: Tensor) -> Tensor:
@@ -129,10 +138,14 @@ class RSMEncoder(SegmentEncoder):
         memory["summary"] = torch.where(fresh.view(-1, 1, 1), self.start.to(summary.dtype), summary)
         alone = memory.copy().set("filled", torch.zeros_like(all_slots))
         store_at = self.segment_length + read_at
-        self.attend(alone, memory["summary"], read_at, torch.zeros_like(all_slots), store_at, full | starts)
+        self.attend(
+            alone, memory["summary"], read_at, torch.zeros_like(all_slots), store_at, full | starts
+        )
 
 
 def _read_by(owner: Tensor, read: Slots) -> Tensor:
     """What episodes ``[B, W]`` have read: ``[B, W, M, D]``."""
     place = (owner.unsqueeze(2) == read.owner.unsqueeze(1)).to(torch.int64).argmax(2)
-    return read.tokens.gather(1, place.view(*place.shape, 1, 1).expand(-1, -1, *read.tokens.shape[2:]))
+    return read.tokens.gather(
+        1, place.view(*place.shape, 1, 1).expand(-1, -1, *read.tokens.shape[2:])
+    )

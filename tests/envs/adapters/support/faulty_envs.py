@@ -16,7 +16,8 @@ FINE, END, CUT, RAISE, NAN, ENDLESS, SHAPE, KILL, EXIT, HANG = range(10)
 class Walk(gymnasium.Env):
     """A random walk drawn from the seed; the action says what happens.
 
-    Observation ``[4]``: the walk, steps taken, the action on the way, a number of the task. The reward is the walk.
+    Observation ``[4]``: the walk, steps taken, the action on the way, a number of the task. The
+    reward is the walk.
     """
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012

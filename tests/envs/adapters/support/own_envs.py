@@ -1,4 +1,6 @@
-"""Environments as people write them for Gymnasium: goals in dictionaries, success in the info, tasks of their own."""
+"""Environments as people write them for Gymnasium: goals in dictionaries, success in the info,
+tasks of their own.
+"""
 
 import gymnasium
 import numpy as np
@@ -6,7 +8,9 @@ from gymnasium import spaces
 
 
 class PointReach(gymnasium.Env):
-    """A point in the plane is to be moved to a goal; the reward is sparse, and the episode goes on behind it."""
+    """A point in the plane is to be moved to a goal; the reward is sparse, and the episode goes on
+    behind it.
+    """
 
     distance_threshold = 0.1
 
@@ -44,7 +48,9 @@ class PointReach(gymnasium.Env):
 
 
 class Slot(gymnasium.Env):
-    """A lever pays what its task says, with noise that the task does not say; success from the third step on."""
+    """A lever pays what its task says, with noise that the task does not say; success from the
+    third step on.
+    """
 
     def __init__(self, *, takes="options", key="success"):
         self.observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)

@@ -1,4 +1,4 @@
-"""The first signal is noted, or ends the process in order; the second has its default effect."""
+"""The first signal is received, or ends the process in order; the second has its default effect."""
 
 import os
 import signal
@@ -7,8 +7,15 @@ import sys
 import threading
 
 import pytest
-from yamame import signals
-from yamame.signals import SIGNALS, STATUS, Terminated, end_if_noted, noted, stopping
+from yamame.system import signals
+from yamame.system.signals import (
+    EXIT_STATUS,
+    SIGNALS,
+    Terminated,
+    exit_if_received,
+    handling,
+    received,
+)
 
 NAMES = [number.name for number in SIGNALS]
 
@@ -22,7 +29,7 @@ def nothing_is_left_behind():
     before = handlers()
     yield
     assert handlers() == before
-    assert noted() is None
+    assert received() is None
 
 
 def send(number):
@@ -32,23 +39,23 @@ def send(number):
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_is_noted_and_acted_upon_where_the_process_asks(number):
     def work():
-        with stopping(at_once=False):
-            end_if_noted()
+        with handling(at_once=False):
+            exit_if_received()
             send(number)
-            assert noted() is number
+            assert received() is number
             assert set(handlers()) == {signal.SIG_DFL}  # a second one ends the process at once
-            end_if_noted()
+            exit_if_received()
 
     with pytest.raises(Terminated) as raised:
         work()
-    assert raised.value.code == STATUS == 75
+    assert raised.value.code == EXIT_STATUS == 75
     assert not isinstance(raised.value, Exception)
 
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_outside_of_a_run_a_signal_raises_at_once(number):
     def work():
-        with stopping(at_once=True):
+        with handling(at_once=True):
             send(number)
             signal.pause()
 
@@ -57,19 +64,19 @@ def test_outside_of_a_run_a_signal_raises_at_once(number):
 
 
 def test_what_was_noted_in_one_run_of_a_sweep_ends_the_next():
-    with stopping(at_once=True):
-        with stopping(at_once=False):
+    with handling(at_once=True):
+        with handling(at_once=False):
             send(signal.SIGTERM)  # where nobody asks any more
-        with stopping(at_once=False), pytest.raises(Terminated):
-            end_if_noted()
+        with handling(at_once=False), pytest.raises(Terminated):
+            exit_if_received()
 
 
 def test_a_signal_that_is_ignored_stays_ignored():
     former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with stopping(at_once=False):
+        with handling(at_once=False):
             send(signal.SIGHUP)
-            assert noted() is None
+            assert received() is None
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, former)
@@ -79,7 +86,7 @@ def test_another_thread_is_left_alone():
     outcome = []
 
     def work():
-        with stopping(at_once=False):
+        with handling(at_once=False):
             outcome.append(handlers())
 
     thread = threading.Thread(target=work)
@@ -90,32 +97,36 @@ def test_another_thread_is_left_alone():
 
 def script(body, number):
     """Exit status and error output of a process that sends itself a signal at ``send()``."""
-    head = f"import os, time, yamame.signals as s\ndef send(): os.kill(os.getpid(), {int(number)})\n"
-    done = subprocess.run([sys.executable, "-c", head + body], capture_output=True, text=True, timeout=60)
+    head = f"import os, time, yamame.system.signals as s\ndef send(): os.kill(os.getpid(), {int(number)})\n"
+    done = subprocess.run(
+        [sys.executable, "-c", head + body], capture_output=True, text=True, timeout=60
+    )
     return done.returncode, done.stderr
 
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_process_that_loads_ends_with_the_status_and_a_line(number):
     line = f"{number.name}: ended before the run began\n"
-    assert script("s.end_while_loading(); send(); time.sleep(9)", number) == (STATUS, line)
-    assert script("send(); time.sleep(9)", number)[0] != STATUS
+    assert script("s.exit_while_loading(); send(); time.sleep(9)", number) == (EXIT_STATUS, line)
+    assert script("send(); time.sleep(9)", number)[0] != EXIT_STATUS
 
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_second_signal_has_its_default_effect(number):
-    body = "with s.stopping(at_once=False):\n    send(); send(); time.sleep(9)"
+    body = "with s.handling(at_once=False):\n    send(); send(); time.sleep(9)"
     assert script(body, number) == (-number, "")
 
 
 def test_what_comes_after_the_recipe_changes_its_status_no_more():
-    body = "s.end_while_loading()\nwith s.stopping(at_once=True): pass\nsend(); print(1)"
+    body = "s.exit_while_loading()\nwith s.handling(at_once=True): pass\nsend(); print(1)"
     assert script(body, signal.SIGTERM) == (0, "")
 
 
 def test_spawned_processes_do_not_hear_what_a_terminal_sends():
-    with signals.unheard():
+    with signals.blocked():
         show = "import signal; print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())))"
-        out = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, check=True).stdout
+        out = subprocess.run(
+            [sys.executable, "-c", show], capture_output=True, text=True, check=True
+        ).stdout
     assert all(name in out for name in NAMES)
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(SIGNALS)

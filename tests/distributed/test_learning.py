@@ -8,11 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from yamame import ranks
+from yamame import distributed
 from yamame.checks import UsageError
 
 PROGRAM = Path(__file__).with_name("learn.py")
-BROKEN, EMPTY = "transformer, maze: a reward of one rank is no number", "transformer, maze: a share is empty"
+BROKEN, EMPTY = (
+    "transformer, maze: a reward of one rank is no number",
+    "transformer, maze: a share is empty",
+)
 
 
 def load():
@@ -43,7 +46,9 @@ assert {os.waitpid(child, 0)[1] for child in children} == {0}
 """
 
 
-def learn_both_ways(run_forked: Callable, folder: Path, num: int, cases: list[str]) -> SimpleNamespace:
+def learn_both_ways(
+    run_forked: Callable, folder: Path, num: int, cases: list[str]
+) -> SimpleNamespace:
     """What one process and what each of two got from the same batches, by case."""
     program = load()
     data = {case: program.batches(program.CASES[case], num) for case in cases}
@@ -75,7 +80,9 @@ def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> 
     """The norm of the difference of gradients, in units of the first one's."""
     assert one.keys() == other.keys()
     squares = [(one[name] - other[name]).double().square().sum() for name in one]
-    return float((sum(squares) / sum(value.double().square().sum() for value in one.values())).sqrt())
+    return float(
+        (sum(squares) / sum(value.double().square().sum() for value in one.values())).sqrt()
+    )
 
 
 def test_gradients_are_those_of_the_whole_batch(learned):
@@ -97,18 +104,24 @@ def test_metrics_are_those_of_the_whole_batch(learned):
         for one, two in zip(learned.alone[case], learned.both[0][case], strict=True):
             assert one["metrics"].keys() == two["metrics"].keys()
             for name, value in one["metrics"].items():
-                assert float(two["metrics"][name]) == pytest.approx(float(value), rel=1e-9, abs=1e-12), name
+                assert float(two["metrics"][name]) == pytest.approx(
+                    float(value), rel=1e-9, abs=1e-12
+                ), name
 
 
 def test_both_ranks_hold_the_same_state(learned):
     for case, told in learned.both[0].items():
         for one, other in zip(told, learned.both[1][case], strict=True):
             assert one["state"].keys() == other["state"].keys()
-            assert all(torch.equal(value, other["state"][name]) for name, value in one["state"].items())
+            assert all(
+                torch.equal(value, other["state"][name]) for name, value in one["state"].items()
+            )
             assert one["metrics"] == other["metrics"]
 
 
-def test_an_update_that_one_rank_refuses_is_refused_by_all_and_evidence_is_kept_where_it_is(learned):
+def test_an_update_that_one_rank_refuses_is_refused_by_all_and_evidence_is_kept_where_it_is(
+    learned,
+):
     before = learned.alone[BROKEN][0]["state"]
     for told in [learned.alone, *learned.both]:
         _, refused, after = told[BROKEN]
@@ -120,19 +133,19 @@ def test_an_update_that_one_rank_refuses_is_refused_by_all_and_evidence_is_kept_
 
 
 def test_what_cannot_be_shared_out_is_refused(monkeypatch):
-    monkeypatch.setattr(ranks, "world", lambda: 2)
-    assert ranks.part(8, "schedule.batch_size") == 4
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    assert distributed.shard(8, "schedule.batch_size") == 4
     with pytest.raises(
         UsageError, match=r"schedule\.batch_size: must be a multiple of the 2 processes .*, got 7"
     ):
-        ranks.part(7, "schedule.batch_size")
+        distributed.shard(7, "schedule.batch_size")
 
 
 def test_one_process_gives_back_what_it_is_given():
     value = torch.tensor(3.0)
-    assert ranks.totals(value)[0] is value
-    assert ranks.mean_count(value) is value
-    assert ranks.gathered([1]) == [[1]]
-    assert ranks.agreed("yes") == ranks.first(lambda: "yes") == "yes"
-    assert [ranks.any_of(flag) for flag in (True, False)] == [True, False]
-    assert ranks.own_folder(Path("replay")) == Path("replay")
+    assert distributed.all_reduce(value)[0] is value
+    assert distributed.mean_count(value) is value
+    assert distributed.all_gather([1]) == [[1]]
+    assert distributed.broadcast("yes") == distributed.on_rank0(lambda: "yes") == "yes"
+    assert [distributed.any_rank(flag) for flag in (True, False)] == [True, False]
+    assert distributed.rank_dir(Path("replay")) == Path("replay")

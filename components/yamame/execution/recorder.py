@@ -1,7 +1,8 @@
-"""Computations that are prepared once and then run again: recorded as CUDA graphs, compiled, or both.
+"""Computations that are prepared once and then run again: recorded as CUDA graphs, compiled, or
+both.
 
-A CUDA graph is launched as a whole, by the device alone. `torch.compile` writes fewer and larger kernels. What may not
-be done meanwhile stands in `yamame.capturing`.
+A CUDA graph is launched as a whole, by the device alone. `torch.compile` writes fewer and larger
+kernels. What may not be done meanwhile stands in `yamame.execution.capturing`.
 """
 
 import importlib.util
@@ -16,8 +17,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from yamame.capturing import NUM_SEGMENTS, capturing
-from yamame.failures import tell_aside
+from yamame.execution.capturing import NUM_SEGMENTS, capturing
+from yamame.system.messages import print_stderr
 
 T = TypeVar("T")
 
@@ -35,9 +36,10 @@ class Recorder(Protocol):
 
         Args:
             function: The computation.
-            reads: All tensors made before that it reads or writes: parameters, buffers, static inputs, the state of an
-                optimizer. Between two runs they change in place alone. It is a declaration: a recorder of tests checks
-                with `yamame.testing.DeclaredReads` that there are no others.
+            reads: All tensors made before that it reads or writes: parameters, buffers, static
+                inputs, the state of an optimizer. Between two runs they change in place alone. It
+                is a declaration: a recorder of tests checks with `yamame.testing.DeclaredReads`
+                that there are no others.
 
         Returns:
             What runs it, and the tensors in which every run leaves its results.
@@ -71,7 +73,8 @@ class CudaRecorder:
     ) -> tuple[Callable[[], None], dict[str, Tensor]]:
         """Captures a graph; see `Recorder.record`."""
         graph = torch.cuda.CUDAGraph()
-        # Other threads may ask the device for its free memory meanwhile, as the monitoring of a run does.
+        # Other threads may ask the device for its free memory meanwhile, as the monitoring of a run
+        # does.
         mode = "thread_local"
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=mode):
             results = function()
@@ -79,7 +82,9 @@ class CudaRecorder:
 
 
 def tensors_of(*modules: nn.Module) -> list[Tensor]:
-    """All parameters and buffers of modules, target networks that a TorchRL loss leaves out of them included."""
+    """All parameters and buffers of modules, target networks that a TorchRL loss leaves out of them
+    included.
+    """
     parts = [part for module in modules for part in module.modules()]
     return [value for part in parts for value in (*part.parameters(False), *part.buffers(False))]
 
@@ -98,8 +103,9 @@ def cuda_recorder(device: torch.device, owner: str) -> CudaRecorder:
 class Compiled(Generic[T]):
     """A function of TensorDicts, compiled as a whole for every structure of them that comes again.
 
-    The first calls of a structure are ordinary ones, for to compile takes up to minutes. Of the compiled ones the last
-    ``limit`` that were used are kept. It may be captured in a CUDA graph: nothing is compiled meanwhile.
+    The first calls of a structure are ordinary ones, for to compile takes up to minutes. Of the
+    compiled ones the last ``limit`` that were used are kept. It may be captured in a CUDA graph:
+    nothing is compiled meanwhile.
 
     Args:
         function: Decides nothing by the data, nor by anything that changes between two calls.
@@ -142,7 +148,7 @@ class Compiled(Generic[T]):
 
     def _compile(self) -> Callable[..., T]:
         if not self._compiled:
-            tell_aside(f"{self._name} is compiled, which takes up to minutes for every new shape")
+            print_stderr(f"{self._name} is compiled, which takes up to minutes for every new shape")
         while len(self._compiled) >= self._limit:
             self._compiled.popitem(last=False)
         # Every structure has a cache of its own: one of them all would end after a few.
@@ -170,7 +176,8 @@ def check_compiler(device: torch.device, owner: str) -> None:
 
 
 def structure(batch: TensorDictBase) -> Hashable:
-    """Keys, shapes and dtypes of a batch, and what the host knows of it: equal for batches that one recording can take.
+    """Keys, shapes and dtypes of a batch, and what the host knows of it: equal for batches that one
+    recording can take.
 
     >>> from tensordict import TensorDict
     >>> a, b = TensorDict({"x": torch.zeros(2, 3)}, [2]), TensorDict({"x": torch.ones(2, 3)}, [2])
@@ -178,4 +185,6 @@ def structure(batch: TensorDictBase) -> Hashable:
     (True, False)
     """
     known = batch.get_non_tensor(NUM_SEGMENTS, default=None)
-    return known, frozenset((key, value.shape, value.dtype) for key, value in batch.items(True, True))
+    return known, frozenset(
+        (key, value.shape, value.dtype) for key, value in batch.items(True, True)
+    )

@@ -1,7 +1,7 @@
 """Budgets end at the nearest limit and count time over resumes."""
 
 import pytest
-from yamame.budget import Budget
+from yamame.system.budget import Budget
 
 
 class Clock:
@@ -36,7 +36,9 @@ def test_the_time_left_is_that_of_the_nearest_limit():
     assert budget.remaining_s(env_steps=90, updates=5, **speeds) == 1
     clock.now += 59.5
     assert budget.remaining_s(env_steps=0, updates=0, **speeds) == pytest.approx(0.5)
-    unknown = Budget(updates=10).remaining_s(env_steps=0, updates=0, env_steps_per_s=1.0, updates_per_s=0.0)
+    unknown = Budget(updates=10).remaining_s(
+        env_steps=0, updates=0, env_steps_per_s=1.0, updates_per_s=0.0
+    )
     assert unknown is None
 
 

@@ -5,9 +5,9 @@ import inspect
 import pytest
 import torch
 from tensordict import TensorDict
-from yamame import recorder
-from yamame.capturing import recording
-from yamame.recorder import Compiled, check_compiler, missing_compiler, structure
+from yamame.execution import recorder
+from yamame.execution.capturing import recording
+from yamame.execution.recorder import Compiled, check_compiler, missing_compiler, structure
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -87,7 +87,9 @@ def test_what_the_host_knows_is_a_part_of_the_structure():
     [(CPU, r"no C\+\+ compiler"), (CUDA, "no package triton"), (CPU, "torch .*, it takes 2.13")],
 )
 def test_a_missing_compiler_is_named(monkeypatch, device, missing):
-    monkeypatch.setattr(recorder.shutil, "which", lambda name: "/usr/bin/g++" if name == "g++" else None)
+    monkeypatch.setattr(
+        recorder.shutil, "which", lambda name: "/usr/bin/g++" if name == "g++" else None
+    )
     monkeypatch.setattr(recorder.importlib.util, "find_spec", lambda name: name)
     assert missing_compiler(device) is None
     check_compiler(device, "Learner")
@@ -96,7 +98,9 @@ def test_a_missing_compiler_is_named(monkeypatch, device, missing):
     else:
         monkeypatch.setattr(recorder.shutil, "which", lambda name: None)
         monkeypatch.setattr(recorder.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=f"Learner: compile must be false with {missing}.*, got true"):
+    with pytest.raises(
+        ValueError, match=f"Learner: compile must be false with {missing}.*, got true"
+    ):
         check_compiler(device, "Learner")
 
 

@@ -1,13 +1,16 @@
-"""Roles of a network's parameters: which are hidden matrices, which are tables, and which face inputs and outputs.
+"""Roles of a network's parameters: which are hidden matrices, which are tables, and which face
+inputs and outputs.
 
-An optimizer such as Muon is meant for hidden matrices alone. Roles are read off the types of modules, never off sizes:
-they are the same for any number of actions, discount factors or bins. A module may state roles of its own parameters,
-in an attribute or property ``parameter_roles``, a mapping from names of its parameters or submodules to roles::
+An optimizer such as Muon is meant for hidden matrices alone. Roles are read off the types of
+modules, never off sizes: they are the same for any number of actions, discount factors or bins. A
+module may state roles of its own parameters, in an attribute or property ``parameter_roles``, a
+mapping from names of its parameters or submodules to roles::
 
     class Head(nn.Module):
         parameter_roles = {"out": "output", "slots": "table"}
 
-A statement about a submodule holds for all parameters in it. Where modules contradict each other, the outer one counts.
+A statement about a submodule holds for all parameters in it. Where modules contradict each other,
+the outer one counts.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,10 +23,10 @@ from yamame.checks import require_choice
 Role = Literal["hidden", "input", "output", "table", "other", "unknown"]
 """Roles of a parameter.
 
-``hidden``: a matrix between two layers. ``input``: the first layer of what reads an observation. ``output``: the last
-layer of a head. ``table``: vectors that are looked up or learnt as they are, such as embeddings, positions and slots of
-memory. ``other``: gains, biases and kernels of convolutions. ``unknown``: a matrix of a class that is not PyTorch's and
-states no role.
+``hidden``: a matrix between two layers. ``input``: the first layer of what reads an observation.
+``output``: the last layer of a head. ``table``: vectors that are looked up or learnt as they are,
+such as embeddings, positions and slots of memory. ``other``: gains, biases and kernels of
+convolutions. ``unknown``: a matrix of a class that is not PyTorch's and states no role.
 """
 
 _MULTIPLY = (nn.Linear, nn.Bilinear, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
@@ -37,7 +40,8 @@ def parameter_roles(module: nn.Module) -> dict[str, Role]:
     A parameter that is shared is a hidden matrix only if it is one in every place.
 
     Raises:
-        ValueError: A module states a role that does not exist, or of something that it does not have.
+        ValueError: A module states a role that does not exist, or of something that it does not
+            have.
 
     >>> parameter_roles(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3)))
     {'0.weight': 'table', '1.weight': 'hidden', '1.bias': 'other'}
@@ -64,10 +68,11 @@ def hidden_matrices(module: nn.Module) -> list[Tensor]:
 
 
 def output_layers(head: nn.Module) -> list[str]:
-    """Names of the last layers of a head: in a list of modules those of each, else those of the last one.
+    """Names of the last layers of a head: in a list of modules those of each, else those of the
+    last one.
 
-    The name of a head that is a single layer is empty. A head that states its outputs itself, or in one of its modules,
-    is left alone: the list is empty.
+    The name of a head that is a single layer is empty. A head that states its outputs itself, or in
+    one of its modules, is left alone: the list is empty.
 
     >>> output_layers(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)))
     ['2']
@@ -108,12 +113,16 @@ def _statements(module: nn.Module) -> Mapping[str, Role]:
         except AttributeError:
             has_it = False
         if not has_it:
-            raise ValueError(f"{owner}: parameter_roles must name parameters or submodules, got {name!r}")
+            raise ValueError(
+                f"{owner}: parameter_roles must name parameters or submodules, got {name!r}"
+            )
     return stated
 
 
 def _stated(name: str, statements: Mapping[str, Mapping[str, Role]]) -> Role | None:
-    """The role that the outermost module states of a parameter; of its statements the most specific one."""
+    """The role that the outermost module states of a parameter; of its statements the most specific
+    one.
+    """
     for path, stated in statements.items():  # outer modules come first
         full = {f"{path}.{part}" if path else part: role for part, role in stated.items()}
         fitting = [part for part in full if name == part or name.startswith(f"{part}.")]
@@ -127,9 +136,13 @@ def _by_type(owner: nn.Module, name: str, parameter: Tensor) -> Role:
     if parameter.ndim < 2:
         return "other"
     if isinstance(owner, _MULTIPLY):
-        return "hidden" if "weight" in name else "other"  # nn.MultiheadAttention has biases [1, 1, D]
+        return (
+            "hidden" if "weight" in name else "other"
+        )  # nn.MultiheadAttention has biases [1, 1, D]
     if isinstance(owner, _LOOK_UP):
         return "table"
-    kinds = [kind for kind in type(owner).__mro__ if kind.__module__.startswith("torch.nn.modules.")]
+    kinds = [
+        kind for kind in type(owner).__mro__ if kind.__module__.startswith("torch.nn.modules.")
+    ]
     is_layer_of_torch = any(kind not in (nn.Module, *_HOLD) for kind in kinds)
     return "other" if is_layer_of_torch or min(parameter.shape[-2:]) == 1 else "unknown"

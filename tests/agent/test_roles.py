@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from yamame.roles import hidden_matrices, output_layers, parameter_roles
+from yamame.agent.roles import hidden_matrices, output_layers, parameter_roles
 from yamame.training import MuonAdamW
 
 
@@ -32,7 +32,10 @@ class Raw(nn.Module):
         (nn.LSTM(2, 4, proj_size=3), {"weight_ih_l0", "weight_hh_l0", "weight_hr_l0"}),
         (nn.GRUCell(2, 3), {"weight_ih", "weight_hh"}),
         (nn.MultiheadAttention(4, 2, add_bias_kv=True), {"in_proj_weight", "out_proj.weight"}),
-        (nn.MultiheadAttention(4, 2, kdim=3), {f"{k}_proj_weight" for k in "qkv"} | {"out_proj.weight"}),
+        (
+            nn.MultiheadAttention(4, 2, kdim=3),
+            {f"{k}_proj_weight" for k in "qkv"} | {"out_proj.weight"},
+        ),
         (nn.Conv2d(64, 64, 3), set()),
         (nn.ConvTranspose1d(64, 64, 3), set()),
         (nn.Embedding(64, 64), set()),
@@ -73,11 +76,17 @@ def test_a_statement_holds_for_what_is_below_it_and_the_outer_one_counts():
     assert parameter_roles(inner) == {"part.weight": "output", "part.bias": "output"}
     outer = Stating({"part": "table", "part.part.weight": "hidden"}, inner)
     assert parameter_roles(outer) == {"part.part.weight": "hidden", "part.part.bias": "table"}
-    assert parameter_roles(Stating({"part": "hidden"}))["part.bias"] == "other"  # a vector is no matrix
+    assert (
+        parameter_roles(Stating({"part": "hidden"}))["part.bias"] == "other"
+    )  # a vector is no matrix
 
 
 def test_a_shared_parameter_is_hidden_only_if_it_is_so_everywhere():
-    table, layer, other = nn.Embedding(4, 4), nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+    table, layer, other = (
+        nn.Embedding(4, 4),
+        nn.Linear(4, 4, bias=False),
+        nn.Linear(4, 4, bias=False),
+    )
     layer.weight = table.weight
     assert parameter_roles(nn.ModuleList([layer, table, other, other])) == {
         "0.weight": "table",

@@ -9,7 +9,12 @@ from tensordict.nn import TensorDictModuleBase
 from torch import nn
 from yamame.checks import UsageError
 from yamame.collectors import RayCollector, SyncCollector
-from yamame.precision import check_precision, in_precision, instructions, multiplies_bfloat16
+from yamame.execution.precision import (
+    check_precision,
+    in_precision,
+    instructions,
+    multiplies_bfloat16,
+)
 from yamame.training import Learner
 from yamame.training.muon import orthogonalized
 from yamame_envs import MazeRunner
@@ -50,7 +55,9 @@ def test_what_is_imitated_is_said_where_it_is_asked_for(instruction, capsys):
 @pytest.mark.parametrize("emulates", [True, False])
 def test_a_gpu_that_emulates_it_does_not_multiply_it(emulates, monkeypatch):
     monkeypatch.setattr(
-        torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or not emulates
+        torch.cuda,
+        "is_bf16_supported",
+        lambda including_emulation=True: including_emulation or not emulates,
     )
     assert multiplies_bfloat16(torch.device("cuda")) != emulates
 
@@ -62,7 +69,9 @@ def test_an_orthogonalisation_is_in_float32_where_bfloat16_is_imitated(instructi
 
 
 class Noting(TensorDictModuleBase):
-    """A policy that notes the precision of its product, and whether weights that were cast are kept."""
+    """A policy that notes the precision of its product, and whether weights that were cast are
+    kept.
+    """
 
     in_keys: ClassVar = ["observation"]
     out_keys: ClassVar = ["action"]
@@ -77,7 +86,9 @@ class Noting(TensorDictModuleBase):
 
 
 @pytest.mark.parametrize("precision", ["auto", "bfloat16"])
-def test_parts_compute_in_their_precision_and_say_where_it_is_imitated(instruction, precision, capsys):
+def test_parts_compute_in_their_precision_and_say_where_it_is_imitated(
+    instruction, precision, capsys
+):
     dtype = torch.bfloat16 if instruction or precision == "bfloat16" else torch.float32
     linear = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
@@ -88,7 +99,9 @@ def test_parts_compute_in_their_precision_and_say_where_it_is_imitated(instructi
     collector.collect(4)
     assert set(collector.policy.seen) == {(dtype, False)}
     said = [line.split(":")[0] for line in capsys.readouterr().err.splitlines()]
-    assert said == (["Learner", "SyncCollector"] if precision == "bfloat16" and not instruction else [])
+    assert said == (
+        ["Learner", "SyncCollector"] if precision == "bfloat16" and not instruction else []
+    )
 
 
 @pytest.mark.parametrize("resources", [{}, {"num_gpus": 1}])
@@ -99,13 +112,15 @@ def test_a_collector_whose_actors_have_no_gpu_says_it_for_them(resources, monkey
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
     monkeypatch.setattr("yamame.collectors.cluster.import_ray", missing)
     with pytest.raises(UsageError, match="no Ray"):
-        RayCollector(None, None, None, num_envs=16, seed=0, autocast="bfloat16", resources=resources)
+        RayCollector(
+            None, None, None, num_envs=16, seed=0, autocast="bfloat16", resources=resources
+        )
     assert ("RayCollector: autocast=bfloat16 is slow" in capsys.readouterr().err) == (not resources)
 
 
 def test_of_several_processes_the_first_one_speaks(monkeypatch, capsys):
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
-    monkeypatch.setattr("yamame.precision.is_first", lambda: False)
+    monkeypatch.setattr("yamame.execution.precision.is_rank0", lambda: False)
     check_precision("Learner", "bfloat16", CPU)
     assert capsys.readouterr().err == ""
 

@@ -31,12 +31,13 @@ def is_installed(package: str = "yamame") -> bool:
 
 def checkout() -> Path | None:
     """The repository that yamame is imported from; None for an installed wheel."""
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     return root if (root / "envs" / "yamame_envs").is_dir() else None
 
 
 def conf_dir() -> Path:
-    """Return the directory of the YAML files: ``yamame/conf`` in a wheel, ``<repository>/conf`` in a checkout.
+    """Return the directory of the YAML files: ``yamame/conf`` in a wheel, ``<repository>/conf`` in
+    a checkout.
 
     Raises:
         FileNotFoundError: The package was installed without its configuration.
@@ -44,7 +45,7 @@ def conf_dir() -> Path:
     >>> conf_dir().name
     'conf'
     """
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     candidates = (package / "conf", package.parents[1] / "conf")
     for candidate in candidates:
         if candidate.is_dir():
@@ -64,8 +65,8 @@ def recipes_dir() -> Path:
 def recipe_command(name: str) -> str:
     """Return the command that starts a recipe from the present directory.
 
-    In the root of a checkout it names the file. Elsewhere it is the console script if the package is
-    installed, or else the path of the file.
+    In the root of a checkout it names the file. Elsewhere it is the console script if the package
+    is installed, or else the path of the file.
 
     Args:
         name: Name of a recipe, such as ``train``.

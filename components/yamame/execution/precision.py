@@ -5,11 +5,13 @@ from typing import Literal
 import torch
 
 from yamame.checks import require_choice
-from yamame.failures import tell_aside
-from yamame.ranks import is_first
+from yamame.distributed import is_rank0
+from yamame.system.messages import print_stderr
 
 Precision = Literal["bfloat16", "auto"] | None
-"""Of matrix products: bfloat16; ``"auto"``, which is bfloat16 where `multiplies_bfloat16`; or that of the weights."""
+"""Of matrix products: bfloat16; ``"auto"``, which is bfloat16 where `multiplies_bfloat16`; or that
+of the weights.
+"""
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
@@ -23,7 +25,9 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     if device.type != "cpu":
         return True
     can = torch.cpu.get_capabilities()
-    return any(can.get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16"))  # the last is ARM's
+    return any(
+        can.get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16")
+    )  # the last is ARM's
 
 
 def instructions() -> str:
@@ -33,17 +37,23 @@ def instructions() -> str:
 
 
 def check_precision(owner: str, precision: Precision, device: torch.device | None = None) -> None:
-    """Raises ValueError for what is none, and says where a device would imitate the one that is asked for."""
+    """Raises ValueError for what is none, and says where a device would imitate the one that is
+    asked for.
+    """
     require_choice(owner, "autocast", precision, (None, "bfloat16", "auto"))
-    if precision != "bfloat16" or device is None or not is_first():
+    if precision != "bfloat16" or device is None or not is_rank0():
         return
     if not multiplies_bfloat16(device):
-        tell_aside(
+        print_stderr(
             f"{owner}: autocast=bfloat16 is slow on this {device.type}, which imitates it; set auto or null"
         )
 
 
-def in_precision(device: torch.device, precision: Precision, *, cache: bool = True) -> torch.autocast:
-    """The context in which a device computes in a precision; ``cache`` keeps weights that were cast."""
+def in_precision(
+    device: torch.device, precision: Precision, *, cache: bool = True
+) -> torch.autocast:
+    """The context in which a device computes in a precision; ``cache`` keeps weights that were
+    cast.
+    """
     lower = precision == "bfloat16" or (precision == "auto" and multiplies_bfloat16(device))
     return torch.autocast(device.type, torch.bfloat16, enabled=lower, cache_enabled=cache)

@@ -11,11 +11,12 @@ _LONGEST = 200
 class OutsideError(RuntimeError):
     """Something outside of the program failed: a disk, an environment of another library.
 
-    `yamame.cli.app.main` prints its message as one line, as that of an ``OSError``, and exits with status 1.
+    `yamame.cli.app.main` prints its message as one line, as that of an ``OSError``, and exits with
+    status 1.
     """
 
 
-OF_TRAINING = frozenset(
+TRAIN_PACKAGES = frozenset(
     (
         "hydra",
         "omegaconf",
@@ -34,14 +35,15 @@ OF_TRAINING = frozenset(
 
 
 def explain_missing(error: ModuleNotFoundError) -> str | None:
-    """One line for a package that training needs and the base installation lacks; None for any other module.
+    """One line for a package that training needs and the base installation lacks; None for any
+    other module.
 
     >>> explain_missing(ModuleNotFoundError(name="hydra.errors"))
     "training needs the package hydra, run: pip install 'yamame[train]'"
     """
     name = str(error.name).partition(".")[0]
     reason = f"training needs the package {name}, run: pip install 'yamame[train]'"
-    return reason if name in OF_TRAINING else None
+    return reason if name in TRAIN_PACKAGES else None
 
 
 def one_line(error: BaseException, longest: int = 300) -> str:
@@ -57,12 +59,12 @@ def one_line(error: BaseException, longest: int = 300) -> str:
     return text if len(text) <= longest else f"{text[:half]} ... {text[-half:]}"
 
 
-def tell_aside(line: object) -> None:
+def print_stderr(line: object) -> None:
     """Says something on the standard error, where results do not go."""
     print(line, file=sys.stderr)
 
 
-def print_whole(text: str) -> None:
+def print_stdout(text: str) -> None:
     """Prints on the standard output; a reader that has seen enough, as ``head``, is no failure."""
     try:
         print(text, flush=True)
@@ -71,7 +73,7 @@ def print_whole(text: str) -> None:
         os.dup2(nowhere, sys.stdout.fileno())  # Python writes there once more at the end
 
 
-def as_text(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as YAML has it; a long one ends in dots."""
     text = json.dumps(value) if isinstance(value, bool | None) else repr(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

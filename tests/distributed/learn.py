@@ -1,7 +1,9 @@
-"""A learner of small agents on given batches, alone or as one of several ranks: ``python learn.py FOLDER``.
+"""A learner of small agents on given batches, alone or as one of several ranks:
+``python learn.py FOLDER``.
 
-Reads ``batches.pt``, a list of batches for every case; writes ``<world>-<rank>.pt``. It computes in float64: in float32
-the order of a sum decides now and then on which side of its activation's kink a unit lies, and gradients jump.
+Reads ``batches.pt``, a list of batches for every case; writes ``<world>-<rank>.pt``. It computes in
+float64: in float32 the order of a sum decides now and then on which side of its activation's kink a
+unit lies, and gradients jump.
 """
 
 import sys
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import torch
 from hydra import compose, initialize_config_dir
-from yamame import conf_dir, ranks
+from yamame import conf_dir, distributed
 from yamame.actions import distributions
 from yamame.runs.build import build_agent, build_collector, build_env, build_learner
 from yamame.training.guard import NonFiniteGuard
@@ -30,7 +32,9 @@ CASES = {
     "transformer, box": (*TINY, *TRANSFORMER, "env=wind", "relabel=none"),
     "gru, box": (*TINY, *GRU, "env=wind", "relabel=none"),
 }
-"""All critics are in every target and nothing is dropped: what is left to chance differs between ranks."""
+"""All critics are in every target and nothing is dropped: what is left to chance differs between
+ranks.
+"""
 
 
 class Shelf:
@@ -65,18 +69,24 @@ def batches(overrides, num):
 
 
 def padded(one, length):
-    return torch.cat([one, one[:1].expand(length - len(one)).clone().zero_()]) if len(one) < length else one
+    return (
+        torch.cat([one, one[:1].expand(length - len(one)).clone().zero_()])
+        if len(one) < length
+        else one
+    )
 
 
 def learn(overrides, given, states=None, folder=None):
-    """Gradients, metrics and the state after every update, each from one of ``states`` where they are given."""
+    """Gradients, metrics and the state after every update, each from one of ``states`` where they
+    are given.
+    """
     _, _, agent, learner = built(overrides, folder)
     told = []
     for number, batch in enumerate(given):
         if states is not None and number > 0:
             learner.loss.load_state_dict(states[number - 1])
         batch = batch.apply(lambda value: value.double() if value.is_floating_point() else value)
-        metrics = learner.update(batch[ranks.rank() :: ranks.world()].clone())
+        metrics = learner.update(batch[distributed.rank() :: distributed.world_size()].clone())
         gradients = {n: p.grad.clone() for n, p in agent.named_parameters() if p.grad is not None}
         state = {n: v.clone() for n, v in learner.loss.state_dict().items()}
         told.append({"metrics": metrics, "gradients": gradients, "state": state})
@@ -84,7 +94,9 @@ def learn(overrides, given, states=None, folder=None):
 
 
 def compute_in_float64():
-    """Makes float64 of what asks for float32 by default, by ``float()`` or by ``dtype=torch.float32``."""
+    """Makes float64 of what asks for float32 by default, by ``float()`` or by
+    ``dtype=torch.float32``.
+    """
     torch.set_default_dtype(torch.float64)
     torch.Tensor.float = torch.Tensor.double
     torch.float32 = torch.float64
@@ -98,13 +110,16 @@ def main(folder):
     states = {}
     if alone.exists():
         states = {case: [one["state"] for one in told] for case, told in torch.load(alone).items()}
-    with ranks.joined():
+    with distributed.process_group():
         told = {}
         for case, given in torch.load(folder / "batches.pt", weights_only=False).items():
             told[case] = learn(
-                CASES[case.partition(":")[0]], given, states.get(case), folder / str(ranks.world()) / case
+                CASES[case.partition(":")[0]],
+                given,
+                states.get(case),
+                folder / str(distributed.world_size()) / case,
             )
-        torch.save(told, folder / f"{ranks.world()}-{ranks.rank()}.pt")
+        torch.save(told, folder / f"{distributed.world_size()}-{distributed.rank()}.pt")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""Rules for code that is captured, as a CUDA graph, a compiled or an exported function, and runs again on other data.
+"""Rules for code that is captured, as a CUDA graph, a compiled or an exported function, and runs
+again on other data.
 
-* No branch may depend on the data: nothing is read back, and the branch taken in the capture is taken in every run. So
-  while `capturing`, the general branch is taken, unless the host knows what decides: `NUM_SEGMENTS`.
-* A CUDA graph reads the memory that it was captured with. Every tensor that it reads is a parameter, a buffer, a
-  declared input or a `Constant`, and new values are copied into it, never put in its place. Numbers of Python are baked
-  in: one that changes between two runs must be a tensor. `yamame.testing.DeclaredReads` checks the tensors.
+* No branch may depend on the data: nothing is read back, and the branch taken in the capture is
+  taken in every run. So while `capturing`, the general branch is taken, unless the host knows what
+  decides: `NUM_SEGMENTS`.
+* A CUDA graph reads the memory that it was captured with. Every tensor that it reads is a
+  parameter, a buffer, a declared input or a `Constant`, and new values are copied into it, never
+  put in its place. Numbers of Python are baked in: one that changes between two runs must be a
+  tensor. `yamame.testing.DeclaredReads` checks the tensors.
 """
 
 from collections.abc import Iterator
@@ -16,7 +19,9 @@ import torch
 from torch import Tensor
 
 NUM_SEGMENTS = "num_segments"
-"""Beside the tensors of a batch, on the host: how many memories begin in it, so that no device is asked."""
+"""Beside the tensors of a batch, on the host: how many memories begin in it, so that no device is
+asked.
+"""
 
 _recording = False
 
@@ -30,12 +35,16 @@ def capturing() -> bool:
     >>> capturing()
     False
     """
-    return torch.compiler.is_compiling() or _recording  # in this order: what is compiled does not ask twice
+    return (
+        torch.compiler.is_compiling() or _recording
+    )  # in this order: what is compiled does not ask twice
 
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """Everything inside is being captured, in all threads: backward passes have threads of their own."""
+    """Everything inside is being captured, in all threads: backward passes have threads of their
+    own.
+    """
     global _recording
     before, _recording = _recording, True
     try:
@@ -47,8 +56,8 @@ def recording() -> Iterator[None]:
 class Constant:
     """A tensor that never changes, copied to each device once.
 
-    A copy from the host at every use would wait for the device, and cannot be part of a CUDA graph. Pickles and copies
-    of the object hold the tensor as it was given.
+    A copy from the host at every use would wait for the device, and cannot be part of a CUDA graph.
+    Pickles and copies of the object hold the tensor as it was given.
 
     Args:
         value: Any shape; no code may change it.

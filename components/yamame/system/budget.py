@@ -7,7 +7,8 @@ from yamame.checks import require
 
 
 class Budget:
-    """Limits of a run. Time accumulates over resumes through ``state_dict`` and ``load_state_dict``.
+    """Limits of a run. Time accumulates over resumes through ``state_dict`` and
+    ``load_state_dict``.
 
     Args:
         env_steps: Largest number of environment steps, or None for no limit.
@@ -36,7 +37,9 @@ class Budget:
             holds = limit is None or (not isinstance(limit, str | bool) and limit > 0)
             require("Budget", name, limit, holds, "be a number greater than 0 or null")
         if all(limit is None for limit in limits.values()):
-            raise ValueError("Budget: env_steps, updates or minutes must be given, got none of them")
+            raise ValueError(
+                "Budget: env_steps, updates or minutes must be given, got none of them"
+            )
         self.env_steps, self.updates, self.minutes = env_steps, updates, minutes
         self._limits = {name: float(limit) for name, limit in limits.items() if limit is not None}
         self._clock = clock
@@ -81,7 +84,9 @@ class Budget:
         return max(0.0, min(ends)) if ends else None
 
     def state_dict(self) -> dict[str, float]:
-        """The seconds spent so far. The limits themselves are configuration and may change on resume."""
+        """The seconds spent so far. The limits themselves are configuration and may change on
+        resume.
+        """
         return {"elapsed_s": self.elapsed_s}
 
     def load_state_dict(self, state: dict[str, float]) -> None:

@@ -1,9 +1,10 @@
 """Signals that ask a run to end: noted when they come, acted upon where all state is whole.
 
-SIGTERM, SIGINT (Ctrl-C), SIGUSR1, SIGUSR2 and SIGHUP mean the same. An exception that is raised wherever a signal
-happens to arrive is swallowed or changed by the library that is interrupted. So a run notes the first signal and asks
-at its own places whether there was one (`end_if_noted`); a second signal has its default effect, at once. A signal
-that is ignored when this process begins, as SIGHUP is below ``nohup``, stays ignored.
+SIGTERM, SIGINT (Ctrl-C), SIGUSR1, SIGUSR2 and SIGHUP mean the same. An exception that is raised
+wherever a signal happens to arrive is swallowed or changed by the library that is interrupted. So a
+run notes the first signal and asks at its own places whether there was one (`exit_if_received`); a
+second signal has its default effect, at once. A signal that is ignored when this process begins, as
+SIGHUP is below ``nohup``, stays ignored.
 
 Recipes import this before torch: it needs the standard library alone.
 """
@@ -16,17 +17,18 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from types import FrameType
 
-STATUS = 75
+EXIT_STATUS = 75
 """Exit status of what was asked to end and can go on later: EX_TEMPFAIL of ``sysexits.h``."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 _Handler = Callable[[int, FrameType | None], None]
-_noted: signal.Signals | None = None
-_later = False
+_received: signal.Signals | None = None
+_deferred = False
 
 
 class Terminated(SystemExit):
-    """The process was asked to end. A ``SystemExit``: it passes ``except Exception`` and has no traceback.
+    """The process was asked to end. A ``SystemExit``: it passes ``except Exception`` and has no
+    traceback.
 
     Attributes:
         signal: What asked this process; None if it was another one.
@@ -34,45 +36,48 @@ class Terminated(SystemExit):
     """
 
     def __init__(self) -> None:
-        super().__init__(STATUS)
-        self.signal, self.told = _noted, False
+        super().__init__(EXIT_STATUS)
+        self.signal, self.told = _received, False
 
 
-def noted() -> signal.Signals | None:
+def received() -> signal.Signals | None:
     """The signal that asked this process to end."""
-    return _noted
+    return _received
 
 
-def end_if_noted() -> None:
+def exit_if_received() -> None:
     """Raises `Terminated` if a signal was noted; to be called where all state is whole."""
-    if _noted is not None and not _later:
+    if _received is not None and not _deferred:
         raise Terminated
 
 
 @contextmanager
-def later() -> Iterator[None]:
-    """Within the block `end_if_noted` does nothing: others count on this process."""
-    global _later
-    _later = True
+def deferred() -> Iterator[None]:
+    """Within the block `exit_if_received` does nothing: others count on this process."""
+    global _deferred
+    _deferred = True
     try:
         yield
     finally:
-        _later = False
+        _deferred = False
 
 
-def end_while_loading() -> None:
-    """Until `stopping` begins, a signal ends this process with `STATUS` and a line: nothing was written."""
+def exit_while_loading() -> None:
+    """Until `handling` begins, a signal ends this process with `EXIT_STATUS` and a line: nothing
+    was written.
+    """
     _install(_leave)
 
 
 @contextmanager
-def stopping(*, at_once: bool) -> Iterator[None]:
+def handling(*, at_once: bool) -> Iterator[None]:
     """Within the block signals end the process in order. Outside the main thread this does nothing.
 
     Args:
-        at_once: The first signal raises `Terminated`; else it is noted, and the block calls `end_if_noted`.
+        at_once: The first signal raises `Terminated`; else it is noted, and the block calls
+            `exit_if_received`.
     """
-    global _noted
+    global _received
     former = _install(_raise if at_once else _note)
     try:
         yield
@@ -85,12 +90,14 @@ def stopping(*, at_once: bool) -> Iterator[None]:
             # The recipe is over, and its result stands: what comes now changes the status no more.
             signal.signal(number, _note if handler is _leave else handler)
         if former and _raise not in former.values():
-            _noted = None
+            _received = None
 
 
 @contextmanager
-def unheard() -> Iterator[None]:
-    """Processes that are spawned within the block never hear signals: a terminal sends them to all at once."""
+def blocked() -> Iterator[None]:
+    """Processes that are spawned within the block never hear signals: a terminal sends them to all
+    at once.
+    """
     former = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         resource_tracker.ensure_running()  # its start lets some of them through again
@@ -101,7 +108,7 @@ def unheard() -> Iterator[None]:
 
 
 @contextmanager
-def kept() -> Iterator[None]:
+def restoring_handlers() -> Iterator[None]:
     """Handlers that a library sets within the block are put back at its end."""
     in_main = threading.current_thread() is threading.main_thread()
     former = {number: signal.getsignal(number) for number in SIGNALS} if in_main else {}
@@ -122,8 +129,8 @@ def _install(handler: _Handler) -> dict[signal.Signals, _Handler]:
 
 
 def _note(number: int, frame: FrameType | None) -> None:
-    global _noted
-    _noted = signal.Signals(number)
+    global _received
+    _received = signal.Signals(number)
     _install(signal.SIG_DFL)  # type: ignore[arg-type]
 
 
@@ -131,14 +138,15 @@ def _raise(number: int, frame: FrameType | None) -> None:
     _note(number, frame)
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
-            return  # whoever imports may swallow what is raised meanwhile; a run asks before it begins
+            # whoever imports may swallow what is raised meanwhile; a run asks before it begins
+            return
         frame = frame.f_back
     raise Terminated
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
     _say_not_begun(signal.Signals(number))
-    os._exit(STATUS)
+    os._exit(EXIT_STATUS)
 
 
 def _say_not_begun(number: signal.Signals) -> None:
