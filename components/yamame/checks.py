@@ -144,7 +144,7 @@ class Bounds:
         below: Value that must not be reached.
 
     >>> Bounds(least=1).condition, Bounds(above=0, most=1).condition
-    ('be at least 1', 'be above 0 and at most 1')
+    ('be at least 1', 'be positive and at most 1')
     >>> Bounds(above=0).contain(0), Bounds(least=0).contain(0)
     (False, True)
     """
@@ -167,13 +167,15 @@ class Bounds:
     @property
     def condition(self) -> str:
         """The range in words that follow "must"."""
-        limits = {
-            "at least": self.least,
-            "above": self.above,
-            "at most": self.most,
-            "below": self.below,
-        }
-        words = [f"{name} {limit:,}" for name, limit in limits.items() if limit is not None]
+        words = []
+        if self.least is not None:
+            words.append(f"at least {self.least:,}")
+        if self.above is not None:
+            words.append("positive" if self.above == 0 else f"above {self.above:,}")
+        if self.most is not None:
+            words.append(f"at most {self.most:,}")
+        if self.below is not None:
+            words.append(f"below {self.below:,}")
         return f"be {' and '.join(words)}"
 
 
@@ -237,8 +239,7 @@ def check_bounds(function: Function) -> Function:
     yamame.checks.ArgumentError: train: steps must be at least 1, got 0
     """
     signature = inspect.signature(function)
-    # The owner of a constructor is its class.
-    owner = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+    is_constructor = function.__name__ == "__init__"
     bounds: dict[str, Bounds] = {}
     is_read = False
 
@@ -260,6 +261,8 @@ def check_bounds(function: Function) -> Function:
                 continue
             is_number = isinstance(value, Real) and not isinstance(value, bool)
             if not is_number or not bounds[name].contain(value):
+                # A subclass that inherits the constructor is what the user named.
+                owner = type(args[0]).__name__ if is_constructor else function.__name__
                 raise ArgumentError(owner, name, value, bounds[name].condition)
         return function(*args, **kwargs)
 
