@@ -144,7 +144,7 @@ class Bounds:
         below: Value that must not be reached.
 
     >>> Bounds(least=1).condition, Bounds(above=0, most=1).condition
-    ('be at least 1', 'be positive and at most 1')
+    ('be at least 1', 'be in (0, 1]')
     >>> Bounds(above=0).contain(0), Bounds(least=0).contain(0)
     (False, True)
     """
@@ -167,16 +167,17 @@ class Bounds:
     @property
     def condition(self) -> str:
         """The range in words that follow "must"."""
-        words = []
-        if self.least is not None:
-            words.append(f"at least {self.least:,}")
+        low = self.least if self.above is None else self.above
+        high = self.most if self.below is None else self.below
+        if low is not None and high is not None:
+            opening = "[" if self.above is None else "("
+            closing = "]" if self.below is None else ")"
+            return f"be in {opening}{low:,}, {high:,}{closing}"
         if self.above is not None:
-            words.append("positive" if self.above == 0 else f"above {self.above:,}")
-        if self.most is not None:
-            words.append(f"at most {self.most:,}")
-        if self.below is not None:
-            words.append(f"below {self.below:,}")
-        return f"be {' and '.join(words)}"
+            return "be positive" if self.above == 0 else f"be above {self.above:,}"
+        if self.least is not None:
+            return f"be at least {self.least:,}"
+        return f"be at most {self.most:,}" if self.below is None else f"be below {self.below:,}"
 
 
 PositiveInt = Annotated[int, Bounds(least=1)]
