@@ -186,6 +186,8 @@ PositiveFloat = Annotated[float, Bounds(above=0)]
 NonNegativeFloat = Annotated[float, Bounds(least=0)]
 UnitInterval = Annotated[float, Bounds(least=0, most=1)]
 """A number in [0, 1]: a probability, a rate, a share."""
+DropoutRate = Annotated[float, Bounds(least=0, below=1)]
+"""Probability of dropping a unit; with 1 nothing would be left."""
 NumLayers = Annotated[int, Bounds(least=1, most=1_000)]
 """Number of layers. The upper limit catches typing errors: layers are built one by one."""
 
