@@ -237,8 +237,7 @@ def check_bounds(function: Function) -> Function:
     yamame.checks.ArgumentError: train: steps must be at least 1, got 0
     """
     signature = inspect.signature(function)
-    # The owner of a constructor is its class.
-    owner = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+    name_of_function = function.__qualname__.rpartition(".")[2]
     bounds: dict[str, Bounds] = {}
     is_read = False
 
@@ -260,6 +259,10 @@ def check_bounds(function: Function) -> Function:
                 continue
             is_number = isinstance(value, Real) and not isinstance(value, bool)
             if not is_number or not bounds[name].contain(value):
+                owner = name_of_function
+                if owner == "__init__":
+                    # A subclass that inherits the constructor is the class that the user called.
+                    owner = type(args[0]).__name__
                 raise ArgumentError(owner, name, value, bounds[name].condition)
         return function(*args, **kwargs)
 
