@@ -8,7 +8,7 @@ Source: GRU, Cho et al., arXiv 1406.1078; LSTM, Hochreiter & Schmidhuber, Neural
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Annotated, Any, ClassVar
 
@@ -146,7 +146,7 @@ class StackedCells(RecurrentEncoder):
 
     @abstractmethod
     def _cell(
-        self, x: Tensor, states: tuple[Tensor, ...], weights: list[Tensor]
+        self, x: Tensor, states: tuple[Tensor, ...], weights: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
         """Apply one layer to one timestep.
 
@@ -250,7 +250,7 @@ class GRUEncoder(StackedCells):
     gates = ((1, 1),)  # PyTorch's order: reset, update, new
 
     def _cell(
-        self, x: Tensor, states: tuple[Tensor, ...], weights: list[Tensor]
+        self, x: Tensor, states: tuple[Tensor, ...], weights: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
         return (torch.gru_cell(x, *states, *weights),)
 
@@ -275,7 +275,7 @@ class LSTMEncoder(StackedCells):
     gates = ((0, -1), (1, 1))
 
     def _cell(
-        self, x: Tensor, states: tuple[Tensor, ...], weights: list[Tensor]
+        self, x: Tensor, states: tuple[Tensor, ...], weights: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
         return torch.lstm_cell(x, states, *weights)
 
