@@ -64,15 +64,15 @@ def _block_attention(
     """
 
     def block(q: Tensor, k: Tensor, v: Tensor, first: int) -> Tensor:
-        num_keys = k.shape[2]
-        mask = visibility(
-            is_init[:, :num_keys], window=window, sinks=sinks, first=first, divided=divided
-        )
+        starts = is_init[:, : k.shape[2]]
+        mask = visibility(starts, window=window, sinks=sinks, first=first, divided=divided)
         oldest = 0
         if window is not None and not sinks:
             # No query of this block sees anything older. Sinks are old and stay visible.
             oldest = max(0, first - window + 1)
-        return dot_product(q, k[:, :, oldest:], v[:, :, oldest:], mask=mask[..., oldest:])
+        k = k[:, :, oldest:]
+        v = v[:, :, oldest:]
+        return dot_product(q, k, v, mask=mask[..., oldest:])
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         length = q.shape[2]
@@ -80,12 +80,14 @@ def _block_attention(
         for first in range(0, length, queries):
             last = min(first + queries, length)
             q_block = q[:, :, first:last]  # [B, H, queries, d]
+            k_block = k[:, :, :last]  # [B, H, last, d]
+            v_block = v[:, :, :last]
             # Checkpointing drops the mask until the backward pass.
             out = checkpoint(
                 block,
                 q_block,
-                k[:, :, :last],
-                v[:, :, :last],
+                k_block,
+                v_block,
                 first,
                 use_reentrant=False,
                 preserve_rng_state=False,  # attention draws nothing
@@ -112,7 +114,10 @@ def dot_product(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None) -> Tens
     # backward.
     if q.is_cpu and torch.is_autocast_enabled("cpu"):
         with torch.autocast("cpu", enabled=False):
-            return dot_product(q.float(), k.float(), v.float(), mask=mask)
+            q = q.float()
+            k = k.float()
+            v = v.float()
+            return dot_product(q, k, v, mask=mask)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
 
 
@@ -137,7 +142,8 @@ def visibility(
             [1, 1, 0],
             [0, 0, 1]], dtype=torch.int32)
     """
-    column = torch.arange(is_init.shape[1], device=is_init.device)
+    length = is_init.shape[1]
+    column = torch.arange(length, device=is_init.device)
     query = column[first:].unsqueeze(1)
     age = query - column  # [Lq, L], timesteps from key to query
     visible = (age >= 0).unsqueeze(0)  # [1, Lq, L]
@@ -149,6 +155,7 @@ def visibility(
         visible = visible & ((age < window) | is_sink)
     if divided:
         segment = is_init.cumsum(1)  # [B, L], number of the segment
-        same = segment[:, first:].unsqueeze(2) == segment.unsqueeze(1)
-        visible = visible & same
+        query_segment = segment[:, first:].unsqueeze(2)
+        is_same = query_segment == segment.unsqueeze(1)
+        visible = visible & is_same
     return visible.unsqueeze(1)

@@ -46,8 +46,10 @@ def attention_maps(encoder: TransformerEncoder, sequence: TensorDictBase) -> Ten
 
     def recorded(attend: Attend) -> Attend:
         def attend_and_record(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            identity = torch.eye(k.shape[2], dtype=v.dtype, device=v.device)
-            per_layer.append(attend(q, k, identity.expand(*k.shape[:3], -1)))
+            num_keys = k.shape[2]
+            identity = torch.eye(num_keys, dtype=v.dtype, device=v.device)
+            identity = identity.expand(*k.shape[:3], num_keys)  # [B, H, L, L]
+            per_layer.append(attend(q, k, identity))
             return attend(q, k, v)
 
         return attend_and_record
@@ -61,4 +63,5 @@ def attention_maps(encoder: TransformerEncoder, sequence: TensorDictBase) -> Ten
     with set_recurrent_mode(True):
         encoder(sequence.copy())
     maps = torch.stack(per_layer)  # [layers, B, H, L, L]
-    return maps.reshape(len(maps), *sequence.batch_size[:-1], *maps.shape[2:])
+    batch_size = sequence.batch_size[:-1]
+    return maps.reshape(len(maps), *batch_size, *maps.shape[2:])

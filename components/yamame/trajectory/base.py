@@ -179,8 +179,8 @@ class TrajectoryEncoder(TensorDictModuleBase):
         """Raise ValueError if the arguments of `step` differ in the number of envs."""
         owner = type(self).__name__
         num_envs = (len(x), len(memory), len(is_init))
-        equal = len(set(num_envs)) == 1
-        require(owner, "x, memory and is_init", num_envs, equal, "be of equally many envs")
+        is_equal = len(set(num_envs)) == 1
+        require(owner, "x, memory and is_init", num_envs, is_equal, "be of equally many envs")
 
     def parallel(self, x: Tensor, step_index: Tensor, is_init: Tensor) -> Tensor:
         """Encode whole sequences; this default takes one step after the other.
@@ -198,7 +198,8 @@ class TrajectoryEncoder(TensorDictModuleBase):
         contexts = []
         for t in range(length):
             memory = self.grow(memory)
-            context, memory = self.step(x[:, t], memory, is_init[:, t], step_index[:, t])
+            starts = is_init[:, t]
+            context, memory = self.step(x[:, t], memory, starts, step_index[:, t])
             contexts.append(context)
         return torch.stack(contexts, 1)
 
@@ -226,23 +227,26 @@ class TrajectoryEncoder(TensorDictModuleBase):
             ValueError: If a step has no ``is_init``, or its number of envs differs from that of the
                 memory.
         """
-        if recurrent_mode():
-            return tensordict.set(self.keys.context, self._sequences(tensordict))
-        return self._step(tensordict)
+        if not recurrent_mode():
+            return self._step(tensordict)
+        context = self._sequences(tensordict)
+        return tensordict.set(self.keys.context, context)
 
     def _sequences(self, tensordict: TensorDictBase) -> Tensor:
         keys = self.keys
         x = tensordict.get(keys.features)
         batch_size = x.shape[:-1]
         x = x.reshape(-1, *x.shape[-2:])  # [B, L, E]
+        rows = x.shape[:2]
 
         def read(key: NestedKey) -> Tensor | None:
             value = tensordict.get(key, None)
-            return None if value is None else value.reshape(x.shape[:2])
+            return None if value is None else value.reshape(rows)
 
+        is_init = read(keys.is_init)
         mask = read(keys.mask)
         step_index = read(keys.step_index)
-        starts = segment_starts(x.shape[:2], read(keys.is_init), mask, device=x.device)
+        starts = segment_starts(rows, is_init, mask, device=x.device)
         if step_index is None:
             step_index = segment_positions(starts)
         if mask is not None:
@@ -265,8 +269,9 @@ class TrajectoryEncoder(TensorDictModuleBase):
         memory = self.ready_memory(is_init)
         context, memory = self.step(x, memory, is_init, step_index)
         self.keep_memory(memory)
-        batch_size = tensordict.get(self.keys.features).shape[:-1]
-        return tensordict.set(self.keys.context, context.reshape(*batch_size, self.out_features))
+        features = tensordict.get(self.keys.features)
+        context = context.reshape(*features.shape[:-1], self.out_features)
+        return tensordict.set(self.keys.context, context)
 
     def read_step(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the arguments of `step` in a TensorDict ``[*N]``.
@@ -275,10 +280,12 @@ class TrajectoryEncoder(TensorDictModuleBase):
             ``x`` ``[N, E]``, ``is_init`` ``[N]`` bool, and ``step_index`` ``[N]`` or None.
         """
         x = tensordict.get(self.keys.features)
+        x = x.reshape(-1, x.shape[-1])
+        is_init = self.read_is_init(tensordict)
         step_index = tensordict.get(self.keys.step_index, None)
         if step_index is not None:
             step_index = step_index.reshape(-1)
-        return x.reshape(-1, x.shape[-1]), self.read_is_init(tensordict), step_index
+        return x, is_init, step_index
 
     def read_is_init(self, tensordict: TensorDictBase) -> Tensor:
         """Return the flags of envs that start afresh, ``[N]`` bool, of a step ``[*N]``.
@@ -334,17 +341,23 @@ class TrajectoryEncoder(TensorDictModuleBase):
         """Start a memory for other envs; move it if it lies on another device."""
         memory = self.memory
         num_envs = len(is_init)
-        if memory is not None and len(memory) == num_envs:
-            if memory.device != is_init.device:
-                self.memory = memory.to(is_init.device)
+        device = is_init.device
+        if memory is None:
+            self.memory = self.init_memory(num_envs, device=device)
             return
-        if memory is not None and not (memory.is_empty() or is_init.all()):
+        if len(memory) == num_envs:
+            if memory.device != device:
+                self.memory = memory.to(device)
+            return
+
+        # Without entries there is nothing to lose.
+        if not memory.is_empty() and not is_init.all():
             raise ValueError(
                 f"{type(self).__name__}: the number of envs must stay {len(memory)} until all of"
                 f" them start afresh (is_init), got {num_envs}; act inside separate_memory() for a"
                 " second stream, or keep one memory per stream and call step()"
             )
-        self.memory = self.init_memory(num_envs, device=is_init.device)
+        self.memory = self.init_memory(num_envs, device=device)
 
     def keep_memory(self, memory: TensorDict) -> None:
         """Store the memory that a step returned for `ready_memory`.
@@ -374,7 +387,9 @@ class TrajectoryEncoder(TensorDictModuleBase):
 
     def memory_state_dict(self) -> dict[str, Any]:
         """Return a copy of the memory for a checkpoint; empty before the first step."""
-        return {} if self.memory is None else {"memory": self.memory.clone()}
+        if self.memory is None:
+            return {}
+        return {"memory": self.memory.clone()}
 
     def load_memory_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a memory that `memory_state_dict` returned."""
@@ -382,7 +397,10 @@ class TrajectoryEncoder(TensorDictModuleBase):
             self.memory = state["memory"].clone() if state else None
 
     def __getstate__(self) -> dict[str, object]:
-        return {**super().__getstate__(), "_memory": None, "_room": 0}
+        state = dict(super().__getstate__())
+        state["_memory"] = None
+        state["_room"] = 0
+        return state
 
 
 def segment_starts(
@@ -417,7 +435,8 @@ def segment_starts(
     real = mask.bool()
     if is_init is not None:
         starts |= is_init.bool() & real  # flags in padding have no meaning
-    starts[:, 1:] |= real[:, 1:] & ~real[:, :-1]
+    follows_padding = ~real[:, :-1]
+    starts[:, 1:] |= real[:, 1:] & follows_padding
     return starts
 
 
@@ -427,7 +446,8 @@ def segment_positions(starts: Tensor) -> Tensor:
     >>> segment_positions(torch.tensor([[True, False, False, True, False]]))
     tensor([[0, 1, 2, 0, 1]])
     """
-    column = torch.arange(starts.shape[1], device=starts.device)
+    length = starts.shape[1]
+    column = torch.arange(length, device=starts.device)
     last_start = torch.where(starts, column, 0).cummax(1).values
     return column - last_start
 

@@ -41,10 +41,9 @@ def init_cache(
     if device.type != "cpu" and torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
 
-    entries = {
-        "keys": torch.zeros(shape, dtype=dtype, device=device),
-        "values": torch.zeros(shape, dtype=dtype, device=device),
-    }
+    entries: dict[str, Tensor] = {}
+    for name in ("keys", "values"):
+        entries[name] = torch.zeros(shape, dtype=dtype, device=device)
     for name in counts:
         entries[name] = torch.zeros(shape[0], dtype=torch.int64, device=device)
     return TensorDict(entries, shape[:1], device=device)
@@ -78,7 +77,8 @@ def grow_cache(
         return cache, room
     grown = cache.copy()
     for name in ("keys", "values"):
-        grown[name] = F.pad(cache[name], (0, 0, 0, larger - num_slots))
+        added = larger - num_slots
+        grown[name] = F.pad(cache[name], (0, 0, 0, added))
     return grown, room
 
 
@@ -113,16 +113,18 @@ class CacheStep:
             last = position.clamp(max=capacity - 1)
 
         index = torch.arange(num_slots, device=position.device)
+        reached = index <= last.unsqueeze(1)  # [N, S]
         self.position = position
         self.slot = slot.view(num_envs, 1, 1, 1)
-        self.reached = (index <= last.unsqueeze(1)).view(num_envs, 1, 1, num_slots)
+        self.reached = reached.view(num_envs, 1, 1, num_slots)
 
     def attention(self, layer: int) -> Attend:
         """Return the attention of one layer; calling it also stores the new keys and values."""
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = self.store(layer, k, v)
-            return dot_product(q.to(keys.dtype), keys, values, mask=self.reached)
+            q = q.to(keys.dtype)
+            return dot_product(q, keys, values, mask=self.reached)
 
         return attend
 
@@ -141,11 +143,14 @@ class CacheStep:
         values = self.values[:, layer]
         slot = self.slot.expand_as(k)
         # NaN and Inf would reach other timesteps even through an attention weight of zero.
-        keys.scatter_(2, slot, k.to(keys.dtype).nan_to_num())
-        values.scatter_(2, slot, v.to(values.dtype).nan_to_num())
+        new_keys = k.to(keys.dtype).nan_to_num()
+        new_values = v.to(values.dtype).nan_to_num()
+        keys.scatter_(2, slot, new_keys)
+        values.scatter_(2, slot, new_values)
         return keys, values
 
     def next_cache(self) -> TensorDict:
         """Return the cache that contains this timestep."""
-        entries = {"keys": self.keys, "values": self.values, "position": self.position + 1}
-        return TensorDict(entries, [len(self.position)], device=self.position.device)
+        position = self.position + 1
+        entries = {"keys": self.keys, "values": self.values, "position": position}
+        return TensorDict(entries, [len(position)], device=position.device)

@@ -45,7 +45,8 @@ class LinearRecurrentBlock(nn.Module):
         self.activation = activation_function("LinearRecurrentEncoder", activation)
         with torch.no_grad():
             # The gate lets in what is not kept: the opposite sign.
-            self.gate_and_value.bias[:d_model] = -keep_bias(d_model, longest=max_time_constant)
+            bias = keep_bias(d_model, longest=max_time_constant)
+            self.gate_and_value.bias[:d_model] = -bias
 
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
         """Apply the block to sequences: ``[B, L, D] -> [B, L, D]``.
@@ -74,14 +75,16 @@ class LinearRecurrentBlock(nn.Module):
         """Return ``1 - z`` and ``z (W_h x + b_h)``."""
         both = self.gate_and_value(self.norm1(x))  # [*, 2 D]
         # At least float32, because rounding errors of the states add up over time.
-        gate, value = both.to(state_dtype(both.dtype)).chunk(2, -1)
+        both = both.to(state_dtype(both.dtype))
+        gate, value = both.chunk(2, -1)
         gate = gate.sigmoid()
         return 1 - gate, gate * value
 
     def _outputs(self, x: Tensor, states: Tensor) -> Tensor:
-        x = x + self.out(states.to(self.out.weight.dtype))
-        hidden = self.activation(self.up(self.norm2(x)))
-        return x + self.down(hidden)
+        states = states.to(self.out.weight.dtype)
+        x = x + self.out(states)
+        hidden = self.up(self.norm2(x))
+        return x + self.down(self.activation(hidden))
 
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -153,7 +156,8 @@ class LinearRecurrentEncoder(RecurrentEncoder):
         """Return a zero ``state`` ``[N, layers, D]``."""
         weight = self.norm.weight.detach()
         shape = (num_envs, len(self.blocks), self.out_features)
-        state = weight.new_zeros(shape, dtype=state_dtype(weight.dtype), device=device)
+        dtype = state_dtype(weight.dtype)
+        state = weight.new_zeros(shape, dtype=dtype, device=device)
         return TensorDict({"state": state}, [num_envs], device=state.device)
 
     def step(
@@ -161,7 +165,8 @@ class LinearRecurrentEncoder(RecurrentEncoder):
     ) -> tuple[Tensor, TensorDict]:
         """Encode one timestep; see `TrajectoryEncoder.step`."""
         self.check_step(x, memory, is_init)
-        old = memory["state"].masked_fill(is_init.view(-1, 1, 1), 0)  # [N, layers, D]
+        forget = is_init.view(-1, 1, 1)
+        old = memory["state"].masked_fill(forget, 0)  # [N, layers, D]
         states = []
         x = self.embed(x)
         for layer, block in enumerate(self.blocks):

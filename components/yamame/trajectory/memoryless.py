@@ -85,8 +85,12 @@ class MemorylessEncoder(TrajectoryEncoder):
 
     def encode(self, x: Tensor) -> Tensor:
         """Apply the network to every timestep on its own: ``[*, E] -> [*, D]``."""
-        x = self.dropout(self.activation(self.embed(x)))
+        x = self.activation(self.embed(x))
+        x = self.dropout(x)
         for up, down in zip(self.up, self.down, strict=True):
-            hidden = self.dropout(self.activation(up(x)))
-            x = x + self.dropout(self.activation(down(hidden)))
-        return self.norm(self.out(x))
+            hidden = self.activation(up(x))  # [*, d_ff]
+            hidden = self.dropout(hidden)
+            hidden = self.activation(down(hidden))  # [*, D]
+            x = x + self.dropout(hidden)
+        x = self.out(x)
+        return self.norm(x)

@@ -39,13 +39,16 @@ class Sinusoids(nn.Module):
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        require("Sinusoids", "size", size, size >= 2 and size % 2 == 0, "be even and positive")
+        fits = size >= 2 and size % 2 == 0
+        require("Sinusoids", "size", size, fits, "be even and positive")
         self.size = size
         self._tables = _tables(size)
 
     def forward(self, step_index: Tensor) -> Tensor:
         """Return the values of every index: int64 ``[*] -> [*, size]``."""
-        low, high = (table.on(step_index.device) for table in self._tables)
+        low_table, high_table = self._tables
+        low = low_table.on(step_index.device)  # [4096, size]
+        high = high_table.on(step_index.device)
         if step_index.is_cpu and not capturing():
             is_in_table = (step_index >= 0) & (step_index < _ROWS)
             if bool(is_in_table.all()):
@@ -53,19 +56,23 @@ class Sinusoids(nn.Module):
             return _sinusoids(step_index, self.size)
 
         # index = remainder + 4096 * quotient: the sines of both are in the tables.
-        rest_sin, rest_cos = _halves(low[step_index % _ROWS])
+        rest = low[step_index % _ROWS]
         # F.embedding raises for a negative row; indexing would count it from the end.
-        far_sin, far_cos = _halves(F.embedding(step_index // _ROWS, high))
+        far = F.embedding(step_index // _ROWS, high)
+        rest_sin, rest_cos = _halves(rest)
+        far_sin, far_cos = _halves(far)
         # Sine and cosine of a sum of angles; equal to the first table where the second angle is 0.
         sin = torch.addcmul(rest_sin * far_cos, rest_cos, far_sin)
         cos = torch.addcmul(rest_cos * far_cos, rest_sin, far_sin, value=-1)
-        return torch.stack((sin, cos), -1).flatten(-2)
+        pairs = torch.stack((sin, cos), -1)
+        return pairs.flatten(-2)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_tables": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({**state, "_tables": _tables(state["size"])})
+        tables = _tables(state["size"])
+        super().__setstate__({**state, "_tables": tables})
 
 
 def _halves(sinusoids: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,10 +83,12 @@ def _halves(sinusoids: Tensor) -> tuple[Tensor, Tensor]:
 
 def _sinusoids(index: Tensor, size: int) -> Tensor:
     """Compute the formula in float64, in which the angle of every int64 index in use is exact."""
-    exponent = torch.arange(0, size, 2, device=index.device, dtype=torch.float64) / size
-    frequency = _BASE**-exponent
-    angle = index.to(torch.float64).unsqueeze(-1) * frequency
-    return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2).to(torch.float32)
+    even = torch.arange(0, size, 2, device=index.device, dtype=torch.float64)
+    frequency = _BASE ** -(even / size)
+    index = index.to(torch.float64)
+    angle = index.unsqueeze(-1) * frequency  # [*, size / 2]
+    pairs = torch.stack((angle.sin(), angle.cos()), -1)
+    return pairs.flatten(-2).to(torch.float32)
 
 
 @cache

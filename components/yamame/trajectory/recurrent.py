@@ -49,8 +49,9 @@ class RecurrentEncoder(TrajectoryEncoder):
     ) -> None:
         super().__init__(in_features, out_features, keys=keys)
         if self.keys.memory is not None:
+            next_key = unravel_key(("next", self.keys.memory))
             self.in_keys.append(self.keys.memory)
-            self.out_keys.append(unravel_key(("next", self.keys.memory)))
+            self.out_keys.append(next_key)
 
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -62,12 +63,17 @@ class RecurrentEncoder(TrajectoryEncoder):
         memory = tensordict.get(keys.memory, None)
         if memory is None:
             # Starting afresh in the middle of an episode would be a silent error.
+            owner = type(self).__name__
+            all_start = bool(is_init.all())
             condition = "be in the tensordict of a step (make_tensordict_primer puts it there)"
-            require(type(self).__name__, repr(keys.memory), None, bool(is_init.all()), condition)
+            require(owner, repr(keys.memory), None, all_start, condition)
             memory = self.init_memory(len(x), device=x.device)
-        context, memory = self.step(x, memory.reshape(-1), is_init, step_index)
-        tensordict.set(("next", keys.memory), memory.reshape(batch_size))
-        return tensordict.set(keys.context, context.reshape(*batch_size, self.out_features))
+        memory = memory.reshape(-1)
+        context, memory = self.step(x, memory, is_init, step_index)
+        memory = memory.reshape(batch_size)
+        context = context.reshape(*batch_size, self.out_features)
+        tensordict.set(("next", keys.memory), memory)
+        return tensordict.set(keys.context, context)
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
         """Return the transform that writes a fresh memory at every reset of an environment.
@@ -76,10 +82,13 @@ class RecurrentEncoder(TrajectoryEncoder):
             ValueError: If ``keys.memory`` is None.
         """
         key = self.keys.memory
-        require(type(self).__name__, "keys.memory", key, key is not None, "be set for a primer")
+        owner = type(self).__name__
+        require(owner, "keys.memory", key, key is not None, "be set for a primer")
         specs = Composite()
-        for name, value in self.init_memory(1).items():
-            specs[name] = Unbounded(value.shape[1:], dtype=value.dtype)
+        memory = self.init_memory(1)
+        for name, value in memory.items():
+            shape = value.shape[1:]
+            specs[name] = Unbounded(shape, dtype=value.dtype)
         return TensorDictPrimer({key: specs}, default_value=0.0, expand_specs=True)
 
 
@@ -139,7 +148,8 @@ class StackedCells(RecurrentEncoder):
         for from_input, _, input_bias, state_bias in self.layers.all_weights:
             bias = keep_bias(hidden_size, longest=max_time_constant)
             for gate, sign in self.gates:
-                rows = slice(gate * hidden_size, (gate + 1) * hidden_size)
+                first = gate * hidden_size
+                rows = slice(first, first + hidden_size)
                 input_bias.data[rows] = sign * bias
                 state_bias.data[rows] = 0.0  # the two biases are added
                 from_input.data[rows] *= gate_gain
@@ -174,10 +184,14 @@ class StackedCells(RecurrentEncoder):
     def _layers(self, segments: Tensor) -> Tensor:
         """Return the outputs of the last layer from zero states: ``[S, l, E] -> [S, l, H]``."""
         num_layers = self.layers.num_layers
-        weights = [weight for layer in self.layers.all_weights for weight in layer]
+        weights: list[Tensor] = []
+        for layer_weights in self.layers.all_weights:
+            weights.extend(layer_weights)
         segments = segments.to(weights[0].dtype)
         zeros = segments.new_zeros(num_layers, len(segments), self.layers.hidden_size)
-        start = zeros if len(self.states) == 1 else (zeros,) * len(self.states)
+        # torch.gru takes one tensor, torch.lstm a tuple of two.
+        num_states = len(self.states)
+        start = zeros if num_states == 1 else (zeros,) * num_states
         # cuDNN differentiates in training mode only. PPO puts the encoder in eval mode, except for
         # `layers`.
         training = self.layers.training
@@ -185,9 +199,10 @@ class StackedCells(RecurrentEncoder):
         # Compute in the precision of the weights: autocast runs recurrent layers of cuDNN in
         # float16 even if bfloat16 was requested, and small gradients vanish there; and some CPUs
         # have no LSTM in bfloat16.
+        device = segments.device.type
         precision: Any = nullcontext()  # a meta device has no autocast
-        if torch.amp.is_autocast_available(segments.device.type):
-            precision = torch.autocast(segments.device.type, enabled=False)
+        if torch.amp.is_autocast_available(device):
+            precision = torch.autocast(device, enabled=False)
         with precision:
             # Arguments after `weights`: has_biases, num_layers, dropout, training, bidirectional,
             # batch_first.
@@ -227,9 +242,11 @@ class StackedCells(RecurrentEncoder):
 
         entries = {}
         for index, name in enumerate(self.states):
-            entries[name] = torch.stack([states[index] for states in new], 1)
+            layers = [states[index] for states in new]
+            entries[name] = torch.stack(layers, 1)  # [N, layers, H]
         next_memory = TensorDict(entries, memory.batch_size, device=memory.device)
-        return self.norm(self.out(x)), next_memory
+        context = self.norm(self.out(x))
+        return context, next_memory
 
 
 class GRUEncoder(StackedCells):
@@ -317,12 +334,15 @@ def segment_outputs(
 
     # All rows are as long as the sequences. The lengths need not be read back from the device, and
     # the number of dependent operations is the same as for the longest segment.
+    timesteps = x.flatten(0, 1)  # [B L, E]
     segment = is_init.flatten().cumsum(0) - 1  # [B L]
-    place = length * segment + segment_positions(is_init).flatten()
+    position = segment_positions(is_init).flatten()  # [B L]
+    place = length * segment + position
     padded = x.new_zeros(num_segments * length, x.shape[-1])
-    padded = padded.index_copy(0, place, x.flatten(0, 1))
-    outputs = function(padded.unflatten(0, (num_segments, length)))
-    return outputs.flatten(0, 1).index_select(0, place).unflatten(0, (batch, length))
+    padded = padded.index_copy(0, place, timesteps)
+    outputs = function(padded.unflatten(0, (num_segments, length)))  # [S, L, D]
+    outputs = outputs.flatten(0, 1).index_select(0, place)
+    return outputs.unflatten(0, (batch, length))
 
 
 def _outputs_by_size(function: Callable[[Tensor], Tensor], x: Tensor, is_init: Tensor) -> Tensor:
@@ -340,16 +360,21 @@ def _outputs_by_size(function: Callable[[Tensor], Tensor], x: Tensor, is_init: T
     places = []
     for group in size.unique().tolist():
         chosen = size == group  # [S]
-        place = chosen[segment].nonzero().squeeze(1)
-        row = (chosen.cumsum(0) - 1)[segment[place]]
+        place = chosen[segment].nonzero().squeeze(1)  # timesteps of the group
+        row_of_segment = chosen.cumsum(0) - 1
+        row = row_of_segment[segment[place]]
         where = (row, position[place])
-        padded = x.new_zeros(int(chosen.sum()), int(lengths[chosen].max()), x.shape[-1])
+        num_rows = int(chosen.sum())
+        longest = int(lengths[chosen].max())
+        padded = x.new_zeros(num_rows, longest, x.shape[-1])
         padded = padded.index_put(where, timesteps[place])
-        outputs.append(function(padded)[where])
+        group_outputs = function(padded)
+        outputs.append(group_outputs[where])
         places.append(place)
 
     order = torch.cat(places).argsort()
-    return torch.cat(outputs)[order].unflatten(0, is_init.shape)
+    in_order = torch.cat(outputs)[order]
+    return in_order.unflatten(0, is_init.shape)
 
 
 def keep_bias(size: int, *, longest: float) -> Tensor:
@@ -371,5 +396,7 @@ def keep_bias(size: int, *, longest: float) -> Tensor:
     # Such a gate forgets with the time constant T = 1 + exp(b). The usual biases near zero give T
     # of about 2, and no gradient is left after a hundred timesteps. arXiv 1804.11188 draws T
     # uniformly; a logarithmic scale gives fast channels as well, which react to the present.
-    time_constant = torch.empty(size).uniform_(0.0, math.log(longest)).exp()
+    log_time_constant = torch.empty(size).uniform_(0.0, math.log(longest))
+    time_constant = log_time_constant.exp()
+    # T = 1 would need a bias of minus infinity.
     return (time_constant - 1).clamp(min=0.1).log()

@@ -52,7 +52,8 @@ class _LinearScan(torch.autograd.Function):
         # dL/dvalues[t] = grad_states[t] + decay[t + 1] * dL/dvalues[t + 1]. In reverse time, the
         # decay of the timestep after is that of the timestep before: roll by one.
         decay_after = decay.flip(1).roll(1, 1)
-        grad_values = _scan(decay_after, grad_states.flip(1)).flip(1)
+        reversed_values = _scan(decay_after, grad_states.flip(1))
+        grad_values = reversed_values.flip(1)
         grad_decay = torch.zeros_like(decay)
         grad_decay[:, 1:] = grad_values[:, 1:] * states[:, :-1]
         return grad_decay, grad_values
@@ -63,7 +64,7 @@ def _scan(decay: Tensor, values: Tensor) -> Tensor:
     length = values.shape[1]
     size = math.isqrt(length)  # timesteps of a chunk
     num_chunks = length // size
-    whole = num_chunks * size
+    whole = num_chunks * size  # timesteps in chunks
 
     # Contiguous copies: `chunks` and `kept` are views of them, and are changed in place.
     states = values.clone(memory_format=torch.contiguous_format)
@@ -73,12 +74,15 @@ def _scan(decay: Tensor, values: Tensor) -> Tensor:
 
     # 1. All chunks from zero. `kept` becomes the share of a chunk's initial state that is left.
     for t in range(1, size):
-        chunks[:, :, t].addcmul_(kept[:, :, t], chunks[:, :, t - 1])
+        before = chunks[:, :, t - 1]
+        chunks[:, :, t].addcmul_(kept[:, :, t], before)
         kept[:, :, t].mul_(kept[:, :, t - 1])
     # 2. One chunk after the other, the final state of the chunk before.
     for k in range(1, num_chunks):
-        chunks[:, k].addcmul_(kept[:, k], chunks[:, k - 1, -1:])
+        final = chunks[:, k - 1, -1:]  # [B, 1, D]
+        chunks[:, k].addcmul_(kept[:, k], final)
     # 3. The timesteps that fill no chunk.
     for t in range(whole, length):
-        states[:, t].addcmul_(decay[:, t], states[:, t - 1])
+        before = states[:, t - 1]
+        states[:, t].addcmul_(decay[:, t], before)
     return states

@@ -64,7 +64,8 @@ class SigmaReparamLinear(nn.Module):
         self, in_features: PositiveInt, out_features: PositiveInt, *, bias: bool = True
     ) -> None:
         super().__init__()
-        weight = nn.init.trunc_normal_(torch.empty(out_features, in_features), std=_INIT_STD)
+        weight = torch.empty(out_features, in_features)
+        nn.init.trunc_normal_(weight, std=_INIT_STD)
         self.weight = nn.Parameter(weight)
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
         self.gamma = nn.Parameter(torch.ones(()))
@@ -95,7 +96,8 @@ class SigmaReparamLinear(nn.Module):
 
     @torch.no_grad()
     def _top_vectors(self) -> tuple[Tensor, Tensor]:
-        left, _, right = torch.linalg.svd(self.weight.float(), full_matrices=False)
+        weight = self.weight.float()
+        left, _, right = torch.linalg.svd(weight, full_matrices=False)
         return left[:, 0], right[0]
 
     @torch.no_grad()
@@ -113,7 +115,8 @@ class SigmaReparamLinear(nn.Module):
                 self.find_vectors()
             if self.prepared is None:
                 self.prepared = torch.empty_like(self.weight)
-            self.prepared.copy_(self._scaled(self.u, self.v))
+            weight = self._scaled(self.u, self.v)
+            self.prepared.copy_(weight)
         self.is_stale = False
 
     def effective_weight(self) -> Tensor:
@@ -129,12 +132,15 @@ class SigmaReparamLinear(nn.Module):
         if not torch.is_grad_enabled():
             return self._scaled(self.u, self.v)
         # Copies for autograd: a further training forward changes the buffers before the backward.
-        return self._scaled(self.u.clone(), self.v.clone())
+        u = self.u.clone()
+        v = self.v.clone()
+        return self._scaled(u, v)
 
     def _scaled(self, u: Tensor, v: Tensor) -> Tensor:
         """Scale the weight to spectral norm ``gamma``, given its top singular vectors."""
         with torch.autocast(self.weight.device.type, enabled=False):
-            sigma = torch.dot(u, torch.mv(self.weight.float(), v))
+            weight = self.weight.float()
+            sigma = torch.dot(u, torch.mv(weight, v))
             scale = self.gamma.float() / sigma
             return self.weight * scale.to(self.weight.dtype)
 
@@ -188,14 +194,17 @@ def power_iteration(layers: Iterable[SigmaReparamLinear]) -> None:
 
     # One batched product for all layers of a shape instead of two small ones per layer.
     for group in by_shape.values():
-        with torch.autocast(group[0].weight.device.type, enabled=False):
-            weight = torch.stack([layer.weight for layer in group]).float()  # [G, out, in]
-            v = torch.stack([layer.v for layer in group]).unsqueeze(-1)  # [G, in, 1]
-            u = F.normalize(weight @ v, dim=1)
-            v = F.normalize(weight.mT @ u, dim=1)
-        for layer, new_u, new_v in zip(group, u.squeeze(-1), v.squeeze(-1), strict=True):
-            layer.u.copy_(new_u)
-            layer.v.copy_(new_v)
+        device = group[0].weight.device.type
+        with torch.autocast(device, enabled=False):
+            weight = torch.stack([layer.weight for layer in group])  # [G, out, in]
+            weight = weight.float()
+            v = torch.stack([layer.v for layer in group])  # [G, in]
+            v = v.unsqueeze(-1)
+            u = F.normalize(weight @ v, dim=1)  # [G, out, 1]
+            v = F.normalize(weight.mT @ u, dim=1)  # [G, in, 1]
+        for index, layer in enumerate(group):
+            layer.u.copy_(u[index, :, 0])
+            layer.v.copy_(v[index, :, 0])
 
 
 @torch.no_grad()

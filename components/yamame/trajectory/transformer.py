@@ -98,7 +98,8 @@ class TransformerLayer(nn.Module):
         Returns:
             ``[B, L, D]``.
         """
-        q, k, v = self.qkv(self.norm1(x)).chunk(3, -1)  # [B, L, D]
+        qkv = self.qkv(self.norm1(x))  # [B, L, 3 D]
+        q, k, v = qkv.chunk(3, -1)
         q = self._split_heads(q)  # [B, H, L, d]
         k = self._split_heads(k)
         v = self._split_heads(v)
@@ -109,14 +110,18 @@ class TransformerLayer(nn.Module):
         if self.head_scale is not None:
             heads = heads * self.head_scale
         merged = heads.transpose(1, 2).flatten(-2)  # [B, L, D]
-        x = x + self.norm2(self.out(merged))
+        out = self.out(merged)
+        x = x + self.norm2(out)
 
-        hidden = self.activation(self.ff1(self.norm3(x)))  # [B, L, d_ff]
-        return x + self.dropout(self.ff2(self.norm4(hidden)))
+        hidden = self.ff1(self.norm3(x))  # [B, L, d_ff]
+        hidden = self.activation(hidden)
+        out = self.ff2(self.norm4(hidden))  # [B, L, D]
+        return x + self.dropout(out)
 
     def _split_heads(self, x: Tensor) -> Tensor:
         """Reshape ``[B, L, D]`` into ``[B, H, L, d]``."""
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        heads = x.unflatten(-1, (self.num_heads, -1))  # [B, L, H, d]
+        return heads.transpose(1, 2)
 
 
 class TransformerEncoder(TrajectoryEncoder):
@@ -258,7 +263,10 @@ class TransformerEncoder(TrajectoryEncoder):
         require("TransformerEncoder", "slots of memory", num_slots, num_slots > 0, condition)
         cache = CacheStep(memory, is_init, capacity=self.capacity, sinks=self.sinks)
         position = cache.position if step_index is None else step_index
-        context = self._encode(x.unsqueeze(1), position.unsqueeze(1), cache.attention)
+        # A sequence of one timestep.
+        x = x.unsqueeze(1)
+        position = position.unsqueeze(1)
+        context = self._encode(x, position, cache.attention)
         return context.squeeze(1), cache.next_cache()
 
     def _encode(self, x: Tensor, step_index: Tensor, attention: Callable[[int], Attend]) -> Tensor:
@@ -277,7 +285,8 @@ class TransformerEncoder(TrajectoryEncoder):
         x = self.embed(x)  # [B, L, D]
         rotation = None
         if self.rotary:
-            rotation = self.positions(step_index).unsqueeze(1)  # [B, 1, L, d]
+            rotation = self.positions(step_index)  # [B, L, d]
+            rotation = rotation.unsqueeze(1)
         else:
             x = x + self._added_positions(step_index)
         x = self.dropout(x)

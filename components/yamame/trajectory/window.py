@@ -76,19 +76,24 @@ class WindowEncoder(TrajectoryEncoder):
 
     def parallel(self, x: Tensor, step_index: Tensor, is_init: Tensor) -> Tensor:
         """Encode ``[B, L, E]``, with starts ``[B, L]``, as ``[B, L, D]``."""
+        length = x.shape[1]
         age = torch.arange(self.window - 1, -1, -1, device=x.device)  # [window], oldest first
-        source = torch.arange(x.shape[1], device=x.device).unsqueeze(1) - age  # [L, window]
-        with_flag = F.pad(x, (0, 1), value=1.0)
+        column = torch.arange(length, device=x.device)
+        source = column.unsqueeze(1) - age  # [L, window]
+        with_flag = F.pad(x, (0, 1), value=1.0)  # [B, L, E + 1]
         latest = with_flag[:, source.clamp(min=0)]  # [B, L, window, E + 1]
-        before_start = segment_positions(is_init).unsqueeze(-1) < age
-        return self._encode(latest.masked_fill(before_start.unsqueeze(-1), 0))
+        position = segment_positions(is_init)
+        before_start = position.unsqueeze(-1) < age  # [B, L, window]
+        latest = latest.masked_fill(before_start.unsqueeze(-1), 0)
+        return self._encode(latest)
 
     def init_memory(
         self, num_envs: int, *, capacity: int | None = None, device: Device = None
     ) -> TensorDict:
         """Return zero ``features`` ``[N, window, E + 1]``, oldest first and flags last."""
         weight = self.embed.weight.detach()
-        features = weight.new_zeros(num_envs, self.window, self.in_features + 1, device=device)
+        shape = (num_envs, self.window, self.in_features + 1)
+        features = weight.new_zeros(shape, device=device)
         return TensorDict({"features": features}, [num_envs], device=features.device)
 
     def step(
@@ -96,13 +101,17 @@ class WindowEncoder(TrajectoryEncoder):
     ) -> tuple[Tensor, TensorDict]:
         """Encode one timestep; see `TrajectoryEncoder.step`."""
         self.check_step(x, memory, is_init)
-        before = memory["features"][:, 1:].masked_fill(is_init.view(-1, 1, 1), 0)
-        present = F.pad(x, (0, 1), value=1.0).to(before.dtype).unsqueeze(1)
+        forget = is_init.view(-1, 1, 1)
+        before = memory["features"][:, 1:]
+        before = before.masked_fill(forget, 0)
+        with_flag = F.pad(x, (0, 1), value=1.0).to(before.dtype)
+        present = with_flag.unsqueeze(1)  # [N, 1, E + 1]
         latest = torch.cat((before, present), 1)  # [N, window, E + 1]
         next_memory = TensorDict({"features": latest}, memory.batch_size, device=memory.device)
         return self._encode(latest), next_memory
 
     def _encode(self, latest: Tensor) -> Tensor:
         """Apply map and network: ``[*, window, E + 1] -> [*, D]``."""
-        hidden = self.activation(self.embed(latest.flatten(-2)))
+        hidden = self.embed(latest.flatten(-2))
+        hidden = self.activation(hidden)
         return self.network.encode(hidden)

@@ -67,19 +67,22 @@ class MambaEncoder(RecurrentEncoder):
         self.norms = nn.ModuleList(nn.LayerNorm(d_model) for _ in range(num_layers))
         self.mixers: Any = nn.ModuleList()  # modules of the package, without type annotations
         for _ in range(num_layers):
-            self.mixers.append(mamba(d_model, d_state=d_state, d_conv=d_conv, expand=expand))
+            mixer = mamba(d_model, d_state=d_state, d_conv=d_conv, expand=expand)
+            self.mixers.append(mixer)
         self.norm = nn.LayerNorm(d_model)
 
     @property
     def parameter_roles(self) -> dict[str, str]:
         """Roles of the decay rates, which are stored as a matrix and are not one."""
-        return {f"mixers.{index}.A_log": "other" for index in range(len(self.mixers))}
+        num_layers = len(self.mixers)
+        return {f"mixers.{index}.A_log": "other" for index in range(num_layers)}
 
     def parallel(
         self, x: Tensor, step_index: Tensor, is_init: Tensor, num_segments: int | None = None
     ) -> Tensor:
         """Encode ``[B, L, E]``, with starts ``[B, L]``, as ``[B, L, D]``."""
-        x = segment_outputs(self._blocks, self.embed(x), is_init, num_segments)
+        x = self.embed(x)
+        x = segment_outputs(self._blocks, x, is_init, num_segments)
         return self.norm(x)
 
     def _blocks(self, x: Tensor) -> Tensor:
@@ -100,9 +103,10 @@ class MambaEncoder(RecurrentEncoder):
             conv, ssm = mixer.allocate_inference_cache(num_envs, 1)
             convs.append(conv)
             ssms.append(ssm)
-        entries = {"conv": torch.stack(convs, 1), "ssm": torch.stack(ssms, 1)}
-        memory = TensorDict(entries, [num_envs])
-        return memory.to(entries["conv"].device if device is None else device)
+        conv = torch.stack(convs, 1)
+        ssm = torch.stack(ssms, 1)
+        memory = TensorDict({"conv": conv, "ssm": ssm}, [num_envs])
+        return memory.to(conv.device if device is None else device)
 
     def step(
         self, x: Tensor, memory: TensorDict, is_init: Tensor, step_index: Tensor | None = None
@@ -113,11 +117,11 @@ class MambaEncoder(RecurrentEncoder):
         ssm = _by_layer(memory["ssm"], is_init)
         # The kernels of a step require the input in the dtype of the state.
         with torch.autocast(x.device.type, enabled=False):
-            x = self.embed(x.to(self.embed.weight.dtype)).unsqueeze(1)  # [N, 1, D]
+            x = x.to(self.embed.weight.dtype)
+            x = self.embed(x).unsqueeze(1)  # [N, 1, D]
             for layer, mixer in enumerate(self.mixers):
-                output, next_conv, next_ssm = mixer.step(
-                    self.norms[layer](x), conv[layer], ssm[layer]
-                )
+                normed = self.norms[layer](x)
+                output, next_conv, next_ssm = mixer.step(normed, conv[layer], ssm[layer])
                 # No effect where the kernel has written in place already.
                 conv[layer].copy_(next_conv)
                 ssm[layer].copy_(next_ssm)
@@ -129,7 +133,8 @@ class MambaEncoder(RecurrentEncoder):
 
 def _by_layer(state: Tensor, is_init: Tensor) -> Tensor:
     """Reset states ``[N, layers, *]`` where envs start, and reorder them to ``[layers, N, *]``."""
-    reset = state.masked_fill(is_init.view(-1, 1, 1, 1), 0)
+    forget = is_init.view(-1, 1, 1, 1)
+    reset = state.masked_fill(forget, 0)
     # The kernels write into contiguous states of one layer.
     return reset.transpose(0, 1).contiguous()
 

@@ -163,7 +163,8 @@ class SegmentEncoder(TrajectoryEncoder):
         position = segment_positions(is_init)  # [B, L], timestep in the episode
         episode = is_init.cumsum(1)  # [B, L], number of the episode in its row, from 1
         bounds = self._bounds(length)
-        turn = torch.bucketize(position, position.new_tensor(bounds[1:]), right=True)  # [B, L]
+        ends = position.new_tensor(bounds[1:])
+        turn = torch.bucketize(position, ends, right=True)  # [B, L], number of the segment
         sizes = _turn_sizes(turn, position, bounds)
 
         read = self.first_slots(batch)
@@ -176,45 +177,54 @@ class SegmentEncoder(TrajectoryEncoder):
             # that have no owner; no output of these is used.
             here = turn == index
             column, owner = _first(here, num_timesteps, episode)  # [B, T]
-            timesteps = x.gather(1, column.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
-            offset = (position.gather(1, column) - bounds[index]).clamp_min(0)
+            timesteps = _gather(x, column)
+            offset = position.gather(1, column) - bounds[index]
+            offset = offset.clamp_min(0)  # of columns without an owner
             # Write slots for each episode that goes on after this segment.
             num_writers = sizes[index + 1][1] if index + 1 < len(sizes) else 0
-            _, writer = _first(position == bounds[index + 1], num_writers, episode)  # [B, W]
+            goes_on = position == bounds[index + 1]
+            _, writer = _first(goes_on, num_writers, episode)  # [B, W]
             queries = self.queries.expand(batch, num_writers, -1, -1)
 
             # Memory slots end where the timesteps begin; write slots begin where these end.
             base = self.slot_position(position.new_tensor(index))
             slot = torch.arange(self.num_slots, device=x.device)
             slots_read = read.tokens.shape[2]
-            read_at = (base - slots_read + slot[:slots_read]).expand(read.tokens.shape[:3])
+            read_at = base - slots_read + slot[:slots_read]
+            read_at = read_at.expand(read.tokens.shape[:3])
             write_at = base + bounds[index + 1] - bounds[index] + slot
             write_at = write_at.expand(batch, num_writers, -1)
 
+            read_tokens = read.tokens.flatten(1, 2)
             read_owner = _repeat(read.owner, slots_read)
+            writer_owner = _repeat(writer, self.num_slots)
             num_read = read_owner.shape[1]
-            tokens = torch.cat((read.tokens.flatten(1, 2), timesteps, queries.flatten(1, 2)), 1)
+            tokens = torch.cat((read_tokens, timesteps, queries.flatten(1, 2)), 1)
             at = torch.cat((read_at.flatten(1), base + offset, write_at.flatten(1)), 1)
-            owners = torch.cat((read_owner, owner, _repeat(writer, self.num_slots)), 1)
-            keep = num_read if self.keeps_slots else 0
-            out = self._encode(tokens, at, attention.of_turn(owners, keep=keep))
+            owners = torch.cat((read_owner, owner, writer_owner), 1)
+            attend = attention.of_turn(owners, keep=num_read if self.keeps_slots else 0)
+            out = self._encode(tokens, at, attend)
 
-            contexts.append(out[:, num_read : num_read + num_timesteps])
+            _, context, written = out.tensor_split((num_read, num_read + num_timesteps), 1)
+            contexts.append(context)
             place = torch.where(here, here.cumsum(1) - 1 + num_before, place)
             num_before += num_timesteps
-            written = out[:, num_read + num_timesteps :].unflatten(1, (num_writers, self.num_slots))
+            written = written.unflatten(1, (num_writers, self.num_slots))
             read = self.next_slots(Slots(written, writer), read)
 
-        index_of = place.unsqueeze(-1).expand(-1, -1, self.out_features)
-        return torch.cat(contexts, 1).gather(1, index_of)
+        return _gather(torch.cat(contexts, 1), place)
 
     def _bounds(self, length: int) -> list[int]:
         """Return where the segments of an episode begin, and where the last one ends."""
-        spread = int(self.jitter * self.segment_length) if self.training else 0
+        spread = 0
+        if self.training:
+            spread = int(self.jitter * self.segment_length)
         bounds = [0]
         while bounds[-1] < length:
-            deviation = int(torch.randint(-spread, spread + 1, ())) if spread else 0
-            bounds.append(bounds[-1] + self.segment_length + deviation)
+            size = self.segment_length
+            if spread:
+                size += int(torch.randint(-spread, spread + 1, ()))
+            bounds.append(bounds[-1] + size)
         return bounds
 
     def _encode(self, tokens: Tensor, at: Tensor, attention: Callable[[int], Attend]) -> Tensor:
@@ -228,7 +238,8 @@ class SegmentEncoder(TrajectoryEncoder):
         Returns:
             ``[B, T, D]``.
         """
-        x = self.dropout(tokens + self.positions(at).to(self.norm.weight.dtype))
+        positions = self.positions(at).to(self.norm.weight.dtype)
+        x = self.dropout(tokens + positions)
         for index, layer in enumerate(self.layers):
             x = layer(x, attention(index), None)
         return self.norm(x)
@@ -266,15 +277,12 @@ class SegmentEncoder(TrajectoryEncoder):
         memory["filled"] = filled
         memory["boundaries"] = memory["boundaries"] + full.to(torch.int64)
 
-        base = self.slot_position(memory["boundaries"])
-        context = self.attend(
-            memory,
-            self.embed(x).unsqueeze(1),
-            (base + filled).unsqueeze(1),
-            visible_slots=base,
-            store_at=filled.unsqueeze(1),
-            where=torch.ones_like(full),
-        )
+        num_slots = self.slot_position(memory["boundaries"])
+        tokens = self.embed(x).unsqueeze(1)  # [N, 1, D]
+        at = (num_slots + filled).unsqueeze(1)
+        store_at = filled.unsqueeze(1)
+        everywhere = torch.ones_like(full)
+        context = self.attend(memory, tokens, at, num_slots, store_at, everywhere)
         memory["filled"] = filled + 1
         return context.squeeze(1), memory
 
@@ -301,13 +309,17 @@ class SegmentEncoder(TrajectoryEncoder):
             ``[N, T, D]``.
         """
         num_envs, num_tokens = at.shape
-        slot = torch.arange(memory["keys"].shape[3], device=at.device)
+        num_held = memory["keys"].shape[3]
+        slot = torch.arange(num_held, device=at.device)
         is_timestep = slot < memory["filled"].unsqueeze(1)  # [N, S]
         memory_slot = slot - self.segment_length
-        is_slot = (memory_slot >= 0) & (memory_slot < visible_slots.unsqueeze(1))
-        visible = (is_timestep | is_slot).view(num_envs, 1, 1, -1).expand(-1, -1, num_tokens, -1)
-        causal = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=at.device).tril()
-        mask = torch.cat((visible, causal.expand(num_envs, 1, -1, -1)), -1)  # [N, 1, T, S + T]
+        is_visible = memory_slot < visible_slots.unsqueeze(1)
+        is_slot = (memory_slot >= 0) & is_visible
+        visible = (is_timestep | is_slot).view(num_envs, 1, 1, num_held)
+        visible = visible.expand(-1, -1, num_tokens, -1)  # [N, 1, T, S]
+        causal = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=at.device)
+        causal = causal.tril().expand(num_envs, 1, -1, -1)  # [N, 1, T, T]
+        mask = torch.cat((visible, causal), -1)
 
         def attention(layer: int) -> Attend:
             def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -321,7 +333,8 @@ class SegmentEncoder(TrajectoryEncoder):
                 if store_at is not None and where is not None:
                     _store(held_keys, k, store_at, where)
                     _store(held_values, v, store_at, where)
-                return dot_product(q.to(keys.dtype), keys, values, mask=mask)
+                q = q.to(keys.dtype)
+                return dot_product(q, keys, values, mask=mask)
 
             return attend
 
@@ -365,7 +378,9 @@ class _TurnAttention:
                     k = torch.cat((held[0], k), 2)
                     v = torch.cat((held[1], v), 2)
                 if keep:
-                    self.held[layer] = (k[:, :, :num_kept], v[:, :, :num_kept])
+                    kept_keys = k[:, :, :num_kept]
+                    kept_values = v[:, :, :num_kept]
+                    self.held[layer] = (kept_keys, kept_values)
                 return dot_product(q, k, v, mask=mask)
 
             return attend
@@ -405,14 +420,23 @@ def _first(flag: Tensor, count: int, episode: Tensor) -> tuple[Tensor, Tensor]:
     if not count:
         return episode[:, :0], episode[:, :0]
     # A stable sort keeps the order in time.
-    column = flag.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :count]
-    owner = episode.gather(1, column) * flag.gather(1, column)
+    order = flag.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
+    column = order[:, :count]
+    is_set = flag.gather(1, column)
+    owner = episode.gather(1, column) * is_set
     return column, owner
+
+
+def _gather(x: Tensor, column: Tensor) -> Tensor:
+    """Return the timesteps ``[B, T, D]`` of ``[B, L, D]`` in the columns ``[B, T]``."""
+    index = column.unsqueeze(-1).expand(-1, -1, x.shape[-1])
+    return x.gather(1, index)
 
 
 def _repeat(owner: Tensor, times: int) -> Tensor:
     """Repeat each owner for all of its slots: ``[B, R] -> [B, R * times]``."""
-    return owner.unsqueeze(2).expand(-1, -1, times).flatten(1)
+    repeated = owner.unsqueeze(2).expand(-1, -1, times)
+    return repeated.flatten(1)
 
 
 def _store(cache: Tensor, new: Tensor, slot: Tensor, where: Tensor) -> None:
@@ -425,8 +449,10 @@ def _store(cache: Tensor, new: Tensor, slot: Tensor, where: Tensor) -> None:
         where: ``[N]`` bool, envs that are written.
     """
     # An env that is not written may have a slot beyond the memory.
-    index = slot.clamp(max=cache.shape[2] - 1).view(len(slot), 1, -1, 1).expand_as(new)
+    slot = slot.clamp(max=cache.shape[2] - 1)
+    index = slot.view(len(slot), 1, -1, 1).expand_as(new)
     old = cache.gather(2, index)
     # NaN and Inf would reach other timesteps even through an attention weight of zero.
-    value = torch.where(where.view(-1, 1, 1, 1), new.nan_to_num(), old)
+    finite = new.nan_to_num()
+    value = torch.where(where.view(-1, 1, 1, 1), finite, old)
     cache.scatter_(2, index, value)

@@ -87,7 +87,7 @@ class MemoEncoder(SegmentEncoder):
         """Return no slots: a first segment sees itself only."""
         queries = self.queries
         tokens = queries.new_zeros(num_rows, 0, *queries.shape)
-        owner = torch.zeros(num_rows, 0, dtype=torch.int64, device=queries.device)
+        owner = queries.new_zeros(num_rows, 0, dtype=torch.int64)
         return Slots(tokens, owner)
 
     def next_slots(self, written: Slots, read: Slots) -> Slots:
@@ -129,8 +129,9 @@ class MemoEncoder(SegmentEncoder):
         if larger == num_slots:
             return memory, room
         grown = memory.copy()
+        added = larger - num_slots
         for name in ("keys", "values"):
-            grown[name] = F.pad(memory[name], (0, 0, 0, larger - num_slots))
+            grown[name] = F.pad(memory[name], (0, 0, 0, added))
         return grown, room
 
     def needs_slots(self, memory: TensorDict, full: Tensor) -> Tensor:
@@ -140,13 +141,17 @@ class MemoEncoder(SegmentEncoder):
     def write_slots(self, memory: TensorDict, full: Tensor) -> None:
         """Store keys and values of the slots that the finished segment leaves."""
         num_held = self.slot_position(memory["boundaries"])  # [N]
-        place = num_held.unsqueeze(1) + torch.arange(self.num_slots, device=full.device)  # [N, M]
+        slot = torch.arange(self.num_slots, device=full.device)
+        place = num_held.unsqueeze(1) + slot  # [N, M]
         queries = self.queries.expand(len(full), -1, -1)  # [N, M, D]
-        written = self.attend(memory, queries, place + self.segment_length, num_held)
+        at = place + self.segment_length
+        written = self.attend(memory, queries, at, num_held)
 
         # Later segments see the summaries without the timesteps that these were made of.
-        alone = memory.copy().set("filled", torch.zeros_like(num_held))
-        num_slots = max(1, memory["keys"].shape[3] - self.segment_length)
+        alone = memory.copy()
+        alone["filled"] = torch.zeros_like(num_held)
+        num_slots = memory["keys"].shape[3] - self.segment_length
+        num_slots = max(1, num_slots)
         # Beyond the capacity the oldest summaries are overwritten.
         store_at = self.segment_length + place % num_slots
         self.attend(alone, written, place, num_held, store_at, full)

@@ -100,13 +100,15 @@ class RSMEncoder(SegmentEncoder):
 
     def first_slots(self, num_rows: int) -> Slots:
         """Return the learnt summary, visible to every episode."""
+        tokens = self.start.expand(num_rows, 1, -1, -1)
         owner = torch.full((num_rows, 1), EVERYONE, device=self.start.device)
-        return Slots(self.start.expand(num_rows, 1, -1, -1), owner)
+        return Slots(tokens, owner)
 
     def next_slots(self, written: Slots, read: Slots) -> Slots:
         """Return the next summaries."""
         if not self.carry:
-            return Slots(self.start.expand_as(written.tokens), written.owner)
+            first = self.start.expand_as(written.tokens)
+            return Slots(first, written.owner)
         summary = self.write(written.tokens)
         if self.residual:
             summary = summary + _read_by(written.owner, read)
@@ -131,30 +133,36 @@ class RSMEncoder(SegmentEncoder):
 
     def write_slots(self, memory: TensorDict, full: Tensor) -> None:
         """Store the summary, and its keys and values."""
-        read_at = torch.arange(self.num_slots, device=full.device).expand(len(full), -1)  # [N, M]
+        num_envs = len(full)
+        slot = torch.arange(self.num_slots, device=full.device)
+        read_at = slot.expand(num_envs, -1)  # [N, M]
         write_at = self.num_slots + self.segment_length + read_at
         starts = memory["filled"] == 0  # [N]
         summary = memory["summary"]  # [N, M, D]
         all_slots = torch.full_like(memory["filled"], self.num_slots)
 
         # 1. The summary of envs whose segment ends.
-        queries = self.queries.expand(len(full), -1, -1)
-        written = self.write(self.attend(memory, queries, write_at, all_slots))
+        queries = self.queries.expand(num_envs, -1, -1)
+        written = self.attend(memory, queries, write_at, all_slots)
+        written = self.write(written)
         if self.residual:
             written = written + summary
         written = written.to(summary.dtype).nan_to_num()
-        summary = torch.where(full.view(-1, 1, 1), written, summary)
+        ends = full.view(-1, 1, 1)
+        summary = torch.where(ends, written, summary)
 
         # 2. The learnt summary of envs that start.
         fresh = starts if self.carry else full | starts
         start = self.start.to(summary.dtype)
-        memory["summary"] = torch.where(fresh.view(-1, 1, 1), start, summary)
+        summary = torch.where(fresh.view(-1, 1, 1), start, summary)
+        memory["summary"] = summary
 
         # 3. Keys and values of the summary, which attends to itself only.
         no_slots = torch.zeros_like(all_slots)
-        alone = memory.copy().set("filled", no_slots)
+        alone = memory.copy()
+        alone["filled"] = no_slots
         store_at = self.segment_length + read_at
-        self.attend(alone, memory["summary"], read_at, no_slots, store_at, full | starts)
+        self.attend(alone, summary, read_at, no_slots, store_at, full | starts)
 
 
 def _read_by(owner: Tensor, read: Slots) -> Tensor:
@@ -162,5 +170,6 @@ def _read_by(owner: Tensor, read: Slots) -> Tensor:
     is_same = owner.unsqueeze(2) == read.owner.unsqueeze(1)  # [B, W, R]
     # Slots of EVERYONE are the only ones of their turn: argmax of all False is their index 0.
     place = is_same.to(torch.int64).argmax(2)  # [B, W]
-    index = place.view(*place.shape, 1, 1).expand(-1, -1, *read.tokens.shape[2:])
+    slot_shape = read.tokens.shape[2:]  # [M, D]
+    index = place.view(*place.shape, 1, 1).expand(-1, -1, *slot_shape)
     return read.tokens.gather(1, index)
