@@ -64,9 +64,10 @@ class RunningMoments(nn.Module):
         # float64, in which a mean of thousands of deviations still moves by a small step.
         mean = torch.zeros(num_features, dtype=torch.float64)
         variance = torch.full((num_features,), initial_variance, dtype=torch.float64)
+        num_updates = torch.zeros((), dtype=torch.int64)
         self.register_buffer("mean", mean)
         self.register_buffer("variance", variance)
-        self.register_buffer("num_updates", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("num_updates", num_updates)
 
     @torch.no_grad()
     def update(self, x: Tensor, mask: Tensor | None = None) -> None:
@@ -89,27 +90,33 @@ class RunningMoments(nn.Module):
         total = _over_ranks(counted.sum(0))  # [F]
         num_valid = _over_ranks(num_valid)
         count = total.clamp(min=1)
-        batch_mean = _over_ranks(torch.where(counted, x, 0.0).sum(0)) / count
+        sums = torch.where(counted, x, 0.0).sum(0)
+        batch_mean = _over_ranks(sums) / count
         # About the mean: a difference of squares has no correct digits in float32 if the mean is
         # large.
         deviation = torch.where(counted, x - batch_mean, 0.0)
-        batch_variance = _over_ranks(deviation.square().sum(0)) / count
+        squares = deviation.square().sum(0)
+        batch_variance = _over_ranks(squares) / count
 
         self.num_updates.add_(num_valid > 0)
-        updates = (self.num_updates + self.initial_updates).clamp(min=1).double()
+        updates = self.num_updates + self.initial_updates
+        updates = updates.clamp(min=1).double()
         correction = 1.0 - (1.0 - self.decay) ** updates
         weight = (self.decay / correction).clamp(max=1.0)
         moves = (total > 0) & batch_variance.isfinite()  # squares of large numbers overflow
         shift = torch.where(moves, batch_mean - self.mean, 0.0)
         growth = torch.where(moves, batch_variance - self.variance, 0.0)
         # Variance of a mixture of two distributions whose means differ by `shift`.
-        variance = self.variance + weight * (growth + (1.0 - weight) * shift.square())
+        spread = (1.0 - weight) * shift.square()
+        variance = self.variance + weight * (growth + spread)
         mean = self.mean + weight * shift
 
         # The mean is used in float32.
         is_finite = variance.isfinite() & mean.float().isfinite()
-        self.variance.copy_(torch.where(is_finite, variance, self.variance))
-        self.mean.copy_(torch.where(is_finite, mean, self.mean))
+        variance = torch.where(is_finite, variance, self.variance)
+        mean = torch.where(is_finite, mean, self.mean)
+        self.variance.copy_(variance)
+        self.mean.copy_(mean)
 
 
 def _over_ranks(value: Tensor) -> Tensor:
@@ -172,5 +179,6 @@ class RunningNormalizer(RunningMoments):
         std = self.variance.sqrt().float()
         # Division by a tiny deviation would amplify noise of a feature that is nearly constant.
         scale = torch.where(std >= self.min_std, std, 1.0)
-        normalized = (x.float() - self.mean.float()) / scale
+        centered = x.float() - self.mean.float()
+        normalized = centered / scale
         return normalized.clamp(-self.clip, self.clip)

@@ -45,12 +45,15 @@ def holds(
     """
     goal = goal.unsqueeze(-2)  # [*, 1, d]
     if radius is None:
-        is_same = ((achieved - goal).abs() < GOAL_TOLERANCE).all(-1)
+        is_near = (achieved - goal).abs() < GOAL_TOLERANCE
+        is_same = is_near.all(-1)
     else:
         # Double precision: environment and relabelling must agree at the very radius.
         difference = achieved.double() - goal.double()
-        is_same = difference.square().sum(-1) <= radius**2
-    return (is_same & achieved_mask).any(-1)
+        squared_distance = difference.square().sum(-1)
+        is_same = squared_distance <= radius**2
+    is_achieved = is_same & achieved_mask  # [*, M]
+    return is_achieved.any(-1)
 
 
 def advance(
@@ -72,13 +75,20 @@ def advance(
     >>> advance(instruction, torch.tensor(0), torch.tensor([[3.0]]), torch.tensor([True]))
     (tensor(1), tensor(1.))
     """
-    num_slots, size = instruction.shape[-2:]
-    # Once all goals are completed, `active` is beyond the last slot.
-    index = active.clamp(max=num_slots - 1)[..., None, None]
-    goal = instruction.gather(-2, index.expand(*active.shape, 1, size)).squeeze(-2)  # [*, d]
+    goal = _goal_in(instruction, active)
+    is_reached = holds(goal, achieved, achieved_mask)
     is_left = active < num_goals(instruction)
-    done = holds(goal, achieved, achieved_mask) & is_left
+    done = is_reached & is_left
     return active + done, done.to(torch.float32)
+
+
+def _goal_in(instruction: Tensor, slot: Tensor) -> Tensor:
+    """Return the goal in a slot ``[*]`` of ``[*, K, d]``: ``[*, d]``; past the end the last one."""
+    num_slots, size = instruction.shape[-2:]
+    # Once all goals are completed, the active one is beyond the last slot.
+    slot = slot.clamp(max=num_slots - 1)
+    index = slot[..., None, None].expand(*slot.shape, 1, size)
+    return instruction.gather(-2, index).squeeze(-2)
 
 
 def completion_times(
@@ -113,13 +123,16 @@ def completion_times(
     time = step.new_zeros(len(mask), 1)  # [B, 1]; 0, because goals that hold at step 0 never count
     times = []
     for goal in instruction.unbind(1):
-        is_reached = holds(goal.unsqueeze(1), achieved, achieved_mask, radius=radius)  # [B, L]
+        goal = goal.unsqueeze(1)  # [B, 1, d]
+        is_reached = holds(goal, achieved, achieved_mask, radius=radius)  # [B, L]
         # Later than the goal before: at most one goal completes per step.
         is_completed = is_reached & (step > time)
-        time = torch.where(is_completed, step, length).amin(1, keepdim=True)
+        completed_at = torch.where(is_completed, step, length)
+        time = completed_at.amin(1, keepdim=True)
         times.append(time)
 
-    slot = torch.arange(instruction.shape[1], device=mask.device)
+    num_slots = instruction.shape[1]
+    slot = torch.arange(num_slots, device=mask.device)
     is_goal = slot < num_goals(instruction).unsqueeze(-1)  # [B, K]
     return torch.where(is_goal, torch.cat(times, 1), length)
 
@@ -131,7 +144,8 @@ def show(instruction: Tensor, active: Tensor) -> Tensor:
         instruction: ``[*, K, d]``.
         active: ``[*]`` int64, number of goals completed so far.
     """
-    slot = torch.arange(instruction.shape[-2], device=instruction.device)
+    num_slots = instruction.shape[-2]
+    slot = torch.arange(num_slots, device=instruction.device)
     is_completed = slot < active.unsqueeze(-1)  # [*, K]
     return torch.where(is_completed.unsqueeze(-1), GOAL_COMPLETED, instruction)
 
@@ -146,15 +160,17 @@ def view(goal: Tensor, *, hide_future_goals: bool = False, single_goal: bool = F
     """
     if not (hide_future_goals or single_goal):
         return goal
-    num_slots, size = goal.shape[-2:]
-    is_completed = (goal == GOAL_COMPLETED).all(-1)
+    num_slots = goal.shape[-2]
+    is_completed = (goal == GOAL_COMPLETED).all(-1)  # [*, K]
     active = is_completed.sum(-1, keepdim=True)  # [*, 1]
     slot = torch.arange(num_slots, device=goal.device)
     if not single_goal:
-        return torch.where((slot <= active).unsqueeze(-1), goal, GOAL_PAD)
+        is_visible = slot <= active
+        return torch.where(is_visible.unsqueeze(-1), goal, GOAL_PAD)
 
-    # Once all goals are completed, no goal is active.
-    index = active.clamp(max=num_slots - 1).unsqueeze(-1).expand(*goal.shape[:-2], 1, size)
-    is_left = active.unsqueeze(-1) < num_slots
-    first = torch.where(is_left, goal.gather(-2, index), GOAL_PAD)  # [*, 1, d]
-    return torch.where((slot == 0).unsqueeze(-1), first, GOAL_PAD)
+    is_left = active < num_slots
+    first = _goal_in(goal, active.squeeze(-1))  # [*, d]
+    first = torch.where(is_left, first, GOAL_PAD)
+    first = first.unsqueeze(-2)  # [*, 1, d]
+    is_first = slot == 0
+    return torch.where(is_first.unsqueeze(-1), first, GOAL_PAD)

@@ -53,17 +53,19 @@ def context_specs(
     if horizon is not None and ends_there:
         step_index = Bounded(0, horizon, shape=shape, dtype=torch.int64, device=device)
 
-    specs: dict[str, TensorSpec] = {
-        "prev_action": Bounded(-1.0, 1.0, shape=action_shape, dtype=torch.float32, device=device),
-        "prev_reward": Unbounded(shape=shape, dtype=torch.float32, device=device),
-        "time": Bounded(0.0, 1.0, shape=shape, dtype=torch.float32, device=device),
-        "trial_start": flag,
-        "step_index": step_index,
-        "is_init": flag.clone(),
-    }
-    if horizon is None:
-        del specs["time"]
-    return {key: specs[key] for key in CONTEXT if key in specs}
+    number = Unbounded(shape=shape, dtype=torch.float32, device=device)
+    share = Bounded(0.0, 1.0, shape=shape, dtype=torch.float32, device=device)
+    action = Bounded(-1.0, 1.0, shape=action_shape, dtype=torch.float32, device=device)
+
+    specs: dict[str, TensorSpec] = {"prev_action": action, "prev_reward": number}
+    if horizon is not None:
+        specs["time"] = share
+    specs["trial_start"] = flag
+    specs["step_index"] = step_index
+    specs["is_init"] = flag.clone()
+    # Environments declare and stack entries in this order.
+    assert list(specs) == [key for key in CONTEXT if key in specs]
+    return specs
 
 
 def context_values(
@@ -96,7 +98,8 @@ def context_values(
     values = {"prev_action": prev_action, "prev_reward": prev_reward}
     if horizon is not None:
         # Episodes beyond the horizon exist if it is a unit only.
-        values["time"] = (step_index / horizon).clamp(max=1.0).to(torch.float32)
+        share = (step_index / horizon).clamp(max=1.0)
+        values["time"] = share.to(torch.float32)
     # A copy: no entry may share memory with another.
     values["trial_start"] = is_init.clone() if trial_start is None else trial_start
     values["step_index"] = step_index
@@ -187,6 +190,7 @@ class ContextTransform(Transform):
 
     def _read_plan(self, env: EnvBase) -> _Plan:
         owner = "ContextTransform"
+        # Several signals would leave undefined which envs start.
         has_one = len(env.reset_keys) == 1
         require(owner, "reset signals of the environment", env.reset_keys, has_one, "be one")
         batch_dims = len(env.batch_size)
@@ -217,11 +221,15 @@ class ContextTransform(Transform):
         # Without a signal all envs are reset.
         everywhere = torch.ones(*batch, 1, dtype=torch.bool, device=device)
         is_reset = tensordict.get(plan.reset_key, everywhere)
+        is_init = is_reset.reshape(*batch, 1).clone()
+        step_index = torch.zeros(*batch, 1, dtype=torch.int64, device=device)
+        no_action = torch.zeros(*batch, plan.encoding.encoded_size, device=device)
+        no_reward = torch.zeros(*batch, 1, device=device)
         values = context_values(
-            torch.zeros(*batch, 1, dtype=torch.int64, device=device),
-            prev_action=torch.zeros(*batch, plan.encoding.encoded_size, device=device),
-            prev_reward=torch.zeros(*batch, 1, device=device),
-            is_init=is_reset.reshape(*batch, 1).clone(),
+            step_index,
+            prev_action=no_action,
+            prev_reward=no_reward,
+            is_init=is_init,
             horizon=self.horizon,
         )
         for key in plan.written:
@@ -235,21 +243,26 @@ class ContextTransform(Transform):
             step_index = tensordict.get("step_index") + 1
         else:
             step_index = next_tensordict.get("step_index")
+        prev_action = tensordict.get(_EXECUTED, None)
         reward = next_tensordict.get(self.reward_key)
+        prev_reward = reward.reshape(*batch, 1).to(torch.float32)
+        is_init = torch.zeros_like(step_index, dtype=torch.bool)
         values = context_values(
             step_index,
-            prev_action=tensordict.get(_EXECUTED, None),
-            prev_reward=reward.reshape(*batch, 1).to(torch.float32),
-            is_init=torch.zeros_like(step_index, dtype=torch.bool),
+            prev_action=prev_action,
+            prev_reward=prev_reward,
+            is_init=is_init,
             horizon=self.horizon,
         )
 
         is_stepped = tensordict.get("_step", None)
+        if is_stepped is not None:
+            is_stepped = is_stepped.reshape(*batch, 1)
         for key in plan.written:
             value = values[key]
             if is_stepped is not None:
                 # Envs that were not stepped keep their values.
-                value = torch.where(is_stepped.reshape(*batch, 1), value, tensordict.get(key))
+                value = torch.where(is_stepped, value, tensordict.get(key))
             next_tensordict.set(key, value)
         if self.horizon is not None and self.terminate_at_horizon:
             self._terminate(next_tensordict, self.horizon)
