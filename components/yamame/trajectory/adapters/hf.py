@@ -220,7 +220,7 @@ class HFEncoder(TrajectoryEncoder):
 
         mode = self.training
         self.eval()  # without dropout
-        condition = "take masks and positions and keep keys and values alone"
+        condition = "accept masks and positions, and remember nothing but keys and values"
         with _as_argument_error("model_type", model_type, condition):
             parallel = self.parallel(x, position, is_init)
             steps = super().parallel(x, position, is_init)
@@ -341,8 +341,8 @@ def _pretrained(config: Any, path: str) -> Any:
     for name in sorted((wanted.keys() | saved.keys()) - ignored):
         if not name.startswith("_") and wanted.get(name) != saved.get(name):
             different[name] = saved.get(name)
-    agreement = f"hold what the arguments say; its config.json has {different}"
-    require(_OWNER, "path", path, not different, agreement)
+    found = f"its config.json has {different}"
+    require(_OWNER, "path", path, not different, "agree with the arguments", remedy=found)
 
     with _as_argument_error("path", path, condition), _quiet(library):
         model, loaded = library.AutoModel.from_pretrained(
@@ -354,7 +354,8 @@ def _pretrained(config: Any, path: str) -> Any:
             **options,
         )
     missing = sorted(loaded["missing_keys"])[:3]
-    require(_OWNER, "path", path, not missing, f"hold all weights, it lacks {', '.join(missing)}")
+    found = f"it lacks {', '.join(missing)}"
+    require(_OWNER, "path", path, not missing, "hold all weights", remedy=found)
     return model
 
 
