@@ -97,7 +97,7 @@ def context_values(
     """
     values = {"prev_action": prev_action, "prev_reward": prev_reward}
     if horizon is not None:
-        # Episodes beyond the horizon exist if it is a unit only.
+        # An episode may be longer than a horizon that only serves as a unit.
         share = (step_index / horizon).clamp(max=1.0)
         values["time"] = share.to(torch.float32)
     # A copy: no entry may share memory with another.
