@@ -5,6 +5,7 @@ import torch
 from omegaconf import OmegaConf
 from yamame.checks import UsageError
 from yamame.cli.nodes import check, check_targets, instantiate, plain
+from yamame.system.messages import OutsideError
 
 
 def test_targets_outside_the_list_are_refused_by_key_before_any_import():
@@ -65,58 +66,69 @@ def test_what_a_constructor_refuses_is_reported_with_its_key():
     config = OmegaConf.create(
         {"agent": {"budget": {"_target_": "yamame.system.budget.Budget", "updates": 0}}}
     )
-    with pytest.raises(UsageError, match=r"^agent\.budget: Budget: updates must be .* got 0$"):
+    with pytest.raises(UsageError, match=r"^agent\.budget\.updates: must be .* got 0$"):
         instantiate(config.agent.budget)
     with pytest.raises(
         UsageError, match=r"^agent\.budget: .*unexpected keyword argument 'nothing'"
     ):
         instantiate(config.agent.budget, nothing=1)
-    nested = OmegaConf.create({"_target_": "torch.nn.Sequential", "_args_": [config.agent.budget]})
-    with pytest.raises(UsageError, match=r"Budget: updates must be .* got 0$"):
-        instantiate(nested)
+    nested = {"_target_": "torch.nn.Sequential", "_args_": [plain(config.agent.budget)]}
+    with pytest.raises(UsageError, match=r"^net\._args_\.0\.updates: must be .* got 0$"):
+        instantiate(OmegaConf.create({"net": nested}).net)
+    config.agent.budget.updates = 5
+    with pytest.raises(UsageError, match=r"^agent\.budget \(Budget\): minutes must be .* got 0$"):
+        instantiate(config.agent.budget, minutes=0)  # known at run time, no setting
 
 
 OWN = """
+from yamame.checks import ArgumentError, UsageError
+from yamame.system.messages import OutsideError
+
 class Own:
-    def __init__(self, error, message, loc=0.25, scale=1):
-        raise {"value": ValueError, "memory": MemoryError, "torch": RuntimeError}[error](message)
+    def __init__(self, kind, loc=0.25, scale=1, flag=True, fact=None):
+        errors = {
+            "value": ValueError("it broke\\n  here"),
+            "memory": MemoryError(),
+            "torch": RuntimeError("[enforce fail at alloc.cpp:1] not enough memory"),
+            "usage": UsageError("scale=1 is too small"),
+            "outside": OutsideError("a simulator crashed"),
+            "setting": ArgumentError("Own", "scale", scale, "be even"),
+            "computed": ArgumentError("Inner", "scale", 2 * scale, "be below 1"),
+            "fact": ArgumentError("Own", "fact", fact, "be given"),
+        }
+        raise errors[kind]
 """
 
 
 @pytest.mark.parametrize(
-    ("error", "message", "scale", "told"),
+    ("kind", "message"),
     [
-        # About numbers without a name: those that are quoted, or all that may have led to it.
-        ("value", "Invalid rate: 0.25", 3, "loc=0.25"),
-        ("value", "cannot divide 7 by 2", 3, "scale=3, loc=0.25"),
-        ("torch", "negative dimension -5", 2.5, "scale=2.5, loc=0.25"),
-        ("memory", "out of memory", True, "loc=0.25"),  # flags are no numbers
-        # About a number with its name, or about none.
-        ("value", "loc=0.25 is too small", 3, ""),
-        (
-            "value",
-            "Encoder: parameter_roles['part.0'] must be one of ('hidden', 'table'), got 'matrix'",
-            3,
-            "",
-        ),
-        ("value", "unknown activation 'relu6'", 3, ""),
-        ("value", "it broke", 3, ""),
+        # Errors of libraries do not name arguments, so that numbers are listed, largest first.
+        ("value", "part: it broke; got scale=3, loc=0.25"),
+        ("memory", "part: MemoryError; got scale=3, loc=0.25"),
+        ("torch", "part: [enforce fail at alloc.cpp:1] not enough memory; got scale=3, loc=0.25"),
+        ("usage", "part: scale=1 is too small"),
+        ("setting", "part.scale: must be even, got 3"),
+        ("computed", "part (Inner): scale must be below 1, got 6"),
+        ("fact", "part (Own): fact must be given, got null"),
     ],
 )
-def test_numbers_are_told_where_an_error_is_about_some_and_does_not_name_them(
-    own_module, error, message, scale, told
-):
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_an_error_of_a_constructor_gets_the_key_of_its_node(own_module, kind, message, is_partial):
     own_module("numbered", OWN)
-    node = {
-        "_target_": "numbered.Own",
-        "error": error,
-        "message": message,
-        "loc": 0.25,
-        "scale": scale,
-    }
+    node = {"_target_": "numbered.Own", "kind": kind, "scale": 3, "loc": 0.25, "flag": True}
+    node |= {"_partial_": True} if is_partial else {}
+    config = OmegaConf.create({"part": node, "trust": ["numbered."]})
     with pytest.raises(UsageError) as raised:
+        instantiate(config.part)()
+    assert str(raised.value) == message
+
+
+def test_a_failure_outside_of_the_program_is_no_mistake_of_the_configuration(own_module):
+    own_module("numbered", OWN)
+    node = {"_target_": "numbered.Own", "kind": "outside"}
+    with pytest.raises(OutsideError, match=r"^a simulator crashed$"):
         instantiate(OmegaConf.create({"part": node, "trust": ["numbered."]}).part)
-    assert str(raised.value) == f"part: {message}" + (f"; got {told}" if told else "")
 
 
 def test_plain_resolves_and_refuses_missing_values():

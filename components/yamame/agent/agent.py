@@ -42,7 +42,8 @@ class InContextAgent(nn.Module):
             `yamame.losses.SeparateREDQLoss` is the loss that trains the agent.
 
     Raises:
-        UsageError: The trajectory encoder is none, or its context is not as wide as it says.
+        ArgumentError: ``trajectory_encoder`` does not return a `TrajectoryEncoder`, or the width of
+            its context is not its ``out_features``.
     """
 
     def __init__(
@@ -71,18 +72,20 @@ class InContextAgent(nn.Module):
             box_distribution=box_distribution,
         )
 
-        def build() -> tuple[TensorDictModuleBase, TrajectoryEncoder]:
+        pairs = []
+        for _ in range(1 if share_encoders else 2):
             goals = None
             if "goal" in observation_spec.keys(True, True):
                 goals = goal_encoder(*observation_spec["goal"].shape[batch_dims:])
             inputs = inputs_from_spec(observation_spec, batch_dims=batch_dims)
             timesteps = timestep_encoder(inputs, goal_encoder=goals)
-            encoder = trajectory_encoder(timesteps.out_features)
-            check_encoder(encoder, timesteps.out_features)
-            return timesteps, encoder
+            trajectories = trajectory_encoder(timesteps.out_features)
+            check_encoder(trajectories, timesteps.out_features)
+            pairs.append((timesteps, trajectories))
 
-        self.timestep_encoder, self.trajectory_encoder = build()
-        self.critic_encoder = None if share_encoders else TensorDictSequential(*build())
+        self.timestep_encoder, self.trajectory_encoder = pairs[0]
+        # The critics' encoders have equal settings, and weights of their own.
+        self.critic_encoder = None if share_encoders else TensorDictSequential(*pairs[1])
         width = self.trajectory_encoder.out_features
         self.actor = actor(width, action_space=self.action_space, num_gammas=len(self.gammas))
         self.returns = returns(len(self.gammas))

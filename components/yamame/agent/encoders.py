@@ -10,21 +10,22 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
-from yamame.checks import UsageError
+from yamame.checks import require
 from yamame.trajectory import TrajectoryEncoder
 
 
 @torch.no_grad()
 def check_encoder(encoder: Any, in_features: int) -> None:
-    """Takes one step from a fresh memory, which draws no random number and changes nothing of the
-    encoder.
+    """Take one step from a fresh memory, without random numbers and without changing the encoder.
 
     Raises:
-        UsageError: It is no trajectory encoder, or its context is not as wide as it says.
+        ArgumentError: ``encoder`` is not a `TrajectoryEncoder`, or the width of its context is not
+            its ``out_features``.
     """
     name = type(encoder).__name__
-    if not isinstance(encoder, TrajectoryEncoder):
-        raise UsageError(f"encoder: must be a yamame.trajectory.TrajectoryEncoder, got {name}")
+    is_encoder = isinstance(encoder, TrajectoryEncoder)
+    condition = "be a yamame.trajectory.TrajectoryEncoder"
+    require("InContextAgent", "trajectory_encoder", name, is_encoder, condition)
     modes = {module: module.training for module in encoder.modules()}
     example = next((parameter for parameter in encoder.parameters()), torch.zeros(()))
     x = torch.zeros(1, in_features, device=example.device)
@@ -37,10 +38,10 @@ def check_encoder(encoder: Any, in_features: int) -> None:
         )
     for module, mode in modes.items():
         module.training = mode
-    if (got := list(context.shape)) != (wanted := [1, encoder.out_features]):
-        raise UsageError(
-            f"encoder: {name}.step must give a context {wanted} for one env, as its out_features say, got {got}"
-        )
+    shape = list(context.shape)
+    expected = [1, encoder.out_features]
+    condition = f"return a context {expected} for one env from {name}.step, as its out_features say"
+    require("InContextAgent", "trajectory_encoder", shape, shape == expected, condition)
 
 
 class SeparateEncoders(TensorDictModuleBase):

@@ -1,11 +1,9 @@
 """Failures of what is outside of the program, and how they, and values, are told in one line."""
 
-import json
 import os
 import sys
-from typing import Any
 
-_LONGEST = 200
+from yamame.checks import format_value as format_value
 
 
 class OutsideError(RuntimeError):
@@ -71,9 +69,3 @@ def print_stdout(text: str) -> None:
     except BrokenPipeError:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())  # Python writes there once more at the end
-
-
-def format_value(value: Any) -> str:
-    """A value as YAML has it; a long one ends in dots."""
-    text = json.dumps(value) if isinstance(value, bool | None) else repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
