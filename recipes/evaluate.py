@@ -41,8 +41,14 @@ from yamame.report.aggregate import Statistic, aggregate, probability_of_improve
 from yamame.report.figures import draw_attention, learning_curve
 from yamame.report.memory import draw_memory
 from yamame.report.terminal import print_columns
-from yamame.runs.diagnosis import Asked, diagnose, diagnosed, keep, told
-from yamame.runs.trained import Trained, load_asked
+from yamame.runs.diagnosis import (
+    DiagnosedRun,
+    diagnose,
+    select_diagnoses,
+    store_diagnosis,
+    table_rows,
+)
+from yamame.runs.trained import Trained, load_from_options
 from yamame.trajectory import TransformerEncoder
 from yamame.trajectory.attention_maps import attention_maps
 
@@ -64,14 +70,16 @@ def evaluate_runs(cfg: DictConfig) -> dict[str, Any]:
     check(cfg)
     asked = plain(cfg)
     groups = {
-        name: [load_asked(source, asked, name) for source in listed(asked[name])]
+        name: [load_from_options(source, asked, name) for source in listed(asked[name])]
         for name in ("run", "against")
     }
     if not groups["run"]:
         raise UsageError("run must name a run, got none")
     everyone = [*groups["run"], *groups["against"]]
     twin = (
-        None if cfg.diagnose_twin is None else load_asked(cfg.diagnose_twin, asked, "diagnose_twin")
+        None
+        if cfg.diagnose_twin is None
+        else load_from_options(cfg.diagnose_twin, asked, "diagnose_twin")
     )
     output = output_of(cfg, groups["run"])
     check_folder(output, "output")
@@ -108,7 +116,7 @@ def check(cfg: DictConfig) -> None:
         )
     if not 0.0 < cfg.confidence < 1.0:
         raise UsageError(f"confidence must be in (0, 1), got {cfg.confidence}")
-    if "observable" not in diagnosed(listed(cfg.diagnose)) and cfg.diagnose_twin is not None:
+    if "observable" not in select_diagnoses(listed(cfg.diagnose)) and cfg.diagnose_twin is not None:
         raise UsageError(
             f"diagnose_twin={cfg.diagnose_twin} needs diagnose=observable or diagnose=all"
         )
@@ -228,8 +236,8 @@ def numbers_of(result: EvaluationResult, confidence: float) -> dict[str, Any]:
 
 def diagnosis(cfg: DictConfig, trained: Trained, twin: Trained | None) -> dict[str, Any]:
     """What is asked of a run's memory, written into its directory too; empty where nothing is."""
-    names = diagnosed(listed(cfg.diagnose))
-    asked = Asked(
+    names = select_diagnoses(listed(cfg.diagnose))
+    subject = DiagnosedRun(
         trained,
         acting_gamma(cfg, trained),
         setting_of(cfg, trained),
@@ -237,9 +245,9 @@ def diagnosis(cfg: DictConfig, trained: Trained, twin: Trained | None) -> dict[s
         most_steps=cfg.diagnose_steps,
         confidence=cfg.confidence,
     )
-    found = diagnose(names, asked, all_of_them="all" in listed(cfg.diagnose))
+    found = diagnose(names, subject, all_of_them="all" in listed(cfg.diagnose))
     if found:
-        keep(trained, found)
+        store_diagnosis(trained, found)
     return found
 
 
@@ -317,7 +325,7 @@ def write(folder: Path, report: dict[str, Any], maps: list[torch.Tensor]) -> Non
     novelties = "; ".join(dict.fromkeys(run["evaluated_on"] for run in played))
     print_columns(f"evaluation ({novelties})", [line for run in played for line in lines_of(run)])
     for name, one in found.items():
-        print_columns(f"memory of {name}", told(one))
+        print_columns(f"memory of {name}", table_rows(one))
     if "aggregate" in report:
         groups = report["aggregate"].items()
         print_columns(

@@ -36,7 +36,7 @@ from yamame.evaluation import describe_step, describe_timestep, play_episode
 from yamame.files.run_directory import check_folder
 from yamame.report.figures import write_gif, write_mp4
 from yamame.report.terminal import half_blocks
-from yamame.runs.trained import load_asked
+from yamame.runs.trained import load_from_options
 from yamame.spaces.from_specs import spaces_of
 
 WRITERS = {"gif": write_gif, "mp4": write_mp4}
@@ -45,7 +45,7 @@ WRITERS = {"gif": write_gif, "mp4": write_mp4}
 def play(cfg: DictConfig) -> float:
     """The recipe: the return of the episode."""
     check(cfg)
-    trained = load_asked(cfg.run, plain(cfg))
+    trained = load_from_options(cfg.run, plain(cfg))
     folder = Path(cfg.output or (trained.folder or Path("runs")) / "play")
     check_folder(folder, "output")
     gamma_index = -1 if cfg.gamma is None else trained.gamma_index(cfg.gamma)

@@ -37,28 +37,37 @@ class UsageError(ValueError):
     The message is formatted here and in subclasses, and nowhere else. Code that knows where the
     mistake is sets the attributes, and raises the same error again (`at_key`, `at_source`).
 
+    Args:
+        message: Text of the message.
+        key: Dotted key of the configuration that the mistake is about; None outside of one.
+        remedy: What the user can do, if the message alone does not say it.
+
     Attributes:
         source: Run, file or function in which the mistake is; None unless a caller has set it.
-        key: Dotted key of the configuration; None outside of one.
 
-    >>> error = UsageError("minigrid must be installed")
-    >>> error.key = "env"
+    >>> error = UsageError("minigrid must be installed", key="env")
     >>> error.source = "run=runs/mine"
     >>> print(error)
     run=runs/mine: env: minigrid must be installed
     """
 
     source: str | None = None
-    key: str | None = None
+
+    def __init__(self, *message: object, key: str | None = None, remedy: str | None = None) -> None:
+        super().__init__(*message)
+        self.key = key
+        self.remedy = remedy
 
     def describe(self) -> str:
-        """Return the message without the source."""
+        """Return the message without source and remedy."""
         message = super().__str__()
         return message if self.key is None else f"{self.key}: {message}"
 
     def __str__(self) -> str:
         message = self.describe()
-        return message if self.source is None else f"{self.source}: {message}"
+        if self.source is not None:
+            message = f"{self.source}: {message}"
+        return message if self.remedy is None else f"{message}; {self.remedy}"
 
 
 class StateMismatchError(UsageError):
@@ -95,15 +104,14 @@ class ArgumentError(UsageError):
     def __init__(
         self, owner: str, name: str, value: Any, condition: str, *, remedy: str | None = None
     ) -> None:
-        super().__init__(owner, name, value, condition)
+        super().__init__(owner, name, value, condition, remedy=remedy)
         self.owner = owner
         self.name = name
         self.value = value
         self.condition = condition
-        self.remedy = remedy
 
     def describe(self) -> str:
-        """Return the message without the source."""
+        """Return the message without source and remedy."""
         value = format_value(self.value)
         if self.key is None:
             value = shorten(repr(self.value))  # as in Python, not as in YAML
@@ -112,7 +120,7 @@ class ArgumentError(UsageError):
             argument = f"{self.key}.{self.name}:" if self.key else f"{self.name}:"
         else:
             argument = f"{self.key} ({self.owner}): {self.name}"
-        return _sentence(argument, self.condition, value, self.remedy)
+        return f"{argument} must {self.condition}, got {value}"
 
 
 class SettingError(UsageError):
@@ -129,15 +137,13 @@ class SettingError(UsageError):
     """
 
     def __init__(self, key: str, value: Any, condition: str, *, remedy: str | None = None) -> None:
-        super().__init__(key, value, condition)
-        self.key = key
+        super().__init__(key, value, condition, key=key, remedy=remedy)
         self.value = value
         self.condition = condition
-        self.remedy = remedy
 
     def describe(self) -> str:
-        """Return the message without the source."""
-        return _sentence(f"{self.key}:", self.condition, format_value(self.value), self.remedy)
+        """Return the message without source and remedy."""
+        return f"{self.key}: must {self.condition}, got {format_value(self.value)}"
 
 
 class BuildError(UsageError):
@@ -153,24 +159,18 @@ class BuildError(UsageError):
     """
 
     def __init__(self, key: str, reason: str, numbers: Mapping[str, float]) -> None:
-        super().__init__(key, reason, numbers)
-        self.key = key
+        super().__init__(key, reason, numbers, key=key)
         self.reason = reason
         self.numbers = numbers
 
     def describe(self) -> str:
-        """Return the message without the source."""
+        """Return the message without source and remedy."""
         # Largest first: most of these errors are about a size.
         names = sorted(self.numbers, key=lambda name: abs(self.numbers[name]), reverse=True)
         listed = ", ".join(f"{name}={format_value(self.numbers[name])}" for name in names)
         return (
             f"{self.key}: {self.reason}; got {listed}" if listed else f"{self.key}: {self.reason}"
         )
-
-
-def _sentence(subject: str, condition: str, value: str, remedy: str | None) -> str:
-    message = f"{subject} must {condition}, got {value}"
-    return message if remedy is None else f"{message}; {remedy}"
 
 
 def format_value(value: Any) -> str:

@@ -346,10 +346,10 @@ def test_decisions_of_code_that_cannot_be_captured_are_refused(make_policy, monk
     policy.trajectory_encoder.capture_obstacle = "checkpoint_layers"  # in whole sequences alone
     policy.compile_decisions()
     monkeypatch.setattr(TransformerEncoder, "capture_obstacle", "a library")
-    with pytest.raises(ValueError, match="compile must be false with TransformerEncoder, got true"):
+    with pytest.raises(ValueError, match="compile must be false with TransformerEncoder, got True"):
         policy.compile_decisions()
     with pytest.raises(
-        ValueError, match="cuda_graph must be false with TransformerEncoder, got true"
+        ValueError, match="cuda_graph must be false with TransformerEncoder, got True"
     ):
         policy.record(Again())
 

@@ -146,7 +146,7 @@ def test_a_limit_of_cost_ends_a_run_in_order_and_what_was_spent_before_counts(co
     enough = (*more, f"callbacks.cost_limit.cpu_s={spent}")
     further = yamame.train(*TINY, "budget.updates=null", *enough)
     assert further.progress.env_steps == 2 * run.progress.env_steps
-    with pytest.raises(ValueError, match="cpu_s must be positive, got 0"):
+    with pytest.raises(ValueError, match="cpu_s must be above 0, got 0"):
         CostLimit(cpu_s=0.0)
 
 

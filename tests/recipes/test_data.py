@@ -147,7 +147,7 @@ def test_data_that_changed_meanwhile_are_refused_on_resume(refusal, folder):
         (
             "train",
             ["schedule.offline_updates=3"],
-            r"schedule.offline_updates: needs data, got 3 with data=none",
+            r"schedule.offline_updates: must be 0 with data=none, got 3",
         ),
         (
             "train",

@@ -228,7 +228,7 @@ def test_a_diagnosis_is_written_drawn_and_told_and_what_a_run_does_not_allow_has
         ),
         (
             ["run=runs/b", "diagnose=observable"],
-            r"diagnose_twin must name a run that was trained with env.obs",
+            r"diagnose_twin: must name a run that was trained with env.obs",
         ),
         (
             ["run=runs/b", "diagnose_twin=runs/twin"],
@@ -236,7 +236,7 @@ def test_a_diagnosis_is_written_drawn_and_told_and_what_a_run_does_not_allow_has
         ),
         (
             ["run=runs/b", "diagnose=observable", "diagnose_twin=runs/trials"],
-            r"diagnose_twin must be a run of",
+            r"diagnose_twin: must be a run of",
         ),
     ],
 )
@@ -341,7 +341,7 @@ def test_pictures_of_an_earlier_evaluation_do_not_stay_beside_another(run, tmp_p
             ["run=runs/b", "env.num_goals=3"],
             r"weights of runs/b must fit the environment: .*\[64, 12\]",
         ),
-        (["run=runs/b", "trials.num_trials=3"], r"runs/b must have trials to change them"),
+        (["run=runs/b", "trials.num_trials=3"], r"trials: must be empty, for runs/b was trained without trials"),
         (["run=runs/b", "num_episodes=0"], r"num_episodes: must be .*, got 0"),
         (["run=runs/b", "confidence=1"], r"confidence must be in \(0, 1\), got 1"),
         (["run=runs/trials", "context_length=9"], r"GRUEncoder takes .*, not 'context_length'"),

@@ -240,7 +240,7 @@ def test_a_run_goes_on_elsewhere_under_another_name_and_other_conditions(
         "train", folder, *SMALL, *others, "run.root=deeper", "run.name=b", "resume=true"
     )
     assert (status, err.count("other settings")) == (0, 0)
-    assert "b: goes on with a smaller budget: env_steps: 320 -> 256\n" in err  # less than was made
+    assert "b: resumed with a smaller budget: env_steps: 320 -> 256\n" in err  # less than was made
     assert [path.relative_to(project) for path in project.rglob("mlflow.db")] == [
         Path("project/mlflow.db")
     ]

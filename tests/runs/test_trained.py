@@ -146,7 +146,7 @@ def test_the_memory_may_be_longer_than_in_training(run):
             {"env": {"num_goals": 4}},
             r"weights of .* must fit the environment: size mismatch .*\[64, 8\].*\[64, 16\]",
         ),
-        ({"trials": {"num_trials": 4}}, r"must have trials to change them, got {'num_trials': 4}"),
+        ({"trials": {"num_trials": 4}}, r"trials: must be empty, for .* was trained without trials, got {'num_trials': 4}"),
         ({"device": "nowhere"}, r"device: must be available, got 'nowhere'"),
         ({"context_length": 0}, r"context_length must be at least 1, got 0"),
     ],

@@ -644,19 +644,19 @@ def test_a_resumed_learner_goes_on_with_tensors_of_its_own(tmp_path, before):
 
 
 def test_without_a_gpu_recording_is_refused():
-    with pytest.raises(UsageError, match=r"schedule\.cuda_graph must be false on cpu, got true"):
+    with pytest.raises(UsageError, match=r"schedule\.cuda_graph: must be false on cpu, got true"):
         learner_of(configured("schedule.cuda_graph=true"))
 
 
 def test_what_cannot_be_recorded_is_refused():
     learner = learner_of(configured("encoder.checkpoint_layers=true"))
     with pytest.raises(
-        ValueError, match="cuda_graph must be false with checkpoint_layers, got true"
+        ValueError, match="cuda_graph must be false with checkpoint_layers, got True"
     ):
         refuse_obstacles("cuda_graph", learner.loss, learner.optimizer)
     learner = learner_of(configured())
     refuse_obstacles("cuda_graph", learner.loss, learner.optimizer)
-    with pytest.raises(ValueError, match="cuda_graph must be false with SGD, got true"):
+    with pytest.raises(ValueError, match="cuda_graph must be false with SGD, got True"):
         refuse_obstacles(
             "cuda_graph", learner.loss, torch.optim.SGD(learner.loss.parameters(), lr=0.1)
         )
@@ -672,7 +672,7 @@ def test_what_cannot_be_recorded_is_refused():
     ],
 )
 def test_what_cannot_be_compiled_is_refused_by_the_key_of_its_setting(override, obstacle):
-    message = rf"schedule\.compile must be false with {obstacle}, got true"
+    message = rf"schedule\.compile: must be false with {obstacle}, got true"
     with pytest.raises(UsageError, match=message):
         learner_of(configured("schedule.compile=true", override))
 

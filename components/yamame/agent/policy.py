@@ -140,10 +140,8 @@ class InContextPolicy(TensorDictModuleBase):
         return None if getattr(kind, "capture_obstacle", None) is None else kind.__name__
 
     def _refuse_obstacles(self, setting: str) -> None:
-        if self.capture_obstacle is not None:
-            raise ValueError(
-                f"InContextPolicy: {setting} must be false with {self.capture_obstacle}, got true"
-            )
+        obstacle = self.capture_obstacle
+        require("InContextPolicy", setting, True, obstacle is None, f"be false with {obstacle}")
 
     def reserve(self, num_steps: int) -> bool:
         """Makes room in the memory for so many steps, so that none waits for the device; whether

@@ -18,7 +18,7 @@ from torch.nn import functional
 from torchrl.envs import EnvBase
 
 from yamame.actions.encoding import ActionEncoding
-from yamame.checks import require
+from yamame.checks import UsageError, require
 from yamame.keys import CONTEXT, NOT_STORED
 from yamame.replay.packing import pack
 from yamame.spaces import ObservationEntry
@@ -183,12 +183,10 @@ class TrajectoryFormat:
         label = f"{name}: entry 'action'"
         try:
             action = torch.from_numpy(self.actions.read(array, label=label, indices=bool(indices)))
-        except ValueError as error:
-            if indices is None or not self._readable(array, indices=not indices):
-                raise
-            raise ValueError(
-                f"{error}; or set +data.source.indices={str(not indices).lower()}"
-            ) from error
+        except UsageError as error:
+            if indices is not None and self._readable(array, indices=not indices):
+                error.remedy = f"or set +data.source.indices={str(not indices).lower()}"
+            raise
         if self._encoding.kind != "one_hot":
             return action
         choices = action.reshape(len(action), -1)

@@ -303,17 +303,17 @@ class _Adder:
 
 @contextmanager
 def _naming(name: Any) -> Iterator[None]:
-    """Within the block whatever an array raises, which may be damaged, becomes a ``ValueError``
-    with a name.
+    """Within the block, turn errors of reading a damaged array into a `UsageError` with its name.
+
+    A `UsageError` of this package names the array itself and is raised as it is.
     """
     try:
         yield
-    except Exception as error:
-        if isinstance(error, ValueError) and str(name) in str(error):
-            raise
-        raise ValueError(
-            f"{name}: must hold whole arrays, it does not: {one_line(error)}"
-        ) from error
+    except UsageError:
+        raise
+    except Exception as error:  # damaged files make libraries raise almost anything
+        reason = one_line(error)
+        raise UsageError(f"{name}: must hold whole arrays, it does not: {reason}") from error
 
 
 def _inside(group: Any, h5py: Any) -> dict[str, Any]:

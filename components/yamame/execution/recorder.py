@@ -17,6 +17,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from yamame.checks import require
 from yamame.execution.capturing import NUM_SEGMENTS, capturing
 from yamame.system.messages import print_stderr
 
@@ -95,8 +96,8 @@ def cuda_recorder(device: torch.device, owner: str) -> CudaRecorder:
     Raises:
         ValueError: If there are no CUDA graphs on it.
     """
-    if device.type != "cuda":
-        raise ValueError(f"{owner}: cuda_graph must be false on {device.type}, got true")
+    is_cuda = device.type == "cuda"
+    require(owner, "cuda_graph", True, is_cuda, f"be false on {device.type}")
     return CudaRecorder(device)
 
 
@@ -171,8 +172,7 @@ def missing_compiler(device: torch.device) -> str | None:
 def check_compiler(device: torch.device, owner: str) -> None:
     """Raises a ``ValueError`` where something is missing to compile for a device."""
     missing = missing_compiler(device)
-    if missing is not None:
-        raise ValueError(f"{owner}: compile must be false with {missing}, got true")
+    require(owner, "compile", True, missing is None, f"be false with {missing}")
 
 
 def structure(batch: TensorDictBase) -> Hashable:

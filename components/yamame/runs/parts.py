@@ -1,5 +1,4 @@
-"""Parts of a run: each function builds one from the run's configuration and the parts that it
-needs.
+"""Parts of a run, each built from the run's configuration and the parts that it needs.
 
 In a run of several processes (`yamame.distributed`), each process gets its share of the
 environments, the batch and the replay capacity, and a seed of its own.
@@ -46,9 +45,7 @@ def build_envs(run: Run) -> tuple[EnvBase, EnvBase]:
 
 
 def build_agent_and_learner(run: Run, env: EnvBase) -> tuple[InContextAgent, Learner]:
-    """Build an agent that fits an environment, equal in all processes, and the learner that updates
-    it.
-    """
+    """Build an agent for an environment, equal in all processes, and its learner."""
     agent = distributed.broadcast_parameters(build.build_agent(run.cfg, env))
     return agent, build.build_learner(run.cfg, agent, guard=run.guard, budget=run.budget)
 
@@ -77,9 +74,7 @@ def replay_folder(run: Run) -> Path:
 
 
 def build_batches(run: Run, source: Any) -> Prefetcher:
-    """Build the prefetcher that samples batches from a source and moves them to the learner's
-    device.
-    """
+    """Build the prefetcher, which samples batches and moves them to the learner's device."""
     batch_size = distributed.shard(run.cfg.schedule.batch_size, "schedule.batch_size")
     return Prefetcher(partial(source.sample, batch_size), run.cfg.device)
 

@@ -36,10 +36,9 @@ class Budget:
         for name, limit in limits.items():
             holds = limit is None or (not isinstance(limit, str | bool) and limit > 0)
             require("Budget", name, limit, holds, "be a number greater than 0 or null")
-        if all(limit is None for limit in limits.values()):
-            raise ValueError(
-                "Budget: env_steps, updates or minutes must be given, got none of them"
-            )
+        is_limited = any(limit is not None for limit in limits.values())
+        condition = "be given, or updates or minutes"
+        require("Budget", "env_steps", None, is_limited, condition)
         self.env_steps, self.updates, self.minutes = env_steps, updates, minutes
         self._limits = {name: float(limit) for name, limit in limits.items() if limit is not None}
         self._clock = clock

@@ -88,13 +88,29 @@ class Progress:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        copies = {name: [dict(p) for p in getattr(self, name)] for name in ("curve", "unlogged")}
-        return {**vars(self), "outcomes": list(self.outcomes), **copies}
+        """Return the counters as plain data."""
+        # The keys are part of the format of checkpoints, whatever the attributes are called.
+        return {
+            "unit": self.unit,
+            "env_steps": self.env_steps,
+            "updates": self.updates,
+            "unlogged": [dict(metrics) for metrics in self.unlogged],
+            "evaluating": self.evaluating,
+            "evaluated_at": self.evaluated_at,
+            "saved_at": self.saved_at,
+            "aborted": self.aborted,
+            "outcomes": list(self.outcomes),
+            "outcome_is": self.outcome_is,
+            "curve": [dict(point) for point in self.curve],
+            "stopped": self.stopped,
+            "callbacks": self.callbacks,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores `state_dict`."""
-        vars(self).update(state, outcomes=deque(state["outcomes"], maxlen=RECENT))
+        """Restore `state_dict`; keys that an earlier version did not have keep their values."""
+        for name in self.state_dict().keys() & state.keys():
+            setattr(self, name, state[name])
+        self.outcomes = deque(state["outcomes"], maxlen=RECENT)
 
 
 def _scalar(metric: Tensor) -> Tensor:

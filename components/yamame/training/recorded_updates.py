@@ -23,6 +23,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from yamame.checks import require
 from yamame.execution.capturing import recording
 from yamame.execution.recorder import Recorder, structure, tensors_of
 from yamame.system.messages import print_stderr
@@ -222,4 +223,4 @@ def refuse_obstacles(
     ):
         obstacles.append(type(optimizer).__name__)
     for obstacle in filter(None, obstacles):
-        raise ValueError(f"Learner: {setting} must be false with {obstacle}, got true")
+        require("Learner", setting, True, False, f"be false with {obstacle}")
