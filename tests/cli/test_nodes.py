@@ -3,8 +3,11 @@
 import pytest
 import torch
 from omegaconf import OmegaConf
-from yamame.checks import UsageError
-from yamame.cli.nodes import check, check_targets, instantiate, plain
+from yamame import conf_dir
+from yamame.checks import ArgumentError, UsageError, bounds_of
+from yamame.cli.nodes import check, check_targets, instantiate, plain, targets
+from yamame.cli.validation import parameters_of
+from yamame.files.trusted import locate
 from yamame.system.messages import OutsideError
 
 
@@ -122,6 +125,45 @@ def test_an_error_of_a_constructor_gets_the_key_of_its_node(own_module, kind, me
     with pytest.raises(UsageError) as raised:
         instantiate(config.part)()
     assert str(raised.value) == message
+
+
+def outside(bounds):
+    """Values on the wrong side of bounds."""
+    sides = (bounds.least, -1), (bounds.most, 1), (bounds.above, 0), (bounds.below, 0)
+    return [limit + step for limit, step in sides if limit is not None]
+
+
+def bounded_arguments():
+    """Every bounded argument of the classes that the configurations name, with its bounds."""
+    found = {}
+    for path in sorted(conf_dir().rglob("*.yaml")):
+        config = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        for _, node in targets(config):
+            target = locate(node["_target_"], "part")
+            for name, bounds in bounds_of(target).items():
+                found[node["_target_"], name] = bounds
+    return found
+
+
+def test_values_outside_of_the_bounds_of_a_signature_are_named_by_their_key():
+    for (path, name), bounds in bounded_arguments().items():
+        parameters = parameters_of(locate(path, "part"))
+        # None is never outside of bounds, and nothing is built with it.
+        given = {
+            other: None
+            for other, parameter in parameters.items()
+            if parameter.default is parameter.empty and parameter.kind in (1, 3) and other != name
+        }
+        for value in outside(bounds):
+            node = OmegaConf.create({"part": {"_target_": path, name: value}}).part
+            with pytest.raises(ArgumentError) as raised:
+                instantiate(node, **given)
+            assert str(raised.value).startswith(f"part.{name}: must be "), path
+            assert str(raised.value).endswith(f", got {value}"), path
+
+
+def test_bounds_of_several_rooms_are_checked():
+    assert len(bounded_arguments()) >= 2
 
 
 def test_a_failure_outside_of_the_program_is_no_mistake_of_the_configuration(own_module):

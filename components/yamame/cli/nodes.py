@@ -186,10 +186,12 @@ def instantiate(node: Any, **runtime: Any) -> Any:
     """
     if node is None:
         return None
-    key, trust, config = "", (), node
+    key = ""
+    config = node
+    trust: Collection[str] = ()
     if OmegaConf.is_config(node):
         key = node._get_full_key("")
-        trust = tuple(_trust_of(node))
+        trust = _trust_of(node)
         config = plain(node)
     located(config, key=key, trust=trust)
     if "_target_" not in config:

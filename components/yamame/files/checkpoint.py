@@ -189,7 +189,8 @@ class Checkpointer:
             # What does not fit an intact checkpoint is no matter of copies.
             intact = [failure for failure in failures if isinstance(failure, _UnfitError)]
             worst, remedy = (intact[0], _REMEDY_OF_INTACT) if intact else (failures[-1], _REMEDY)
-            raise UsageError(f"{worst}; none before it is left: {remedy}") from worst
+            worst.remedy = f"none before it is left: {remedy}"
+            raise worst
         for failure, before in zip(failures, files[1:], strict=False):
             print_stderr(f"{failure}; going on from {before.name}")
         for damaged in files[: files.index(path)]:
@@ -210,7 +211,8 @@ class Checkpointer:
             except UsageError as error:
                 if path == newest:
                     first = error
-        raise UsageError(f"{first}; none before it is left: {_REMEDY}") from first
+        first.remedy = f"none before it is left: {_REMEDY}"
+        raise first
 
     def _files(self) -> list[Path]:
         return sorted(self.directory.glob("step-*.pt"))

@@ -42,7 +42,8 @@ from yamame.training import GlobalRNGState
 
 _PACKAGE = "yamame.recipes"
 _LOCK = threading.RLock()
-"""Held while a recipe is composed and run: Hydra's state is global."""
+"""Held while a recipe is composed and run, because Hydra's state is global. It may be taken again by
+the same thread: a callback may evaluate a run."""
 
 
 def compose(
@@ -167,6 +168,7 @@ def _composed(
                 whole = line.composed(line.overrides, whole=True)
         except (HydraException, OmegaConfBaseException) as error:
             raise UsageError(" ".join(explain(error, line).split())) from error
+        # Recipes see the configuration without Hydra's own section, as under its decorator.
         cfg = whole.copy()
         with open_dict(cfg):
             del cfg["hydra"]

@@ -77,7 +77,7 @@ def build_env(cfg: DictConfig, *, num_envs: int, seed: int, held_out: bool = Fal
 
     with _errors_at_changes(changes):
         env = build() if "num_envs" in parameters else _build_serial(num_envs, build, cfg.device)
-    if "seed" not in parameters:
+    if "seed" not in parameters:  # otherwise the constructor has used it
         env.set_seed(seed)
 
     if cfg.get("trials") is not None:
@@ -208,6 +208,7 @@ def build_learner(
 
 
 def _build_loss(cfg: DictConfig, agent: InContextAgent) -> Any:
+    # Losses of a single policy, such as PPO's, take one discount factor.
     if "gamma" in parameters_of(target_of(cfg.agent.loss)):
         gammas = list(agent.gammas)
         require_setting("agent.gammas", gammas, len(gammas) == 1, "hold one discount factor")
@@ -255,7 +256,7 @@ def build_callbacks(cfg: DictConfig, given: Sequence[Callback]) -> Callbacks:
         SettingError: A callback is not a `Callback`, or has the name of one of the run's own.
     """
     named: dict[str, Callback] = {
-        "tracking": Tracking(),
+        "tracking": Tracking(),  # first, so that its run is open when others log
         "progress_bar": ProgressBar(),
         "reward_warning": RewardWarning(),
         "endless_warning": EndlessWarning(),
@@ -425,6 +426,7 @@ def build_replay(
         given["batch_size"] = None  # the share of replay differs from batch to batch
     else:
         given["batch_size"] = distributed.shard(cfg.schedule.batch_size, "schedule.batch_size")
+    # The buffers of all ranks together hold as much as that of a single process.
     if distributed.world_size() > 1 and "capacity" in cfg.replay:
         given["capacity"] = cfg.replay.capacity // distributed.world_size()
     return instantiate(cfg.replay, **given)
@@ -440,4 +442,5 @@ def total_updates(cfg: DictConfig) -> int | None:
     if budget.env_steps is not None and "offline_updates" in schedule:
         steps = budget.env_steps - schedule.learning_starts
         limits.append(int(steps * schedule.updates_per_step) + schedule.offline_updates)
+    # A schedule needs an end, even if the budget is spent before the first update.
     return max(1, int(min(limits))) if limits else None

@@ -168,6 +168,7 @@ class EndlessWarning(Callback):
 
     def on_collect(self, run: RunState, episodes: Episodes) -> None:
         """Count the steps until an episode ends."""
+        # A resumed run knows outcomes of its former sessions.
         has_ended = len(episodes.lengths) > 0 or run.progress.outcome is not None
         self.steps = 0 if has_ended else self.steps + episodes.num_steps
         num_envs = run.cfg.schedule.get("num_envs") or 1
@@ -186,7 +187,7 @@ class ClippedTargetsWarning(Callback):
 
     def on_log(self, run: RunState, metrics: Mapping[str, float], step: int) -> None:
         """Check the share that the loss reports."""
-        share = metrics.get("train/clipped_targets", 0.0)
+        share = metrics.get("train/clipped_targets", 0.0)  # only binned critics report it
         if share > _MOST_CLIPPED and not self.warned:
             self.warned = True
             returns = run.cfg.agent.returns

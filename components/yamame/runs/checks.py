@@ -48,6 +48,7 @@ def check_lengths(cfg: DictConfig, env: EnvBase) -> None:
     allowed = cfg.budget.env_steps
     learns_online = schedule.updates_per_step > 0 and not schedule.offline_updates
     if allowed is not None and learns_online:
+        # Below 1, updates_per_step first adds up to a whole update.
         least = schedule.learning_starts + math.ceil(1 / schedule.updates_per_step)
         condition = f"be at least {least}, where the first update is made"
         require_setting("budget.env_steps", allowed, allowed >= least, condition)
@@ -56,11 +57,11 @@ def check_lengths(cfg: DictConfig, env: EnvBase) -> None:
     if steps is None or steps >= _UNLIMITED:
         return
     positions = cfg.encoder.get("num_positions")
-    if positions is not None:
+    if positions is not None:  # n steps have n + 1 timesteps
         condition = f"exceed the longest episode, {steps} steps"
         require_setting("encoder.num_positions", positions, positions > steps, condition)
     capacity = cfg.replay.get("capacity")
-    if capacity is not None:
+    if capacity is not None:  # whole trajectories are evicted, this one could not be stored
         condition = f"hold an episode of {steps + 1} timesteps"
         require_setting("replay.capacity", capacity, capacity > steps, condition)
 

@@ -172,6 +172,7 @@ def _curve_numbers(curve: RecallCurve) -> Numbers:
 
 def wiped(subject: DiagnosedRun) -> Numbers:
     """Return the return of every attempt, with memory kept and wiped between attempts."""
+    # The same seed gives the same tasks, so that returns can be subtracted per task.
     kept = subject.evaluate(subject.trained, subject.gamma_index)
     lost = subject.evaluate(subject.trained, subject.gamma_index, memory_wiped="trials")
     if kept.common_trials().shape[1] < 2:

@@ -174,6 +174,7 @@ def other_splits(cfg: DictConfig) -> list[str]:
         if config is None or config["env"].get("_target_") != env["_target_"]:
             continue
         theirs = complete_env(config, parameters)
+        # Where neither run holds tasks out, the way to split them does not matter.
         split_all = env.get("split") == theirs.get("split") == "all"
         differing = {}
         for name in _SPLIT:
@@ -216,6 +217,7 @@ def _runs_of_data(cfg: DictConfig) -> list[tuple[str, dict[str, Any] | None]]:
 def _config_of(folder: Path) -> dict[str, Any] | None:
     """Return the configuration of a run from its directory, or from a folder in it."""
     folder = folder.absolute()
+    # Trajectories are in <run>/replay, with several ranks one level below.
     for place in (folder, *list(folder.parents)[:2]):
         file = place / "config.yaml"
         if not file.is_file():

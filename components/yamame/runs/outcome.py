@@ -30,6 +30,7 @@ from yamame.tracking.summary import Status, build_summary, versions
 
 def facts(env: EnvBase) -> dict[str, Any]:
     """Return metadata stored with a checkpoint: threads, versions and the agent's specs."""
+    # The number of threads changes the order of sums, and so the last bits of results.
     machine = {"threads": torch.get_num_threads(), "versions": versions()}
     return {"machine": machine, "interface": Interface.of(env).encode()}
 
@@ -47,6 +48,7 @@ def log_artifacts(run: RunState) -> None:
     table = {key: [point.get(key) for point in curve] for key in curve[-1]}
     run.tracker.log_table("evaluation.json", table)
     log(run.path / "config.yaml")
+    # A set, because the last checkpoint is often the best one.
     for checkpoint in {run.checkpoints.last, run.checkpoints.best}:
         if checkpoint is not None:
             log(checkpoint, folder="checkpoints")

@@ -35,7 +35,7 @@ def build_envs(run: Run) -> tuple[EnvBase, EnvBase]:
     """
     cfg = run.cfg
     seed = distributed.rank_seed(cfg.seed)
-    seed_everything(seed)
+    seed_everything(seed)  # before any part draws random numbers
 
     num_envs = distributed.shard(cfg.schedule.num_envs, "schedule.num_envs")
     env = run.closing(build.build_env(cfg, num_envs=num_envs, seed=seed))
@@ -88,6 +88,7 @@ def build_collector(run: Run, env: EnvBase, agent: InContextAgent, replay: Any) 
     collector = build.build_collector(
         run.cfg, env=env, policy=agent.policy(), replay=replay, exploration=exploration
     )
+    # Registered after the environments, and so shut down before they are closed.
     run.exits.callback(collector.shutdown)
     return collector
 

@@ -90,6 +90,7 @@ class ProgressBar(Callback):
             columns = (
                 SpinnerColumn(),
                 BarColumn(bar_width=20),
+                # Names may have brackets, which rich would read as markup.
                 TextColumn("{task.description}", markup=False),
             )
             self._bar = Progress(*columns, console=self._console, refresh_per_second=4)
@@ -173,7 +174,7 @@ class ProgressBar(Callback):
         """Print a line; in a log with the time of day."""
         if not self._console.file.isatty():
             text = f"{time.strftime('%H:%M:%S')}  {text}"
-        self._console.out(text, highlight=False)
+        self._console.out(text, highlight=False)  # without colours for numbers
 
 
 def describe_run(run: RunState) -> str:

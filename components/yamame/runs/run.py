@@ -86,7 +86,7 @@ class Run(RunState):
         unit: Literal["env_steps", "updates"] = "env_steps",
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        write_out_split(cfg)
+        write_out_split(cfg)  # before the configuration is copied and saved
         self.cfg = cfg
         self.config = plain(cfg)
         if distributed.world_size() > 1:
@@ -98,7 +98,7 @@ class Run(RunState):
         self.extra = {}
         self.exits = ExitStack()
 
-        Expected.from_config(self.config["expected"])
+        Expected.from_config(self.config["expected"])  # checked now, read by the report
         with at_key("budget"):
             self.budget = Budget(**self.config["budget"])
         self.progress = Progress(unit)
@@ -109,6 +109,7 @@ class Run(RunState):
                 self.path, max_refused=cfg.schedule.max_refused, config=self.config, tell=warn
             )
         self.tracker = instantiate(cfg.logger)
+        # Callbacks print and write files, which one process must do alone.
         is_rank0 = distributed.is_rank0()
         self.callbacks = build_callbacks(cfg, callbacks) if is_rank0 else Callbacks({})
         self.checkpoints = Checkpointer(
@@ -161,7 +162,7 @@ class Run(RunState):
             held_out: Environment of the held-out tasks.
             on_saved: Called when a checkpoint is on disk.
         """
-        self.end_if_asked()
+        self.end_if_asked()  # building the parts may have taken minutes
         self.policy = policy
         self.held_out = held_out
         self.on_saved = on_saved
@@ -181,7 +182,7 @@ class Run(RunState):
 
         distributed.on_rank0(lambda: self._open(before))
         self.directory.begin()
-        self.budget.start()
+        self.budget.start()  # building the parts is not part of the time
         if self.progress.evaluating:  # the former session ended during an evaluation
             self.evaluate_and_save()
 
@@ -331,6 +332,7 @@ class Run(RunState):
         try:
             result = play_held_out(self.cfg, self.policy, self.held_out)
         except signals.Terminated:
+            # The checkpoint notes that an evaluation is due; the resumed run makes it.
             self.end_if_asked()
             raise
 

@@ -144,7 +144,7 @@ def load_trained(
     # Every path in the configuration of a stranger is dropped before anything is built.
     config = dict(without_foreign_weights(given))
     config["device"] = check_device(device)
-    config["trust"] = list(trust)
+    config["trust"] = list(trust)  # from the caller, never from the file
 
     known = parameters_of(target_of(OmegaConf.create(config).env))
     is_older = "split_by" in known and "split_by" not in config["env"]
@@ -165,7 +165,7 @@ def load_trained(
         config["encoder"] = {**config["encoder"], "context_length": context_length}
 
     composed = OmegaConf.create(config)
-    check(composed)
+    check(composed)  # the changes as well, as on a command line
     return Trained(str(source), step, composed, weights, trained_env, trained_trials, is_older)
 
 
