@@ -179,7 +179,7 @@ def test_an_agent_of_a_single_discount_factor_is_played_with_it(run):
     )
     status, _, _, err = run("run=runs/single", "gamma=0.9")
     assert status == 2
-    assert "gamma must be one of 0.999 in" in err
+    assert "gamma: must be one of 0.999 in" in err
     assert "gamma_index must be in -1..0, got 1" in run("run=runs/single", "gamma_index=1")[3]
 
 
@@ -220,7 +220,7 @@ def test_a_diagnosis_is_written_drawn_and_told_and_what_a_run_does_not_allow_has
     [
         (
             ["run=runs/b", "diagnose=[recal]"],
-            r"diagnose: must be all or of recall, wiped, .* got recal",
+            r"diagnose: must be all or of recall, wiped, .* got 'recal",
         ),
         (
             ["run=runs/b", "diagnose=wiped"],
