@@ -59,6 +59,15 @@ def test_nested_targets_are_built_with_plain_containers_and_untouched_runtime_va
     assert instantiate(None) is None
 
 
+def test_nodes_within_a_node_that_is_not_recursive_stay_plain(own_module):
+    own_module("keeping", "def keep(part):\n    return part\n")
+    node = {"_target_": "keeping.keep", "part": [{"_target_": "torch.nn.ReLU"}]}
+    config = OmegaConf.create({"x": node, "trust": ["keeping."]})
+    assert isinstance(instantiate(config.x)[0], torch.nn.ReLU)
+    config.x["_recursive_"] = False
+    assert instantiate(config.x) == [{"_target_": "torch.nn.ReLU"}]
+
+
 def test_a_partial_node_gives_a_function_of_the_rest():
     node = OmegaConf.create({"_target_": "torch.optim.SGD", "_partial_": True, "lr": 0.5})
     parameter = torch.nn.Parameter(torch.zeros(2))

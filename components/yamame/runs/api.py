@@ -42,8 +42,10 @@ from yamame.training import GlobalRNGState
 
 _PACKAGE = "yamame.recipes"
 _LOCK = threading.RLock()
-"""Held while a recipe is composed and run, because Hydra's state is global. It may be taken again by
-the same thread: a callback may evaluate a run."""
+"""Held while a recipe is composed and run, because Hydra's state is global.
+
+It is reentrant, because a callback may evaluate a run.
+"""
 
 
 def compose(

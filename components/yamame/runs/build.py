@@ -58,7 +58,7 @@ _READ_FROM_ENVS = ("novelty", "held_out_instructions", "goal_radius")
 def build_env(cfg: DictConfig, *, num_envs: int, seed: int, held_out: bool = False) -> EnvBase:
     """Build the environment in the format of `yamame.keys`.
 
-    The class gets those of ``num_envs``, ``seed`` and ``device`` that its constructor takes. A class
+    The class gets those of ``num_envs``, ``seed`` and ``device`` that its constructor takes. One
     without ``num_envs`` is built that many times, and its copies are stepped one after the other.
 
     Args:

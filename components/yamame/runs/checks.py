@@ -89,8 +89,8 @@ def check_callback(key: str, callback: Any) -> None:
     """Check that an object is a callback whose methods are known events.
 
     Raises:
-        SettingError: The object is not a `Callback`, has a method of an unknown event, or has one of
-            ``state_dict`` and ``load_state_dict`` without the other.
+        SettingError: The object is not a `Callback`, has a method of an unknown event, or has only
+            one of ``state_dict`` and ``load_state_dict``.
     """
     kind = type(callback).__name__
     require_setting(key, kind, isinstance(callback, Callback), "be a yamame.Callback")
@@ -160,16 +160,17 @@ def check_replay_folder(path: Path, *, owner: str, resume: bool) -> None:
     exists = path.is_dir()
     if resume and not exists:
         raise UsageError(
-            f"{path} must hold the trajectories of the run, it is missing; restore it, or start again "
-            "with run.overwrite=true",
+            f"{path} must hold the trajectories of the run, it is missing",
             key="resume",
+            remedy="restore it, or start again with run.overwrite=true",
         )
     if resume or not exists:
         return
     owners = {manifest["owner"] for manifest in read_manifests(path)}
     if not owners <= {owner}:
         raise UsageError(
-            f"{path} must be new, it holds trajectories that this run has not collected; give the "
-            f"run another name, and learn from them with data=runs data.path={path}",
+            f"{path} must be new, it holds trajectories that this run has not collected",
             key="run.name",
+            remedy="give the run another name, and learn from them with "
+            f"data=runs data.path={path}",
         )

@@ -218,8 +218,8 @@ def _config_of(folder: Path) -> dict[str, Any] | None:
     """Return the configuration of a run from its directory, or from a folder in it."""
     folder = folder.absolute()
     # Trajectories are in <run>/replay, with several ranks one level below.
-    for place in (folder, *list(folder.parents)[:2]):
-        file = place / "config.yaml"
+    for directory in (folder, *list(folder.parents)[:2]):
+        file = directory / "config.yaml"
         if not file.is_file():
             continue
         try:

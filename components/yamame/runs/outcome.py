@@ -190,7 +190,7 @@ def _whole(number: float | None) -> int | None:
 
 
 def ended_by(run: RunState) -> str | None:
-    """Return what ended the run: a reason of `RunState.stop` or a limit; None if it has not ended."""
+    """Return the limit or the reason of `RunState.stop` that ended the run; None if none did."""
     if run.progress.stopped:
         return run.progress.stopped
     limit = run.budget.ended(env_steps=run.progress.env_steps, updates=run.progress.updates)

@@ -49,8 +49,9 @@ def can_resume(run: RunState, *, unless_done: bool) -> bool:
         if is_finished:
             raise UsageError(
                 f"{run.checkpoints.directory} must hold the checkpoints of a finished run, it "
-                "holds none; restore them, or start again with run.overwrite=true",
+                "holds none",
                 key="resume",
+                remedy="restore them, or start again with run.overwrite=true",
             )
         return False
 

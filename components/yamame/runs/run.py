@@ -55,9 +55,9 @@ class Run(RunState):
                 run.evaluate_and_save()
             objective = run.finish()
 
-    Before `begin`, an error leaves the directory as it was, and a ``ValueError`` of a part is raised
-    as a `UsageError`. From then on ``summary.json`` and the tracker have the status of the run,
-    however it ends.
+    Before `begin`, an error leaves the directory as it was, and a ``ValueError`` of a part is
+    raised as a `UsageError`. From then on ``summary.json`` and the tracker have the status of the
+    run, however it ends.
 
     A signal to end the run (`yamame.system.signals`) takes effect in `begin`, `ended`,
     `end_if_asked` and evaluations.
