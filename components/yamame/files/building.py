@@ -5,7 +5,7 @@ Errors of constructors get the dotted key of the mapping, so that they name the 
 wrong. Neither Hydra nor OmegaConf is needed.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from yamame.checks import ArgumentError, BuildError, UsageError
@@ -21,7 +21,7 @@ def build_node(
     node: Mapping[str, Any],
     key: str,
     *,
-    trust: Iterable[str] = (),
+    trust: Sequence[str] = (),
     runtime: Mapping[str, Any] | None = None,
 ) -> Any:
     """Build the object that a mapping with ``_target_`` describes, and first those inside it.
@@ -61,7 +61,7 @@ def build_node(
     return call if node.get("_partial_", False) else call()
 
 
-def _build_inside(value: Any, key: str, trust: Iterable[str]) -> Any:
+def _build_inside(value: Any, key: str, trust: Sequence[str]) -> Any:
     """Copy plain data with all mappings that have a ``_target_`` replaced by what they describe."""
     if isinstance(value, Mapping):
         if "_target_" in value:
