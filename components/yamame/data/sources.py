@@ -19,7 +19,7 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torchrl.data import ReplayBuffer
 from torchrl.envs.transforms import Transform
 
-from yamame.checks import UsageError, require
+from yamame.checks import UsageError, at_source, require
 from yamame.data.format import TrajectoryFormat
 from yamame.data.source import MemoryStore, TrajectoryDataset
 from yamame.data.tables import nested, read_tree, rollout, tables, unused
@@ -107,7 +107,9 @@ def npz(
                 f"{file}: must be a .npz file of plain arrays, it cannot be read: {one_line(error)}"
             ) from error
         with _naming(file):
-            add.tree(nested(held), str(file))
+            with at_source(str(file)):
+                tree = nested(held)
+            add.tree(tree, str(file))
     return TrajectoryDataset([add.store(path)], transform=transform, sample_by=sample_by)
 
 
