@@ -12,6 +12,10 @@ Conditions that involve several arguments are checked in the body with `require`
 >>> require("Learner", "max_grad_norm", -1.0, False, "be positive")
 Traceback (most recent call last):
 yamame.checks.ArgumentError: Learner: max_grad_norm must be positive, got -1.0
+
+An error is an object with fields. Code that builds an object from the configuration knows the key
+of the argument and sets it (`yamame.files.building`, `at_key`); code that loads a run or a file
+knows that (`at_source`). No code reads or edits the text of another error.
 """
 
 import functools
@@ -114,7 +118,7 @@ class ArgumentError(UsageError):
         """Return the message without source and remedy."""
         value = format_value(self.value)
         if self.key is None:
-            value = shorten(repr(self.value))  # as in Python, not as in YAML
+            value = _shorten(repr(self.value))  # as in Python, not as in YAML
             argument = f"{self.owner}: {self.name}"
         elif self.is_setting:
             argument = f"{self.key}.{self.name}:" if self.key else f"{self.name}:"
@@ -165,12 +169,13 @@ class BuildError(UsageError):
 
     def describe(self) -> str:
         """Return the message without source and remedy."""
+        message = f"{self.key}: {self.reason}"
+        if not self.numbers:
+            return message
         # Largest first: most of these errors are about a size.
         names = sorted(self.numbers, key=lambda name: abs(self.numbers[name]), reverse=True)
-        listed = ", ".join(f"{name}={format_value(self.numbers[name])}" for name in names)
-        return (
-            f"{self.key}: {self.reason}; got {listed}" if listed else f"{self.key}: {self.reason}"
-        )
+        listed = [f"{name}={format_value(self.numbers[name])}" for name in names]
+        return f"{message}; got {', '.join(listed)}"
 
 
 def format_value(value: Any) -> str:
@@ -180,10 +185,10 @@ def format_value(value: Any) -> str:
     ('null', 'true', "'a'")
     """
     is_yaml_word = value is None or isinstance(value, bool)
-    return json.dumps(value) if is_yaml_word else shorten(repr(value))
+    return json.dumps(value) if is_yaml_word else _shorten(repr(value))
 
 
-def shorten(text: str) -> str:
+def _shorten(text: str) -> str:
     """Cut off a text that is too long for a message."""
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
@@ -215,9 +220,9 @@ def at_source(source: str) -> Iterator[None]:
     """Within the block, give usage errors the run or file in which the mistake is.
 
     >>> with at_source("run=runs/mine"):
-    ...     raise UsageError("checkpoint: must be best or last")
+    ...     raise UsageError("the weights must be finite")
     Traceback (most recent call last):
-    yamame.checks.UsageError: run=runs/mine: checkpoint: must be best or last
+    yamame.checks.UsageError: run=runs/mine: the weights must be finite
     """
     try:
         yield
@@ -316,13 +321,15 @@ class Bounds:
 
     def contain(self, value: float) -> bool:
         """Return whether a number lies in the range."""
-        return (
-            value == value  # NaN is not
-            and (self.least is None or value >= self.least)
-            and (self.most is None or value <= self.most)
-            and (self.above is None or value > self.above)
-            and (self.below is None or value < self.below)
-        )
+        if value != value:  # only NaN is not equal to itself
+            return False
+        if self.least is not None and value < self.least:
+            return False
+        if self.most is not None and value > self.most:
+            return False
+        if self.above is not None and value <= self.above:
+            return False
+        return self.below is None or value < self.below
 
     @property
     def condition(self) -> str:

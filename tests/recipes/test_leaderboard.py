@@ -61,13 +61,13 @@ def runs_of(folder):
 def test_a_table_is_not_made_of_nothing_but_failures(board):
     status, _, errors, rows = board("0")
     assert (status, rows) == (1, [])
-    assert "length must be at least 1, got 0" in errors
+    assert "length: must be at least 1, got 0" in errors
 
 
 def test_what_is_missing_is_run_what_failed_is_told_and_what_is_done_stays(board, tmp_path):
     status, out, errors, rows = board("0, 3")
     assert status == 1
-    assert "length must be at least 1, got 0" in errors
+    assert "length: must be at least 1, got 0" in errors
     assert (
         "to be measured: python recipes/train.py experiment=cpu_tmaze env.length=0 debug=tiny"
         in out
