@@ -34,7 +34,7 @@ def plain(cfg: Any) -> Any:
         return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", None) or "configuration"
-        raise UsageError(f"{key}: {str(error).splitlines()[0]}") from error
+        raise UsageError(str(error).splitlines()[0], key=key) from error
 
 
 def targets(node: Any, key: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
