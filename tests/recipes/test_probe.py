@@ -145,7 +145,7 @@ def learned(agent, seen: TensorDict) -> torch.Tensor:
             "probe.windows: must be a list, each an integer of at least 1 or null, got [0]",
         ),
         (["probe.settings=[encoder.d_modl=3]"], "encoder.d_modl: no such key"),
-        (["env.length=0"], "length must be at least 1, got 0"),
+        (["env.length=0"], "length: must be at least 1, got 0"),
     ],
 )
 def test_a_mistake_begins_nothing(play, tmp_path, arguments, message):
