@@ -17,9 +17,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from yamame.checks import UsageError
 from yamame.spaces.arrays import (
     Array,
+    SpaceError,
     child,
     first_wrong,
     from_one_hots,
@@ -107,7 +107,7 @@ class Part:
         if not good.all():
             numbers = "" if self.is_box else "whole numbers "
             condition = f"be {numbers}in {range_text(low, high)}"
-            raise UsageError(f"{label} must {condition}, got {first_wrong(values, ~good)}")
+            raise SpaceError(f"{label} must {condition}, got {first_wrong(values, ~good)}")
         return values.clip(low, high) if self.is_box else values.astype(np.int64) - low
 
 
@@ -247,12 +247,12 @@ class ActionEntry:
             for number, part in enumerate(self.parts):
                 array, name = found[number]
                 if len(array) != len(found[0][0]):
-                    raise UsageError(
+                    raise SpaceError(
                         f"{name} must have {len(found[0][0])} rows, as the others, got {len(array)}"
                     )
                 one_hots = not part.takes(array.shape[1:])
                 if one_hots and not part.takes_one_hots(array.shape[1:]):
-                    raise UsageError(
+                    raise SpaceError(
                         f"{name} must have the shape {(len(array), *part.shape)}, got {array.shape}"
                     )
                 arrays.append((part, array, name, one_hots))
@@ -273,7 +273,7 @@ class ActionEntry:
         elif self.kind in ("discrete", "multi_discrete") and side_by_side.takes_one_hots(shape):
             return [(side_by_side, array, label, True)]
         rows = len(array) if array.ndim else 1
-        raise UsageError(
+        raise SpaceError(
             f"{label} must have the shape {self._shapes(rows, indices)}, got {array.shape}"
         )
 
@@ -281,10 +281,10 @@ class ActionEntry:
         """The array and the name of each part in a tree of values."""
         if isinstance(tree, int):
             if values is None or is_tree(values):
-                raise UsageError(f"{label} must be an array, got {type(values).__name__}")
+                raise SpaceError(f"{label} must be an array, got {type(values).__name__}")
             array = np.asarray(values)
             if not array.ndim:
-                raise UsageError(f"{label} must have the shape [R, ...], got ()")
+                raise SpaceError(f"{label} must have the shape [R, ...], got ()")
             return {tree: (array, label)}
         items = tree.items() if isinstance(tree, dict) else enumerate(tree)
         names = [str(name) for name in (tree if isinstance(tree, dict) else range(len(tree)))]
@@ -292,7 +292,7 @@ class ActionEntry:
             given = range(len(values)) if isinstance(values, tuple) else values.keys()
             unknown = [str(name) for name in given if str(name) not in names]
             if unknown:
-                raise UsageError(
+                raise SpaceError(
                     f"{label} must have the entries {names}, got {unknown[0]!r} as well"
                 )
         found: dict[int, tuple[Array, str]] = {}
@@ -345,7 +345,7 @@ class ActionEntry:
             low, high = (np.array(part[name], wide).reshape(-1) for name in ("low", "high"))
             shape = tuple(int(size) for size in part["shape"])
             if not len(low) == len(high) == int(np.prod(shape)) or not (low <= high).all():
-                raise UsageError(
+                raise SpaceError(
                     f"a part of an action must have bounds that fit its shape, got {dict(part)}"
                 )
             parts.append(Part(shape, dtype, low, high))
@@ -355,7 +355,7 @@ class ActionEntry:
             or sorted(_numbers(tree)) != list(range(len(parts)))
             or not parts
         ):
-            raise UsageError(
+            raise SpaceError(
                 f"an action must have a known kind and a tree of its parts, got {kind!r}, {tree}"
             )
         return cls(kind, tuple(parts), tree, str(data["box_dtype"]))
@@ -366,7 +366,7 @@ def _from_one_hots(array: Array, sizes: Array, label: str) -> Array:
     indices = from_one_hots(array, sizes)
     if (indices < 0).any():
         row = int(np.flatnonzero((indices < 0).any(1))[0])
-        raise UsageError(f"{label} must be one-hot, got {array[row].tolist()} in row {row}")
+        raise SpaceError(f"{label} must be one-hot, got {array[row].tolist()} in row {row}")
     return indices
 
 

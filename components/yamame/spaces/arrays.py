@@ -6,7 +6,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from yamame.checks import UsageError
+
 Array = npt.NDArray[Any]
+
+
+class SpaceError(UsageError):
+    """Values that do not belong to their space. The message begins with the name of the values."""
 
 
 def whole(array: Array) -> Array:

@@ -21,9 +21,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from yamame.checks import UsageError
 from yamame.spaces.arrays import (
     Array,
+    SpaceError,
     child,
     first_wrong,
     from_one_hots,
@@ -106,15 +106,15 @@ class ObservationEntry:
         array, raw = np.asarray(value), self.raw_dtype
         label = label or str(self)
         if array.shape != batch + self.shape:
-            raise UsageError(f"{label} must have shape {batch + self.shape}, got {array.shape}")
+            raise SpaceError(f"{label} must have shape {batch + self.shape}, got {array.shape}")
         if array.dtype == raw:
             return array
         if array.dtype.kind not in ("biuf" if self.kind == "number" else "biu"):
-            raise UsageError(f"{label} must be {raw}, got {array.dtype}")
+            raise SpaceError(f"{label} must be {raw}, got {array.dtype}")
         if self.kind in ("byte", "bit"):
             highest = 255 if self.kind == "byte" else 1
             if array.size and (array.min() < 0 or array.max() > highest):
-                raise UsageError(
+                raise SpaceError(
                     f"{label} must be in 0..{highest}, got {array.min()}..{array.max()}"
                 )
         with np.errstate(over="ignore"):
@@ -122,7 +122,7 @@ class ObservationEntry:
         if (
             array.dtype.kind == "u" and raw.kind == "i" and (converted < 0).any()
         ):  # uint64 wraps around
-            raise UsageError(f"{label} must be below 2**63, got {array.max()}")
+            raise SpaceError(f"{label} must be below 2**63, got {array.max()}")
         return converted
 
     def finish(self, raw: Array) -> tuple[Array, dict[int, str]]:
@@ -172,7 +172,7 @@ class ObservationEntry:
         if array.shape[: len(batch)] != batch or not (
             number or own in (self.shape, self.stored_shape)
         ):
-            raise UsageError(
+            raise SpaceError(
                 f"{label} must have the shape {self._shapes(batch)}, got {array.shape}"
             )
         rows = math.prod(batch)
@@ -183,7 +183,7 @@ class ObservationEntry:
             array = self._whole(array, label)
         raw = self.accepted(array, (rows,), label)
         for wrong, condition in self._faults(raw, bounded=bounded):
-            raise UsageError(f"{label} must {condition}, got {first_wrong(raw, wrong)}")
+            raise SpaceError(f"{label} must {condition}, got {first_wrong(raw, wrong)}")
         return self._stored(raw).reshape(*batch, *self.stored_shape)
 
     def value(self, stored: Array) -> Array:
@@ -218,7 +218,7 @@ class ObservationEntry:
         if array.dtype.kind == "f":
             fraction = ~(np.trunc(array) == array) | ~(np.abs(array) < 2.0**53)
             got = first_wrong(array, fraction)
-            raise UsageError(f"{label} must be whole numbers{self._in_range()}, got {got}")
+            raise SpaceError(f"{label} must be whole numbers{self._in_range()}, got {got}")
         return array
 
     def _one_hots(self, array: Array, label: str) -> Array:
@@ -234,7 +234,7 @@ class ObservationEntry:
         wrong = ~known.all(1) & (array != 0).any(1)
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
-            raise UsageError(
+            raise SpaceError(
                 f"{label} must be one-hot{self._in_range()}, got {text_of(array[row])}"
             )
         return array.astype(self.dtype)
@@ -318,7 +318,7 @@ class ObservationEntry:
         )
         path = tuple(part if isinstance(part, int) else str(part) for part in data["path"])
         if kind not in get_args(Kind) or np.dtype(dtype).kind not in "biuf":
-            raise UsageError(
+            raise SpaceError(
                 f"an entry must have a known kind and dtype, got {kind!r} and {dtype!r}"
             )
         if kind == "one_hot":
@@ -326,13 +326,13 @@ class ObservationEntry:
         else:
             whole_choices = math.prod(shape) == math.prod(stored)
         if not whole_choices or min((*shape, *sizes), default=1) < 0:
-            raise UsageError(f"an entry must have shapes that agree, got {dict(data)}")
+            raise SpaceError(f"an entry must have shapes that agree, got {dict(data)}")
         name = tuple(str(part) for part in data["name"])
         bounds = None
         if data.get("bounds") is not None:
             least, largest = (_decoded_bound(bound, shape, dtype) for bound in data["bounds"])
             if not (least <= largest).all():
-                raise UsageError(f"an entry must have bounds in order, got {dict(data)}")
+                raise SpaceError(f"an entry must have bounds in order, got {dict(data)}")
             bounds = least, largest
         whole = bool(data.get("whole", False))
         return cls(
