@@ -85,6 +85,8 @@ def report(cfg: DictConfig) -> Path:
         print(verdict)
     for run, reason in left_out:
         print(f"not counted: {run.name} ({run.run_id}): {reason}")
+    for run, problem in content.problems:
+        print(f"cannot be read: {run.name} ({run.run_id}): {problem}")
     print(*to_run, page, sep="\n")
     if cfg.strict and (to_run or falls_short(content.verdicts)):
         raise SystemExit(1)
