@@ -208,8 +208,9 @@ def test_runs_of_one_command_with_other_settings_are_not_mixed(tmp_path, trained
 def test_runs_that_count_updates_keep_their_axis(tmp_path, trained):
     keep(tmp_path, [trained(0, 2.4, axis="updates")])
     (run,) = read_evidence(tmp_path)
-    steps, values = run.along("eval/return_mean", "updates")
-    assert (steps.tolist(), values.tolist()) == ([100, 200], [0.8, 2.4])
+    series = run.metrics["eval/return_mean"]
+    assert run.axis == "updates"
+    assert (series.steps.tolist(), series.values.tolist()) == ([100, 200], [0.8, 2.4])
     assert rows_of(tmp_path)[0]["env_steps"] == "9"
 
 
@@ -218,7 +219,7 @@ def test_what_was_never_logged_is_an_empty_cell(tmp_path, make_run):
     (row,) = rows_of(tmp_path)
     assert (row["value"], row["cpu_s"], row["mark"], row["overrides"]) == ("", "", "", "")
     (run,) = read_evidence(tmp_path)
-    assert run.last("eval/success_mean") == 0.5  # the last one that is a number
+    assert run.metrics["eval/success_mean"].values.tolist() == [0.5]  # the last one that is a number
 
 
 def test_no_text_is_a_formula_and_comes_back_as_it_was(tmp_path, trained):

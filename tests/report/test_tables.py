@@ -242,7 +242,7 @@ def test_names_of_runs_stay_in_their_cell(tmp_path, make_run):
         ),
         (("| 0.5 |\n", "| half |\n"), "a mark must be a number, got half in"),
         (("=dark", "='dark"), "a command must be one, got experiment='dark in"),
-        (("runs:", "runs: seed=0"), "a marker may say seeds, typed and against, got seed in"),
+        (("runs:", "runs: seed=0"), "seeds, typed, against, got seed in"),
         (("runs:", "runs: seeds=0-2"), "seeds must be as 0,1,2, got 0-2 in"),
         (
             ("|---|---|---|---|\n", ""),

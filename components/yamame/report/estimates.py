@@ -208,7 +208,7 @@ def thresholds_for(
         return [high] if np.isfinite(high) else []
 
     whole = 1.0 if is_share(metric) else low
-    values = set()
+    values: set[float] = set()
     if 0 < whole < np.inf:
         values.update(fraction * whole for fraction in fractions)
     if np.isfinite(low):

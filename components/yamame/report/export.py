@@ -1,6 +1,6 @@
 """Writing a report: the page, its pictures and videos as files, its numbers as CSV tables."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 import pandas as pd
@@ -54,7 +54,7 @@ def write_report(content: Content, directory: Path, *, served_by: str | None = N
         _write(directory / name, file)
     for name in former:
         (directory / name).unlink(missing_ok=True)
-    _write(directory / FILES, _list_of(files.keys()))
+    _write(directory / FILES, _list_of(set(files)))
     return directory / PAGE
 
 
@@ -74,7 +74,7 @@ def _former_files(directory: Path) -> set[str]:
     return former
 
 
-def _list_of(names: set[str]) -> bytes:
+def _list_of(names: Set[str]) -> bytes:
     return _csv(pd.DataFrame({"file": sorted(names)}))
 
 

@@ -215,7 +215,9 @@ def make_sections(
     left_out = []
     counted = []
     for run in runs:
-        run = replace(run, problem=_problem_of(run))
+        problem = _problem_of(run)
+        if problem:
+            run = replace(run, problem=problem)
         reason = _reason_not_to_count(run)
         if reason is None:
             counted.append(run)

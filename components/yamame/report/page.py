@@ -37,10 +37,18 @@ def render(content: Content, directory: Path, served_by: str | None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for function in (number, interval, seconds, signed, count, day, data_uri):
-        environment.filters[function.__name__] = function
-    for function in (describe, first_frame, draw_svg):
-        environment.filters[function.__name__] = function
+    environment.filters |= {
+        "number": number,
+        "interval": interval,
+        "seconds": seconds,
+        "signed": signed,
+        "count": count,
+        "day": day,
+        "data_uri": data_uri,
+        "describe": describe,
+        "first_frame": first_frame,
+        "draw_svg": draw_svg,
+    }
     environment.tests["less_is_better"] = less_is_better
     environment.tests["small_video"] = lambda video: len(video) <= LARGEST_VIDEO
 

@@ -52,14 +52,6 @@ class Series:
     steps: Array
     values: Array
 
-    def finite(self) -> "Series":
-        """The points that are numbers."""
-        good = np.isfinite(self.values)
-        return Series(self.steps[good], self.values[good])
-
-
-_NEVER_LOGGED = Series(np.empty(0), np.empty(0))
-
 
 @dataclass(frozen=True)
 class RunHistory:
@@ -102,34 +94,6 @@ class RunHistory:
     def axis(self) -> Axis:
         """What its steps are."""
         return "updates" if self.tags.get(AXIS_TAG) == "updates" else "env_steps"
-
-    def along(self, metric: str, axis: Axis) -> tuple[Array, Array]:
-        """The finite points of a metric as positions on an axis and values.
-
-        On an axis that is not its own a run is known at the steps of evaluations alone, where
-        ``cost/<axis>`` is logged. A run that was continued may have logged a cost that is lower
-        than an earlier one: positions are sorted. Both are empty where the metric or the axis was
-        never logged.
-        """
-        series = self.metrics.get(metric, _NEVER_LOGGED).finite()
-        if axis == self.axis:
-            return series.steps, series.values
-        cost = self.metrics.get(f"cost/{axis}", _NEVER_LOGGED).finite()
-        _, ours, theirs = np.intersect1d(series.steps, cost.steps, return_indices=True)
-        x, y = cost.values[theirs], series.values[ours]
-        order = np.argsort(x, kind="stable")
-        return x[order], y[order]
-
-    def last(self, metric: str) -> float | None:
-        """The value at the last step; None where it was never logged or is no finite number."""
-        values = self.metrics.get(metric, _NEVER_LOGGED).values
-        return float(values[-1]) if len(values) and np.isfinite(values[-1]) else None
-
-    def at(self, metric: str, step: float) -> float:
-        """The value at a step; NaN where it was not logged there."""
-        series = self.metrics.get(metric, _NEVER_LOGGED)
-        values = series.values[series.steps == step]
-        return float(values[0]) if len(values) else np.nan
 
 
 @dataclass(frozen=True)
