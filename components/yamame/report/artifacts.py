@@ -46,6 +46,7 @@ def read_video(
         content = artifact(run.run_id, _VIDEO)
         if content is None:
             continue
+        # The page embeds it as an image; a browser would show another file as broken.
         if content.startswith(_GIF):
             return Video(content, run.seed)
         problems.append(RunProblem(run, f"{_VIDEO} is not a GIF"))
@@ -70,7 +71,7 @@ def read_diagnoses(
         try:
             diagnosis = json.loads(content)
             check_diagnosis(diagnosis)
-        except ValueError as error:
+        except ValueError as error:  # also of JSON and of its encoding
             problems.append(RunProblem(run, f"{FILE} cannot be read: {one_line(error)}"))
         else:
             found.append(diagnosis)

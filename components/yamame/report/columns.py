@@ -14,6 +14,7 @@ from yamame.report.estimates import (
     compare_with_base,
     crossings,
     final,
+    last_values,
     less_is_better,
 )
 from yamame.report.groups import Group
@@ -51,16 +52,15 @@ def lacking_seeds(row: RowRuns, group: Group) -> str:
 
     Empty if it has all of them. Without wanted seeds these are all seeds of the group.
     """
-    wanted = set(row.seeds or [run.seed for run in group.runs])
-    last = group.metrics.last_of([f"eval/{row.metric}"]).iloc[:, 0]
-    measured = {group.runs[position].seed for position in last.dropna().index}
+    wanted = set(row.seeds or group.seeds)
+    measured = set(last_values(group, row.metric))
     if wanted <= measured:
         return ""
     return f"{len(wanted & measured)} of {len(wanted)} seeds"
 
 
 def _seeds(row: RowRuns) -> str:
-    return ", ".join(run.seed for run in row.group.runs)
+    return ", ".join(row.group.seeds)
 
 
 def _last(row: RowRuns) -> str:
@@ -71,6 +71,7 @@ def _last(row: RowRuns) -> str:
 def _best_evaluations(row: RowRuns) -> pd.DataFrame:
     """Return the best evaluation of every run: columns ``run``, ``step`` and ``value``."""
     points = row.group.metrics.points(f"eval/{row.metric}")
+    # Stable, so that the first of equal evaluations counts.
     best = points.sort_values("value", ascending=less_is_better(row.metric), kind="stable")
     return best.drop_duplicates("run").sort_values("run")
 
@@ -90,12 +91,13 @@ def _verdict(row: RowRuns) -> str:
     best = _best_evaluations(row)
     if match is None or best.empty:
         return ""
-    scores = [[value] for value in best["value"]]
+    scores = best[["value"]].to_numpy()  # [runs, tasks] with one task
     mean = aggregate(scores, statistic="mean", resampling=row.resampling)
     low, high = mean.ends or _over_best_episodes(row, best)
 
     published = float(match[1])
     deviation = float(match[2] or 0.0)
+    # Two deviations: 95 % of the published runs.
     is_above = low > published + 2 * deviation
     is_below = high < published - 2 * deviation
     if less_is_better(row.metric):
@@ -117,6 +119,7 @@ def _over_best_episodes(row: RowRuns, best: pd.DataFrame) -> Interval:
     for end in ("low", "high"):
         logged = row.group.metrics.points(f"eval/{stem}_{end}").rename(columns={"value": end})
         best = best.merge(logged, on=["run", "step"], how="left")
+        # An evaluation without an interval counts as certain.
         best[end] = best[end].fillna(best["value"])
     return float(best["low"].min()), float(best["high"].max())
 
@@ -131,6 +134,7 @@ def _mean(row: RowRuns) -> str:
         return number(None)
     if end.over_seeds is not None:
         return f"{number(end.mean)} {interval(end.over_seeds)} {end.method}"
+    # A single seed has no interval in tables: one over episodes would look like one over seeds.
     if len(end.values) > 1 and end.over_episodes is not None:
         return f"{number(end.mean)} {interval(end.over_episodes)} {end.unit}"
     return number(end.mean)
@@ -179,6 +183,7 @@ def _per_attempt(row: RowRuns) -> str:
     means: list[float] = []
     while True:
         last = row.group.metrics.last_of([f"eval/return_mean_trial_{len(means)}"]).iloc[:, 0]
+        # Episodes of one seed may have had fewer trials than those of another.
         if last.isna().any():
             return ", ".join(map(number, means))
         means.append(float(last.to_numpy().mean()))

@@ -117,7 +117,7 @@ class SectionResult:
             score = sign * end.mean
             if score > best_score:
                 best, best_score = [entry], score
-            elif score == best_score:
+            elif score == best_score:  # exactly, as counts of episodes often are
                 best.append(entry)
         return best
 
@@ -157,7 +157,11 @@ class Content:
     @property
     def title(self) -> str:
         """Experiments that are compared, and the groups of a single one."""
-        titles = list(dict.fromkeys(result.section.title for result in self.sections))
+        titles: list[str] = []
+        for result in self.sections:
+            # Sections that differ in the environment alone have the same title.
+            if result.section.title not in titles:
+                titles.append(result.section.title)
         if not titles:
             return "no run that counts"
         title = ", ".join(titles[:3])
@@ -207,8 +211,9 @@ def build_content(
         for group in section.groups:
             logged |= group.evaluated
     if metric is not None and logged and metric not in logged:
-        names = ", ".join(sorted(name for name in logged if "_trial_" not in name))
-        raise UsageError(f"metric: must be one of {names}, got {metric!r}")
+        # Not those of single trials: there may be hundreds.
+        names = [name for name in sorted(logged) if "_trial_" not in name]
+        raise UsageError(f"metric: must be one of {', '.join(names)}, got {metric!r}")
 
     resampling = resampling or Resampling()
     problems: list[RunProblem] = []
@@ -236,6 +241,7 @@ def metric_of(section: Section) -> str:
     """
     if section.expected is not None:
         return section.expected.metric
+    # An ablation is measured by the metric of its experiment, although nothing is expected of it.
     declared = Expected.from_params(section.base.runs[-1].params)
     if declared is not None and declared.metric in section.base.evaluated:
         return declared.metric
@@ -292,6 +298,7 @@ def costs_of(group: Group) -> dict[str, float | None]:
     means: dict[str, float | None] = {}
     for name, values in group.metrics.costs().items():
         known = values.dropna().to_numpy()
+        # NumPy's mean: that of pandas may add in another order and differ in the last digit.
         means[str(name)] = float(known.mean()) if len(known) else None
     return means
 
@@ -299,6 +306,7 @@ def costs_of(group: Group) -> dict[str, float | None]:
 def _best_first(group: Group, metric: str) -> list[RunHistory]:
     """Return the runs by their last evaluation, the best first and unknown ones last."""
     values = group.metrics.last_of([f"eval/{metric}"]).iloc[:, 0]
+    # Stable and with NaN last: equal runs stay in the order of their seeds.
     order = values.sort_values(ascending=less_is_better(metric), kind="stable").index
     return [group.runs[position] for position in order]
 

@@ -69,9 +69,8 @@ class Final(NamedTuple):
 
 def last_values(group: Group, metric: str) -> dict[str, float]:
     """Return seed to value of the last evaluation, for the runs with a finite value."""
-    last = group.metrics.last_of([f"eval/{metric}"])
-    seeds = [run.seed for run in group.runs]
-    return last.iloc[:, 0].set_axis(seeds).dropna().to_dict()
+    last = group.metrics.last_of([f"eval/{metric}"]).iloc[:, 0]
+    return last.set_axis(group.seeds).dropna().to_dict()
 
 
 def final(group: Group, metric: str, resampling: Resampling) -> Final | None:
@@ -79,9 +78,10 @@ def final(group: Group, metric: str, resampling: Resampling) -> Final | None:
     values = last_values(group, metric)
     if not values:
         return None
-    scores = [[value] for value in values.values()]
+    scores = np.array(list(values.values()))[:, None]  # [runs, tasks] with one task
     mean = aggregate(scores, statistic="mean", resampling=resampling)
     ends = mean.ends
+    # Student's interval does not know that a share lies between 0 and 1.
     if ends is not None and is_share(metric):
         ends = max(ends[0], 0.0), min(ends[1], 1.0)
     over_episodes = _over_episodes(group, metric, resampling.confidence)
@@ -111,6 +111,7 @@ def _over_episodes(group: Group, metric: str, confidence: float) -> Interval | N
         # does not average out over runs.
         return with_width(float(lows.mean()), float(highs.mean()))
     if stem == "success":
+        # All episodes together are one sample of successes.
         successes = int(np.rint(means * episodes).sum())
         num_episodes = int(episodes.sum())
         if num_episodes < 1 or not 0 <= successes <= num_episodes:
@@ -184,9 +185,11 @@ def crossings(group: Group, metric: str, threshold: float) -> Crossings:
     at_evaluation = (share == 1.0) | before["value"].isna()
     found = pd.DataFrame({"run": first["run"]})
     for cost in ("env_steps", "cpu_s"):
+        # Not interpolated at an evaluation: before it, the cost may not have been logged.
         between = before[cost] + share * (first[cost] - before[cost])
         found[cost] = first[cost].where(at_evaluation, between)
 
+    # A run that never crossed gets a row, too.
     runs = found.set_index("run").reindex(range(len(group.runs)))
     runs["crossed"] = runs.index.isin(found["run"])
     return Crossings(threshold, runs)

@@ -109,6 +109,7 @@ def write_evidence(folder: Path, sections: Sequence[Section]) -> list[str]:
                 seen.append(run.run_id)
                 changed = run.tags.get(CHANGED_TAG)
                 if changed:
+                    # Its numbers belong to no single machine or revision.
                     text = f"has sessions that differ in {changed}"
                     refused.append(f"no evidence: {run.name} ({run.run_id}) {text}")
                     continue
@@ -268,7 +269,7 @@ def _evaluations_of(run: RunHistory) -> pd.DataFrame:
     for cost in COST_COLUMNS:
         name = f"cost/{cost}"
         if cost == run.axis:
-            texts[cost] = [_number(step) for step in table.index]
+            texts[cost] = list(map(_number, table.index))
         elif name in table:
             texts[cost] = table[name].map(_number)
         else:
@@ -301,6 +302,7 @@ def _history(row: Mapping[str, str], evaluations: pd.DataFrame) -> RunHistory:
         params["expected.metric"] = row["metric"]
         params["expected.interval"] = ends
 
+    # Groups and tables find runs by their command line.
     tags = {_COMMIT_TAG: row["revision"], AXIS_TAG: row["axis"]}
     if row["overrides"]:
         command = f"python recipes/{row['recipe']}.py {row['overrides']} seed={row['seed']}"
@@ -340,7 +342,8 @@ def _overrides(words: Sequence[str]) -> str:
         if is_override and is_a_setting(key_of(word)):
             given.append(word)
     given.sort(key=lambda word: key_of(word) != "experiment")
-    return " ".join(word if _BARE.fullmatch(word) else shlex.quote(word) for word in given)
+    quoted = [word if _BARE.fullmatch(word) else shlex.quote(word) for word in given]
+    return " ".join(quoted)
 
 
 def _number(value: float) -> str:
@@ -380,7 +383,7 @@ def _read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
         header: list[str] = []
         rows = []
         for cells in reader:
-            texts = [unguarded(cell) for cell in cells]
+            texts = list(map(unguarded, cells))
             if not header:
                 header = texts
             elif len(texts) == len(header):

@@ -78,8 +78,9 @@ class RunMetrics:
         One row per run; NaN if a cost was not logged.
         """
         names = ["env_steps", "cpu_s", "wall_s"]
-        table = self.last_of([f"cost/{name}" for name in names])
+        table = self.last_of(["cost/env_steps", "cost/cpu_s", "cost/wall_s"])
         table.columns = names
+        # Steps of a run that counts them are exact; its cost may have been logged later.
         counts_env_steps = self.axes == "env_steps"
         table.loc[counts_env_steps, "env_steps"] = self.num_steps()[counts_env_steps]
         return table
@@ -94,7 +95,7 @@ def _long_frame(runs: Sequence[RunHistory]) -> pd.DataFrame:
             names.append(name)
             steps.append(series.steps)
             values.append(series.values)
-    lengths = [len(array) for array in steps[1:]]
+    lengths = list(map(len, steps[1:]))
     all_values = np.concatenate(values)
     return pd.DataFrame(
         {

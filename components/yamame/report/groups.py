@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from yamame.checks import UsageError
@@ -43,6 +42,12 @@ class Group:
     label: str
     runs: tuple[RunHistory, ...]
 
+    @property
+    def seeds(self) -> list[str]:
+        """Seeds of the runs."""
+        return [run.seed for run in self.runs]
+
+    # Cached, because a data frame of a hundred thousand rows takes milliseconds to make.
     @cached_property
     def metrics(self) -> RunMetrics:
         """Metrics of the runs."""
@@ -62,14 +67,18 @@ class Group:
     @property
     def commands(self) -> list[Command]:
         """Command lines of the runs, without runs of which none was recorded."""
-        commands = [Command.of(run) for run in self.runs]
-        return [command for command in commands if command is not None]
+        commands = []
+        for run in self.runs:
+            command = Command.of(run)
+            if command is not None:
+                commands.append(command)
+        return commands
 
     @property
     def command(self) -> str | None:
         """A command that repeats all runs; None if the first run has none."""
         first = Command.of(self.runs[0])
-        return None if first is None else first.with_seeds([run.seed for run in self.runs])
+        return None if first is None else first.with_seeds(self.seeds)
 
     def override(self, parameter: str) -> str:
         """Return the command-line override that sets a parameter to its value."""
@@ -117,6 +126,7 @@ class Group:
     @property
     def expected(self) -> Expected | None:
         """Expected result of the experiment; None if the command or the recipe changes it."""
+        # An expectation may be changed after the first runs.
         newest = max(self.runs, key=lambda run: run.started_ms)
         expected = Expected.from_params(newest.params)
         if self.num_changes == 0 and self.recipe == "train":
@@ -165,6 +175,7 @@ class Section:
         texts = []
         for key, value in sorted(environment(self.base.runs[0]).items()):
             is_class = key.endswith(("_target_", "_partial_"))
+            # A setting without a value describes nothing.
             if not is_class and value not in ("None", "{}"):
                 texts.append(f"{key.removeprefix('env.')}{_SPACE}{value}")
         return ", ".join(texts)
@@ -172,8 +183,12 @@ class Section:
     @property
     def evaluated_on(self) -> str | None:
         """Description of the tasks of evaluations; None if no run recorded one."""
-        texts = {run.tags.get("evaluated_on") for group in self.groups for run in group.runs}
-        return "; ".join(sorted(text for text in texts if text)) or None
+        texts = set()
+        for group in self.groups:
+            for run in group.runs:
+                texts.add(run.tags.get("evaluated_on", ""))
+        texts.discard("")
+        return "; ".join(sorted(texts)) or None
 
     @property
     def evaluated_with(self) -> str | None:
@@ -224,13 +239,10 @@ def make_sections(
         else:
             left_out.append(LeftOut(run, reason))
 
-    table = pd.DataFrame(
-        {
-            "position": np.arange(len(counted)),
-            "settings": [identity(settings(run)) for run in counted],
-            "seed": [run.seed for run in counted],
-        }
-    )
+    rows = []
+    for position, run in enumerate(counted):
+        rows.append([position, identity(settings(run)), run.seed])
+    table = pd.DataFrame(rows, columns=["position", "settings", "seed"])
     table["later"] = table.groupby(["settings", "seed"])["position"].shift(-1)
     superseded = table[table["later"].notna()].sort_values("later")
     for row in superseded.itertuples():
@@ -240,17 +252,18 @@ def make_sections(
 
     # A group stays where its first run was, also if a later run supersedes that.
     sections: dict[tuple[object, ...], list[Group]] = {}
-    for _, rows in table.groupby("settings", sort=False):
-        latest = rows.loc[rows["later"].isna(), "position"]
+    is_base_named = False
+    for _, members in table.groupby("settings", sort=False):
+        latest = members.loc[members["later"].isna(), "position"]
         group_runs = [counted[position] for position in latest]
         group_runs.sort(key=lambda run: (len(run.seed), run.seed))  # "10" follows "9"
         group = Group("", "", tuple(group_runs))
+        is_base_named = is_base_named or _is_named(group, base)
+        # Only groups of one recipe, experiment and environment are compared.
         sections.setdefault(group.section_key, []).append(group)
 
-    if base is not None:
-        counting = [group for groups in sections.values() for group in groups]
-        if not any(_is_named(group, base) for group in counting):
-            raise UsageError(f"base: must match the name of a run that counts, got {base!r}")
+    if base is not None and not is_base_named:
+        raise UsageError(f"base: must match the name of a run that counts, got {base!r}")
     return [_section(groups, base) for groups in sections.values()], left_out
 
 
@@ -284,7 +297,9 @@ def _reason_not_to_count(run: RunHistory) -> str | None:
     return None
 
 
-def _is_named(group: Group, pattern: str) -> bool:
+def _is_named(group: Group, pattern: str | None) -> bool:
+    if pattern is None:
+        return False
     return any(is_named(run.name, pattern) for run in group.runs)
 
 
@@ -293,8 +308,8 @@ def _section(groups: list[Group], base: str | None) -> Section:
         distance = 0
         for other in groups:
             distance += len(differences(group.settings, other.settings))
-        is_chosen = base is not None and _is_named(group, base)
-        return (not is_chosen, group.num_changes, distance, group.started_ms)
+        # False sorts before True.
+        return (not _is_named(group, base), group.num_changes, distance, group.started_ms)
 
     first = min(groups, key=rank)
     others = [group for group in groups if group is not first]
@@ -318,9 +333,11 @@ def _labels(base: Group, others: list[Group]) -> list[str]:
     labels = []
     varying = set()
     for other in others:
-        parameters = [each.parameter for each in differences(base.settings, other.settings)]
-        varying.update(parameters)
-        labels.append(" ".join(map(other.override, parameters)))
+        overrides = []
+        for difference in differences(base.settings, other.settings):
+            varying.add(difference.parameter)
+            overrides.append(other.override(difference.parameter))
+        labels.append(" ".join(overrides))
     # The base has a label of its own only if all groups differ in one parameter.
     of_base = base.override(varying.pop()) if len(varying) == 1 else "base"
     return [of_base, *labels]

@@ -63,6 +63,7 @@ class MarkedTable:
                 given[name] = value
         unknown = given.keys() - set(_OPTIONS)
         if unknown:
+            # A misspelt option would be ignored silently.
             raise UsageError(
                 f"tables: a marker has options {', '.join(_OPTIONS)}, got {min(unknown)} in {page}"
             )
@@ -72,13 +73,13 @@ class MarkedTable:
 
         head, lines = _split_rows(page, table)
         recipe = _recipe_of(page, head)
-        typed = [name.strip() for name in given.get("typed", "").split(",")]
+        typed = re.split(r"\s*,\s*", given.get("typed", "").strip())
         _check_columns(page, head, typed)
-        rows = [_read_row(page, head, line) for line in lines]
+        rows = [_read_row(page, head, cells) for cells in lines]
         against = given.get("against", "")
         if against and against not in head:
             raise UsageError(f"tables: against must name a column, got {against} in {page}")
-        wanted = [] if seeds is None else [seed.strip() for seed in seeds.split(",")]
+        wanted = [] if seeds is None else re.split(", *", seeds)
         return cls(page, head, rows, recipe, wanted, against)
 
     @property
@@ -89,6 +90,7 @@ class MarkedTable:
     def has_numbers(self, row: Cells) -> bool:
         """Return True if a row has numbers of runs."""
         for name in self.columns:
+            # Seeds are those that the table should have; they are no result.
             if name != "seeds" and row[name] not in ("", TO_BE_MEASURED):
                 return True
         return False
@@ -134,6 +136,7 @@ def read_page(page: Path) -> str:
         raise UsageError(
             f"tables: {page} must be a Markdown page, got a file that is not UTF-8 text"
         ) from error
+    # A regular expression finds complete tables only: what it does not find would stay as it is.
     begins = text.count(_BEGIN)
     ends = text.count(_END)
     if not begins and not ends:

@@ -52,6 +52,7 @@ PICTURES = (
 def line_of(diagnosis: Mapping[str, Any], picture: Picture) -> tuple[Array, Array] | None:
     """Return the points of a picture; None if a diagnosis has none."""
     part = diagnosis.get(picture.diagnosis, {}).get(picture.part)
+    # A diagnosis may be of recall alone, and a probe of too few episodes has no points.
     if not part or not part[picture.x]:
         return None
     x = np.asarray(part[picture.x], float)
@@ -78,6 +79,7 @@ def check_diagnosis(diagnosis: object) -> None:
         x, y = line
         if x.ndim != 1 or x.shape != y.shape:
             raise ValueError(f"{lists} of equal length, got shapes {x.shape} and {y.shape}")
+        # Between points a line is interpolated, which takes ascending positions.
         if not np.isfinite(x).all() or not (np.diff(x) > 0).all():
             raise ValueError(f"{lists} with {picture.x} ascending")
 
@@ -89,7 +91,7 @@ def draw_memory(folder: Path, runs: Mapping[str, Mapping[str, Any]]) -> None:
         folder: Folder of the files.
         runs: Name of a run to its diagnosis. A picture without a line is not written.
     """
-    for name in dict.fromkeys(picture.diagnosis for picture in PICTURES):
+    for name in ("recall", "probes"):
         pictures = [picture for picture in PICTURES if picture.diagnosis == name]
         lines = {}
         for run, diagnosis in runs.items():
@@ -120,9 +122,12 @@ def memory_plots(
     for picture in PICTURES:
         curves = []
         for group in section.groups:
-            lines = [line_of(diagnosis, picture) for diagnosis in diagnoses[group.letter]]
-            known = [line for line in lines if line is not None]
-            curves.append(mean_curve(known, resampling))
+            lines = []
+            for diagnosis in diagnoses[group.letter]:
+                line = line_of(diagnosis, picture)
+                if line is not None:
+                    lines.append(line)
+            curves.append(mean_curve(lines, resampling))
         drawn = group_lines(section, curves)
         if drawn:
             name = f"{prefix}-{picture.diagnosis}-{picture.part}"

@@ -52,18 +52,19 @@ def render(content: Content, directory: Path, served_by: str | None) -> str:
     environment.tests["less_is_better"] = less_is_better
     environment.tests["small_video"] = lambda video: len(video) <= LARGEST_VIDEO
 
-    groups = []
+    num_groups = 0
     started = []
     for result in content.sections:
+        num_groups += len(result.results)
         for entry in result.results:
-            groups.append(entry.group)
             started += [run.started_ms for run in entry.group.runs]
     page = environment.get_template("page.html.jinja").render(
         content=content,
         served_by=served_by,
+        # A relative address survives when the folder with runs and report is moved.
         relative=lambda folder: os.path.relpath(folder, directory.resolve()),
         started=started,
-        num_groups=len(groups),
+        num_groups=num_groups,
         infinity=math.inf,
         colours=COLOURS,
         signs=SIGNS,

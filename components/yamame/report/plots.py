@@ -170,7 +170,7 @@ def training_plots(section: Section, prefix: str, resampling: Resampling) -> lis
                 x_label=label,
                 y_label=meaning,
                 lines=lines_of(metric),
-                family=meaning,
+                family=meaning,  # titles of small pictures are their discount factors
             )
             plots.append(plot)
     return [plot for plot in plots if plot.lines]
@@ -178,8 +178,7 @@ def training_plots(section: Section, prefix: str, resampling: Resampling) -> lis
 
 def trial_plots(section: Section, prefix: str, resampling: Resampling) -> list[Plot]:
     """Plot the in-context curve, if episodes have several trials."""
-    curves = [trial_curve_of(group, resampling) for group in section.groups]
-    lines = group_lines(section, curves)
+    lines = group_lines(section, [trial_curve_of(group, resampling) for group in section.groups])
     if not lines:
         return []
     title = "in-context curve of the last evaluation"
@@ -235,12 +234,14 @@ def mean_curve(
         None if there is no line or a line has no points. A curve without points if no position lies
         on all lines.
     """
-    if not lines or any(not len(x) for x, _ in lines):
+    positions = [x for x, _ in lines]
+    if not lines or min(map(len, positions)) == 0:
         return None
     runs = tuple(lines)
-    start = max(x[0] for x, _ in lines)
-    end = min(x[-1] for x, _ in lines)
-    grid = np.unique(np.concatenate([x for x, _ in lines]))
+    # Beyond the shortest run the mean would be one of fewer runs, and jump.
+    start = max(x[0] for x in positions)
+    end = min(x[-1] for x in positions)
+    grid = np.unique(np.concatenate(positions))
     grid = grid[(grid >= start) & (grid <= end)]
     if not len(grid):
         return Curve(grid, grid, runs=runs)
@@ -255,6 +256,7 @@ def mean_curve(
         return Curve(grid, mean, alone, runs, None if alone is None else alone_method)
     low, high = resampling.interval([table], np.mean)
     if share:
+        # Student's interval does not know that a share lies between 0 and 1.
         low = low.clip(0.0, 1.0)
         high = high.clip(0.0, 1.0)
     return Curve(grid, mean, (low, high), runs, method)
@@ -284,6 +286,7 @@ def learning_curve_of(
         nothing = (np.empty(0), np.empty(0))
         low = _lines_by_run(group, f"eval/{stem}_low", axis).get(run, nothing)
         high = _lines_by_run(group, f"eval/{stem}_high", axis).get(run, nothing)
+        # An interval that some evaluations lack is not drawn.
         if np.array_equal(low[0], x) and np.array_equal(high[0], x):
             alone = (low[1], high[1])
     return mean_curve(
@@ -311,7 +314,7 @@ def training_curve_of(group: Group, metric: str, resampling: Resampling) -> Curv
 
 def _window_means(values: Array) -> Array:
     windows = np.array_split(values, _MOST_TRAINING_POINTS)
-    return np.array([window.mean() for window in windows])
+    return np.array(list(map(np.mean, windows)))
 
 
 def trial_curve_of(group: Group, resampling: Resampling) -> Curve | None:
@@ -338,11 +341,15 @@ def families(groups: Sequence[Group]) -> dict[str, dict[str, str]]:
     Returns:
         Name without the discount factor, to discount factor, to metric.
     """
+    names: set[str] = set()
+    for group in groups:
+        names.update(group.metrics.names)
     matches = []
-    for name in {name for group in groups for name in group.metrics.names}:
+    for name in names:
         match = _FAMILY.fullmatch(name)
         if match is not None:
             matches.append(match)
+    # By value, so that gamma 0.99 precedes 0.999 and follows 0.9.
     matches.sort(key=lambda match: (match[1], float(match[2]), match[0]))
 
     result: dict[str, dict[str, str]] = {}

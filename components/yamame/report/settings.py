@@ -54,21 +54,23 @@ def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[Dif
     >>> differences(before, {"encoder._target_": "a.GRU", "lr": "1"})
     [Difference(parameter='encoder', before='Transformer', after='GRU')]
     """
-    keys = sorted(before.keys() | after.keys())
-    differing = [key for key in keys if before.get(key) != after.get(key)]
+    differing = []
     replaced = []
-    for key in differing:
+    for key in sorted(before.keys() | after.keys()):
+        if before.get(key) == after.get(key):
+            continue
+        differing.append(key)
         if key.endswith(_TARGET):
             replaced.append(key.removesuffix(_TARGET))
-    replaced.sort()
+    replaced.sort()  # an enclosing part precedes the parts in it
 
     result: dict[str, Difference] = {}
     for key in differing:
         part = _enclosing(key, replaced)
         if part is None:
-            values = [before.get(key, _ABSENT), after.get(key, _ABSENT)]
-            result[key] = Difference(key, *values)
+            result[key] = Difference(key, before.get(key, _ABSENT), after.get(key, _ABSENT))
         else:
+            # Arguments of two classes have nothing to do with each other.
             result[part] = Difference(part, _class_of(before, part), _class_of(after, part))
     return [result[part] for part in sorted(result)]
 
@@ -122,6 +124,7 @@ def override(parameter: str, settings: Mapping[str, str], given: Mapping[str, st
         value = settings.get(parameter)
         if value is None:
             return f"~{parameter}"
+        # Parameters are text; on the command line None is null.
         text = "null" if value == "None" else value
         return shlex.quote(f"{parameter}={text}")
     group = parameter.replace(".", "/")
@@ -174,7 +177,7 @@ class Command:
                 words.append(word)
         if len(seeds) > 1:
             # Hydra takes options only in front of all overrides.
-            scripts = [index for index, word in enumerate(words) if word.endswith(".py")]
-            script = scripts[0] if scripts else 0
+            is_script = [word.endswith(".py") for word in words]
+            script = is_script.index(True) if any(is_script) else 0
             words.insert(script + 1, "-m")
         return shlex.join([*words, f"seed={','.join(seeds)}"])

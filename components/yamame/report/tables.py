@@ -64,6 +64,7 @@ def write_tables(
         UsageError: A page has no table that can be read, or a page with numbers has no row with
             runs. Nothing is written then.
     """
+    # All pages are computed before the first is written, so that an error leaves all as they are.
     texts = {}
     missing: list[str] = []
     for page in pages:
@@ -126,7 +127,7 @@ def _commands_to_run(table: MarkedTable, row: Cells, runs: _FoundRuns | None) ->
     command = f"python recipes/{table.recipe}.py {command_of(row)}"
     if runs is None:
         return [f"{table.page}: {TO_BE_MEASURED}: {command}"]
-    existing = {run.seed for run in runs.group.runs}
+    existing = runs.group.seeds
     lacking = [seed for seed in table.seeds if seed not in existing]
     if not lacking:
         return []
@@ -148,7 +149,9 @@ def _filled_cells(
         published=row.get(table.against, ""),
         seeds=table.seeds,
     )
-    cells = {name: escaped(COLUMNS[name](row_runs)) for name in table.columns}
+    cells = {}
+    for name in table.columns:
+        cells[name] = escaped(COLUMNS[name](row_runs))
     lacking = lacking_seeds(row_runs, runs.group)
     if cells and lacking:
         noted = "seeds" if "seeds" in cells else table.columns[0]
@@ -159,9 +162,10 @@ def _filled_cells(
 def _empty_cells(table: MarkedTable) -> Cells:
     """Return the cells of a row without runs: its seeds, and a note as the first number."""
     cells = dict.fromkeys(table.columns, "")
-    numbers = [name for name in table.columns if name != "seeds"]
-    if numbers:
-        cells[numbers[0]] = TO_BE_MEASURED
+    for name in table.columns:
+        if name != "seeds":
+            cells[name] = TO_BE_MEASURED
+            break
     if "seeds" in cells:
         cells["seeds"] = ", ".join(table.seeds)
     return cells
@@ -196,7 +200,8 @@ def _find_runs(sections: Sequence[Section], table: MarkedTable, row: Cells) -> _
 def _with_seeds(group: Group, seeds: Sequence[str]) -> Group:
     if not seeds:
         return replace(group)
-    return replace(group, runs=tuple(run for run in group.runs if run.seed in seeds))
+    runs = [run for run in group.runs if run.seed in seeds]
+    return replace(group, runs=tuple(runs))
 
 
 def _latest(section: Section, wanted: frozenset[str]) -> Group | None:
@@ -218,6 +223,7 @@ def _settings_of(words: Sequence[str]) -> frozenset[str]:
     overrides = []
     for word in words:
         if "=" in word or word.startswith("~"):
+            # Hydra's sign for a new key does not change the setting.
             override = word.lstrip("+")
             if is_a_setting(key_of(override)):
                 overrides.append(override)

@@ -36,7 +36,7 @@ def print_columns(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     for index, name in enumerate(names):
         table.add_column(name, justify="right" if index else "left", overflow="fold")
     for row in rows:
-        table.add_row(*[_text(row.get(name)) for name in names])
+        table.add_row(*map(_text, map(row.get, names)))
     console.print(table, markup=False)
 
 
