@@ -219,7 +219,9 @@ def test_what_was_never_logged_is_an_empty_cell(tmp_path, make_run):
     (row,) = rows_of(tmp_path)
     assert (row["value"], row["cpu_s"], row["mark"], row["overrides"]) == ("", "", "", "")
     (run,) = read_evidence(tmp_path)
-    assert run.metrics["eval/success_mean"].values.tolist() == [0.5]  # the last one that is a number
+    assert run.metrics["eval/success_mean"].values.tolist() == [
+        0.5
+    ]  # the last one that is a number
 
 
 def test_no_text_is_a_formula_and_comes_back_as_it_was(tmp_path, trained):
