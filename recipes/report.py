@@ -134,7 +134,7 @@ def check_evidence(cfg: DictConfig) -> None:
     elif cfg.tables:
         raise UsageError(
             "tables: must have a folder to be filled from, as evidence=docs/results, "
-            "got evidence=null"
+            f"got tables={cfg.tables} and evidence=null"
         )
     elif cfg.store.tracking_uri is None:
         raise UsageError("store.tracking_uri: must be a store where there is no evidence, got null")

@@ -12,7 +12,7 @@ import pytest
 from yamame.checks import UsageError
 from yamame.report import Resampling, make_sections, read_evidence, write_evidence, write_tables
 from yamame.report.tables import COLUMNS
-from yamame.tracking.history import Series
+from yamame.tracking.history import MetricHistory
 
 RESAMPLING = Resampling(num_resamples=50)
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -184,7 +184,7 @@ def test_runs_are_added_in_any_order_and_none_is_ever_deleted(tmp_path, runs):
 def test_a_run_that_went_on_replaces_its_rows(tmp_path, runs):
     keep(tmp_path, runs)
     first = runs[0]
-    longer = Series(np.array([100.0, 200.0, 300.0]), np.array([0.8, 2.4, 2.9]))
+    longer = MetricHistory(np.array([100.0, 200.0, 300.0]), np.array([0.8, 2.4, 2.9]))
     keep(tmp_path, [replace(first, metrics=first.metrics | {"eval/return_mean": longer})])
     own = [row for row in rows_of(tmp_path) if row["run"] == first.run_id]
     assert [row["value"] for row in own] == ["2.9"]

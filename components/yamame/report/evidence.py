@@ -27,7 +27,14 @@ from yamame.report.estimates import crossings, less_is_better
 from yamame.report.expected import Expected
 from yamame.report.groups import Group, Section
 from yamame.report.settings import Command, environment, identity, settings
-from yamame.tracking.history import AXIS_TAG, CHANGED_TAG, COMMAND_TAG, Axis, RunHistory, Series
+from yamame.tracking.history import (
+    AXIS_TAG,
+    CHANGED_TAG,
+    COMMAND_TAG,
+    Axis,
+    MetricHistory,
+    RunHistory,
+)
 
 RUNS = "runs.csv"
 EVALUATIONS = "evaluations.csv"
@@ -318,7 +325,7 @@ def _history(row: Mapping[str, str], evaluations: pd.DataFrame) -> RunHistory:
     )
 
 
-def _metrics(axis: str, evaluations: pd.DataFrame) -> dict[str, Series]:
+def _metrics(axis: str, evaluations: pd.DataFrame) -> dict[str, MetricHistory]:
     """Return the metrics of a run from the texts of its evaluations."""
     # Of two rows with one step the later counts.
     steps = evaluations[axis].map(float)
@@ -330,7 +337,7 @@ def _metrics(axis: str, evaluations: pd.DataFrame) -> dict[str, Series]:
         points = pd.Series(values.to_numpy(float), index=steps[values.index])
         points = points[~points.index.duplicated(keep="last")]
         name = f"cost/{column}" if column in COST_COLUMNS else f"eval/{column}"
-        metrics[name] = Series(points.index.to_numpy(float), points.to_numpy())
+        metrics[name] = MetricHistory(points.index.to_numpy(float), points.to_numpy())
     return metrics
 
 

@@ -41,7 +41,7 @@ _LARGEST = 1e300
 
 
 @dataclass(frozen=True)
-class Series:
+class MetricHistory:
     """One metric of a run over its steps, one value per step, in order.
 
     Attributes:
@@ -75,7 +75,7 @@ class RunHistory:
     started_ms: int = 0
     params: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
-    metrics: dict[str, Series] = field(default_factory=dict)
+    metrics: dict[str, MetricHistory] = field(default_factory=dict)
     page: str = ""
     problem: str = ""
 
@@ -170,7 +170,7 @@ class RunReader:
 
     def _history(self, run: "Run") -> RunHistory:
         """Read a run. A failure is its `RunHistory.problem`: other runs can still be read."""
-        metrics: dict[str, Series] = {}
+        metrics: dict[str, MetricHistory] = {}
         problem = ""
         try:
             metrics = self._metrics(run)
@@ -188,7 +188,7 @@ class RunReader:
             problem=problem,
         )
 
-    def _metrics(self, run: "Run") -> dict[str, Series]:
+    def _metrics(self, run: "Run") -> dict[str, MetricHistory]:
         names = sorted(name for name in run.data.metrics if name.startswith(PREFIXES))
         points = _points_in_database(self.client, run.info.run_id)
         if points is None:
@@ -204,7 +204,9 @@ class RunReader:
             latest = dict(points[name])
             steps = np.array(list(latest), float)
             values = np.array(list(latest.values()), float)
-            metrics[name] = Series(steps, np.where(np.abs(values) < _LARGEST, values, np.nan))
+            metrics[name] = MetricHistory(
+                steps, np.where(np.abs(values) < _LARGEST, values, np.nan)
+            )
         return metrics
 
 
@@ -219,10 +221,13 @@ def _points_in_database(
     Returns:
         Name to steps and values; None if the store is not a database.
     """
-    from mlflow.store.tracking.dbmodels.models import SqlMetric
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+    try:
+        from mlflow.store.tracking.dbmodels.models import SqlMetric
+        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-    store = client._tracking_client.store
+        store = client._tracking_client.store
+    except (AttributeError, ImportError):  # not MLflow's public interface: it may move
+        return None
     if not isinstance(store, SqlAlchemyStore):
         return None
     columns = (SqlMetric.key, SqlMetric.step, SqlMetric.value, SqlMetric.is_nan)
