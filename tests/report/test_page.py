@@ -590,7 +590,7 @@ ODD_TAGS = st.dictionaries(
 )
 @settings(
     deadline=None,
-    max_examples=15,
+    max_examples=10,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -601,9 +601,7 @@ def test_an_odd_run_ends_no_report_and_changes_no_other_run(
     other = make_run(5, odd, tags=tags, status=status, lr=9)
     other = replace(other, params=other.params | params, started_ms=started_ms)
     page, content = tell([*good, other])
-    alone, _ = tell(good)
-    assert "0.550" in alone.text
-    assert "0.550" in page.text
+    assert "0.550" in page.text  # the mean of the good runs
     listed = {run.run_id for run, _ in content.left_out}
     groups = [entry.group for result in content.sections for entry in result.results]
     counted = {run.run_id for group in groups for run in group.runs}

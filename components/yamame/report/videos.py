@@ -55,30 +55,38 @@ def _with_shared_palette(frames: Frames) -> list[Any]:
     """Return frames as images with the same palette, which therefore do not flicker."""
     from PIL import Image
 
-    parts = frames.astype(np.int32)
-    codes = (parts[..., 0] << 16) | (parts[..., 1] << 8) | parts[..., 2]  # [T, H, W]
     # A table of all 2**24 colours takes 16 MB and is faster than to sort the pixels.
     is_used = np.zeros(1 << 24, dtype=bool)
-    is_used[codes] = True
+    for frame in frames:
+        is_used[_colour_codes(frame)] = True
     colours = np.flatnonzero(is_used)
 
+    images = []
     if len(colours) <= _MOST_COLOURS:
         index_of = np.zeros(1 << 24, dtype=np.uint8)
         index_of[colours] = np.arange(len(colours))
         palette = np.stack([colours >> 16, (colours >> 8) & 255, colours & 255], axis=1)
-        images = [Image.fromarray(index_of[frame]) for frame in codes]
-        for image in images:
+        for frame in frames:
+            image = Image.fromarray(index_of[_colour_codes(frame)])
             image.putpalette(palette.astype(np.uint8).tobytes())
+            images.append(image)
         return images
 
     step = -(-len(frames) // _SAMPLED_FRAMES)
     sample = Image.fromarray(np.concatenate(frames[::step]))  # frames one below the other
     palette_image = sample.quantize(_MOST_COLOURS)
-    # Dithering would put a different noise into each frame.
-    no_dither = Image.Dither.NONE
-    return [
-        Image.fromarray(frame).quantize(palette=palette_image, dither=no_dither) for frame in frames
-    ]
+    for frame in frames:
+        # Dithering would put a different noise into each frame.
+        dither = Image.Dither.NONE
+        images.append(Image.fromarray(frame).quantize(palette=palette_image, dither=dither))
+    return images
+
+
+def _colour_codes(frame: Frames) -> npt.NDArray[np.int32]:
+    """Return one number per pixel ``[H, W]``, equal for equal colours."""
+    # One frame at a time: four bytes per pixel of a long video would be much memory.
+    red, green, blue = np.moveaxis(frame.astype(np.int32), -1, 0)
+    return (red << 16) | (green << 8) | blue
 
 
 def write_mp4(path: Path, frames: ArrayLike, *, fps: float = 10.0) -> Path:
