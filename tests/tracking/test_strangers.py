@@ -33,6 +33,7 @@ def stranger(empty_store, tmp_path, monkeypatch):
 def leave(directory, *entries):
     lines = [json.dumps(entry) for entry in entries]
     (directory / "mlflow.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    (directory / "mlflow.sent.json").unlink()
 
 
 def stored(folder):
