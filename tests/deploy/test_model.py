@@ -91,3 +91,15 @@ def test_a_folder_that_holds_something_is_left_alone(maze, tmp_path):
     (tmp_path / "notes.txt").touch()
     with pytest.raises(UsageError, match=r"must be new or empty, it holds other files"):
         model.save_model(DeployedAgent(maze.saved), tmp_path)
+
+
+def test_the_model_names_what_mlflow_installs_before_it_loads_the_model(path, mlflow):
+    needed = mlflow.pyfunc.get_model_dependencies(str(path))
+    lines = open(needed).read().splitlines()  # noqa: SIM115, PTH123
+    assert [line.partition("==")[0] for line in lines] == ["mlflow", "yamame"]
+    from mlflow.utils.environment import _PythonEnv
+
+    virtualenv = _PythonEnv.from_yaml(path / "python_env.yaml")
+    assert virtualenv.dependencies == ["-r requirements.txt"]
+    conda = mlflow.pyfunc.get_model_dependencies(str(path), format="conda")
+    assert conda.endswith("conda.yaml")

@@ -11,7 +11,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,8 +20,9 @@ from uuid import uuid4
 from yamame.checks import UsageError
 from yamame.files.atomic import TEMPORARY_SUFFIX, is_left_behind
 from yamame.files.run_directory import check_folder
+from yamame.system.garbage import collection_paused
 from yamame.system.messages import one_line, print_stderr
-from yamame.tracking.database import alone_with, check_opens
+from yamame.tracking.database import check_opens, create_tables, exclusive_access
 from yamame.tracking.pages import EXPERIMENT_TAGS
 from yamame.tracking.places import is_place_of, lies_in
 from yamame.tracking.summary import Status
@@ -270,30 +271,55 @@ def connect(tracking_uri: str) -> "MlflowClient":
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     database = database_of(tracking_uri)
-    with _answering(tracking_uri), warnings.catch_warnings(), alone_with(database):
+    is_imported = "mlflow.tracking" in sys.modules
+    with (
+        _answering(tracking_uri),
+        warnings.catch_warnings(),
+        exclusive_access(database),
+        nullcontext() if is_imported else collection_paused(),
+    ):
         warnings.simplefilter("ignore")
         if database is not None and database.exists():
             check_opens(database)
+
         from mlflow.tracking import MlflowClient
 
         # MLflow logs what it then raises, with its traceback.
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        if (
-            database is not None and not database.exists()
-        ):  # half of one, after a kill, would be of no use
-            for old in database.parent.glob(f"{database.name}.*{TEMPORARY_SUFFIX}"):
-                if is_left_behind(old.suffixes[-2].removeprefix(".")):
-                    old.unlink()
-            new = database.with_name(
-                f"{database.name}.{uuid4().hex}.{os.getpid()}{TEMPORARY_SUFFIX}"
-            )
-            check_opens(new)
-            MlflowClient(f"{SQLITE}{new}").search_experiments(max_results=1)
-            new.rename(database)
+
+        if database is not None and not database.exists():
+            _create_database(database)
         client = MlflowClient(tracking_uri)
         client.search_experiments(max_results=1)
     return client
+
+
+def _create_database(database: Path) -> None:
+    """Create a store under another name, so that a killed process leaves no half of one."""
+    from mlflow.tracking import MlflowClient
+
+    for old in database.parent.glob(f"{database.name}.*{TEMPORARY_SUFFIX}"):
+        process = old.suffixes[-2].removeprefix(".")
+        if is_left_behind(process):
+            old.unlink()
+
+    # Two names, as MLflow keeps its connection to a file that was deleted.
+    from_schema, migrated = (
+        database.with_name(f"{database.name}.{uuid4().hex}.{os.getpid()}{TEMPORARY_SUFFIX}")
+        for _ in range(2)
+    )
+    check_opens(from_schema)
+    try:
+        create_tables(from_schema)
+        MlflowClient(f"{SQLITE}{from_schema}").search_experiments(max_results=1)
+    except Exception:
+        # A version of MLflow that does not know these tables, or alembic for it, refuses them.
+        from_schema.unlink()
+        MlflowClient(f"{SQLITE}{migrated}").search_experiments(max_results=1)
+        migrated.rename(database)
+    else:
+        from_schema.rename(database)
 
 
 @contextmanager
