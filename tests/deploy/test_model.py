@@ -3,6 +3,7 @@ is enforced.
 """
 
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -94,8 +95,8 @@ def test_a_folder_that_holds_something_is_left_alone(maze, tmp_path):
 
 
 def test_the_model_names_what_mlflow_installs_before_it_loads_the_model(path, mlflow):
-    needed = mlflow.pyfunc.get_model_dependencies(str(path))
-    lines = open(needed).read().splitlines()  # noqa: SIM115, PTH123
+    needed = Path(mlflow.pyfunc.get_model_dependencies(str(path)))
+    lines = needed.read_text().splitlines()
     assert [line.partition("==")[0] for line in lines] == ["mlflow", "yamame"]
     from mlflow.utils.environment import _PythonEnv
 

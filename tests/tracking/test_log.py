@@ -239,7 +239,7 @@ class Tracked(RuleBasedStateMachine):
 
 
 Tracked.TestCase.settings = settings(
-    max_examples=50, stateful_step_count=25, deadline=None, derandomize=True
+    max_examples=30, stateful_step_count=25, deadline=None, derandomize=True
 )
 test_the_store_gets_every_point_once = Tracked.TestCase
 

@@ -2,9 +2,10 @@
 
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import psutil
 import torch
@@ -83,6 +84,17 @@ class CostMeter:
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Add the costs of former sessions."""
         self._earlier = dict(state)
+
+    def include_summary(self, summary: Mapping[str, Any]) -> None:
+        """Add the end of the former session, which came after its last checkpoint.
+
+        Args:
+            summary: Summary of that session, or of one before it.
+        """
+        for name, value in self._earlier.items():
+            total = summary.get(name)
+            if isinstance(total, int | float):
+                self._earlier[name] = max(value, total)
 
 
 class SystemMetrics:
