@@ -115,7 +115,7 @@ def test_what_is_left_at_the_end_is_told_and_sent_later_once(server, tmp_path, c
         )
     )
     with pytest.raises(
-        UsageError, match=f"is noted in {server.uri}.* set MLFLOW_TRACKING_URI={server.uri}"
+        UsageError, match=f"is recorded in {server.uri}.* set MLFLOW_TRACKING_URI={server.uri}"
     ):
         send_rest(directory)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)

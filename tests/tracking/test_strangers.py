@@ -50,7 +50,7 @@ def test_files_outside_of_the_run_are_not_taken_along(stranger, tmp_path, capsys
     leave(stranger, *({"artifact": name, "folder": None} for name in names))
     assert send_rest(stranger) == 5
     assert stored(tmp_path) == ["own"]
-    assert capsys.readouterr().err.count("not stored, for it leads out of") == 4
+    assert capsys.readouterr().err.count("not stored, it leads out of") == 4
 
 
 def test_a_store_that_names_another_place_for_files_gets_none(stranger, tmp_path, capsys):

@@ -358,7 +358,7 @@ class Run(RunState):
             and error.signal is not None
             and self.directory.begun
         ):
-            error.told = True
+            error.reported = True
             if distributed.is_rank0():
                 saved = f"{self.checkpoints.last} is saved"
                 print_stderr(f"{error.signal.name}: {saved}; resume=true goes on from there")

@@ -1,4 +1,4 @@
-"""What a run costs: CPU and wall-clock seconds, and the load of the machine."""
+"""Costs of a run: CPU and wall-clock seconds, and the load of the machine."""
 
 import resource
 import time

@@ -21,6 +21,7 @@ def exclusive_access(database: Path | None) -> Iterator[None]:
         return
 
     database.parent.mkdir(parents=True, exist_ok=True)
+    # The lock of the directory needs no file of its own and disappears with the process.
     descriptor = os.open(database.parent, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -47,6 +47,7 @@ class Follower:
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self.path = path
+        # The file may have been restored from an older copy, or come from a stranger.
         size = path.stat().st_size if is_plain_file(path) else 0
         self.offset = offset if 0 <= offset <= size else 0
 
@@ -61,13 +62,14 @@ class Follower:
             file.seek(self.offset)
             for line in file:
                 if not line.endswith(b"\n"):
-                    break
+                    break  # still being written, or cut off by the end of a process
                 entry = parse_line(line)
                 record = None if entry is None else as_record(entry)
 
                 if entry is None or (record is None and "metrics" in entry):
                     batch.damaged.append(batch.end)
                 elif record is None:
+                    # Another entry is a request of its own, after the metrics before it.
                     if batch.records:
                         break
                     batch.entry = entry
@@ -87,6 +89,7 @@ class Follower:
 
     def advance(self, batch: Batch) -> None:
         """Move the offset behind a batch, and print the numbers of its damaged lines."""
+        # A person looks for a line by its number, which is counted only now, as damage is rare.
         if batch.damaged:
             numbers = self._line_numbers(batch.damaged)
             shown = ", ".join(map(str, numbers[:_MOST_NUMBERS_PRINTED]))

@@ -63,6 +63,7 @@ class JsonLines:
         Raises:
             OSError: The disk does not take the line. The file is as before.
         """
+        # NaN and infinities become NaN and Infinity: no strict JSON, but Python and pandas read it.
         line = json.dumps(entry).encode() + b"\n"
         size = os.fstat(self._file).st_size
         try:
@@ -93,6 +94,7 @@ def is_plain_file(path: Path) -> bool:
 
 def _end_of_last_line(path: Path) -> int:
     """Return the size of a file without a last line that has no end."""
+    # From the end, as the log of a long run has hundreds of megabytes.
     with path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         while end > 0:
@@ -129,6 +131,7 @@ def as_record(entry: Mapping[str, Any]) -> MetricRecord | None:
 
     if not isinstance(metrics, dict) or not metrics:
         return None
+    # Not by isinstance, for which True is a step.
     if type(step) is not int or not isinstance(seconds, int | float):
         return None
     for value in metrics.values():

@@ -170,6 +170,7 @@ class Sender:
     def _send(self, follower: Follower, batch: Batch) -> None:
         """Send a batch and move the offset of its file behind it."""
         if batch.num_points:
+            # Only now, so that a run without anything to send needs no store.
             if self.run is None:
                 self.run = self._connect()
             if batch.entry is not None:
@@ -178,6 +179,7 @@ class Sender:
                 self._send_points(self.run, batch)
 
         with self._lock:
+            # Another process may send the rest already, from the offsets in the file.
             if self.stopped:
                 return
             follower.advance(batch)
@@ -185,6 +187,7 @@ class Sender:
             self._write_offsets()
 
     def _send_points(self, run: MLflowRun, batch: Batch) -> None:
+        # The store knows best what it has: offsets may be old, and an answer may have been lost.
         if self._thinning is None:
             self._thinning = Thinning(run.last_steps())
 

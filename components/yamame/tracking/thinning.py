@@ -14,6 +14,7 @@ def interval_of(step: int) -> int:
     >>> [interval_of(step) for step in (-1, 0, 511, 512, 513, 514, 1024, 10**8)]
     [-1, 0, 511, 512, 512, 513, 768, 4989]
     """
+    # Of larger steps the leading nine bits are kept.
     shift = max(0, step.bit_length() - _INTERVALS_PER_DOUBLING.bit_length())
     return shift * _INTERVALS_PER_DOUBLING + (step >> shift)
 
@@ -33,7 +34,8 @@ class Thinning:
 
     def accept(self, name: str, step: int) -> bool:
         """Return whether a point is stored; it then is the last one of its metric."""
-        last = self._last_steps.get(name, -1)
+        last = self._last_steps.get(name, -1)  # before step 0
+        # They are few, and tables and curves of results are made from them.
         if name.startswith(_NEVER_THINNED):
             accepted = step > last
         else:

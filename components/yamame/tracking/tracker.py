@@ -245,11 +245,13 @@ class MLflowTracker(Tracker):
         log = self._opened.log
         now = time.monotonic()
         sampled: dict[str, float] = {}
+        # Not more often than metrics are sent: reading the load takes a millisecond.
         if now - self._sampled_at >= self.flush_s:
             self._sampled_at = now
             if self._system is not None:
                 sampled = self._system.sample()
 
+        # The log has the names that MLflow stores.
         values = {clean_key(name): float(value) for name, value in {**metrics, **sampled}.items()}
         if values:
             log.append({"step": step, "time": round(time.time(), 3), "metrics": values})
@@ -269,6 +271,7 @@ class MLflowTracker(Tracker):
 
     def log_table(self, name: str, columns: Mapping[str, Sequence[Any]]) -> None:
         """See `Tracker.log_table`."""
+        # MLflow's pages expect rows.
         rows = [list(row) for row in zip(*columns.values(), strict=True)]
         content = {"columns": list(columns), "data": json_safe(rows)}
         file = f"{name.removesuffix('.json')}.json"
@@ -278,6 +281,7 @@ class MLflowTracker(Tracker):
         """See `Tracker.log_model`."""
         if not self.models:
             return
+        # A former session may have left a model of an earlier step.
         shutil.rmtree(folder, ignore_errors=True)
         make(folder)
         home = self._opened.directory.resolve()
@@ -302,6 +306,7 @@ class MLflowTracker(Tracker):
         trace: TracebackType | None,
     ) -> None:
         try:
+            # The last entry: it is sent after everything that was logged.
             self._opened.entries.append({"status": run_status(kind), "ms": _milliseconds()})
             self.flush()
         finally:
@@ -331,6 +336,7 @@ def send_rest(directory: Path) -> int:
             everything.
     """
     directory = directory.resolve()
+    # The claim keeps a run from writing there meanwhile.
     claimed = RunDirectory.open(directory.parent, directory.name, resume=True)
     try:
         tracking_uri = absolute_uri(os.environ.get("MLFLOW_TRACKING_URI") or TRACKING_URI)
