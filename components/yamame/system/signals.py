@@ -2,8 +2,8 @@
 
 SIGTERM, SIGINT (Ctrl-C), SIGUSR1, SIGUSR2 and SIGHUP have the same effect. The first signal is
 stored, and the run raises `Terminated` at points where its state is complete (`exit_if_received`).
-A second signal has its default effect, at once. A signal that is ignored when the process begins, as
-SIGHUP is below ``nohup``, stays ignored.
+A second signal has its default effect, at once. A signal that is ignored when the process begins,
+as SIGHUP is below ``nohup``, stays ignored.
 
 Recipes import this module before torch: it needs the standard library alone.
 """
@@ -57,7 +57,7 @@ def exit_if_received() -> None:
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Make `exit_if_received` do nothing within the block, in which others wait for this process."""
+    """Let `exit_if_received` do nothing in the block, where others wait for this process."""
     global _deferred
     _deferred = True
     try:
@@ -145,7 +145,7 @@ def _raise(number: int, frame: FrameType | None) -> None:
     _store(number, frame)
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
-            # A module that imports another may catch any exception. The run checks before it begins.
+            # A module that imports another may catch any error. The run checks before it begins.
             return
         frame = frame.f_back
     raise Terminated

@@ -68,7 +68,7 @@ class CostMeter:
     @property
     def cpu_s(self) -> float:
         """User plus system seconds of this process and its descendants."""
-        # The seconds of a grandchild that has ended are counted by nobody if its parent still lives.
+        # An ended grandchild is in no count while its parent lives, but was in earlier ones.
         self._cpu_now = max(self._cpu_now, _cpu_seconds())
         return self._earlier["cpu_s"] + self._cpu_now - self._cpu_start
 
@@ -107,7 +107,10 @@ class SystemMetrics:
         self._process.cpu_percent()
 
     def sample(self) -> dict[str, float]:
-        """Return percentages since the previous sample (of one core for the process), and mebibytes."""
+        """Return percentages since the previous sample, and mebibytes now.
+
+        The percentage of the process is of one core.
+        """
         metrics = {
             "system/cpu_utilization_percentage": psutil.cpu_percent(),
             "system/system_memory_usage_percentage": psutil.virtual_memory().percent,

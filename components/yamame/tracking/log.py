@@ -1,4 +1,4 @@
-"""Log of a run: every record of metrics, as lines of JSON in ``metrics.jsonl`` of the run directory.
+"""Log of a run: all metrics, as lines of JSON in ``metrics.jsonl`` of the run directory.
 
 A line is ``{"step": 64, "time": 1767225600.5, "metrics": {"train/loss": 0.5}}`` with the time in
 seconds since 1970. Lines are only ever appended, so that a run which continues from an earlier

@@ -1,8 +1,8 @@
 """One run in an MLflow store, through MLflow's client: no global active run, several runs per
 process.
 
-The store is a SQLite database by default, with artifacts in ``mlruns`` beside it. MLflow is imported
-when a run is opened.
+The store is a SQLite database by default, with artifacts in ``mlruns`` beside it. MLflow is
+imported when a run is opened.
 """
 
 import json
@@ -272,7 +272,7 @@ class MLflowRun:
         """Store a table, in place of a table with the same name."""
         if not self._takes_files(file):
             return
-        # Not MLflow's ``log_table``, which appends to a table with the same name. Its web pages find
+        # Not MLflow's ``log_table``, which appends to a table of the same name. Its pages find
         # tables by a tag.
         self.client.log_dict(self.run_id, dict(content), file)
         known = json.loads(self.client.get_run(self.run_id).data.tags.get(_TABLES_TAG, "[]"))

@@ -21,7 +21,7 @@ RUN_FILE = "mlflow.json"
 
 
 def read_record(directory: Path) -> dict[str, str]:
-    """Return ``tracking_uri``, ``experiment``, ``run_uuid`` and, once the run exists, ``run_id``."""
+    """Return ``tracking_uri``, ``experiment``, ``run_uuid`` and, if the run exists, ``run_id``."""
     return read_json(directory / RUN_FILE)
 
 

@@ -1,7 +1,7 @@
 """Sending a run to MLflow: a thread follows the files of the run directory.
 
-Metrics are read from ``metrics.jsonl``. Everything else that MLflow stores (parameters, tags, files,
-tables, models, status) is in ``mlflow.jsonl``, an entry per line. Both files only grow;
+Metrics are read from ``metrics.jsonl``. Everything else that MLflow stores (parameters, tags,
+files, tables, models, status) is in ``mlflow.jsonl``, an entry per line. Both files only grow;
 ``mlflow.sent.json`` holds how far they were sent. Whatever is sent twice is stored once, so an
 offset may be older than the truth, and never newer.
 """

@@ -29,7 +29,7 @@ def note_session(
         resumed: Whether there were sessions before.
 
     Returns:
-        Differences between the sessions, each with all its values in order; empty if they are alike.
+        Differences between the sessions, each with all values in order; empty if they are alike.
     """
     session = dict(made_by)
     for key, value in params.items():

@@ -1,8 +1,8 @@
 """A sweep as one MLflow run, with the runs of its jobs nested inside.
 
-`SweepParent` is a Hydra callback that the main YAML file names under ``hydra.callbacks``. It creates
-the parent run when a multirun starts, passes its id to the jobs in an environment variable, and
-stores each job's objective. `yamame.cli.app.main` closes the parent.
+`SweepParent` is a Hydra callback that the main YAML file names under ``hydra.callbacks``. It
+creates the parent run when a multirun starts, passes its id to the jobs in an environment variable,
+and stores each job's objective. `yamame.cli.app.main` closes the parent.
 
 The same command in the same directory continues the same parent, unless it replaces its runs.
 """
@@ -36,9 +36,9 @@ _open_sweeps: list[MLflowRun] = []
 class SweepParent(Callback):
     """Creates a parent run for a multirun whose ``logger`` is MLflow.
 
-    The metric ``objective`` of the parent holds the objectives of the jobs, with the job's number as
-    the step. ``objective_best`` and ``objective_mean`` summarise all jobs, ``mean/<overrides>`` the
-    jobs that differ in their seed alone; a table in the description has them, too. A tag
+    The metric ``objective`` of the parent holds the objectives of the jobs, with the job's number
+    as the step. ``objective_best`` and ``objective_mean`` summarise all jobs, ``mean/<overrides>``
+    the jobs that differ in their seed alone; a table in the description has them, too. A tag
     ``job.<number>`` has the outcome of a job. Jobs may run in other processes, on any machine that
     reaches the store.
     """
