@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from yamame.checks import UsageError
 from yamame.tracking.log import METRICS_FILE, JsonLines, read_metrics
 from yamame.tracking.mlflow_store import MLflowRun
@@ -147,6 +147,7 @@ class Tracked(RuleBasedStateMachine):
             assert mood != "well"
         else:
             assert self.sender.count_waiting() == 0
+            self.check_everything_is_sent()
         self.store.mood = "well"
 
     # Accidents.
@@ -184,21 +185,24 @@ class Tracked(RuleBasedStateMachine):
             path.write_bytes(self.old_offsets)
         self.sender = self.make_sender()
 
-    @precondition(lambda self: self.statuses)
     @rule()
     def sync(self):
         """Send the rest from another process."""
-        sender = self.make_sender()
-        sender.send()
-        assert {k: v for k, v in self.store.points.items() if v} == self.expected()
-        assert self.store.tags == self.tags
-        assert self.store.statuses[-1] == self.statuses[-1]
+        self.make_sender().send()
+        self.check_everything_is_sent()
         again = self.make_sender()
         again.send()
         assert again.sent == 0
         self.sender = again
 
     # The laws.
+
+    def check_everything_is_sent(self):
+        assert {
+            key: points for key, points in self.store.points.items() if points
+        } == self.expected()
+        assert self.store.tags == self.tags
+        assert self.store.statuses[-1:] == self.statuses[-1:]
 
     def expected(self):
         """Return what the store has when everything logged so far was sent."""
