@@ -84,10 +84,13 @@ def _store_names(
     name_of = {parameter: name for name, parameter in module.named_parameters()}
     for index, group in enumerate(optimizer.param_groups):
         names = []
+        shapes = []
         for place, parameter in enumerate(group["params"]):
             names.append(name_of.get(parameter, f"parameter {place} of group {index}"))
+            # A list, because a torch.Size is not plain data.
+            shapes.append(list(parameter.shape))
         group["parameter_names"] = names
-        group["parameter_shapes"] = [list(parameter.shape) for parameter in group["params"]]
+        group["parameter_shapes"] = shapes
         if roles is not None:
             group["parameter_roles"] = [roles.get(name) for name in names]
 
@@ -163,7 +166,12 @@ def _places(groups: list[Group], method_of: Callable[[Group, int], str]) -> list
 def _compare_places(owner: str, present: list[_Place], former: list[_Place]) -> None:
     """Compare the places of parameters, by names first, because these make the better message."""
     place_before = {place.name: place for place in former}
-    pairs = [(place_before[new.name], new) for new in present if new.name in place_before]
+    names = set()
+    pairs = []
+    for new in present:
+        names.add(new.name)
+        if new.name in place_before:
+            pairs.append((place_before[new.name], new))
     moved = []
     for old, new in pairs:
         if old.method != new.method:
@@ -179,7 +187,6 @@ def _compare_places(owner: str, present: list[_Place], former: list[_Place]) -> 
                 f"{owner}: {new.name} had shape {old.shape} and has shape {new.shape} now: "
                 f"{_remedy(of_roles=False)}"
             )
-    names = {place.name for place in present}
     if len(present) != len(former):
         differing = sorted(place_before.keys() ^ names)
         raise StateMismatchError(
