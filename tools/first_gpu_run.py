@@ -1,7 +1,7 @@
 """Check that everything works on a GPU, and measure the predictions of `docs/howto/gpu.md`.
 
     python tools/first_gpu_run.py prepare                  # with a network: wheels into .wheels/
-    python tools/first_gpu_run.py run                      # on the GPU machine: at most nine minutes
+    python tools/first_gpu_run.py run                      # on the GPU machine: nine minutes
     python tools/first_gpu_run.py run --parts parity,fit   # some parts; parity:acting is a group
     python tools/first_gpu_run.py run --tiny --device cpu  # a rehearsal without a GPU
     python tools/first_gpu_run.py table                    # the table of the latest run again

@@ -41,7 +41,7 @@ class InContextAgent(nn.Module):
             `yamame.losses.SeparateREDQLoss` is the loss that trains the agent.
 
     Raises:
-        UsageError: The trajectory encoder is not a `yamame.trajectory.TrajectoryEncoder`, or its
+        ArgumentError: The trajectory encoder is not a `yamame.trajectory.TrajectoryEncoder`, or its
             context is not ``out_features`` wide.
     """
 

@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
-from yamame.checks import UsageError
+from yamame.checks import require
 from yamame.trajectory import TrajectoryEncoder
 
 
@@ -19,12 +19,13 @@ def check_encoder(encoder: Any, in_features: int) -> None:
         in_features: Width of its input.
 
     Raises:
-        UsageError: It is not a `yamame.trajectory.TrajectoryEncoder`, or its context is not
+        ArgumentError: It is not a `yamame.trajectory.TrajectoryEncoder`, or its context is not
             ``out_features`` wide.
     """
     name = type(encoder).__name__
-    if not isinstance(encoder, TrajectoryEncoder):
-        raise UsageError(f"encoder: must be a yamame.trajectory.TrajectoryEncoder, got {name}")
+    is_encoder = isinstance(encoder, TrajectoryEncoder)
+    condition = "be a yamame.trajectory.TrajectoryEncoder"
+    require("InContextAgent", "trajectory_encoder", name, is_encoder, condition)
 
     modes = {module: module.training for module in encoder.modules()}
     example = torch.zeros(())
@@ -45,11 +46,8 @@ def check_encoder(encoder: Any, in_features: int) -> None:
 
     shape = list(context.shape)
     expected = [1, encoder.out_features]
-    if shape != expected:
-        raise UsageError(
-            f"encoder: {name}.step must return a context {expected} for one env, as its "
-            f"out_features are {encoder.out_features}, got {shape}"
-        )
+    condition = f"return a context {expected} for one env from {name}.step, as its out_features say"
+    require("InContextAgent", "trajectory_encoder", shape, shape == expected, condition)
 
 
 class SeparateEncoders(TensorDictModuleBase):
