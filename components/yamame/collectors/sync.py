@@ -9,7 +9,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from tensordict.utils import NestedKey
 from torch import Tensor
-from torchrl.envs import EnvBase
+from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from yamame.checks import require
@@ -17,7 +17,6 @@ from yamame.collectors.assembly import TrajectoryAssembler
 from yamame.collectors.base import Episodes, PreparesToAct, Remembers, Replay, outermost
 from yamame.collectors.block import on_host
 from yamame.collectors.entries import Block, StepEntries, with_ends
-from yamame.collectors.env_state import env_state, load_env_state
 from yamame.collectors.memory import MemoryAfterUpdate, check_memory, renew_memory
 from yamame.execution.precision import Precision, check_precision, in_precision
 from yamame.execution.recorded_steps import Capturable, RecordedSteps, is_capturable
@@ -227,7 +226,7 @@ class SyncCollector:
         for name, module in outermost(self.policy, Remembers):
             memory[name] = module.memory_state_dict()
         return {
-            "env": env_state(self.env),
+            "env": _env_state(self.env),
             "current": None if self._current is None else self._current.clone(),
             "open": self.assembler.state_dict(),
             "policy": self.policy.state_dict(),
@@ -247,7 +246,7 @@ class SyncCollector:
         if state["env"] is None:
             return
 
-        load_env_state(self.env, state["env"])
+        _load_env_state(self.env, state["env"])
         current = state["current"]
         if current is not None and self.env.device is not None:
             current = current.to(self.env.device)
@@ -260,3 +259,31 @@ class SyncCollector:
         """Close the environment."""
         if not self.env.is_closed:
             self.env.close()
+
+
+def _env_state(env: EnvBase) -> dict[str, Any] | None:
+    """Return the state of an environment, None if it has no state to save."""
+    if isinstance(env, TransformedEnv):
+        # The state of a TransformedEnv itself holds that of its transforms alone.
+        base_state = _env_state(env.base_env)
+        if base_state is None:
+            return None
+        return {"base_env": base_state, "transforms": env.state_dict()}
+    state = env.state_dict()
+    return state if _has_leaves(state) else None
+
+
+def _load_env_state(env: EnvBase, state: Mapping[str, Any]) -> None:
+    """Restore the result of `_env_state`."""
+    if isinstance(env, TransformedEnv):
+        _load_env_state(env.base_env, state["base_env"])
+        env.load_state_dict(state["transforms"])
+    else:
+        env.load_state_dict(state)
+
+
+def _has_leaves(state: Mapping[str, Any]) -> bool:
+    for value in state.values():
+        if not isinstance(value, Mapping) or _has_leaves(value):
+            return True
+    return False
