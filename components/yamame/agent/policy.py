@@ -152,7 +152,7 @@ class InContextPolicy(TensorDictModuleBase):
     @property
     def capture_obstacle(self) -> str | None:
         """Reason why steps cannot be captured and compiled; None if they can."""
-        # An obstacle of the object concerns whole sequences alone, one of its class steps as well.
+        # An obstacle of the object concerns whole sequences alone, one of its class also steps.
         kind = type(self.trajectory_encoder)
         if getattr(kind, "capture_obstacle", None) is None:
             return None

@@ -119,7 +119,7 @@ def _move_to_front(held: TensorDictBase, length: Tensor, first: Tensor) -> None:
     longest = int(length[envs].max())
     column = torch.arange(longest, device=envs.device)
     source = first[envs].unsqueeze(-1) + column
-    # Shorter episodes copy some columns beyond their end, which nobody reads.
+    # Shorter episodes copy some columns beyond their end, which are never read.
     source = source.clamp(max=held.shape[1] - 1)
     for value in held.values(True, True):
         value[envs, :longest] = value[envs.unsqueeze(-1), source]

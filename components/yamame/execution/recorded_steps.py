@@ -49,7 +49,7 @@ class Capturable(Protocol):
 
 def is_capturable(part: Any) -> bool:
     """Return whether a part of a step follows `Capturable` and has no obstacle."""
-    # The class is asked, because wrappers forward attributes that their own steps do not honour.
+    # Attributes of the class, because wrappers forward those of objects that they wrap.
     for name in ("reserve", "static_buffers", "set_static_buffers"):
         if not hasattr(type(part), name):
             return False

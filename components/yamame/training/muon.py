@@ -97,7 +97,7 @@ class MuonAdamW(torch.optim.AdamW):
         else:
             matrices, others = _divide_by_role(params, module)
         groups: list[dict[str, Any]] = []
-        # AdamW refuses an empty group.
+        # An empty group would have no parameter from which to read its device.
         if matrices:
             settings = {"lr": matrix_lr, "momentum": momentum, "num_steps": num_steps}
             groups.append({"params": matrices, **settings})
