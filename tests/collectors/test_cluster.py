@@ -303,7 +303,7 @@ def test_a_restored_collector_keeps_weights_and_schedule_and_plays_other_tasks(
         ({"num_workers": 0}, "num_workers must be at least 1, got 0"),
         ({"block_steps": 0}, "block_steps must be at least 1, got 0"),
         ({"max_staleness": 39}, "max_staleness must be at least 40, got 39"),
-        ({"timeout": 0.0}, r"timeout must be above 0, got 0\.0"),
+        ({"timeout": 0.0}, r"timeout must be .*, got 0\.0"),
         (
             {"resources": {"cpus": 1}},
             r"resources must have no keys but num_cpus, .*, got .*'cpus': 1",

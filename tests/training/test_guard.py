@@ -153,15 +153,10 @@ def test_without_a_directory_refusals_leave_no_files_and_end_the_run_all_the_sam
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "condition"),
-    [
-        ("patience", 0, "be at least 1"),
-        ("max_refused", 0.0, "be above 0 and at most 1"),
-        ("max_refused", 1.5, "be above 0 and at most 1"),
-    ],
+    ("name", "value"), [("patience", 0), ("max_refused", 0.0), ("max_refused", 1.5)]
 )
-def test_numbers_out_of_range_are_refused(name, value, condition):
-    with pytest.raises(ValueError, match=f"NonFiniteGuard: {name} must {condition}.* got {value}"):
+def test_numbers_out_of_range_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"NonFiniteGuard: {name} must be .* got {value}"):
         NonFiniteGuard(**{name: value})
 
 
