@@ -121,7 +121,7 @@ def test_equal_lengths_are_left_as_they_are(batch):
     assert (SequencePacking()(whole) == whole).all()
 
 
-def test_rows_are_shared_out_longest_first():
+def test_rows_are_plan_longest_first():
     assert first_fit([4, 1, 4, 2, 3, 1], capacity=5) == [[0, 1], [2, 5], [4, 3]]
     assert first_fit([3, 3, 3], capacity=5) == [[0], [1], [2]]
     lengths = torch.randint(1, 40, (200,), generator=torch.Generator().manual_seed(1)).tolist()

@@ -164,7 +164,7 @@ class TrajectorySampler(RandomSampler):
             total = int(ends[-1]) if total else 0
         if not total:
             raise RuntimeError(
-                f"TrajectorySampler: {storage.path} holds nothing to sample yet; append trajectories"
+                f"TrajectorySampler: {storage.path} holds nothing to sample yet, append some"
             )
 
         index = torch.randint(total, (batch_size,), generator=self._rng)

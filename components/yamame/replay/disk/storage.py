@@ -27,6 +27,7 @@ from yamame.replay.disk.files import (
     FORMAT,
     REMEDY,
     STORE,
+    Manifest,
     Segment,
     check_fields,
     checked_state,
@@ -53,16 +54,16 @@ COPIED_AT_ONCE = 64
 class TrajectoryStorage(TrajectoryFollower):
     """A TorchRL storage whose items are whole trajectories, memory-mapped, in one folder.
 
-    The first `append` decides the entries of a timestep. One process writes; a second writer raises.
-    Any number of processes may read (`TrajectoryFollower`, which a pickled storage becomes).
+    The first `append` decides the entries of a timestep. One process writes, a second writer
+    raises, and any number may read (`TrajectoryFollower`, which a pickled storage becomes).
 
     **Exact resume.** `state_dict` is a few numbers. The trajectories that they name are flushed
     before it returns, so a power cut leaves no checkpoint without its trajectories.
     `load_state_dict` rolls the store back: trajectories appended since are removed, evicted ones
-    are restored after a comparison with their checksums. This requires the older files, so `protect`
-    must be called once a checkpoint is on disk: files of the last ``keep`` protected states are not
-    deleted. Disk use is at most ``1 + keep`` times the capacity, and about the capacity if
-    checkpoints are much more frequent than the replacement of all trajectories.
+    are restored after a comparison with their checksums. This requires the older files, so
+    `protect` must be called once a checkpoint is on disk: files of the last ``keep`` protected
+    states are not deleted. Disk use is at most ``1 + keep`` times the capacity, and about the
+    capacity if checkpoints are much more frequent than the replacement of all trajectories.
 
     Args:
         path: Folder; created with its parents.
@@ -116,7 +117,7 @@ class TrajectoryStorage(TrajectoryFollower):
         path.mkdir(parents=True, exist_ok=True)
         self._unlock = weakref.finalize(self, os.close, lock(path))
         if not manifests:
-            manifest = {
+            manifest: Manifest = {
                 **wanted,
                 "number": 0,
                 "fields": [],
