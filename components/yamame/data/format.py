@@ -62,18 +62,22 @@ class TrajectoryFormat:
     def __init__(self, env: EnvBase) -> None:
         shape = tuple(env.batch_size)
         require(OWNER, "env", shape, env.batch_dims == 1, "have one batch dimension")
+        # Specs have the dimension of the envs, which a timestep of one env does not have.
         spec = env.observation_spec
         action = env.full_action_spec["action"]
         keys = [unravel_key(key) for key in spec.keys(True, True)]
         condition = "emit is_init (yamame.transforms.ContextTransform does)"
         require(OWNER, "env", keys, "is_init" in keys, condition)
 
-        stored = {key: spec[key] for key in keys if key not in NOT_STORED}
-        self.observed = [key for key in stored if key not in CONTEXT]
-        stored["action"] = action
+        self.observed: list[NestedKey] = []
         self.entries: dict[NestedKey, Field] = {}
-        for key, leaf in stored.items():
-            self.entries[key] = (leaf.shape[1:], leaf.dtype)
+        for key in keys:
+            if key in NOT_STORED:
+                continue
+            self.entries[key] = (spec[key].shape[1:], spec[key].dtype)
+            if key not in CONTEXT:
+                self.observed.append(key)
+        self.entries["action"] = (action.shape[1:], action.dtype)
         one = torch.Size([1])
         self.entries["next", "reward"] = (one, torch.float32)
         for key in ("terminated", "truncated", "success"):
@@ -139,6 +143,7 @@ class TrajectoryFormat:
         time = trajectory.get("time", None)
         if time is None or self.horizon is None:
             return
+        # The same expression as in `yamame.transforms.context`.
         expected = (trajectory["step_index"] / self.horizon).clamp(max=1.0)
         matches = torch.allclose(time, expected.to(time.dtype), atol=1e-5)
         first = [round(float(value), 3) for value in time.flatten()[:3]]
@@ -200,6 +205,7 @@ class TrajectoryFormat:
         if self._encoding.kind != "one_hot":
             return action
 
+        # The environment may take one-hots, where the space has numbers.
         choices = action.reshape(len(action), -1)
         one_hots = []
         for choice, size in enumerate(self._encoding.nvec):
@@ -234,6 +240,7 @@ class TrajectoryFormat:
             ValueError: The rollout is incomplete or does not fit the environment; names the entry.
         """
         ends = _ends(rollout, name)
+        # `pack` splits at "done", which files may lack.
         rollout = rollout.copy().set(("next", "done"), ends.unsqueeze(-1))
         require(name, "entry 'action'", None, "action" in rollout.keys(), "be present")
         rollout.set("action", self.read_action(rollout.get("action"), name, indices=indices))
@@ -297,6 +304,7 @@ class TrajectoryFormat:
                 flags = packed["next", key].reshape(mask.shape).bool()
                 packed["next", key] = flags.masked_fill(at_horizon, value)
 
+        # The context is computed anew, except for the starts of trials.
         own = {}
         for key in self.entries:
             if key not in CONTEXT:
@@ -375,7 +383,7 @@ def _ends(rollout: TensorDictBase, name: str) -> Tensor:
     for key in ("terminated", "truncated", "done"):
         if key in arrival.keys():
             flags.append(arrival.get(key).reshape(-1).bool())
-    found = sorted(str(key) for key in arrival.keys())
+    found = sorted(map(str, arrival.keys()))
     condition = "hold 'terminated', 'truncated' or 'done' under 'next'"
     require(name, "steps", found, bool(flags), condition)
 

@@ -54,8 +54,9 @@ class MemoryStore:
     """
 
     def __init__(self, parts: Sequence[tuple[TensorDictBase, Tensor]]) -> None:
-        self._timesteps = torch.cat([timesteps for timesteps, _ in parts])
-        self.lengths = torch.cat([lengths for _, lengths in parts])
+        timesteps, lengths = zip(*parts, strict=True)
+        self._timesteps = torch.cat(timesteps)
+        self.lengths = torch.cat(lengths)
         self._starts = self.lengths.cumsum(0) - self.lengths
 
     def get(self, index: Any) -> TensorDict:
@@ -65,6 +66,7 @@ class MemoryStore:
         step = torch.arange(int(lengths.max()))
         real = step < lengths
         source = self._starts[index].unsqueeze(-1) + step
+        # All timesteps are one row, in which a source is a position.
         batch = gather_timesteps(self._timesteps.unsqueeze(0), source, real)
         return batch.set("mask", real.unsqueeze(-1))
 
@@ -116,22 +118,26 @@ class TrajectoryDataset:
 
     def _update(self) -> None:
         """Read the lengths of the trajectories, and count the goals of new ones."""
-        lengths = [store.lengths for store in self.stores]
-        self._lengths = torch.cat(lengths)
-        # Position of the first trajectory of each store.
-        self._first = torch.tensor([0] + [len(held) for held in lengths]).cumsum(0)
-        self._ends = torch.zeros(1, dtype=torch.int64)
-        if len(self._lengths):
-            self._ends = (self._lengths - 1).cumsum(0)
-
+        lengths = []
+        first = [0]
         for number, store in enumerate(self.stores):
+            lengths.append(store.lengths)
             num_held = len(lengths[number])
+            first.append(first[number] + num_held)
             num_appended = getattr(store, "num_appended", num_held)
             # New ones may have been evicted already. A negative number is possible, too: a writer
             # that returns to a checkpoint has appended fewer than before.
             num_new = min(num_held, max(0, num_appended - self._counted[number]))
             count_held(self.transform, store, first=num_held - num_new)
             self._counted[number] = num_appended
+
+        self._lengths = torch.cat(lengths)
+        # Position of the first trajectory of each store.
+        self._first = torch.tensor(first)
+        # Cumulative numbers of transitions, for draws in proportion to them.
+        self._ends = torch.zeros(1, dtype=torch.int64)
+        if len(self._lengths):
+            self._ends = (self._lengths - 1).cumsum(0)
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -155,6 +161,7 @@ class TrajectoryDataset:
 
         store = torch.searchsorted(self._first, position, right=True) - 1
         batches = []
+        # One read per store: the order of trajectories in a batch does not matter.
         for number in store.unique().tolist():
             within_store = position[store == number] - self._first[number]
             batches.append(self.stores[number].get(within_store))
@@ -265,21 +272,21 @@ class Mixture:
 
     def sample(self, batch_size: int) -> TensorDictBase:
         """Sample trajectories of all sources, see `DataSource.sample`."""
-        present = self.weights
-        filled = [name for name, source in self.sources.items() if len(source)]
-        weights = {name: present[name] for name in filled if present[name] > 0}
+        filled = {name: weight for name, weight in self.weights.items() if len(self.sources[name])}
+        weights = {name: weight for name, weight in filled.items() if weight > 0}
         if not weights:
             # At the start of a run, the source with all the weight may still be empty.
-            weights = dict.fromkeys(filled[:1], 1.0)
+            weights = dict.fromkeys(list(filled)[:1], 1.0)
         require("Mixture", "sources", list(self.sources), bool(weights), "not all be empty")
 
         shares = torch.tensor(list(weights.values()))
         drawn = torch.multinomial(shares, batch_size, replacement=True)
         counts = drawn.bincount(minlength=len(weights)).tolist()
         batches = []
-        for name, number in zip(weights, counts, strict=True):
-            if number:
-                batches.append(self.sources[name].sample(number))
+        for name, count in zip(weights, counts, strict=True):
+            # A source cannot return an empty batch.
+            if count:
+                batches.append(self.sources[name].sample(count))
         return join(batches)
 
     def state_dict(self) -> dict[str, Any]:

@@ -60,6 +60,7 @@ def runs(
         replay = folder / "replay"
         stores.append(_RunStore(replay if replay.is_dir() else folder, format))
     for store in stores:
+        # Runs may have been copied, or written by a machine that failed.
         store.verify()
         name = str(store.path)
         format.check_fields(store.fields, name)
@@ -112,6 +113,7 @@ def _read_npz(path: Paths) -> Iterator[tuple[str, Content]]:
     for file in _matching(path):
         name = str(file)
         try:
+            # A pickle would run code of the file.
             with np.load(file, allow_pickle=False) as arrays:
                 held = {key: arrays[key] for key in arrays.files}
         except Exception as error:
@@ -162,6 +164,7 @@ def _hdf5_tree(group: Any, h5py: Any, name: str) -> dict[str, Any]:
     """Return the groups and datasets of an HDF5 file, none of which may be in another file."""
     tree = {}
     for key in group:
+        # A link could name any file that the user can read.
         link = group.get(key, getlink=True)
         is_inside = not isinstance(link, h5py.ExternalLink)
         require(name, f"entry {key!r}", "a link to another file", is_inside, "be in this one")
@@ -339,6 +342,7 @@ class _Loader:
 
     def add_rollout(self, steps: TensorDictBase, name: str) -> None:
         """Add the episodes of a rollout ``[T]``."""
+        # None stands for values of the space, as False does, but without a warning.
         indices = bool(self._indices)
         self._parts += self._format.trajectories(steps, name, indices=indices)
         self._check_ambiguity(steps.get("action").cpu())

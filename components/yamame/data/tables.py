@@ -4,17 +4,17 @@ A table is a mapping of arrays over the steps of one or several episodes. Observ
 are values of the environment's Gymnasium spaces, as its ``reset`` and ``step`` return and take
 them, or observations as they are stored (one-hots):
 
-================================================  ==============================================
-``observations`` (or ``obs``)                     an array; of a ``Dict`` or ``Tuple`` space a mapping
+================================================  =================================================
+``observations`` (or ``obs``)                     an array; a mapping of arrays of ``Dict`` spaces
 ``actions``                                       the same, ``[T, ...]``
 ``rewards``                                       ``[T]``
 ``terminated`` (``terminals``, ``terminations``)  ``[T]``, or one for the whole episode
 ``truncated`` (``timeouts``, ``truncations``)     the same
 ``next_observations`` (``next_obs``)              ``[T, ...]``, as ``observations``; optional
 ``success``                                       ``[T]``; optional
-``goal``, ``achieved``, ``achieved_mask``,        as long as ``observations``, if the environment has
-``world_hash``, ``action_mask``, ``trial_start``  them; ``next_achieved`` and so on are optional
-================================================  ==============================================
+``goal``, ``achieved``, ``achieved_mask``,        as long as ``observations``, if the environment
+``world_hash``, ``action_mask``, ``trial_start``  has them; ``next_achieved`` and so on are optional
+================================================  =================================================
 
 Observations have either one step more than the actions (``[T + 1]``, one whole episode), or as many
 (``[T]``, episodes one after the other, as in D4RL). In the latter case without
@@ -72,6 +72,7 @@ def tables(tree: Mapping[str, Any], name: str) -> Iterator[tuple[str, Table]]:
     if "actions" in tree:
         yield name, tree
         return
+    # By length first, so that numbers in names are in order.
     for key in sorted(tree, key=lambda key: (len(key), key)):
         if isinstance(tree[key], Mapping):
             yield from tables(tree[key], f"{name}: {key}")
@@ -133,7 +134,7 @@ def rollout(
     """
     actions = read_tree(table, "actions", name)
     num_steps = len(next(leaves(actions)))
-    has_ends = any(_found(table, key) is not None for key in ("terminated", "truncated"))
+    has_ends = _found(table, "terminated") is not None or _found(table, "truncated") is not None
     require(name, "arrays", sorted(table), has_ends, "hold 'terminated' or 'truncated'")
     terminated = _flags(table, "terminated", num_steps, name)
     truncated = _flags(table, "truncated", num_steps, name)
@@ -146,7 +147,8 @@ def rollout(
     if length == 0:
         return TensorDict({}, [0])
 
-    arrival = TensorDict({"reward": _rewards(table, num_steps, name)[:length]}, [length])
+    rewards = _rewards(table, num_steps, name)
+    arrival = TensorDict({"reward": rewards[:length]}, [length])
     arrival["terminated"] = terminated[:length]
     arrival["truncated"] = truncated[:length]
     if "success" in table:
@@ -165,6 +167,7 @@ def rollout(
         else:
             steps.set(after(key), following)
 
+    # A terminated episode may have ended by achieving its goal at the unknown timestep.
     is_known = "achieved" not in unknown or not bool(terminated.any())
     condition = (
         "be one more than the actions, or stand beside 'next_achieved': what was achieved last is "
@@ -255,7 +258,10 @@ def _arrays(value: Any, name: str) -> Any:
         return tuple(_arrays(inner, f"{name}/{number}") for number, inner in enumerate(value))
     if isinstance(value, Mapping):
         require(name, "entries", [], len(value) > 0, "be at least one")
-        return {key: _arrays(inner, f"{name}/{key}") for key, inner in value.items()}
+        arrays = {}
+        for key, inner in value.items():
+            arrays[key] = _arrays(inner, f"{name}/{key}")
+        return arrays
     array = _array(value, name)
     require(name, "shape", array.shape, array.ndim > 0, "be [T, ...]")
     return array
@@ -265,9 +271,12 @@ def _cut(tree: Any, length: int) -> Any:
     """Return the first steps of the arrays in nested tuples and mappings."""
     if isinstance(tree, tuple):
         return tuple(_cut(inner, length) for inner in tree)
-    if is_tree(tree):
-        return {key: _cut(inner, length) for key, inner in tree.items()}
-    return tree[:length]
+    if not is_tree(tree):
+        return tree[:length]
+    cut = {}
+    for key, inner in tree.items():
+        cut[key] = _cut(inner, length)
+    return cut
 
 
 def _array(value: Any, name: str) -> Array:
@@ -301,6 +310,7 @@ def _shown(
     Returns:
         The array; None if the entry is optional and missing.
     """
+    # As D4RL names the arrays after a step.
     prefix = "next_" if is_next else ""
     group = f"{prefix}observations"
     own_array = f"{prefix}{key}"
@@ -319,6 +329,7 @@ def _shown(
     if value is not None:
         return _array(value, f"{name}: {group}")
 
+    # Without a mask, all achieved goals count; without starts, an episode is one trial.
     is_optional = key in ("achieved_mask", "trial_start")
     if is_next and (node is None or may_be_beside):
         is_optional = True
@@ -335,10 +346,8 @@ def _shown(
 
 def _names(node: Any) -> list[str]:
     if isinstance(node, tuple):
-        return [str(number) for number in range(len(node))]
-    if isinstance(node, Mapping):
-        return sorted(str(name) for name in node)
-    return []
+        return list(map(str, range(len(node))))
+    return sorted(map(str, node)) if isinstance(node, Mapping) else []
 
 
 def _rewards(table: Table, num_steps: int, name: str) -> Tensor:
@@ -358,6 +367,7 @@ def _flags(table: Table, key: str, num_steps: int, name: str) -> Tensor:
     value = torch.from_numpy(_array(found, f"{name}: {key}"))
     require(name, f"{key!r}", "NaN", not bool(value.isnan().any()), "be flags")
     if value.numel() == 1 and num_steps != 1:
+        # Some files hold one flag for a whole episode.
         last = value.flatten()
         value = torch.zeros(num_steps, dtype=value.dtype)
         value[-1:] = last

@@ -147,12 +147,22 @@ class ActionEntry:
         return sizes
 
     @cached_property
+    def _columns(self) -> Part:
+        """All columns side by side, as one part."""
+        low = np.concatenate([part.low for part in self.parts])
+        high = np.concatenate([part.high for part in self.parts])
+        return Part((len(low),), self.parts[0].dtype, low, high)
+
+    @cached_property
     def bounds(self) -> tuple[Array, Array]:
         """Smallest and largest action of all columns of a batch, inclusive."""
         if self.kind == "box":
-            low = [_round_inwards(part.low, part.high, self.box_dtype) for part in self.parts]
-            high = [_round_inwards(part.high, part.low, self.box_dtype) for part in self.parts]
-            return np.concatenate(low), np.concatenate(high)
+            low = self._columns.low
+            high = self._columns.high
+            # A policy's actions are in the dtype of a batch, and must stay in the space.
+            least = _round_inwards(low, high, self.box_dtype)
+            largest = _round_inwards(high, low, self.box_dtype)
+            return least, largest
         largest = np.array(self.sizes, np.int64) - 1
         return np.zeros_like(largest), largest
 
@@ -172,13 +182,15 @@ class ActionEntry:
     @property
     def counts_from_zero(self) -> bool:
         """True if the numbers of the space are those of a batch."""
-        return self.kind == "box" or not any(part.low.any() for part in self.parts)
+        return self.kind == "box" or not self._columns.low.any()
 
     @property
     def first_numbers(self) -> str:
         """Smallest numbers of the space, for messages."""
-        low = np.concatenate([part.low for part in self.parts])
-        return text_of(low) if (low != low[0]).any() else f"{low[0]}"
+        low = self._columns.low
+        if (low != low[0]).any():
+            return text_of(low)
+        return f"{low[0]}"
 
     def nothing(self, num_envs: int) -> Array:
         """Return a batch of zeros."""
@@ -198,15 +210,19 @@ class ActionEntry:
         """Convert a batch to values of the space, one per row."""
         if self.kind == "discrete":
             return (batch + self.parts[0].low[0]).tolist()
-        columns = []
+        values = []
         start = 0
         for part in self.parts:
             end = start + len(part.low)
-            columns.append(part.values(batch[:, start:end]))
+            values.append(part.values(batch[:, start:end]))
             start = end
+        # A simple space, whose values have no structure.
         if self.tree == 0:
-            return columns[0]
-        return [_assemble(self.tree, row) for row in zip(*columns, strict=True)]
+            return values[0]
+        assembled = []
+        for row in zip(*values, strict=True):
+            assembled.append(_assemble(self.tree, row))
+        return assembled
 
     def read(self, values: Any, *, label: str, indices: bool = False) -> Array:
         """Convert values of the space to a batch: the inverse of `values`, for arrays of R rows.
@@ -265,21 +281,24 @@ class ActionEntry:
             return self._arrays_of_tree(values, label)
         array = np.asarray(values)
         shape = array.shape[1:]
-        if array.ndim and self.tree == 0 and self.parts[0].takes(shape):
+        has_rows = array.ndim > 0
+        if has_rows and self.tree == 0 and self.parts[0].takes(shape):
             return [(self.parts[0], array, label, False)]
 
-        low = np.concatenate([part.low for part in self.parts])
-        high = np.concatenate([part.high for part in self.parts])
-        side_by_side = Part((len(low),), self.parts[0].dtype, low, high)
         # Columns side by side are no value of the space, so their numbers must be unambiguous.
         indices = indices or self.counts_from_zero
-        if array.ndim and side_by_side.takes(shape):
+        side_by_side = self._columns
+        if has_rows and side_by_side.takes(shape):
             if indices:
                 return [(side_by_side, array, label, False)]
-        elif self.kind in ("discrete", "multi_discrete") and side_by_side.takes_one_hots(shape):
+        elif self._takes_one_hots and side_by_side.takes_one_hots(shape):
             return [(side_by_side, array, label, True)]
-        rows = len(array) if array.ndim else 1
-        raise SpaceError(label, f"have the shape {self._shapes(rows, indices)}", array.shape)
+        num_rows = len(array) if has_rows else 1
+        raise SpaceError(label, f"have the shape {self._shapes(num_rows, indices)}", array.shape)
+
+    @property
+    def _takes_one_hots(self) -> bool:
+        return self.kind in ("discrete", "multi_discrete")
 
     def _arrays_of_tree(self, values: Any, label: str) -> list[tuple[Part, Array, str, bool]]:
         found = self._parts_of(self.tree, values, label)
@@ -289,8 +308,9 @@ class ActionEntry:
             array, name = found[number]
             if len(array) != rows:
                 raise SpaceError(name, f"have {rows} rows, as the others", len(array))
-            is_one_hot = not part.takes(array.shape[1:])
-            if is_one_hot and not part.takes_one_hots(array.shape[1:]):
+            shape = array.shape[1:]
+            is_one_hot = not part.takes(shape)
+            if is_one_hot and not part.takes_one_hots(shape):
                 raise SpaceError(name, f"have the shape {(rows, *part.shape)}", array.shape)
             arrays.append((part, array, name, is_one_hot))
         return arrays
@@ -308,11 +328,14 @@ class ActionEntry:
         items = dict(tree) if isinstance(tree, dict) else dict(enumerate(tree))
         # Names may be numbers, which files hold as text.
         names = [str(name) for name in items]
-        if is_tree(values):
-            given = range(len(values)) if isinstance(values, tuple) else values.keys()
-            unknown = [str(name) for name in given if str(name) not in names]
-            if unknown:
-                raise SpaceError(label, f"have the entries {names}", f"{unknown[0]!r} as well")
+        given: Any = ()
+        if isinstance(values, tuple):
+            given = range(len(values))
+        elif is_tree(values):
+            given = values.keys()
+        for name in given:
+            if str(name) not in names:
+                raise SpaceError(label, f"have the entries {names}", f"{str(name)!r} as well")
         found: dict[int, tuple[Array, str]] = {}
         for name, inner in items.items():
             found |= self._parts_of(inner, child(values, name), f"{label} {name!r}")
@@ -322,13 +345,15 @@ class ActionEntry:
         """Describe the shapes that `read` takes."""
         shapes = []
         if self.tree == 0:
-            shapes.append((rows, *self.parts[0].shape))
+            shapes.append(str((rows, *self.parts[0].shape)))
         if indices:
-            shapes.append((rows,) if self.kind == "discrete" else (rows, len(self.bounds[0])))
-        text = " or ".join(str(shape) for shape in dict.fromkeys(shapes))
-        if not text:
-            text = "of its space, with an array for each part"
-        if self.kind in ("discrete", "multi_discrete"):
+            columns = () if self.kind == "discrete" else (len(self.bounds[0]),)
+            shapes.append(str((rows, *columns)))
+        if not shapes:
+            shapes.append("of its space, with an array for each part")
+        # Of a simple space, the two may be the same.
+        text = " or ".join(dict.fromkeys(shapes))
+        if self._takes_one_hots:
             text += f", or {(rows, sum(self.sizes))} as one-hots"
         return text
 
@@ -336,8 +361,11 @@ class ActionEntry:
         """Return plain data that JSON can hold, for `decode`."""
         parts = []
         for part in self.parts:
-            data = {"shape": list(part.shape), "dtype": part.dtype.name}
-            parts.append({**data, "low": part.low.tolist(), "high": part.high.tolist()})
+            data: dict[str, Any] = {"shape": list(part.shape)}
+            data["dtype"] = part.dtype.name
+            data["low"] = part.low.tolist()
+            data["high"] = part.high.tolist()
+            parts.append(data)
         tree = _encoded(self.tree)
         return {"kind": self.kind, "parts": parts, "tree": tree, "box_dtype": self.box_dtype}
 
@@ -355,7 +383,8 @@ class ActionEntry:
             low = np.array(part["low"], wide).reshape(-1)
             high = np.array(part["high"], wide).reshape(-1)
             shape = tuple(int(size) for size in part["shape"])
-            fits = len(low) == len(high) == int(np.prod(shape))
+            size = int(np.prod(shape))
+            fits = len(low) == size and len(high) == size
             if not fits or not (low <= high).all():
                 raise ValueError(
                     f"a part of an action must have bounds that fit its shape, got {dict(part)}"
@@ -395,26 +424,35 @@ def _round_inwards(bound: Array, other: Array, dtype: str) -> Array:
 def _assemble(tree: Any, values: tuple[Any, ...]) -> Any:
     if isinstance(tree, int):
         return values[tree]
-    if isinstance(tree, dict):
-        return {key: _assemble(part, values) for key, part in tree.items()}
-    return tuple(_assemble(part, values) for part in tree)
+    if isinstance(tree, tuple):
+        return tuple(_assemble(inner, values) for inner in tree)
+    assembled = {}
+    for name, inner in tree.items():
+        assembled[name] = _assemble(inner, values)
+    return assembled
 
 
 def _encoded(tree: Any) -> Any:
     """Convert a tree for JSON: a dict becomes pairs, because its keys may be numbers."""
-    if isinstance(tree, dict):
-        return {"dict": [[name, _encoded(inner)] for name, inner in tree.items()]}
+    if isinstance(tree, int):
+        return tree
     if isinstance(tree, tuple):
         return {"tuple": [_encoded(inner) for inner in tree]}
-    return tree
+    pairs = []
+    for name, inner in tree.items():
+        pairs.append([name, _encoded(inner)])
+    return {"dict": pairs}
 
 
 def _decoded(data: Any) -> Any:
     if not isinstance(data, Mapping):
         return int(data)
-    if "dict" in data:
-        return {name: _decoded(inner) for name, inner in data["dict"]}
-    return tuple(_decoded(inner) for inner in data["tuple"])
+    if "tuple" in data:
+        return tuple(_decoded(inner) for inner in data["tuple"])
+    tree = {}
+    for name, inner in data["dict"]:
+        tree[name] = _decoded(inner)
+    return tree
 
 
 def _numbers(tree: Any) -> list[int]:

@@ -76,6 +76,7 @@ def child(tree: Any, name: str | int) -> Any:
     A mapping with numbers as keys may stand for a tuple.
     """
     if isinstance(tree, tuple):
+        # Names from files are text, also those of tuples.
         index = int(name) if str(name).isdigit() else len(tree)
         return tree[index] if index < len(tree) else None
     if not is_tree(tree):

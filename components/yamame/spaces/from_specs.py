@@ -78,8 +78,10 @@ def describe(
         if not isinstance(spec.dtype, torch.dtype) or dtype not in _DTYPES:
             continue
         entry = known.get(unravel_key(key))
-        if entry is None or (entry.stored_shape, entry.dtype) != (tuple(spec.shape), dtype):
-            entry = _observation(key if isinstance(key, tuple) else (key,), spec, dtype)
+        field = (tuple(spec.shape), dtype)
+        if entry is None or (entry.stored_shape, entry.dtype) != field:
+            name = key if isinstance(key, tuple) else (key,)
+            entry = _observation(name, spec, dtype)
         entries.append(entry)
 
     action = action_of(action_spec)
@@ -112,11 +114,14 @@ def _observation(name: tuple[str, ...], spec: TensorSpec, dtype: str) -> Observa
     options: dict[str, Any] = {"dtype": dtype, "stored_shape": shape}
     # Subclasses first: a spec of one-hots or choices is a spec of whole numbers as well.
     if isinstance(spec, OneHot | MultiOneHot) and len(shape) == 1:
-        is_multi = isinstance(spec, MultiOneHot)
-        sizes = _nvec(spec) if is_multi else (int(spec.space.n),)
-        options["sizes"] = sizes
-        options["low"] = (0,) * len(sizes)
-        return ObservationEntry(name, name, "one_hot", (len(sizes),) if is_multi else (), **options)
+        own_shape: tuple[int, ...] = ()
+        if isinstance(spec, MultiOneHot):
+            sizes = _nvec(spec)
+            own_shape = (len(sizes),)
+        else:
+            sizes = (int(spec.space.n),)
+        low = (0,) * len(sizes)
+        return ObservationEntry(name, name, "one_hot", own_shape, sizes, low, **options)
     if dtype == "bool" or isinstance(spec, Binary):
         return ObservationEntry(name, name, "bit", shape, **options)
     if isinstance(spec, MultiCategorical):
@@ -125,7 +130,9 @@ def _observation(name: tuple[str, ...], spec: TensorSpec, dtype: str) -> Observa
         return ObservationEntry(name, name, "token", shape, (int(spec.space.n),), **options)
     if spec.dtype.is_floating_point:
         return ObservationEntry(name, name, "number", shape, **options)
-    return ObservationEntry(name, name, "byte" if dtype == "uint8" else "integer", shape, **options)
+    if dtype == "uint8":
+        return ObservationEntry(name, name, "byte", shape, **options)
+    return ObservationEntry(name, name, "integer", shape, **options)
 
 
 def action_of(spec: TensorSpec) -> ActionEntry:

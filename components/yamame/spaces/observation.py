@@ -81,10 +81,12 @@ class ObservationEntry:
     whole: bool = False
 
     def __post_init__(self) -> None:
+        stored_shape = self.shape or (1,)
+        if self.kind == "one_hot":
+            stored_shape = (sum(self.sizes),)
         # Fields of a frozen dataclass are set through object.
         if self.stored_shape is None:
-            shape = (sum(self.sizes),) if self.kind == "one_hot" else self.shape or (1,)
-            object.__setattr__(self, "stored_shape", shape)
+            object.__setattr__(self, "stored_shape", stored_shape)
         if not self.dtype:
             object.__setattr__(self, "dtype", _DTYPES[self.kind])
 
@@ -107,17 +109,22 @@ class ObservationEntry:
         array = np.asarray(value)
         raw = self.raw_dtype
         label = label or str(self)
-        if array.shape != batch + self.shape:
-            raise SpaceError(label, f"have shape {batch + self.shape}", array.shape)
+        shape = batch + self.shape
+        if array.shape != shape:
+            raise SpaceError(label, f"have shape {shape}", array.shape)
         if array.dtype == raw:
             return array
-        if array.dtype.kind not in ("biuf" if self.kind == "number" else "biu"):
+        allowed_kinds = "biuf" if self.kind == "number" else "biu"
+        if array.dtype.kind not in allowed_kinds:
             raise SpaceError(label, f"be {raw}", array.dtype)
         # Conversion to bytes and bits would wrap around.
         if self.kind in ("byte", "bit"):
             highest = 255 if self.kind == "byte" else 1
-            if array.size and (array.min() < 0 or array.max() > highest):
-                raise SpaceError(label, f"be in 0..{highest}", f"{array.min()}..{array.max()}")
+            smallest = array.min(initial=0)
+            largest = array.max(initial=0)
+            if smallest < 0 or largest > highest:
+                found = f"{array.min()}..{array.max()}"
+                raise SpaceError(label, f"be in 0..{highest}", found)
 
         # Doubles beyond float32 become infinite, which another check reports.
         with np.errstate(over="ignore"):
@@ -180,14 +187,18 @@ class ObservationEntry:
         rows = math.prod(batch)
         if self.kind == "one_hot" and own_shape == self.stored_shape:
             one_hots = array.reshape(rows, *own_shape)
-            return self._check_one_hots(one_hots, label).reshape(array.shape)
+            stored = self._check_one_hots(one_hots, label)
+            return stored.reshape(array.shape)
+
         array = array.reshape(rows, *self.shape)
         if self.kind in ("one_hot", "token", "integer"):
             array = self._to_whole(array, label)
         raw = self.accepted(array, (rows,), label)
+        # The first fault is reported.
         for wrong, condition in self._faults(raw, bounded=bounded):
             raise SpaceError(label, condition, first_wrong(raw, wrong))
-        return self._stored(raw).reshape(*batch, *self.stored_shape)
+        stored = self._stored(raw)
+        return stored.reshape(*batch, *self.stored_shape)
 
     def value(self, stored: Array) -> Array:
         """Convert one stored timestep ``[*stored_shape]`` to a value: the inverse of `read`.
@@ -196,7 +207,8 @@ class ObservationEntry:
         returned as it is.
         """
         if self.kind != "one_hot":
-            return stored.reshape(self.shape).astype(np.int64 if self.whole else stored.dtype)
+            dtype = np.int64 if self.whole else stored.dtype
+            return stored.reshape(self.shape).astype(dtype)
         (choices,) = from_one_hots(stored.reshape(1, -1), np.array(self.sizes))
         if (choices < 0).any():
             return stored
@@ -277,21 +289,19 @@ class ObservationEntry:
             if is_fraction.any():
                 yield is_fraction, "be whole numbers"
         if self.sizes:
-            low, high = (bound.reshape(self._choices) for bound in self._own_range())
-            is_wrong = (raw < low) | (raw > high)
+            low, high = self._own_range()
+            # Shape in which the ranges of choices broadcast against values.
+            choices = self.shape if self.kind == "one_hot" else (len(self.sizes),)
+            is_wrong = (raw < low.reshape(choices)) | (raw > high.reshape(choices))
             if is_wrong.any():
                 yield is_wrong, f"be{self._in_range()}"
 
-    @property
-    def _choices(self) -> tuple[int, ...]:
-        """Shape in which ranges broadcast against values."""
-        return self.shape if self.kind == "one_hot" else (len(self.sizes),)
-
     def _own_range(self) -> tuple[Array, Array]:
         """Return the smallest and largest value of each choice, in numbers of the space."""
+        sizes = np.array(self.sizes, np.int64)
         # Tokens count from 0 and have no `low`.
-        low = np.array(self.low or (0,) * len(self.sizes), np.int64)
-        return low, low + np.array(self.sizes, np.int64) - 1
+        low = np.array(self.low, np.int64) if self.low else np.zeros_like(sizes)
+        return low, low + sizes - 1
 
     def _in_range(self) -> str:
         return f" in {range_text(*self._own_range())}" if self.sizes else ""
@@ -300,7 +310,8 @@ class ObservationEntry:
         stored = batch + self.stored_shape
         if self.kind != "one_hot":
             return f"{stored}"
-        return f"{batch + self.shape} with numbers{self._in_range()}, or {stored} as one-hots"
+        own = batch + self.shape
+        return f"{own} with numbers{self._in_range()}, or {stored} as one-hots"
 
     def __str__(self) -> str:
         return ".".join(self.name)
@@ -313,7 +324,8 @@ class ObservationEntry:
         data["dtype"] = self.dtype
         data["stored_shape"] = list(self.stored_shape)
         if self.bounds is not None:
-            data["bounds"] = [_encoded_bound(bound) for bound in self.bounds]
+            low, high = self.bounds
+            data["bounds"] = [_encoded_bound(low), _encoded_bound(high)]
         if self.whole:
             data["whole"] = True
         return data
@@ -331,25 +343,26 @@ class ObservationEntry:
             raise ValueError(
                 f"an entry must have a known kind and dtype, got {kind!r} and {dtype!r}"
             )
-        shape, sizes, low, stored = (
-            tuple(int(number) for number in data[key])
-            for key in ("shape", "sizes", "low", "stored_shape")
-        )
+        shape = _integers(data["shape"])
+        sizes = _integers(data["sizes"])
+        low = _integers(data["low"])
+        stored = _integers(data["stored_shape"])
+        size = math.prod(shape)
         if kind == "one_hot":
-            has_choices = len(sizes) == len(low) == math.prod(shape)
+            has_choices = len(sizes) == size and len(low) == size
             agrees = has_choices and stored == (sum(sizes),)
         else:
-            agrees = math.prod(shape) == math.prod(stored)
+            agrees = math.prod(stored) == size
         if not agrees or min((*shape, *sizes), default=1) < 0:
             raise ValueError(f"an entry must have shapes that agree, got {dict(data)}")
 
         bounds = None
         # Descriptions of earlier versions have no bounds.
         if data.get("bounds") is not None:
-            smallest, largest = (_decoded_bound(bound, shape, dtype) for bound in data["bounds"])
-            if not (smallest <= largest).all():
+            smallest, largest = data["bounds"]
+            bounds = _decoded_bound(smallest, shape, dtype), _decoded_bound(largest, shape, dtype)
+            if not (bounds[0] <= bounds[1]).all():
                 raise ValueError(f"an entry must have bounds in order, got {dict(data)}")
-            bounds = smallest, largest
         return cls(
             name=tuple(str(name) for name in data["name"]),
             path=tuple(name if isinstance(name, int) else str(name) for name in data["path"]),
@@ -364,20 +377,27 @@ class ObservationEntry:
         )
 
 
+def _integers(data: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(int(number) for number in data)
+
+
 def _encoded_bound(bound: Array) -> Any:
     """Convert a bound to one number, if it is the same everywhere, or else to a flat list."""
     numbers: list[Any] = bound.reshape(-1).tolist()
     if len(set(numbers)) == 1:
         numbers = numbers[:1]
-    # JSON has no infinities.
-    numbers = [number if math.isfinite(number) else str(number) for number in numbers]
+    for index, number in enumerate(numbers):
+        # JSON has no infinities.
+        if not math.isfinite(number):
+            numbers[index] = str(number)
     return numbers[0] if len(numbers) == 1 else numbers
 
 
 def _decoded_bound(data: Any, shape: tuple[int, ...], dtype: str) -> Array:
     listed = data if isinstance(data, list) else [data]
     numbers = np.array([float(number) for number in listed], dtype)
-    return np.broadcast_to(numbers, math.prod(shape)).reshape(shape)
+    flat = np.broadcast_to(numbers, math.prod(shape))
+    return flat.reshape(shape)
 
 
 def is_nested_as_space(entries: Iterable[ObservationEntry], observation: Any) -> bool:
@@ -386,8 +406,14 @@ def is_nested_as_space(entries: Iterable[ObservationEntry], observation: Any) ->
     All entries decide together: in ``{"observation": {"x": a}, "x": b}``, ``a`` is found under the
     path of one entry and under the name of the other.
     """
-    paths = [entry.path for entry in entries if entry.path]
-    return bool(paths) and all(_at(observation, path) is not None for path in paths)
+    has_paths = False
+    for entry in entries:
+        # An empty path is the observation itself, which is not nested.
+        if entry.path:
+            has_paths = True
+            if _at(observation, entry.path) is None:
+                return False
+    return has_paths
 
 
 def _at(observation: Any, place: tuple[str | int, ...]) -> Any:
