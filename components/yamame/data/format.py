@@ -146,7 +146,7 @@ class TrajectoryFormat:
         # The same expression as in `yamame.transforms.context`.
         expected = (trajectory["step_index"] / self.horizon).clamp(max=1.0)
         matches = torch.allclose(time, expected.to(time.dtype), atol=1e-5)
-        first = [round(float(value), 3) for value in time.flatten()[:3]]
+        first = [round(value, 3) for value in time.flatten()[:3].tolist()]
         condition = f"be that of episodes of {self.horizon} steps, as the environment's"
         require(name, "entry 'time'", first, matches, condition)
 

@@ -154,7 +154,8 @@ class TrajectoryDataset:
             self._update()
 
         if self.sample_by == "timestep":
-            transition = torch.randint(int(self._ends[-1]), (batch_size,))
+            num_transitions = int(self._ends[-1])
+            transition = torch.randint(num_transitions, (batch_size,))
             position = torch.searchsorted(self._ends, transition, right=True)
         else:
             position = torch.randint(len(self), (batch_size,))
@@ -166,7 +167,9 @@ class TrajectoryDataset:
             within_store = position[store == number] - self._first[number]
             batches.append(self.stores[number].get(within_store))
         batch = join(batches)
-        return batch if self.transform is None else self.transform(batch)
+        if self.transform is None:
+            return batch
+        return self.transform(batch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a fingerprint of the trajectories, and the counts of their goals."""
@@ -248,7 +251,8 @@ class Mixture:
         for name, given in (("weights", weights), ("final_weights", final_weights)):
             has_names = given.keys() == sources.keys()
             require("Mixture", name, dict(given), has_names, f"be of {list(sources)}")
-            is_possible = min(given.values()) >= 0 and sum(given.values()) > 0
+            values = list(given.values())
+            is_possible = min(values) >= 0 and max(values) > 0
             condition = "not be negative, and one be positive"
             require("Mixture", name, dict(given), is_possible, condition)
 
@@ -272,11 +276,14 @@ class Mixture:
 
     def sample(self, batch_size: int) -> TensorDictBase:
         """Sample trajectories of all sources, see `DataSource.sample`."""
-        filled = {name: weight for name, weight in self.weights.items() if len(self.sources[name])}
-        weights = {name: weight for name, weight in filled.items() if weight > 0}
+        weights = {}
+        filled = [name for name, source in self.sources.items() if len(source)]
+        for name, weight in self.weights.items():
+            if name in filled and weight > 0:
+                weights[name] = weight
         if not weights:
             # At the start of a run, the source with all the weight may still be empty.
-            weights = dict.fromkeys(list(filled)[:1], 1.0)
+            weights = dict.fromkeys(filled[:1], 1.0)
         require("Mixture", "sources", list(self.sources), bool(weights), "not all be empty")
 
         shares = torch.tensor(list(weights.values()))

@@ -57,8 +57,10 @@ def runs(
     stores = []
     for folder in _matching(path):
         require("data", "path", str(folder), folder.is_dir(), "be a folder")
-        replay = folder / "replay"
-        stores.append(_RunStore(replay if replay.is_dir() else folder, format))
+        # A run directory has other folders, too.
+        if (folder / "replay").is_dir():
+            folder = folder / "replay"
+        stores.append(_RunStore(folder, format))
     for store in stores:
         # Runs may have been copied, or written by a machine that failed.
         store.verify()
@@ -169,7 +171,9 @@ def _hdf5_tree(group: Any, h5py: Any, name: str) -> dict[str, Any]:
         is_inside = not isinstance(link, h5py.ExternalLink)
         require(name, f"entry {key!r}", "a link to another file", is_inside, "be in this one")
         value = group[key]
-        tree[key] = _hdf5_tree(value, h5py, name) if isinstance(value, h5py.Group) else value
+        if isinstance(value, h5py.Group):
+            value = _hdf5_tree(value, h5py, name)
+        tree[key] = value
     return tree
 
 
@@ -250,9 +254,11 @@ def torchrl(
 def _read_torchrl(
     dataset: str | TensorDictBase | ReplayBuffer, name: str
 ) -> Iterator[tuple[str, Content]]:
-    steps = _read_folder(dataset) if isinstance(dataset, str) else dataset
-    if isinstance(steps, ReplayBuffer):
-        steps = steps[:]
+    steps: Any = dataset
+    if isinstance(dataset, str):
+        steps = _read_folder(dataset)
+    elif isinstance(dataset, ReplayBuffer):
+        steps = dataset[:]
     is_tensordict = isinstance(steps, TensorDictBase)
     require(name, "dataset", type(steps).__name__, is_tensordict, "be a TensorDict")
     require(name, "shape", tuple(steps.shape), steps.ndim in (1, 2), "be [T] or [N, T]")

@@ -133,7 +133,8 @@ def rollout(
             the array.
     """
     actions = read_tree(table, "actions", name)
-    num_steps = len(next(leaves(actions)))
+    first_array = next(leaves(actions))
+    num_steps = len(first_array)
     has_ends = _found(table, "terminated") is not None or _found(table, "truncated") is not None
     require(name, "arrays", sorted(table), has_ends, "hold 'terminated' or 'truncated'")
     terminated = _flags(table, "terminated", num_steps, name)
@@ -196,6 +197,7 @@ def _observed(
 
     if is_longer:
         is_single = not bool(done[:-1].any())
+        # It is not known where the observations after other ends would be.
         condition = f"not be {num_steps + 1} for several episodes"
         remedy = "give one more than the actions for each alone"
         require(name, f"length of {key!r}", len(value), is_single, condition, remedy=remedy)

@@ -153,6 +153,7 @@ class GoalFrequencies(nn.Module):
             ``[*, N]`` with sum 1 over the options; all zero if there are no options.
         """
         weights = weights.masked_fill(~options, 0.0)
+        # The clamps avoid 0 / 0 where there are no options.
         rare = weights / weights.sum(-1, keepdim=True).clamp(min=WEIGHT_RANGE[0])
         uniform = options / options.sum(-1, keepdim=True).clamp(min=1)
         return torch.lerp(rare, uniform, self.uniform_share)
@@ -164,6 +165,7 @@ class GoalFrequencies(nn.Module):
         """Return the entries ``[N]`` of cells ``[N, d]``; new cells are added with counts of 0."""
         hashes = _hash(cells)
         entry = torch.searchsorted(self.hashes, hashes)
+        # 64 bits: two of a million cells share a hash with a probability of 3e-8.
         if len(self):
             is_new = self.hashes[entry.clamp(max=len(self) - 1)] != hashes
         else:

@@ -59,6 +59,7 @@ def minibatches(
         generator: Generator of the order; None: torch's global one.
     """
     lengths = batch.get("mask").reshape(batch.shape).sum(-1)
+    # Drawn on the CPU, so that a seed has the same order on every device.
     order = torch.randperm(len(lengths), generator=generator).to(lengths.device)
     for chosen in order.split(size):
         longest = int(lengths[chosen].max())

@@ -121,6 +121,7 @@ class Relabel(BatchTransform):
             is_known = keys.keys() <= set(known)
             require("Relabel", "keys", sorted(keys), is_known, f"name some of {known}")
             keys = RelabelKeys(**keys)
+        # Keys of TorchRL's protocol; other entries are rewritten where a batch holds them.
         out_keys = [keys.goal, keys.mask, keys.reward, keys.terminated]
         super().__init__(in_keys=keys.needed(), out_keys=out_keys)
         self.keys = keys
@@ -142,6 +143,7 @@ class Relabel(BatchTransform):
         require("Relabel", "batch_size", shape, len(shape) == 2, "be [B, L], of whole trajectories")
 
         batch, without_slots = self._add_slots(tensordict)
+        # A shallow copy: entries that change are replaced, not written to.
         out = batch.copy()
         if may_change:
             instruction, changed = self._choose(batch)
@@ -152,6 +154,7 @@ class Relabel(BatchTransform):
             real = mask.reshape(*goal.shape[:2], 1, 1)
             shown = view(goal, hide_future_goals=True)
             out.set(self.keys.goal, torch.where(real, shown, goal))
+        # Goals leave in the shape in which they came.
         for key in without_slots:
             out.set(key, out.get(key).squeeze(-2))
         return out
@@ -276,6 +279,8 @@ class Relabel(BatchTransform):
         Returns:
             Instructions ``[B, K, d]``, and which of them are new ``[B]``.
         """
+        # Timesteps without an achieved goal cannot complete one, so they need not be told from
+        # padding.
         mask = valid.any(-1)
         num_steps = valid.shape[1]
         changed = torch.zeros_like(mask[:, 0])

@@ -106,7 +106,7 @@ class Part:
             slack = np.maximum(_SLACK * (high - low), _ROUNDING * magnitude)
         else:
             values = whole(values)
-        # Comparisons with NaN are False.
+        # NaN fails both comparisons.
         is_good = (values >= low - slack) & (values <= high + slack)
         if values.dtype.kind == "f" and not self.is_box:
             is_good &= np.trunc(values) == values
@@ -264,6 +264,7 @@ class ActionEntry:
         Raises:
             SpaceError: The shape is not one that `read` takes.
         """
+        # A structured space may have parts of several sorts.
         for part, _, _, is_one_hot in self._arrays(values, "action", indices):
             if part.low.any() and not part.is_box and not is_one_hot:
                 return True

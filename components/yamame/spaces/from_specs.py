@@ -85,6 +85,7 @@ def describe(
         entries.append(entry)
 
     action = action_of(action_spec)
+    # A transform may have changed the actions, too.
     if recorded is not None and _have_equal_batches(recorded.action, action):
         action = recorded.action
     return Spaces(tuple(entries), action)

@@ -236,6 +236,7 @@ class ObservationEntry:
     def _to_whole(self, array: Array, label: str) -> Array:
         array = whole(array)
         if array.dtype.kind == "f":
+            # Above 2**53, doubles skip whole numbers, so a value there may have been rounded.
             is_whole = (np.trunc(array) == array) & (np.abs(array) < 2.0**53)
             condition = f"be whole numbers{self._in_range()}"
             raise SpaceError(label, condition, first_wrong(array, ~is_whole))
@@ -282,8 +283,10 @@ class ObservationEntry:
             is_wrong = is_below | is_above
             if is_wrong.any():
                 yield is_wrong, f"be in {range_text(low, high)}, the bounds of its space"
-        if self.kind == "number" and not np.isfinite(raw).all():
-            yield ~np.isfinite(raw), "be finite"
+        if self.kind == "number":
+            is_finite = np.isfinite(raw)
+            if not is_finite.all():
+                yield ~is_finite, "be finite"
         if self.whole:
             is_fraction = np.trunc(raw) != raw
             if is_fraction.any():

@@ -363,6 +363,9 @@ class StorageMachine(RuleBasedStateMachine):
         for state in (manifest["held"], *manifest["protected"]):
             named.update(number for number, _, _ in state["parts"])
         assert len(manifest["protected"]) == len(self.protected)
+        # Adjacent ranges of a segment are one, or a manifest would grow with every append.
+        held = [number for number, _, _ in manifest["held"]["parts"]]
+        assert len(held) == len(set(held))
         for suffix in (".steps", ".index"):
             present = {int(file.stem) for file in self.path.glob(f"*{suffix}")}
             assert present == named if self.files_are_tidy else present >= named

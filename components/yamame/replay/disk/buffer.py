@@ -177,6 +177,7 @@ class TrajectorySampler(RandomSampler):
 class TrajectoryWriter(ImmutableDatasetWriter):
     """A writer that appends to the `TrajectoryStorage` of the buffer, and has no state itself."""
 
+    # TorchRL reads this attribute for `ReplayBuffer.write_count`.
     @property
     def _write_count(self) -> int:
         return self._storage.num_appended

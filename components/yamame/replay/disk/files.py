@@ -331,6 +331,7 @@ def _flatten_padded(trajectories: TensorDictBase) -> tuple[TensorDictBase, np.nd
     remedy = "pack rollouts with yamame.replay.pack"
     require(STORE, "trajectories", tuple(shape), len(shape) == 2, "be [n, L]", remedy=remedy)
     mask = trajectories.get("mask", None)
+    # Without a mask, nothing is padding.
     if mask is None:
         return trajectories.flatten(), np.full(shape[0], shape[1])
 
