@@ -232,7 +232,7 @@ def test_whole_episodes_as_torchrl_has_them_are_packed(make, flat):
 def test_what_is_not_whole_is_refused_with_a_remedy_and_can_be_packed_as_it_is(make):
     buffer = make()
     steps = rollout("-x--", "x--x")
-    remedy = r"must be none: .* pack what there is with yamame.replay.pack, got 2"
+    remedy = r"must be 0, got 2; .* pack unfinished ones with yamame.replay.pack"
     with pytest.raises(ValueError, match=f"after the last end of an episode {remedy}"):
         buffer.extend(steps)
     whole_ones = rollout("-x-x", "x--x")

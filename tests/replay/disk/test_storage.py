@@ -186,7 +186,7 @@ class StorageMachine(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp())
         self.path = self.folder / "store"
 
-    @initialize(capacity=st.sampled_from([1, 9, 20, 60]), keep=st.integers(1, 3))
+    @initialize(capacity=st.sampled_from([1, 20, 200, 500]), keep=st.integers(1, 3))
     def open_new(self, capacity, keep):
         self.options = {"capacity": capacity, "owner": "ayu", "keep": keep}
         self.storage = TrajectoryStorage(self.path, **self.options)
