@@ -224,11 +224,15 @@ class StorageMachine(RuleBasedStateMachine):
 
     @rule(lengths=LENGTHS, failing=st.integers(0, 2), share=st.sampled_from([0.0, 0.5, 1.0]))
     def append_to_a_full_disk(self, lengths, failing, share):
+        """A fragment at the end of a segment is never part of a later trajectory."""
+        self.append([1], is_padded=False)
         batch, _ = self.batch(lengths)
         error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with writing_with(fail_at(failing, share, error)), pytest.raises(OSError, match="No space"):
             self.storage.append(batch)
         self.files_are_tidy = False
+        self.what_is_held_is_the_newest()
+        self.append([2, 1], is_padded=False)
 
     @rule(lengths=LENGTHS, failing=st.integers(0, 2), share=st.sampled_from([0.0, 0.5, 1.0]))
     def kill_while_writing(self, lengths, failing, share):
@@ -291,6 +295,14 @@ class StorageMachine(RuleBasedStateMachine):
         older = [one for one in self.protected if one.num_appended < state.num_appended]
         self.protected = [*older, state][-self.options["keep"] :]
         self.files_are_tidy = True
+
+    @rule(lengths=LENGTHS, is_protected=st.booleans())
+    def roll_back_over_an_append(self, lengths, is_protected):
+        self.append([1], is_padded=False)
+        state = self.checkpoint(is_protected)
+        self.append(lengths, is_padded=False)
+        self.roll_back(state, is_reopened=False)
+        self.append([2, 1], is_padded=False)
 
     @precondition(lambda self: self.protected)
     @rule(choice=st.integers(0, 2))
