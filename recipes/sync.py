@@ -1,10 +1,10 @@
-"""Sends to MLflow what waits in the spools of runs, because it did not answer while they went on.
+"""Send to MLflow what it did not take while runs went on.
 
     python recipes/sync.py run=runs/mine
     python recipes/sync.py run=[runs/a,runs/b]
 
-What MLflow already has is not stored again, so that nothing happens the second time. A run that is
-resumed does the same by itself.
+What MLflow already has is not stored again, so a second call sends nothing. A resumed run does the
+same by itself.
 """
 
 if __name__ == "__main__":

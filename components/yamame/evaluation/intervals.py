@@ -12,11 +12,11 @@ without the slow import of `scipy.stats`.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from statistics import NormalDist
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +25,9 @@ from torch import Tensor
 from yamame.checks import require, require_at_least
 
 Array = npt.NDArray[np.float64]
-Method = Literal["Student", "Welch", "bootstrap", "Newcombe", "episodes"]
-"""Name of an interval on pages and in tables; ``episodes``: over held-out episodes of these runs,
-not over seeds.
+Method = Literal["Student", "Welch", "bootstrap", "Newcombe", "episodes", "tasks"]
+"""Name of an interval on pages and in tables; ``episodes`` and ``tasks``: over held-out episodes or
+tasks of these runs, not over seeds.
 """
 Interval = tuple[float, float]
 FEW = 10
@@ -181,16 +181,20 @@ class Resampling:
         larger = (
             fewest / (fewest - 1)
         ) ** 0.5  # resamples of n vary less than samples, by this factor
-        resample = partial(
-            _scipy("stats").bootstrap,
-            samples,
-            statistic,
-            axis=0,
-            vectorized=True,
-            n_resamples=self.num_resamples,
-            method="percentile",
-            rng=np.random.default_rng(self.seed),
-        )
+
+        def resample(**options: Any) -> Any:
+            # SciPy's statistics take long to import; Student's intervals of means need none.
+            return _scipy("stats").bootstrap(
+                samples,
+                statistic,
+                axis=0,
+                vectorized=True,
+                n_resamples=self.num_resamples,
+                method="percentile",
+                rng=np.random.default_rng(self.seed),
+                **options,
+            )
+
         if fewest < FEW:
             centre = statistic(*(np.moveaxis(sample, 0, -1) for sample in samples), axis=-1)
             standard_error, freedom = _jackknife(samples, statistic)

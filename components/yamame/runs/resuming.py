@@ -1,11 +1,13 @@
 """Resuming a run from its last checkpoint, or finding that it is finished."""
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from yamame import distributed
 from yamame.checks import UsageError
 from yamame.cli.jobs import AlreadyDone
+from yamame.files.atomic import read_json
 from yamame.files.checkpoint import LoadedCheckpoint
 from yamame.files.identity import compare_config, differing, leaves_what_was_done
 from yamame.files.run_directory import RunDirectory, SharedDirectory
@@ -79,6 +81,8 @@ def restore(run: RunState) -> LoadedCheckpoint:
     loaded = distributed.on_rank0(lambda: run.checkpoints.load(run.components))
     if not distributed.is_rank0():
         run.checkpoints.load(run.components, which=run.checkpoints.path(loaded.step))
+    with contextlib.suppress(FileNotFoundError, UsageError):  # never written, or damaged
+        run.costs.include_summary(read_json(run.path / "summary.json"))
     _forget_stop(run, loaded.config)
     return loaded
 

@@ -14,7 +14,7 @@ from torchrl.envs import EnvBase
 from yamame import distributed
 from yamame.agent import InContextPolicy
 from yamame.checks import UsageError, at_key
-from yamame.cli.jobs import resume_mode, say
+from yamame.cli.jobs import is_part, resume_mode, say
 from yamame.cli.names import run_name
 from yamame.cli.nodes import instantiate, plain
 from yamame.collectors import Episodes
@@ -86,6 +86,7 @@ class Run(RunState):
         unit: Literal["env_steps", "updates"] = "env_steps",
         callbacks: Sequence[Callback] = (),
     ) -> None:
+        self.costs = CostMeter(is_part=is_part())
         write_out_split(cfg)  # before the configuration is copied and saved
         self.cfg = cfg
         self.config = plain(cfg)
@@ -168,7 +169,6 @@ class Run(RunState):
         self.on_saved = on_saved
         replay = distributed.rank_dir(self.path / "replay")
         self.novelty = what_is_new(self.cfg, held_out, replay=replay)
-        self.costs = CostMeter()
         self.components = self._all_components(components)
         self.guard.kept = {"agent": components["agent"]}
 
@@ -418,7 +418,7 @@ class Run(RunState):
         """Print which signal has ended the run, once."""
         if error.signal is None or not self.directory.begun:
             return
-        error.told = True
+        error.reported = True
         if distributed.is_rank0():
             saved = f"{self.checkpoints.last} is saved"
             print_stderr(f"{error.signal.name}: {saved}; resume=true goes on from there")
