@@ -290,20 +290,19 @@ def mean_interval(values: Tensor, *, confidence: Confidence = 0.95) -> tuple[flo
         confidence: Coverage, in (0, 1).
 
     Raises:
-        ValueError: ``values`` is empty, not finite or no vector.
-        ArgumentError: The coverage is out of its range.
+        ArgumentError: ``values`` is empty, not finite or no vector, or the coverage is out of its
+            range.
         ImportError: SciPy is not installed.
 
     >>> import torch
     >>> mean_interval(torch.full((5,), 3.0))
     (3.0, 3.0)
     """
-    if values.ndim != 1 or values.numel() == 0 or not bool(values.isfinite().all()):
-        num_bad = int((~values.isfinite()).sum())
-        raise ValueError(
-            "mean_interval: values must be a non-empty vector of finite numbers, "
-            f"got shape {tuple(values.shape)}, {num_bad} not finite"
-        )
+    shape = tuple(values.shape)
+    is_vector = len(shape) == 1 and shape[0] > 0
+    require("mean_interval", "values", shape, is_vector, "be a non-empty vector")
+    num_bad = int((~values.isfinite()).sum())
+    require("mean_interval", "values", f"{num_bad} not finite", num_bad == 0, "be finite")
     size = len(values)
     doubles = values.detach().double()
     mean = float(doubles.mean())
@@ -330,7 +329,7 @@ def clustered_mean_interval(
         confidence: Coverage, in (0, 1).
 
     Raises:
-        ValueError: As `mean_interval`, or ``clusters`` has another shape.
+        ArgumentError: As `mean_interval`, or ``clusters`` has another shape.
 
     >>> import torch
     >>> values, tasks = torch.tensor([0.0, 0.0, 1.0, 1.0]), torch.tensor([7, 7, 8, 8])
@@ -364,7 +363,7 @@ def clustered_share_interval(
         confidence: Coverage, in (0, 1).
 
     Raises:
-        ValueError: As `wilson_interval`, or ``clusters`` has another shape.
+        ArgumentError: As `wilson_interval`, or ``clusters`` has another shape.
 
     >>> import torch
     >>> low, high = clustered_share_interval(torch.ones(40).bool(), torch.arange(40) % 10)

@@ -117,6 +117,18 @@ class EvaluationResult:
                 metrics[f"success_mean_{count}_goals"] = float(group.double().mean())
         return metrics
 
+    def numbers(self, *, confidence: float = 0.95) -> dict[str, Any]:
+        """Return the `summary`, and the `trial_curve` as ``trials``."""
+        curve = self.trial_curve(confidence=confidence)
+        return {**self.summary(confidence=confidence), "trials": curve}
+
+    def episodes(self) -> dict[str, list[Any]]:
+        """Return ``return`` and ``length`` of every episode, and ``success`` if it is known."""
+        episodes = {"return": self.returns.tolist(), "length": self.lengths.tolist()}
+        if self.success is not None:
+            episodes["success"] = self.success.tolist()
+        return episodes
+
     def common_trials(self) -> Tensor:
         """Return the returns ``[E, trials]`` of the trials that every episode completed."""
         is_common = (~self.trial_returns.isnan()).all(0)
