@@ -170,3 +170,19 @@ def judge(ours: float, published: float, margin: float) -> Outcome:
     if abs(difference) <= margin:
         return "comparable"
     return "above" if difference > 0 else "below"
+
+
+def judge_estimate(
+    ours: JointEstimate, published: float, margin: float
+) -> tuple[Outcome, bool] | None:
+    """Compare an estimate with a published mean.
+
+    Returns:
+        The outcome of `judge`, and whether all of Student's interval has the same outcome; None
+        with a single seed.
+    """
+    if len(ours.seeds) < 2:
+        return None
+    outcome = judge(ours.value, published, margin)
+    ends = [judge(end, published, margin) for end in ours.student or ()]
+    return outcome, bool(ends) and all(end == outcome for end in ends)

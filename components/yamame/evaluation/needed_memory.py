@@ -9,7 +9,7 @@ need an interval that excludes the opposite; other windows are *unclear*.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -128,6 +128,29 @@ class NeededMemory:
             needed = _describe_range(1, self.at_most)
             return f"not settled: {needed} may be needed; more seeds may tell"
         return "not settled: the differences are within the noise; more seeds may tell"
+
+
+def distinct_windows(
+    windows: Iterable[int | None], longest: int | None, context_length: int
+) -> list[int | None]:
+    """Return the windows that agents can tell apart, in ascending order, from 1 on.
+
+    Args:
+        windows: Numbers of timesteps; None for all.
+        longest: Timesteps of the longest episode; None if unknown. Windows that cover a whole
+            episode are merged into one of that length.
+        context_length: Longest window that an agent can have.
+
+    >>> distinct_windows([9, 4, None], longest=6, context_length=1024)
+    [1, 4, 6]
+    """
+    known = math.inf if longest is None else longest
+    whole = longest if known <= context_length else None
+    distinct = set()
+    for window in (1, *windows):
+        covers_all = window is None or window >= known
+        distinct.add(whole if covers_all else window)
+    return sorted(distinct, key=lambda window: math.inf if window is None else window)
 
 
 @check_bounds
