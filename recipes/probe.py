@@ -1,6 +1,6 @@
-"""Test whether a task needs memory, and how much, by agents that see different numbers of timesteps.
+"""Test how much memory a task needs, by agents that see different numbers of timesteps.
 
-    python recipes/probe.py env=tmaze env.length=6                             # --help lists the keys
+    python recipes/probe.py env=tmaze env.length=6                           # --help lists the keys
     python recipes/probe.py env=bandits probe.windows=[1,4,16,null] probe.seeds=[0,1,2,3,4]
     python recipes/probe.py env=gym env.id=mylab:Levers-v0 budget.env_steps=100000
     python recipes/probe.py env=mazerunner callbacks=cost_limit callbacks.cost_limit.cpu_s=120
@@ -70,7 +70,7 @@ def probe(cfg: DictConfig) -> NeededMemory:
 
     runs = []
     for window in windows:
-        runs.append([train(common, folder, window, seed) for seed in cfg.probe.seeds])
+        runs.append([train_agent(common, folder, window, seed) for seed in cfg.probe.seeds])
     scores = []
     for same_window in runs:
         results = [evaluate(setting, run.path) for run in same_window]
@@ -117,7 +117,7 @@ def check(cfg: DictConfig, given: list[str]) -> None:
             raise UsageError(f"probe.{name}: must {bounds.condition}, got {value}")
 
 
-def train(common: list[str], folder: Path, window: int | None, seed: int) -> Run:
+def train_agent(common: list[str], folder: Path, window: int | None, seed: int) -> Run:
     """Train the agent of a window and a seed, unless that is done; return the finished run."""
     sees = "null" if window is None else window
     name = f"{folder.name}-window-{sees}-seed-{seed}"

@@ -3,8 +3,8 @@
     python recipes/sync.py run=runs/mine
     python recipes/sync.py run=[runs/a,runs/b]
 
-Points that MLflow already has are not sent again, so the command may be repeated. A resumed run does
-the same by itself.
+Points that MLflow already has are not sent again, so the command may be repeated. A resumed run
+does the same by itself.
 """
 
 if __name__ == "__main__":
