@@ -378,3 +378,12 @@ def test_no_interval_without_width_is_printed(num_seeds):
     ):
         assert not re.search(r"\[(.+), \1\]", shown)
         assert "[-]" in shown
+
+
+def test_rates_of_tasks_that_were_played_more_than_once_have_intervals_within_0_and_1():
+    rates = np.array([1.0, 1.0, 0.5, 1.0])
+    scores = [[rates, rates[::-1], rates], [rates, rates, rates]]
+    found = judge_memory([1, None], scores, rates * 0.5, highest=1.0)
+    assert all(0.0 <= one.score.low <= one.score.high <= 1.0 for one in found.reached)
+    unknown = judge_memory([1, None], scores, rates * 0.5)
+    assert max(one.score.high for one in unknown.reached) > 1.0

@@ -132,8 +132,10 @@ def joint_estimate(
     (0.75, [0.5, 1.0], (0.0, 1.0))
     """
     table = np.asarray(scores, np.float64)
-    is_table = table.ndim == 2 and table.size > 0 and bool(np.isfinite(table).all())
-    require("joint_estimate", "scores", table.shape, is_table, "be finite [seeds, tasks]")
+    is_table = table.ndim == 2 and table.size > 0
+    is_finite = bool(np.isfinite(table).all())
+    holds = is_table and is_finite
+    require("joint_estimate", "scores", table.shape, holds, "be finite [seeds, tasks]")
     num_seeds, num_tasks = table.shape
     value = float(table.mean())
     seed_means = table.mean(1)
@@ -146,12 +148,14 @@ def joint_estimate(
         seeds = rng.integers(num_seeds, size=num_seeds)
         tasks = rng.integers(num_tasks, size=num_tasks)
         # The same tasks for all seeds, so that hard tasks are not taken for noise between seeds.
-        means.append(table[np.ix_(seeds, tasks)].mean())
+        resample = table[np.ix_(seeds, tasks)]
+        means.append(resample.mean())
     low, high = np.quantile(means, [0.5 - confidence / 2, 0.5 + confidence / 2])
 
+    student = mean_interval(torch.from_numpy(seed_means), confidence=confidence)
     return JointEstimate(
         value=value,
-        student=with_width(*mean_interval(torch.from_numpy(seed_means), confidence=confidence)),
+        student=with_width(*student),
         bootstrap=with_width(float(low), float(high)),
         seeds=seed_means.tolist(),
         tasks=tasks_interval(table.mean(0), confidence=confidence),

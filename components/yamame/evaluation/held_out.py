@@ -309,6 +309,7 @@ class _Tally:
             finished = finished & ~happened["aborted"]
 
         returns = self.returns[:count, : int(trial.max()) + 1].cpu()
+        # NaN for trials that an episode did not reach: a sum of 0 would look like a failure.
         is_absent = torch.arange(returns.shape[1]) > trial.unsqueeze(-1)
         return EvaluationResult(
             returns=returns.sum(-1),

@@ -8,11 +8,11 @@ package.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from statistics import NormalDist
 from types import ModuleType
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,9 @@ from yamame.checks import Bounds, PositiveInt, check_bounds, require
 Array = npt.NDArray[np.float64]
 Confidence = Annotated[float, Bounds(above=0, below=1)]
 """Coverage of an interval, in (0, 1)."""
-Method = Literal["Student", "Welch", "bootstrap", "Newcombe", "episodes"]
-"""Name of an interval on pages and in tables; ``episodes``: over held-out episodes of these runs,
-not over seeds.
+Method = Literal["Student", "Welch", "bootstrap", "Newcombe", "episodes", "tasks"]
+"""Name of an interval on pages and in tables; ``episodes`` and ``tasks``: over held-out episodes or
+tasks of these runs, not over seeds.
 """
 Interval = tuple[float, float]
 FEW = 10
@@ -180,16 +180,19 @@ class Resampling:
         smallest = min(map(len, samples))
         # Resamples of n observations vary less than samples do, by this factor.
         larger = (smallest / (smallest - 1)) ** 0.5
-        resample = partial(
-            _scipy("stats").bootstrap,
-            samples,
-            statistic,
-            axis=0,
-            vectorized=True,
-            n_resamples=self.num_resamples,
-            method="percentile",
-            rng=np.random.default_rng(self.seed),
-        )
+
+        def resample(**options: Any) -> Any:
+            # SciPy's statistics take long to import; Student's intervals of means need none.
+            return _scipy("stats").bootstrap(
+                samples,
+                statistic,
+                axis=0,
+                vectorized=True,
+                n_resamples=self.num_resamples,
+                method="percentile",
+                rng=np.random.default_rng(self.seed),
+                **options,
+            )
 
         if smallest < FEW:
             rows = [np.moveaxis(sample, 0, -1) for sample in samples]

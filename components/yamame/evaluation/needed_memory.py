@@ -269,10 +269,13 @@ def _reached(
 
 def _check(windows: Sequence[int | None], table: Array, chance: Array) -> None:
     owner = "judge_memory"
-    is_table = table.ndim == 3 and table.size > 0
-    fits = is_table and (table.shape[0], table.shape[2]) == (len(windows), chance.size)
-    is_finite = fits and bool(np.isfinite(table).all())
-    require(owner, "scores", table.shape, is_finite, "be finite and fit [windows, seeds, tasks]")
+    fits = table.ndim == 3 and table.size > 0
+    if fits:
+        num_windows, _, num_tasks = table.shape
+        fits = num_windows == len(windows) and num_tasks == chance.size
+    is_finite = bool(np.isfinite(table).all())
+    holds = fits and is_finite
+    require(owner, "scores", table.shape, holds, "be finite and fit [windows, seeds, tasks]")
     require(owner, "scores", table.shape, chance.size > 1, "be of several tasks")
     require(owner, "random", chance.shape, bool(np.isfinite(chance).all()), "be finite")
 

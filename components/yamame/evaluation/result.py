@@ -68,6 +68,7 @@ class EvaluationResult:
         tasks, index = self.clusters.unique(return_inverse=True)
         if len(tasks) in (1, len(index)):
             return self.scores
+        # A task that was drawn more often than others does not count more.
         sums = torch.zeros(len(tasks), dtype=torch.float64).index_add_(0, index, self.scores)
         return sums / index.bincount()
 

@@ -64,13 +64,15 @@ def record_episodes(
         playing = torch.ones_like(timestep.get("done"))
         while (max_steps is None or len(steps) < max_steps) and bool(playing.any()):
             seen = timestep.select(*policy.in_keys, strict=False)
-            stored = {"features": policy.timestep_encoder(seen).get(features_key), "mask": playing}
+            features = policy.timestep_encoder(seen).get(features_key)
+            stored = {"features": features, "mask": playing}
             for name in _STORED:
                 if name in timestep.keys():
                     # The environment may write the next step into the same tensor.
                     stored[name] = timestep.get(name).clone()
 
-            step, timestep = env.step_and_maybe_reset(act(policy, timestep, env.action_key))
+            acted = act(policy, timestep, env.action_key)
+            step, timestep = env.step_and_maybe_reset(acted)
             stored["action"] = agent.action_space.encode(step.get(env.action_key))
             steps.append(TensorDict(stored, env.batch_size))
             playing = playing & ~step.get("next").get("done")

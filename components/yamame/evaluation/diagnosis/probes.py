@@ -106,8 +106,9 @@ class _Ridge:
 
 def _score(predicted: Tensor, y: Tensor, mask: Tensor) -> ProbeCurve:
     """Compare predictions with targets ``[E, T, H]`` in each part of the episodes."""
-    is_binary = all(len(values.unique()) == 2 for values in y[mask].unbind(-1))
-    middle = (y[mask].amax(0) + y[mask].amin(0)) / 2
+    targets = y[mask]
+    is_binary = all(len(values.unique()) == 2 for values in targets.unbind(-1))
+    middle = (targets.amax(0) + targets.amin(0)) / 2
     points = []
     for part in torch.arange(mask.shape[1]).chunk(_MOST_POINTS):
         inside = mask[:, part]
@@ -119,8 +120,9 @@ def _score(predicted: Tensor, y: Tensor, mask: Tensor) -> ProbeCurve:
             continue
         r2 = 1 - (guess - true).square().sum() / spread
         is_high = true > middle
+        is_right = (guess > middle) == is_high
+        accuracy = is_right.double().mean()
         rate = is_high.double().mean(0)
-        accuracy = ((guess > middle) == is_high).double().mean()
         chance = torch.maximum(rate, 1 - rate).mean()
         points.append(torch.stack([part.double().mean(), r2, accuracy, chance]))
 

@@ -78,7 +78,8 @@ def recall_density(
     lengths = mask.sum(1)
     is_last = torch.arange(num_steps, device=mask.device) == lengths.unsqueeze(1) - 1
 
-    steps = torch.linspace(0, num_steps - 1, min(num_steps, most_steps)).round().long().tolist()
+    num_replaced = min(num_steps, most_steps)
+    steps = torch.linspace(0, num_steps - 1, num_replaced).round().long().tolist()
     all_decisions = _Effects(num_steps, len(steps))
     last_decisions = _Effects(num_steps, len(steps))
     before = _log_probs(agent, episodes, features, gamma_index)
@@ -130,7 +131,8 @@ class _Effects:
             effect: ``[N, T]``, on each decision. Decisions before the timestep are ignored.
             counts: ``[N, T]`` bool, the decisions that count.
         """
-        reached = torch.where(counts, effect, 0.0)[:, step:].sum(0).cpu()
+        counted = torch.where(counts, effect, 0.0)
+        reached = counted[:, step:].sum(0).cpu()
         self.total[: len(reached)] += reached
         self.count[: len(reached)] += counts[:, step:].sum(0).cpu()
         if step == 0:
