@@ -6,9 +6,8 @@
     python recipes/evaluate.py run=runs/mine diagnose=all     # its memory: docs/howto/diagnose.md
 
 A run is a directory, a checkpoint file or the id of an MLflow run. All runs play the same held-out
-tasks; they are not those that chose the best checkpoint in training. Results are written to
-<output>/evaluation.json. Several runs are aggregated over seeds and tasks, where the score of a run
-is its mean over the held-out tasks, and runs with the same environment are runs of one task.
+tasks; they are not those that chose the best checkpoint in training. Several runs are aggregated
+over seeds and tasks; runs with the same environment are runs of one task.
 """
 
 if __name__ == "__main__":
@@ -35,7 +34,7 @@ from yamame.files.atomic import write_json
 from yamame.files.identity import key_of
 from yamame.files.run_directory import check_folder
 from yamame.report import evaluations
-from yamame.runs.diagnosis import Asked, diagnose, diagnosed, keep
+from yamame.runs.diagnosis import Asked, diagnose, diagnosed, keep, told
 from yamame.runs.playing import RunEvaluator
 from yamame.runs.trained import Trained, load_asked
 
@@ -57,9 +56,7 @@ def evaluate_runs(cfg: DictConfig) -> dict[str, Any]:
     output = output_folder(cfg, runs)
     check_folder(output, "output")
     # All runs are checked before the first is evaluated, because evaluations may take long.
-    evaluations.check_tasks(
-        [run.trained.task for run in runs], [run.trained.task for run in others]
-    )
+    evaluations.check_tasks([run.task for run in runs], [run.task for run in others])
     for run in [*runs, *others]:
         run.check(draws_attention=cfg.attention)
 
@@ -77,7 +74,8 @@ def evaluate_runs(cfg: DictConfig) -> dict[str, Any]:
     output.mkdir(parents=True, exist_ok=True)
     evaluations.draw(output, evaluated + against, maps)
     path = write_json(output / "evaluation.json", report)
-    evaluations.print_tables(report)
+    diagnoses = evaluations.diagnoses(evaluated + against)
+    evaluations.print_tables(report, {name: told(found) for name, found in diagnoses.items()})
     print(path)
     return report
 

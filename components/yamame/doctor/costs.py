@@ -61,6 +61,7 @@ def describe_costs(watch: Stopwatch, whole: Forecast, costs: Costs) -> dict[str,
     steps = f"{whole.env_steps:,} steps"
     time = timedelta(seconds=round(whole.total))
     cpu_s = whole.total * watch.cores
+    # Parts of a run differ by orders of magnitude, so they are given as shares.
     parts = [f"{part} {seconds / whole.total:.0%}" for part, seconds in whole.seconds.items()]
     return {
         "speed": f"{speed}, {updates_per_s:,.1f} updates/s while it learns",

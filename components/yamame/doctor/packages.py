@@ -47,6 +47,7 @@ def conflicts(package: str = "yamame", *extras: str) -> Iterator[str]:
             if not _applies(needed, wanted):
                 continue
             version = version_of(needed.name)
+            # Pre-releases count: who installed a nightly build of torch wants to use it.
             entry = (needed.name, frozenset(needed.extras))
             if version == "none" or not needed.specifier.contains(version, prereleases=True):
                 specifier = str(needed.specifier)
@@ -73,6 +74,7 @@ def _requirements_of(package: str) -> tuple[str, list[str]]:
         PackageNotFoundError: The package is not installed.
     """
     root = checkout()
+    # A checkout has no metadata, but the same requirements stand in its pyproject.toml.
     if package != "yamame" or root is None or is_installed():
         python = str(metadata.metadata(package).json.get("requires_python", ""))
         return python, metadata.requires(package) or []

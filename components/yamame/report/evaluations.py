@@ -31,8 +31,10 @@ _PICTURES = (
 
 def acting_numbers(run: Numbers) -> Numbers:
     """Return the numbers of the discount factor that acts."""
-    (acting,) = [numbers for numbers in run["gammas"] if numbers["acting"]]
-    return acting
+    for numbers in run["gammas"]:
+        if numbers["acting"]:
+            return numbers
+    raise ValueError(f"no discount factor acts in the evaluation of {run['source']}")
 
 
 def mean_score(runs: Sequence[Numbers]) -> float:
@@ -86,6 +88,7 @@ def compare(
     improvement = {}
     for metric in METRICS:
         key = f"{metric}_mean"
+        # Environments may not report success.
         if not all(key in acting_numbers(run) for run in [*runs, *against]):
             continue
         tables = []
@@ -157,6 +160,7 @@ def draw(folder: Path, runs: Sequence[Numbers], attention: Sequence[Tensor]) -> 
         runs: Evaluated runs.
         attention: Attention ``[layers, H, L, L]`` of each run, or nothing.
     """
+    # A picture of an earlier evaluation must not stand beside the numbers of this one.
     for pattern in _PICTURES:
         for picture in folder.glob(pattern):
             picture.unlink()
@@ -179,8 +183,15 @@ def diagnoses(runs: Sequence[Numbers]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def print_tables(report: Mapping[str, Any]) -> None:
-    """Print the content of ``evaluation.json`` as tables."""
+def print_tables(
+    report: Mapping[str, Any], memory: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> None:
+    """Print the content of ``evaluation.json`` as tables.
+
+    Args:
+        report: The content.
+        memory: Rows of the diagnosis of memory of each run that has one, by the name of the run.
+    """
     runs = [*report["run"], *report["against"]]
     rows = []
     for run in runs:
@@ -191,8 +202,8 @@ def print_tables(report: Mapping[str, Any]) -> None:
     novelties = dict.fromkeys(run["evaluated_on"] for run in runs)  # without repetitions
     print_columns(f"evaluation ({'; '.join(novelties)})", rows)
 
-    for name, found in diagnoses(runs).items():
-        print_columns(f"memory of {name}", memory_rows(found))
+    for name, of_run in memory.items():
+        print_columns(f"memory of {name}", of_run)
     if "aggregate" in report:
         _print_aggregates(report["aggregate"])
     if report.get("improvement"):
@@ -209,7 +220,7 @@ def _row(numbers: Numbers) -> dict[str, Any]:
             ends = (numbers[f"{metric}_low"], numbers[f"{metric}_high"])
             row[metric] = format_interval(numbers[f"{metric}_mean"], *ends)
     trials = numbers["trials"]["mean"]
-    if len(trials) > 1:
+    if len(trials) > 1:  # else it is the return
         row["return per trial"] = " ".join(f"{mean:.3g}" for mean in trials)
     row["length"] = numbers["length_mean"]
     row["episodes"] = int(numbers["num_episodes"])
@@ -232,36 +243,6 @@ def _print_aggregates(groups: Mapping[str, Mapping[str, Any]]) -> None:
                 row[statistic] = format_interval(**estimate)
             rows.append(row)
     print_columns("over runs and tasks", rows)
-
-
-def memory_rows(diagnosis: Mapping[str, Numbers]) -> list[dict[str, Any]]:
-    """Return the rows of the table of a diagnosis of memory."""
-    rows = []
-    for name, numbers in diagnosis.items():
-        values: dict[str, Any] = {}
-        if "left_out" in numbers:
-            values["left out"] = numbers["left_out"]
-        elif name == "recall":
-            for part, decisions in (("all", "all decisions"), ("last", "last decision")):
-                values[f"share of the past, {decisions}"] = numbers[part]["past"]
-                values[f"share of the first timestep, {decisions}"] = numbers[part]["first"]
-        elif name == "wiped":
-            values["difference of the return"] = _format_difference(numbers["difference"])
-        elif name == "observable":
-            for metric in ("return", "success"):
-                if metric in numbers:
-                    values[f"gap of the {metric}"] = _format_difference(numbers[metric]["gap"])
-        else:
-            for encoding, curve in numbers.items():
-                r2 = " ".join(f"{value:.2f}" for value in curve["r2"])
-                values[f"R2 from the {encoding}, start to end"] = r2
-        for what, value in values.items():
-            rows.append({"diagnosis": name, "what": what, "value": value})
-    return rows
-
-
-def _format_difference(numbers: Numbers) -> str:
-    return f"{format_interval(numbers['mean'], numbers['low'], numbers['high'])} over tasks"
 
 
 def format_interval(

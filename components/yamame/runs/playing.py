@@ -50,6 +50,7 @@ class EvaluationSettings:
         """
         settings = {}
         for name in cls.__dataclass_fields__:
+            # 0 and False are values, so None alone keeps the run's own.
             change = None if changes is None else changes.get(name)
             settings[name] = config.evaluation[name] if change is None else change
         return cls(**settings)
@@ -114,6 +115,11 @@ class RunEvaluator:
             raise UsageError(f"gamma_index must be in {-count}..{count - 1}, got {index}")
         return cls(trained, settings, index % count)
 
+    @property
+    def task(self) -> str:
+        """Text of the run's environment and its settings, equal for runs of one task."""
+        return self.trained.task
+
     @contextmanager
     def build(self, num_envs: int | None = None) -> Iterator[tuple[InContextAgent, EnvBase]]:
         """Build the agent and the held-out environment, which is closed after the block.
@@ -150,7 +156,7 @@ class RunEvaluator:
         Raises:
             UsageError: They do not, or the encoder has no attention.
         """
-        with self.build(num_envs=1) as (agent, _):
+        with self.build(num_envs=1) as (agent, _):  # one env is cheap and has the same shapes
             encoder = agent.trajectory_encoder
         if draws_attention and not isinstance(encoder, TransformerEncoder):
             found = f"{self.trained.source} has a {type(encoder).__name__}"
