@@ -53,9 +53,9 @@ def test_a_value_outside_of_its_bounds_is_named(cls, arguments, name, value):
     with pytest.raises(ArgumentError) as caught:
         cls(**arguments)
     error = caught.value
-    assert (error.owner, error.name) == ("Layer", name)
+    assert (error.owner, error.name) == (cls.__name__, name)
     assert repr(error.value) == repr(value)
-    assert str(error).startswith(f"Layer: {name} must be ")
+    assert str(error).startswith(f"{cls.__name__}: {name} must be ")
     assert len(str(error)) < 400
 
 

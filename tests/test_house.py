@@ -160,47 +160,12 @@ def test_what_is_imported_loads_little():
 
 # What happens when `python recipes/train.py` runs.
 
-WATCHED = {
-    "losses/functional.py": ("bootstrapped_targets", "training/learner.py"),
-    "trajectory/kv_cache.py": ("attend", "collectors/sync.py"),
-}
-"""File and function whose first call is watched, and the file that must have led there."""
-
-PROGRAM = f"""
-import json, os, runpy, sys
-root, log = sys.argv[1:3]
-del sys.argv[:3]
-runpy.run_path(sys.argv[0])  # imports are not watched: that takes twice as long
-watched, stacks = {WATCHED!r}, {{}}
-
-def own_frames(frame):
-    names = []
-    while frame is not None:
-        file = os.path.realpath(frame.f_code.co_filename)
-        if file.startswith(root + os.sep) and not file.startswith(os.path.join(root, "tests")):
-            names.append((os.path.relpath(file, root), frame.f_code.co_name))
-        frame = frame.f_back
-    return names[::-1]
-
-functions = {{name for name, _ in watched.values()}}
-
-def watch(frame, event, argument):
-    if event != "call" or frame.f_code.co_name not in functions:
-        return
-    for ending, (name, through) in watched.items():
-        if frame.f_code.co_name == name and frame.f_code.co_filename.endswith(ending):
-            frames = own_frames(frame)
-            if ending not in stacks and any(file.endswith(through) for file, _ in frames):
-                stacks[ending] = frames
-                if len(stacks) == len(watched):
-                    sys.setprofile(None)
-
-sys.setprofile(watch)
-try:
-    runpy.run_path(sys.argv[0], run_name="__main__")
-finally:
-    with open(log, "w") as file:
-        json.dump(stacks, file)
+PROGRAM = """
+import json, runpy, sys
+tool, log, *arguments = sys.argv[1:]
+stacks = runpy.run_path(tool)["watch_recipe"](arguments)
+with open(log, "w") as file:
+    json.dump(stacks, file)
 """
 
 
@@ -215,7 +180,8 @@ def run(run_forked, tmp_path_factory):
     compiler.chmod(0o755)
     recipe = [str(ROOT / "recipes" / "train.py"), "debug=tiny", "logger=none"]
     compilers = {"CC": str(compiler), "CXX": str(compiler)}
-    done = run_forked(PROGRAM, str(ROOT), str(log), *recipe, cwd=folder, **compilers)
+    tool = str(ROOT / "tools" / "gauge.py")
+    done = run_forked(PROGRAM, tool, str(log), *recipe, cwd=folder, **compilers)
     assert done.returncode == 0, done.stderr[-2000:]
     compiled = called.exists()
     assert subprocess.run([compiler], check=False).returncode == 1
@@ -224,13 +190,16 @@ def run(run_forked, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("ending", "most_frames", "most_files"),
-    [("losses/functional.py", 9, 5), ("trajectory/kv_cache.py", 11, 6)],
+    ("ending", "function", "most_frames", "most_files"),
+    [
+        ("losses/functional.py", "bootstrapped_targets", 9, 5),
+        ("trajectory/kv_cache.py", "attend", 11, 6),
+    ],
 )
-def test_the_heart_of_a_run_lies_few_calls_deep(run, ending, most_frames, most_files):
+def test_the_heart_of_a_run_lies_few_calls_deep(run, ending, function, most_frames, most_files):
     frames = run[0][ending]
     assert frames[0] == ["recipes/train.py", "<module>"]
-    assert frames[-1] == [f"components/yamame/{ending}", WATCHED[ending][0]]
+    assert frames[-1] == [f"components/yamame/{ending}", function]
     assert len(frames) <= most_frames, frames
     assert len({file for file, _ in frames}) <= most_files, frames
 

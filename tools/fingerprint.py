@@ -1,4 +1,4 @@
-"""Whether a change changes numbers: hashes of what short seeded runs end with.
+"""Print hashes of the results of short seeded runs, to see whether a change changes numbers.
 
     python tools/fingerprint.py                    # all cases, a line each
     python tools/fingerprint.py transformer ppo    # some
@@ -33,6 +33,10 @@ _TRAIN = (
     "schedule.anneal_lr=false",
     "budget.updates=24",
 )
+_OFFLINE = (
+    *("logger=none", "debug=tiny", "data=runs", "budget.updates=24", "budget.minutes=null"),
+    *("evaluation.interval=8", "evaluation.num_episodes=16"),
+)
 CASES: dict[str, tuple[str, ...]] = {
     "transformer": _TRAIN,
     "sigma": (*_TRAIN, "encoder.sigma_reparam=true"),
@@ -51,77 +55,76 @@ CASES: dict[str, tuple[str, ...]] = {
         "schedule.steps_per_iteration=256",
     ),
     "distill": ("distill", "logger=none", "debug=tiny", "budget.updates=12"),
+    "offline": ("offline", *_OFFLINE),
     "resumed": _TRAIN,
 }
-"""Recipe and overrides of every case."""
+"""Recipe and overrides of every case. ``offline`` learns from the replay of ``transformer``."""
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
-    """All tensors of nested containers."""
+    """Return all tensors of nested containers."""
     if isinstance(value, torch.Tensor):
         return [value]
-    items = (
-        value.values()
-        if isinstance(value, dict)
-        else value
-        if isinstance(value, list | tuple)
-        else ()
-    )
+    if isinstance(value, dict):
+        items = list(value.values())
+    elif isinstance(value, list | tuple):
+        items = list(value)
+    else:
+        items = []
     return [tensor for item in items for tensor in tensors(item)]
 
 
 def digest(parts: list[bytes]) -> str:
-    """A short hash of parts in any order."""
-    return hashlib.sha256(
-        b"".join(sorted(hashlib.sha256(part).digest() for part in parts))
-    ).hexdigest()[:12]
+    """Return a short hash of parts in any order."""
+    hashes = sorted(hashlib.sha256(part).digest() for part in parts)
+    return hashlib.sha256(b"".join(hashes)).hexdigest()[:12]
 
 
 def fingerprint(run: Path) -> str:
-    """The two hashes of a run that has ended."""
+    """Return the two hashes of a finished run."""
     last = max((run / "checkpoints").glob("step-*.pt"))
     components = torch.load(last, weights_only=True)["components"]
-    agent = [
-        t.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-        for t in tensors(components["agent"])
-    ]
+    agent = []
+    for tensor in tensors(components["agent"]):
+        # NumPy has no bfloat16, so the bytes are compared.
+        agent.append(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+
     progress = components["progress"]
+    counts = [progress[name] for name in ("env_steps", "updates", "aborted", "outcomes")]
     counted = [repr(sorted(point.items())).encode() for point in progress["curve"]]
-    counted.append(
-        repr([progress[name] for name in ("env_steps", "updates", "aborted", "outcomes")]).encode()
-    )
+    counted.append(repr(counts).encode())
     return f"agent {digest(agent)}  run {digest(counted)}"
 
 
-def play(case: str, root: Path, folder: Path) -> str:
-    """Runs one case and returns its hashes."""
-    recipe, *overrides = CASES[case]
+def execute(root: Path, folder: Path, name: str, recipe: str, overrides: list[str]) -> None:
+    """Run a recipe of a checkout in a process of its own, with one thread."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(str(root / name) for name in ("components", "envs"))
-    command = [
-        sys.executable,
-        str(root / "recipes" / f"{recipe}.py"),
-        *overrides,
-        f"run.root={folder}",
-        "run.name=run",
-    ]
-    parts = (
-        [["budget.updates=12"], ["budget.updates=24", "resume=true"]] if case == "resumed" else [[]]
-    )
-    for part in parts:
-        done = subprocess.run(
-            [*command, *part], env=environment, cwd=folder, capture_output=True, text=True
-        )
-        if done.returncode:
-            raise SystemExit(
-                f"{case}: {' '.join(command)} ended with {done.returncode}\n{done.stderr}"
-            )
+    script = str(root / "recipes" / f"{recipe}.py")
+    command = [sys.executable, script, *overrides, f"run.root={folder}", f"run.name={name}"]
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}\n{done.stderr}")
+
+
+def play(case: str, root: Path, folder: Path) -> str:
+    """Run one case and return its hashes."""
+    recipe, *overrides = CASES[case]
+    if case == "resumed":
+        execute(root, folder, "run", recipe, [*overrides, "budget.updates=12"])
+        execute(root, folder, "run", recipe, [*overrides, "budget.updates=24", "resume=true"])
+    elif case == "offline":
+        _, *training = CASES["transformer"]
+        execute(root, folder, "data", "train", training)
+        execute(root, folder, "run", recipe, [*overrides, f"data.path={folder / 'data'}"])
+    else:
+        execute(root, folder, "run", recipe, overrides)
     return fingerprint(folder / "run")
 
 
 def main() -> None:
-    """Prints a line for every case."""
-    parser = argparse.ArgumentParser(description="hashes of what short seeded runs end with")
+    """Print a line for every case."""
+    parser = argparse.ArgumentParser(description="hashes of the results of short seeded runs")
     parser.add_argument("cases", nargs="*", help=", ".join(CASES))
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1])
     arguments = parser.parse_args()

@@ -2,6 +2,7 @@
 
     python tools/gauge.py                      # the package by room, then whatever model packages are installed
     python tools/gauge.py components recipes   # other folders
+    python tools/gauge.py --frames             # calls between a recipe and its targets, of a tiny run
 
 Figures per folder:
 
@@ -17,10 +18,15 @@ import argparse
 import ast
 import importlib.util
 import io
+import os
 import re
+import runpy
+import sys
+import tempfile
 import tokenize
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "components" / "yamame"
@@ -30,6 +36,11 @@ MODELS = ("stable_baselines3", "gymnasium", "torchrl.objectives", "hydra", "amag
 LAYOUT = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+WATCHED = {
+    "losses/functional.py": ("bootstrapped_targets", "training/learner.py"),
+    "trajectory/kv_cache.py": ("attend", "collectors/sync.py"),
+}
+"""File and function whose first call is watched, and a file that must be among its callers."""
 RELATIVE = re.compile(r"(What|That|Those|Of|Whether|Where|Who|Whom)\b")
 
 
@@ -161,6 +172,66 @@ def installed(name: str) -> Path | None:
     return folder if folder.is_dir() else None
 
 
+def own_frames(frame: FrameType | None) -> list[tuple[str, str]]:
+    """Return file and function of the callers of a frame that lie in the repository, outermost first."""
+    frames = []
+    while frame is not None:
+        file = Path(os.path.realpath(frame.f_code.co_filename))
+        is_own = file.is_relative_to(ROOT) and not file.is_relative_to(ROOT / "tests")
+        # Code without a file, as that of runpy, has a name in angle brackets.
+        is_file = not frame.f_code.co_filename.startswith("<")
+        if is_own and is_file and file != Path(__file__).resolve():
+            frames.append((str(file.relative_to(ROOT)), frame.f_code.co_name))
+        frame = frame.f_back
+    return frames[::-1]
+
+
+def watch_recipe(arguments: list[str]) -> dict[str, list[tuple[str, str]]]:
+    """Run a recipe in this process and return the frames that lead to each function of `WATCHED`.
+
+    Args:
+        arguments: Path of the recipe and its overrides.
+    """
+    sys.argv = arguments
+    # Imports are not watched, which would take twice as long.
+    runpy.run_path(arguments[0])
+    functions = {name for name, _ in WATCHED.values()}
+    stacks: dict[str, list[tuple[str, str]]] = {}
+
+    def watch(frame: FrameType, event: str, argument: object) -> None:
+        if event != "call" or frame.f_code.co_name not in functions:
+            return
+        for ending, (name, caller) in WATCHED.items():
+            is_watched = frame.f_code.co_name == name and frame.f_code.co_filename.endswith(ending)
+            if ending in stacks or not is_watched:
+                continue
+            frames = own_frames(frame)
+            if any(file.endswith(caller) for file, _ in frames):
+                stacks[ending] = frames
+        if len(stacks) == len(WATCHED):
+            sys.setprofile(None)
+
+    sys.setprofile(watch)
+    try:
+        runpy.run_path(arguments[0], run_name="__main__")
+    finally:
+        sys.setprofile(None)
+    return stacks
+
+
+def print_frames() -> None:
+    """Print the calls that lead from a recipe to its targets and to its KV cache."""
+    recipe = str(ROOT / "recipes" / "train.py")
+    with tempfile.TemporaryDirectory() as folder:
+        stacks = watch_recipe([recipe, "debug=tiny", "logger=none", f"run.root={folder}"])
+    for ending, frames in stacks.items():
+        name, _ = WATCHED[ending]
+        num_files = len({file for file, _ in frames})
+        print(f"{name}: {len(frames)} frames in {num_files} files")
+        for file, function in frames:
+            print(f"    {file}: {function}")
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(
@@ -170,7 +241,13 @@ def main() -> None:
     parser.add_argument(
         "--relative", action="store_true", help="list docstrings that begin with a pronoun"
     )
+    parser.add_argument(
+        "--frames", action="store_true", help="print call stacks of a tiny run instead"
+    )
     options = parser.parse_args()
+    if options.frames:
+        print_frames()
+        return
 
     rows: dict[str, list[Path]] = {}
     if options.folders:

@@ -144,7 +144,7 @@ class Bounds:
         below: Value that must not be reached.
 
     >>> Bounds(least=1).condition, Bounds(above=0, most=1).condition
-    ('be at least 1', 'be above 0 and at most 1')
+    ('be at least 1', 'be in (0, 1]')
     >>> Bounds(above=0).contain(0), Bounds(least=0).contain(0)
     (False, True)
     """
@@ -167,14 +167,17 @@ class Bounds:
     @property
     def condition(self) -> str:
         """The range in words that follow "must"."""
-        limits = {
-            "at least": self.least,
-            "above": self.above,
-            "at most": self.most,
-            "below": self.below,
-        }
-        words = [f"{name} {limit:,}" for name, limit in limits.items() if limit is not None]
-        return f"be {' and '.join(words)}"
+        low = self.least if self.above is None else self.above
+        high = self.most if self.below is None else self.below
+        if low is not None and high is not None:
+            opening = "[" if self.above is None else "("
+            closing = "]" if self.below is None else ")"
+            return f"be in {opening}{low:,}, {high:,}{closing}"
+        if self.above is not None:
+            return "be positive" if self.above == 0 else f"be above {self.above:,}"
+        if self.least is not None:
+            return f"be at least {self.least:,}"
+        return f"be at most {self.most:,}" if self.below is None else f"be below {self.below:,}"
 
 
 PositiveInt = Annotated[int, Bounds(least=1)]
@@ -183,6 +186,8 @@ PositiveFloat = Annotated[float, Bounds(above=0)]
 NonNegativeFloat = Annotated[float, Bounds(least=0)]
 UnitInterval = Annotated[float, Bounds(least=0, most=1)]
 """A number in [0, 1]: a probability, a rate, a share."""
+DropoutRate = Annotated[float, Bounds(least=0, below=1)]
+"""Probability of dropping a unit; with 1 nothing would be left."""
 NumLayers = Annotated[int, Bounds(least=1, most=1_000)]
 """Number of layers. The upper limit catches typing errors: layers are built one by one."""
 
@@ -237,8 +242,7 @@ def check_bounds(function: Function) -> Function:
     yamame.checks.ArgumentError: train: steps must be at least 1, got 0
     """
     signature = inspect.signature(function)
-    # The owner of a constructor is its class.
-    owner = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+    is_constructor = function.__name__ == "__init__"
     bounds: dict[str, Bounds] = {}
     is_read = False
 
@@ -260,6 +264,8 @@ def check_bounds(function: Function) -> Function:
                 continue
             is_number = isinstance(value, Real) and not isinstance(value, bool)
             if not is_number or not bounds[name].contain(value):
+                # A subclass that inherits the constructor is what the user named.
+                owner = type(args[0]).__name__ if is_constructor else function.__name__
                 raise ArgumentError(owner, name, value, bounds[name].condition)
         return function(*args, **kwargs)
 

@@ -208,7 +208,7 @@ def test_a_mask_that_allows_nothing_names_its_first_row():
     mask = torch.ones(2, 3, 5, dtype=torch.bool)
     discrete(torch.zeros(2, 3, 5), 0.1, mask)
     mask[1, 2] = False
-    message = r"DiscreteDistribution: action_mask must allow an action in every row, got none in row \(1, 2\)"
+    message = r"DiscreteDistribution: row \(1, 2\) of action_mask must allow an action"
     with pytest.raises(ValueError, match=message):
         discrete(torch.zeros(2, 3, 5), 0.1, mask)
 
@@ -218,7 +218,7 @@ def test_a_mask_that_leaves_one_choice_empty_names_row_and_choice(nvec):
     mask = torch.ones(3, sum(nvec), dtype=torch.bool)
     mask[2, 2:] = False
     with pytest.raises(
-        ValueError, match=r"MultiDiscreteDistribution: action_mask .* none in row \(2, 1\)"
+        ValueError, match=r"MultiDiscreteDistribution: row \(2, 1\) of action_mask"
     ):
         multi(nvec)(torch.zeros(3, sum(nvec)), 0.1, mask)
 

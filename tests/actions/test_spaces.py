@@ -144,10 +144,10 @@ def test_the_box_distribution_is_chosen_by_name():
 @pytest.mark.parametrize(
     ("spec", "batch_dims", "message"),
     [
-        (Categorical(5, shape=(3,)), 0, r"Categorical must have 0 dimensions .*got shape \(3,\)"),
-        (OneHot(5, shape=(3, 5)), 0, r"OneHot must have 1 dimensions .*got shape \(3, 5\)"),
-        (Bounded(-1, 1, ()), 0, r"Bounded of shape \(1,\)\), got shape \(\)"),
-        (Bounded(-1, 1, (4, 2, 2)), 1, r"got shape \(4, 2, 2\) with batch_dims=1"),
+        (Categorical(5, shape=(3,)), 0, r"Categorical must have 0 dimensions .*got \(3,\)"),
+        (OneHot(5, shape=(3, 5)), 0, r"OneHot must have 1 dimensions .*got \(3, 5\)"),
+        (Bounded(-1, 1, ()), 0, r"got \(\); .*Bounded of shape \(1,\)"),
+        (Bounded(-1, 1, (4, 2, 2)), 1, r"batch_dims=1, got \(4, 2, 2\)"),
         (Bounded(0, 3, (2,), dtype=torch.int64), 0, r"must be continuous .* got torch.int64"),
         (
             Bounded(torch.tensor([[0.0], [1.0]]), torch.full((2, 1), 2.0)),

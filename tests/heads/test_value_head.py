@@ -22,7 +22,7 @@ def test_every_context_and_discount_has_a_value_of_its_own():
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"gammas": []}, "num_gammas.*0"), ({"hidden_size": 0}, "hidden_size.*0")],
+    [({"gammas": []}, r"gammas.*\[\]"), ({"hidden_size": 0}, "hidden_size.*0")],
 )
 def test_sizes_out_of_range_are_refused(settings, message):
     with pytest.raises(ValueError, match=f"make_value_head: {message}"):

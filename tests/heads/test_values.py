@@ -235,7 +235,7 @@ def test_statistics_survive_a_checkpoint(make):
     ("build", "message"),
     [
         (lambda: PopArt(0), "PopArt: num_gammas must be at least 1, got 0"),
-        (lambda: PopArt(1, decay=1.5), r"RunningMoments: decay must be in \(0, 1\], got 1\.5"),
+        (lambda: PopArt(1, decay=1.5), r"PopArt: decay must be in \(0, 1\], got 1\.5"),
         (
             lambda: PopArt(1, initial_second_moment=0.0),
             r"PopArt: initial_second_moment must be positive, got 0\.0",

@@ -254,7 +254,7 @@ def test_repeated_updates_prefer_what_pays(discrete):
         ({"clip_epsilon": 1.0}, r"clip_epsilon must be in \(0, 1\), got 1\.0"),
         ({"entropy_coeff": -1.0}, r"entropy_coeff must be at least 0, got -1\.0"),
         ({"critic_coeff": -0.5}, r"critic_coeff must be at least 0, got -0\.5"),
-        ({"value_clip": 0.0}, r"value_clip must be positive or None, got 0\.0"),
+        ({"value_clip": 0.0}, r"value_clip must be positive, got 0\.0"),
         ({"reward_multiplier": 0.0}, r"reward_multiplier must be positive, got 0\.0"),
     ],
 )

@@ -333,7 +333,7 @@ def test_heads_must_agree_with_the_number_of_discounts(
     def one_gamma(actor: nn.Module) -> nn.Module:
         return ActorHead(8, action_space=discrete, num_gammas=1)
 
-    with pytest.raises(ValueError, match=r"actor must give 3 gammas .*got \(6, 8, 1, 4\)"):
+    with pytest.raises(ValueError, match=r"actor must return 3 gammas .*got \(6, 8, 1, 4\)"):
         make_loss(discrete, wrap_actor=one_gamma)(make_batch(discrete))
 
 

@@ -83,7 +83,7 @@ def test_leading_dimensions_are_free(kind):
 
 @pytest.mark.parametrize("kind", ENCODERS)
 def test_an_instruction_of_another_shape_is_refused(kind):
-    message = r"goal must end in \(num_slots, goal_size\)=\(4, 2\), got shape \(5, 4, 3\)"
+    message = r"goal must end in \(num_slots, goal_size\)=\(4, 2\), got \(5, 4, 3\)"
     with pytest.raises(ValueError, match=message):
         build(kind)(torch.zeros(5, 4, 3))
 

@@ -25,7 +25,7 @@ def test_the_smaller_end_holds_the_channels(shape):
 @pytest.mark.parametrize("shape", [(7, 7, 7), (3, 64, 3), (12, 7, 9), (3, 3, 4)])
 def test_a_shape_that_does_not_tell_is_refused_until_it_is_said(shape):
     with pytest.raises(
-        ValueError, match=r"Demo: channel_axis must be 'first' or 'last' for shape .*got 'auto'"
+        ValueError, match=r"Demo: channel_axis must be 'first' or 'last' for .*got 'auto'"
     ):
         ImageShape.of(shape, owner="Demo")
     assert ImageShape.of(shape, channel_axis="first", owner="Demo").num_channels == shape[0]

@@ -182,7 +182,7 @@ def test_a_vector_may_have_an_encoder_of_its_own():
 
 
 def test_a_key_is_listed_once():
-    message = r"MLPTimestepEncoder: encoders must be of other keys than in_sizes, got \[\"\('a', 'b'\)\"\]"
+    message = r"MLPTimestepEncoder: encoders must .* keys than in_sizes, got \[\"\('a', 'b'\)\"\]"
     with pytest.raises(ValueError, match=message):
         MLPTimestepEncoder({("a", "b"): 2, "c": 1}, encoders={("a", "b"): nn.Identity()})
 
@@ -203,7 +203,7 @@ def test_missing_inputs_and_other_shapes_are_named():
         build()(seen(3).exclude("textures"))
     td = seen(3)
     td["textures"] = td["textures"].unsqueeze(1)
-    message = r"input 'textures' must hold one .* per timestep, got shape \(3, 1, 5, 6\) at batch size \(3,\)"
+    message = r"input 'textures' must hold one .* per timestep at batch size \(3,\), got \(3, 1, 5, 6\)"
     with pytest.raises(ValueError, match=message):
         build()(td)
     td["textures"] = td["textures"].squeeze(1).transpose(1, 2)

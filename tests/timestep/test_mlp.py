@@ -143,14 +143,14 @@ def test_an_input_of_another_size_is_named():
     td["observation"] = torch.zeros(3, 5)
     with pytest.raises(
         ValueError,
-        match=r"input 'observation' must hold 4 numbers per timestep, got shape \(3, 5\)",
+        match=r"input 'observation' must hold 4 numbers per timestep .*got \(3, 5\)",
     ):
         encoder()(td)
 
 
 @pytest.mark.parametrize("name", ["hidden_size", "out_size", "num_layers"])
 def test_sizes_must_be_positive(name):
-    with pytest.raises(ValueError, match=f"MLPTimestepEncoder: {name} must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=f"MLPTimestepEncoder: {name} must be .*, got 0"):
         MLPTimestepEncoder(SIZES, **{name: 0})
 
 

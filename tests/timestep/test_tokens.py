@@ -177,7 +177,7 @@ def test_shuffled_labels_are_not_learned():
             {"shape": (2, 3, 4, 5), "num_tokens": 5},
             r"shape must have at most 3 dimensions, got \(2, 3, 4, 5\)",
         ),
-        ({"shape": (5, 5, 5), "num_tokens": 5}, "channel_axis must be 'first' or 'last' for shape"),
+        ({"shape": (5, 5, 5), "num_tokens": 5}, "channel_axis must be 'first' or 'last'"),
     ],
 )
 def test_impossible_arguments_are_refused(arguments, message):

@@ -1,4 +1,4 @@
-"""What an action is: how it is encoded for networks, and how a policy draws it."""
+"""Actions: their encoding for networks, and the distributions of policies over them."""
 
 from yamame.actions.distributions import ActionDistribution as ActionDistribution
 from yamame.actions.distributions import BetaDistribution as BetaDistribution

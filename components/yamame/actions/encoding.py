@@ -1,16 +1,17 @@
-"""How an environment's actions are encoded, as networks read them: a float32 vector `[*, A]`.
+"""Encoding of an environment's actions for networks: a float32 vector ``[*, A]``.
 
-================================================  =======================================================
-spec                                              encoding
-================================================  =======================================================
-`Categorical`                                     one-hot
-`MultiCategorical`                                one-hots of the choices, one after the other
-`OneHot`, `MultiOneHot`, `Binary`                 as they are
-`Bounded`, real numbers                           in [-1, 1], by the affine map of the bounds
-================================================  =======================================================
+===============================  ===============================================
+spec                             encoding
+===============================  ===============================================
+`Categorical`                    one-hot
+`MultiCategorical`               concatenated one-hots of the choices
+`OneHot`, `MultiOneHot`          unchanged
+`Binary`                         unchanged
+`Bounded`, real numbers          in [-1, 1], by an affine map of the bounds
+===============================  ===============================================
 
-`ActionEncoding.decode` gives back the environment's own dtype and shape, so decoding what was
-encoded is the identity.
+`ActionEncoding.decode` returns the dtype and shape of the environment, so decoding an encoded
+action is the identity.
 """
 
 from typing import Literal
@@ -27,31 +28,30 @@ from torchrl.data import (
     TensorSpec,
 )
 
-from yamame.checks import require
+from yamame.checks import ArgumentError, require
 from yamame.execution.capturing import Constant
 
 
 class ActionEncoding:
-    """The encoding of the actions of a spec: a plain object that pickles, and follows the device of
-    its inputs.
+    """Encoding of the actions of a spec: an object that pickles and has no device.
 
     Args:
-        spec: A leaf spec: `Categorical`, `OneHot`, `MultiCategorical`, `MultiOneHot`, `Binary` or a
-            continuous `Bounded`. After the batch, `Categorical` has no dimension and every other
-            one.
-        batch_dims: Number of leading dimensions of the spec that belong to the environment's batch.
+        spec: Leaf spec: `Categorical`, `OneHot`, `MultiCategorical`, `MultiOneHot`, `Binary` or a
+            continuous `Bounded`. After the batch, `Categorical` has no dimension and the others
+            have one.
+        batch_dims: Number of leading dimensions of the spec that belong to the batch.
 
     Attributes:
-        encoded_size: A, the size of an encoded action.
-        kind: What the environment's actions are: one index, several indices, one or several
+        encoded_size: Size A of an encoded action.
+        kind: Kind of the environment's actions: one index, several indices, one or several
             one-hots, bits, or a box.
         nvec: Number of actions of every choice; empty for bits and boxes.
-        dtype: Their dtype.
-        low: Their least value, a tensor that broadcasts against them.
-        high: Their greatest value, inclusive.
+        dtype: Dtype of the environment's actions.
+        low: Smallest action, a tensor that broadcasts against actions.
+        high: Largest action, inclusive.
 
     Raises:
-        ValueError: If there is no encoding for this spec, or no action in it.
+        ArgumentError: The spec has no encoding, or no action.
 
     >>> encoding = ActionEncoding(Categorical(3, shape=(2,)), batch_dims=1)
     >>> encoding.encode(torch.tensor([2, 0]))
@@ -67,7 +67,8 @@ class ActionEncoding:
         self.nvec: list[int] = []
         if self.kind == "box":
             self.low, self.high = _bounds(spec)
-            self._bounds = Constant(self.low), Constant(self.high)
+            self._low = Constant(self.low)
+            self._high = Constant(self.high)
             self._middle = Constant((self.low + self.high) / 2.0)
             self._half = Constant((self.high - self.low) / 2.0)
             self.encoded_size = self.low.numel()
@@ -83,66 +84,71 @@ class ActionEncoding:
         require("ActionEncoding", "numbers of actions", counts, min(counts) >= 1, "be positive")
         self.low = torch.tensor(0)
         is_binary = self.kind in ("one_hot", "bits")
-        self.high = torch.tensor(1) if is_binary else torch.tensor(self.nvec).squeeze() - 1
-        self._bounds = Constant(self.low), Constant(self.high)
+        if is_binary:
+            self.high = torch.tensor(1)
+        else:
+            self.high = torch.tensor(self.nvec).squeeze() - 1
+        self._low = Constant(self.low)
+        self._high = Constant(self.high)
 
     def bounds(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """``low`` and ``high`` on a device."""
-        low, high = self._bounds
-        return low.on(device), high.on(device)
+        """Return ``low`` and ``high`` on a device."""
+        return self._low.on(device), self._high.on(device)
 
     def encode(self, action: Tensor) -> Tensor:
-        """The environment's action to its encoding, float32 `[*, A]`; beyond the bounds of a box,
-        the bound's.
-        """
+        """Encode actions of the environment as float32 ``[*, A]``; boxes are clipped."""
         if self.kind == "box":
-            middle, half = self._middle.on(action.device), self._half.on(action.device)
+            middle = self._middle.on(action.device)
+            half = self._half.on(action.device)
             return ((action - middle) / half).clamp(-1.0, 1.0).float()
         if self.kind in ("one_hot", "bits"):
             return action.float()
         if self.kind == "index":
             return _one_hot(action, self.encoded_size)
         choices = zip(action.unbind(-1), self.nvec, strict=True)
-        return torch.cat([_one_hot(choice, n) for choice, n in choices], -1)
+        return torch.cat([_one_hot(choice, size) for choice, size in choices], -1)
 
     def decode(self, encoded: Tensor) -> Tensor:
-        """An encoding `[*, A]` to the environment's action, which is within its bounds."""
+        """Decode ``[*, A]`` to actions of the environment, within their bounds."""
         if self.kind == "box":
             low, high = self.bounds(encoded.device)
-            middle, half = self._middle.on(encoded.device), self._half.on(encoded.device)
-            return torch.addcmul(middle, encoded.to(low.dtype), half).clamp(low, high)
+            middle = self._middle.on(encoded.device)
+            half = self._half.on(encoded.device)
+            action = torch.addcmul(middle, encoded.to(low.dtype), half)
+            # Rounding may exceed a bound by one unit in the last place.
+            return action.clamp(low, high)
         if self.kind in ("one_hot", "bits"):
             return (encoded > 0.5).to(self.dtype)
         if self.kind == "index":
             return encoded.argmax(-1).to(self.dtype)
-        return torch.stack([part.argmax(-1) for part in encoded.split(self.nvec, -1)], -1).to(
-            self.dtype
-        )
+        indices = [part.argmax(-1) for part in encoded.split(self.nvec, -1)]
+        return torch.stack(indices, -1).to(self.dtype)
 
 
 def _one_hot(index: Tensor, size: int) -> Tensor:
-    """``[*] -> [*, size]`` float32, as `torch.nn.functional.one_hot` does it, which reads indices
-    back on a CPU.
-    """
-    return (index.long().unsqueeze(-1) == torch.arange(size, device=index.device)).float()
+    """Encode indices ``[*]`` as float32 ``[*, size]``."""
+    # `torch.nn.functional.one_hot` checks the indices, for which it waits for the device.
+    positions = torch.arange(size, device=index.device)
+    return (index.long().unsqueeze(-1) == positions).float()
 
 
 def _kind(
     spec: TensorSpec, batch_dims: int
 ) -> Literal["index", "indices", "one_hot", "bits", "box"]:
     name = type(spec).__name__
-    leaves = (
-        "be a leaf of kind Categorical, OneHot, MultiCategorical, MultiOneHot, Binary or Bounded"
-    )
-    require(
-        "ActionEncoding", "spec", name, isinstance(spec, Categorical | OneHot | Bounded), leaves
-    )
+    is_known = isinstance(spec, Categorical | OneHot | Bounded)
+    kinds = "Categorical, OneHot, MultiCategorical, MultiOneHot, Binary or Bounded"
+    require("ActionEncoding", "spec", name, is_known, f"be a leaf of kind {kinds}")
     is_index = isinstance(spec, Categorical) and not isinstance(spec, MultiCategorical | Binary)
-    if len(spec.shape) != batch_dims + (not is_index):
-        raise ValueError(
-            f"ActionEncoding: {name} must have {int(not is_index)} dimensions after its batch (set "
-            "batch_dims to the environment's; give several choices as MultiCategorical, and one number as "
-            f"a Bounded of shape (1,)), got shape {tuple(spec.shape)} with batch_dims={batch_dims}"
+    num_dims = 0 if is_index else 1
+    if len(spec.shape) != batch_dims + num_dims:
+        raise ArgumentError(
+            "ActionEncoding",
+            name,
+            tuple(spec.shape),
+            f"have {num_dims} dimensions after its batch of batch_dims={batch_dims}",
+            remedy="set batch_dims to the environment's; several choices are a MultiCategorical, "
+            "and one number is a Bounded of shape (1,)",
         )
     if isinstance(spec, Bounded):
         return "box"
@@ -150,24 +156,27 @@ def _kind(
         return "index"
     if isinstance(spec, Binary):
         return "bits"
-    return "indices" if isinstance(spec, MultiCategorical) else "one_hot"
+    if isinstance(spec, MultiCategorical):
+        return "indices"
+    return "one_hot"
 
 
 def _bounds(spec: Bounded) -> tuple[Tensor, Tensor]:
-    """The bounds ``[A]`` of a box, which are those of every env."""
+    """Return the bounds ``[A]`` of a box, which all envs must share."""
+    owner = "ActionEncoding"
     condition = "be continuous (give whole numbers as MultiCategorical)"
-    require(
-        "ActionEncoding", "dtype of a Bounded", spec.dtype, spec.dtype.is_floating_point, condition
-    )
-    lows, highs = (
-        bound.reshape(-1, spec.shape[-1]).cpu() for bound in (spec.space.low, spec.space.high)
-    )
-    low, high, got = lows[0].clone(), highs[0].clone(), (lows.tolist(), highs.tolist())
-    same = bool((lows == low).all() and (highs == high).all())
-    require("ActionEncoding", "bounds", got, same, "be the same in every env of the batch")
-    got, proper = (
-        (low.tolist(), high.tolist()),
-        bool((high - low).isfinite().all() and (low < high).all()),
-    )
-    require("ActionEncoding", "bounds", got, proper, "be finite, the lower below the upper")
+    require(owner, "dtype of a Bounded", spec.dtype, spec.dtype.is_floating_point, condition)
+    lows = spec.space.low.reshape(-1, spec.shape[-1]).cpu()
+    highs = spec.space.high.reshape(-1, spec.shape[-1]).cpu()
+    low = lows[0].clone()
+    high = highs[0].clone()
+
+    are_same = bool((lows == low).all() and (highs == high).all())
+    condition = "be the same in every env of the batch"
+    require(owner, "bounds", (lows.tolist(), highs.tolist()), are_same, condition)
+    # The range of float32's extremes overflows.
+    is_finite = bool((high - low).isfinite().all())
+    is_ordered = bool((low < high).all())
+    condition = "be finite, the lower below the upper"
+    require(owner, "bounds", (low.tolist(), high.tolist()), is_finite and is_ordered, condition)
     return low, high

@@ -1,10 +1,8 @@
-"""Action spaces: how actions are encoded, and the family of distributions that a policy draws them
-from.
-"""
+"""Action spaces: the encoding of actions and the family of a policy's distributions."""
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from torch import Tensor
 from torchrl.data import Binary, MultiCategorical, MultiOneHot, TensorSpec
@@ -18,32 +16,31 @@ from yamame.actions.distributions import (
     TanhNormalDistribution,
 )
 from yamame.actions.encoding import ActionEncoding
-from yamame.checks import require, require_choice
+from yamame.checks import Bounds, check_bounds, require, require_choice
 
 BoxDistribution = Literal["tanh_normal", "beta"]
 
 
 class ActionSpace(ActionEncoding):
-    """What an action is, read off an environment's action spec.
+    """Actions of an environment, derived from its action spec.
 
-    A policy draws one choice from a `DiscreteDistribution`, several independent ones from a
-    `MultiDiscreteDistribution`, bits from a `MultiBinaryDistribution`, and the bounded numbers of a
-    box from a `TanhNormalDistribution` or a `BetaDistribution`.
+    A policy is a `DiscreteDistribution` over one choice, a `MultiDiscreteDistribution` over several
+    independent choices, a `MultiBinaryDistribution` over bits, and a `TanhNormalDistribution` or a
+    `BetaDistribution` over the bounded numbers of a box.
 
     Args:
         spec: See `ActionEncoding`.
-        batch_dims: Number of leading dimensions of the spec that belong to the environment's batch.
-        probability_floor: Share of a uniform distribution mixed into every policy, in [0, 1):
-            within each of several choices, and for a bit a fair coin; not used by a box.
+        batch_dims: Number of leading dimensions of the spec that belong to the batch.
+        probability_floor: Share of a uniform distribution that is mixed into every policy, in
+            [0, 1): within each of several choices, and a fair coin for a bit. Not used by a box.
         box_distribution: Family of a box; not used elsewhere.
 
     Attributes:
-        num_params: P, the number of policy parameters of one distribution.
-        enumerable: Whether the one-hots of A are all there is, so that a critic may value each of
-            them.
+        num_params: Number P of policy parameters of one distribution.
+        enumerable: True if the one-hots of A are all actions, so that a critic may evaluate each.
 
     Raises:
-        ValueError: If there is no encoding for the spec, or a setting is out of its range.
+        ArgumentError: The spec has no encoding, or a setting is out of its range.
 
     >>> import torch
     >>> from torchrl.data import OneHot
@@ -54,27 +51,26 @@ class ActionSpace(ActionEncoding):
     torch.Size([2, 4])
     """
 
+    @check_bounds
     def __init__(
         self,
         spec: TensorSpec,
         *,
         batch_dims: int = 0,
-        probability_floor: float = 0.01,
+        probability_floor: Annotated[float, Bounds(least=0, below=1)] = 0.01,
         box_distribution: BoxDistribution = "tanh_normal",
     ) -> None:
         super().__init__(spec, batch_dims=batch_dims)
-        in_range = 0.0 <= probability_floor < 1.0
-        require("ActionSpace", "probability_floor", probability_floor, in_range, "be in [0, 1)")
-        require_choice(
-            "ActionSpace", "box_distribution", box_distribution, get_args(BoxDistribution)
-        )
-        self.num_params, self.enumerable = self.encoded_size, False
+        families = get_args(BoxDistribution)
+        require_choice("ActionSpace", "box_distribution", box_distribution, families)
+        self.num_params = self.encoded_size
+        self.enumerable = False
         self._family: Callable[..., ActionDistribution]
         if self.kind == "box":
+            # Each number has two parameters.
             self.num_params = 2 * self.encoded_size
-            self._family = (
-                BetaDistribution if box_distribution == "beta" else TanhNormalDistribution
-            )
+            is_beta = box_distribution == "beta"
+            self._family = BetaDistribution if is_beta else TanhNormalDistribution
         elif isinstance(spec, Binary):
             self._family = partial(MultiBinaryDistribution, probability_floor=probability_floor)
         elif isinstance(spec, MultiCategorical | MultiOneHot):
@@ -86,28 +82,28 @@ class ActionSpace(ActionEncoding):
             self._family = partial(DiscreteDistribution, probability_floor=probability_floor)
 
     def distribution(self, params: Tensor, action_mask: Tensor | None = None) -> ActionDistribution:
-        """The policy's distribution.
+        """Build the distribution of a policy.
 
         Args:
-            params: `[*, P]`.
-            action_mask: bool, broadcastable to `[*, A]` (unsqueeze it where `params` has a
-                dimension more).
+            params: ``[*, P]``.
+            action_mask: Bool, broadcastable to ``[*, A]``. Unsqueeze it where ``params`` has one
+                more dimension.
 
         Raises:
-            ValueError: If `params` has another last size, the mask allows nothing in a row, or
-                a box is masked.
+            ArgumentError: ``params`` has another last size, the mask allows nothing in a row, or a
+                box has a mask.
         """
         shape = tuple(params.shape)
         condition = f"have {self.num_params} entries in the last dimension"
-        require(
-            "ActionSpace", "shape of params", shape, shape[-1:] == (self.num_params,), condition
-        )
+        fits = shape[-1:] == (self.num_params,)
+        require("ActionSpace", "shape of params", shape, fits, condition)
         if self.kind != "box":
             return self._family(params, action_mask=action_mask)
-        masked = None if action_mask is None else tuple(action_mask.shape)
-        require("ActionSpace", "shape of action_mask", masked, masked is None, "be None for a box")
+        mask_shape = None if action_mask is None else tuple(action_mask.shape)
+        is_unmasked = mask_shape is None
+        require("ActionSpace", "shape of action_mask", mask_shape, is_unmasked, "be None for a box")
         return self._family(params)
 
 
 action_space_from_spec = ActionSpace
-"""The same, by the name that it has beside `yamame.timestep.inputs_from_spec`."""
+"""Alias of `ActionSpace`, named as `yamame.timestep.inputs_from_spec` is."""

@@ -1,6 +1,4 @@
-"""Learners of other kinds: what in-context agents are compared with, and what they are distilled
-from.
-"""
+"""Learners of other kinds, to compare in-context agents with and to distil into them."""
 
 from yamame.baselines.histories import learning_histories as learning_histories
 from yamame.baselines.tabular import TabularQLearning as TabularQLearning

@@ -1,6 +1,4 @@
-"""Learning histories: everything a learner saw, did and was paid, from its first step to its
-last.
-"""
+"""Learning histories: all observations, actions and rewards of a learner, in order."""
 
 from collections.abc import Callable
 
@@ -13,15 +11,15 @@ from yamame.replay.packing import pack
 def learning_histories(
     env: EnvBase, learner: Callable[[TensorDictBase], TensorDictBase], *, max_steps: int
 ) -> TensorDict:
-    """Lets one learner per env learn its task, from the next episode of every env to its end.
+    """Record how one learner per env learns its task, over the next episode of every env.
 
-    An environment with many trials of one task in an episode gives one history of learning per env
+    An environment with many trials of one task in an episode gives one learning history per env
     (algorithm distillation, arXiv 2210.14215).
 
     Args:
         env: Environment with one batch dimension ``[N]``.
-        learner: Writes actions, and learns between its calls.
-        max_steps: Steps after which a history is cut, if the episode has not ended.
+        learner: Writes actions, and learns between calls.
+        max_steps: Largest number of steps; longer episodes are cut.
 
     Returns:
         Trajectories ``[N, L]``, packed as by `yamame.replay.pack`.

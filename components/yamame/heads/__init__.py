@@ -1,4 +1,4 @@
-"""Heads: what is read off the context, one output per discount factor."""
+"""Heads: functions of the context, with one output per discount factor."""
 
 from yamame.heads.actor import ActorHead as ActorHead
 from yamame.heads.critic import ActionInputCritic as ActionInputCritic

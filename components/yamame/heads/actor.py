@@ -1,26 +1,26 @@
-"""The actor head: context to the parameters of one policy per discount factor."""
+"""Actor head: maps a context to the parameters of one policy per discount factor."""
 
 from torch import Tensor, nn
 from torchrl.modules import MLP
 
 from yamame.actions.spaces import ActionSpace
-from yamame.checks import require, require_at_least
+from yamame.checks import DropoutRate, NumLayers, PositiveInt, check_bounds
 from yamame.heads.ensemble import full_precision_output
 
 
 class ActorHead(nn.Module):
-    """A perceptron with `num_gammas` sets of policy parameters as its output (arXiv 2310.09971).
+    """Multilayer perceptron with one set of policy parameters per discount (arXiv 2310.09971).
 
     Args:
-        in_features: D, the size of the context.
-        action_space: gives the number of parameters P and, later, the distributions.
-        num_gammas: G, one policy each.
-        hidden_size: width of the hidden layers.
-        num_layers: number of hidden layers.
-        dropout: probability of dropping a hidden unit in training mode.
+        in_features: Size D of the context.
+        action_space: Sets the number P of parameters, and turns them into distributions.
+        num_gammas: Number G of discount factors, with one policy each.
+        hidden_size: Width of the hidden layers.
+        num_layers: Number of hidden layers.
+        dropout: Probability of dropping a hidden unit in training mode, in [0, 1).
 
     Raises:
-        ValueError: if a size is not positive or `dropout` is out of range.
+        ArgumentError: An argument is out of its range.
 
     >>> import torch
     >>> from torchrl.data import Categorical
@@ -32,20 +32,18 @@ class ActorHead(nn.Module):
     torch.Size([16, 5])
     """
 
+    @check_bounds
     def __init__(
         self,
-        in_features: int,
+        in_features: PositiveInt,
         *,
         action_space: ActionSpace,
-        num_gammas: int,
-        hidden_size: int = 128,
-        num_layers: int = 2,
-        dropout: float = 0.0,
+        num_gammas: PositiveInt,
+        hidden_size: PositiveInt = 128,
+        num_layers: NumLayers = 2,
+        dropout: DropoutRate = 0.0,
     ) -> None:
         super().__init__()
-        sizes = {"in_features": in_features, "num_gammas": num_gammas}
-        require_at_least("ActorHead", 1, **sizes, hidden_size=hidden_size, num_layers=num_layers)
-        require("ActorHead", "dropout", dropout, 0.0 <= dropout < 1.0, "be in [0, 1)")
         self.action_space = action_space
         self.num_gammas = num_gammas
         self.mlp = MLP(
@@ -54,10 +52,11 @@ class ActorHead(nn.Module):
             depth=num_layers,
             num_cells=hidden_size,
             activation_class=nn.LeakyReLU,
+            # TorchRL inserts a layer also for 0.0, and none for None.
             dropout=dropout or None,
         )
 
     def forward(self, context: Tensor) -> Tensor:
-        """`context [*, D]` to policy parameters `[*, G, P]`, float32 also under autocast."""
+        """Map a context ``[*, D]`` to policy parameters ``[*, G, P]``, float32 under autocast."""
         params = full_precision_output(self.mlp, context)
         return params.unflatten(-1, (self.num_gammas, self.action_space.num_params))

@@ -1,6 +1,4 @@
-"""Several perceptrons as one module with batched weights: one product per layer instead of one per
-member.
-"""
+"""Several perceptrons as one module with batched weights: one product per layer for all members."""
 
 import math
 from collections.abc import Mapping
@@ -10,14 +8,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from yamame.checks import require_at_least
+from yamame.checks import NumLayers, PositiveInt, check_bounds
 
 
 class EnsembleLinear(nn.Module):
-    """C independent linear layers; `weight [C, out, in]` and `bias [C, out]` are those of C stacked
-    `nn.Linear`s.
+    """C independent linear layers with ``weight [C, out, in]`` and ``bias [C, out]``.
 
-    Each member is initialised by itself, on the scale of `nn.Linear`.
+    Each member is initialised as an `nn.Linear`.
     """
 
     parameter_roles: ClassVar[Mapping[str, str]] = {"weight": "hidden", "bias": "other"}
@@ -25,72 +22,70 @@ class EnsembleLinear(nn.Module):
     def __init__(self, in_features: int, out_features: int, *, num_members: int) -> None:
         super().__init__()
         bound = 1.0 / math.sqrt(in_features)
-        self.weight = nn.Parameter(
-            torch.empty(num_members, out_features, in_features).uniform_(-bound, bound)
-        )
-        self.bias = nn.Parameter(torch.empty(num_members, out_features).uniform_(-bound, bound))
+        weight = torch.empty(num_members, out_features, in_features)
+        bias = torch.empty(num_members, out_features)
+        self.weight = nn.Parameter(weight.uniform_(-bound, bound))
+        self.bias = nn.Parameter(bias.uniform_(-bound, bound))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Each member its own input, `[C, N, in]` to `[C, N, out]`."""
+        """Map one input per member, ``[C, N, in]``, to ``[C, N, out]``."""
         return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT)
 
 
 def full_precision_output(layers: nn.Sequential, x: Tensor) -> Tensor:
-    """What layers make of an input, the last of them in float32 under autocast as well.
-
-    The advantage of an action is a small difference of large values, about as small as what
-    bfloat16 rounds away.
-    """
+    """Apply layers, the last one in float32 also under autocast."""
     *hidden, last = layers
     for layer in hidden:
         x = layer(x)
     if x.dtype == torch.float32:
         return last(x)
+    # The advantage of an action is a small difference of large values. bfloat16 has 8 bits of
+    # precision and would round it away.
     with torch.autocast(x.device.type, enabled=False):
         return last(x.float())
 
 
 class EnsembleMLP(nn.Module):
-    """C independent perceptrons: `num_layers` times (linear, LeakyReLU), then a linear output.
+    """C independent perceptrons: ``num_layers`` times (linear, LeakyReLU), then a linear output.
+
+    Args:
+        in_features: Size of the input, which all members share.
+        out_features: Size of each member's output.
+        num_members: Number C of members.
+        hidden_size: Width of the hidden layers.
+        num_layers: Number of hidden layers.
 
     Raises:
-        ValueError: if a size is not positive.
+        ArgumentError: A size is not positive.
 
     >>> EnsembleMLP(8, 3, num_members=4, hidden_size=16, num_layers=2)(torch.zeros(5, 7, 8)).shape
     torch.Size([5, 7, 4, 3])
     """
 
+    @check_bounds
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
+        in_features: PositiveInt,
+        out_features: PositiveInt,
         *,
-        num_members: int,
-        hidden_size: int,
-        num_layers: int,
+        num_members: PositiveInt,
+        hidden_size: PositiveInt,
+        num_layers: NumLayers,
     ) -> None:
         super().__init__()
-        sizes = {
-            "in_features": in_features,
-            "out_features": out_features,
-            "num_members": num_members,
-        }
-        require_at_least("EnsembleMLP", 1, **sizes, hidden_size=hidden_size, num_layers=num_layers)
-        layers: list[nn.Module] = []
-        for inner, outer in pairwise([in_features, *[hidden_size] * num_layers, out_features]):
-            # In place: half as much stays in memory until the backward pass, and critics are the
-            # widest part.
-            layers += [
-                EnsembleLinear(inner, outer, num_members=num_members),
-                nn.LeakyReLU(inplace=True),
-            ]
         self.num_members = num_members
+        sizes = [in_features, *[hidden_size] * num_layers, out_features]
+        layers: list[nn.Module] = []
+        for size, next_size in pairwise(sizes):
+            layers.append(EnsembleLinear(size, next_size, num_members=num_members))
+            # Critics are the widest part of an agent. In-place activations halve the memory that
+            # they keep for the backward pass.
+            layers.append(nn.LeakyReLU(inplace=True))
         self.layers = nn.Sequential(*layers[:-1])
 
     def forward(self, x: Tensor) -> Tensor:
-        """The input `[*, in]` that all members read, to `[*, C, out]`, float32 also under
-        autocast.
-        """
+        """Map one input ``[*, in]`` for all members to ``[*, C, out]``, float32 under autocast."""
         flat = x.reshape(-1, x.shape[-1])
-        out = full_precision_output(self.layers, flat.expand(self.num_members, *flat.shape))
+        per_member = flat.expand(self.num_members, *flat.shape)
+        out = full_precision_output(self.layers, per_member)  # [C, N, out]
         return out.view(self.num_members, *x.shape[:-1], out.shape[-1]).movedim(0, -2)

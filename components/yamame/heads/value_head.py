@@ -1,4 +1,4 @@
-"""The value head: context to the value of the state, of policies that need no values of actions."""
+"""Value head: maps a context to the value of the state, for policies without action values."""
 
 from collections.abc import Sequence
 
@@ -6,32 +6,33 @@ from torch import nn
 from torchrl.modules import MLP
 
 from yamame.actions.spaces import ActionSpace
-from yamame.checks import require, require_at_least
+from yamame.checks import NumLayers, PositiveInt, check_bounds, require
 
 
+@check_bounds
 def make_value_head(
-    in_features: int,
+    in_features: PositiveInt,
     *,
     action_space: ActionSpace,
     gammas: Sequence[float],
     num_outputs: int = 1,
-    hidden_size: int = 128,
-    num_layers: int = 2,
+    hidden_size: PositiveInt = 128,
+    num_layers: NumLayers = 2,
 ) -> MLP:
-    """A perceptron ``[*, D] -> [*, G]`` with one value for each discount factor as its output.
+    """Build a perceptron ``[*, D] -> [*, G]`` with one value per discount factor.
 
-    It takes what `make_critic` takes, so that an agent may have it for its critic.
+    It has the arguments of `make_critic`, so that an agent can use it in place of a critic.
 
     Args:
-        in_features: D, the size of the context.
+        in_features: Size D of the context.
         action_space: Not used.
         gammas: The G discount factors.
-        num_outputs: Outputs per value: one.
+        num_outputs: Outputs per value, which must be 1.
         hidden_size: Width of the hidden layers.
         num_layers: Number of hidden layers.
 
     Raises:
-        ValueError: If a value is to have more than one output, or a size is not positive.
+        ArgumentError: ``num_outputs`` is not 1, ``gammas`` is empty, or a size is not positive.
 
     >>> import torch
     >>> from torchrl.data import Categorical
@@ -39,13 +40,11 @@ def make_value_head(
     >>> head(torch.zeros(3, 5, 8)).shape
     torch.Size([3, 5, 2])
     """
-    owner, num_gammas = "make_value_head", len(gammas)
-    require(owner, "num_outputs", num_outputs, num_outputs == 1, "be 1")
-    sizes = {"in_features": in_features, "num_gammas": num_gammas}
-    require_at_least(owner, 1, **sizes, hidden_size=hidden_size, num_layers=num_layers)
+    require("make_value_head", "num_outputs", num_outputs, num_outputs == 1, "be 1")
+    require("make_value_head", "gammas", list(gammas), len(gammas) > 0, "hold at least one")
     return MLP(
         in_features,
-        num_gammas,
+        len(gammas),
         depth=num_layers,
         num_cells=hidden_size,
         activation_class=nn.LeakyReLU,

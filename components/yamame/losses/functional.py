@@ -1,9 +1,9 @@
-"""The arithmetic of the losses as pure functions of tensors: no module, no key, no state.
+"""Arithmetic of the losses as pure functions of tensors, without modules, keys or state.
 
-Settings out of range raise ``ValueError``.
+Settings out of range raise `yamame.checks.ArgumentError`, a ``ValueError``.
 
 Shapes: B sequences, L timesteps, T = L - 1 transitions, G discounts, C critics. Timestep t of a
-sequence holds what was seen at t and the transition that leaves t.
+sequence holds the observation at t and the transition that leaves t.
 """
 
 from typing import Literal
@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from yamame.checks import require, require_at_least, require_choice
+from yamame.checks import PositiveInt, check_bounds, require, require_choice
 from yamame.distributed import mean_count
 
 
@@ -19,12 +19,12 @@ def transition_mask(mask: Tensor, is_init: Tensor) -> Tensor:
     """Mark the transitions that join two real timesteps of one trajectory.
 
     Args:
-        mask: bool [B, L], true where a timestep is real and not padding.
-        is_init: bool [B, L], true where a new trajectory starts.
+        mask: Bool [B, L], true where a timestep is real and not padding.
+        is_init: Bool [B, L], true where a new trajectory starts.
 
     Returns:
-        Bool [B, T]: transition t joins timesteps t and t + 1, so both must be real and the second
-        no fresh start.
+        Bool [B, T]. Transition t joins timesteps t and t + 1, so both must be real, and the second
+        must not start a trajectory.
 
     >>> mask = torch.tensor([[True, True, True, True, False]])
     >>> is_init = torch.tensor([[True, False, True, False, False]])
@@ -37,27 +37,29 @@ def transition_mask(mask: Tensor, is_init: Tensor) -> Tensor:
 def masked_mean(values: Tensor, mask: Tensor, *, dim: Literal[-1] | None = None) -> Tensor:
     """Average over the entries whose leading dimensions are marked.
 
-    Entries are selected, not multiplied by zero, so a non-finite value under the mask does not
-    spread. Where several processes learn together (`yamame.distributed`), the mean of their
-    averages is the average over all of their entries.
+    With several ranks (`yamame.distributed`), the mean of their results is the average over the
+    entries of all ranks.
 
     Args:
         values: [*M, *E] with any number of trailing dimensions E.
-        mask: bool [*M], with at least one true entry.
-        dim: -1 where each entry of the last dimension has a mean of its own.
+        mask: Bool [*M], with at least one true entry.
+        dim: -1 computes one mean for each entry of the last dimension.
 
     Returns:
-        The mean over the marked M and over all of E: a scalar, or one for each entry of the last
-        dimension.
+        Mean over the marked M and all of E: a scalar, or [E_last] with ``dim=-1``.
 
     >>> masked_mean(torch.tensor([[1.0, 3.0], [9.0, 9.0]]), torch.tensor([True, False])).item()
     2.0
     """
-    weights = mask.reshape(*mask.shape, *[1] * (values.ndim - mask.ndim)).expand_as(values)
-    over = None if dim is None else tuple(range(values.ndim - 1))
-    return torch.where(weights, values, 0.0).sum(over) / mean_count(weights.sum(over))
+    trailing = [1] * (values.ndim - mask.ndim)
+    selected = mask.reshape(*mask.shape, *trailing).expand_as(values)
+    reduced = None if dim is None else tuple(range(values.ndim - 1))
+    # Selecting, instead of multiplying by zero, keeps NaN and Inf of masked entries out of the sum.
+    total = torch.where(selected, values, 0.0).sum(reduced)
+    return total / mean_count(selected.sum(reduced))
 
 
+@check_bounds
 def bootstrapped_targets(
     reward: Tensor,
     terminated: Tensor,
@@ -65,45 +67,47 @@ def bootstrapped_targets(
     *,
     gammas: Tensor,
     valid: Tensor,
-    n_step: int = 1,
+    n_step: PositiveInt = 1,
     reward_multiplier: float = 1.0,
 ) -> Tensor:
-    """Discounted n-step returns that end in a bootstrapped value, for all discounts at once.
+    """Compute discounted n-step returns with a bootstrapped end, for all discounts at once.
 
-    The window of transition t covers t .. t + n_step - 1 and ends earlier at a termination (no
-    bootstrap) or before an invalid transition or the end of the sequence (bootstrap from the last
-    valid transition).
+    The window of transition t covers t .. t + n_step - 1. It ends earlier at a termination, without
+    a bootstrapped value, and before an invalid transition or the end of the sequence, with the
+    value after the last valid transition.
 
     Args:
-        reward: [B, T], reward of each transition.
-        terminated: bool [B, T], true where the transition ends the task, which cuts the value.
-        next_value: [B, T, G], value of the state each transition arrives in, in units of multiplied
-            rewards.
-        gammas: [G], discounts.
-        valid: bool [B, T], see `transition_mask`.
-        n_step: the most rewards in one target, at least 1.
-        reward_multiplier: factor applied to every reward.
+        reward: Reward of each transition, [B, T].
+        terminated: Bool [B, T], true where the transition ends the task. The value after it is 0.
+        next_value: Value of the state that each transition arrives in, [B, T, G], in units of
+            multiplied rewards.
+        gammas: Discounts, [G].
+        valid: Bool [B, T], see `transition_mask`.
+        n_step: Largest number of rewards in one target.
+        reward_multiplier: Factor applied to every reward.
 
     Returns:
-        [B, T, G], zero at invalid transitions.
+        Targets [B, T, G], zero at invalid transitions.
 
     >>> reward, terminated = torch.tensor([[1.0, 2.0]]), torch.tensor([[False, True]])
     >>> next_value, valid = torch.full((1, 2, 1), 8.0), torch.ones(1, 2, dtype=torch.bool)
     >>> gammas = torch.tensor([0.5])
-    >>> bootstrapped_targets(reward, terminated, next_value, gammas=gammas, valid=valid).squeeze(-1).tolist()
+    >>> options = {"gammas": gammas, "valid": valid}
+    >>> bootstrapped_targets(reward, terminated, next_value, **options).squeeze(-1).tolist()
     [[5.0, 2.0]]
     """
-    require_at_least("bootstrapped_targets", 1, n_step=n_step)
     scaled = (reward_multiplier * reward).unsqueeze(-1)
     discount = gammas * (~terminated).unsqueeze(-1)
-    follows = torch.zeros_like(valid)
-    follows[:, :-1] = valid[:, 1:]
+    has_successor = torch.zeros_like(valid)
+    has_successor[:, :-1] = valid[:, 1:]
+
     targets = scaled + discount * next_value
-    for _ in range(min(n_step, valid.shape[1]) - 1):  # more rewards than that there are not
-        # One reward more: the target of the following transition replaces its value, where there is
-        # one.
-        following = targets.roll(-1, dims=1)
-        targets = scaled + discount * torch.where(follows.unsqueeze(-1), following, next_value)
+    # A sequence of T transitions has at most T rewards in a target.
+    for _ in range(min(n_step, valid.shape[1]) - 1):
+        # Each pass adds one reward: the target of the successor replaces the bootstrapped value.
+        successor = targets.roll(-1, dims=1)
+        value = torch.where(has_successor.unsqueeze(-1), successor, next_value)
+        targets = scaled + discount * value
     return torch.where(valid.unsqueeze(-1), targets, 0.0)
 
 
@@ -115,30 +119,36 @@ def critic_subset_value(
 ) -> Tensor:
     """Reduce an ensemble of values over a random subset of its critics (REDQ, arXiv 2101.05982).
 
-    The subset holds distinct critics, as in the paper, so a minimum of two always compares two of
-    them. It is drawn for every entry on its own, where the paper draws one per update: each target
-    has the same distribution, and the noise averages out within a batch.
+    The subset holds distinct critics. A new one is drawn for every entry, while the paper draws one
+    per update: the distribution of each target is the same, and the noise averages out within a
+    batch.
 
     Args:
         values: [*, C, G].
-        num_subset: how many of the C critics to draw, in 1..C.
-        reduce: the reduction over the drawn critics.
+        num_subset: Number of critics to draw, in 1..C.
+        reduce: Reduction over the drawn critics.
 
     Returns:
         [*, G].
 
     >>> values = torch.tensor([[3.0], [1.0], [2.0]])
-    >>> critic_subset_value(values, 3).tolist(), critic_subset_value(values, 3, reduce="mean").tolist()
-    ([1.0], [2.0])
+    >>> critic_subset_value(values, 3).tolist()
+    [1.0]
+    >>> critic_subset_value(values, 3, reduce="mean").tolist()
+    [2.0]
     """
     num_critics = values.shape[-2]
-    condition, in_range = f"be in 1..{num_critics} (the critics)", 1 <= num_subset <= num_critics
+    in_range = 1 <= num_subset <= num_critics
+    condition = f"be in 1..{num_critics} (the critics)"
     require("critic_subset_value", "num_subset", num_subset, in_range, condition)
     if num_subset < num_critics:
-        # The largest of random numbers, one for each critic, draw a subset without replacement.
+        # The critics with the largest of C random numbers are a subset without replacement.
         scores = torch.rand(values.shape, device=values.device)
-        values = values.gather(-2, scores.topk(num_subset, dim=-2).indices)
-    return values.amin(-2) if reduce == "min" else values.mean(-2)
+        drawn = scores.topk(num_subset, dim=-2).indices
+        values = values.gather(-2, drawn)
+    if reduce == "min":
+        return values.amin(-2)
+    return values.mean(-2)
 
 
 def advantage_filter(
@@ -149,18 +159,19 @@ def advantage_filter(
     temperature: float = 1.0,
     max_weight: float = 20.0,
 ) -> Tensor:
-    """Weights of filtered behaviour cloning (critic-regularised regression, arXiv 2006.15134).
+    """Compute weights of filtered behaviour cloning (CRR, arXiv 2006.15134).
 
     Args:
-        advantage: any shape, in the units of ``threshold`` and ``temperature``.
-        kind: ``binary`` keeps what exceeds the threshold; ``exponential`` weighs by exp((advantage
-            - threshold) / temperature); ``none`` keeps everything: plain behaviour cloning.
-        threshold: advantage from which an action counts as good.
-        temperature: advantage over which an exponential weight grows by a factor e.
-        max_weight: ceiling of an exponential weight.
+        advantage: Any shape, in the units of ``threshold`` and ``temperature``.
+        kind: ``binary`` keeps actions whose advantage exceeds the threshold, ``exponential`` weighs
+            them by exp((advantage - threshold) / temperature), and ``none`` keeps all of them:
+            plain behaviour cloning.
+        threshold: Advantage beyond which an action is good.
+        temperature: Advantage over which an exponential weight grows by a factor of e.
+        max_weight: Upper limit of an exponential weight.
 
     Returns:
-        Weights of the shape of ``advantage``, not negative.
+        Non-negative weights of the shape of ``advantage``.
 
     >>> advantage_filter(torch.tensor([-1.0, 0.0, 2.0])).tolist()
     [0.0, 0.0, 1.0]
@@ -169,5 +180,6 @@ def advantage_filter(
     if kind == "binary":
         return (advantage > threshold).to(advantage.dtype)
     if kind == "exponential":
+        # Single actions of very high advantage would dominate the batch without a limit.
         return ((advantage - threshold) / temperature).exp().clamp(max=max_weight)
     return torch.ones_like(advantage)

@@ -1,5 +1,4 @@
-"""What critics think of a policy's actions: exactly where these can be enumerated, elsewhere by
-samples.
+"""Values of a policy's actions: exact where actions can be enumerated, sampled elsewhere.
 
 Shapes: C critics, S supported actions (all A of them, or samples), G discounts, O raw outputs of
 one value.
@@ -15,40 +14,40 @@ from yamame.actions import ActionDistribution, DiscreteDistribution
 
 
 class PolicyValues(NamedTuple):
-    """Raw values of the actions a policy may take, and how much each of them counts.
+    """Raw values of the actions that a policy may take, and the weight of each.
 
     Attributes:
-        raw: [*, C, S, G, O].
-        weights: [*, 1, S, G], or a scalar if all count alike; they sum to 1 over S. They carry the
-            policy's gradient where actions are enumerated or drawn from all, as `raw` does where a
-            critic values samples.
+        raw: [*, C, S, G, O]. Carries the policy's gradient if a critic evaluates sampled actions.
+        weights: [*, 1, S, G], or a scalar if all weights are equal. They sum to 1 over S, and carry
+            the policy's gradient if S covers all actions.
     """
 
     raw: Tensor
     weights: Tensor
 
     def expect(self, values: Tensor) -> Tensor:
-        """The policy's expectation [*, C, G] of `values` [*, C, S, G], some function of `raw`."""
+        """Return the expectation [*, C, G] of ``values`` [*, C, S, G], a function of ``raw``."""
         return (self.weights * values).sum(-2)
 
 
 def enumerate_policy(raw: Tensor, policy: ActionDistribution) -> PolicyValues:
     """Weigh the raw values [*, C, A, G, O] of all actions by their probabilities [*, G, A]."""
     assert isinstance(policy, DiscreteDistribution)
-    return PolicyValues(raw, policy.probs.transpose(-1, -2).unsqueeze(-3))
+    weights = policy.probs.transpose(-1, -2)  # [*, A, G]
+    return PolicyValues(raw, weights.unsqueeze(-3))
 
 
 def straight_through(raw: Tensor, policy: ActionDistribution, num_samples: int) -> PolicyValues:
-    """Weigh the raw values [*, C, A, G, O] of all actions by how often a few draws, [*, G, A] each,
-    take them.
+    """Weigh the raw values [*, C, A, G, O] of all actions by the frequencies of a few samples.
 
-    The gradient is that of the probabilities (arXiv 1308.3432). Values are linear in the one-hot of
-    an action, so with respect to the expectation of a critic the weights are unbiased, and their
-    gradient is exact at every draw. What is not linear in them, such as the minimum over critics,
-    is taken at the drawn actions: its gradient is that of the critic which is the smallest there.
+    The gradient of the frequencies is that of the probabilities (arXiv 1308.3432). Values are
+    linear in the one-hot action, so the expectation of one critic is unbiased and its gradient is
+    exact for every sample. A nonlinear function, such as the minimum over critics, is evaluated at
+    the sampled actions and has the gradient of the critic that is smallest there.
     """
-    drawn = torch.stack([policy.rsample() for _ in range(num_samples)]).mean(0)
-    return PolicyValues(raw, drawn.transpose(-1, -2).unsqueeze(-3))
+    samples = [policy.rsample() for _ in range(num_samples)]  # [*, G, A] each
+    weights = torch.stack(samples).mean(0).transpose(-1, -2)
+    return PolicyValues(raw, weights.unsqueeze(-3))
 
 
 def sample_policy(
@@ -57,21 +56,32 @@ def sample_policy(
     policy: ActionDistribution,
     num_samples: int,
 ) -> PolicyValues:
-    """Draw actions [S, *, G, A] with a gradient and let the critic value them in the context [*,
-    D].
+    """Sample actions [S, *, G, A] with a gradient and evaluate them with a critic.
+
+    Args:
+        critic: Maps a context [*, D] and actions [S, *, G, A] to raw values [S, *, C, G, O].
+        context: [*, D].
+        policy: Distribution of the actions.
+        num_samples: Number S of samples.
     """
     actions = torch.stack([policy.rsample() for _ in range(num_samples)])
     raw = critic(context, actions).movedim(0, -3)
-    return PolicyValues(raw, raw.new_full((), 1.0 / num_samples))
+    weight = raw.new_full((), 1.0 / num_samples)
+    return PolicyValues(raw, weight)
 
 
 def pick_action(raw: Tensor, action: Tensor) -> Tensor:
-    """From the raw values of all actions [*, C, A, G, O] take those [*, C, G, O] of a one-hot
-    action [*, A].
+    """Select the raw values [*, C, G, O] of a one-hot action [*, A].
+
+    Args:
+        raw: Raw values of all actions, [*, C, A, G, O].
+        action: One-hot, [*, A].
 
     >>> raw = torch.tensor([1.0, 2.0, 3.0]).reshape(1, 3, 1, 1)
     >>> pick_action(raw, action=torch.tensor([0.0, 0.0, 1.0])).tolist()
     [[[3.0]]]
     """
-    index = action.argmax(-1)[..., None, None, None, None]
+    index = action.argmax(-1)
+    # One index serves all critics, discounts and outputs.
+    index = index[..., None, None, None, None]
     return raw.take_along_dim(index, dim=-3).squeeze(-3)

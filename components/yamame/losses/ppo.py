@@ -1,24 +1,25 @@
 """Proximal policy optimisation over sequences: RL^2 with any trajectory encoder.
 
-A batch is a TensorDict ``[B, L]`` in the packing of :mod:`yamame.losses.sequence`, of whole
-trajectories: the encoder starts where they start. `SequencePPOLoss.annotate` adds what the policy
-that collected them thought, once per batch:
+A batch is a TensorDict ``[B, L]`` of whole trajectories, packed as in
+:mod:`yamame.losses.sequence`. `SequencePPOLoss.annotate` adds, once per batch, what the present
+policy computes for it:
 
-====================  ==============  ========================================================================
-``action_log_prob``   ``[B, L]``      of the taken action
+====================  ==============  ===================================
+``action_log_prob``   ``[B, L]``      log-probability of the taken action
 ``state_value``       ``[B, L, 1]``   in units of multiplied rewards
 ``advantage``         ``[B, L, 1]``   generalised advantage estimate
 ``value_target``      ``[B, L, 1]``   ``advantage + state_value``
-====================  ==============  ========================================================================
+====================  ==============  ===================================
 
-Law: as acting and the parallel pass agree, these log-probabilities are those the actions were drawn
-with, so nothing has to be stored while acting; the first update after `annotate` has every ratio at
-1.
+Law: acting and the parallel pass agree, so these are the log-probabilities with which the actions
+were sampled, and nothing has to be stored while acting. The first update after `annotate` has all
+ratios equal to 1.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -36,7 +37,13 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value.functional import vec_generalized_advantage_estimate
 
 from yamame.actions import ActionSpace
-from yamame.checks import require, require_at_least
+from yamame.checks import (
+    Bounds,
+    NonNegativeFloat,
+    PositiveFloat,
+    UnitInterval,
+    check_bounds,
+)
 from yamame.heads import PopArt
 from yamame.losses.sequence import DEPARTURE, SequenceLoss, encode
 
@@ -44,44 +51,36 @@ _ANNOTATIONS = ("action_log_prob", "state_value", "advantage", "value_target")
 
 
 class SequencePPOLoss(SequenceLoss):
-    """TorchRL's ``ClipPPOLoss`` (arXiv 1707.06347) over a sequence encoder shared by actor and
-    values.
+    """TorchRL's ``ClipPPOLoss`` (arXiv 1707.06347) over a sequence encoder and two heads.
 
-    On whole meta-episodes this is RL^2 (arXiv 1611.02779). The encoder reads a batch once; the
-    clipped objective sees the valid transitions alone, so padding counts nowhere, not in the
-    normalisation of advantages either.
-
-    Whatever the mode of the loss, its networks compute in evaluation mode, as they did when they
-    acted: dropout or moving statistics would make the policy that learns another one than the
-    policy that acted. Statistics of inputs move in `refresh`, between one batch and the next.
+    On whole meta-episodes this is RL^2 (arXiv 1611.02779). The encoder reads a batch once. The
+    clipped objective receives the valid transitions only, so padding has no effect on any mean or
+    on the normalisation of advantages.
 
     Args:
         encoder: Writes ``context [B, L, D]``.
-        actor: Context ``[*, D]`` to policy parameters ``[*, 1, P]``.
-        critic: Context ``[*, D]`` to raw values ``[*, 1]``.
-        returns: What a raw value means: `yamame.heads.PopArt`, whose statistics move in `annotate`,
-            so that errors of values weigh alike beside the clipped objective however large returns
-            are.
+        actor: Maps a context ``[*, D]`` to policy parameters ``[*, 1, P]``.
+        critic: Maps a context ``[*, D]`` to raw values ``[*, 1]``.
+        returns: Representation of values, `yamame.heads.PopArt`. `annotate` updates its
+            statistics, so that value errors have the same weight for small and for large returns.
         action_space: Encodes actions and turns policy parameters into distributions.
         gamma: Discount factor in (0, 1].
         gae_lambda: Decay of the advantage estimate in [0, 1] (arXiv 1506.02438).
-        clip_epsilon: How far the ratio of probabilities may go, in (0, 1).
+        clip_epsilon: Largest change of the ratio of probabilities, in (0, 1).
         entropy_coeff: Weight of the entropy bonus.
         critic_coeff: Weight of the values' squared error.
-        value_clip: How far a value may go from what it was, in standard deviations of returns; None
-            for any distance.
-        normalize_advantage: Whether advantages of an update have zero mean and unit variance.
+        value_clip: Largest change of a value per batch, in standard deviations of returns; None for
+            no limit.
+        normalize_advantage: Normalise the advantages of an update to zero mean and unit variance.
         reward_multiplier: Factor on rewards before learning.
 
     Raises:
-        ValueError: If a setting is out of its range, or a batch holds no valid transition.
+        ArgumentError: A setting is out of its range, or a batch holds no valid transition.
     """
 
     @dataclass
     class _AcceptedKeys(SequenceLoss._AcceptedKeys):
-        """As in `SequenceLoss`, ``truncated`` below ``next`` as well, and what `annotate`
-        writes.
-        """
+        """Keys of `SequenceLoss`, ``truncated`` below ``next``, and the keys of `annotate`."""
 
         truncated: NestedKey = "truncated"
         action_log_prob: NestedKey = "action_log_prob"
@@ -91,6 +90,7 @@ class SequencePPOLoss(SequenceLoss):
 
     default_keys = _AcceptedKeys
 
+    @check_bounds
     def __init__(
         self,
         encoder: TensorDictModuleBase,
@@ -99,36 +99,23 @@ class SequencePPOLoss(SequenceLoss):
         returns: PopArt,
         *,
         action_space: ActionSpace,
-        gamma: float = 0.99,
-        gae_lambda: float = 0.95,
-        clip_epsilon: float = 0.2,
-        entropy_coeff: float = 0.01,
-        critic_coeff: float = 0.5,
-        value_clip: float | None = None,
+        gamma: Annotated[float, Bounds(above=0, most=1)] = 0.99,
+        gae_lambda: UnitInterval = 0.95,
+        clip_epsilon: Annotated[float, Bounds(above=0, below=1)] = 0.2,
+        entropy_coeff: NonNegativeFloat = 0.01,
+        critic_coeff: NonNegativeFloat = 0.5,
+        value_clip: PositiveFloat | None = None,
         normalize_advantage: bool = True,
-        reward_multiplier: float = 1.0,
+        reward_multiplier: PositiveFloat = 1.0,
     ) -> None:
         super().__init__(encoder, action_space=action_space)
-        owner = type(self).__name__
-        require(owner, "gamma", gamma, 0.0 < gamma <= 1.0, "be in (0, 1]")
-        require(owner, "gae_lambda", gae_lambda, 0.0 <= gae_lambda <= 1.0, "be in [0, 1]")
-        require(owner, "clip_epsilon", clip_epsilon, 0.0 < clip_epsilon < 1.0, "be in (0, 1)")
-        require_at_least(owner, 0, entropy_coeff=entropy_coeff, critic_coeff=critic_coeff)
-        require(
-            owner,
-            "value_clip",
-            value_clip,
-            value_clip is None or value_clip > 0,
-            "be positive or None",
-        )
-        require(owner, "reward_multiplier", reward_multiplier, reward_multiplier > 0, "be positive")
-        self.gamma, self.gae_lambda = gamma, gae_lambda
+        self.gamma = gamma
+        self.gae_lambda = gae_lambda
         self.reward_multiplier = reward_multiplier
+        value = _Value(critic, returns)
         self.clipped = ClipPPOLoss(
             _policy(actor, action_space),
-            TensorDictModule(
-                _Value(critic, returns), in_keys=["context"], out_keys=["state_value"]
-            ),
+            TensorDictModule(value, in_keys=["context"], out_keys=["state_value"]),
             clip_epsilon=clip_epsilon,
             entropy_bonus=entropy_coeff > 0,
             entropy_coeff=entropy_coeff,
@@ -141,29 +128,32 @@ class SequencePPOLoss(SequenceLoss):
 
     @property
     def returns(self) -> PopArt:
-        """What a raw value means."""
+        """Representation of values."""
         return self.clipped.critic_network.module.returns
 
     @property
     def in_keys(self) -> list[NestedKey]:
-        """What a batch holds after `annotate`; ``action_mask`` only if the environment has one."""
+        """Keys that are read after `annotate`; ``action_mask`` only if the environment has one."""
         own = ("action", "mask", "is_init", "action_mask", *_ANNOTATIONS)
         keys = [getattr(self.tensor_keys, name) for name in own]
         return list(dict.fromkeys([*self.encoder.in_keys, *keys]))
 
     @property
     def out_keys(self) -> list[NestedKey]:
-        """The terms and metrics of ``ClipPPOLoss``."""
+        """Terms and metrics of ``ClipPPOLoss``."""
         return list(self.clipped.out_keys)
 
     @contextmanager
     def _acting(self) -> Iterator[None]:
-        """Evaluation mode within the block, but for recurrent layers, which cuDNN differentiates in
-        no other.
+        """Put all modules into evaluation mode within the block, as they are while acting.
+
+        Dropout or moving statistics would make the policy that learns differ from the policy that
+        acted, and ratios would not start at 1.
         """
         mode = self.training
         self.eval()
         for module in self.modules():
+            # cuDNN differentiates recurrent layers in training mode only.
             if isinstance(module, nn.RNNBase) and module.dropout == 0:
                 module.train(mode)
         try:
@@ -173,62 +163,72 @@ class SequencePPOLoss(SequenceLoss):
 
     @torch.no_grad()
     def annotate(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """A copy of a batch ``[B, L]`` with what the present policy thinks of it, for the updates
-        to come.
+        """Return a copy of a batch ``[B, L]`` with the entries of the present policy.
 
-        The present policy must be the one that acted, and compute as it will in the updates (under
-        the same autocast), or ratios do not begin at 1. Reads, besides what the loss reads,
-        ``reward``, ``terminated`` and ``truncated`` ``[B, L, 1]`` under ``"next"``.
+        The present policy must be the one that acted, and must compute as in the updates that
+        follow (under the same autocast): otherwise ratios do not start at 1. Besides the entries
+        that the loss reads, ``reward``, ``terminated`` and ``truncated`` ``[B, L, 1]`` are read
+        under ``"next"``.
         """
-        keys, valid = self.tensor_keys, self._valid_transitions(tensordict)
+        keys = self.tensor_keys
+        valid = self._valid_transitions(tensordict)
         with self._acting():
             context = encode(self.encoder, tensordict)[keys.context]
             decisions = self._decisions(tensordict, context, valid)
-            log_prob = context.new_zeros(valid.shape, dtype=torch.float32)
             policy = self.clipped.actor_network.get_dist(decisions)
+            log_prob = context.new_zeros(valid.shape, dtype=torch.float32)
             log_prob[valid] = policy.log_prob(decisions["action"])
             value = self.clipped.critic_network.module.to_returns(context)
+        # Sums over a whole trajectory need more precision than bfloat16 has.
         with torch.autocast(value.device.type, enabled=False):
             advantage, target = self._advantages(tensordict, value, valid)
         self.returns.update(target, valid)
-        out = tensordict.copy()
-        out[keys.action_log_prob] = pad(log_prob, (0, 1))
-        out[keys.state_value] = value
-        out[keys.advantage] = pad(advantage, (0, 0, 0, 1))
-        out[keys.value_target] = pad(target, (0, 0, 0, 1))
-        return out
+
+        annotated = tensordict.copy()
+        # The last timestep has no transition.
+        annotated[keys.action_log_prob] = pad(log_prob, (0, 1))
+        annotated[keys.state_value] = value
+        annotated[keys.advantage] = pad(advantage, (0, 0, 0, 1))
+        annotated[keys.value_target] = pad(target, (0, 0, 0, 1))
+        return annotated
 
     def _advantages(
         self, tensordict: TensorDictBase, value: Tensor, valid: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Advantages and targets ``[B, T, 1]`` from the values ``[B, L, 1]``; zero at invalid
-        transitions.
+        """Compute advantages and targets ``[B, T, 1]``, zero at invalid transitions.
+
+        Args:
+            tensordict: Batch ``[B, L]``.
+            value: Values ``[B, L, 1]`` in units of multiplied rewards.
+            valid: Bool ``[B, T]``.
         """
-        names = ("reward", "terminated", "truncated")
-        reward, terminated, truncated = (self._outcome(tensordict, name) for name in names)
-        # A trajectory ends where it says so, and where the next transition is not its own.
-        last = torch.ones_like(valid)
-        last[:, :-1] = ~valid[:, 1:]
+        reward = self._outcome(tensordict, "reward")
         reward = torch.where(valid, self.reward_multiplier * reward, 0.0)
+        terminated = self._outcome(tensordict, "terminated")
+        truncated = self._outcome(tensordict, "truncated")
+        # A trajectory may also end in the batch without being done: where the next transition is
+        # invalid, and at the end of the sequence.
+        is_last = torch.ones_like(valid)
+        is_last[:, :-1] = ~valid[:, 1:]
+        done = terminated | truncated | is_last | ~valid
         advantage, target = vec_generalized_advantage_estimate(
             self.gamma,
             self.gae_lambda,
             value[:, :-1],
             value[:, 1:],
             reward.unsqueeze(-1),
-            (terminated | truncated | last | ~valid).unsqueeze(-1),
+            done.unsqueeze(-1),
             (terminated | ~valid).unsqueeze(-1),
         )
-        real = valid.unsqueeze(-1)
-        return torch.where(real, advantage, 0.0), torch.where(real, target, 0.0)
+        is_valid = valid.unsqueeze(-1)
+        return torch.where(is_valid, advantage, 0.0), torch.where(is_valid, target, 0.0)
 
     @torch.no_grad()
     def refresh(self, tensordict: TensorDictBase) -> None:
-        """Moves what an encoder learns by looking (statistics of inputs, estimates of norms) by one
-        pass over a batch.
+        """Update input statistics and norm estimates of the encoder by one pass over a batch.
 
-        Changes the policy a little: call it after the last update on a batch and before the next is
-        collected.
+        This changes the policy slightly. Call it after the last update on a batch and before the
+        next batch is collected.
         """
         mode = self.encoder.training
         encode(self.encoder.train(), tensordict)
@@ -236,64 +236,61 @@ class SequencePPOLoss(SequenceLoss):
 
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """The terms and metrics of ``ClipPPOLoss`` over the valid transitions of an annotated batch
-        ``[B, L]``.
-        """
+        """Compute the terms and metrics of ``ClipPPOLoss`` for an annotated batch ``[B, L]``."""
         valid = self._valid_transitions(tensordict)
         with self._acting():
             context = encode(self.encoder, tensordict)[self.tensor_keys.context]
             decisions = self._decisions(tensordict, context, valid)
             for name in _ANNOTATIONS:
-                decisions[name] = tensordict[getattr(self.tensor_keys, name)][:, DEPARTURE][valid]
-            for name in ("state_value", "value_target"):
-                # Errors of values are in standard deviations of returns.
-                decisions[name] = decisions[name] / self.returns.std
+                key = getattr(self.tensor_keys, name)
+                decisions[name] = tensordict[key][:, DEPARTURE][valid]
+            # Value errors are in standard deviations of returns, as the outputs of `_Value` are.
+            decisions["state_value"] = decisions["state_value"] / self.returns.std
+            decisions["value_target"] = decisions["value_target"] / self.returns.std
             return self.clipped(decisions)
 
     def _decisions(self, tensordict: TensorDictBase, context: Tensor, valid: Tensor) -> TensorDict:
-        """The context and the encoded action of every valid transition, and which actions were
-        allowed: ``[M]``.
-        """
-        entries = {
-            "context": context[:, DEPARTURE],
-            "action": self._taken_actions(tensordict, valid),
-        }
+        """Select the M valid transitions: context, encoded action and allowed actions."""
+        decisions = TensorDict({}, [int(valid.sum())])
+        decisions["context"] = context[:, DEPARTURE][valid]
+        decisions["action"] = self._taken_actions(tensordict, valid)[valid]
         mask = self._action_mask(tensordict, DEPARTURE, needed=valid)
         if mask is not None:
-            entries["action_mask"] = mask
-        return TensorDict(
-            {name: entry[valid] for name, entry in entries.items()}, [int(valid.sum())]
-        )
+            decisions["action_mask"] = mask[valid]
+        return decisions
 
 
 def _policy(actor: nn.Module, action_space: ActionSpace) -> ProbabilisticTensorDictSequential:
-    """The actor's only policy, as TorchRL's losses want one: ``context``, ``action_mask`` to a
-    distribution.
-    """
+    """Wrap an actor with one discount in the form that TorchRL's losses expect."""
+
+    def without_gammas(params: Tensor) -> Tensor:
+        # [*, 1, P] -> [*, P], in float32 also under autocast.
+        return params.squeeze(-2).float()
+
+    distribution = ProbabilisticTensorDictModule(
+        in_keys=["params", "action_mask"],
+        out_keys=["action"],
+        distribution_class=action_space.distribution,
+        return_log_prob=True,
+        log_prob_key="action_log_prob",
+    )
     return ProbabilisticTensorDictSequential(
-        TensorDictModule(actor, in_keys=["context"], out_keys=["params"]),  # [*, 1, P]
-        TensorDictModule(
-            lambda params: params.squeeze(-2).float(), in_keys=["params"], out_keys=["params"]
-        ),
-        ProbabilisticTensorDictModule(
-            in_keys=["params", "action_mask"],
-            out_keys=["action"],
-            distribution_class=action_space.distribution,
-            return_log_prob=True,
-            log_prob_key="action_log_prob",
-        ),
+        TensorDictModule(actor, in_keys=["context"], out_keys=["params"]),
+        TensorDictModule(without_gammas, in_keys=["params"], out_keys=["params"]),
+        distribution,
     )
 
 
 class _Value(nn.Module):
-    """Values ``[*, 1]`` of a critic with one discount factor, in standard deviations of returns."""
+    """Values ``[*, 1]`` of a critic with one discount, in standard deviations of returns."""
 
     def __init__(self, critic: nn.Module, returns: PopArt) -> None:
         super().__init__()
-        self.critic, self.returns = critic, returns
+        self.critic = critic
+        self.returns = returns
 
     def to_returns(self, context: Tensor) -> Tensor:
-        """The same in units of returns."""
+        """Compute values ``[*, 1]`` in units of returns."""
         return self.returns.to_returns(self.critic(context).unsqueeze(-1))
 
     def forward(self, context: Tensor) -> Tensor:

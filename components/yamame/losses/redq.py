@@ -1,8 +1,7 @@
-"""Actor and critics for many discounts: randomised ensemble targets, policy improvement, filtered
-cloning.
+"""Actor-critic loss for many discounts: ensemble targets, policy improvement, filtered cloning.
 
-The arithmetic of one update. How a batch is read, and what its keys are:
-:mod:`yamame.losses.sequence`.
+This file holds the arithmetic of one update. `yamame.losses.sequence` describes the keys of a batch
+and reads them.
 
 Shapes: B sequences, L timesteps, T = L - 1 transitions, G discounts, C critics, O raw outputs of
 one value, P policy parameters, A the size of an encoded action, D the size of a context.
@@ -19,7 +18,14 @@ from tensordict.utils import NestedKey
 from torch import Tensor, nn
 
 from yamame.actions import ActionDistribution, ActionSpace
-from yamame.checks import require, require_at_least, require_choice
+from yamame.checks import (
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    check_bounds,
+    require,
+    require_choice,
+)
 from yamame.heads import ValueRepresentation
 from yamame.losses.functional import (
     advantage_filter,
@@ -39,70 +45,67 @@ from yamame.losses.sequence import ARRIVAL, DEPARTURE, SequenceActorCriticLoss
 
 
 class MultiGammaREDQLoss(SequenceActorCriticLoss):
-    """One update of an actor-critic with G discounts and C critics over a shared sequence encoder.
+    """Loss of an actor-critic with G discounts and C critics over a shared sequence encoder.
 
-    The learning rule of AMAGO (arXiv 2310.09971), with random subsets of an ensemble in the targets
-    (REDQ, arXiv 2101.05982) and critic-regularised cloning (CRR, arXiv 2006.15134). The output
-    holds, each already multiplied by its coefficient,
+    This is the learning rule of AMAGO (arXiv 2310.09971), with random subsets of an ensemble in the
+    targets (REDQ, arXiv 2101.05982) and critic-regularised cloning (CRR, arXiv 2006.15134). The
+    output holds three terms, each multiplied by its coefficient:
 
-    * ``loss_critic``: error of every critic against the n-step target; trains critics and encoder;
-    * ``loss_online``, the actor loss: minus the smallest critic's normalised value of the policy,
-      the critics and their state input held fixed; trains the actor and, through the actor's input,
-      the encoder;
-    * ``loss_cloning``, behaviour cloning: minus the log-probability of the taken action where the
-      critics find it better than the policy; trains actor and encoder.
+    * ``loss_critic``: error of every critic against the n-step target. It trains critics and
+      encoder.
+    * ``loss_online``: actor loss, the negative normalised value of the policy under the smallest
+      critic. It trains the actor and, through the actor's input, the encoder; the critics and
+      their input are fixed.
+    * ``loss_cloning``: behaviour cloning, the negative log-probability of the taken action where
+      the critics prefer it to the policy. It trains actor and encoder.
 
-    Their sum is the objective of one optimizer; `update_targets` moves the target heads after its
-    step. A term with coefficient 0 is neither computed nor written, nor are critics that nothing
-    uses. In training mode the value statistics move with the targets, which are computed with those
-    from before and normalised by those from after.
+    One optimizer minimises their sum, and `update_targets` moves the target heads after its step. A
+    term with coefficient 0 is neither computed nor written, and critics that no term uses are not
+    evaluated.
 
-    The target of one step is ``y = m r + gamma (1 - terminated) R_c E_pi'[Q'_c(h', a')]``, with the
-    reward multiplier m, target heads pi' and Q', and c over ``num_target_critics`` of the C
-    critics. R is the minimum where ``online_coeff`` is positive, because a policy that maximises
-    critics exploits their errors, and else the mean.
+    The one-step target is ``y = m r + gamma (1 - terminated) R_c E_pi'[Q'_c(h', a')]`` with the
+    reward multiplier m, target heads pi' and Q', and a reduction R over the ``num_target_critics``
+    critics c that are drawn.
 
-    Beside the terms stand detached metrics of the last discount, the one that acts: the means over
-    valid transitions of ``td_error`` (absolute), ``q_value``, ``target_value``, ``entropy`` and
-    ``filter_weight`` (with the binary filter: the share of cloned actions), and ``return_std``, by
-    which values are normalised. With several discounts ``q_value_gamma_<g>`` and
-    ``filter_weight_gamma_<g>`` tell of each. ``clipped_targets``, with `yamame.heads.BinnedReturns`
-    only, is the share of targets of all discounts outside its bounds. Values are in units of
-    multiplied rewards. A policy's values are exact expectations where actions can be enumerated,
-    else means over samples (one in a target).
+    The output also holds detached metrics of the last discount, which acts: means over valid
+    transitions of ``td_error`` (absolute), ``q_value``, ``target_value``, ``entropy`` and
+    ``filter_weight`` (with the binary filter: the share of cloned actions), and ``return_std``, the
+    scale that normalises values. With several discounts, ``q_value_gamma_<g>`` and
+    ``filter_weight_gamma_<g>`` are added for each. ``clipped_targets`` (with
+    `yamame.heads.BinnedReturns` only) is the share of targets of all discounts outside the bounds.
+    Values are in units of multiplied rewards.
 
     Args:
-        encoder: writes ``context`` [B, L, D].
-        actor: context [*, D] to policy parameters [*, G, P].
-        critic: context [*, D] to values of every action [*, C, A, G, O], or, where actions cannot
-            be enumerated, (context [*, D], encoded actions [*, G, A]) to [*, C, G, O]. The actions
-            may have one more leading dimension than the context: several samples. None where no
-            term uses one: behaviour cloning without a filter.
-        returns: what the O outputs of a value mean: `yamame.heads.PopArt` or
-            `yamame.heads.BinnedReturns`.
-        action_space: encodes actions and turns policy parameters into distributions.
-        gammas: different discounts in (0, 1), in the order of the heads.
-        num_target_critics: critics drawn for each target, see above.
-        reward_multiplier: factor on rewards before learning.
-        online_coeff: weight of the actor loss; without it, targets are means over critics.
-        cloning_coeff: weight of filtered behaviour cloning.
-        critic_coeff: weight of the critics' error.
-        cloning_filter: what is cloned, see `yamame.losses.advantage_filter`.
-        filter_threshold: advantage beyond which an action counts as good, in units of multiplied
+        encoder: Writes ``context`` [B, L, D].
+        actor: Maps a context [*, D] to policy parameters [*, G, P].
+        critic: Maps a context [*, D] to values of every action [*, C, A, G, O]. Where actions
+            cannot be enumerated, it maps (context [*, D], encoded actions [*, G, A]) to
+            [*, C, G, O], and the actions may have one more leading dimension than the context, for
+            several samples. None if no term uses a critic: behaviour cloning without a filter.
+        returns: Representation of values: `yamame.heads.PopArt` or `yamame.heads.BinnedReturns`.
+        action_space: Encodes actions and turns policy parameters into distributions.
+        gammas: Distinct discounts in (0, 1), in the order of the heads.
+        num_target_critics: Critics drawn for each target.
+        reward_multiplier: Factor on rewards before learning.
+        online_coeff: Weight of the actor loss. With 0, targets are means over critics.
+        cloning_coeff: Weight of filtered behaviour cloning.
+        critic_coeff: Weight of the critics' error.
+        cloning_filter: Selects the actions to clone, see `yamame.losses.advantage_filter`.
+        filter_threshold: Advantage beyond which an action is cloned, in units of multiplied
             rewards.
-        filter_temperature: scale of the exponential filter, in the same units.
-        n_step: the most rewards in one target.
-        num_action_samples: policy samples per state and discount where actions cannot be
-            enumerated, and where ``discrete_gradient`` draws them.
-        discrete_gradient: how the actor loss differentiates a policy over enumerable actions.
-            ``expectation``: exactly. ``straight_through``: at drawn actions, with the gradient of
-            the probabilities (arXiv 1308.3432), which is how several choices and bits, that are
-            always drawn, are differentiated anyway.
-        target_tau: share of the heads in the target heads after `update_targets`, in (0, 1].
+        filter_temperature: Scale of the exponential filter, in the same units.
+        n_step: Largest number of rewards in one target.
+        num_action_samples: Policy samples per state and discount where actions cannot be
+            enumerated, and where ``discrete_gradient`` samples them.
+        discrete_gradient: Gradient of the actor loss with enumerable actions. ``expectation`` is
+            exact. ``straight_through`` samples actions and passes the gradient of their
+            probabilities (arXiv 1308.3432); several choices and bits, which are always sampled,
+            use it as well.
+        target_tau: Share of the heads in the target heads after `update_targets`, in (0, 1].
 
     Raises:
-        ValueError: if a setting is out of its range, a head disagrees about the number of
-            discounts, or a batch holds no valid transition.
+        ArgumentError: A setting is out of its range, a head has another number of discounts, or a
+            batch holds no valid transition.
 
     >>> from tensordict.nn import TensorDictModule
     >>> from torchrl.data import Categorical
@@ -111,9 +114,11 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
     >>> encoder = TensorDictModule(nn.Linear(4, 8), in_keys=["observation"], out_keys=["context"])
     >>> actor = ActorHead(8, action_space=space, num_gammas=2)
     >>> critic = make_critic(8, action_space=space, gammas=gammas)
-    >>> loss = MultiGammaREDQLoss(encoder, actor, critic, PopArt(2), action_space=space, gammas=gammas)
+    >>> options = {"action_space": space, "gammas": gammas}
+    >>> loss = MultiGammaREDQLoss(encoder, actor, critic, PopArt(2), **options)
     >>> no = torch.zeros(2, 5, 1, dtype=torch.bool)
-    >>> batch = TensorDict({"observation": torch.randn(2, 5, 4), "mask": ~no, "is_init": no}, [2, 5])
+    >>> batch = TensorDict({"mask": ~no, "is_init": no}, [2, 5])
+    >>> batch["observation"] = torch.randn(2, 5, 4)
     >>> batch["action"] = torch.zeros(2, 5, dtype=torch.long)
     >>> batch["next"] = TensorDict({"reward": torch.ones(2, 5, 1), "terminated": no}, [2, 5])
     >>> sorted(name for name in loss(batch).keys() if name.startswith("loss_"))
@@ -121,6 +126,7 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
     >>> loss.update_targets()  # after the optimizer's step
     """
 
+    @check_bounds
     def __init__(
         self,
         encoder: TensorDictModuleBase,
@@ -130,16 +136,16 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         *,
         action_space: ActionSpace,
         gammas: Sequence[float],
-        num_target_critics: int = 2,
-        reward_multiplier: float = 100.0,
-        online_coeff: float = 1.0,
-        cloning_coeff: float = 0.1,
-        critic_coeff: float = 10.0,
+        num_target_critics: PositiveInt = 2,
+        reward_multiplier: PositiveFloat = 100.0,
+        online_coeff: NonNegativeFloat = 1.0,
+        cloning_coeff: NonNegativeFloat = 0.1,
+        critic_coeff: NonNegativeFloat = 10.0,
         cloning_filter: Literal["binary", "exponential", "none"] = "binary",
         filter_threshold: float = 0.0,
-        filter_temperature: float = 1.0,
-        n_step: int = 1,
-        num_action_samples: int = 1,
+        filter_temperature: PositiveFloat = 1.0,
+        n_step: PositiveInt = 1,
+        num_action_samples: PositiveInt = 1,
         discrete_gradient: Literal["expectation", "straight_through"] = "expectation",
         target_tau: float = 0.005,
     ) -> None:
@@ -162,41 +168,27 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
 
     def _check_settings(self) -> None:
         owner = type(self).__name__
-        counts = ("num_target_critics", "n_step", "num_action_samples")
-        coefficients = ("online_coeff", "cloning_coeff", "critic_coeff")
-        require_at_least(owner, 1, **{name: getattr(self, name) for name in counts})
-        require_at_least(owner, 0, **{name: getattr(self, name) for name in coefficients})
         learns = self.online_coeff > 0 or self.cloning_coeff > 0 or self.critic_coeff > 0
         condition = "be positive where online_coeff and cloning_coeff are 0"
         require(owner, "critic_coeff", self.critic_coeff, learns, condition)
-        for name in ("reward_multiplier", "filter_temperature"):
-            require(owner, name, getattr(self, name), getattr(self, name) > 0, "be positive")
-        require_choice(
-            owner, "cloning_filter", self.cloning_filter, ("binary", "exponential", "none")
-        )
+
+        filters = ("binary", "exponential", "none")
+        require_choice(owner, "cloning_filter", self.cloning_filter, filters)
         gradient = self.discrete_gradient
         require_choice(owner, "discrete_gradient", gradient, ("expectation", "straight_through"))
         suits = gradient == "expectation" or self.action_space.kind != "box"
-        require(
-            owner,
-            "discrete_gradient",
-            gradient,
-            suits,
-            "be 'expectation' where actions are continuous",
-        )
+        condition = "be 'expectation' where actions are continuous"
+        require(owner, "discrete_gradient", gradient, suits, condition)
+
         if self.critic_network is None:
             users = self._uses_critics
             condition = f"not be None (num_critics 0) with {' and '.join(users)}"
             require(owner, "critic", None, not users, condition)
+        # A custom critic may not tell how many critics it holds; `critic_subset_value` checks then.
         most = getattr(self.critic_network, "num_critics", self.num_target_critics)
         enough = self.num_target_critics <= most
-        require(
-            owner,
-            "num_target_critics",
-            self.num_target_critics,
-            enough,
-            f"be at most num_critics {most}",
-        )
+        condition = f"be at most num_critics {most}"
+        require(owner, "num_target_critics", self.num_target_critics, enough, condition)
 
     @property
     def _filters(self) -> bool:
@@ -204,63 +196,70 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
 
     @property
     def _uses_critics(self) -> list[str]:
-        """Settings because of which critics are needed."""
-        terms = [name for name in ("critic_coeff", "online_coeff") if getattr(self, name) > 0]
-        return [*terms, "cloning_filter"] if self._filters else terms
+        """Settings that need critics."""
+        users = []
+        if self.critic_coeff > 0:
+            users.append("critic_coeff")
+        if self.online_coeff > 0:
+            users.append("online_coeff")
+        if self._filters:
+            users.append("cloning_filter")
+        return users
 
     @property
     def out_keys(self) -> list[NestedKey]:
-        """The terms that are switched on and the metrics."""
-        keys = ["loss_online"] if self.online_coeff > 0 else []
-        keys += ["loss_cloning"] if self.cloning_coeff > 0 else []
+        """Terms that are switched on, and metrics."""
+        keys = []
+        if self.online_coeff > 0:
+            keys.append("loss_online")
+        if self.cloning_coeff > 0:
+            keys.append("loss_cloning")
         if self.critic_coeff > 0:
             keys += ["loss_critic", "return_std", "td_error", "target_value"]
             keys += gamma_names("q_value", self.discounts)
-            keys += [] if self.returns.bounds is None else ["clipped_targets"]
-        return [
-            *keys,
-            *(gamma_names("filter_weight", self.discounts) if self._filters else []),
-            "entropy",
-        ]
+            if self.returns.bounds is not None:
+                keys.append("clipped_targets")
+        if self._filters:
+            keys += gamma_names("filter_weight", self.discounts)
+        keys.append("entropy")
+        return keys
 
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """Computes the terms and metrics of one batch of sequences [B, L]."""
+        """Compute the terms and metrics of one batch of sequences [B, L]."""
         valid = self._valid_transitions(tensordict)
         contexts = self._contexts(self.encoder, tensordict)
-        actor_context, critic_context = (context[:, DEPARTURE] for context in contexts)
+        actor_context = contexts[0][:, DEPARTURE]
+        critic_context = contexts[1][:, DEPARTURE]
         action = self._taken_actions(tensordict, valid)
         mask = self._action_mask(tensordict, DEPARTURE, needed=valid)
         params = self._policy_params(self.actor_network, actor_context)
         policy = self._distribution(params, mask)
+
         output: dict[str, Tensor] = {}
+        # Without a filter every action is cloned with weight one.
         weight = params.new_ones(params.shape[:-1])
         if self._uses_critics:
-            # TD targets come first: they move the statistics that normalise everything after them.
-            targets = (
-                self._td_targets(tensordict, *contexts, valid) if self.critic_coeff > 0 else None
-            )
+            targets = None
+            if self.critic_coeff > 0:
+                # Targets come first: they move the statistics that normalise the rest.
+                targets = self._td_targets(tensordict, *contexts, valid)
             taken, policy_values = self._evaluate(critic_context, action, policy)
-            q_value = self.returns.to_returns(taken.detach())
-            assert q_value.shape == (*valid.shape, taken.shape[2], len(self.discounts))
             if targets is not None:
-                error = masked_mean(self.returns.loss(taken, targets.unsqueeze(2)), valid)
-                output["loss_critic"] = self.critic_coeff * error
-                output |= value_metrics(q_value, targets, valid, self.discounts)
-                output["return_std"] = self.returns.std[-1]
-                if self.returns.bounds is not None:
-                    output["clipped_targets"] = clipped_share(targets, valid, self.returns.bounds)
+                output |= self._critic_loss(taken, targets, valid)
             if self.online_coeff > 0:
-                output["loss_online"] = self.online_coeff * self._actor_loss(
-                    policy_values, policy, valid
-                )
+                actor_loss = self._actor_loss(policy_values, policy, valid)
+                output["loss_online"] = self.online_coeff * actor_loss
             if self._filters:
                 weight = self._cloning_weight(taken.detach(), policy_values)
                 output |= gamma_means("filter_weight", weight, valid, self.discounts)
+
         if self.cloning_coeff > 0:
             log_prob = policy.cloning_log_prob(action.unsqueeze(-2))
             assert log_prob.shape == weight.shape == (*valid.shape, len(self.discounts))
             output["loss_cloning"] = self.cloning_coeff * masked_mean(-weight * log_prob, valid)
+
+        # The policy of the last discount acts, so its entropy is reported.
         acting = self._distribution(params[..., -1:, :].detach(), mask)
         output["entropy"] = masked_mean(acting.entropy(), valid)
         return TensorDict(output)
@@ -273,23 +272,35 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
         critic_context: Tensor,
         valid: Tensor,
     ) -> Tensor:
-        """TD targets [B, T, G] of the target heads, given the contexts [B, L, D]; moves the
-        statistics.
+        """Compute targets [B, T, G] with the target heads, and update the value statistics.
+
+        Args:
+            tensordict: Batch [B, L].
+            actor_context: [B, L, D], read by the actor.
+            critic_context: [B, L, D], read by the critics.
+            valid: Bool [B, T].
         """
         actor_context, critic_context = self._arrival_contexts(
             tensordict, actor_context, critic_context
         )
-        reward, terminated = (self._outcome(tensordict, name) for name in ("reward", "terminated"))
+        reward = self._outcome(tensordict, "reward")
+        terminated = self._outcome(tensordict, "terminated")
         params = self._policy_params(self._targets["actor"], actor_context)
+        # After the end of an episode no action is needed, and none may be allowed.
         mask = self._action_mask(tensordict, ARRIVAL, needed=valid & ~terminated)
         policy = self._distribution(params, mask)
+
         critics = partial(self._raw_values, self._targets["critic"])
         if self.action_space.enumerable:
             policy_values = enumerate_policy(critics(critic_context), policy)
         else:
+            # One sample is unbiased; the noise averages out over the batch.
             policy_values = sample_policy(critics, critic_context, policy, num_samples=1)
         next_values = policy_values.expect(self.returns.to_returns(policy_values.raw))
-        reduce: Literal["min", "mean"] = "min" if self.online_coeff > 0 else "mean"  # see the class
+
+        # A policy that maximises critics exploits their errors, so the minimum is taken (arXiv
+        # 1802.09477). Without such a policy the mean is the better estimate.
+        reduce: Literal["min", "mean"] = "min" if self.online_coeff > 0 else "mean"
         next_value = critic_subset_value(next_values, self.num_target_critics, reduce=reduce)
         assert next_value.shape == (*valid.shape, len(self.discounts))
         targets = bootstrapped_targets(
@@ -302,50 +313,85 @@ class MultiGammaREDQLoss(SequenceActorCriticLoss):
             reward_multiplier=self.reward_multiplier,
         )
         if self.training:
+            # Targets are computed with the statistics before this update, and normalised with
+            # those after it (PopArt, arXiv 1602.07714).
             self.returns.update(targets, valid)
         return targets
 
     def _evaluate(
         self, context: Tensor, action: Tensor, policy: ActionDistribution
     ) -> tuple[Tensor, PolicyValues]:
-        """Raw values [B, T, C, G, O] of the taken action, which train the critics; the policy's
-        values.
+        """Evaluate the taken actions and the policy.
+
+        Returns:
+            Raw values [B, T, C, G, O] of the taken actions, which train the critics, and the values
+            of the policy.
         """
-        critics, enumerable = self.critic_network, self.action_space.enumerable
+        critics = self.critic_network
         assert critics is not None
-        for_each_gamma = action.unsqueeze(-2).expand(-1, -1, len(self.discounts), -1)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self.critic_coeff > 0):
-            inputs = (context,) if enumerable else (context, for_each_gamma)
-            raw = self._raw_values(critics, *inputs)
-        if enumerable:
+        trains_critics = torch.is_grad_enabled() and self.critic_coeff > 0
+        if self.action_space.enumerable:
+            # One pass gives the values of all actions, those of the policy included.
+            with torch.set_grad_enabled(trains_critics):
+                raw = self._raw_values(critics, context)
             return pick_action(raw, action), enumerate_policy(raw.detach(), policy)
-        # The actor loss differentiates values by the sampled actions; the critics get no gradient
-        # of it.
+
+        action_per_gamma = action.unsqueeze(-2).expand(-1, -1, len(self.discounts), -1)
+        with torch.set_grad_enabled(trains_critics):
+            raw = self._raw_values(critics, context, action_per_gamma)
+        # The actor loss differentiates values with respect to the sampled actions. Its gradient
+        # must not reach the critics or, through them, the encoder.
         frozen = partial(self._raw_values, critics, frozen=True)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.online_coeff > 0):
-            return raw, sample_policy(frozen, context.detach(), policy, self.num_action_samples)
+            values = sample_policy(frozen, context.detach(), policy, self.num_action_samples)
+        return raw, values
+
+    def _critic_loss(self, taken: Tensor, targets: Tensor, valid: Tensor) -> dict[str, Tensor]:
+        """Compute the error of all critics and the metrics of their values.
+
+        Args:
+            taken: Raw values of the taken actions, [B, T, C, G, O].
+            targets: [B, T, G].
+            valid: Bool [B, T].
+        """
+        q_value = self.returns.to_returns(taken.detach())
+        assert q_value.shape == (*valid.shape, taken.shape[2], len(self.discounts))
+        # All critics share the target.
+        error = masked_mean(self.returns.loss(taken, targets.unsqueeze(2)), valid)
+        output = {"loss_critic": self.critic_coeff * error}
+        output |= value_metrics(q_value, targets, valid, self.discounts)
+        output["return_std"] = self.returns.std[-1]
+        if self.returns.bounds is not None:
+            output["clipped_targets"] = clipped_share(targets, valid, self.returns.bounds)
+        return output
 
     def _actor_loss(
         self, policy_values: PolicyValues, policy: ActionDistribution, valid: Tensor
     ) -> Tensor:
-        """Minus the smallest critic's normalised value of the policy."""
+        """Compute the negative normalised value of the policy under the smallest critic."""
         if self.action_space.enumerable and self.discrete_gradient == "straight_through":
             policy_values = straight_through(policy_values.raw, policy, self.num_action_samples)
-        value = policy_values.expect(self.returns.to_normalized(policy_values.raw)).amin(2)
+        # Normalised values give all discounts gradients of one scale.
+        values = policy_values.expect(self.returns.to_normalized(policy_values.raw))
+        value = values.amin(2)
         assert value.shape == (*valid.shape, len(self.discounts))
         return -masked_mean(value, valid)
 
     @torch.no_grad()
     def _cloning_weight(self, taken: Tensor, policy_values: PolicyValues) -> Tensor:
-        """How much the taken actions, of raw values [B, T, C, G, O], are cloned: [B, T, G].
+        """Compute the weights [B, T, G] with which taken actions are cloned.
 
-        Values are subtracted in normalised units: float32 rounds the difference of two large
-        returns away.
+        Args:
+            taken: Raw values of the taken actions, [B, T, C, G, O].
+            policy_values: Values of the policy.
         """
-        normalized = self.returns.to_normalized
-        advantage = normalized(taken) - policy_values.expect(normalized(policy_values.raw))
+        # Normalised values are subtracted, because the difference of two large returns would be
+        # rounded away in float32.
+        taken_value = self.returns.to_normalized(taken)
+        policy_value = policy_values.expect(self.returns.to_normalized(policy_values.raw))
+        advantage = (taken_value - policy_value).mean(2) * self.returns.std
         return advantage_filter(
-            advantage.mean(2) * self.returns.std,
+            advantage,
             kind=self.cloning_filter,
             threshold=self.filter_threshold,
             temperature=self.filter_temperature,

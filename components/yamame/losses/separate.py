@@ -1,6 +1,4 @@
-"""The loss of an actor and critics that share nothing: an encoder each, and target copies of
-everything.
-"""
+"""Loss of an actor and critics with an encoder each, and target copies of all networks."""
 
 from typing import ClassVar
 
@@ -14,23 +12,20 @@ from yamame.trajectory.sigma import copy_statistics
 
 
 class SeparateREDQLoss(MultiGammaREDQLoss):
-    """The update of `MultiGammaREDQLoss` where actor and critics each have a sequence model of
-    their own.
+    """`MultiGammaREDQLoss` for an actor and critics that have a sequence model each.
 
     With one discount and without cloning this is off-policy recurrent actor-critic learning
-    (recurrent model-free RL, arXiv 2110.05038), the baseline of a shared encoder. All arguments and
-    terms are those of `MultiGammaREDQLoss`; only where contexts come from differs:
+    (recurrent model-free RL, arXiv 2110.05038), the baseline of a shared encoder. Arguments and
+    terms are those of `MultiGammaREDQLoss`. Two things differ:
 
-    * ``encoder`` writes ``context``, which the actor reads, and ``critic_context``, which the
-      critics read, from parts without a common parameter, see `yamame.agent.SeparateEncoders`. So
-      ``loss_critic`` trains the critics and their encoder, ``loss_online`` and ``loss_cloning`` the
-      actor and its encoder.
-    * the targets are computed by target copies of both encoders and of the heads, which
-      `update_targets` moves alike. A target encoder has the running statistics of the encoder it
-      follows: input normalisation means the same in both.
+    * ``encoder`` writes ``context`` for the actor and ``critic_context`` for the critics, from
+      parts without a common parameter, see `yamame.agent.SeparateEncoders`. ``loss_critic`` trains
+      the critics and their encoder, ``loss_online`` and ``loss_cloning`` the actor and its encoder.
+    * Target copies of both encoders and of the heads compute the targets, and `update_targets`
+      moves all of them.
 
     Raises:
-        ValueError: as `MultiGammaREDQLoss`, and if the encoder writes no context for the critics.
+        ArgumentError: As `MultiGammaREDQLoss`, or the encoder writes no context for the critics.
     """
 
     shares_encoder: ClassVar[bool] = False
@@ -43,6 +38,7 @@ class SeparateREDQLoss(MultiGammaREDQLoss):
         self, tensordict: TensorDictBase, actor_context: Tensor, critic_context: Tensor
     ) -> tuple[Tensor, Tensor]:
         encoder = self._targets["encoder"]
+        # Normalised inputs must mean the same to an encoder and its target copy.
         copy_statistics(self.encoder, encoder)
         contexts = self._contexts(encoder, tensordict)
         return contexts[0][:, ARRIVAL], contexts[1][:, ARRIVAL]

@@ -1,11 +1,11 @@
-"""What losses over sequences share: their keys, how a batch is read, and heads with target copies.
+"""Base classes of losses over sequences: keys, reading of a batch, heads with target copies.
 
-A batch is a TensorDict [B, L] in which timestep t holds what was seen at t and the transition that
-leaves t (see :mod:`yamame.replay`): the encoder's keys, ``action`` [B, L, *],
+A batch is a TensorDict [B, L] in which timestep t holds the observation at t and the transition
+that leaves t (see :mod:`yamame.replay`): the encoder's keys, ``action`` [B, L, *],
 ``("next", "reward")`` [B, L, 1], ``("next", "terminated")`` bool [B, L, 1], ``mask`` bool [B, L, 1]
 (a real timestep), ``is_init`` bool [B, L, 1] (a new trajectory starts) and, if the environment has
-one, ``action_mask`` bool [B, L, A]. The T = L - 1 transitions join neighbouring timesteps; what
-numbers stand in invalid ones changes nothing, but they must be finite. The batch is left as it was.
+one, ``action_mask`` bool [B, L, A]. The T = L - 1 transitions join neighbouring timesteps. Numbers
+in invalid transitions change nothing, but must be finite. The batch is not modified.
 """
 
 import copy
@@ -31,24 +31,23 @@ from yamame.losses.functional import transition_mask
 from yamame.normalization import LARGEST
 from yamame.trajectory.sigma import power_iteration, sigma_layers
 
-DEPARTURE, ARRIVAL = slice(None, -1), slice(1, None)
-"""Of L timesteps: those that the transitions leave, and those that they arrive in."""
+DEPARTURE = slice(None, -1)
+"""Timesteps [T] of L that transitions leave."""
+ARRIVAL = slice(1, None)
+"""Timesteps [T] of L that transitions arrive in."""
 
 
 class SequenceLoss(LossModule):
-    """One of TorchRL's losses, whose networks are plain modules, over the context of a sequence
-    encoder.
+    """TorchRL loss over the context of a sequence encoder, whose networks are plain modules.
 
     Args:
-        encoder: writes ``context`` [B, L, D].
-        action_space: encodes actions and turns policy parameters into distributions.
+        encoder: Writes ``context`` [B, L, D].
+        action_space: Encodes actions and turns policy parameters into distributions.
     """
 
     @dataclass
     class _AcceptedKeys:
-        """Where a batch holds its entries; ``reward`` and ``terminated`` are looked up below
-        ``next``.
-        """
+        """Keys of a batch; ``reward`` and ``terminated`` are read below ``next``."""
 
         action: NestedKey = "action"
         reward: NestedKey = "reward"
@@ -59,7 +58,8 @@ class SequenceLoss(LossModule):
         action_mask: NestedKey = "action_mask"
 
     default_keys = _AcceptedKeys
-    functional = False  # as TorchRL calls it: parameters stay in the modules that use them
+    # TorchRL's name for losses whose parameters stay in the modules that use them.
+    functional = False
 
     def __init__(self, encoder: TensorDictModuleBase, *, action_space: ActionSpace) -> None:
         super().__init__()
@@ -68,89 +68,90 @@ class SequenceLoss(LossModule):
 
     @property
     def in_keys(self) -> list[NestedKey]:
-        """What a batch holds; ``action_mask`` only if the environment has one."""
+        """Keys that are read; ``action_mask`` only if the environment has one."""
         keys = self.tensor_keys
-        outcomes = [unravel_key(("next", key)) for key in (keys.reward, keys.terminated)]
-        own = [keys.action, *outcomes, keys.mask, keys.is_init, keys.action_mask]
+        reward = unravel_key(("next", keys.reward))
+        terminated = unravel_key(("next", keys.terminated))
+        own = [keys.action, reward, terminated, keys.mask, keys.is_init, keys.action_mask]
         return list(dict.fromkeys([*self.encoder.in_keys, *own]))
 
     def _valid_transitions(self, tensordict: TensorDictBase) -> Tensor:
-        """Transitions [B, T] that join two real timesteps of one trajectory.
+        """Mark the transitions [B, T] that join two real timesteps of one trajectory.
 
-        Those whose finite reward is beyond `yamame.normalization.LARGEST` are left out, unless
+        Transitions with a finite reward beyond `yamame.normalization.LARGEST` are excluded, unless
         there are no others.
         """
-        mask, is_init = (
-            _flat(tensordict, key) for key in (self.tensor_keys.mask, self.tensor_keys.is_init)
-        )
-        valid = transition_mask(mask, is_init)
-        # Elsewhere nothing is read back: without a valid transition the loss is 0 / 0, which the
-        # guard refuses.
+        keys = self.tensor_keys
+        mask = _flat(tensordict, keys.mask)
+        valid = transition_mask(mask, _flat(tensordict, keys.is_init))
+        # On other devices, reading the result would wait for the device. Without a valid transition
+        # the loss is 0 / 0 there, and the guard skips the update.
         if valid.is_cpu and not capturing():
             condition = f"leave a valid transition in the batch of {tuple(mask.shape)}"
-            (some,) = all_reduce(valid.any().long())
-            require(type(self).__name__, "mask", "none", bool(some), condition)
-        if unravel_key(("next", self.tensor_keys.reward)) not in tensordict.keys(True):
+            (num_valid,) = all_reduce(valid.any().long())
+            require(type(self).__name__, "mask", "none", bool(num_valid), condition)
+        if unravel_key(("next", keys.reward)) not in tensordict.keys(True):
             return valid
         reward = self._outcome(tensordict, "reward")
-        usable = valid & ~(reward.isfinite() & (reward.abs() > LARGEST))
+        too_large = reward.isfinite() & (reward.abs() > LARGEST)
+        usable = valid & ~too_large
         return torch.where(usable.any(), usable, valid)
 
     def _outcome(self, tensordict: TensorDictBase, name: str) -> Tensor:
-        """What every transition led to [B, T], as ``reward`` or ``terminated``."""
-        return _flat(tensordict, unravel_key(("next", getattr(self.tensor_keys, name))))[
-            :, DEPARTURE
-        ]
+        """Read ``reward`` or ``terminated`` of every transition, [B, T]."""
+        key = unravel_key(("next", getattr(self.tensor_keys, name)))
+        return _flat(tensordict, key)[:, DEPARTURE]
 
     def _taken_actions(self, tensordict: TensorDictBase, valid: Tensor) -> Tensor:
-        """Encoded actions [B, T, A]; an invalid transition counts as action zero, whatever it
-        holds.
-        """
+        """Encode the actions of all transitions, [B, T, A]."""
         action = tensordict[self.tensor_keys.action][:, DEPARTURE]
         keep = valid.reshape(*valid.shape, *[1] * (action.ndim - 2))
-        return self.action_space.encode(torch.where(keep, action, torch.zeros_like(action)))
+        # Padding may hold actions that cannot be encoded.
+        action = torch.where(keep, action, torch.zeros_like(action))
+        return self.action_space.encode(action)
 
     def _action_mask(
         self, tensordict: TensorDictBase, which: slice, *, needed: Tensor
     ) -> Tensor | None:
-        """Allowed actions [B, T, A]; all are allowed where no action is needed, as after the
-        end.
+        """Return the allowed actions [B, T, A]; None if the environment has no mask.
+
+        All actions are allowed where no action is needed, as after the end of an episode: a
+        distribution without any action would be NaN.
         """
         mask = tensordict.get(self.tensor_keys.action_mask, None)
-        return None if mask is None else mask[:, which].bool() | ~needed.unsqueeze(-1)
+        if mask is None:
+            return None
+        return mask[:, which].bool() | ~needed.unsqueeze(-1)
 
 
 def encode(encoder: TensorDictModuleBase, tensordict: TensorDictBase) -> TensorDictBase:
-    """A copy of a batch [B, L] with what an encoder writes, in one pass over whole sequences."""
+    """Return a copy of a batch [B, L] with the entries of an encoder, in one parallel pass."""
     with set_recurrent_mode(True):
         return encoder(tensordict.copy())
 
 
 def _flat(tensordict: TensorDictBase, key: NestedKey) -> Tensor:
-    """An entry [B, L, 1] or [B, L] as [B, L]."""
+    """Return an entry [B, L, 1] or [B, L] as [B, L]."""
     return tensordict[key].reshape(tensordict.shape[:2])
 
 
 class SequenceActorCriticLoss(SequenceLoss):
-    """A loss with a policy and values for each of G discounts, and target copies of the heads that
-    give them.
+    """Loss with a policy and values for each of G discounts, and target copies of their heads.
 
-    The copies get no gradient and are always in evaluation mode. One encoder serves actor and
-    critics and has no target copy; see `SeparateREDQLoss` for the other way. All arguments are
-    those of `MultiGammaREDQLoss`.
+    The copies get no gradient and stay in evaluation mode. One encoder serves actor and critics and
+    has no target copy; `SeparateREDQLoss` has two encoders. The arguments are those of
+    `MultiGammaREDQLoss`.
     """
 
     @dataclass
     class _AcceptedKeys(SequenceLoss._AcceptedKeys):
-        """As in `SequenceLoss`, and where an encoder would write a context for the critics
-        alone.
-        """
+        """Keys of `SequenceLoss`, and the key of a context for the critics alone."""
 
         critic_context: NestedKey = "critic_context"
 
     default_keys = _AcceptedKeys
     shares_encoder: ClassVar[bool] = True
-    """Whether actor and critics read one context."""
+    """True if actor and critics read the same context."""
 
     gammas: Tensor
 
@@ -165,88 +166,100 @@ class SequenceActorCriticLoss(SequenceLoss):
         target_tau: float,
     ) -> None:
         super().__init__(encoder, action_space=action_space)
-        owner, in_range = type(self).__name__, all(0.0 < gamma < 1.0 for gamma in gammas)
-        require(
-            owner,
-            "gammas",
-            list(gammas),
-            len(gammas) > 0 and in_range,
-            "lie in (0, 1), at least one",
-        )
-        require(
-            owner, "gammas", list(gammas), len(set(gammas)) == len(gammas), "differ from each other"
-        )
+        owner = type(self).__name__
+        given = list(gammas)
+        in_range = all(0.0 < gamma < 1.0 for gamma in given)
+        differ = len(set(given)) == len(given)
+        require(owner, "gammas", given, len(given) > 0 and in_range, "lie in (0, 1), at least one")
+        require(owner, "gammas", given, differ, "differ from each other")
         require(owner, "target_tau", target_tau, 0.0 < target_tau <= 1.0, "be in (0, 1]")
-        self.discounts = tuple(float(gamma) for gamma in gammas)  # read without asking a device
-        self.register_buffer(
-            "gammas", torch.tensor(self.discounts, dtype=torch.float32), persistent=False
-        )
-        self.actor_network, self.critic_network = actor, critic
-        # TorchRL's losses leave names that begin with "_target" out of `parameters`, so optimizers
-        # never see them.
+
+        # The host's copy is read without waiting for a device.
+        self.discounts = tuple(float(gamma) for gamma in gammas)
+        on_device = torch.tensor(self.discounts, dtype=torch.float32)
+        self.register_buffer("gammas", on_device, persistent=False)
+        self.actor_network = actor
+        self.critic_network = critic
+        # `LossModule.parameters` leaves out names that begin with "_target", so an optimizer never
+        # receives the target copies.
         self._targets = copy.deepcopy(self._followed()).requires_grad_(False).eval()
         self.target_tau = target_tau
 
     def train(self, mode: bool = True) -> Self:
-        """Sets the mode of everything but the targets: dropout would make them noisy."""
+        """Set the mode of all modules but the targets, which dropout would make noisy."""
         super().train(mode)
         self._targets.eval()
         return self
 
     def update_targets(self) -> None:
-        """Moves every target copy towards what it follows; to be called after the optimizer's
-        step.
-        """
-        lerp = get_ema_multi_avg_fn(1.0 - self.target_tau)  # all parameters in one operation
+        """Move every target copy towards its network; call it after the optimizer's step."""
+        # This function updates all parameters in one fused operation.
+        lerp = get_ema_multi_avg_fn(1.0 - self.target_tau)
         lerp(list(self._targets.parameters()), list(self._followed().parameters()), None)
+        # An average of matrices has other singular vectors than its parts.
         power_iteration(sigma_layers(self._targets))
 
     def _followed(self) -> nn.ModuleDict:
-        """The networks that have target copies."""
-        heads = {"actor": self.actor_network, "critic": self.critic_network}
-        return nn.ModuleDict({name: head for name, head in heads.items() if head is not None})
+        """Return the networks that have target copies."""
+        heads = {"actor": self.actor_network}
+        if self.critic_network is not None:
+            heads["critic"] = self.critic_network
+        return nn.ModuleDict(heads)
 
     def _contexts(
         self, encoder: TensorDictModuleBase, tensordict: TensorDictBase
     ) -> tuple[Tensor, Tensor]:
-        """What the actor and what the critics read at every timestep, [B, L, D] each, in one pass
-        of an encoder.
-        """
-        encoded, keys = encode(encoder, tensordict), self.tensor_keys
-        written = keys.critic_context in encoded.keys(True)
-        condition = f"{'not ' if written else ''}write {keys.critic_context!r} for the critics beside {keys.context!r}"
-        names = sorted(map(str, encoded.keys(True)))
-        require(type(self).__name__, "encoder", names, written != self.shares_encoder, condition)
-        return encoded[keys.context], encoded[keys.critic_context if written else keys.context]
+        """Compute the contexts [B, L, D] of the actor and of the critics in one pass."""
+        encoded = encode(encoder, tensordict)
+        keys = self.tensor_keys
+        is_separate = keys.critic_context in encoded.keys(True)
+        negation = "not " if is_separate else ""
+        names = f"{keys.critic_context!r} for the critics beside {keys.context!r}"
+        require(
+            type(self).__name__,
+            "encoder",
+            sorted(map(str, encoded.keys(True))),
+            is_separate != self.shares_encoder,
+            f"{negation}write {names}",
+        )
+        critic_key = keys.critic_context if is_separate else keys.context
+        return encoded[keys.context], encoded[critic_key]
 
     def _arrival_contexts(
         self, tensordict: TensorDictBase, actor_context: Tensor, critic_context: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """What the target heads read: the contexts [B, T, D] that transitions arrive in, without a
-        gradient.
-        """
+        """Return the contexts [B, T, D] that transitions arrive in, without a gradient."""
         return actor_context[:, ARRIVAL].detach(), critic_context[:, ARRIVAL].detach()
 
     def _policy_params(self, actor: nn.Module, context: Tensor) -> Tensor:
-        """Policy parameters [*, G, P], float32 whatever the networks compute in."""
-        return self._check_gammas("actor", actor(context)).float()
+        """Compute policy parameters [*, G, P], in float32 also under autocast."""
+        params = actor(context)
+        self._check_gammas("actor", params)
+        return params.float()
 
     def _distribution(self, params: Tensor, mask: Tensor | None) -> ActionDistribution:
-        return self.action_space.distribution(params, None if mask is None else mask.unsqueeze(-2))
+        """Build the distribution of parameters [*, G, P]; all discounts share a mask [*, A]."""
+        mask_per_gamma = None if mask is None else mask.unsqueeze(-2)
+        return self.action_space.distribution(params, mask_per_gamma)
 
     def _raw_values(self, critic: nn.Module, *inputs: Tensor, frozen: bool = False) -> Tensor:
-        """Raw values [*, C, A, G, O] or [*, C, G, O], float32 as well; frozen critics get no
-        gradient, inputs do.
+        """Compute raw values [*, C, A, G, O] or [*, C, G, O], in float32 also under autocast.
+
+        Args:
+            critic: See `MultiGammaREDQLoss`.
+            inputs: Context [*, D] and, where actions cannot be enumerated, actions [*, G, A].
+            frozen: Inputs receive a gradient and the parameters do not.
         """
         if frozen:
             parameters = {name: parameter.detach() for name, parameter in critic.named_parameters()}
             raw = functional_call(critic, parameters, inputs)
         else:
             raw = critic(*inputs)
-        return self._check_gammas("critic", raw).float()
+        self._check_gammas("critic", raw)
+        return raw.float()
 
-    def _check_gammas(self, head: str, output: Tensor) -> Tensor:
-        shape, num_gammas = tuple(output.shape), len(self.discounts)
-        condition = f"give {num_gammas} gammas in its last dimension but one"
+    def _check_gammas(self, head: str, output: Tensor) -> None:
+        shape = tuple(output.shape)
+        num_gammas = len(self.discounts)
+        condition = f"return {num_gammas} gammas in its last dimension but one"
         require(type(self).__name__, head, shape, shape[-2] == num_gammas, condition)
-        return output

@@ -1,4 +1,4 @@
-"""What is seen at one step becomes features: one module per kind of observation, no memory."""
+"""Timestep encoders: the observation of one timestep to features, without memory."""
 
 from yamame.normalization import RunningNormalizer as RunningNormalizer
 from yamame.timestep.auto import MIN_IMAGE_SIZE as MIN_IMAGE_SIZE

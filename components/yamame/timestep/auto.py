@@ -1,4 +1,4 @@
-"""The timestep encoder that fits an environment's inputs."""
+"""Construction of the timestep encoder that fits the inputs of an environment."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -6,7 +6,7 @@ from typing import Any, Literal
 from tensordict import NestedKey
 from torch import nn
 
-from yamame.checks import require_choice
+from yamame.checks import PositiveInt, check_bounds, require_choice
 from yamame.timestep.cnn import GridCNN, ImpalaCNN, NatureCNN
 from yamame.timestep.image_shape import ChannelAxis, ImageShape
 from yamame.timestep.mlp import MLPTimestepEncoder
@@ -14,67 +14,74 @@ from yamame.timestep.specs import Input
 from yamame.timestep.tokens import TokenEncoder
 
 MIN_IMAGE_SIZE = 32
-"""Images with fewer rows or columns are grids: striding would lose what single cells show."""
+"""Images with fewer rows or columns are grids, whose single cells strides would lose."""
 IMAGE_ENCODERS: dict[str, type[ImpalaCNN] | type[NatureCNN]] = {
     "impala": ImpalaCNN,
     "nature": NatureCNN,
 }
 
 
+@check_bounds
 def make_timestep_encoder(
     inputs: Mapping[NestedKey, Input],
     *,
     goal_encoder: nn.Module | None = None,
     image_encoder: Literal["impala", "nature"] = "impala",
     channel_axis: ChannelAxis = "auto",
-    max_images: int | None = None,
-    embedding_size: int = 128,
-    hidden_size: int = 128,
-    out_size: int = 64,
-    num_layers: int = 2,
+    max_images: PositiveInt | None = None,
+    embedding_size: PositiveInt = 128,
+    hidden_size: PositiveInt = 128,
+    out_size: PositiveInt = 64,
+    num_layers: PositiveInt = 2,
     normalize: bool = True,
 ) -> MLPTimestepEncoder:
-    """An `MLPTimestepEncoder` in which images, grids and tokens have encoders of their own.
+    """Build an `MLPTimestepEncoder` with an encoder for each image, grid and token input.
 
-    Images of at least `MIN_IMAGE_SIZE` rows and columns get the chosen encoder, smaller ones a
-    `GridCNN`, tokens a `TokenEncoder`.
+    Images of at least `MIN_IMAGE_SIZE` rows and columns get the chosen image encoder, smaller ones
+    a `GridCNN`, and tokens a `TokenEncoder`.
 
     Args:
         inputs: Shape and kind of each input key, in order; see `yamame.timestep.inputs_from_spec`.
-        goal_encoder: Embeds the instruction; without one the goal is not read.
-        image_encoder: *impala* (`ImpalaCNN`) or *nature* (`NatureCNN`: a tenth of the computation).
-        channel_axis: Where the channels of all images and token grids are; see
+        goal_encoder: Embeds the instruction. Without one the goal is not read.
+        image_encoder: ``"impala"`` (`ImpalaCNN`) or ``"nature"`` (`NatureCNN`, a tenth of the
+            computation).
+        channel_axis: Position of the channels in all images and token grids; see
             `yamame.timestep.ImageShape`.
-        max_images: Most images encoded at once: less memory for more computation, see
-            `ImageEncoder`.
+        max_images: Largest number of images that are encoded at once; see `ImageEncoder`.
         embedding_size: Size of the embedding of each image and token input.
-        hidden_size, out_size, num_layers, normalize: As for `MLPTimestepEncoder`.
+        hidden_size: As for `MLPTimestepEncoder`.
+        out_size: As for `MLPTimestepEncoder`.
+        num_layers: As for `MLPTimestepEncoder`.
+        normalize: As for `MLPTimestepEncoder`.
 
     Raises:
-        ValueError: If an argument or an input's shape fits none of the encoders.
+        ArgumentError: An argument is out of its range, or the shape of an input fits no encoder.
 
     >>> make_timestep_encoder({"observation": Input((4,))}).in_sizes
     {'observation': 4}
-    >>> encoder = make_timestep_encoder({"pixels": Input((64, 64, 3), "image"), "words": Input((9,), "tokens", 30)})
+    >>> inputs = {"pixels": Input((64, 64, 3), "image"), "words": Input((9,), "tokens", 30)}
+    >>> encoder = make_timestep_encoder(inputs)
     >>> [type(module).__name__ for module in encoder.encoders]
     ['ImpalaCNN', 'TokenEncoder']
     """
-    require_choice("make_timestep_encoder", "image_encoder", image_encoder, tuple(IMAGE_ENCODERS))
+    owner = "make_timestep_encoder"
+    require_choice(owner, "image_encoder", image_encoder, tuple(IMAGE_ENCODERS))
     options: dict[str, Any] = {"out_features": embedding_size, "channel_axis": channel_axis}
-
-    def encoder_of(value: Input) -> nn.Module:
-        if value.num_tokens is not None:
-            return TokenEncoder(value.shape, num_tokens=value.num_tokens, **options)
-        image = ImageShape.of(value.shape, channel_axis=channel_axis, owner="make_timestep_encoder")
-        is_grid = min(image.height, image.width) < MIN_IMAGE_SIZE
-        network = GridCNN if is_grid else IMAGE_ENCODERS[image_encoder]
-        return network(value.shape, max_images=max_images, **options)
-
+    vectors: dict[NestedKey, Input] = {}
+    encoders: dict[NestedKey, nn.Module] = {}
+    for key, value in inputs.items():
+        if value.kind == "vector":
+            vectors[key] = value
+        elif value.num_tokens is not None:
+            encoders[key] = TokenEncoder(value.shape, num_tokens=value.num_tokens, **options)
+        else:
+            image = ImageShape.of(value.shape, channel_axis=channel_axis, owner=owner)
+            is_grid = min(image.height, image.width) < MIN_IMAGE_SIZE
+            network = GridCNN if is_grid else IMAGE_ENCODERS[image_encoder]
+            encoders[key] = network(value.shape, max_images=max_images, **options)
     return MLPTimestepEncoder(
-        {key: value for key, value in inputs.items() if value.kind == "vector"},
-        encoders={
-            key: encoder_of(value) for key, value in inputs.items() if value.kind != "vector"
-        },
+        vectors,
+        encoders=encoders,
         goal_encoder=goal_encoder,
         hidden_size=hidden_size,
         out_size=out_size,

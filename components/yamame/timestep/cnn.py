@@ -1,9 +1,8 @@
-"""Image encoders: images ``[*, C, H, W]``, ``[*, H, W, C]`` or ``[*, H, W]`` become
-``[*, out_features]``.
+"""Image encoders: ``[*, C, H, W]``, ``[*, H, W, C]`` or ``[*, H, W]`` to ``[*, out_features]``.
 
-Integer pixels (uint8) are cast and divided by 255 here and nowhere earlier; floats are taken as
-they are. Every image is encoded on its own (no batch statistics), so neither batch dimensions nor
-neighbours nor padding change an output. All end in a linear layer and LayerNorm.
+Integer pixels (uint8) are cast and divided by 255 here and nowhere earlier; floats are not scaled.
+Every image is encoded by itself, without batch statistics, so batch dimensions, neighbours and
+padding do not change an output. All encoders end in a linear layer and LayerNorm.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,72 +14,68 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torchrl.modules import ConvNet
 
-from yamame.checks import require, require_at_least
+from yamame.checks import NonNegativeInt, NumLayers, PositiveInt, check_bounds, require
 from yamame.timestep.image_shape import ChannelAxis, ImageShape
 
 
 class ImageEncoder(nn.Module):
-    """What image encoders share: place of the channels, scaling, free batch dimensions, and
-    encoding in parts.
+    """Base class of image encoders: channels, scaling, batch dimensions, encoding in parts.
 
     Args:
-        shape: Of one image.
-        convolutions: Builds the layers ``[N, C, H, W] -> [N, *]`` from C, the number of channels.
+        shape: Shape of one image.
+        convolutions: Builds the layers ``[N, C, H, W] -> [N, *]`` from the number C of channels.
         out_features: Size of the embedding.
-        channel_axis: Where the channels are; see `yamame.timestep.ImageShape`.
-        max_images: Most images encoded at once, at least 1. More are encoded in parts whose
-            activations are computed again in the backward pass: memory for one part only, for up to
-            a third more computation. None encodes all at once.
+        channel_axis: Position of the channels; see `yamame.timestep.ImageShape`.
+        max_images: Largest number of images that are encoded at once. More are encoded in parts,
+            whose activations are computed again in the backward pass: memory for one part, and up
+            to a third more computation. None encodes all at once.
 
     Raises:
-        ValueError: If the image is smaller than ``MIN_SIZE``, its shape does not tell where the
-            channels are, or an argument is not positive; at run time if an image has another shape.
+        ArgumentError: The image is smaller than ``MIN_SIZE``, its shape does not show where the
+            channels are, or an argument is not positive. When called: an image has another shape.
     """
 
     MIN_SIZE: ClassVar[int] = 1
 
+    @check_bounds
     def __init__(
         self,
         shape: Sequence[int],
         convolutions: Callable[[int], nn.Module],
-        out_features: int,
+        out_features: PositiveInt,
         channel_axis: ChannelAxis,
-        max_images: int | None,
+        max_images: PositiveInt | None,
     ) -> None:
         super().__init__()
-        name, least = type(self).__name__, self.MIN_SIZE
-        require_at_least(name, 1, out_features=out_features)
-        require(
-            name,
-            "max_images",
-            max_images,
-            max_images is None or max_images >= 1,
-            "be positive or None",
-        )
-        self.shape, self.out_features, self.max_images = tuple(shape), out_features, max_images
-        self.image_shape = ImageShape.of(self.shape, channel_axis=channel_axis, owner=name)
-        height, width = self.image_shape.height, self.image_shape.width
-        large_enough = min(height, width) >= least
-        require(name, "shape", self.shape, large_enough, f"have at least {least} x {least} pixels")
-        num_channels = self.image_shape.num_channels
-        self.convolutions = convolutions(num_channels)
+        owner = type(self).__name__
+        self.shape = tuple(shape)
+        self.out_features = out_features
+        self.max_images = max_images
+        image = ImageShape.of(self.shape, channel_axis=channel_axis, owner=owner)
+        is_large_enough = min(image.height, image.width) >= self.MIN_SIZE
+        condition = f"have at least {self.MIN_SIZE} x {self.MIN_SIZE} pixels"
+        require(owner, "shape", self.shape, is_large_enough, condition)
+        self.image_shape = image
+
+        self.convolutions = convolutions(image.num_channels)
+        # The size of the output follows from kernels, strides and padding; trying is simplest.
         with torch.no_grad():
-            flat_size = self.convolutions(torch.zeros(1, num_channels, height, width)).numel()
+            blank = torch.zeros(1, image.num_channels, image.height, image.width)
+            flat_size = self.convolutions(blank).numel()
         self.head = nn.Sequential(nn.Linear(flat_size, out_features), nn.LayerNorm(out_features))
 
     def forward(self, image: Tensor) -> Tensor:
-        """Encodes ``image`` ``[*, ...]`` of the declared shape; returns ``[*, out_features]``
-        float32.
-        """
+        """Encode ``image`` ``[*, ...]`` of the declared shape to ``[*, out_features]`` float32."""
         batch_dims = image.ndim - len(self.shape)
-        if batch_dims < 0 or image.shape[batch_dims:] != self.shape:
-            raise ValueError(
-                f"{type(self).__name__}: image must end in shape {self.shape}, got {tuple(image.shape)}"
-            )
+        fits = batch_dims >= 0 and image.shape[batch_dims:] == self.shape
+        condition = f"end in shape {self.shape}"
+        require(type(self).__name__, "image", tuple(image.shape), fits, condition)
+
         images = image.reshape(-1, *self.shape)
         if self.max_images is None or len(images) <= self.max_images:
             encoded = self._encode(images)
         else:
+            # Nothing in `_encode` is random, so generators need not be restored.
             encode = partial(
                 checkpoint, self._encode, use_reentrant=False, preserve_rng_state=False
             )
@@ -98,9 +93,10 @@ class NatureCNN(ImageEncoder):
     """Three strided convolutions: the encoder of DQN (doi 10.1038/nature14236).
 
     Args:
-        shape: Of one image, at least 36 x 36.
+        shape: Shape of one image, at least 36 x 36.
         out_features: Size of the embedding.
-        channel_axis, max_images: As for `ImageEncoder`.
+        channel_axis: As for `ImageEncoder`.
+        max_images: As for `ImageEncoder`.
 
     >>> NatureCNN((64, 64, 3))(torch.zeros(5, 2, 64, 64, 3, dtype=torch.uint8)).shape
     torch.Size([5, 2, 256])
@@ -122,7 +118,7 @@ class NatureCNN(ImageEncoder):
 
 
 class ResidualBlock(nn.Module):
-    """``x + conv(relu(conv(relu(x))))``, then group normalisation if there are groups."""
+    """Residual block ``x + conv(relu(conv(relu(x))))``, then group normalisation if any."""
 
     def __init__(self, num_channels: int, num_groups: int) -> None:
         super().__init__()
@@ -135,28 +131,28 @@ class ResidualBlock(nn.Module):
         self.norm = nn.GroupNorm(num_groups, num_channels) if num_groups else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps ``[N, C, H, W]`` to the same shape."""
+        """Map ``[N, C, H, W]`` to the same shape."""
         return self.norm(x + self.branch(x))
 
 
 class ImpalaCNN(ImageEncoder):
-    """Residual convolutions in sections, each halving the image: IMPALA's deep encoder (arXiv
-    1802.01561).
+    """Residual convolutions in sections that halve the image: IMPALA's deep encoder.
 
-    A section is a 3 x 3 convolution, max pooling 3 x 3 with stride 2, and residual blocks. Group
-    normalisation behind every block is AMAGO's addition (arXiv 2310.09971).
+    A section is a 3 x 3 convolution, max pooling 3 x 3 with stride 2, and residual blocks (arXiv
+    1802.01561). The group normalisation after every block is an addition of AMAGO (arXiv
+    2310.09971).
 
     Args:
-        shape: Of one image, at least 8 x 8.
+        shape: Shape of one image, at least 8 x 8.
         out_features: Size of the embedding.
         depths: Channels of each section.
-        num_blocks: Residual blocks per section, at least 1.
-        num_groups: Groups of the normalisation, a divisor of every depth; 0 for none, as IMPALA has
-            it.
-        channel_axis, max_images: As for `ImageEncoder`.
+        num_blocks: Residual blocks per section.
+        num_groups: Groups of the normalisation, a divisor of every depth; 0 for none, as in IMPALA.
+        channel_axis: As for `ImageEncoder`.
+        max_images: As for `ImageEncoder`.
 
     Raises:
-        ValueError: As `ImageEncoder` does, and if depths, blocks and groups do not fit.
+        ArgumentError: As `ImageEncoder`, or depths, blocks and groups do not fit.
 
     >>> ImpalaCNN((3, 64, 64))(torch.zeros(5, 3, 64, 64, dtype=torch.uint8)).shape
     torch.Size([5, 256])
@@ -164,32 +160,31 @@ class ImpalaCNN(ImageEncoder):
 
     MIN_SIZE = 8
 
+    @check_bounds
     def __init__(
         self,
         shape: Sequence[int],
         *,
         out_features: int = 256,
         depths: Sequence[int] = (16, 32, 32),
-        num_blocks: int = 2,
-        num_groups: int = 4,
+        num_blocks: NumLayers = 2,
+        num_groups: NonNegativeInt = 4,
         channel_axis: ChannelAxis = "auto",
-        max_images: int | None = None,
+        max_images: PositiveInt | None = None,
     ) -> None:
-        require("ImpalaCNN", "depths", tuple(depths), min(depths, default=0) >= 1, "be positive")
-        require_at_least("ImpalaCNN", 1, num_blocks=num_blocks)
-        divides = num_groups == 0 or (
-            num_groups > 0 and not any(depth % num_groups for depth in depths)
-        )
-        require(
-            "ImpalaCNN", "num_groups", num_groups, divides, f"be 0 or divide depths={tuple(depths)}"
-        )
+        owner = type(self).__name__
+        require(owner, "depths", tuple(depths), min(depths, default=0) >= 1, "be positive")
+        divides = num_groups == 0 or all(depth % num_groups == 0 for depth in depths)
+        condition = f"be 0 or divide depths={tuple(depths)}"
+        require(owner, "num_groups", num_groups, divides, condition)
 
         def convolutions(num_channels: int) -> nn.Module:
             layers: list[nn.Module] = []
             for depth in depths:
                 layers.append(nn.Conv2d(num_channels, depth, kernel_size=3, padding=1))
                 layers.append(nn.MaxPool2d(kernel_size=3, stride=2, padding=1))
-                layers += [ResidualBlock(depth, num_groups) for _ in range(num_blocks)]
+                for _ in range(num_blocks):
+                    layers.append(ResidualBlock(depth, num_groups))
                 num_channels = depth
             return nn.Sequential(*layers, nn.ReLU())
 
@@ -197,13 +192,14 @@ class ImpalaCNN(ImageEncoder):
 
 
 class GridCNN(ImageEncoder):
-    """3 x 3 convolutions without striding, for small grids: every cell keeps its place.
+    """3 x 3 convolutions without strides, for small grids: every cell keeps its position.
 
     Args:
-        shape: Of one grid, at least 3 x 3.
+        shape: Shape of one grid, at least 3 x 3.
         out_features: Size of the embedding.
         depths: Channels of each convolution.
-        channel_axis, max_images: As for `ImageEncoder`.
+        channel_axis: As for `ImageEncoder`.
+        max_images: As for `ImageEncoder`.
 
     >>> GridCNN((7, 9))(torch.zeros(5, 7, 9, dtype=torch.uint8)).shape
     torch.Size([5, 128])
@@ -220,7 +216,8 @@ class GridCNN(ImageEncoder):
         channel_axis: ChannelAxis = "auto",
         max_images: int | None = None,
     ) -> None:
-        require("GridCNN", "depths", tuple(depths), min(depths, default=0) >= 1, "be positive")
+        owner = type(self).__name__
+        require(owner, "depths", tuple(depths), min(depths, default=0) >= 1, "be positive")
 
         convolutions = partial(
             ConvNet, num_cells=depths, kernel_sizes=3, paddings=1, activation_class=nn.ReLU

@@ -1,8 +1,8 @@
-"""Goal encoders: a shown instruction ``[*, K, d]`` becomes an embedding ``[*, E]``.
+"""Goal encoders: a shown instruction ``[*, K, d]`` to an embedding ``[*, E]``.
 
-Both read goals as `yamame.goals` shows them (completed and unused slots carry magic values), may
-first restrict what is seen (`yamame.goals.view`), treat the magic values as kinds and never as
-numbers, and end in LayerNorm.
+Both encoders read goals as `yamame.goals` shows them: completed and unused slots hold special
+values, which the encoders treat as kinds and never as numbers. Both can restrict the instruction
+first (`yamame.goals.view`), and end in LayerNorm.
 """
 
 from collections.abc import Mapping
@@ -12,63 +12,69 @@ import torch
 from torch import Tensor, nn
 from torchrl.modules import MLP
 
-from yamame.checks import require_at_least
+from yamame.checks import PositiveInt, check_bounds, require
 from yamame.goals import GOAL_COMPLETED, GOAL_PAD, GOAL_TOLERANCE, view
 from yamame.normalization import RunningNormalizer
 from yamame.timestep.tokens import TokenSequence
 
 
 class GoalEncoder(nn.Module):
-    """What the goal encoders share: sizes, the restricted view and the check of the input's shape.
+    """Base class of goal encoders: sizes, restriction of the instruction, check of its shape.
 
     Args:
-        num_slots: K, slots of an instruction.
-        goal_size: d, numbers per goal.
-        out_features: E, size of the embedding.
-        hide_future_goals: Goals after the active one are hidden.
-        single_goal: Only the active goal is seen.
+        num_slots: Number K of slots of an instruction.
+        goal_size: Numbers d per goal.
+        out_features: Size E of the embedding.
+        hide_future_goals: Hide the goals after the active one.
+        single_goal: Show the active goal only.
 
     Raises:
-        ValueError: If a size is not positive or an instruction has another shape than
+        ArgumentError: A size is not positive, or an instruction has another shape than
             ``[*, K, d]``.
     """
 
+    @check_bounds
     def __init__(
         self,
-        num_slots: int,
-        goal_size: int,
-        out_features: int,
+        num_slots: PositiveInt,
+        goal_size: PositiveInt,
+        out_features: PositiveInt,
         hide_future_goals: bool,
         single_goal: bool,
     ) -> None:
         super().__init__()
-        sizes = {"num_slots": num_slots, "goal_size": goal_size, "out_features": out_features}
-        require_at_least(type(self).__name__, 1, **sizes)
-        self.num_slots, self.goal_size, self.out_features = num_slots, goal_size, out_features
-        self.restriction = {"hide_future_goals": hide_future_goals, "single_goal": single_goal}
+        self.num_slots = num_slots
+        self.goal_size = goal_size
+        self.out_features = out_features
+        self.hide_future_goals = hide_future_goals
+        self.single_goal = single_goal
 
     def visible(self, goal: Tensor) -> Tensor:
-        """The part of the instruction that may be seen, ``[*, K, d]`` float32."""
-        if goal.shape[-2:] != (self.num_slots, self.goal_size):
-            raise ValueError(
-                f"{type(self).__name__}: goal must end in (num_slots, goal_size)="
-                f"{(self.num_slots, self.goal_size)}, got shape {tuple(goal.shape)}"
-            )
-        return view(goal.to(torch.float32), **self.restriction)
+        """Return the part of an instruction ``[*, K, d]`` that is shown, as float32."""
+        expected = (self.num_slots, self.goal_size)
+        fits = tuple(goal.shape[-2:]) == expected
+        condition = f"end in (num_slots, goal_size)={expected}"
+        require(type(self).__name__, "goal", tuple(goal.shape), fits, condition)
+        return view(
+            goal.to(torch.float32),
+            hide_future_goals=self.hide_future_goals,
+            single_goal=self.single_goal,
+        )
 
 
 class MLPGoalEncoder(GoalEncoder):
-    """Embeds an instruction of vector goals (positions, states) with a small MLP.
+    """Multilayer perceptron over an instruction of vector goals (positions, states).
 
-    Each slot becomes d numbers and two flags: the goal's coordinates, normalised and set to zero in
-    special slots, *is completed* and *is unused*. The coordinates share one `RunningNormalizer`
-    over all slots (a coordinate means the same in each), which moves only from slots that show a
-    goal at real timesteps, so the magic values neither distort the statistics nor lie on the scale
-    of the coordinates.
+    Each slot becomes d coordinates, normalised and zero in special slots, and two flags: completed
+    and unused. One `RunningNormalizer` serves the coordinates of all slots.
 
     Args:
-        num_slots, goal_size, out_features, hide_future_goals, single_goal: As for `GoalEncoder`.
+        num_slots: As for `GoalEncoder`.
+        goal_size: As for `GoalEncoder`.
+        out_features: As for `GoalEncoder`.
         hidden_size: Width of the hidden layer.
+        hide_future_goals: As for `GoalEncoder`.
+        single_goal: As for `GoalEncoder`.
 
     >>> MLPGoalEncoder(3, 2)(torch.full((5, 3, 2), GOAL_PAD)).shape
     torch.Size([5, 32])
@@ -76,78 +82,88 @@ class MLPGoalEncoder(GoalEncoder):
 
     parameter_roles: ClassVar[Mapping[str, str]] = {"mlp.0": "input"}
 
+    @check_bounds
     def __init__(
         self,
-        num_slots: int,
-        goal_size: int,
+        num_slots: PositiveInt,
+        goal_size: PositiveInt,
         *,
-        out_features: int = 32,
-        hidden_size: int = 64,
+        out_features: PositiveInt = 32,
+        hidden_size: PositiveInt = 64,
         hide_future_goals: bool = False,
         single_goal: bool = False,
     ) -> None:
         super().__init__(num_slots, goal_size, out_features, hide_future_goals, single_goal)
-        require_at_least("MLPGoalEncoder", 1, hidden_size=hidden_size)
+        # A coordinate means the same in every slot.
         self.normalizer = RunningNormalizer(goal_size)
-        in_features = num_slots * (goal_size + 2)
         self.mlp = MLP(
-            in_features, out_features, num_cells=[hidden_size], activation_class=nn.LeakyReLU
+            num_slots * (goal_size + 2),
+            out_features,
+            num_cells=[hidden_size],
+            activation_class=nn.LeakyReLU,
         )
         self.norm = nn.LayerNorm(out_features)
 
     def forward(self, goal: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Embeds ``goal`` ``[*, K, d]``; ``mask`` ``[*]`` bool marks real timesteps."""
+        """Embed ``goal`` ``[*, K, d]``; ``mask`` ``[*]`` bool marks real timesteps."""
         goal = self.visible(goal)
-        completed = (goal == GOAL_COMPLETED).all(-1, keepdim=True)
-        unused = (goal == GOAL_PAD).all(-1, keepdim=True)
-        real = ~(completed | unused)
-        counted = real.squeeze(-1) if mask is None else real.squeeze(-1) & mask.unsqueeze(-1)
-        values = torch.where(real, self.normalizer(goal, counted), 0.0)
-        slots = torch.cat([values, completed.to(values.dtype), unused.to(values.dtype)], dim=-1)
+        is_completed = (goal == GOAL_COMPLETED).all(-1, keepdim=True)
+        is_unused = (goal == GOAL_PAD).all(-1, keepdim=True)
+        is_goal = ~(is_completed | is_unused)
+        # Special values must not distort the statistics, nor must padding.
+        is_counted = is_goal.squeeze(-1)
+        if mask is not None:
+            is_counted = is_counted & mask.unsqueeze(-1)
+        values = torch.where(is_goal, self.normalizer(goal, is_counted), 0.0)
+        flags = torch.cat([is_completed, is_unused], dim=-1).to(values.dtype)
+        slots = torch.cat([values, flags], dim=-1)  # [*, K, d + 2]
         return self.norm(self.mlp(slots.flatten(-2)))
 
 
 class TokenGoalEncoder(GoalEncoder):
-    """Embeds an instruction whose goals are words: every coordinate is a token of a closed
-    vocabulary.
+    """Embedding of an instruction whose goals are words: every coordinate is a token.
 
-    Each coordinate becomes an id: a token v in ``0 .. num_tokens - 1`` its own, `GOAL_PAD` and
-    `GOAL_COMPLETED` one each, and **any other value** (out of the vocabulary, or not whole) the id
-    *unknown*: it is neither clamped onto a legal token nor an error, so unseen goals stay
-    distinguishable from known ones, but not from each other. The K * d ids pass a `TokenSequence`,
-    whose learned queries can single out, say, the first goal that is not completed.
+    A token v in ``0 .. num_tokens - 1`` has an id of its own, and `GOAL_PAD` and `GOAL_COMPLETED`
+    have one each. All other values (outside of the vocabulary, or not whole) share the id
+    *unknown*, so that unseen goals can be told from known ones, though not from each other. The
+    K * d ids pass a `TokenSequence`, whose learned queries can select, for example, the first goal
+    that is not completed.
 
     Args:
-        num_slots, goal_size, out_features, hide_future_goals, single_goal: As for `GoalEncoder`.
+        num_slots: As for `GoalEncoder`.
+        goal_size: As for `GoalEncoder`.
         num_tokens: Size of the vocabulary, without the special values.
-        embedding_size, hidden_size, num_queries: As for `TokenSequence`.
+        out_features: As for `GoalEncoder`.
+        embedding_size: As for `TokenSequence`.
+        hidden_size: As for `TokenSequence`.
+        num_queries: As for `TokenSequence`.
+        hide_future_goals: As for `GoalEncoder`.
+        single_goal: As for `GoalEncoder`.
 
     >>> TokenGoalEncoder(5, 3, num_tokens=37)(torch.full((4, 5, 3), GOAL_COMPLETED)).shape
     torch.Size([4, 32])
     """
 
-    PAD, COMPLETED, UNKNOWN, NUM_SPECIAL = 0, 1, 2, 3
+    PAD = 0
+    COMPLETED = 1
+    UNKNOWN = 2
+    NUM_SPECIAL = 3
 
+    @check_bounds
     def __init__(
         self,
-        num_slots: int,
-        goal_size: int,
+        num_slots: PositiveInt,
+        goal_size: PositiveInt,
         *,
-        num_tokens: int,
-        out_features: int = 32,
-        embedding_size: int = 16,
-        hidden_size: int = 64,
-        num_queries: int = 4,
+        num_tokens: PositiveInt,
+        out_features: PositiveInt = 32,
+        embedding_size: PositiveInt = 16,
+        hidden_size: PositiveInt = 64,
+        num_queries: PositiveInt = 4,
         hide_future_goals: bool = False,
         single_goal: bool = False,
     ) -> None:
         super().__init__(num_slots, goal_size, out_features, hide_future_goals, single_goal)
-        sizes = {
-            "embedding_size": embedding_size,
-            "hidden_size": hidden_size,
-            "num_queries": num_queries,
-        }
-        require_at_least("TokenGoalEncoder", 1, num_tokens=num_tokens, **sizes)
         self.num_tokens = num_tokens
         self.sequence = TokenSequence(
             num_tokens + self.NUM_SPECIAL,
@@ -159,17 +175,17 @@ class TokenGoalEncoder(GoalEncoder):
         )
 
     def token_ids(self, goal: Tensor) -> Tensor:
-        """Ids of every coordinate, int64, in ``0 .. num_tokens + 2``; same shape as ``goal``."""
+        """Return the id of every coordinate, int64 in ``0 .. num_tokens + 2``."""
         whole = goal.round()
-        known = (goal - whole).abs() < GOAL_TOLERANCE
-        known &= (whole >= 0) & (whole < self.num_tokens)
-        ids = (
-            torch.where(known, whole, self.UNKNOWN - self.NUM_SPECIAL).to(torch.int64)
-            + self.NUM_SPECIAL
-        )
+        is_known = (goal - whole).abs() < GOAL_TOLERANCE
+        is_known &= (whole >= 0) & (whole < self.num_tokens)
+        # Values are selected before the cast, which is undefined for large or infinite floats.
+        tokens = torch.where(is_known, whole, 0.0).to(torch.int64)
+        ids = torch.where(is_known, tokens + self.NUM_SPECIAL, self.UNKNOWN)
         ids = torch.where(goal == GOAL_PAD, self.PAD, ids)
         return torch.where(goal == GOAL_COMPLETED, self.COMPLETED, ids)
 
     def forward(self, goal: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Embeds ``goal`` ``[*, K, d]``; ``mask`` changes nothing."""
-        return self.sequence(self.token_ids(self.visible(goal)).flatten(-2))
+        """Embed ``goal`` ``[*, K, d]``; ``mask`` has no effect, because nothing is normalised."""
+        ids = self.token_ids(self.visible(goal))
+        return self.sequence(ids.flatten(-2))

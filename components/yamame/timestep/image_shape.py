@@ -1,4 +1,4 @@
-"""Where the rows, columns and channels of an image are: decided once from its shape, or said."""
+"""Order of the rows, columns and channels of an image: inferred from its shape, or given."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +13,13 @@ ChannelAxis = Literal["auto", "first", "last"]
 
 @dataclass(frozen=True)
 class ImageShape:
-    """Channels and size of an image, and whether its channels come ``"first"``, ``"last"`` or not
-    at all.
+    """Size of an image and position of its channels.
+
+    Args:
+        num_channels: Number of channels.
+        height: Number of rows.
+        width: Number of columns.
+        channel_axis: ``"first"``, ``"last"``, or None for an image without a channel dimension.
     """
 
     num_channels: int
@@ -23,26 +28,29 @@ class ImageShape:
     channel_axis: Literal["first", "last"] | None
 
     def channels_first(self, image: Tensor) -> Tensor:
-        """The image ``[*, ...]`` as ``[*, C, H, W]``, without a copy."""
+        """Return an image ``[*, ...]`` as ``[*, C, H, W]``, without a copy."""
         if self.channel_axis is None:
             return image.unsqueeze(-3)
-        return image.movedim(-1, -3) if self.channel_axis == "last" else image
+        if self.channel_axis == "last":
+            return image.movedim(-1, -3)
+        return image
 
     @classmethod
     def of(cls, shape: Sequence[int], *, channel_axis: ChannelAxis = "auto", owner: str) -> Self:
-        """Where an image of this shape has its channels.
+        """Find the channels of an image.
 
-        Two dimensions are rows and columns of one channel. Of three, ``"first"`` means
-        ``[C, H, W]`` and ``"last"`` ``[H, W, C]``; ``"auto"`` takes the first or the last dimension
-        for the channels if it is smaller than both others, and refuses to guess elsewhere.
+        Two dimensions are rows and columns of one channel. Three dimensions are ``[C, H, W]`` with
+        ``"first"`` and ``[H, W, C]`` with ``"last"``. With ``"auto"`` the channels are the first or
+        the last dimension if it is smaller than both others.
 
         Args:
-            shape: Of the image, without batch dimensions.
-            channel_axis: Where the channels are.
-            owner: Who asks, for the error's text.
+            shape: Shape of the image, without batch dimensions.
+            channel_axis: Position of the channels.
+            owner: Class or function named by errors.
 
         Raises:
-            ValueError: If the shape has another number of dimensions, or ``"auto"`` cannot tell.
+            ArgumentError: The shape has another number of dimensions, or is ambiguous with
+                ``"auto"``.
 
         >>> ImageShape.of((64, 48, 3), owner="demo")
         ImageShape(num_channels=3, height=64, width=48, channel_axis='last')
@@ -54,9 +62,9 @@ class ImageShape:
             return cls(1, *shape, channel_axis=None)
         first, middle, last = shape
         if channel_axis == "auto":
-            tells = first != last and min(first, last) < middle
-            condition = f"be 'first' or 'last' for shape {shape}, which does not tell channels from rows and columns"
-            require(owner, "channel_axis", channel_axis, tells, condition)
+            is_clear = first != last and min(first, last) < middle
+            condition = f"be 'first' or 'last' for the ambiguous shape {shape}"
+            require(owner, "channel_axis", channel_axis, is_clear, condition)
             channel_axis = "first" if first < last else "last"
         if channel_axis == "first":
             return cls(first, middle, last, channel_axis="first")

@@ -1,4 +1,4 @@
-"""From an environment's observation spec to the inputs of a timestep encoder."""
+"""Inputs of a timestep encoder, derived from the observation spec of an environment."""
 
 import math
 from collections.abc import Collection
@@ -18,18 +18,17 @@ Kind = Literal["vector", "image", "tokens"]
 
 @dataclass(frozen=True)
 class Input:
-    """One policy input: its shape at one timestep, and what its numbers mean.
+    """Shape and kind of one policy input.
 
     Args:
-        shape: Without batch dimensions; ``()`` is one number.
-        kind: *vector*: magnitudes (floats, bools, integers). *image*: uint8 pixels. *tokens*:
-            integers that name things, so that neither their order nor their distance means
-            anything.
+        shape: Shape at one timestep, without batch dimensions; ``()`` is one number.
+        kind: ``"vector"``: magnitudes (floats, bools, integers). ``"image"``: uint8 pixels.
+            ``"tokens"``: integers that are names, without order or distance.
         num_tokens: Size of the vocabulary of tokens; None for the other kinds.
 
     Raises:
-        ValueError: If a dimension is empty, an image is not of 2 or 3 dimensions, or ``num_tokens``
-            does not fit the kind.
+        ArgumentError: A dimension is empty, an image does not have 2 or 3 dimensions, or
+            ``num_tokens`` does not fit the kind.
 
     >>> Input((2, 3)).size
     6
@@ -40,45 +39,42 @@ class Input:
     num_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        # A list is accepted, and would make the frozen dataclass unhashable.
         object.__setattr__(self, "shape", tuple(self.shape))
         require_choice("Input", "kind", self.kind, get_args(Kind))
-        require(
-            "Input",
-            "shape",
-            self.shape,
-            min(self.shape, default=1) >= 1,
-            "have positive dimensions",
-        )
-        flat = self.kind == "image" and len(self.shape) not in (2, 3)
-        require("Input", "shape", self.shape, not flat, "have 2 or 3 dimensions for an image")
+        is_filled = min(self.shape, default=1) >= 1
+        require("Input", "shape", self.shape, is_filled, "have positive dimensions")
+        if self.kind == "image":
+            is_image = len(self.shape) in (2, 3)
+            require("Input", "shape", self.shape, is_image, "have 2 or 3 dimensions for an image")
         if self.kind == "tokens":
             require_at_least("Input", 1, num_tokens=self.num_tokens or 0)
         else:
-            none = self.num_tokens is None
-            require("Input", "num_tokens", self.num_tokens, none, f"be None for {self.kind}")
+            is_unset = self.num_tokens is None
+            require("Input", "num_tokens", self.num_tokens, is_unset, f"be None for {self.kind}")
 
     @property
     def size(self) -> int:
-        """Numbers per timestep."""
+        """Count of numbers per timestep."""
         return math.prod(self.shape)
 
 
 def inputs_from_spec(
     observation_spec: Composite, *, batch_dims: int, exclude: Collection[NestedKey] = NOT_INPUTS
 ) -> dict[NestedKey, Input]:
-    """Every policy input of an environment, in sorted key order.
+    """Return the policy inputs of an environment, in sorted key order.
 
-    Inputs are all tensor leaves, at any depth, except the excluded ones. Keys are compared whole:
+    All tensor leaves are inputs, at any depth, except the excluded ones. Keys are compared whole:
     ``"goal"`` does not exclude ``("robot", "goal")``. A `Categorical` that is not bool holds
-    tokens, uint8 of two or three dimensions is an image, and everything else is a vector.
+    tokens, uint8 with two or three dimensions is an image, and everything else is a vector.
 
     Args:
         observation_spec: ``env.observation_spec``.
-        batch_dims: Number of leading environment dimensions of each leaf: ``len(env.batch_size)``.
+        batch_dims: Number of leading environment dimensions of each leaf, ``len(env.batch_size)``.
         exclude: Keys to leave out.
 
     Raises:
-        ValueError: If no input remains or a leaf has fewer dimensions than ``batch_dims``.
+        ArgumentError: No input remains, or a leaf has fewer dimensions than ``batch_dims``.
 
     >>> from torchrl.data import Unbounded
     >>> spec = Composite(time=Unbounded((8, 1)), words=Categorical(30, shape=(8, 9)), shape=(8,))
@@ -87,30 +83,33 @@ def inputs_from_spec(
     time Input(shape=(1,), kind='vector', num_tokens=None)
     words Input(shape=(9,), kind='tokens', num_tokens=30)
     """
+    owner = "inputs_from_spec"
     excluded = {unravel_key(key) for key in exclude}
+    # Strings and tuples cannot be compared.
+    keys = sorted(
+        observation_spec.keys(True, True), key=lambda key: key if isinstance(key, tuple) else (key,)
+    )
     inputs: dict[NestedKey, Input] = {}
-    for key in sorted(
-        observation_spec.keys(True, True), key=lambda k: k if isinstance(k, tuple) else (k,)
-    ):
+    for key in keys:
         leaf = observation_spec[key]
-        if key in excluded or not isinstance(leaf.dtype, torch.dtype):
+        is_tensor = isinstance(leaf.dtype, torch.dtype)
+        if key in excluded or not is_tensor:
             continue
         condition = f"be at most the dimensions of {key!r} {tuple(leaf.shape)}"
-        require(
-            "inputs_from_spec", "batch_dims", batch_dims, batch_dims <= len(leaf.shape), condition
-        )
+        require(owner, "batch_dims", batch_dims, batch_dims <= len(leaf.shape), condition)
         inputs[key] = _input_of(leaf, tuple(leaf.shape[batch_dims:]))
     names = sorted(map(str, excluded))
-    require("inputs_from_spec", "exclude", names, bool(inputs), "leave at least one observation")
+    require(owner, "exclude", names, bool(inputs), "leave at least one observation")
     return inputs
 
 
 def _input_of(leaf: TensorSpec, shape: tuple[int, ...]) -> Input:
-    # Binary and MultiCategorical derive from Categorical, but bits are magnitudes and several
-    # vocabularies not one
-    if isinstance(leaf, Categorical) and not isinstance(leaf, Binary | MultiCategorical):
-        if leaf.dtype != torch.bool:
-            return Input(shape, "tokens", num_tokens=int(leaf.n))
-    elif leaf.dtype == torch.uint8 and len(shape) in (2, 3):
+    # Binary and MultiCategorical derive from Categorical, but bits are magnitudes, and several
+    # vocabularies do not fit into one table.
+    is_categorical = isinstance(leaf, Categorical)
+    is_categorical = is_categorical and not isinstance(leaf, Binary | MultiCategorical)
+    if is_categorical and leaf.dtype != torch.bool:
+        return Input(shape, "tokens", num_tokens=int(leaf.n))
+    if not is_categorical and leaf.dtype == torch.uint8 and len(shape) in (2, 3):
         return Input(shape, "image")
     return Input(shape)

@@ -1,7 +1,8 @@
-"""Token encoders: integers that name things ``[*, ...]`` become ``[*, out_features]``.
+"""Token encoders: integers ``[*, ...]`` that are names, to embeddings ``[*, out_features]``.
 
-A token outside the vocabulary is neither clamped onto a legal one nor an error: all such share one
-id, *unknown*, as in `yamame.timestep.TokenGoalEncoder`. Every timestep is encoded on its own.
+A token outside of the vocabulary is neither clamped to a legal token nor an error: all of them
+share one id, *unknown*, as in `yamame.timestep.TokenGoalEncoder`. Every timestep is encoded by
+itself.
 """
 
 import math
@@ -12,25 +13,27 @@ import torch
 from torch import Tensor, nn
 from torchrl.modules import MLP
 
-from yamame.checks import require, require_at_least
+from yamame.checks import PositiveInt, check_bounds, require
 from yamame.timestep.cnn import GridCNN
 from yamame.timestep.image_shape import ChannelAxis, ImageShape
 
 
 class TokenSequence(nn.Module):
-    """Embeds a sequence of ids of fixed length: token and position embeddings, hidden layer,
-    pooling, MLP.
+    """Embedding of a sequence of ids of fixed length, pooled by learned queries.
 
-    Pooling is by learned queries: each is a softmax over the sequence, so it can single out one
-    token.
+    Token and position embeddings pass a hidden layer. Each query is a softmax over the sequence, so
+    it can select one token. An MLP and LayerNorm follow.
 
     Args:
         num_ids: Ids are in ``0 .. num_ids - 1``.
         length: Ids per sequence.
-        out_features: Size of the sequence's embedding.
-        embedding_size: Size of an id's embedding.
+        out_features: Size of the embedding of a sequence.
+        embedding_size: Size of the embedding of an id.
         hidden_size: Width of the hidden layers.
         num_queries: Number of learned queries.
+
+    Raises:
+        ArgumentError: A size is not positive.
 
     >>> TokenSequence(30, length=9)(torch.zeros(4, 9, dtype=torch.int64)).shape
     torch.Size([4, 64])
@@ -38,15 +41,16 @@ class TokenSequence(nn.Module):
 
     parameter_roles: ClassVar[Mapping[str, str]] = {"queries": "table"}
 
+    @check_bounds
     def __init__(
         self,
-        num_ids: int,
+        num_ids: PositiveInt,
         *,
-        length: int,
-        out_features: int = 64,
-        embedding_size: int = 16,
-        hidden_size: int = 64,
-        num_queries: int = 4,
+        length: PositiveInt,
+        out_features: PositiveInt = 64,
+        embedding_size: PositiveInt = 16,
+        hidden_size: PositiveInt = 64,
+        num_queries: PositiveInt = 4,
     ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(num_ids, embedding_size)
@@ -62,103 +66,93 @@ class TokenSequence(nn.Module):
         self.norm = nn.LayerNorm(out_features)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Embeds ``ids`` ``[*, length]`` int64; returns ``[*, out_features]``."""
-        x = self.token_mlp(self.tokens(ids) + self.positions.weight)
-        attention = self.queries(x).softmax(-2)
+        """Embed ``ids`` ``[*, length]`` int64; returns ``[*, out_features]``."""
+        x = self.token_mlp(self.tokens(ids) + self.positions.weight)  # [*, length, hidden]
+        attention = self.queries(x).softmax(-2)  # [*, length, queries]
         pooled = attention.transpose(-1, -2) @ x
         return self.norm(self.mlp(pooled.flatten(-2)))
 
 
 class TokenEncoder(nn.Module):
-    """Embeds tokens of one vocabulary: a sequence is pooled, a grid goes through a `GridCNN`.
+    """Embedding of tokens: sequences are pooled, grids pass a `GridCNN`.
 
-    Grids have two dimensions (one token per cell) or three (several per cell: the channels), at
-    least 3 x 3 cells; each channel has an embedding table of its own, since the same number means
-    another thing in each, and the channels' embeddings are concatenated. Anything else is read as
-    one sequence.
+    Grids have two dimensions (one token per cell) or three (one token per cell and channel), and at
+    least 3 x 3 cells. Anything else is read as one sequence.
 
     Args:
-        shape: Of the tokens at one timestep, up to three dimensions.
+        shape: Shape of the tokens at one timestep, up to three dimensions.
         num_tokens: Size of the vocabulary: tokens are in ``0 .. num_tokens - 1``.
         out_features: Size of the result.
-        embedding_size: Size of a token's embedding.
-        channel_axis: Where the channels of a three-dimensional grid are; see
+        embedding_size: Size of the embedding of a token.
+        channel_axis: Position of the channels of a three-dimensional grid; see
             `yamame.timestep.ImageShape`.
 
     Raises:
-        ValueError: If a size is not positive, or the shape has too many dimensions or does not tell
-            where the channels are; at run time if the tokens are not integers or have another
-            shape.
+        ArgumentError: A size is not positive, or the shape has too many dimensions or does not show
+            where the channels are. When called: the tokens are not integers or have another shape.
 
     >>> TokenEncoder((7, 7, 3), num_tokens=11)(torch.zeros(4, 7, 7, 3, dtype=torch.int64)).shape
     torch.Size([4, 64])
     """
 
-    UNKNOWN, NUM_SPECIAL = 0, 1
+    UNKNOWN = 0
+    NUM_SPECIAL = 1
 
+    @check_bounds
     def __init__(
         self,
         shape: Sequence[int],
         *,
-        num_tokens: int,
-        out_features: int = 64,
-        embedding_size: int = 16,
+        num_tokens: PositiveInt,
+        out_features: PositiveInt = 64,
+        embedding_size: PositiveInt = 16,
         channel_axis: ChannelAxis = "auto",
     ) -> None:
         super().__init__()
-        sizes = {
-            "num_tokens": num_tokens,
-            "out_features": out_features,
-            "embedding_size": embedding_size,
-        }
-        require_at_least("TokenEncoder", 1, **sizes)
+        owner = type(self).__name__
         self.shape = tuple(shape)
-        require(
-            "TokenEncoder", "shape", self.shape, len(self.shape) <= 3, "have at most 3 dimensions"
-        )
+        require(owner, "shape", self.shape, len(self.shape) <= 3, "have at most 3 dimensions")
         self.num_tokens = num_tokens
         self.num_ids = num_tokens + self.NUM_SPECIAL
         self.out_features = out_features
         self.grid_shape = None
         if len(self.shape) > 1:
-            grid = ImageShape.of(self.shape, channel_axis=channel_axis, owner="TokenEncoder")
+            grid = ImageShape.of(self.shape, channel_axis=channel_axis, owner=owner)
             if min(grid.height, grid.width) >= GridCNN.MIN_SIZE:
                 self.grid_shape = grid
+
         if self.grid_shape is None:
-            length = math.prod(self.shape)
             self.sequence = TokenSequence(
                 self.num_ids,
-                length=length,
+                length=math.prod(self.shape),
                 out_features=out_features,
                 embedding_size=embedding_size,
             )
         else:
-            num_channels, height, width = grid.num_channels, grid.height, grid.width
-            self.cells = nn.Embedding(num_channels * self.num_ids, embedding_size)
-            cell_shape = (num_channels * embedding_size, height, width)
+            # The same number has another meaning in each channel, so each has its own table.
+            self.cells = nn.Embedding(grid.num_channels * self.num_ids, embedding_size)
+            cell_shape = (grid.num_channels * embedding_size, grid.height, grid.width)
             self.grid = GridCNN(cell_shape, out_features=out_features, channel_axis="first")
 
     def token_ids(self, tokens: Tensor) -> Tensor:
-        """Ids, int64, in ``0 .. num_tokens``; same shape as ``tokens``."""
-        if tokens.is_floating_point() or tokens.is_complex():
-            raise ValueError(f"TokenEncoder: tokens must be integers, got {tokens.dtype}")
+        """Return ids, int64 in ``0 .. num_tokens``, of the shape of ``tokens``."""
+        is_integer = not tokens.is_floating_point() and not tokens.is_complex()
+        require(type(self).__name__, "tokens", tokens.dtype, is_integer, "be integers")
         tokens = tokens.to(torch.int64)
-        known = (tokens >= 0) & (tokens < self.num_tokens)
-        return torch.where(known, tokens + self.NUM_SPECIAL, self.UNKNOWN)
+        is_known = (tokens >= 0) & (tokens < self.num_tokens)
+        return torch.where(is_known, tokens + self.NUM_SPECIAL, self.UNKNOWN)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Embeds ``tokens`` ``[*, ...]`` of the declared shape; returns ``[*, out_features]``
-        float32.
-        """
+        """Embed ``tokens`` ``[*, ...]`` of the declared shape; returns ``[*, out_features]``."""
         batch_dims = tokens.ndim - len(self.shape)
-        if batch_dims < 0 or tokens.shape[batch_dims:] != self.shape:
-            raise ValueError(
-                f"TokenEncoder: tokens must end in shape {self.shape}, got {tuple(tokens.shape)}"
-            )
+        fits = batch_dims >= 0 and tokens.shape[batch_dims:] == self.shape
+        condition = f"end in shape {self.shape}"
+        require(type(self).__name__, "tokens", tuple(tokens.shape), fits, condition)
         ids = self.token_ids(tokens)
         if self.grid_shape is None:
             return self.sequence(ids.reshape(*tokens.shape[:batch_dims], -1))
+
         ids = self.grid_shape.channels_first(ids)
-        tables = self.num_ids * torch.arange(self.grid_shape.num_channels, device=ids.device)
-        cells = self.cells(ids + tables[:, None, None])  # [*, C, H, W, E]
+        first_ids = self.num_ids * torch.arange(self.grid_shape.num_channels, device=ids.device)
+        cells = self.cells(ids + first_ids[:, None, None])  # [*, C, H, W, E]
         return self.grid(cells.movedim(-1, -3).flatten(-4, -3))

@@ -1,0 +1,109 @@
+"""Every component that a configuration can name raises for numbers outside of its bounds."""
+
+import importlib
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from yamame.checks import ArgumentError, Bounds, bounds_of, check_bounds
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
+
+
+def targets() -> list[str]:
+    """Return the names of all classes and functions in the YAML files."""
+    names = set()
+    for file in CONF.rglob("*.yaml"):
+        names.update(re.findall(r"_target_: (yamame[\w.]*)", file.read_text()))
+    return sorted(names)
+
+
+def locate(name: str) -> Callable[..., Any]:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def bounded_arguments() -> Iterator[tuple[str, str, Bounds]]:
+    """Yield target, argument and bounds."""
+    for name in targets():
+        for argument, bounds in bounds_of(locate(name)).items():
+            yield name, argument, bounds
+
+
+def outside(bounds: Bounds) -> Iterator[float]:
+    """Yield values one step outside of the bounds, and NaN."""
+    yield math.nan
+    if bounds.least is not None:
+        yield bounds.least - 1
+        yield math.nextafter(bounds.least, -math.inf)
+    if bounds.above is not None:
+        yield bounds.above
+    if bounds.most is not None:
+        yield bounds.most + 1
+        yield math.nextafter(bounds.most, math.inf)
+    if bounds.below is not None:
+        yield bounds.below
+
+
+ARGUMENTS = list(bounded_arguments())
+
+
+def test_many_arguments_have_bounds():
+    assert len(targets()) > 50
+    assert len(ARGUMENTS) > 20
+
+
+@pytest.mark.parametrize(
+    ("target", "argument", "bounds"),
+    ARGUMENTS,
+    ids=[f"{target}.{argument}" for target, argument, _ in ARGUMENTS],
+)
+def test_a_number_outside_of_its_bounds_is_named(target, argument, bounds):
+    build = locate(target)
+    function = build.__init__ if inspect.isclass(build) else build
+    required = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if name != "self" and is_named and parameter.default is parameter.empty:
+            # Arguments are checked before anything is built, and None is not checked.
+            required[name] = None
+    for value in outside(bounds):
+        with pytest.raises(ArgumentError) as caught:
+            build(**{**required, argument: value})
+        error = caught.value
+        assert (error.owner, error.name) == (target.rpartition(".")[2], argument)
+        assert repr(error.value) == repr(value)
+
+
+NUMBERS = st.floats(-10, 10) | st.integers(-10, 10)
+LIMITS = st.none() | NUMBERS
+
+
+@given(least=LIMITS, above=LIMITS, most=LIMITS, below=LIMITS, value=NUMBERS)
+@settings(deadline=None, max_examples=200, derandomize=True)
+def test_bounds_hold_what_their_comparisons_say(least, above, most, below, value):
+    bounds = Bounds(least=least, above=above, most=most, below=below)
+    expected = True
+    if least is not None and value < least:
+        expected = False
+    if above is not None and value <= above:
+        expected = False
+    if most is not None and value > most:
+        expected = False
+    if below is not None and value >= below:
+        expected = False
+    assert bounds.contain(value) == expected
+
+
+def test_without_bounds_nothing_is_raised():
+    @check_bounds
+    def build(size: int) -> int:
+        return size
+
+    assert build(-1) == -1
