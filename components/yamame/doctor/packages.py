@@ -47,7 +47,7 @@ def conflicts(package: str = "yamame", *extras: str) -> Iterator[str]:
             if not _applies(needed, wanted):
                 continue
             version = version_of(needed.name)
-            # Pre-releases count: who installed a nightly build of torch wants to use it.
+            # Pre-releases count, because nightly builds of torch are installed on purpose.
             entry = (needed.name, frozenset(needed.extras))
             if version == "none" or not needed.specifier.contains(version, prereleases=True):
                 specifier = str(needed.specifier)
