@@ -9,6 +9,7 @@ from tensordict import TensorDict, TensorDictParams
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.objectives import LossModule
+from yamame.checks import ArgumentError
 from yamame.normalization import RunningMoments, RunningNormalizer
 
 
@@ -153,18 +154,25 @@ def test_outputs_are_clipped_and_constant_features_only_shifted():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("kind", "name", "value"),
     [
-        ({"num_features": 0}, "num_features must be at least 1, got 0"),
-        ({"num_features": 1, "decay": 1.5}, r"decay must be in \(0, 1\], got 1.5"),
-        ({"num_features": 1, "decay": 0.0}, r"decay must be in \(0, 1\], got 0.0"),
-        ({"num_features": 1, "clip": -1.0}, "clip must be positive, got -1.0"),
-        ({"num_features": 1, "min_std": 0.0}, "min_std must be positive, got 0.0"),
+        (RunningNormalizer, "num_features", 0),
+        (RunningNormalizer, "decay", 1.5),
+        (RunningNormalizer, "decay", 0.0),
+        (RunningNormalizer, "clip", -1.0),
+        (RunningNormalizer, "min_std", 0.0),
+        (RunningMoments, "num_features", 0),
+        (RunningMoments, "decay", float("nan")),
+        (RunningMoments, "initial_variance", 0.0),
+        (RunningMoments, "initial_updates", -1),
     ],
 )
-def test_impossible_arguments_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=f"RunningNormalizer: {message}"):
-        RunningNormalizer(**arguments)
+def test_impossible_arguments_are_refused(kind, name, value):
+    with pytest.raises(ArgumentError) as raised:
+        kind(**{"num_features": 1, "decay": 0.1, name: value})
+    error = raised.value
+    assert (error.owner, error.name) == (kind.__name__, name)
+    assert error.value is value
 
 
 def test_an_input_of_another_size_is_refused():

@@ -258,9 +258,8 @@ def check_bounds(function: Function) -> Function:
         except TypeError:
             # Python's own message about missing or unknown arguments is the better one.
             return function(*args, **kwargs)
-        for name in bounds.keys() & arguments.keys():
-            value = arguments[name]
-            if value is None:
+        for name, value in arguments.items():
+            if value is None or name not in bounds:
                 continue
             is_number = isinstance(value, Real) and not isinstance(value, bool)
             if not is_number or not bounds[name].contain(value):

@@ -1,19 +1,24 @@
-"""Running statistics: mean and variance of what passes, and the normaliser of inputs made of them.
+"""Running statistics: mean and variance of data over time, and the normaliser of inputs with them.
 
-Statistics are buffers, so they are checkpointed and reach whoever acts together with the weights.
-They take in finite timesteps that a mask marks as real, and nothing else; a number beyond `LARGEST`
-is left out, and a feature whose moments would not be finite stands still.
+Statistics are buffers, so they are checkpointed and sent to acting policies together with the
+weights. They include finite timesteps that a mask marks as real. A feature keeps its statistics in
+an update after which they would not be finite.
 """
+
+from typing import Annotated
 
 import torch
 from torch import Tensor, distributed, nn
 
-from yamame.checks import require, require_at_least
+from yamame.checks import Bounds, NonNegativeInt, PositiveFloat, PositiveInt, check_bounds
 
 LARGEST = 1e10
-"""Beyond it a number is taken for a fault: in float32 its square drowns all others, and overflows
-before long.
+"""Largest magnitude included in statistics. Anything beyond is taken for a fault: its square would
+dominate all others in float32, or overflow.
 """
+
+Decay = Annotated[float, Bounds(above=0, most=1)]
+"""Weight of a new batch."""
 
 
 class RunningMoments(nn.Module):
@@ -21,15 +26,13 @@ class RunningMoments(nn.Module):
 
     Update n moves them towards the moments of its batch by
     ``decay / (1 - (1 - decay)^(n + initial_updates))``, so that early training is a plain average
-    over batches. The variance is taken about the mean: as a difference of squares it would have no
-    digits left in float32 where the mean is large. The averages are float64, in which a mean of
-    thousands of deviations still moves by a small step.
+    over batches.
 
     Args:
         num_features: F, size of the last dimension.
         decay: Weight of a batch once many have been seen, in (0, 1].
         initial_variance: Variance before the first update, positive; the mean is zero.
-        initial_updates: How many updates the initial moments count for; 0 and the first batch
+        initial_updates: Number of updates that the initial moments count as; with 0 the first batch
             replaces them.
 
     Raises:
@@ -45,81 +48,94 @@ class RunningMoments(nn.Module):
     variance: Tensor
     num_updates: Tensor
 
+    @check_bounds
     def __init__(
         self,
-        num_features: int,
+        num_features: PositiveInt,
         *,
-        decay: float,
-        initial_variance: float = 1.0,
-        initial_updates: int = 0,
+        decay: Decay,
+        initial_variance: PositiveFloat = 1.0,
+        initial_updates: NonNegativeInt = 0,
     ) -> None:
         super().__init__()
-        name = type(self).__name__
-        require_at_least(name, 1, num_features=num_features)
-        require(name, "decay", decay, 0.0 < decay <= 1.0, "be in (0, 1]")
-        require(name, "initial_variance", initial_variance, initial_variance > 0.0, "be positive")
-        require_at_least(name, 0, initial_updates=initial_updates)
         self.num_features = num_features
         self.decay = decay
         self.initial_updates = initial_updates
-        self.register_buffer("mean", torch.zeros(num_features, dtype=torch.float64))
+        # float64, in which a mean of thousands of deviations still moves by a small step.
+        mean = torch.zeros(num_features, dtype=torch.float64)
         variance = torch.full((num_features,), initial_variance, dtype=torch.float64)
+        num_updates = torch.zeros((), dtype=torch.int64)
+        self.register_buffer("mean", mean)
         self.register_buffer("variance", variance)
-        self.register_buffer("num_updates", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("num_updates", num_updates)
 
     @torch.no_grad()
     def update(self, x: Tensor, mask: Tensor | None = None) -> None:
-        """Takes in a batch; without a valid timestep it changes nothing.
+        """Include a batch; without a valid timestep nothing changes.
 
         Args:
             x: ``[*, F]``.
-            mask: Bool, broadcasts to ``[*]``: which timesteps are real; all of them without it.
+            mask: Bool, broadcasts to ``[*]``: real timesteps; None if all are real.
         """
         x = x.float()
-        valid = x.isfinite().all(-1, keepdim=True)
+        valid = x.isfinite().all(-1, keepdim=True)  # [*, 1]
         if mask is not None:
             valid = valid & mask.unsqueeze(-1)
-        some = valid.any().long()
-        x, valid = (t.reshape(-1, self.num_features) for t in (x, valid & (x.abs() <= LARGEST)))
-        total, some, sums = _over_ranks(valid.sum(0), some, torch.where(valid, x, 0.0).sum(0))
-        count = total.clamp(min=1)
-        batch_mean = sums / count
-        (squares,) = _over_ranks(torch.where(valid, x - batch_mean, 0.0).square().sum(0))
-        batch_variance = squares / count
+        num_valid = valid.any().long()
+        counted = valid & (x.abs() <= LARGEST)  # [*, F]
+        x = x.reshape(-1, self.num_features)
+        counted = counted.reshape(-1, self.num_features)
 
-        self.num_updates.add_(some > 0)
-        updates = (self.num_updates + self.initial_updates).clamp(min=1).double()
-        weight = (self.decay / (1.0 - (1.0 - self.decay) ** updates)).clamp(max=1.0)
+        # Tensors stay on the device, and every process takes part in each sum, empty batches too.
+        total = _over_ranks(counted.sum(0))  # [F]
+        num_valid = _over_ranks(num_valid)
+        count = total.clamp(min=1)
+        sums = torch.where(counted, x, 0.0).sum(0)
+        batch_mean = _over_ranks(sums) / count
+        # About the mean: a difference of squares has no correct digits in float32 if the mean is
+        # large.
+        deviation = torch.where(counted, x - batch_mean, 0.0)
+        squares = deviation.square().sum(0)
+        batch_variance = _over_ranks(squares) / count
+
+        self.num_updates.add_(num_valid > 0)
+        updates = self.num_updates + self.initial_updates
+        updates = updates.clamp(min=1).double()
+        correction = 1.0 - (1.0 - self.decay) ** updates
+        weight = (self.decay / correction).clamp(max=1.0)
         moves = (total > 0) & batch_variance.isfinite()  # squares of large numbers overflow
         shift = torch.where(moves, batch_mean - self.mean, 0.0)
         growth = torch.where(moves, batch_variance - self.variance, 0.0)
-        # Of the mixture of two distributions whose means are apart by the shift.
-        variance = self.variance + weight * (growth + (1.0 - weight) * shift.square())
+        # Variance of a mixture of two distributions whose means differ by `shift`.
+        spread = (1.0 - weight) * shift.square()
+        variance = self.variance + weight * (growth + spread)
         mean = self.mean + weight * shift
-        finite = variance.isfinite() & mean.float().isfinite()
-        self.variance.copy_(torch.where(finite, variance, self.variance))
-        self.mean.copy_(torch.where(finite, mean, self.mean))
+
+        # The mean is used in float32.
+        is_finite = variance.isfinite() & mean.float().isfinite()
+        variance = torch.where(is_finite, variance, self.variance)
+        mean = torch.where(is_finite, mean, self.mean)
+        self.variance.copy_(variance)
+        self.mean.copy_(mean)
 
 
-def _over_ranks(*sums: Tensor) -> tuple[Tensor, ...]:
-    """Sums over all processes, where several learn together (`yamame.distributed`)."""
+def _over_ranks(value: Tensor) -> Tensor:
+    """Sum over all processes of a distributed run, in place (`yamame.distributed`)."""
     if distributed.is_available() and distributed.is_initialized():
-        for value in sums:
-            distributed.all_reduce(value)
-    return sums
+        distributed.all_reduce(value)
+    return value
 
 
 class RunningNormalizer(RunningMoments):
-    """Normalises each feature by running statistics: ``clip((x - mean) / std)``.
+    """Normalisation of each feature by running statistics: ``clip((x - mean) / std)``.
 
-    The statistics move in training mode only, once per forward pass. The first batch counts in
-    full; before it they are zero mean and unit variance. A feature whose standard deviation is
-    below ``min_std`` is shifted and not scaled. Outputs at padding are meaningless.
+    The statistics change in training mode only, once per forward pass. The first batch replaces
+    the initial zero mean and unit variance. Outputs at padding are undefined.
 
     Args:
         num_features: F, size of the last dimension.
         decay: Weight of a new batch once many have been seen, in (0, 1].
-        min_std: Smallest standard deviation that is divided by.
+        min_std: Smallest standard deviation that is divided by; a feature below it is shifted only.
         clip: Largest magnitude of an output, in standard deviations.
 
     Raises:
@@ -130,32 +146,39 @@ class RunningNormalizer(RunningMoments):
     [-1.0, 1.0]
     """
 
+    @check_bounds
     def __init__(
-        self, num_features: int, *, decay: float = 1e-4, min_std: float = 1e-2, clip: float = 10.0
+        self,
+        num_features: PositiveInt,
+        *,
+        decay: Decay = 1e-4,
+        min_std: PositiveFloat = 1e-2,
+        clip: PositiveFloat = 10.0,
     ) -> None:
         super().__init__(num_features, decay=decay)
-        require("RunningNormalizer", "min_std", min_std, min_std > 0.0, "be positive")
-        require("RunningNormalizer", "clip", clip, clip > 0.0, "be positive")
         self.min_std = min_std
         self.clip = clip
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Updates the statistics (training mode) and normalises.
+        """Update the statistics (training mode) and normalise.
 
         Args:
             x: ``[*, F]``, cast to float32.
-            mask: ``[*]`` bool, which timesteps are real; all of them without it.
+            mask: ``[*]`` bool, real timesteps; None if all are real.
 
         Returns:
             ``[*, F]`` float32.
         """
         if x.shape[-1:] != (self.num_features,):
             raise ValueError(
-                f"RunningNormalizer: input must end in num_features={self.num_features}, got shape "
-                f"{tuple(x.shape)}"
+                f"RunningNormalizer: input must end in num_features={self.num_features}, got shape"
+                f" {tuple(x.shape)}"
             )
         if self.training:
             self.update(x, mask)
         std = self.variance.sqrt().float()
+        # Division by a tiny deviation would amplify noise of a feature that is nearly constant.
         scale = torch.where(std >= self.min_std, std, 1.0)
-        return ((x.float() - self.mean.float()) / scale).clamp(-self.clip, self.clip)
+        centered = x.float() - self.mean.float()
+        normalized = centered / scale
+        return normalized.clamp(-self.clip, self.clip)

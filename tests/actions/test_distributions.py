@@ -217,9 +217,7 @@ def test_a_mask_that_allows_nothing_names_its_first_row():
 def test_a_mask_that_leaves_one_choice_empty_names_row_and_choice(nvec):
     mask = torch.ones(3, sum(nvec), dtype=torch.bool)
     mask[2, 2:] = False
-    with pytest.raises(
-        ValueError, match=r"MultiDiscreteDistribution: row \(2, 1\) of action_mask"
-    ):
+    with pytest.raises(ValueError, match=r"MultiDiscreteDistribution: row \(2, 1\) of action_mask"):
         multi(nvec)(torch.zeros(3, sum(nvec)), 0.1, mask)
 
 

@@ -203,7 +203,9 @@ def test_missing_inputs_and_other_shapes_are_named():
         build()(seen(3).exclude("textures"))
     td = seen(3)
     td["textures"] = td["textures"].unsqueeze(1)
-    message = r"input 'textures' must hold one .* per timestep at batch size \(3,\), got \(3, 1, 5, 6\)"
+    message = (
+        r"input 'textures' must hold one .* per timestep at batch size \(3,\), got \(3, 1, 5, 6\)"
+    )
     with pytest.raises(ValueError, match=message):
         build()(td)
     td["textures"] = td["textures"].squeeze(1).transpose(1, 2)

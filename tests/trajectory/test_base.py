@@ -542,18 +542,6 @@ def test_a_whole_encoder_in_bfloat16_runs_in_both_modes(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize(("argument", "value"), [("in_features", 0), ("out_features", -1)])
-def test_sizes_must_be_positive(argument: str, value: int) -> None:
-    sizes = {"in_features": 3, "out_features": 4, argument: value}
-    with pytest.raises(ValueError, match=f"GRUEncoder: {argument} must be at least 1, got {value}"):
-        GRUEncoder(sizes["in_features"], out_features=sizes["out_features"])
-
-
-def test_context_length_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="context_length must be at least 1, got 0"):
-        TrajectoryEncoder(3, 4, context_length=0)
-
-
 @pytest.mark.parametrize("make", [GRUEncoder, LSTMEncoder])
 def test_recurrent_layers_read_sequences_in_float32_under_autocast_on_a_cpu(make) -> None:
     encoder, seen = make(3, hidden_size=8, out_features=4), []

@@ -2,7 +2,6 @@
 memory.
 """
 
-import pytest
 import torch
 from torch.nn import functional as F
 from yamame.trajectory import LinearRecurrentEncoder, segment_positions
@@ -81,18 +80,3 @@ def test_memory_has_the_same_size_at_any_length_and_single_precision_at_least() 
     assert state.shape == (2, 3, 8)
     assert state.dtype == torch.float32
     assert encoder.context_length is None
-
-
-@pytest.mark.parametrize("argument", ["d_model", "num_layers", "ff_factor", "max_time_constant"])
-def test_sizes_must_be_positive(argument: str) -> None:
-    with pytest.raises(
-        ValueError, match=f"LinearRecurrentEncoder: {argument} must be at least 1, got 0"
-    ):
-        LinearRecurrentEncoder(3, **{argument: 0})
-
-
-def test_an_unknown_activation_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"LinearRecurrentEncoder: activation must be one of .*, got 'swish'"
-    ):
-        LinearRecurrentEncoder(3, activation="swish")

@@ -53,9 +53,3 @@ def test_memory_has_the_same_size_at_any_length() -> None:
         step(encoder, torch.randn(4, 3), torch.zeros(4).bool())
     assert encoder.memory["hidden"].shape == encoder.memory["cell"].shape == (4, 2, 5)
     assert encoder.context_length is None
-
-
-@pytest.mark.parametrize("argument", ["hidden_size", "num_layers"])
-def test_sizes_must_be_positive(argument: str) -> None:
-    with pytest.raises(ValueError, match=f"LSTMEncoder: {argument} must be at least 1, got 0"):
-        LSTMEncoder(3, **{argument: 0})

@@ -1,6 +1,5 @@
 """The encoder without memory: the reference's size, the formula, and no trace of the past."""
 
-import pytest
 import torch
 from torch.nn import functional as F
 from yamame.trajectory import MemorylessEncoder
@@ -29,22 +28,3 @@ def test_dropout_acts_in_training_only() -> None:
     assert not torch.equal(encoder.step(x, memory, is_init)[0], encoder.step(x, memory, is_init)[0])
     encoder.eval()
     assert torch.equal(encoder.step(x, memory, is_init)[0], encoder.step(x, memory, is_init)[0])
-
-
-@pytest.mark.parametrize("argument", ["d_model", "num_layers", "ff_factor"])
-def test_sizes_must_be_positive(argument: str) -> None:
-    with pytest.raises(
-        ValueError, match=f"MemorylessEncoder: {argument} must be at least 1, got 0"
-    ):
-        MemorylessEncoder(3, **{argument: 0})
-
-
-def test_arguments_outside_their_range_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"MemorylessEncoder: dropout must lie in \[0, 1\), got -0.1"
-    ):
-        MemorylessEncoder(3, dropout=-0.1)
-    with pytest.raises(
-        ValueError, match=r"MemorylessEncoder: activation must be one of .*, got 'swish'"
-    ):
-        MemorylessEncoder(3, activation="swish")

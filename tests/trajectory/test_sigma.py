@@ -287,11 +287,3 @@ def test_a_prepared_weight_keeps_its_memory(change: str) -> None:
     PREPARED_AGAIN[change](layer)
     assert {name: value.data_ptr() for name, value in layer.named_buffers()} == before
     assert not any(value.is_inference() for value in layer.buffers())
-
-
-@pytest.mark.parametrize(("argument", "sizes"), [("in_features", (0, 2)), ("out_features", (2, 0))])
-def test_sizes_must_be_positive(argument: str, sizes: tuple[int, int]) -> None:
-    with pytest.raises(
-        ValueError, match=f"SigmaReparamLinear: {argument} must be at least 1, got 0"
-    ):
-        SigmaReparamLinear(*sizes)

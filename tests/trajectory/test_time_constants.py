@@ -36,11 +36,3 @@ def test_the_first_input_is_felt_a_hundred_steps_later_where_memories_begin_long
     # With time constants of one or two steps what is left after a hundred is 2^-100 of it at most.
     assert reach(name, 128.0) > 1e6 * reach(name, 1.0)
     assert reach(name, 128.0) > 1e-3
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_a_time_constant_below_one_step_is_refused(name):
-    with pytest.raises(
-        ValueError, match=r"Encoder: max_time_constant must be at least 1, got 0\.5"
-    ):
-        MAKERS[name](0.5)

@@ -100,18 +100,3 @@ def test_dropout_acts_in_training_only() -> None:
     assert not torch.equal(step(encoder, x, starts), step(encoder, x, starts))
     encoder.eval()
     assert torch.equal(step(encoder, x, starts), step(encoder, x, starts))
-
-
-@pytest.mark.parametrize("argument", ["window", "d_model", "num_layers", "ff_factor"])
-def test_sizes_must_be_positive(argument: str) -> None:
-    with pytest.raises(ValueError, match=f"WindowEncoder: {argument} must be at least 1, got 0"):
-        WindowEncoder(3, **{argument: 0})
-
-
-def test_arguments_outside_their_range_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"WindowEncoder: dropout must lie in \[0, 1\), got 1.0"):
-        WindowEncoder(3, dropout=1.0)
-    with pytest.raises(
-        ValueError, match=r"WindowEncoder: activation must be one of .*, got 'swish'"
-    ):
-        WindowEncoder(3, activation="swish")

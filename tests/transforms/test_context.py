@@ -367,7 +367,7 @@ def test_on_a_native_environment_the_transform_adds_nothing():
 
 
 def test_impossible_uses_are_refused():
-    with pytest.raises(ValueError, match="ContextTransform: horizon must be positive, got 0"):
+    with pytest.raises(ValueError, match=r"ContextTransform: horizon must .*, got 0"):
         ContextTransform(0)
     env = RandomLengthEnv()
     env.reward_spec = Unbounded((6, 2))

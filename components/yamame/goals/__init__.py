@@ -1,4 +1,4 @@
-"""What an instruction is and what achieving it pays: the one place for goal semantics."""
+"""Instructions and the rewards for completing them: the one place for goal semantics."""
 
 from yamame.goals.instruction import advance as advance
 from yamame.goals.instruction import completion_times as completion_times

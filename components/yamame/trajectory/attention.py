@@ -11,97 +11,151 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from yamame.execution.capturing import capturing
-from yamame.trajectory.base import segment_positions
+from yamame.trajectory.base import count_segments, segment_positions
 
-_LARGEST_MASK, _FEWEST_QUERIES = 2**25, 64
-"""Entries of a mask made at once, and queries for which one is made in any case."""
+_LARGEST_MASK = 2**25
+"""Most entries of a mask that is built at once: 32 MiB of bool."""
+_FEWEST_QUERIES = 64
+"""Queries for which a mask is built at once even if it is larger."""
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Queries, keys and values of new timesteps ``[B, H, L, d]`` -> weighted means of values
-``[B, H, L, d]``.
+"""Attention function: queries, keys and values of new timesteps ``[B, H, L, d]`` -> weighted means
+of values ``[B, H, L, d]``.
 """
 
 
 def sequence_attention(
     is_init: Tensor, *, window: int | None, sinks: int, num_segments: int | None = None
 ) -> Attend:
-    """Attention within whole sequences.
+    """Return the attention within whole sequences.
 
     Args:
         is_init: ``[B, L]`` bool, where fresh memories begin.
-        window: How many of the latest timesteps are seen, the present one included; None for all.
-        sinks: How many of the first timesteps after a start are seen whatever the window.
-        num_segments: How many memories begin, at most; None where the host does not know.
+        window: Number of latest timesteps that are visible, including the present one; None for
+            all.
+        sinks: Number of first timesteps after a start that are visible beyond the window.
+        num_segments: Upper bound of the number of starts; None to count them.
     """
     batch, length = is_init.shape
-    divided = (
-        capturing() or bool(is_init[:, 1:].any()) if num_segments is None else num_segments > batch
-    )
+    if num_segments is None:
+        num_segments = count_segments(is_init)
+    # Every row starts once. More starts divide a row; an unknown number may do so.
+    divided = num_segments is None or num_segments > batch
     if window is not None and window + sinks >= length:
-        window = None
+        window = None  # hides nothing
     if window is None and not divided:
+        # No mask: kernels for plain causal attention are the fastest.
         return partial(dot_product, mask=None)
-    queries = max(_FEWEST_QUERIES, _LARGEST_MASK // (length * (batch if divided else 1)))
+
+    num_masks = batch if divided else 1
+    queries = max(_FEWEST_QUERIES, _LARGEST_MASK // (length * num_masks))
     if queries < length:
         return _block_attention(is_init, queries, window=window, sinks=sinks, divided=divided)
-    return partial(
-        dot_product, mask=visibility(is_init, window=window, sinks=sinks, divided=divided)
-    )
+    mask = visibility(is_init, window=window, sinks=sinks, divided=divided)
+    return partial(dot_product, mask=mask)
 
 
 def _block_attention(
     is_init: Tensor, queries: int, *, window: int | None, sinks: int, divided: bool
 ) -> Attend:
-    """Attention in linear memory: it makes its mask for so many queries at a time, and again in the
-    backward pass.
+    """Return attention in memory linear in L, for blocks of so many queries at a time.
+
+    The mask of a block is built in the forward pass and again in the backward pass.
     """
 
     def block(q: Tensor, k: Tensor, v: Tensor, first: int) -> Tensor:
-        seen = is_init[:, : k.shape[2]]
-        mask = visibility(seen, window=window, sinks=sinks, first=first, divided=divided)
-        oldest = 0 if window is None or sinks else max(0, first - window + 1)
-        return dot_product(q, k[:, :, oldest:], v[:, :, oldest:], mask=mask[..., oldest:])
+        starts = is_init[:, : k.shape[2]]
+        mask = visibility(starts, window=window, sinks=sinks, first=first, divided=divided)
+        oldest = 0
+        if window is not None and not sinks:
+            # No query of this block sees anything older. Sinks are old and stay visible.
+            oldest = max(0, first - window + 1)
+        k = k[:, :, oldest:]
+        v = v[:, :, oldest:]
+        return dot_product(q, k, v, mask=mask[..., oldest:])
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        length = q.shape[2]
         blocks = []
-        for first in range(0, q.shape[2], queries):
-            last = min(first + queries, q.shape[2])
-            inputs = (q[:, :, first:last], k[:, :, :last], v[:, :, :last], first)
-            blocks.append(checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False))
+        for first in range(0, length, queries):
+            last = min(first + queries, length)
+            q_block = q[:, :, first:last]  # [B, H, queries, d]
+            k_block = k[:, :, :last]  # [B, H, last, d]
+            v_block = v[:, :, :last]
+            # Checkpointing drops the mask until the backward pass.
+            out = checkpoint(
+                block,
+                q_block,
+                k_block,
+                v_block,
+                first,
+                use_reentrant=False,
+                preserve_rng_state=False,  # attention draws nothing
+            )
+            blocks.append(out)
         return torch.cat(blocks, 2)
 
     return attend
 
 
 def dot_product(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None) -> Tensor:
-    """Scaled dot-product attention, causal without a mask; under autocast on a CPU in float32."""
-    # There the reduced-precision kernel is no faster forward and up to nine times slower backward.
+    """Compute scaled dot-product attention, causal without a mask.
+
+    Args:
+        q: ``[B, H, Lq, d]``.
+        k: ``[B, H, Lk, d]``.
+        v: ``[B, H, Lk, d]``.
+        mask: Bool, broadcasts to ``[B, H, Lq, Lk]``: visible keys.
+
+    Returns:
+        ``[B, H, Lq, d]``; float32 under autocast on a CPU.
+    """
+    # On a CPU the reduced-precision kernel is no faster forward and up to nine times slower
+    # backward.
     if q.is_cpu and torch.is_autocast_enabled("cpu"):
         with torch.autocast("cpu", enabled=False):
-            return dot_product(q.float(), k.float(), v.float(), mask=mask)
+            q = q.float()
+            k = k.float()
+            v = v.float()
+            return dot_product(q, k, v, mask=mask)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
 
 
 def visibility(
     is_init: Tensor, *, window: int | None, sinks: int, divided: bool, first: int = 0
 ) -> Tensor:
-    """Which keys a query sees, ``[B or 1, 1, L - first, L]`` bool, for queries from ``first`` on.
+    """Compute the mask of visible keys for queries from ``first`` on.
 
-    ``divided`` says whether a fresh memory may begin inside a sequence.
+    Args:
+        is_init: ``[B, L]`` bool, where fresh memories begin.
+        window: Number of latest timesteps that are visible; None for all.
+        sinks: Number of first timesteps after a start that are visible beyond the window.
+        divided: Whether a fresh memory may begin inside a sequence.
+        first: Index of the first query.
 
-    >>> visibility(torch.tensor([[True, False, True]]), window=None, sinks=0, divided=True)[0, 0].int()
+    Returns:
+        ``[B or 1, 1, L - first, L]`` bool.
+
+    >>> is_init = torch.tensor([[True, False, True]])
+    >>> visibility(is_init, window=None, sinks=0, divided=True)[0, 0].int()
     tensor([[1, 0, 0],
             [1, 1, 0],
             [0, 0, 1]], dtype=torch.int32)
     """
-    column = torch.arange(is_init.shape[1], device=is_init.device)
-    behind = column[first:].unsqueeze(1) - column
-    visible = (behind >= 0).unsqueeze(0)
+    length = is_init.shape[1]
+    column = torch.arange(length, device=is_init.device)
+    query = column[first:].unsqueeze(1)
+    age = query - column  # [Lq, L], timesteps from key to query
+    visible = (age >= 0).unsqueeze(0)  # [1, Lq, L]
+
     if window is not None:
+        # Rows that are not divided have the same positions: one mask serves all.
         position = segment_positions(is_init if divided else is_init[:1])
-        visible = visible & ((behind < window) | (position.unsqueeze(1) < sinks))
+        is_sink = position.unsqueeze(1) < sinks
+        visible = visible & ((age < window) | is_sink)
     if divided:
-        segment = is_init.cumsum(1)
-        visible = visible & (segment[:, first:].unsqueeze(2) == segment.unsqueeze(1))
+        segment = is_init.cumsum(1)  # [B, L], number of the segment
+        query_segment = segment[:, first:].unsqueeze(2)
+        is_same = query_segment == segment.unsqueeze(1)
+        visible = visible & is_same
     return visible.unsqueeze(1)

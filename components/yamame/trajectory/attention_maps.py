@@ -1,7 +1,7 @@
-"""Where a Transformer looks: the attention probabilities of every layer and head over a sequence.
+"""Attention probabilities of every layer and head of a Transformer over a sequence.
 
-Nothing about masks or positions is computed again: every layer's own attention is given the rows of
-the identity matrix as values, and its output is how much of every timestep each query takes.
+Masks and positions are not computed again: the attention of each layer is applied to the rows of
+the identity matrix as values, and its output is the weight of every timestep for each query.
 """
 
 import copy
@@ -17,21 +17,21 @@ from yamame.trajectory.transformer import TransformerEncoder
 
 @torch.no_grad()
 def attention_maps(encoder: TransformerEncoder, sequence: TensorDictBase) -> Tensor:
-    """Attention probabilities of a sequence.
+    """Return the attention probabilities of a sequence.
 
-    Row i of a map sums to 1 and tells how the i-th timestep weighs the timesteps up to itself since
-    the last start. Multiplied by the values of its layer and head, a map gives the output of that
-    head. Memory grows with L squared.
+    Row i of a map sums to 1 and contains the weights of the timesteps since the last start up to
+    timestep i. Multiplied by the values of its layer and head, a map gives the output of that head.
+    Memory grows with L squared.
 
     Args:
-        encoder: A Transformer; a copy of it is asked, in evaluation mode.
-        sequence: ``[*, L]``, with what the encoder reads.
+        encoder: A Transformer. A copy of it is used, in eval mode.
+        sequence: ``[*, L]``, with the keys that the encoder reads.
 
     Returns:
         ``[layers, *, H, L, L]``.
 
     Raises:
-        ValueError: If this is another encoder.
+        ValueError: If the encoder is not a Transformer.
 
     >>> from tensordict import TensorDict
     >>> encoder = TransformerEncoder(3, d_model=8, num_heads=2, num_layers=4)
@@ -41,14 +41,14 @@ def attention_maps(encoder: TransformerEncoder, sequence: TensorDictBase) -> Ten
     if not isinstance(encoder, TransformerEncoder):
         kind = type(encoder).__name__
         raise ValueError(f"attention_maps: encoder must be a TransformerEncoder, got {kind}")
-    reader = copy.deepcopy(encoder).eval()
+    encoder = copy.deepcopy(encoder).eval()
     per_layer: list[Tensor] = []
 
     def recorded(attend: Attend) -> Attend:
         def attend_and_record(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            identity = torch.eye(k.shape[2], dtype=v.dtype, device=v.device).expand(
-                *k.shape[:3], -1
-            )
+            num_keys = k.shape[2]
+            identity = torch.eye(num_keys, dtype=v.dtype, device=v.device)
+            identity = identity.expand(*k.shape[:3], num_keys)  # [B, H, L, L]
             per_layer.append(attend(q, k, identity))
             return attend(q, k, v)
 
@@ -58,9 +58,10 @@ def attention_maps(encoder: TransformerEncoder, sequence: TensorDictBase) -> Ten
         x, attend, *rest = args
         return x, recorded(attend), *rest
 
-    for layer in reader.layers:
+    for layer in encoder.layers:
         layer.register_forward_pre_hook(hook)
     with set_recurrent_mode(True):
-        reader(sequence.copy())
-    maps = torch.stack(per_layer)
-    return maps.reshape(len(maps), *sequence.batch_size[:-1], *maps.shape[2:])
+        encoder(sequence.copy())
+    maps = torch.stack(per_layer)  # [layers, B, H, L, L]
+    batch_size = sequence.batch_size[:-1]
+    return maps.reshape(len(maps), *batch_size, *maps.shape[2:])

@@ -2,36 +2,38 @@
 
 Two passes compute the same function of the history:
 
-* the *parallel* pass reads a batch of sequences ``[*, L]`` (training; under
+* the *parallel* pass encodes a batch of sequences ``[*, L]`` (training; under
   ``set_recurrent_mode(True)``);
-* a *step* reads one timestep of N envs and a memory, and returns the context and the next memory.
+* a *step* encodes one timestep of N envs, given a memory, and returns the context and the next
+  memory.
 
 A memory is a value: a TensorDict of batch size ``[N]`` that the caller may index, concatenate,
-move, send or save. A step may write into the one it is given: clone a memory to go on from it
+move, send or save. A step may write into its input memory: clone a memory to continue from it
 twice. For TorchRL loops, ``encoder(tensordict)`` keeps one between calls in its attribute
 ``memory``.
 
-====================  ==============  ========  ==========================================================
+====================  ==============  ========  =================================================
 key                   shape           dtype     meaning
-====================  ==============  ========  ==========================================================
-``features`` (in)     ``[*, L, E]``   float     what the timestep encoder made of each timestep
-``step_index`` (in)   ``[*, L, 1]``   int64     timestep inside the episode; missing: counted from the start
-``is_init`` (in)      ``[*, L, 1]``   bool      a fresh memory begins here; in a sequence it may be missing
-``mask`` (in)         ``[*, L, 1]``   bool      real timestep; sequences only, missing: all are real
-``context`` (out)     ``[*, L, D]``   float     summary of the history up to and including this timestep
-====================  ==============  ========  ==========================================================
+====================  ==============  ========  =================================================
+``features`` (in)     ``[*, L, E]``   float     features of each timestep (timestep encoder)
+``step_index`` (in)   ``[*, L, 1]``   int64     timestep in the episode; counted if missing
+``is_init`` (in)      ``[*, L, 1]``   bool      a fresh memory begins; optional in a sequence
+``mask`` (in)         ``[*, L, 1]``   bool      real timestep; sequences only, default all real
+``context`` (out)     ``[*, L, D]``   float     summary of the history including this timestep
+====================  ==============  ========  =================================================
 
 A step has the same keys without L and without ``mask``. A fresh memory begins at the first timestep
-of a sequence, wherever ``is_init`` says so, and where real timesteps follow padding. Laws (see
+of a sequence, wherever ``is_init`` is set, and where real timesteps follow padding. Laws (see
 `yamame.testing.check_trajectory_encoder`): both passes agree; no output depends on a later
 timestep, on padding, on another env or on anything before the last start.
 """
 
+import inspect
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -41,19 +43,20 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchrl.modules import recurrent_mode
 
-from yamame.checks import require, require_at_least, require_choice
-from yamame.execution.capturing import NUM_SEGMENTS
+from yamame.checks import Bounds, PositiveInt, check_bounds, require, require_choice
+from yamame.execution.capturing import NUM_SEGMENTS, capturing
 
 Device = torch.device | str | None
-_FAR = 16
-"""Steps for which a memory has room after a look at it that waits for the device."""
+DropoutRate = Annotated[float, Bounds(least=0, below=1)]
+"""Probability of dropping an element, in [0, 1)."""
+
+_STEPS_AHEAD = 16
+"""Steps for which a memory on a device grows at once. Checking its length waits for the device."""
 
 
 @dataclass(frozen=True)
 class TrajectoryKeys:
-    """Where an encoder reads and writes in a TensorDict; see the module, and of ``memory``
-    `RecurrentEncoder`.
-    """
+    """Keys that an encoder reads and writes; see the module, and `RecurrentEncoder` for memory."""
 
     features: NestedKey = "features"
     step_index: NestedKey = "step_index"
@@ -67,8 +70,11 @@ Activation = Literal["leaky_relu", "gelu", "relu"]
 
 
 def activation_function(owner: str, name: Activation) -> Callable[[Tensor], Tensor]:
-    """The activation called ``name``; for the class ``owner``, whom a message about another name
-    speaks for.
+    """Return an activation by its name.
+
+    Args:
+        owner: Class named in the error.
+        name: Name of the activation.
     """
     require_choice(owner, "activation", name, get_args(Activation))
     function: Callable[[Tensor], Tensor] = getattr(F, name)
@@ -76,27 +82,26 @@ def activation_function(owner: str, name: Activation) -> Callable[[Tensor], Tens
 
 
 class TrajectoryEncoder(TensorDictModuleBase):
-    """Base of everything that turns features over time into context.
+    """Base class of all modules that turn features over time into context.
 
-    A subclass implements `init_memory` and `step`, `parallel` where one step after the other is too
-    slow, and `grow` if its memory has a length; or `grow_by`, so that not every step on a device
-    waits for a look at that length.
+    A subclass implements `init_memory` and `step`; `parallel` if one step after the other is too
+    slow; and `grow` if its memory has a length, or `grow_by` to avoid a synchronisation with the
+    device at every step.
+
+    `parallel` may have a further argument ``num_segments: int | None = None``: an upper bound of
+    the number of memories that begin in the batch, if it is known without a synchronisation.
 
     Args:
         in_features: Size E of the features.
         out_features: Size D of the context.
-        context_length: Longest history, in timesteps, that steps reproduce exactly; None if any.
-        keys: Where to read and write, if not under the usual names.
+        context_length: Longest history, in timesteps, that steps reproduce exactly; None for any.
+        keys: Keys to read and write; None for the defaults.
 
     Attributes:
-        memory: What is remembered between calls: neither parameter nor buffer. It stays when
-            weights change, and ``copy.deepcopy`` and ``pickle`` leave it behind. Nothing is
-            differentiated through it.
-        capture_obstacle: What keeps the parallel pass from being captured as a CUDA graph; None if
-            nothing does.
-        compile_obstacle: What keeps it from being compiled, and not from being captured.
-        takes_num_segments: Whether `parallel` has an argument ``num_segments``: how many memories
-            begin, at most, where the host knows without asking the device, else None.
+        memory: Memory kept between calls, neither parameter nor buffer. It survives changes of the
+            weights; ``copy.deepcopy`` and ``pickle`` drop it. No gradient passes through it.
+        capture_obstacle: Reason why the parallel pass cannot be captured as a CUDA graph, or None.
+        compile_obstacle: Reason why it cannot be compiled although it can be captured, or None.
 
     Raises:
         ValueError: If a size is not positive, or ``keys.memory`` is set for an encoder that is not
@@ -104,64 +109,66 @@ class TrajectoryEncoder(TensorDictModuleBase):
     """
 
     is_recurrent = False
-    takes_num_segments = False
     capture_obstacle: str | None = None
     compile_obstacle: str | None = None
 
+    @check_bounds
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
+        in_features: PositiveInt,
+        out_features: PositiveInt,
         *,
-        context_length: int | None = None,
+        context_length: PositiveInt | None = None,
         keys: TrajectoryKeys | None = None,
     ) -> None:
         super().__init__()
-        name = type(self).__name__
-        require_at_least(name, 1, in_features=in_features, out_features=out_features)
-        require_at_least(name, 1, context_length=1 if context_length is None else context_length)
         self.in_features = in_features
         self.out_features = out_features
         self.context_length = context_length
-        self.keys = keys = TrajectoryKeys() if keys is None else keys
+
+        keys = TrajectoryKeys() if keys is None else keys
+        may_have_key = keys.memory is None or self.is_recurrent
+        condition = "be None: only recurrent encoders have it"
+        require(type(self).__name__, "keys.memory", keys.memory, may_have_key, condition)
+        self.keys = keys
         self.in_keys: list[NestedKey] = [keys.features, keys.step_index, keys.is_init]
         self.out_keys: list[NestedKey] = [keys.context]
-        fits, condition = (
-            keys.memory is None or self.is_recurrent,
-            "be None: only recurrent encoders have it",
-        )
-        require(name, "keys.memory", keys.memory, fits, condition)
+
+        self._takes_num_segments = "num_segments" in inspect.signature(self.parallel).parameters
         self.memory = None
 
-    @property
-    def memory(self) -> TensorDict | None:
-        """See the class."""
-        return self._memory
-
-    @memory.setter
-    def memory(self, memory: TensorDict | None) -> None:
-        self._memory, self._room = memory, 0  # how many steps there surely is room for
+    # Memory as a value.
 
     @abstractmethod
     def init_memory(
         self, num_envs: int, *, capacity: int | None = None, device: Device = None
     ) -> TensorDict:
-        """A fresh memory ``[N]``, on the weights' device unless one is given; with a length: for
-        ``capacity`` steps.
+        """Return a fresh memory.
+
+        Args:
+            num_envs: Number N of envs.
+            capacity: Number of steps for which a memory with a length has room; None for a memory
+                that is grown before the first step.
+            device: Device of the memory; None for that of the weights.
+
+        Returns:
+            ``[N]``.
         """
 
     @abstractmethod
     def step(
         self, x: Tensor, memory: TensorDict, is_init: Tensor, step_index: Tensor | None = None
     ) -> tuple[Tensor, TensorDict]:
-        """Encodes one timestep of every env. Decides nothing by the data, and changes no attribute.
+        """Encode one timestep of every env.
+
+        A step does not branch on values of tensors and does not change attributes of the module.
 
         Args:
             x: ``[N, E]``.
-            memory: ``[N]``, what `init_memory` or the step before returned, after `grow`. May be
-                written into.
-            is_init: ``[N]`` bool, envs that must forget what their memory holds.
-            step_index: ``[N]`` int64, for encoders that use positions; None: counted from the
+            memory: ``[N]``, returned by `init_memory` or by the previous step, after `grow`. A step
+                may write into it.
+            is_init: ``[N]`` bool, envs that must forget the content of their memory.
+            step_index: ``[N]`` int64, for encoders that use positions; None to count from the
                 start.
 
         Returns:
@@ -169,191 +176,284 @@ class TrajectoryEncoder(TensorDictModuleBase):
         """
 
     def check_step(self, x: Tensor, memory: TensorDict, is_init: Tensor) -> None:
-        """Raises ValueError unless these are of equally many envs; `step` begins with it."""
-        got = (len(x), len(memory), len(is_init))
-        require(
-            type(self).__name__,
-            "x, memory and is_init",
-            got,
-            len(set(got)) == 1,
-            "be of equally many envs",
-        )
+        """Raise ValueError if the arguments of `step` differ in the number of envs."""
+        owner = type(self).__name__
+        num_envs = (len(x), len(memory), len(is_init))
+        is_equal = len(set(num_envs)) == 1
+        require(owner, "x, memory and is_init", num_envs, is_equal, "be of equally many envs")
 
     def parallel(self, x: Tensor, step_index: Tensor, is_init: Tensor) -> Tensor:
-        """Encodes whole sequences ``[B, L, E] -> [B, L, D]``; here, one step after the other.
+        """Encode whole sequences; this default takes one step after the other.
 
-        ``step_index`` is ``[B, L]`` int64; ``is_init`` ``[B, L]`` bool says where a fresh memory
-        begins, True in the first column.
+        Args:
+            x: ``[B, L, E]``.
+            step_index: ``[B, L]`` int64.
+            is_init: ``[B, L]`` bool, where a fresh memory begins; True in the first column.
+
+        Returns:
+            The context ``[B, L, D]``.
         """
-        memory = self.init_memory(len(x), capacity=x.shape[1], device=x.device)
+        batch, length, _ = x.shape
+        memory = self.init_memory(batch, capacity=length, device=x.device)
         contexts = []
-        for t in range(x.shape[1]):
-            context, memory = self.step(x[:, t], self.grow(memory), is_init[:, t], step_index[:, t])
+        for t in range(length):
+            memory = self.grow(memory)
+            starts = is_init[:, t]
+            context, memory = self.step(x[:, t], memory, starts, step_index[:, t])
             contexts.append(context)
         return torch.stack(contexts, 1)
 
     def grow(self, memory: TensorDict) -> TensorDict:
-        """``memory`` with room for one timestep more. Called between steps; only where memory has a
-        length.
-        """
-        return self.grow_by(memory, 1)[0]
+        """Return a memory with room for one more timestep. Only memories with a length change."""
+        larger, _ = self.grow_by(memory, 1)
+        return larger
 
     def grow_by(self, memory: TensorDict, num_steps: int) -> tuple[TensorDict, int]:
-        """``memory`` with room for so many timesteps more, if that can be told; and for how many
-        there is.
+        """Return a memory with room for several timesteps, and the number that it has room for.
+
+        The number may be less than ``num_steps`` if the encoder implements `grow` only.
         """
         if type(self).grow is TrajectoryEncoder.grow:
+            # The memory of this encoder has no length.
             return memory, sys.maxsize
         return self.grow(memory), 1
 
+    # One module call for both passes, as TorchRL expects it.
+
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Writes the context: of whole sequences under ``recurrent_mode()``, else of one timestep.
+        """Write the context: of whole sequences under ``recurrent_mode()``, else of one timestep.
 
         Raises:
-            ValueError: A step has no ``is_init``, or another number of envs than the memory.
+            ValueError: If a step has no ``is_init``, or its number of envs differs from that of the
+                memory.
         """
-        if recurrent_mode():
-            return tensordict.set(self.keys.context, self._sequences(tensordict))
-        return self._step(tensordict)
+        if not recurrent_mode():
+            return self._step(tensordict)
+        context = self._sequences(tensordict)
+        return tensordict.set(self.keys.context, context)
+
+    def _sequences(self, tensordict: TensorDictBase) -> Tensor:
+        keys = self.keys
+        x = tensordict.get(keys.features)
+        batch_size = x.shape[:-1]
+        x = x.reshape(-1, *x.shape[-2:])  # [B, L, E]
+        rows = x.shape[:2]
+
+        def read(key: NestedKey) -> Tensor | None:
+            value = tensordict.get(key, None)
+            return None if value is None else value.reshape(rows)
+
+        is_init = read(keys.is_init)
+        mask = read(keys.mask)
+        step_index = read(keys.step_index)
+        starts = segment_starts(rows, is_init, mask, device=x.device)
+        if step_index is None:
+            step_index = segment_positions(starts)
+        if mask is not None:
+            # Padding may hold anything, NaN and indices beyond a table included.
+            padding = ~mask.bool()
+            x = x.masked_fill(padding.unsqueeze(-1), 0)
+            step_index = step_index.masked_fill(padding, 0)
+
+        known: dict[str, Any] = {}
+        # The number was counted under the default keys; other keys may hold other starts.
+        has_default_keys = (keys.is_init, keys.mask) == ("is_init", "mask")
+        if self._takes_num_segments and has_default_keys:
+            known["num_segments"] = tensordict.get_non_tensor(NUM_SEGMENTS, default=None)
+        context = self.parallel(x, step_index, starts, **known)
+        return context.reshape(*batch_size, self.out_features)
 
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         x, is_init, step_index = self.read_step(tensordict)
-        context, memory = self.step(x, self.ready_memory(is_init), is_init, step_index)
+        memory = self.ready_memory(is_init)
+        context, memory = self.step(x, memory, is_init, step_index)
         self.keep_memory(memory)
-        batch_size = tensordict.get(self.keys.features).shape[:-1]
-        return tensordict.set(self.keys.context, context.reshape(*batch_size, self.out_features))
+        features = tensordict.get(self.keys.features)
+        context = context.reshape(*features.shape[:-1], self.out_features)
+        return tensordict.set(self.keys.context, context)
+
+    def read_step(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the arguments of `step` in a TensorDict ``[*N]``.
+
+        Returns:
+            ``x`` ``[N, E]``, ``is_init`` ``[N]`` bool, and ``step_index`` ``[N]`` or None.
+        """
+        x = tensordict.get(self.keys.features)
+        x = x.reshape(-1, x.shape[-1])
+        is_init = self.read_is_init(tensordict)
+        step_index = tensordict.get(self.keys.step_index, None)
+        if step_index is not None:
+            step_index = step_index.reshape(-1)
+        return x, is_init, step_index
 
     def read_is_init(self, tensordict: TensorDictBase) -> Tensor:
-        """Which envs of a step ``[*N]`` start afresh: ``[N]`` bool. Raises ValueError if the step
-        does not tell.
+        """Return the flags of envs that start afresh, ``[N]`` bool, of a step ``[*N]``.
+
+        Raises:
+            ValueError: If the step has no such key.
         """
         is_init = tensordict.get(self.keys.is_init, None)
         if is_init is None:
+            present = sorted(map(str, tensordict.keys(True)))
             raise ValueError(
-                f"{type(self).__name__}: a step must have key {self.keys.is_init!r} (without it memory would"
-                f" never be reset), got {sorted(map(str, tensordict.keys(True)))}"
+                f"{type(self).__name__}: a step must have key {self.keys.is_init!r} (without it"
+                f" memory would never be reset), got {present}"
             )
         return is_init.reshape(-1).bool()
 
-    def read_step(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What `step` takes of a TensorDict ``[*N]``: ``x`` ``[N, E]``, ``is_init`` ``[N]``,
-        ``step_index`` ``[N]``.
-        """
-        x, step_index = (
-            tensordict.get(self.keys.features),
-            tensordict.get(self.keys.step_index, None),
-        )
-        step_index = None if step_index is None else step_index.reshape(-1)
-        return x.reshape(-1, x.shape[-1]), self.read_is_init(tensordict), step_index
+    # Memory kept between calls.
+
+    @property
+    def memory(self) -> TensorDict | None:
+        """Memory kept between calls; None before the first step."""
+        return self._memory
+
+    @memory.setter
+    def memory(self, memory: TensorDict | None) -> None:
+        self._memory = memory
+        self._room = 0  # steps for which there is certainly room; unknown in a new memory
 
     @torch.no_grad()
     def ready_memory(self, is_init: Tensor) -> TensorDict:
-        """The memory that the module keeps, ready for the next step of the envs ``is_init`` ``[N]``
-        is of.
+        """Return the memory kept by the module, with room for the next step.
+
+        Args:
+            is_init: ``[N]`` bool, envs that start afresh.
 
         Raises:
-            ValueError: It is of another number of envs, and not all of them start afresh.
+            ValueError: If the memory belongs to another number of envs, and not all of them start
+                afresh.
         """
-        memory, num_envs = self.memory, len(is_init)
-        # Normal tensors even under inference mode, so that a later step outside it may write into
-        # them.
+        # Normal tensors even under inference mode: a later step outside of it may write into them.
         with torch.inference_mode(False):
-            if memory is None or len(memory) != num_envs:
-                if memory is not None and not (memory.is_empty() or is_init.all()):
-                    raise ValueError(
-                        f"{type(self).__name__}: the number of envs must stay {len(memory)} until all of them start"
-                        f" afresh (is_init), got {num_envs}; act inside separate_memory() for a second stream, or keep"
-                        " a memory of your own for each and call step()"
-                    )
-                self.memory = memory = self.init_memory(num_envs, device=is_init.device)
-            elif memory.device != is_init.device:
-                self.memory = memory = memory.to(is_init.device)
-            if is_init.is_cpu:  # where a look costs nothing
-                self._memory, self._room = self.grow(memory), 1
+            self._fit_memory(is_init)
+            if is_init.is_cpu:
+                # Checking the length is free here, so a memory grows as late as possible.
+                self._memory = self.grow(self._memory)
+                self._room = 1
             elif self._room < 1:
-                self.reserve(_FAR)
+                self.reserve(_STEPS_AHEAD)
         self._room -= 1
         return self._memory
 
+    def _fit_memory(self, is_init: Tensor) -> None:
+        """Start a memory for other envs; move it if it lies on another device."""
+        memory = self.memory
+        num_envs = len(is_init)
+        device = is_init.device
+        if memory is None:
+            self.memory = self.init_memory(num_envs, device=device)
+            return
+        if len(memory) == num_envs:
+            if memory.device != device:
+                self.memory = memory.to(device)
+            return
+
+        # Without entries there is nothing to lose.
+        if not memory.is_empty() and not is_init.all():
+            raise ValueError(
+                f"{type(self).__name__}: the number of envs must stay {len(memory)} until all of"
+                f" them start afresh (is_init), got {num_envs}; act inside separate_memory() for a"
+                " second stream, or keep one memory per stream and call step()"
+            )
+        self.memory = self.init_memory(num_envs, device=device)
+
     def keep_memory(self, memory: TensorDict) -> None:
-        """Remembers what a step made of `ready_memory`. Another memory is set as an attribute."""
+        """Store the memory that a step returned for `ready_memory`.
+
+        Set the attribute ``memory`` to continue from any other memory.
+        """
         self._memory = memory
 
     def reserve(self, num_steps: int) -> bool:
-        """Makes room in the memory for so many steps, none of which looks whether there is any;
-        whether there is.
+        """Make room in the memory for several steps, so that none of them has to check its length.
+
+        Returns:
+            Whether there is room for all of them.
         """
         if self.memory is None:
             return False
         if self._room < num_steps:
             with torch.inference_mode(False):
-                self.memory, self._room = self.grow_by(self.memory, num_steps)
+                larger, room = self.grow_by(self.memory, num_steps)
+            self.memory = larger
+            self._room = room
         return self._room >= num_steps
 
     def reset_memory(self) -> None:
-        """Forgets everything: the next step starts every env afresh."""
+        """Forget everything: the next step starts every env afresh."""
         self.memory = None
 
     def memory_state_dict(self) -> dict[str, Any]:
-        """A copy of the memory for a checkpoint; empty before the first step."""
-        return {} if self.memory is None else {"memory": self.memory.clone()}
+        """Return a copy of the memory for a checkpoint; empty before the first step."""
+        if self.memory is None:
+            return {}
+        return {"memory": self.memory.clone()}
 
     def load_memory_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `memory_state_dict` returned."""
+        """Continue from a memory that `memory_state_dict` returned."""
         with torch.inference_mode(False):
             self.memory = state["memory"].clone() if state else None
 
-    def _sequences(self, tensordict: TensorDictBase) -> Tensor:
-        x = tensordict.get(self.keys.features)
-        batch_size = x.shape[:-1]
-        x = x.reshape(-1, *x.shape[-2:])
-        keys = self.keys.is_init, self.keys.mask, self.keys.step_index
-        values = [tensordict.get(key, None) for key in keys]
-        is_init, mask, step_index = (None if v is None else v.reshape(x.shape[:2]) for v in values)
-        starts = segment_starts(x.shape[:2], is_init, mask, device=x.device)
-        if step_index is None:
-            step_index = segment_positions(starts)
-        if mask is not None:
-            padding = ~mask.bool()
-            x = x.masked_fill(padding.unsqueeze(-1), 0)
-            step_index = step_index.masked_fill(padding, 0)
-        known = {}
-        if self.takes_num_segments and (self.keys.is_init, self.keys.mask) == ("is_init", "mask"):
-            known["num_segments"] = tensordict.get_non_tensor(NUM_SEGMENTS, default=None)
-        context = self.parallel(x, step_index, starts, **known)
-        return context.reshape(*batch_size, self.out_features)
-
     def __getstate__(self) -> dict[str, object]:
-        return {**super().__getstate__(), "_memory": None, "_room": 0}
+        state = dict(super().__getstate__())
+        state["_memory"] = None
+        state["_room"] = 0
+        return state
 
 
 def segment_starts(
     shape: torch.Size, is_init: Tensor | None, mask: Tensor | None, *, device: torch.device
 ) -> Tensor:
-    """Where a fresh memory begins in sequences of ``shape`` ``[B, L]``: bool ``[B, L]``.
+    """Return where a fresh memory begins in sequences.
 
-    At the first column, where ``is_init`` says so, and where real timesteps follow padding.
+    It begins in the first column, where ``is_init`` is set, and where real timesteps follow
+    padding.
 
-    >>> is_init, mask = torch.tensor([[0, 0, 0, 1, 0]]).bool(), torch.tensor([[0, 1, 1, 1, 0]]).bool()
+    Args:
+        shape: ``[B, L]``.
+        is_init: ``[B, L]``, or None.
+        mask: ``[B, L]``, True for real timesteps; None if all are real.
+        device: Device of the result.
+
+    Returns:
+        ``[B, L]`` bool.
+
+    >>> is_init = torch.tensor([[False, False, False, True, False]])
+    >>> mask = torch.tensor([[False, True, True, True, False]])
     >>> segment_starts(mask.shape, is_init, mask, device=mask.device).int()
     tensor([[1, 1, 0, 1, 0]], dtype=torch.int32)
     """
     starts = torch.zeros(shape, dtype=torch.bool, device=device)
     starts[:, 0] = True
+    if mask is None:
+        if is_init is not None:
+            starts |= is_init.bool()
+        return starts
+
+    real = mask.bool()
     if is_init is not None:
-        starts |= is_init.bool() if mask is None else is_init.bool() & mask.bool()
-    if mask is not None:
-        real = mask.bool()
-        starts[:, 1:] |= real[:, 1:] & ~real[:, :-1]
+        starts |= is_init.bool() & real  # flags in padding have no meaning
+    follows_padding = ~real[:, :-1]
+    starts[:, 1:] |= real[:, 1:] & follows_padding
     return starts
 
 
 def segment_positions(starts: Tensor) -> Tensor:
-    """How many timesteps each one lies behind the last start: bool ``[B, L]`` -> int64 ``[B, L]``.
+    """Count timesteps since the last start: bool ``[B, L]`` -> int64 ``[B, L]``.
 
     >>> segment_positions(torch.tensor([[True, False, False, True, False]]))
     tensor([[0, 1, 2, 0, 1]])
     """
-    column = torch.arange(starts.shape[1], device=starts.device)
-    return column - torch.where(starts, column, 0).cummax(1).values
+    length = starts.shape[1]
+    column = torch.arange(length, device=starts.device)
+    last_start = torch.where(starts, column, 0).cummax(1).values
+    return column - last_start
+
+
+def count_segments(starts: Tensor) -> int | None:
+    """Count the starts in ``[B, L]``; None while capturing, when no value can be read back."""
+    if capturing():
+        return None
+    return int(starts.sum())

@@ -1,11 +1,10 @@
-"""Keys and values of what each env has seen: a ring buffer in which every env has a place of its
-own.
+"""Keys and values of the timesteps that each env has seen, as one ring buffer per env.
 
 A cache is a TensorDict ``[N]``: ``keys`` and ``values`` ``[N, layers, H, S, d]`` (S slots, H heads
-of size d) and ``position`` ``[N]`` int64, how many timesteps the env has seen since its start. The
-timestep at position p goes to slot p, and past the capacity to the slots in turn, so that the
+of size d) and ``position`` ``[N]`` int64, the number of timesteps since the start of each env. The
+timestep at position p is stored in slot p, and past the capacity in the slots in turn, so that the
 oldest is overwritten; the first ``sinks`` slots are never overwritten. Nothing is shifted. Slots
-that an env has not reached are hidden from its queries, so a start needs no wiping.
+that an env has not reached are masked, so a start needs no wiping.
 """
 
 import sys
@@ -19,93 +18,139 @@ from torch.nn import functional as F
 from yamame.trajectory.attention import Attend, dot_product
 from yamame.trajectory.base import Device
 
-_FEWEST, _MOST_MORE = 32, 128
-"""Slots of a first cache, and by how many one grows at most."""
+_FEWEST_SLOTS = 32
+"""Slots of a cache after its first growth."""
+_LARGEST_GROWTH = 128
+"""Most slots added at once; below it a cache doubles."""
 
 
 def init_cache(
     shape: tuple[int, ...], weight: Tensor, device: Device, *, counts: Sequence[str] = ("position",)
 ) -> TensorDict:
-    """An empty cache with keys and values of ``shape`` ``[N, layers, H, S, d]``, as precise as
-    ``weight`` or as autocast on a GPU, and the integers ``counts`` ``[N]``."""
-    device, dtype = weight.device if device is None else torch.device(device), weight.dtype
+    """Return an empty cache.
+
+    Args:
+        shape: Shape of keys and values, ``[N, layers, H, S, d]``.
+        weight: Parameter that determines dtype and default device. Under autocast on a GPU the
+            dtype is that of autocast.
+        device: Device of the cache; None for that of ``weight``.
+        counts: Names of the integers ``[N]``.
+    """
+    device = weight.device if device is None else torch.device(device)
+    dtype = weight.dtype
     if device.type != "cpu" and torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
-    entries = {name: torch.zeros(shape, dtype=dtype, device=device) for name in ("keys", "values")}
-    entries |= {name: torch.zeros(shape[0], dtype=torch.int64, device=device) for name in counts}
+
+    entries: dict[str, Tensor] = {}
+    for name in ("keys", "values"):
+        entries[name] = torch.zeros(shape, dtype=dtype, device=device)
+    for name in counts:
+        entries[name] = torch.zeros(shape[0], dtype=torch.int64, device=device)
     return TensorDict(entries, shape[:1], device=device)
 
 
 def grow_cache(
     cache: TensorDict, num_steps: int = 1, *, capacity: int | None
 ) -> tuple[TensorDict, int]:
-    """The cache itself if it has slots for so many timesteps of every env, else a larger copy; and
-    for how many it has.
+    """Return a cache with slots for more timesteps, and the number of timesteps it has slots for.
 
     Args:
-        cache: See the module.
-        num_steps: Of every env.
-        capacity: Number of slots from which on the oldest is overwritten; None for never.
+        cache: A cache; returned itself if it has enough slots.
+        num_steps: Number of further timesteps of every env.
+        capacity: Number of slots at which the oldest timestep is overwritten; None to grow without
+            end.
     """
-    held = slots = cache["keys"].shape[3]
-    if held == capacity:
+    num_slots = cache["keys"].shape[3]
+    if num_slots == capacity:
         return cache, sys.maxsize
-    used = int(cache["position"].max())  # which waits for the device
-    while slots < used + num_steps and slots != capacity:
-        slots = max(_FEWEST, slots + min(slots, _MOST_MORE))
-        slots = slots if capacity is None else min(slots, capacity)
-    room = sys.maxsize if slots == capacity else slots - used
-    if slots == held:
+
+    used = int(cache["position"].max())  # synchronises with the device
+    larger = num_slots
+    while larger < used + num_steps and larger != capacity:
+        # Doubling keeps copies rare; unlimited, it would waste memory in long episodes.
+        larger = max(_FEWEST_SLOTS, larger + min(larger, _LARGEST_GROWTH))
+        if capacity is not None:
+            larger = min(larger, capacity)
+
+    room = sys.maxsize if larger == capacity else larger - used
+    if larger == num_slots:
         return cache, room
-    larger = {name: F.pad(cache[name], (0, 0, 0, slots - held)) for name in ("keys", "values")}
-    return cache.copy().update(larger), room
+    grown = cache.copy()
+    for name in ("keys", "values"):
+        added = larger - num_slots
+        grown[name] = F.pad(cache[name], (0, 0, 0, added))
+    return grown, room
 
 
 class CacheStep:
-    """One timestep of every env on a cache: where its keys and values go, and what its queries see.
+    """Slots of one timestep of every env: where its keys and values go, and what its queries see.
 
     Args:
-        cache: See the module; with room for this timestep, and written into.
+        cache: A cache with a slot for this timestep. It is written into.
         is_init: ``[N]`` bool, envs that start afresh.
-        capacity: As for `grow_cache`.
-        sinks: How many of the first slots are never overwritten.
+        capacity: Number of slots at which the oldest timestep is overwritten; None for never.
+        sinks: Number of first slots that are never overwritten.
+
+    Attributes:
+        position: ``[N]`` int64, number of timesteps since the start.
+        reached: ``[N, 1, 1, S]`` bool, slots that the queries see.
     """
 
     def __init__(
         self, cache: TensorDict, is_init: Tensor, *, capacity: int | None, sinks: int
     ) -> None:
-        self.keys, self.values = cache["keys"], cache["values"]
-        num_envs, _, _, slots, _ = self.keys.shape
-        self.position = position = cache["position"].masked_fill(is_init, 0)
-        slot, last = position, position
+        self.keys: Tensor = cache["keys"]
+        self.values: Tensor = cache["values"]
+        num_envs, _, _, num_slots, _ = self.keys.shape
+        position = cache["position"].masked_fill(is_init, 0)
+
+        slot = position
+        last = position
         if capacity is not None:
-            slot = torch.where(
-                position < capacity, position, sinks + (position - sinks) % (capacity - sinks)
-            )
+            # Past the capacity, positions cycle through the slots behind the sinks.
+            cycled = sinks + (position - sinks) % (capacity - sinks)
+            slot = torch.where(position < capacity, position, cycled)
             last = position.clamp(max=capacity - 1)
+
+        index = torch.arange(num_slots, device=position.device)
+        reached = index <= last.unsqueeze(1)  # [N, S]
+        self.position = position
         self.slot = slot.view(num_envs, 1, 1, 1)
-        reached = torch.arange(slots, device=position.device) <= last.unsqueeze(1)
-        self.reached = reached.view(num_envs, 1, 1, slots)
+        self.reached = reached.view(num_envs, 1, 1, num_slots)
 
     def attention(self, layer: int) -> Attend:
-        """The attention of one layer, which also stores the keys and values it is given."""
+        """Return the attention of one layer; calling it also stores the new keys and values."""
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = self.store(layer, k, v)
-            return dot_product(q.to(keys.dtype), keys, values, mask=self.reached)
+            q = q.to(keys.dtype)
+            return dot_product(q, keys, values, mask=self.reached)
 
         return attend
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores the keys and values ``[N, H, 1, d]`` of a layer; returns all that it holds
-        ``[N, H, S, d]``.
+        """Store keys and values of one layer and return all that it holds.
+
+        Args:
+            layer: Index of the layer.
+            k: ``[N, H, 1, d]``.
+            v: ``[N, H, 1, d]``.
+
+        Returns:
+            Keys and values of all slots, ``[N, H, S, d]``.
         """
-        for cache, new in ((self.keys[:, layer], k), (self.values[:, layer], v)):
-            # What is not finite would reach other timesteps even through a weight of zero.
-            cache.scatter_(2, self.slot.expand_as(new), new.to(cache.dtype).nan_to_num())
-        return self.keys[:, layer], self.values[:, layer]
+        keys = self.keys[:, layer]
+        values = self.values[:, layer]
+        slot = self.slot.expand_as(k)
+        # NaN and Inf would reach other timesteps even through an attention weight of zero.
+        new_keys = k.to(keys.dtype).nan_to_num()
+        new_values = v.to(values.dtype).nan_to_num()
+        keys.scatter_(2, slot, new_keys)
+        values.scatter_(2, slot, new_values)
+        return keys, values
 
     def next_cache(self) -> TensorDict:
-        """The cache with this timestep in it."""
-        entries = {"keys": self.keys, "values": self.values, "position": self.position + 1}
-        return TensorDict(entries, [len(self.position)], device=self.position.device)
+        """Return the cache that contains this timestep."""
+        position = self.position + 1
+        entries = {"keys": self.keys, "values": self.values, "position": position}
+        return TensorDict(entries, [len(position)], device=position.device)

@@ -1,11 +1,10 @@
-"""A linear recurrence over whole sequences: ``h[t] = decay[t] * h[t-1] + values[t]``, with its
-gradient.
+"""A differentiable linear recurrence over sequences: ``h[t] = decay[t] * h[t-1] + values[t]``.
 
-Each sequence is cut into chunks of about the square root of its length. All chunks go forward
-together from zero, then what the chunk before ended with is added to each in turn: ``2 sqrt(L)``
-dependent operations instead of L, on O(L) numbers. Only products of decays are taken, never
-quotients or logarithms, so that any decay in [0, 1] is safe: a product may vanish, as it should. A
-decay of 0 forgets exactly.
+Each sequence is cut into chunks of about the square root of its length. All chunks are scanned
+together from zero, then the final state of each chunk is added to the next one in turn: about
+``2 sqrt(L)`` dependent operations instead of L, on O(L) numbers. Only products of decays are taken,
+never quotients or logarithms, so that any decay in [0, 1] is safe: a product may vanish, as it
+should. A decay of 0 forgets exactly.
 
 Source: Blelloch, "Prefix sums and their applications", 1990. The gradient is the same recurrence in
 reverse (Martin & Cundy, arXiv 1709.04057).
@@ -20,10 +19,10 @@ from torch.autograd.function import once_differentiable
 
 
 def linear_scan(decay: Tensor, values: Tensor) -> Tensor:
-    """The states of a linear recurrence that begins with zero.
+    """Return the states of a linear recurrence that begins with zero.
 
     Args:
-        decay: ``[B, L, D]`` in [0, 1]; that of the first timestep is multiplied with nothing.
+        decay: ``[B, L, D]`` in [0, 1]; the decay of the first timestep has no effect.
         values: ``[B, L, D]``, of the same dtype.
 
     Returns:
@@ -48,28 +47,42 @@ class _LinearScan(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, grad_states: Tensor) -> tuple[Tensor, Tensor]:
         decay, states = ctx.saved_tensors
-        # In reverse, with the decay of the timestep after.
-        of_values = _scan(decay.flip(1).roll(1, 1), gradient.flip(1)).flip(1)
-        of_decay = torch.zeros_like(decay)
-        of_decay[:, 1:] = of_values[:, 1:] * states[:, :-1]
-        return of_decay, of_values
+        # dL/dvalues[t] = grad_states[t] + decay[t + 1] * dL/dvalues[t + 1]. In reverse time, the
+        # decay of the timestep after is that of the timestep before: roll by one.
+        decay_after = decay.flip(1).roll(1, 1)
+        reversed_values = _scan(decay_after, grad_states.flip(1))
+        grad_values = reversed_values.flip(1)
+        grad_decay = torch.zeros_like(decay)
+        grad_decay[:, 1:] = grad_values[:, 1:] * states[:, :-1]
+        return grad_decay, grad_values
 
 
 def _scan(decay: Tensor, values: Tensor) -> Tensor:
+    """Compute the states ``[B, L, D]``."""
     length = values.shape[1]
-    size = math.isqrt(length)
-    whole = length // size * size
+    size = math.isqrt(length)  # timesteps of a chunk
+    num_chunks = length // size
+    whole = num_chunks * size  # timesteps in chunks
+
+    # Contiguous copies: `chunks` and `kept` are views of them, and are changed in place.
     states = values.clone(memory_format=torch.contiguous_format)
-    chunks = states[:, :whole].unflatten(1, (-1, size))
-    # How much of what its chunk began with is left at each timestep.
-    kept = decay[:, :whole].clone(memory_format=torch.contiguous_format).unflatten(1, (-1, size))
+    chunks = states[:, :whole].unflatten(1, (num_chunks, size))  # [B, chunks, size, D]
+    kept = decay[:, :whole].clone(memory_format=torch.contiguous_format)
+    kept = kept.unflatten(1, (num_chunks, size))
+
+    # 1. All chunks from zero. `kept` becomes the share of a chunk's initial state that is left.
     for t in range(1, size):
-        chunks[:, :, t].addcmul_(kept[:, :, t], chunks[:, :, t - 1])
+        before = chunks[:, :, t - 1]
+        chunks[:, :, t].addcmul_(kept[:, :, t], before)
         kept[:, :, t].mul_(kept[:, :, t - 1])
-    for k in range(1, whole // size):
-        chunks[:, k].addcmul_(kept[:, k], chunks[:, k - 1, -1:])
+    # 2. One chunk after the other, the final state of the chunk before.
+    for k in range(1, num_chunks):
+        final = chunks[:, k - 1, -1:]  # [B, 1, D]
+        chunks[:, k].addcmul_(kept[:, k], final)
+    # 3. The timesteps that fill no chunk.
     for t in range(whole, length):
-        states[:, t].addcmul_(decay[:, t], states[:, t - 1])
+        before = states[:, t - 1]
+        states[:, t].addcmul_(decay[:, t], before)
     return states

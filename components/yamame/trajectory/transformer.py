@@ -6,7 +6,7 @@ is::
     x = x + LN2(out(scale_h * attention(qkv(LN1(x)))))
     x = x + dropout(ff2(LN4(act(ff1(LN3(x))))))
 
-Training and acting run the same layers. Only the attention differs that they are handed: over the
+Training and acting apply the same layers. Only the attention passed to them differs: over the
 sequence, or over a cache of keys and values. Shapes: B sequences, L timesteps (1 in a step), H
 heads, d size of a head, D = H d.
 
@@ -23,11 +23,19 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from yamame.checks import require, require_at_least, require_choice
+from yamame.checks import (
+    NonNegativeInt,
+    NumLayers,
+    PositiveInt,
+    check_bounds,
+    require,
+    require_choice,
+)
 from yamame.trajectory.attention import Attend, sequence_attention
 from yamame.trajectory.base import (
     Activation,
     Device,
+    DropoutRate,
     TrajectoryEncoder,
     TrajectoryKeys,
     activation_function,
@@ -40,8 +48,16 @@ Positions = Literal["sinusoidal", "learned", "rotary"]
 
 
 class TransformerLayer(nn.Module):
-    """One pre-norm layer, whose arguments are those of `TransformerEncoder`; ``d_ff`` is the
-    feed-forward hidden size."""
+    """One pre-norm layer.
+
+    Args:
+        d_model: Size D of the residual stream.
+        num_heads: Number of heads.
+        d_ff: Hidden size of the feed-forward part.
+        dropout: Dropout probability on the feed-forward branch.
+        activation: Activation of the feed-forward part.
+        norm_attention, norm_feedforward, head_scaling, sigma_reparam: As for `TransformerEncoder`.
+    """
 
     def __init__(
         self,
@@ -72,30 +88,49 @@ class TransformerLayer(nn.Module):
         self.activation = activation_function("TransformerLayer", activation)
 
     def forward(self, x: Tensor, attend: Attend, rotation: Tensor | None) -> Tensor:
-        """``[B, L, D] -> [B, L, D]``; ``rotation`` ``[B, 1, L, d]`` turns queries and keys where
-        given.
+        """Apply the layer.
+
+        Args:
+            x: ``[B, L, D]``.
+            attend: Attention function.
+            rotation: Sinusoids ``[B, 1, L, d]`` that rotate queries and keys, or None.
+
+        Returns:
+            ``[B, L, D]``.
         """
-        q, k, v = (
-            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for part in self.qkv(self.norm1(x)).chunk(3, -1)
-        )
+        qkv = self.qkv(self.norm1(x))  # [B, L, 3 D]
+        q, k, v = qkv.chunk(3, -1)
+        q = self._split_heads(q)  # [B, H, L, d]
+        k = self._split_heads(k)
+        v = self._split_heads(v)
         if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
-        heads = attend(q, k, v)
+            q = rotate(q, rotation)
+            k = rotate(k, rotation)
+        heads = attend(q, k, v)  # [B, H, L, d]
         if self.head_scale is not None:
             heads = heads * self.head_scale
-        x = x + self.norm2(self.out(heads.transpose(1, 2).flatten(-2)))
-        hidden = self.norm4(self.activation(self.ff1(self.norm3(x))))
-        return x + self.dropout(self.ff2(hidden))
+        merged = heads.transpose(1, 2).flatten(-2)  # [B, L, D]
+        out = self.out(merged)
+        x = x + self.norm2(out)
+
+        hidden = self.ff1(self.norm3(x))  # [B, L, d_ff]
+        hidden = self.activation(hidden)
+        out = self.ff2(self.norm4(hidden))  # [B, L, D]
+        return x + self.dropout(out)
+
+    def _split_heads(self, x: Tensor) -> Tensor:
+        """Reshape ``[B, L, D]`` into ``[B, H, L, d]``."""
+        heads = x.unflatten(-1, (self.num_heads, -1))  # [B, L, H, d]
+        return heads.transpose(1, 2)
 
 
 class TransformerEncoder(TrajectoryEncoder):
-    """Attention over the whole history; see the module for the exact network.
+    """Causal attention over the whole history (AMAGO, arXiv 2310.09971); layers as in the module.
 
-    The memory of acting is a cache of the keys and values of the last ``context_length`` timesteps.
-    As long as an episode is no longer, acting equals the parallel pass; afterwards the oldest is
-    forgotten while the parallel pass still sees it. With a ``window`` both see the same at any
-    length, since the parallel pass is restricted too.
+    While acting, the memory is a cache of the keys and values of the last ``context_length``
+    timesteps. Up to that length acting equals the parallel pass. In longer episodes acting forgets
+    the oldest timestep, which the parallel pass still attends to. A ``window`` restricts both
+    passes alike, so that they agree at any length.
 
     Args:
         in_features: Size E of the features.
@@ -103,30 +138,33 @@ class TransformerEncoder(TrajectoryEncoder):
         num_heads: Number of heads; divides ``d_model``.
         num_layers: Number of layers.
         ff_factor: Hidden size of the feed-forward part, in multiples of ``d_model``.
-        dropout: Probability on the embedded input and on every feed-forward branch.
-        activation: Of the feed-forward parts.
-        context_length: How many timesteps acting remembers; None for all, with a cache that grows.
-        window: How many of the latest timesteps, the present one included, a timestep sees in each
-            layer; None for all.
-        sinks: How many of the first timesteps after a start stay visible for ever, beside the
-            window or the latest ``context_length - sinks``.
+        dropout: Dropout probability on the embedded input and on every feed-forward branch, in
+            [0, 1).
+        activation: Activation of the feed-forward parts.
+        context_length: Number of timesteps remembered while acting; None for all, with a cache that
+            grows.
+        window: Number of latest timesteps that are visible in each layer, including the present
+            one; None for all.
+        sinks: Number of first timesteps after a start that stay visible, in addition to the window
+            or to the latest ``context_length - sinks`` (arXiv 2309.17453).
         positions: How ``step_index`` enters: added sines and cosines (``sinusoidal``), an added
-            learnt table (``learned``) or rotated queries and keys (``rotary``). Only a learnt table
-            ends; of the others see `yamame.trajectory.positions.Sinusoids`.
+            learnt table (``learned``) or rotated queries and keys (``rotary``). A learnt table
+            limits the length of an episode; for the others see
+            `yamame.trajectory.positions.Sinusoids`.
         num_positions: Size of the learnt table; only with ``positions="learned"``.
-        norm_attention: LayerNorm after attention (NormFormer).
-        norm_feedforward: LayerNorm after the activation (NormFormer).
-        head_scaling: One learnt factor per head (NormFormer).
-        sigma_reparam: Sigma-reparametrised linear maps in the layers: for very long training; slow
-            at first.
-        checkpoint_layers: Keep of every layer only its input for the backward pass and compute the
-            rest again there: a third more computation, for a fraction of the memory. Changes no
-            number.
-        keys: Where to read and write, if not under the usual names.
+        norm_attention: Whether to apply LayerNorm after attention (NormFormer, arXiv 2110.09456).
+        norm_feedforward: Whether to apply LayerNorm after the activation (NormFormer).
+        head_scaling: Whether to learn one factor per head (NormFormer).
+        sigma_reparam: Whether the layers use sigma-reparametrised linear maps (arXiv 2303.06296):
+            more stable in very long training, slower at first.
+        checkpoint_layers: Whether to store only the input of each layer for the backward pass and
+            recompute the rest: a third more computation for a fraction of the memory. Results are
+            unchanged.
+        keys: Keys to read and write; None for the defaults.
 
     Raises:
-        ValueError: If sizes do not fit together, or at a call whose ``step_index`` the learnt table
-            lacks.
+        ValueError: If an argument is out of range or sizes do not fit together; at a call, if
+            ``step_index`` exceeds the learnt table.
 
     >>> encoder = TransformerEncoder(3, d_model=8, num_heads=2, num_layers=1).eval()
     >>> envs = TensorDict({"features": torch.zeros(5, 3), "is_init": torch.ones(5, 1).bool()}, [5])
@@ -134,23 +172,22 @@ class TransformerEncoder(TrajectoryEncoder):
     torch.Size([5, 8])
     """
 
-    takes_num_segments = True
-
+    @check_bounds
     def __init__(
         self,
-        in_features: int,
+        in_features: PositiveInt,
         *,
-        d_model: int = 128,
-        num_heads: int = 8,
-        num_layers: int = 2,
-        ff_factor: int = 4,
-        dropout: float = 0.05,
+        d_model: PositiveInt = 128,
+        num_heads: PositiveInt = 8,
+        num_layers: NumLayers = 2,
+        ff_factor: PositiveInt = 4,
+        dropout: DropoutRate = 0.05,
         activation: Activation = "leaky_relu",
-        context_length: int | None = 1024,
-        window: int | None = None,
-        sinks: int = 0,
+        context_length: PositiveInt | None = 1024,
+        window: PositiveInt | None = None,
+        sinks: NonNegativeInt = 0,
         positions: Positions = "sinusoidal",
-        num_positions: int | None = None,
+        num_positions: PositiveInt | None = None,
         norm_attention: bool = True,
         norm_feedforward: bool = True,
         head_scaling: bool = True,
@@ -158,46 +195,26 @@ class TransformerEncoder(TrajectoryEncoder):
         checkpoint_layers: bool = False,
         keys: TrajectoryKeys | None = None,
     ) -> None:
-        owner, needed = "TransformerEncoder", sinks + (window or 1)
-        sizes = {
-            "d_model": d_model,
-            "num_heads": num_heads,
-            "num_layers": num_layers,
-            "ff_factor": ff_factor,
-        }
-        require_at_least(owner, 1, **sizes, window=1 if window is None else window)
-        require_at_least(owner, 0, sinks=sinks)
-        require(
-            owner,
-            "d_model",
-            d_model,
-            d_model % num_heads == 0,
-            f"be a multiple of num_heads {num_heads}",
-        )
-        require(owner, "dropout", dropout, 0 <= dropout < 1, "lie in [0, 1)")
-        super().__init__(
-            in_features,
-            d_model,
-            context_length=context_length if window is None else None,
-            keys=keys,
-        )
-        fits = context_length is None or context_length >= needed
-        require(
-            owner, "context_length", context_length, fits, f"hold sinks {sinks} and window {window}"
-        )
-        self.num_heads, self.checkpoint_layers = num_heads, checkpoint_layers
-        if (
-            checkpoint_layers
-        ):  # a layer is computed again from the state of a generator that is read back
-            self.capture_obstacle = "checkpoint_layers"
-        self.window, self.sinks = window, sinks
+        _check_sizes(d_model, num_heads, context_length, window, sinks)
+        # With a window, steps reproduce a history of any length exactly.
+        exact = context_length if window is None else None
+        super().__init__(in_features, d_model, context_length=exact, keys=keys)
+        self.num_heads = num_heads
+        self.window = window
+        self.sinks = sinks
         self.capacity = context_length if window is None else window + sinks
+        self.checkpoint_layers = checkpoint_layers
+        if checkpoint_layers:
+            # Recomputation restores the state of a generator, which is read back from the device.
+            self.capture_obstacle = "checkpoint_layers"
+
         self.embed = nn.Linear(in_features, d_model)
         self.rotary = positions == "rotary"
         self.positions = _position_module(positions, num_positions, d_model, num_heads)
         self.dropout = nn.Dropout(dropout)
-        self.layers = nn.ModuleList(
-            TransformerLayer(
+        self.layers = nn.ModuleList()
+        for _ in range(num_layers):
+            layer = TransformerLayer(
                 d_model,
                 num_heads,
                 d_ff=ff_factor * d_model,
@@ -208,15 +225,14 @@ class TransformerEncoder(TrajectoryEncoder):
                 head_scaling=head_scaling,
                 sigma_reparam=sigma_reparam,
             )
-            for _ in range(num_layers)
-        )
+            self.layers.append(layer)
         self.norm = nn.LayerNorm(d_model)
         self._sigma_layers = iterate_together(self)
 
     def parallel(
         self, x: Tensor, step_index: Tensor, is_init: Tensor, num_segments: int | None = None
     ) -> Tensor:
-        """``[B, L, E]``, ``[B, L]``, ``[B, L]`` -> ``[B, L, D]``."""
+        """Encode ``[B, L, E]``, with ``step_index`` and starts ``[B, L]``, as ``[B, L, D]``."""
         attend = sequence_attention(
             is_init, window=self.window, sinks=self.sinks, num_segments=num_segments
         )
@@ -225,63 +241,88 @@ class TransformerEncoder(TrajectoryEncoder):
     def init_memory(
         self, num_envs: int, *, capacity: int | None = None, device: Device = None
     ) -> TensorDict:
-        """An empty cache; see `yamame.trajectory.kv_cache`."""
-        slots = 0 if capacity is None else min(capacity, self.capacity or capacity)
-        shape = (
-            num_envs,
-            len(self.layers),
-            self.num_heads,
-            slots,
-            self.out_features // self.num_heads,
-        )
+        """Return an empty cache; see `yamame.trajectory.kv_cache`."""
+        num_slots = 0
+        if capacity is not None:
+            num_slots = min(capacity, self.capacity or capacity)
+        head_size = self.out_features // self.num_heads
+        shape = (num_envs, len(self.layers), self.num_heads, num_slots, head_size)
         return init_cache(shape, self.norm.weight, device)
 
     def grow_by(self, memory: TensorDict, num_steps: int) -> tuple[TensorDict, int]:
-        """``memory`` with slots for some timesteps more; see `TrajectoryEncoder.grow_by`."""
+        """Return a cache with slots for more timesteps; see `TrajectoryEncoder.grow_by`."""
         return grow_cache(memory, num_steps, capacity=self.capacity)
 
     def step(
         self, x: Tensor, memory: TensorDict, is_init: Tensor, step_index: Tensor | None = None
     ) -> tuple[Tensor, TensorDict]:
-        """``[N, E]``, ``[N]``, ``[N]``, ``[N]`` -> ``[N, D]``, ``[N]``; see
-        `TrajectoryEncoder.step`.
-        """
+        """Encode one timestep; see `TrajectoryEncoder.step`."""
         self.check_step(x, memory, is_init)
-        slots, condition = memory["keys"].shape[3], "be positive: grow(memory) adds some"
-        require("TransformerEncoder", "slots of memory", slots, slots > 0, condition)
+        num_slots = memory["keys"].shape[3]
+        condition = "be positive: grow(memory) adds some"
+        require("TransformerEncoder", "slots of memory", num_slots, num_slots > 0, condition)
         cache = CacheStep(memory, is_init, capacity=self.capacity, sinks=self.sinks)
         position = cache.position if step_index is None else step_index
-        context = self._encode(x.unsqueeze(1), position.unsqueeze(1), cache.attention)
+        # A sequence of one timestep.
+        x = x.unsqueeze(1)
+        position = position.unsqueeze(1)
+        context = self._encode(x, position, cache.attention)
         return context.squeeze(1), cache.next_cache()
 
     def _encode(self, x: Tensor, step_index: Tensor, attention: Callable[[int], Attend]) -> Tensor:
-        """``[B, L, E]``, ``[B, L]`` -> ``[B, L, D]``, with the attention of each layer by its
-        index.
+        """Apply the network.
+
+        Args:
+            x: ``[B, L, E]``.
+            step_index: ``[B, L]`` int64.
+            attention: Attention function of each layer, by its index.
+
+        Returns:
+            ``[B, L, D]``.
         """
         if self.training:
             power_iteration(self._sigma_layers)
-        x = self.embed(x)
+        x = self.embed(x)  # [B, L, D]
         rotation = None
         if self.rotary:
-            rotation = self.positions(step_index).unsqueeze(1)
+            rotation = self.positions(step_index)  # [B, L, d]
+            rotation = rotation.unsqueeze(1)
         else:
-            try:
-                x = x + self.positions(step_index).to(self.norm.weight.dtype)
-            except IndexError as error:
-                name, largest = (
-                    f"num_positions {self.positions.num_embeddings}",
-                    int(step_index.max()),
-                )
-                message = f"TransformerEncoder: step_index must be below {name}, got {largest}"
-                raise ValueError(message) from error
+            x = x + self._added_positions(step_index)
         x = self.dropout(x)
         for index, layer in enumerate(self.layers):
-            inputs = x, attention(index), rotation
+            attend = attention(index)
             if self.checkpoint_layers and torch.is_grad_enabled():
-                x = checkpoint(layer, *inputs, use_reentrant=False)
+                x = checkpoint(layer, x, attend, rotation, use_reentrant=False)
             else:
-                x = layer(*inputs)
+                x = layer(x, attend, rotation)
         return self.norm(x)
+
+    def _added_positions(self, step_index: Tensor) -> Tensor:
+        """Return the positions that are added to the embedded input: ``[B, L] -> [B, L, D]``."""
+        try:
+            positions: Tensor = self.positions(step_index)
+        except IndexError as error:
+            # Checking before every lookup would wait for the device.
+            size = self.positions.num_embeddings
+            raise ValueError(
+                f"TransformerEncoder: step_index must be below num_positions {size}, got"
+                f" {int(step_index.max())}"
+            ) from error
+        return positions.to(self.norm.weight.dtype)
+
+
+def _check_sizes(
+    d_model: int, num_heads: int, context_length: int | None, window: int | None, sinks: int
+) -> None:
+    owner = "TransformerEncoder"
+    divides = d_model % num_heads == 0
+    require(owner, "d_model", d_model, divides, f"be a multiple of num_heads {num_heads}")
+    # At least one slot must be left for the present timestep.
+    needed = sinks + (window or 1)
+    fits = context_length is None or context_length >= needed
+    condition = f"hold sinks {sinks} and window {window}"
+    require(owner, "context_length", context_length, fits, condition)
 
 
 def _position_module(
@@ -290,12 +331,16 @@ def _position_module(
     owner = "TransformerEncoder"
     require_choice(owner, "positions", positions, get_args(Positions))
     if positions == "learned":
-        given = num_positions is not None and num_positions >= 1
-        require(owner, "num_positions", num_positions, given, "be at least 1 for learned positions")
-        return nn.Embedding(num_positions or 1, d_model)
-    fits = num_positions is None
-    require(owner, "num_positions", num_positions, fits, f"be None for {positions} positions")
-    size = d_model if positions == "sinusoidal" else d_model // num_heads
-    name = "d_model" if positions == "sinusoidal" else "d_model / num_heads"
+        condition = "be at least 1 for learned positions"
+        require(owner, "num_positions", num_positions, num_positions is not None, condition)
+        assert num_positions is not None
+        return nn.Embedding(num_positions, d_model)
+
+    condition = f"be None for {positions} positions"
+    require(owner, "num_positions", num_positions, num_positions is None, condition)
+    # A rotation turns pairs of numbers within a head; added sinusoids come in pairs, too.
+    name, size = "d_model", d_model
+    if positions == "rotary":
+        name, size = "d_model / num_heads", d_model // num_heads
     require(owner, name, size, size % 2 == 0, f"be even for {positions} positions")
     return Sinusoids(size)

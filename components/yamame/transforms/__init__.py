@@ -1,4 +1,4 @@
-"""Environment side: what brings any TorchRL environment to the one format."""
+"""Transforms that bring any TorchRL environment to the common format."""
 
 from yamame.transforms.context import ContextTransform as ContextTransform
 from yamame.transforms.context import context_specs as context_specs

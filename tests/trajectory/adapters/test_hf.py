@@ -189,12 +189,10 @@ def edit_config(folder, **changes):
 
 def test_a_folder_that_holds_another_model_is_refused_by_what_differs(folder):
     edit_config(folder, rms_norm_eps=0.1)
-    with pytest.raises(
-        ValueError, match=r"path must hold what the arguments say; its .* \{'rms_norm_eps': 0.1\}"
-    ):
+    with pytest.raises(ValueError, match=r"path must .* config.json has \{'rms_norm_eps': 0.1\}"):
         small("llama", path=str(folder))
     small("llama", path=str(folder), settings={"rms_norm_eps": 0.1})
-    with pytest.raises(ValueError, match=r"path must hold what .* 'hidden_size': 8"):
+    with pytest.raises(ValueError, match=r"path must .* config.json has .*'hidden_size': 8"):
         small("llama", path=str(folder), d_model=16, settings={"rms_norm_eps": 0.1})
 
 
@@ -213,7 +211,7 @@ def test_a_folder_that_is_not_whole_is_refused(folder, tmp_path):
     state = load(content)
     del state["model.norm.weight"]
     weights.write_bytes(save(state, {"format": "pt"}))
-    with pytest.raises(ValueError, match=r"path must hold all weights, it lacks norm\.weight"):
+    with pytest.raises(ValueError, match=r"path must hold all weights, .* it lacks norm\.weight"):
         small("llama", path=str(folder))
 
 

@@ -1,1 +1,1 @@
-"""Trajectory encoders whose layers are those of other libraries."""
+"""Trajectory encoders with layers of other libraries."""

@@ -1,11 +1,11 @@
-"""Any Transformer of the library `transformers` that takes a mask as trajectory encoder.
+"""Transformers of the library `transformers` that accept a mask, as trajectory encoders.
 
-A linear map of the features takes the place of the embedding of tokens; the layers are the
-library's own. They are told which timesteps each one sees, by a mask, and where it lies in its
-episode, by ``step_index``. So sequences may be packed. The memory of acting is the cache of keys
-and values of `yamame.trajectory.kv_cache`.
+A linear map of the features replaces the embedding of tokens; the layers are those of the library.
+A mask determines which timesteps each one attends to, and ``step_index`` its position, so sequences
+may be packed. The memory of acting is the cache of keys and values of
+`yamame.trajectory.kv_cache`.
 
-Needs ``pip install 'yamame[hf]'``. Nothing is fetched, no code of a model's folder runs, and
+Needs ``pip install 'yamame[hf]'``. Nothing is downloaded, no code of a model's folder runs, and
 weights are read from safetensors only.
 """
 
@@ -21,13 +21,13 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from yamame.checks import require, require_at_least
+from yamame.checks import ArgumentError, NumLayers, PositiveInt, check_bounds, require
 from yamame.system.messages import one_line
 from yamame.trajectory.base import Device, TrajectoryEncoder, TrajectoryKeys, segment_positions
 from yamame.trajectory.kv_cache import CacheStep, grow_cache, init_cache
 
 _OWNER = "HFEncoder"
-_OF_TOKENS = (
+_TOKEN_FIELDS = (
     "vocab_size",
     "bos_token_id",
     "eos_token_id",
@@ -35,77 +35,73 @@ _OF_TOKENS = (
     "tie_word_embeddings",
     "use_cache",
 )
-"""Fields of a configuration that say nothing about the layers."""
+"""Fields of a configuration that do not concern the layers."""
 _INITIALIZER = 0.02 * 768**0.5
-"""The library's deviation of new weights, which is for a width of 768, times the root of that
-width.
+"""Standard deviation of new weights, times the root of the width: the library's 0.02 is meant for a
+width of 768.
 """
-_TABLES = ("wpe", "position_embeddings", "embed_positions")
-"""Modules that learn a vector for each position."""
+_POSITION_TABLES = ("wpe", "position_embeddings", "embed_positions")
+"""Names of modules that learn a vector for each position."""
 _PARITY = 1e-5
-"""Largest difference of the two passes in float32, behind a norm."""
+"""Largest allowed difference of the two passes in float32, after a norm."""
 
 
 class MissingLibrary(ImportError, ValueError):  # noqa: N818
-    """The package `transformers` is not installed."""
+    """Raised if the package `transformers` is not installed."""
 
 
 class HFEncoder(TrajectoryEncoder):
     """A linear map of the features, and the layers of a model of `transformers`.
 
-    Every timestep sees the whole episode up to itself. The model must keep keys and values, and
-    take positions and a mask: gpt2, llama, mistral, qwen2, qwen3, gemma, phi, gpt_neox, bert and
-    others do. The constructor compares both passes and refuses a model in which they differ.
+    Every timestep attends to the whole episode up to itself. The model must cache keys and values,
+    and accept positions and a mask: gpt2, llama, mistral, qwen2, qwen3, gemma, phi, gpt_neox, bert
+    and others do. The constructor compares both passes and raises for a model in which they differ.
 
     Args:
         in_features: Size E of the features.
-        model_type: The library's name of the architecture.
-        d_model: Its ``hidden_size``, D, which is the size of the context.
-        num_heads: Its ``num_attention_heads``; also ``num_key_value_heads`` unless ``settings`` say
-            otherwise.
+        model_type: Name of the architecture in the library.
+        d_model: Its ``hidden_size``, D, which is also the size of the context.
+        num_heads: Its ``num_attention_heads``, and its ``num_key_value_heads`` unless ``settings``
+            has another number; divides ``d_model``.
         num_layers: Its ``num_hidden_layers``.
-        settings: Further fields of its configuration, by the library's names. ``intermediate_size``
-            is 4 D, ``head_dim`` D / ``num_heads`` and ``initializer_range`` 0.55 / sqrt(D) unless
-            they say otherwise. Learnt positions (gpt2) end at ``n_positions``.
-        path: A local folder with a ``config.json``, which must say the same as all of the above,
-            and safetensors whose weights the layers begin with; None for random weights. Its
-            embedding of tokens is left out.
-        context_length: How many timesteps acting remembers; None for all, with a cache that grows.
-        keys: Where to read and write, if not under the usual names.
+        settings: Further fields of its configuration, by the names of the library. Defaults that
+            differ from the library's: ``intermediate_size`` 4 D, ``head_dim`` D / ``num_heads`` and
+            ``initializer_range`` 0.55 / sqrt(D). Learnt positions (gpt2) end at ``n_positions``.
+        path: A local folder with a ``config.json`` that agrees with all of the above, and
+            safetensors with the initial weights of the layers; None for random weights. The
+            embedding of tokens is not used.
+        context_length: Number of timesteps remembered while acting; None for all, with a cache that
+            grows.
+        keys: Keys to read and write; None for the defaults.
 
     Raises:
-        ValueError: The library knows no such model or setting, the model takes no mask, the folder
-            has no such weights, or at a call, ``step_index`` lies beyond the learnt positions.
-        MissingLibrary: The library is not installed; both an `ImportError` and a `ValueError`.
+        ValueError: If the library has no such model or setting, the model ignores masks, or the
+            folder has no such weights; at a call, if ``step_index`` exceeds the learnt positions.
+        MissingLibrary: If the library is not installed; both an `ImportError` and a `ValueError`.
 
     >>> HFEncoder(3, d_model=8, num_heads=0)
     Traceback (most recent call last):
-    ValueError: HFEncoder: num_heads must be at least 1, got 0
+    yamame.checks.ArgumentError: HFEncoder: num_heads must be at least 1, got 0
     """
 
-    capture_obstacle = _OWNER  # the library's code may read back from the device
+    capture_obstacle = _OWNER  # code of the library may read values back from the device
 
+    @check_bounds
     def __init__(
         self,
-        in_features: int,
+        in_features: PositiveInt,
         *,
         model_type: str = "gpt2",
-        d_model: int = 128,
-        num_heads: int = 8,
-        num_layers: int = 2,
+        d_model: PositiveInt = 128,
+        num_heads: PositiveInt = 8,
+        num_layers: NumLayers = 2,
         settings: Mapping[str, Any] | None = None,
         path: str | None = None,
-        context_length: int | None = 1024,
+        context_length: PositiveInt | None = 1024,
         keys: TrajectoryKeys | None = None,
     ) -> None:
-        require_at_least(_OWNER, 1, d_model=d_model, num_heads=num_heads, num_layers=num_layers)
-        require(
-            _OWNER,
-            "d_model",
-            d_model,
-            d_model % num_heads == 0,
-            f"be a multiple of num_heads {num_heads}",
-        )
+        divides = d_model % num_heads == 0
+        require(_OWNER, "d_model", d_model, divides, f"be a multiple of num_heads {num_heads}")
         super().__init__(in_features, d_model, context_length=context_length, keys=keys)
         sizes = {
             "hidden_size": d_model,
@@ -113,129 +109,129 @@ class HFEncoder(TrajectoryEncoder):
             "num_hidden_layers": num_layers,
         }
         config = _configuration(model_type, sizes, settings or {})
-        self._refuse_what_masks_cannot_say(config)
+        _check_attention(config, context_length)
         self.embed = nn.Linear(in_features, d_model)
         self.model = _random(config) if path is None else _pretrained(config, path)
-        self.model.set_input_embeddings(nn.Identity())  # of tokens, of which there are none
-        takes = inspect.signature(self.model.forward).parameters  # new versions have another name
-        self._cache_argument = "cache" if "cache" in takes else "past_key_values"
-        heads = getattr(config, "num_key_value_heads", None) or num_heads
-        self._cache_shape = (
-            num_layers,
-            heads,
-            getattr(config, "head_dim", None) or d_model // num_heads,
-        )
-        learnt = [
-            m
-            for name, m in self.model.named_modules()
-            if name.endswith(_TABLES) and isinstance(m, nn.Embedding)
-        ]
-        self.num_positions = min((table.num_embeddings for table in learnt), default=None)
+        # The model is called with embedded inputs only.
+        self.model.set_input_embeddings(nn.Identity())
+
+        # The argument was renamed in a later version of the library.
+        parameters = inspect.signature(self.model.forward).parameters
+        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        key_heads = getattr(config, "num_key_value_heads", None) or num_heads
+        head_size = getattr(config, "head_dim", None) or d_model // num_heads
+        self._cache_shape = (num_layers, key_heads, head_size)
+        table_sizes = []
+        for name, module in self.model.named_modules():
+            if name.endswith(_POSITION_TABLES) and isinstance(module, nn.Embedding):
+                table_sizes.append(module.num_embeddings)
+        self.num_positions = min(table_sizes, default=None)
         self._check_parity(model_type)
 
     @property
     def parameter_roles(self) -> dict[str, str]:
-        """The linear layers of GPT-2 are the library's own, ``Conv1D``."""
-        kinds = {name: type(module).__name__ for name, module in self.model.named_modules()}
-        return {
-            f"model.{name}.weight": "hidden" for name, kind in kinds.items() if kind == "Conv1D"
-        }
+        """Roles of the linear layers of GPT-2, which have a class of their own (``Conv1D``)."""
+        roles = {}
+        for name, module in self.model.named_modules():
+            if type(module).__name__ == "Conv1D":
+                roles[f"model.{name}.weight"] = "hidden"
+        return roles
 
     def parallel(self, x: Tensor, step_index: Tensor, is_init: Tensor) -> Tensor:
-        """``[B, L, E]``, ``[B, L]``, ``[B, L]`` -> ``[B, L, D]``."""
+        """Encode ``[B, L, E]``, with ``step_index`` and starts ``[B, L]``, as ``[B, L, D]``."""
         segment = is_init.cumsum(1)
-        visible = (segment.unsqueeze(2) == segment.unsqueeze(1)).tril().unsqueeze(1)
+        is_same = segment.unsqueeze(2) == segment.unsqueeze(1)  # [B, L, L]
+        visible = is_same.tril().unsqueeze(1)
         return self._encode(x, step_index, visible, None)
 
     def init_memory(
         self, num_envs: int, *, capacity: int | None = None, device: Device = None
     ) -> TensorDict:
-        """An empty cache; see `yamame.trajectory.kv_cache`."""
+        """Return an empty cache; see `yamame.trajectory.kv_cache`."""
         layers, heads, size = self._cache_shape
-        slots = 0 if capacity is None else min(capacity, self.context_length or capacity)
-        return init_cache((num_envs, layers, heads, slots, size), self.embed.weight, device)
+        num_slots = 0
+        if capacity is not None:
+            num_slots = min(capacity, self.context_length or capacity)
+        return init_cache((num_envs, layers, heads, num_slots, size), self.embed.weight, device)
 
     def grow_by(self, memory: TensorDict, num_steps: int) -> tuple[TensorDict, int]:
-        """``memory`` with slots for some timesteps more; see `TrajectoryEncoder.grow_by`."""
+        """Return a cache with slots for more timesteps; see `TrajectoryEncoder.grow_by`."""
         return grow_cache(memory, num_steps, capacity=self.context_length)
 
     def step(
         self, x: Tensor, memory: TensorDict, is_init: Tensor, step_index: Tensor | None = None
     ) -> tuple[Tensor, TensorDict]:
-        """``[N, E]``, ``[N]``, ``[N]``, ``[N]`` -> ``[N, D]``, ``[N]``; see
-        `TrajectoryEncoder.step`.
-        """
+        """Encode one timestep; see `TrajectoryEncoder.step`."""
         self.check_step(x, memory, is_init)
-        slots, condition = memory["keys"].shape[3], "be positive: grow(memory) adds some"
-        require(_OWNER, "slots of memory", slots, slots > 0, condition)
+        num_slots = memory["keys"].shape[3]
+        condition = "be positive: grow(memory) adds some"
+        require(_OWNER, "slots of memory", num_slots, num_slots > 0, condition)
         cache = CacheStep(memory, is_init, capacity=self.context_length, sinks=0)
         position = cache.position if step_index is None else step_index
-        context = self._encode(x.unsqueeze(1), position.unsqueeze(1), cache.reached, _Slots(cache))
+        context = self._encode(
+            x.unsqueeze(1), position.unsqueeze(1), cache.reached, _LibraryCache(cache)
+        )
         return context.squeeze(1), cache.next_cache()
 
     def _encode(
-        self, x: Tensor, step_index: Tensor, visible: Tensor, cache: "_Slots | None"
+        self, x: Tensor, step_index: Tensor, visible: Tensor, cache: "_LibraryCache | None"
     ) -> Tensor:
-        """``[B, L, E]``, ``[B, L]`` and which keys a query sees ``[B, 1, L, *]`` ->
-        ``[B, L, D]``.
-        """
-        try:
-            return self.model(
-                inputs_embeds=self.embed(x),
-                position_ids=step_index,
-                attention_mask=visible,
-                use_cache=cache is not None,
-                **{self._cache_argument: cache},
-            ).last_hidden_state
-        except IndexError as error:
-            most, largest = self.model.config.max_position_embeddings, int(step_index.max())
-            raise ValueError(
-                f"{_OWNER}: step_index must be below {most} positions of settings, got {largest}"
-            ) from error
+        """Apply the model.
 
-    def _refuse_what_masks_cannot_say(self, config: Any) -> None:
-        window, length = getattr(config, "sliding_window", None), self.context_length
-        fits = window is None or (length is not None and length <= window)
-        require(
-            _OWNER,
-            "context_length",
-            length,
-            fits,
-            f"be at most sliding_window {window} of settings",
-        )
-        rope = getattr(config, "rope_parameters", None)
-        by_length = any(name in str(rope) for name in ("dynamic", "longrope"))
-        require(
-            _OWNER,
-            "rope_parameters",
-            rope,
-            not by_length,
-            "not depend on how long other sequences are",
-        )
+        Args:
+            x: ``[B, L, E]``.
+            step_index: ``[B, L]`` int64.
+            visible: ``[B, 1, L, *]`` bool, keys that each query sees.
+            cache: Cache of a step, or None.
+
+        Returns:
+            ``[B, L, D]``.
+        """
+        inputs = {
+            "inputs_embeds": self.embed(x),
+            "position_ids": step_index,
+            "attention_mask": visible,
+            "use_cache": cache is not None,
+            self._cache_argument: cache,
+        }
+        try:
+            return self.model(**inputs).last_hidden_state
+        except IndexError as error:
+            most = self.model.config.max_position_embeddings
+            raise ValueError(
+                f"{_OWNER}: step_index must be below {most} positions of settings, got"
+                f" {int(step_index.max())}"
+            ) from error
 
     @torch.no_grad()
     def _check_parity(self, model_type: str) -> None:
-        """Refuses a model that does not obey masks and positions, or keeps other things than keys
-        and values.
+        """Raise for a model that ignores masks or positions, or has memory beside keys and values.
+
+        Compares the parallel pass with steps, on two sequences of which the second has two starts.
         """
-        length, device = min(4, self.context_length or 4), self.embed.weight.device
-        x = torch.linspace(-1.0, 1.0, 2 * length * self.in_features, device=device).view(
-            2, length, -1
-        )
+        length = min(4, self.context_length or 4)
+        device = self.embed.weight.device
+        x = torch.linspace(-1.0, 1.0, 2 * length * self.in_features, device=device)
+        x = x.view(2, length, -1)
         is_init = torch.zeros(2, length, dtype=torch.bool, device=device)
-        is_init[:, 0] = is_init[1, length // 2] = True
-        inputs, mode = (x, segment_positions(is_init), is_init), self.training
-        condition = "take masks and positions and keep keys and values alone"
-        with _refusing("model_type", model_type, condition):
-            off = (self.eval().parallel(*inputs) - super().parallel(*inputs)).abs().max()
+        is_init[:, 0] = True
+        is_init[1, length // 2] = True
+        position = segment_positions(is_init)
+
+        mode = self.training
+        self.eval()  # without dropout
+        condition = "accept masks and positions, and remember nothing but keys and values"
+        with _as_argument_error("model_type", model_type, condition):
+            parallel = self.parallel(x, position, is_init)
+            steps = super().parallel(x, position, is_init)
+            difference = (parallel - steps).abs().max()
         self.train(mode)
-        require(_OWNER, "model_type", model_type, bool(off <= _PARITY), condition)
+        # NaN fails, too.
+        require(_OWNER, "model_type", model_type, bool(difference <= _PARITY), condition)
 
 
-class _Slots:
-    """What a model takes for a cache of its library: it stores in one of ours, and is told masks
-    and positions.
-    """
+class _LibraryCache:
+    """Interface of a cache of the library, on the slots of a `CacheStep`."""
 
     def __init__(self, cache: CacheStep) -> None:
         self.cache = cache
@@ -243,132 +239,149 @@ class _Slots:
     def update(
         self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values of all slots ``[N, H, S, d]``, those of this timestep ``[N, H, 1, d]``
-        among them.
+        """Store the keys and values ``[N, H, 1, d]`` of a layer.
+
+        Returns:
+            Keys and values of all slots, ``[N, H, S, d]``.
         """
-        held_keys, held_values = self.cache.store(layer_idx, keys, values)
-        return held_keys.to(keys.dtype), held_values.to(values.dtype)
+        all_keys, all_values = self.cache.store(layer_idx, keys, values)
+        return all_keys.to(keys.dtype), all_values.to(values.dtype)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """How many timesteps every env has seen at least."""
+        """Return 0: the library derives masks and positions from it, which are passed instead."""
         return 0
 
 
+def _check_attention(config: Any, context_length: int | None) -> None:
+    """Raise for a configuration whose attention depends on more than mask and positions."""
+    window = getattr(config, "sliding_window", None)
+    fits = window is None or (context_length is not None and context_length <= window)
+    condition = f"be at most sliding_window {window} of settings"
+    require(_OWNER, "context_length", context_length, fits, condition)
+
+    rope = getattr(config, "rope_parameters", None)
+    depends_on_length = "dynamic" in str(rope) or "longrope" in str(rope)
+    condition = "not depend on how long other sequences are"
+    require(_OWNER, "rope_parameters", rope, not depends_on_length, condition)
+
+
 def _configuration(model_type: str, sizes: Mapping[str, int], settings: Mapping[str, Any]) -> Any:
-    """The configuration of a model: ``sizes`` and ``settings``, and what follows from them; it
-    knows no tokens.
+    """Return the configuration of a model without tokens.
+
+    Args:
+        model_type: Name of the architecture.
+        sizes: Fields that arguments set.
+        settings: Further fields.
     """
     library = _library()
-    known = library.CONFIG_MAPPING
-    require(
-        _OWNER,
-        "model_type",
-        model_type,
-        model_type in known,
-        "be a model of the library transformers",
-    )
-    make = known[model_type]
-    own = _fields(make) - _fields(library.PreTrainedConfig) - set(_OF_TOKENS)
-    unsized = sorted(set(sizes) - own)
-    require(
-        _OWNER,
-        "model_type",
-        model_type,
-        not unsized,
-        f"be of a Transformer, which has {', '.join(unsized)}",
-    )
-    taken = {*sizes, *(make.attribute_map.get(name) for name in sizes)}
-    wrong = sorted(map(str, settings.keys() - (own - taken)))
+    is_known = model_type in library.CONFIG_MAPPING
+    condition = "be a model of the library transformers"
+    require(_OWNER, "model_type", model_type, is_known, condition)
+    make = library.CONFIG_MAPPING[model_type]
+
+    own_fields = _fields(make) - _fields(library.PreTrainedConfig) - set(_TOKEN_FIELDS)
+    lacking = sorted(set(sizes) - own_fields)
+    condition = f"be of a Transformer, which has {', '.join(lacking)}"
+    require(_OWNER, "model_type", model_type, not lacking, condition)
+
+    # A field has a second name in some architectures: hidden_size is n_embd in GPT-2.
+    set_by_arguments = set(sizes) | {make.attribute_map.get(name) for name in sizes}
+    wrong = sorted(map(str, settings.keys() - (own_fields - set_by_arguments)))
     condition = f"hold fields of the configuration of {model_type} that no argument sets"
     require(_OWNER, "settings", wrong, not wrong, condition)
-    follows = {
+
+    defaults = {
         "intermediate_size": 4 * sizes["hidden_size"],
         "num_key_value_heads": sizes["num_attention_heads"],
         "head_dim": sizes["hidden_size"] // sizes["num_attention_heads"],
         "initializer_range": _INITIALIZER * sizes["hidden_size"] ** -0.5,
     }
-    values = {
-        **{name: value for name, value in follows.items() if name in own},
-        **sizes,
-        **settings,
-    }
-    with _refusing("settings", dict(settings), f"fit {model_type}"):
+    values: dict[str, Any] = {}
+    for name, value in defaults.items():
+        if name in own_fields:
+            values[name] = value
+    values.update(sizes)
+    values.update(settings)
+    with _as_argument_error("settings", dict(settings), f"fit {model_type}"):
         return make(vocab_size=1, bos_token_id=None, eos_token_id=None, pad_token_id=None, **values)
 
 
 def _fields(make: Any) -> set[str]:
-    """The names of what a class of configurations holds, the library's general ones for it too."""
-    return {field.name for field in dataclasses.fields(make)} | set(make.attribute_map)
+    """Return the names of the fields of a configuration class, inherited and second ones too."""
+    names = {field.name for field in dataclasses.fields(make)}
+    return names | set(make.attribute_map)
 
 
 def _random(config: Any) -> Any:
-    """A model with new weights."""
-    with _refusing("model_type", config.model_type, "be of a model with attention by torch (sdpa)"):
-        return _library().AutoModel.from_config(
+    """Return a model with new weights."""
+    library = _library()
+    condition = "be of a model with attention by torch (sdpa)"
+    with _as_argument_error("model_type", config.model_type, condition):
+        return library.AutoModel.from_config(
             config, attn_implementation="sdpa", trust_remote_code=False
         )
 
 
 def _pretrained(config: Any, path: str) -> Any:
-    """The model of a folder, whose configuration must be ``config`` but for tokens."""
-    library, folder = _library(), Path(path)
-    whole = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+    """Return the model of a folder, whose configuration must equal ``config`` except for tokens."""
+    library = _library()
+    folder = Path(path)
+    is_model = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+    is_adapter = (folder / "adapter_config.json").exists()  # weights of a part of the model only
     condition = "be a local folder with config.json and a whole model in safetensors"
-    require(
-        _OWNER, "path", path, whole and not (folder / "adapter_config.json").exists(), condition
-    )
+    require(_OWNER, "path", path, is_model and not is_adapter, condition)
+    # Neither download nor run what a folder refers to.
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    with _refusing("path", path, condition):
+
+    with _as_argument_error("path", path, condition):
         saved = library.AutoConfig.from_pretrained(folder, **options).to_dict()
-    stated = config.to_dict()
-    general = _fields(library.PreTrainedConfig) | {*_OF_TOKENS, "initializer_range", "auto_map"}
-    other = {
-        name: saved.get(name)
-        for name in sorted((stated.keys() | saved.keys()) - general)
-        if not name.startswith("_") and stated.get(name) != saved.get(name)
-    }
-    require(
-        _OWNER, "path", path, not other, f"hold what the arguments say; its config.json has {other}"
-    )
-    with _refusing("path", path, condition), _quiet(library):
+    wanted = config.to_dict()
+    ignored = _fields(library.PreTrainedConfig) | {*_TOKEN_FIELDS, "initializer_range", "auto_map"}
+    different = {}
+    for name in sorted((wanted.keys() | saved.keys()) - ignored):
+        if not name.startswith("_") and wanted.get(name) != saved.get(name):
+            different[name] = saved.get(name)
+    found = f"its config.json has {different}"
+    require(_OWNER, "path", path, not different, "agree with the arguments", remedy=found)
+
+    with _as_argument_error("path", path, condition), _quiet(library):
         model, loaded = library.AutoModel.from_pretrained(
             folder,
-            use_safetensors=True,
+            use_safetensors=True,  # pickles can run code
             dtype=torch.float32,
             attn_implementation="sdpa",
             output_loading_info=True,
             **options,
         )
     missing = sorted(loaded["missing_keys"])[:3]
-    require(_OWNER, "path", path, not missing, f"hold all weights, it lacks {', '.join(missing)}")
+    found = f"it lacks {', '.join(missing)}"
+    require(_OWNER, "path", path, not missing, "hold all weights", remedy=found)
     return model
 
 
 @contextmanager
-def _refusing(name: str, value: Any, condition: str) -> Iterator[None]:
-    """Makes one line of what the library raises, which may be anything where something does not
-    fit.
-    """
+def _as_argument_error(name: str, value: Any, condition: str) -> Iterator[None]:
+    """Raise ArgumentError for any error inside, with the first line of its message as remedy."""
     try:
         yield
+    # The library raises errors of many classes for arguments that do not fit together.
     except Exception as error:
-        raise ValueError(
-            f"{_OWNER}: {name} must {condition}, got {value!r}: {one_line(error)}"
-        ) from error
+        raise ArgumentError(_OWNER, name, value, condition, remedy=one_line(error)) from error
 
 
 @contextmanager
 def _quiet(library: ModuleType) -> Iterator[None]:
-    """Keeps the library from writing of its progress, and of weights that are not used."""
+    """Turn off progress bars and the warnings about unused weights."""
     logging = library.logging
-    level, shows = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    level = logging.get_verbosity()
+    shows_progress = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(level)
-        if shows:
+        if shows_progress:
             logging.enable_progress_bar()
 
 
@@ -376,9 +389,9 @@ def _library() -> ModuleType:
     try:
         import transformers
     except ImportError as error:
+        # The missing package may be a dependency of transformers.
         missing = (error.name or "transformers").partition(".")[0]
-        remedy = "run: pip install 'yamame[hf]'"
         raise MissingLibrary(
-            f"{_OWNER}: the package {missing} must be installed, {remedy}"
+            f"{_OWNER}: the package {missing} must be installed, run: pip install 'yamame[hf]'"
         ) from error
     return transformers

@@ -1,33 +1,31 @@
-"""A selective state space model as trajectory encoder, on the CUDA kernels of the package
-`mamba_ssm`.
+"""A selective state space model as trajectory encoder, on the CUDA kernels of `mamba_ssm`.
 
 Source: Gu & Dao, arXiv 2312.00752; layout (linear map, pre-norm residual blocks, LayerNorm) as in
-AMAGO, arXiv 2310.09971. The kernels read a sequence from its beginning only, so segments between
-starts go side by side.
+AMAGO, arXiv 2310.09971. The kernels process a sequence from its beginning only, so segments between
+starts become rows of a batch.
 """
 
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from yamame.checks import require, require_at_least
+from yamame.checks import Bounds, NumLayers, PositiveInt, check_bounds
 from yamame.trajectory.base import Device, TrajectoryKeys
 from yamame.trajectory.recurrent import RecurrentEncoder, segment_outputs
 
 
 class MissingKernels(ImportError, ValueError):  # noqa: N818
-    """The package that holds the kernels is not installed, or cannot be imported."""
+    """Raised if the package with the kernels is not installed, or cannot be imported."""
 
 
 class MambaEncoder(RecurrentEncoder):
-    """A linear map, residual blocks ``x + Mamba(LayerNorm(x))`` and a LayerNorm. ``step_index`` is
-    not used.
+    """A linear map, residual blocks ``x + Mamba(LayerNorm(x))`` and a LayerNorm (arXiv 2312.00752).
 
-    Acts and learns on a CUDA device only.
+    Acts and learns on a CUDA device only. ``step_index`` is not used.
 
     Args:
         in_features: Size E of the features.
@@ -36,92 +34,109 @@ class MambaEncoder(RecurrentEncoder):
         d_state: Size of the state of each inner channel.
         d_conv: Width in timesteps of the convolution before the recurrence; 2 to 4.
         expand: Number of inner channels, in multiples of ``d_model``.
-        keys: Where to read and write, if not under the usual names.
+        keys: Keys to read and write; None for the defaults.
 
     Raises:
-        ValueError: If a size is outside its range.
+        ValueError: If a size is out of range.
         MissingKernels: If `mamba_ssm` cannot be imported; both an `ImportError` and a `ValueError`.
 
     >>> MambaEncoder(3, d_conv=5)
     Traceback (most recent call last):
-    ValueError: MambaEncoder: d_conv must be 2, 3 or 4, got 5
+    yamame.checks.ArgumentError: MambaEncoder: d_conv must be at least 2 and at most 4, got 5
     """
 
-    capture_obstacle = "MambaEncoder"  # nobody has captured the package's kernels yet
+    capture_obstacle = "MambaEncoder"  # no test has captured the kernels of the package
     needs_cuda = True
-    takes_num_segments = True
 
+    @check_bounds
     def __init__(
         self,
-        in_features: int,
+        in_features: PositiveInt,
         *,
-        d_model: int = 128,
-        num_layers: int = 2,
-        d_state: int = 16,
-        d_conv: int = 4,
-        expand: int = 2,
+        d_model: PositiveInt = 128,
+        num_layers: NumLayers = 2,
+        d_state: PositiveInt = 16,
+        # The widths of the convolution for which kernels exist.
+        d_conv: Annotated[int, Bounds(least=2, most=4)] = 4,
+        expand: PositiveInt = 2,
         keys: TrajectoryKeys | None = None,
     ) -> None:
-        sizes = {"d_model": d_model, "num_layers": num_layers, "d_state": d_state, "expand": expand}
-        require_at_least("MambaEncoder", 1, **sizes)
-        require("MambaEncoder", "d_conv", d_conv, d_conv in (2, 3, 4), "be 2, 3 or 4")
         super().__init__(in_features, d_model, keys=keys)
-        mixer = _kernels().Mamba
+        mamba = _kernels().Mamba
         self.embed = nn.Linear(in_features, d_model)
         self.norms = nn.ModuleList(nn.LayerNorm(d_model) for _ in range(num_layers))
-        self.mixers: Any = nn.ModuleList(  # blocks of the package, which mypy does not know
-            mixer(d_model, d_state=d_state, d_conv=d_conv, expand=expand) for _ in range(num_layers)
-        )
+        self.mixers: Any = nn.ModuleList()  # modules of the package, without type annotations
+        for _ in range(num_layers):
+            mixer = mamba(d_model, d_state=d_state, d_conv=d_conv, expand=expand)
+            self.mixers.append(mixer)
         self.norm = nn.LayerNorm(d_model)
 
     @property
     def parameter_roles(self) -> dict[str, str]:
-        """Rates of decay are no matrices, although they stand in one."""
-        return {f"mixers.{index}.A_log": "other" for index in range(len(self.mixers))}
+        """Roles of the decay rates, which are stored as a matrix and are not one."""
+        num_layers = len(self.mixers)
+        return {f"mixers.{index}.A_log": "other" for index in range(num_layers)}
 
     def parallel(
         self, x: Tensor, step_index: Tensor, is_init: Tensor, num_segments: int | None = None
     ) -> Tensor:
-        """``[B, L, E]``, ``[B, L]``, ``[B, L]`` -> ``[B, L, D]``."""
-        return self.norm(segment_outputs(self._blocks, self.embed(x), is_init, num_segments))
+        """Encode ``[B, L, E]``, with starts ``[B, L]``, as ``[B, L, D]``."""
+        x = self.embed(x)
+        x = segment_outputs(self._blocks, x, is_init, num_segments)
+        return self.norm(x)
+
+    def _blocks(self, x: Tensor) -> Tensor:
+        for norm, mixer in zip(self.norms, self.mixers, strict=True):
+            x = x + mixer(norm(x))
+        return x
 
     def init_memory(
         self, num_envs: int, *, capacity: int | None = None, device: Device = None
     ) -> TensorDict:
-        """What each layer's convolution (``conv``) and recurrence (``ssm``) remember,
-        ``[N, layers, channels, *]``.
+        """Return the empty states of each layer's convolution (``conv``) and recurrence (``ssm``).
+
+        Both have shape ``[N, layers, channels, *]``.
         """
-        states = [mixer.allocate_inference_cache(num_envs, 1) for mixer in self.mixers]
-        conv, ssm = (torch.stack(parts, 1) for parts in zip(*states, strict=True))
+        convs = []
+        ssms = []
+        for mixer in self.mixers:
+            conv, ssm = mixer.allocate_inference_cache(num_envs, 1)
+            convs.append(conv)
+            ssms.append(ssm)
+        conv = torch.stack(convs, 1)
+        ssm = torch.stack(ssms, 1)
         memory = TensorDict({"conv": conv, "ssm": ssm}, [num_envs])
         return memory.to(conv.device if device is None else device)
 
     def step(
         self, x: Tensor, memory: TensorDict, is_init: Tensor, step_index: Tensor | None = None
     ) -> tuple[Tensor, TensorDict]:
-        """``[N, E]``, ``[N]``, ``[N]`` -> ``[N, D]``, ``[N]``; see `TrajectoryEncoder.step`."""
+        """Encode one timestep; see `TrajectoryEncoder.step`."""
         self.check_step(x, memory, is_init)
-        # The kernels write into contiguous states of one layer.
-        conv, ssm = (
-            memory[name].masked_fill(is_init.view(-1, 1, 1, 1), 0).transpose(0, 1).contiguous()
-            for name in ("conv", "ssm")
-        )
-        # The kernels of a step want their input in the dtype of the state.
+        conv = _by_layer(memory["conv"], is_init)  # [layers, N, channels, *]
+        ssm = _by_layer(memory["ssm"], is_init)
+        # The kernels of a step require the input in the dtype of the state.
         with torch.autocast(x.device.type, enabled=False):
-            x = self.embed(x.to(self.embed.weight.dtype)).unsqueeze(1)
-            for norm, mixer, *state in zip(self.norms, self.mixers, conv, ssm, strict=True):
-                output, *new = mixer.step(norm(x), *state)
-                for old, value in zip(state, new, strict=True):
-                    old.copy_(value)  # nothing where the kernel has already written it there
+            x = x.to(self.embed.weight.dtype)
+            x = self.embed(x).unsqueeze(1)  # [N, 1, D]
+            for layer, mixer in enumerate(self.mixers):
+                normed = self.norms[layer](x)
+                output, next_conv, next_ssm = mixer.step(normed, conv[layer], ssm[layer])
+                # No effect where the kernel has written in place already.
+                conv[layer].copy_(next_conv)
+                ssm[layer].copy_(next_ssm)
                 x = x + output
             context = self.norm(x.squeeze(1))
-        states = {"conv": conv.transpose(0, 1), "ssm": ssm.transpose(0, 1)}
-        return context, TensorDict(states, memory.batch_size, device=memory.device)
+        entries = {"conv": conv.transpose(0, 1), "ssm": ssm.transpose(0, 1)}
+        return context, TensorDict(entries, memory.batch_size, device=memory.device)
 
-    def _blocks(self, x: Tensor) -> Tensor:
-        for norm, mixer in zip(self.norms, self.mixers, strict=True):
-            x = x + mixer(norm(x))
-        return x
+
+def _by_layer(state: Tensor, is_init: Tensor) -> Tensor:
+    """Reset states ``[N, layers, *]`` where envs start, and reorder them to ``[layers, N, *]``."""
+    forget = is_init.view(-1, 1, 1, 1)
+    reset = state.masked_fill(forget, 0)
+    # The kernels write into contiguous states of one layer.
+    return reset.transpose(0, 1).contiguous()
 
 
 def _kernels() -> ModuleType:
@@ -129,11 +144,10 @@ def _kernels() -> ModuleType:
     try:
         return import_module("mamba_ssm")
     except ModuleNotFoundError as error:
+        # The missing package may be a dependency of mamba_ssm.
         missing = (error.name or "mamba_ssm").partition(".")[0]
-        raise MissingKernels(
-            f"MambaEncoder: the package {missing} must be installed, {remedy}"
-        ) from error
+        message = f"MambaEncoder: the package {missing} must be installed, {remedy}"
+        raise MissingKernels(message) from error
     except ImportError as error:
-        raise MissingKernels(
-            f"MambaEncoder: mamba_ssm must be importable ({error}), {remedy}"
-        ) from error
+        message = f"MambaEncoder: mamba_ssm must be importable ({error}), {remedy}"
+        raise MissingKernels(message) from error

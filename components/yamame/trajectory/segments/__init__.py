@@ -1,1 +1,3 @@
-"""Trajectory encoders that read their history in segments, and pass on what these leave."""
+"""Trajectory encoders that process their history in segments and pass summaries from one to the
+next.
+"""

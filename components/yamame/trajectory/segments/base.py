@@ -1,41 +1,41 @@
-"""Transformers that read their history in segments: what `RSMEncoder` and `MemoEncoder` have in
-common.
+"""Transformers that process their history in segments: common base of `RSMEncoder`, `MemoEncoder`.
 
 A segment is one causal attention over memory slots, up to C timesteps and M write slots::
 
     [ memory slots | timesteps | write slots ]
 
-Write slots begin as learnt queries. What they come out as, when the segment is full and the next
-timestep arrives, becomes memory slots of the next segment: the only way from one to the next.
-Positions are places in the segment, so nothing tells how long an episode is. Gradients pass every
-boundary. ``step_index`` is not used.
+Write slots start as learnt queries. When the segment is full and the next timestep arrives, their
+outputs become memory slots of the next segment: the only way from one segment to the next.
+Positions are places in the segment, so the length of an episode cannot be read from them. Gradients
+pass every boundary. ``step_index`` is not used.
 
-Training and acting run the same layers (`TransformerLayer`). The parallel pass takes the first
+Training and acting apply the same layers (`TransformerLayer`). The parallel pass encodes the first
 segments of all episodes at once, then all second ones, and so on, wherever they lie in their rows:
-timesteps of one turn stand side by side, and see what belongs to the same episode. So packed rows
-cost no more than others. A step attends to a cache.
+the timesteps of one turn stand side by side, and attend to those of the same episode. So packed
+rows cost no more than others. A step attends to a cache.
 
-The memory of acting is a TensorDict ``[N]``, slots being C timesteps and then the memory slots:
+The memory of acting is a TensorDict ``[N]``, where the S slots are C timesteps followed by the
+memory slots:
 
-==============  =========================  =====================================================
+==============  =========================  =================================================
 key             shape                      meaning
-==============  =========================  =====================================================
-``keys``        ``[N, layers, H, S, d]``   of what the present segment sees
-``values``      ``[N, layers, H, S, d]``   likewise
+==============  =========================  =================================================
+``keys``        ``[N, layers, H, S, d]``   keys visible to the present segment
+``values``      ``[N, layers, H, S, d]``   their values
 ``filled``      ``[N]`` int64              timesteps in the present segment
 ``boundaries``  ``[N]`` int64              boundaries passed since the start
-==============  =========================  =====================================================
+==============  =========================  =================================================
 """
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from yamame.checks import require, require_at_least
+from yamame.checks import Bounds, require
 from yamame.execution.capturing import capturing
 from yamame.trajectory.attention import Attend, dot_product
 from yamame.trajectory.base import (
@@ -49,15 +49,20 @@ from yamame.trajectory.kv_cache import init_cache
 from yamame.trajectory.positions import Sinusoids
 from yamame.trajectory.transformer import TransformerLayer
 
+Jitter = Annotated[float, Bounds(least=0, below=1)]
+"""Largest relative deviation of the length of a segment."""
 SPREAD = 3**-0.5
-"""Of learnt slots in the beginning: that of a new linear map of normalised values."""
+"""Initial standard deviation of learnt slots: that of a new linear map of normalised values."""
 EVERYONE = -1
-"""Owner of slots that every episode sees; of nobody's it is 0."""
+"""Owner of slots that every episode sees. Episodes are numbered from 1; unused slots have 0."""
 
 
 class Slots(NamedTuple):
-    """Memory slots of a turn: ``tokens`` ``[B, R, M, D]`` of R episodes, ``owner`` ``[B, R]`` their
-    numbers.
+    """Memory slots of a turn, for R episodes of each row.
+
+    Attributes:
+        tokens: ``[B, R, M, D]``.
+        owner: ``[B, R]`` int64, numbers of the episodes in their row.
     """
 
     tokens: Tensor
@@ -65,12 +70,16 @@ class Slots(NamedTuple):
 
 
 class SegmentEncoder(TrajectoryEncoder):
-    """See the module. A subclass says what memory slots are: `first_slots` and `next_slots` of
-    whole sequences, `needs_slots` and `write_slots` of steps, and `slot_position`."""
+    """Base class of segment encoders; see the module.
+
+    A subclass defines the memory slots: `first_slots` and `next_slots` of whole sequences,
+    `needs_slots` and `write_slots` of steps, and `slot_position` of both. The arguments are those
+    of `RSMEncoder` and `MemoEncoder`.
+    """
 
     parameter_roles: ClassVar[Mapping[str, str]] = {"queries": "table"}
     keeps_slots = False
-    """Whether the slots of earlier boundaries stay."""
+    """Whether the slots of earlier boundaries stay visible."""
 
     def __init__(
         self,
@@ -88,126 +97,149 @@ class SegmentEncoder(TrajectoryEncoder):
         context_length: int | None,
         keys: TrajectoryKeys | None,
     ) -> None:
-        owner = type(self).__name__
-        sizes = {
-            "d_model": d_model,
-            "num_heads": num_heads,
-            "num_layers": num_layers,
-            "ff_factor": ff_factor,
-        }
-        require_at_least(owner, 1, **sizes, segment_length=segment_length, num_slots=num_slots)
+        fits = d_model % num_heads == 0 and d_model % 2 == 0
         condition = f"be an even multiple of num_heads {num_heads}"
-        require(owner, "d_model", d_model, d_model % num_heads == d_model % 2 == 0, condition)
-        require(owner, "dropout", dropout, 0 <= dropout < 1, "lie in [0, 1)")
-        require(owner, "jitter", jitter, 0 <= jitter < 1, "lie in [0, 1)")
+        require(type(self).__name__, "d_model", d_model, fits, condition)
         super().__init__(in_features, d_model, context_length=context_length, keys=keys)
-        self.num_heads, self.segment_length, self.num_slots = num_heads, segment_length, num_slots
+        self.num_heads = num_heads
+        self.segment_length = segment_length
+        self.num_slots = num_slots
         self.jitter = jitter
-        if jitter:  # its lengths are drawn on the host
+        if jitter:
+            # Lengths are drawn on the host: a recording would repeat those of its capture.
             self.capture_obstacle = "jitter"
+
         self.embed = nn.Linear(in_features, d_model)
         self.queries = nn.Parameter(SPREAD * torch.randn(num_slots, d_model))
         self.positions = Sinusoids(d_model)
         self.dropout = nn.Dropout(dropout)
-        self.layers = nn.ModuleList(
-            TransformerLayer(
+        self.layers = nn.ModuleList()
+        for _ in range(num_layers):
+            layer = TransformerLayer(
                 d_model, num_heads, d_ff=ff_factor * d_model, dropout=dropout, activation=activation
             )
-            for _ in range(num_layers)
-        )
+            self.layers.append(layer)
         self.norm = nn.LayerNorm(d_model)
 
     @abstractmethod
     def first_slots(self, num_rows: int) -> Slots:
-        """What first segments see of a memory."""
+        """Return the memory slots of first segments."""
 
     @abstractmethod
     def next_slots(self, written: Slots, read: Slots) -> Slots:
-        """The memory slots of the next segment, from what write slots came out as and what this one
-        has read.
+        """Return the memory slots of the next segment.
+
+        Args:
+            written: Outputs of the write slots of this segment.
+            read: Memory slots of this segment.
         """
 
     @abstractmethod
     def slot_position(self, boundaries: Tensor) -> Tensor:
-        """Place of the first timestep in a segment after so many boundaries: how many memory slots
-        it sees.
+        """Return the number of memory slots visible in a segment, after so many boundaries.
+
+        The number is also the place of the first timestep in the segment.
         """
 
     @abstractmethod
     def needs_slots(self, memory: TensorDict, full: Tensor) -> Tensor:
-        """For which envs ``[N]`` `write_slots` does anything."""
+        """Return the envs ``[N]`` for which `write_slots` has an effect."""
 
     @abstractmethod
     def write_slots(self, memory: TensorDict, full: Tensor) -> None:
-        """Writes into ``memory`` what its next segment sees where ``full`` ``[N]`` says that one
-        ends.
+        """Write the memory slots of the next segment into ``memory``.
+
+        Args:
+            memory: ``[N]``.
+            full: ``[N]`` bool, envs whose segment ends.
         """
 
     # Whole sequences.
 
     def parallel(self, x: Tensor, step_index: Tensor, is_init: Tensor) -> Tensor:
-        """``[B, L, E]``, ``[B, L]``, ``[B, L]`` -> ``[B, L, D]``."""
-        x, position, episode = self.embed(x), segment_positions(is_init), is_init.cumsum(1)
-        bounds = self._bounds(x.shape[1])
-        turn = torch.bucketize(position, position.new_tensor(bounds[1:]), right=True)
+        """Encode ``[B, L, E]``, with starts ``[B, L]``, as ``[B, L, D]``."""
+        batch, length, _ = x.shape
+        x = self.embed(x)
+        position = segment_positions(is_init)  # [B, L], timestep in the episode
+        episode = is_init.cumsum(1)  # [B, L], number of the episode in its row, from 1
+        bounds = self._bounds(length)
+        ends = position.new_tensor(bounds[1:])
+        turn = torch.bucketize(position, ends, right=True)  # [B, L], number of the segment
         sizes = _turn_sizes(turn, position, bounds)
-        read, held = self.first_slots(len(x)), _Held(len(self.layers))
-        contexts, place, before = [], torch.zeros_like(position), 0
+
+        read = self.first_slots(batch)
+        attention = _TurnAttention(len(self.layers))
+        contexts = []
+        place = torch.zeros_like(position)  # [B, L], place of each timestep among the contexts
+        num_before = 0
         for index, (num_timesteps, _) in enumerate(sizes):
-            here, base = turn == index, self.slot_position(position.new_tensor(index))
-            column, owner = _first(here, num_timesteps, episode)
-            timesteps = x.gather(1, column.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
-            # Where a row has fewer timesteps in this segment, columns without an owner are filled:
-            # nothing reads them.
-            offset = (position.gather(1, column) - bounds[index]).clamp_min(0)
+            # Timesteps of this turn, side by side. A row with fewer of them is filled with columns
+            # that have no owner; no output of these is used.
+            here = turn == index
+            column, owner = _first(here, num_timesteps, episode)  # [B, T]
+            timesteps = _gather(x, column)
+            offset = position.gather(1, column) - bounds[index]
+            offset = offset.clamp_min(0)  # of columns without an owner
+            # Write slots for each episode that goes on after this segment.
             num_writers = sizes[index + 1][1] if index + 1 < len(sizes) else 0
-            _, writer = _first(position == bounds[index + 1], num_writers, episode)
-            count = torch.arange(self.num_slots, device=x.device)
-            read_at = base - read.tokens.shape[2] + count[: read.tokens.shape[2]]
-            write_at = base + bounds[index + 1] - bounds[index] + count
-            tokens = (read.tokens, timesteps, self.queries.expand(len(x), num_writers, -1, -1))
-            at = (
-                read_at.expand(read.tokens.shape[:3]),
-                base + offset,
-                write_at.expand(len(x), num_writers, -1),
-            )
-            owners = (
-                _repeated(read.owner, read.tokens.shape[2]),
-                owner,
-                _repeated(writer, self.num_slots),
-            )
-            out = self._encode(
-                torch.cat([part.reshape(len(x), -1, x.shape[-1]) for part in tokens], 1),
-                torch.cat([part.reshape(len(x), -1) for part in at], 1),
-                held.attention(
-                    torch.cat(owners, 1), keep=owners[0].shape[1] if self.keeps_slots else 0
-                ),
-            )
-            num_read = owners[0].shape[1]
-            contexts.append(out[:, num_read : num_read + num_timesteps])
-            place = torch.where(here, here.cumsum(1) - 1 + before, place)
-            before += num_timesteps
-            written = out[:, num_read + num_timesteps :].unflatten(1, (num_writers, self.num_slots))
+            goes_on = position == bounds[index + 1]
+            _, writer = _first(goes_on, num_writers, episode)  # [B, W]
+            queries = self.queries.expand(batch, num_writers, -1, -1)
+
+            # Memory slots end where the timesteps begin; write slots begin where these end.
+            base = self.slot_position(position.new_tensor(index))
+            slot = torch.arange(self.num_slots, device=x.device)
+            slots_read = read.tokens.shape[2]
+            read_at = base - slots_read + slot[:slots_read]
+            read_at = read_at.expand(read.tokens.shape[:3])
+            write_at = base + bounds[index + 1] - bounds[index] + slot
+            write_at = write_at.expand(batch, num_writers, -1)
+
+            read_tokens = read.tokens.flatten(1, 2)
+            read_owner = _repeat(read.owner, slots_read)
+            writer_owner = _repeat(writer, self.num_slots)
+            num_read = read_owner.shape[1]
+            tokens = torch.cat((read_tokens, timesteps, queries.flatten(1, 2)), 1)
+            at = torch.cat((read_at.flatten(1), base + offset, write_at.flatten(1)), 1)
+            owners = torch.cat((read_owner, owner, writer_owner), 1)
+            attend = attention.of_turn(owners, keep=num_read if self.keeps_slots else 0)
+            out = self._encode(tokens, at, attend)
+
+            _, context, written = out.tensor_split((num_read, num_read + num_timesteps), 1)
+            contexts.append(context)
+            place = torch.where(here, here.cumsum(1) - 1 + num_before, place)
+            num_before += num_timesteps
+            written = written.unflatten(1, (num_writers, self.num_slots))
             read = self.next_slots(Slots(written, writer), read)
-        return torch.cat(contexts, 1).gather(
-            1, place.unsqueeze(-1).expand(-1, -1, self.out_features)
-        )
+
+        return _gather(torch.cat(contexts, 1), place)
 
     def _bounds(self, length: int) -> list[int]:
-        """Where segments begin in an episode of ``length`` timesteps, and where the last one
-        ends.
-        """
-        spread, bounds = int(self.jitter * self.segment_length) if self.training else 0, [0]
+        """Return where the segments of an episode begin, and where the last one ends."""
+        spread = 0
+        if self.training:
+            spread = int(self.jitter * self.segment_length)
+        bounds = [0]
         while bounds[-1] < length:
-            drawn = int(torch.randint(-spread, spread + 1, ())) if spread else 0
-            bounds.append(bounds[-1] + self.segment_length + drawn)
+            size = self.segment_length
+            if spread:
+                size += int(torch.randint(-spread, spread + 1, ()))
+            bounds.append(bounds[-1] + size)
         return bounds
 
     def _encode(self, tokens: Tensor, at: Tensor, attention: Callable[[int], Attend]) -> Tensor:
-        """``[B, T, D]`` at places ``[B, T]`` -> ``[B, T, D]``, with the attention of each layer by
-        its index.
+        """Apply the layers.
+
+        Args:
+            tokens: ``[B, T, D]``.
+            at: ``[B, T]`` int64, places of the tokens in their segment.
+            attention: Attention function of each layer, by its index.
+
+        Returns:
+            ``[B, T, D]``.
         """
-        x = self.dropout(tokens + self.positions(at).to(self.norm.weight.dtype))
+        positions = self.positions(at).to(self.norm.weight.dtype)
+        x = self.dropout(tokens + positions)
         for index, layer in enumerate(self.layers):
             x = layer(x, attention(index), None)
         return self.norm(x)
@@ -217,41 +249,40 @@ class SegmentEncoder(TrajectoryEncoder):
     def init_memory(
         self, num_envs: int, *, capacity: int | None = None, device: Device = None
     ) -> TensorDict:
-        """See the module."""
-        slots = self.segment_length + self.memory_slots(capacity)
-        shape = (
-            num_envs,
-            len(self.layers),
-            self.num_heads,
-            slots,
-            self.out_features // self.num_heads,
-        )
+        """Return an empty memory; see the module."""
+        num_slots = self.segment_length + self.memory_slots(capacity)
+        head_size = self.out_features // self.num_heads
+        shape = (num_envs, len(self.layers), self.num_heads, num_slots, head_size)
         return init_cache(shape, self.norm.weight, device, counts=("filled", "boundaries"))
 
     def memory_slots(self, capacity: int | None) -> int:
-        """How many memory slots a new memory has."""
+        """Return the number of memory slots of a new memory."""
         return self.num_slots
 
     def step(
         self, x: Tensor, memory: TensorDict, is_init: Tensor, step_index: Tensor | None = None
     ) -> tuple[Tensor, TensorDict]:
-        """``[N, E]``, ``[N]``, ``[N]`` -> ``[N, D]``, ``[N]``; see `TrajectoryEncoder.step`.
-
-        It looks whether any env passes a boundary, and does nothing about it where none does;
-        captured, compiled and exported it does all for everyone. That changes no context.
-        """
+        """Encode one timestep; see `TrajectoryEncoder.step`."""
         self.check_step(x, memory, is_init)
         memory = memory.copy()
         for name in ("filled", "boundaries"):
             memory[name] = memory[name].masked_fill(is_init, 0)
         full = memory["filled"] == self.segment_length
+
+        # Most steps pass no boundary and skip the slots. Captured code cannot branch and computes
+        # them for all envs, which changes no context.
         if capturing() or bool(self.needs_slots(memory, full).any()):
             self.write_slots(memory, full)
-        memory["filled"] = filled = memory["filled"].masked_fill(full, 0)
+        filled = memory["filled"].masked_fill(full, 0)
+        memory["filled"] = filled
         memory["boundaries"] = memory["boundaries"] + full.to(torch.int64)
-        base = self.slot_position(memory["boundaries"])
-        tokens, at = self.embed(x).unsqueeze(1), (base + filled).unsqueeze(1)
-        context = self.attend(memory, tokens, at, base, filled.unsqueeze(1), torch.ones_like(full))
+
+        num_slots = self.slot_position(memory["boundaries"])
+        tokens = self.embed(x).unsqueeze(1)  # [N, 1, D]
+        at = (num_slots + filled).unsqueeze(1)
+        store_at = filled.unsqueeze(1)
+        everywhere = torch.ones_like(full)
+        context = self.attend(memory, tokens, at, num_slots, store_at, everywhere)
         memory["filled"] = filled + 1
         return context.squeeze(1), memory
 
@@ -264,73 +295,92 @@ class SegmentEncoder(TrajectoryEncoder):
         store_at: Tensor | None = None,
         where: Tensor | None = None,
     ) -> Tensor:
-        """Encodes T tokens of every env, which see one another causally and what the memory holds.
+        """Encode T tokens of every env, which attend to each other causally and to the memory.
 
         Args:
-            memory: ``[N]``; of its timesteps those that are ``filled`` are seen.
+            memory: ``[N]``; its first ``filled`` timesteps are visible.
             tokens: ``[N, T, D]``.
-            at: ``[N, T]``, their places.
-            visible_slots: ``[N]``, how many of its memory slots are seen.
-            store_at: ``[N, T]`` slots in which keys and values are stored; None: nowhere.
-            where: ``[N]`` bool, the envs of which they are.
+            at: ``[N, T]``, places of the tokens.
+            visible_slots: ``[N]``, number of its memory slots that are visible.
+            store_at: ``[N, T]`` slots in which keys and values are stored; None to store nothing.
+            where: ``[N]`` bool, envs whose keys and values are stored.
 
         Returns:
             ``[N, T, D]``.
         """
         num_envs, num_tokens = at.shape
-        slot = torch.arange(memory["keys"].shape[3], device=at.device)
-        seen = slot < memory["filled"].unsqueeze(1)
-        seen |= (slot >= self.segment_length) & (
-            slot - self.segment_length < visible_slots.unsqueeze(1)
-        )
-        causal = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=at.device).tril()
-        seen = seen.view(num_envs, 1, 1, -1).expand(-1, -1, num_tokens, -1)
-        mask = torch.cat((seen, causal.expand(num_envs, 1, -1, -1)), -1)
+        num_held = memory["keys"].shape[3]
+        slot = torch.arange(num_held, device=at.device)
+        is_timestep = slot < memory["filled"].unsqueeze(1)  # [N, S]
+        memory_slot = slot - self.segment_length
+        is_visible = memory_slot < visible_slots.unsqueeze(1)
+        is_slot = (memory_slot >= 0) & is_visible
+        visible = (is_timestep | is_slot).view(num_envs, 1, 1, num_held)
+        visible = visible.expand(-1, -1, num_tokens, -1)  # [N, 1, T, S]
+        causal = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=at.device)
+        causal = causal.tril().expand(num_envs, 1, -1, -1)  # [N, 1, T, T]
+        mask = torch.cat((visible, causal), -1)
 
         def attention(layer: int) -> Attend:
             def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-                held = memory["keys"][:, layer], memory["values"][:, layer]
-                new = k.to(held[0].dtype), v.to(held[1].dtype)
-                keys, values = (torch.cat(pair, 2) for pair in zip(held, new, strict=True))
+                held_keys = memory["keys"][:, layer]  # [N, H, S, d]
+                held_values = memory["values"][:, layer]
+                k = k.to(held_keys.dtype)
+                v = v.to(held_values.dtype)
+                keys = torch.cat((held_keys, k), 2)
+                values = torch.cat((held_values, v), 2)
+                # After the copies above, which must not contain the new keys twice.
                 if store_at is not None and where is not None:
-                    for cache, value in zip(held, new, strict=True):
-                        _store(cache, value, store_at, where)
-                return dot_product(q.to(keys.dtype), keys, values, mask=mask)
+                    _store(held_keys, k, store_at, where)
+                    _store(held_values, v, store_at, where)
+                q = q.to(keys.dtype)
+                return dot_product(q, keys, values, mask=mask)
 
             return attend
 
         return self._encode(tokens, at, attention)
 
 
-class _Held:
-    """Attention of the turns of a parallel pass, and the keys and values of memory slots that later
-    turns still see.
+class _TurnAttention:
+    """Attention of the turns of a parallel pass.
+
+    Holds keys and values of memory slots that stay visible in later turns.
     """
 
     def __init__(self, num_layers: int) -> None:
-        self.layers: list[tuple[Tensor, Tensor] | None] = [None] * num_layers
+        self.held: list[tuple[Tensor, Tensor] | None] = [None] * num_layers
         self.owner: Tensor | None = None
 
-    def attention(self, owner: Tensor, *, keep: int) -> Callable[[int], Attend]:
-        """That of tokens of ``owner`` ``[B, T]``, the first ``keep`` of which stay visible for
-        later turns.
+    def of_turn(self, owner: Tensor, *, keep: int) -> Callable[[int], Attend]:
+        """Return the attention of each layer among tokens with the same owner.
+
+        Args:
+            owner: ``[B, T]``, owners of the tokens of this turn.
+            keep: Number of first tokens that stay visible in later turns.
         """
-        held = 0 if self.owner is None else self.owner.shape[1]
-        keys_owner = owner if self.owner is None else torch.cat((self.owner, owner), 1)
-        same = (owner.unsqueeze(2) == keys_owner.unsqueeze(1)) | (keys_owner == EVERYONE).unsqueeze(
-            1
-        )
-        mask = same.tril(held).unsqueeze(1)
+        num_held = 0
+        key_owner = owner
+        if self.owner is not None:
+            num_held = self.owner.shape[1]
+            key_owner = torch.cat((self.owner, owner), 1)
+        is_same = owner.unsqueeze(2) == key_owner.unsqueeze(1)  # [B, T, held + T]
+        is_shared = (key_owner == EVERYONE).unsqueeze(1)
+        # Causal among the tokens of this turn; all held keys are earlier.
+        mask = (is_same | is_shared).tril(num_held).unsqueeze(1)
+        num_kept = num_held + keep
         if keep:
-            self.owner = keys_owner[:, : held + keep]
+            self.owner = key_owner[:, :num_kept]
 
         def of_layer(layer: int) -> Attend:
             def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-                before = self.layers[layer]
-                if before is not None:
-                    k, v = torch.cat((before[0], k), 2), torch.cat((before[1], v), 2)
+                held = self.held[layer]
+                if held is not None:
+                    k = torch.cat((held[0], k), 2)
+                    v = torch.cat((held[1], v), 2)
                 if keep:
-                    self.layers[layer] = k[:, :, : held + keep], v[:, :, : held + keep]
+                    kept_keys = k[:, :, :num_kept]
+                    kept_values = v[:, :, :num_kept]
+                    self.held[layer] = (kept_keys, kept_values)
                 return dot_product(q, k, v, mask=mask)
 
             return attend
@@ -339,39 +389,70 @@ class _Held:
 
 
 def _turn_sizes(turn: Tensor, position: Tensor, bounds: list[int]) -> list[tuple[int, int]]:
-    """The most timesteps and episodes that a row has in every turn; captured, the most that it can
-    have.
+    """Return the most timesteps and the most episodes of a row, for every turn.
+
+    While capturing, these are upper bounds that do not depend on values of tensors.
     """
     length = turn.shape[1]
     if capturing():
         return [(length - first, length // (first + 1)) for first in bounds[:-1]]
-    counts = [
-        ((turn == i).sum(1).amax(), (position == first).sum(1).amax())
-        for i, first in enumerate(bounds[:-1])
-    ]
-    sizes = torch.stack([torch.stack(pair) for pair in counts]).tolist()
+
+    counts = []
+    for index, first in enumerate(bounds[:-1]):
+        num_timesteps = (turn == index).sum(1).amax()
+        num_episodes = (position == first).sum(1).amax()
+        counts.append(torch.stack((num_timesteps, num_episodes)))
+    sizes = torch.stack(counts).tolist()  # one synchronisation for all turns
     return [(timesteps, episodes) for timesteps, episodes in sizes if timesteps]
 
 
 def _first(flag: Tensor, count: int, episode: Tensor) -> tuple[Tensor, Tensor]:
-    """The first ``count`` columns of ``[B, L]`` where ``flag`` is set, and their episodes; 0 where
-    there are less.
+    """Return the first columns in which a flag is set.
+
+    Args:
+        flag: ``[B, L]`` bool.
+        count: Number of columns.
+        episode: ``[B, L]`` int64, number of the episode of each column.
+
+    Returns:
+        The columns ``[B, count]``, and their episodes, 0 where a row has fewer.
     """
     if not count:
         return episode[:, :0], episode[:, :0]
-    column = flag.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :count]
-    return column, episode.gather(1, column) * flag.gather(1, column)
+    # A stable sort keeps the order in time.
+    order = flag.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
+    column = order[:, :count]
+    is_set = flag.gather(1, column)
+    owner = episode.gather(1, column) * is_set
+    return column, owner
 
 
-def _repeated(owner: Tensor, times: int) -> Tensor:
-    return owner.unsqueeze(2).expand(-1, -1, times).flatten(1)
+def _gather(x: Tensor, column: Tensor) -> Tensor:
+    """Return the timesteps ``[B, T, D]`` of ``[B, L, D]`` in the columns ``[B, T]``."""
+    index = column.unsqueeze(-1).expand(-1, -1, x.shape[-1])
+    return x.gather(1, index)
+
+
+def _repeat(owner: Tensor, times: int) -> Tensor:
+    """Repeat each owner for all of its slots: ``[B, R] -> [B, R * times]``."""
+    repeated = owner.unsqueeze(2).expand(-1, -1, times)
+    return repeated.flatten(1)
 
 
 def _store(cache: Tensor, new: Tensor, slot: Tensor, where: Tensor) -> None:
-    """Writes ``[N, H, T, d]`` into slots ``[N, T]`` of ``[N, H, S, d]`` where ``where`` ``[N]``
-    says so.
+    """Store keys or values in a layer of the cache.
+
+    Args:
+        cache: ``[N, H, S, d]``, written in place.
+        new: ``[N, H, T, d]``.
+        slot: ``[N, T]`` int64.
+        where: ``[N]`` bool, envs that are written.
     """
-    index = slot.clamp(max=cache.shape[2] - 1).view(len(slot), 1, -1, 1).expand_as(new)
-    # What is not finite would reach other timesteps even through a weight of zero.
-    value = torch.where(where.view(-1, 1, 1, 1), new.nan_to_num(), cache.gather(2, index))
+    # An env that is not written may have a slot beyond the memory.
+    slot = slot.clamp(max=cache.shape[2] - 1)
+    index = slot.view(len(slot), 1, -1, 1).expand_as(new)
+    old = cache.gather(2, index)
+    # NaN and Inf would reach other timesteps even through an attention weight of zero.
+    finite = new.nan_to_num()
+    value = torch.where(where.view(-1, 1, 1, 1), finite, old)
     cache.scatter_(2, index, value)

@@ -1,5 +1,4 @@
-"""Accumulated summaries: a Transformer over short segments, each of which leaves some slots that
-later ones see.
+"""Accumulated summaries: a Transformer over short segments, each of which leaves some slots.
 
 The memory grows by ``num_slots`` slots per segment: see `yamame.trajectory.segments.base`.
 
@@ -13,33 +12,35 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.nn import functional as F
 
-from yamame.trajectory.base import Activation, TrajectoryKeys
-from yamame.trajectory.segments.base import SegmentEncoder, Slots
+from yamame.checks import NumLayers, PositiveInt, check_bounds
+from yamame.trajectory.base import Activation, DropoutRate, TrajectoryKeys
+from yamame.trajectory.segments.base import Jitter, SegmentEncoder, Slots
 
-_FEWEST, _MOST_MORE = 8, 32
-"""Boundaries for which a memory has slots when it first grows, and for how many more it grows at
-most.
-"""
+_FEWEST_BOUNDARIES = 8
+"""Boundaries for which a memory has slots after its first growth."""
+_LARGEST_GROWTH = 32
+"""Most boundaries by which a memory grows at once; below it a memory doubles."""
 
 
 class MemoEncoder(SegmentEncoder):
-    """Segments of ``segment_length`` timesteps; the summaries of all before are seen, and never
-    written again (Memo).
+    """A Transformer over segments that sees the summaries of all earlier ones (arXiv 2510.19732).
 
-    What a segment's write slots come out as is read as further slots by all segments after it.
+    The outputs of the write slots of a segment are further memory slots of all later segments. They
+    are never rewritten.
 
     Args:
         in_features, d_model, num_heads, num_layers, ff_factor, dropout, activation: As for
-        `RSMEncoder`.
+            `RSMEncoder`.
         segment_length: Timesteps C of a segment.
-        num_slots: Slots M that a segment leaves.
-        jitter: Lengths of segments are drawn within this share of ``segment_length`` in training.
-        context_length: How many timesteps acting remembers: later summaries take the places of the
-            oldest. None for all, with a memory that grows.
-        keys: Where to read and write, if not under the usual names.
+        num_slots: Number M of slots that a segment leaves.
+        jitter: Largest relative deviation of segment lengths from ``segment_length`` in training,
+            in [0, 1).
+        context_length: Number of timesteps remembered while acting: later summaries replace the
+            oldest ones. None for all, with a memory that grows.
+        keys: Keys to read and write; None for the defaults.
 
     Raises:
-        ValueError: If sizes do not fit together.
+        ValueError: If an argument is out of range or sizes do not fit together.
 
     >>> encoder = MemoEncoder(3, d_model=8, num_heads=2, num_layers=1, segment_length=4)
     >>> envs = TensorDict({"features": torch.zeros(5, 3), "is_init": torch.ones(5, 1).bool()}, [5])
@@ -49,20 +50,21 @@ class MemoEncoder(SegmentEncoder):
 
     keeps_slots = True
 
+    @check_bounds
     def __init__(
         self,
-        in_features: int,
+        in_features: PositiveInt,
         *,
-        d_model: int = 128,
-        num_heads: int = 8,
-        num_layers: int = 2,
-        ff_factor: int = 4,
-        dropout: float = 0.05,
+        d_model: PositiveInt = 128,
+        num_heads: PositiveInt = 8,
+        num_layers: NumLayers = 2,
+        ff_factor: PositiveInt = 4,
+        dropout: DropoutRate = 0.05,
         activation: Activation = "leaky_relu",
-        segment_length: int = 32,
-        num_slots: int = 4,
-        jitter: float = 0.2,
-        context_length: int | None = 1024,
+        segment_length: PositiveInt = 32,
+        num_slots: PositiveInt = 4,
+        jitter: Jitter = 0.2,
+        context_length: PositiveInt | None = 1024,
         keys: TrajectoryKeys | None = None,
     ) -> None:
         super().__init__(
@@ -82,57 +84,74 @@ class MemoEncoder(SegmentEncoder):
         self.most_slots = None if context_length is None else self.memory_slots(context_length)
 
     def first_slots(self, num_rows: int) -> Slots:
-        """None."""
+        """Return no slots: a first segment sees itself only."""
         queries = self.queries
-        return Slots(
-            queries.new_zeros(num_rows, 0, *queries.shape),
-            torch.zeros(num_rows, 0, dtype=torch.int64, device=queries.device),
-        )
+        tokens = queries.new_zeros(num_rows, 0, *queries.shape)
+        owner = queries.new_zeros(num_rows, 0, dtype=torch.int64)
+        return Slots(tokens, owner)
 
     def next_slots(self, written: Slots, read: Slots) -> Slots:
-        """What was written, beside all that is there."""
+        """Return the outputs of the write slots; earlier slots stay visible beside them."""
         return written
 
     def slot_position(self, boundaries: Tensor) -> Tensor:
-        """One place more for every slot that was left."""
+        """Return the number of slots that earlier segments have left."""
         return self.num_slots * boundaries
 
     def memory_slots(self, capacity: int | None) -> int:
-        """As many as there are boundaries before the last timestep."""
+        """Return the number of slots left at the boundaries before timestep ``capacity``."""
         if capacity is None:
             return 0
-        capacity = min(capacity, self.context_length or capacity)
-        return self.num_slots * max(1, (capacity - 1) // self.segment_length)
+        if self.context_length is not None:
+            capacity = min(capacity, self.context_length)
+        num_boundaries = (capacity - 1) // self.segment_length
+        return self.num_slots * max(1, num_boundaries)
 
     def grow_by(self, memory: TensorDict, num_steps: int) -> tuple[TensorDict, int]:
-        """``memory`` with slots for the boundaries of some timesteps more; see
-        `TrajectoryEncoder.grow_by`.
-        """
-        held = slots = memory["keys"].shape[3] - self.segment_length
-        if held == self.most_slots:
+        """Return a memory with slots for more timesteps; see `TrajectoryEncoder.grow_by`."""
+        num_slots = memory["keys"].shape[3] - self.segment_length
+        if num_slots == self.most_slots:
             return memory, sys.maxsize
-        passed = int(memory["boundaries"].max())  # which waits for the device
-        needed = self.num_slots * (passed + 1 + (num_steps - 1) // self.segment_length)
-        while slots < needed and slots != self.most_slots:
-            slots += min(max(slots // self.num_slots, _FEWEST), _MOST_MORE) * self.num_slots
-            slots = slots if self.most_slots is None else min(slots, self.most_slots)
-        room = (slots // self.num_slots - passed) * self.segment_length
-        room = sys.maxsize if slots == self.most_slots else room
-        if slots == held:
+
+        passed = int(memory["boundaries"].max())  # synchronises with the device
+        ahead = 1 + (num_steps - 1) // self.segment_length  # boundaries that the steps may pass
+        needed = self.num_slots * (passed + ahead)
+        larger = num_slots
+        while larger < needed and larger != self.most_slots:
+            growth = max(larger // self.num_slots, _FEWEST_BOUNDARIES)
+            larger += self.num_slots * min(growth, _LARGEST_GROWTH)
+            if self.most_slots is not None:
+                larger = min(larger, self.most_slots)
+
+        room = (larger // self.num_slots - passed) * self.segment_length
+        if larger == self.most_slots:
+            room = sys.maxsize
+        if larger == num_slots:
             return memory, room
-        larger = {name: F.pad(memory[name], (0, 0, 0, slots - held)) for name in ("keys", "values")}
-        return memory.copy().update(larger), room
+        grown = memory.copy()
+        added = larger - num_slots
+        for name in ("keys", "values"):
+            grown[name] = F.pad(memory[name], (0, 0, 0, added))
+        return grown, room
 
     def needs_slots(self, memory: TensorDict, full: Tensor) -> Tensor:
-        """Where a segment ends."""
+        """Return the envs whose segment ends."""
         return full
 
     def write_slots(self, memory: TensorDict, full: Tensor) -> None:
-        """Stores what the segment's slots are to the layers."""
-        num_held = self.slot_position(memory["boundaries"])
-        place = num_held.unsqueeze(1) + torch.arange(self.num_slots, device=full.device)
-        queries = self.queries.expand(len(full), -1, -1)
-        written = self.attend(memory, queries, place + self.segment_length, num_held)
-        alone = memory.copy().set("filled", torch.zeros_like(num_held))
-        num_slots = max(1, memory["keys"].shape[3] - self.segment_length)
-        self.attend(alone, written, place, num_held, self.segment_length + place % num_slots, full)
+        """Store keys and values of the slots that the finished segment leaves."""
+        num_held = self.slot_position(memory["boundaries"])  # [N]
+        slot = torch.arange(self.num_slots, device=full.device)
+        place = num_held.unsqueeze(1) + slot  # [N, M]
+        queries = self.queries.expand(len(full), -1, -1)  # [N, M, D]
+        at = place + self.segment_length
+        written = self.attend(memory, queries, at, num_held)
+
+        # Later segments see the summaries without the timesteps that these were made of.
+        alone = memory.copy()
+        alone["filled"] = torch.zeros_like(num_held)
+        num_slots = memory["keys"].shape[3] - self.segment_length
+        num_slots = max(1, num_slots)
+        # Beyond the capacity the oldest summaries are overwritten.
+        store_at = self.segment_length + place % num_slots
+        self.attend(alone, written, place, num_held, store_at, full)
