@@ -1,16 +1,13 @@
-"""Trains on every task of a suite, all with one setting, and puts what comes out beside published
-numbers.
+"""Train on every task of a suite with the same settings, and compare with published numbers.
 
     python recipes/leaderboard.py popgym tier=cpu                   # --help lists the keys
-    python recipes/leaderboard.py popgym tier=gpu only_check=true   # what would be run
-    python recipes/leaderboard.py popgym tier=cpu seeds=[0,1,2] overrides=[encoder=gru]
-    page=table.md
+    python recipes/leaderboard.py popgym tier=gpu only_check=true   # print the commands
+    python recipes/leaderboard.py popgym tier=cpu overrides=[encoder=gru] page=table.md
 
 The suite's file in conf/suite has the tasks and the published numbers with their sources. Runs are
-those of `python recipes/train.py`: a task that is finished is not run again, one that was
-interrupted goes on, and one that fails leaves the others alone. The table is a marked one
-(`yamame.report.tables`): a verdict tells whether the best evaluation is above, within or below the
-published number.
+those of `python recipes/train.py`: a finished task is not run again, an interrupted one is resumed,
+and a task that fails does not stop the others. The table is a marked one (`yamame.report.tables`):
+the verdict is the position of the best evaluation above, within or below the published number.
 """
 
 if __name__ == "__main__":
@@ -37,43 +34,53 @@ from yamame.runs.several import train_or_resume
 from yamame.system.installed import recipe_command
 from yamame.system.messages import print_stderr
 
-WRITTEN = ("at the end", "best", "verdict", "CPU-s", "steps")
+# Columns that are computed, left and right of the published numbers.
+RESULTS = ("at the end", "best", "verdict")
+COSTS = ("CPU-s", "steps")
 
 
 def leaderboard(cfg: DictConfig) -> Path | None:
-    """The recipe: checks all runs, does what is missing of them, and writes the table, whose page
-    it returns.
+    """Check all runs, train those that are missing, write the table and return its page.
+
+    With ``only_check`` the commands are printed instead.
     """
-    suite, tier = plain(cfg.suite), tier_of(cfg)
-    experiment, key = f"experiment={tier['experiment']}", suite["key"]
-    commands = {str(task): [experiment, f"{key}={task}", *cfg.overrides] for task in tier["tasks"]}
-    for command in commands.values():
-        yamame.compose(*command)
+    suite = plain(cfg.suite)
+    tier = tier_of(cfg)
+    commands = {}
+    for task in tier["tasks"]:
+        arguments = [f"experiment={tier['experiment']}", f"{suite['key']}={task}", *cfg.overrides]
+        yamame.compose(*arguments)  # a mistake is found before hours of training
+        commands[str(task)] = arguments
     if cfg.only_check:
         for command in commands.values():
             print(recipe_command("train"), *command, f"seed={','.join(map(str, cfg.seeds))}")
         return None
-    failed = [
-        task
-        for task, command in commands.items()
-        for seed in cfg.seeds
-        if not trained(cfg, command, seed)
-    ]
-    if len(failed) == len(commands) * len(cfg.seeds):
+
+    num_failed = 0
+    for command in commands.values():
+        for seed in cfg.seeds:
+            num_failed += not trained(cfg, command, seed)
+    if num_failed == len(commands) * len(cfg.seeds):
         raise SystemExit(1)
-    name = f"{suite['title']} ({cfg.tier})"
+
     page = Path(cfg.page or f"leaderboard/{suite['title'].lower()}-{cfg.tier}.md")
-    place_table(page, name, table_of(suite, commands, list(cfg.seeds)), notes_of(suite))
-    sections, _ = make_sections(RunReader.open(cfg.store.tracking_uri, cfg.store.experiment).read())
+    table = table_of(suite, commands, list(cfg.seeds))
+    place_table(page, f"{suite['title']} ({cfg.tier})", table, notes_of(suite))
+    reader = RunReader.open(cfg.store.tracking_uri, cfg.store.experiment)
+    sections, _ = make_sections(reader.read())
     not_run = write_tables([page], sections, instantiate(cfg.resampling))
     print(*not_run, page, sep="\n")
-    if failed:
+    if num_failed:
         raise SystemExit(1)
     return page
 
 
 def tier_of(cfg: DictConfig) -> dict[str, Any]:
-    """The tasks that are asked for, and their experiment."""
+    """Return the experiment and the tasks of the chosen tier.
+
+    Raises:
+        UsageError: The suite has no such tier.
+    """
     tiers = plain(cfg.suite.tiers)
     if cfg.tier not in tiers:
         raise UsageError(f"tier: must be one of {', '.join(tiers)}, got {cfg.tier}")
@@ -81,7 +88,7 @@ def tier_of(cfg: DictConfig) -> dict[str, Any]:
 
 
 def trained(cfg: DictConfig, command: list[str], seed: int) -> bool:
-    """Does what is left of a run; whether it is done. What it fails by is told."""
+    """Train a run, or the rest of it, and return whether it is finished. Errors are printed."""
     store = [f"logger.{key}='{value}'" for key, value in plain(cfg.store).items()]
     try:
         train_or_resume(*command, f"seed={seed}", *store)
@@ -89,6 +96,7 @@ def trained(cfg: DictConfig, command: list[str], seed: int) -> bool:
         print_stderr(
             f"leaderboard: {' '.join(command)} seed={seed}: {type(error).__name__}: {error}"
         )
+        # A mistake of the user needs no traceback.
         if not isinstance(error, UsageError):
             print_stderr(traceback.format_exc())
         return False
@@ -96,30 +104,26 @@ def trained(cfg: DictConfig, command: list[str], seed: int) -> bool:
 
 
 def table_of(suite: Mapping[str, Any], commands: Mapping[str, list[str]], seeds: list[int]) -> str:
-    """The marked table, without the numbers of runs."""
-    published, against = suite["published"], suite["against"]
-    first, last = WRITTEN[:3], WRITTEN[3:]
-    head = ["task", "`python recipes/train.py ...`", *first, *published, *last]
-    rows = [
-        [
-            task,
-            f"`{' '.join(command)}`",
-            *[""] * len(first),
-            *(cell(column, task) for column in published.values()),
-            *[""] * len(last),
-        ]
-        for task, command in commands.items()
-    ]
-    lines = [head, ["---"] * len(head), *rows]
-    marker = f"seeds={','.join(map(str, seeds))}; typed={','.join(published)}; against={against}"
+    """Return the marked table, without the numbers of runs."""
+    published = suite["published"]
+    head = ["task", "`python recipes/train.py ...`", *RESULTS, *published, *COSTS]
+    lines = [head, ["---"] * len(head)]
+    for task, command in commands.items():
+        row = dict.fromkeys(head, "")
+        row["task"] = task
+        row["`python recipes/train.py ...`"] = f"`{' '.join(command)}`"
+        for name, column in published.items():
+            row[name] = cell(column, task)
+        lines.append(list(row.values()))
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+    seed_list = ",".join(map(str, seeds))
+    marker = f"seeds={seed_list}; typed={','.join(published)}; against={suite['against']}"
     return f"<!-- runs: {marker} -->\n\n{table}\n\n<!-- end of runs -->"
 
 
 def cell(column: Mapping[str, Any], task: str) -> str:
-    """A published number; in parentheses where it is of other rules; nothing where there is
-    none.
-    """
+    """Format a published number; in parentheses if it has other rules; empty without one."""
     value = column["values"].get(task)
     if value is None:
         return ""
@@ -128,7 +132,7 @@ def cell(column: Mapping[str, Any], task: str) -> str:
 
 
 def notes_of(suite: Mapping[str, Any]) -> str:
-    """Where the published numbers stand."""
+    """Return the sources of the published numbers."""
     return "\n".join(
         f"- *{name}*: {column['source']}" for name, column in suite["published"].items()
     )

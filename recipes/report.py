@@ -1,19 +1,19 @@
-"""Makes one page of MLflow runs: what was run, what came out and when, how groups compare, how to
-repeat it.
+"""Make a page of MLflow runs: settings, results, comparisons, and commands that repeat them.
 
-    python recipes/report.py [key=value]                      # --help lists the keys
+    python recipes/report.py [key=value]                    # --help lists the keys
     python recipes/report.py runs=[maze-*,tmaze-0] directory=report/mazes
-    python recipes/report.py strict=true                      # exit status 1 where less came out than was expected
+    python recipes/report.py strict=true                    # exit status 1 if a result is too low
     python recipes/report.py evidence=docs/results tables=[README.md,docs/results.md]
-    python recipes/report.py evidence=docs/results tables=README.md store.tracking_uri=null   # without a store
+    # without a store
+    python recipes/report.py evidence=docs/results tables=README.md store.tracking_uri=null
 
-The page <directory>/index.html needs nothing else. Pictures of evaluations (PNG), videos and
-numbers (CSV) lie beside it. Only runs that ended by themselves count; the others are listed with
-the reason.
+The page <directory>/index.html needs no other file. Pictures of evaluations (PNG), videos and
+numbers (CSV) lie beside it. Only runs that have finished by themselves count; the others are listed
+with the reason.
 
 ``evidence`` is a folder of CSV files to which the numbers of these runs are added
-(`yamame.report.evidence`), and from which ``tables``, the marked tables of Markdown pages, are
-filled (`yamame.report.tables`).
+(`yamame.report.evidence`). ``tables``, the marked tables of Markdown pages, are filled from it
+(`yamame.report.tables`).
 """
 
 if __name__ == "__main__":
@@ -50,20 +50,20 @@ from yamame.tracking.pages import ui_command
 
 
 def report(cfg: DictConfig) -> Path:
-    """The recipe: reads, sorts, computes and writes; then prints the verdicts and the path of the
-    page.
+    """Write the report and print verdicts, runs that do not count, and the path of the page.
 
-    Without a store it fills tables from evidence, and returns the folder of that.
+    Without a store, tables are filled from evidence and the folder of evidence is returned.
     """
     resampling = instantiate(cfg.resampling)
     check_thresholds(list(cfg.thresholds))
     check_evidence(cfg)
     if cfg.store.tracking_uri is None:
-        to_run = fill_tables(cfg, [], resampling)
-        print(*to_run, cfg.evidence, sep="\n")
-        if cfg.strict and to_run:
+        commands = fill_tables(cfg, [], resampling)
+        print(*commands, cfg.evidence, sep="\n")
+        if cfg.strict and commands:
             raise SystemExit(1)
         return Path(cfg.evidence)
+
     check_folder(cfg.directory, "directory")
     reader = RunReader.open(cfg.store.tracking_uri, cfg.store.experiment)
     sections, left_out = make_sections(reader.read(cfg.runs), base=cfg.base)
@@ -75,25 +75,36 @@ def report(cfg: DictConfig) -> Path:
         resampling=resampling,
         artifact=reader.artifact,
     )
-    store = absolute_uri(cfg.store.tracking_uri)
-    served_by = (
-        ui_command(store) and f"mlflow ui --backend-store-uri {store}"
-    )  # from whatever folder
-    to_run = fill_tables(cfg, sections, resampling)
-    page = write_report(content, Path(cfg.directory), served_by=served_by)
+    # Tables first: an error in them is found before anything is written.
+    commands = fill_tables(cfg, sections, resampling)
+    page = write_report(content, Path(cfg.directory), served_by=server_command(cfg))
+
     for verdict in content.verdicts:
         print(verdict)
     for run, reason in left_out:
         print(f"not counted: {run.name} ({run.run_id}): {reason}")
-    print(*to_run, page, sep="\n")
-    if cfg.strict and (to_run or falls_short(content.verdicts)):
+    for run, problem in content.problems:
+        print(f"cannot be read: {run.name} ({run.run_id}): {problem}")
+    print(*commands, page, sep="\n")
+    if cfg.strict and (commands or falls_short(content.verdicts)):
         raise SystemExit(1)
     return page
 
 
+def server_command(cfg: DictConfig) -> str | None:
+    """Return the command that shows the runs in MLflow; None if a server is always there."""
+    store = absolute_uri(cfg.store.tracking_uri)
+    if not ui_command(store):
+        return None
+    # With the store's address, so that it works in every folder.
+    return f"mlflow ui --backend-store-uri {store}"
+
+
 def fill_tables(cfg: DictConfig, sections: list[Section], resampling: Resampling) -> list[str]:
-    """Adds runs to the evidence and fills tables from it; returns a line for every command that is
-    still to be run.
+    """Add runs to the evidence and fill tables from it.
+
+    Returns:
+        A line for every command that is still to be run.
     """
     if cfg.evidence is None:
         return []
@@ -101,8 +112,9 @@ def fill_tables(cfg: DictConfig, sections: list[Section], resampling: Resampling
     if sections:
         for line in write_evidence(folder, sections):
             print(line)
-    kept, _ = make_sections(read_evidence(folder))
-    return write_tables(pages_of(cfg), kept, resampling)
+    # The evidence holds runs of other machines, too.
+    all_sections, _ = make_sections(read_evidence(folder))
+    return write_tables(pages_of(cfg), all_sections, resampling)
 
 
 def pages_of(cfg: DictConfig) -> list[Path]:
@@ -112,14 +124,17 @@ def pages_of(cfg: DictConfig) -> list[Path]:
 
 
 def check_evidence(cfg: DictConfig) -> None:
-    """Refuses tables without evidence to fill them from, pages without tables, and a report of
-    nothing.
+    """Check that tables have evidence, that pages have tables, and that there is a source of runs.
+
+    Raises:
+        UsageError: One of them is missing.
     """
     if cfg.evidence is not None:
         check_folder(cfg.evidence, "evidence")
     elif cfg.tables:
         raise UsageError(
-            "tables: must have a folder to be filled from, as evidence=docs/results, got evidence=null"
+            "tables: must have a folder to be filled from, as evidence=docs/results, "
+            f"got tables={cfg.tables} and evidence=null"
         )
     elif cfg.store.tracking_uri is None:
         raise UsageError("store.tracking_uri: must be a store where there is no evidence, got null")
@@ -127,8 +142,13 @@ def check_evidence(cfg: DictConfig) -> None:
 
 
 def check_thresholds(thresholds: list[float]) -> None:
-    """Refuses what is no fraction."""
+    """Check that thresholds are positive numbers.
+
+    Raises:
+        UsageError: One is not.
+    """
     for value in thresholds:
+        # A boolean is an int to Python, but no threshold.
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise UsageError(f"thresholds: must be positive numbers, got {value!r}")
 

@@ -154,8 +154,16 @@ def test_what_is_imported_loads_little():
     assert "yamame.collectors" in ours
     assert len(ours) <= 25, ours
     assert {"yamame.deploy", "scipy.special"} <= acting
-    assert not {"hydra", "omegaconf", "mlflow", "gymnasium"} & acting
+    assert not {"hydra", "omegaconf", "mlflow", "gymnasium", "pandas"} & acting
     assert "scipy.stats" not in acting  # slow to import
+
+
+def test_the_early_command_line_loads_no_data_frames():
+    program = "import sys, yamame.cli.front; print(*sys.modules)"
+    command = [sys.executable, "-c", program]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert "yamame.cli.front" in loaded
+    assert not {"pandas", "torch", "yamame.report"} & set(loaded)
 
 
 # What happens when `python recipes/train.py` runs.

@@ -40,7 +40,7 @@ DOORS = {
     "tracking": {"hydra", "omegaconf", "mlflow", "psutil"},
     "trajectory": {"transformers"},
     "evaluation": {"scipy"},
-    "report": {"av", "jinja2", "matplotlib", "PIL", "rich", "scipy"},
+    "report": {"av", "jinja2", "matplotlib", "pandas", "PIL", "rich", "scipy"},
     "runs": {"hydra", "omegaconf", "rich"},
 }
 """What rooms may import beside torch's family."""

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from yamame.tracking.history import RunHistory, Series
+from yamame.tracking.history import MetricHistory, RunHistory
 
 PARAMS = {
     "env._target_": "yamame_envs.Maze",
@@ -24,7 +24,9 @@ def make_run():
     def make(seed=0, metrics=None, *, status="FINISHED", tags=None, name=None, **params):
         started = next(clock)
         series = {
-            key: Series(np.array(list(points), float), np.array(list(points.values()), float))
+            key: MetricHistory(
+                np.array(list(points), float), np.array(list(points.values()), float)
+            )
             for key, points in (
                 {"eval/success_mean": {10: 0.5}} if metrics is None else metrics
             ).items()

@@ -56,7 +56,7 @@ def test_no_cell_of_evidence_is_a_formula_and_every_text_is_read_back(tmp_path, 
     (again,) = read_evidence(tmp_path)
     assert (again.run_id, again.name) == (text, text)
     assert again.tags["mlflow.source.git.commit"] == text
-    assert again.last(f"eval/{text}") == 0.5
+    assert again.metrics[f"eval/{text}"].values[-1] == 0.5
     write_evidence(tmp_path, [])  # reads and writes all rows
     assert (
         (tmp_path / "runs.csv").read_bytes(),

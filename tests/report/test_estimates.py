@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from yamame.evaluation.intervals import wilson_interval
 from yamame.report import Group, Resampling, make_sections
-from yamame.report.estimates import compare, final, passed, thresholds_for
+from yamame.report.estimates import compare_with_base, crossings, final, thresholds_for
 from yamame.report.expected import Expected
 
 RESAMPLING = Resampling(num_resamples=400)
@@ -81,16 +81,16 @@ def test_thresholds_count_the_seeds_that_passed_and_the_median_counts_those_that
     make_run,
 ):
     group = group_of(make_run, (0.5, 0.9), (0.1, 0.4), (0.9, 0.2))
-    half = passed(group, "success_mean", 0.5)
+    half = crossings(group, "success_mean", 0.5)
     assert (half.env_steps, half.cpu_s, half.num_runs) == ([10.0, 10.0], [1.0, 1.0], 3)
     assert half.median() == (10.0, 1.0)
-    assert passed(group, "success_mean", 0.4).median() == (10.0, 1.0)
-    assert passed(group, "success_mean", 0.9).env_steps == [20.0, 10.0]
-    assert passed(group_of(make_run, (0.1, 0.9), (0.1, 0.4)), "success_mean", 0.9).median() == (
+    assert crossings(group, "success_mean", 0.4).median() == (10.0, 1.0)
+    assert crossings(group, "success_mean", 0.9).env_steps == [20.0, 10.0]
+    assert crossings(group_of(make_run, (0.1, 0.9), (0.1, 0.4)), "success_mean", 0.9).median() == (
         math.inf,
         math.inf,
     )
-    never = passed(group, "success_mean", 0.95)
+    never = crossings(group, "success_mean", 0.95)
     assert never.env_steps == []
 
 
@@ -98,18 +98,18 @@ def test_a_crossing_lies_on_the_line_between_two_evaluations(make_run):
     metrics = evaluated(0.2, 0.4, 0.8, 0.3, 0.9)
     metrics["cost/cpu_s"] = {10: 1.0, 20: 2.0, 30: 10.0, 40: 11.0, 50: 12.0}
     group = Group("A", "", (make_run(metrics=metrics),))
-    found = passed(group, "success_mean", 0.5)
+    found = crossings(group, "success_mean", 0.5)
     assert (found.env_steps, found.cpu_s) == ([pytest.approx(22.5)], [pytest.approx(4.0)])
     assert found.env_steps != [30.0]  # the first evaluation at or above it
     # Against a walk along a fine grid of the same line.
     steps = np.linspace(10, 50, 40_001)
     line = np.interp(steps, [10, 20, 30, 40, 50], [0.2, 0.4, 0.8, 0.3, 0.9])
     for threshold in (0.25, 0.4, 0.79, 0.85):
-        (step,) = passed(group, "success_mean", threshold).env_steps
+        (step,) = crossings(group, "success_mean", threshold).env_steps
         assert step == pytest.approx(steps[line >= threshold][0], abs=2e-3)
     # Where the first evaluation lies beyond the threshold, or on it, nothing is known of before.
     for threshold in (0.1, 0.2):
-        assert passed(group, "success_mean", threshold).env_steps == [10.0]
+        assert crossings(group, "success_mean", threshold).env_steps == [10.0]
 
 
 def test_a_crossing_does_not_depend_on_how_often_a_straight_rise_was_evaluated(make_run):
@@ -117,7 +117,7 @@ def test_a_crossing_does_not_depend_on_how_often_a_straight_rise_was_evaluated(m
         return make_run(metrics={"eval/success_mean": {step: step / 100 for step in steps}})
 
     for steps in ((10, 90), (10, 50, 90), (10, 20, 30, 60, 61, 90)):
-        (step,) = passed(Group("A", "", (rising(*steps),)), "success_mean", 0.6).env_steps
+        (step,) = crossings(Group("A", "", (rising(*steps),)), "success_mean", 0.6).env_steps
         assert step == pytest.approx(60.0)
 
 
@@ -137,7 +137,7 @@ def comparison(make_run, ours, theirs):
     runs = [make_run(seed, evaluated(value), lr=1) for seed, value in enumerate(theirs)]
     runs += [make_run(seed, evaluated(value), lr=2) for seed, value in enumerate(ours)]
     (section,), _ = make_sections(runs)
-    return compare(section.base, section.groups[1], "success_mean", RESAMPLING)
+    return compare_with_base(section.base, section.groups[1], "success_mean", RESAMPLING)
 
 
 def test_a_comparison_gives_the_difference_and_how_often_a_run_of_the_base_is_better(make_run):
@@ -166,23 +166,23 @@ def test_of_a_length_less_is_better(make_run):
         for seed, value in enumerate(values)
     ]
     (section,), _ = make_sections(runs)
-    found = compare(section.base, section.groups[1], "length_mean", RESAMPLING)
+    found = compare_with_base(section.base, section.groups[1], "length_mean", RESAMPLING)
     assert found.base_better.value == 1.0
     assert found.difference.value == pytest.approx(37.0)
     # From 80 to 40, from 90 to 45, in ten steps.
     expected = pytest.approx([10 + 10 * 38 / 40])
-    assert passed(section.groups[1], "length_mean", 42.0).env_steps == expected
+    assert crossings(section.groups[1], "length_mean", 42.0).env_steps == expected
     assert thresholds_for("length_mean", [0.5], Expected("length_mean", (0.0, 30.0))) == [30.0]
 
 
 def test_who_counts_updates_passes_a_threshold_at_the_environment_steps_that_were_logged(make_run):
     metrics = evaluated(0.1, 0.9) | {"cost/env_steps": {10: 5000.0, 20: 7000.0}}
     group = Group("A", "", (make_run(metrics=metrics, tags={"axis": "updates"}),))
-    assert passed(group, "success_mean", 0.5).env_steps == [pytest.approx(6000.0)]
-    assert passed(group, "success_mean", 0.9).env_steps == [7000.0]
+    assert crossings(group, "success_mean", 0.5).env_steps == [pytest.approx(6000.0)]
+    assert crossings(group, "success_mean", 0.9).env_steps == [7000.0]
     del metrics["cost/env_steps"]
     group = Group("A", "", (make_run(metrics=metrics, tags={"axis": "updates"}),))
-    assert np.isnan(passed(group, "success_mean", 0.5).env_steps).all()
+    assert np.isnan(crossings(group, "success_mean", 0.5).env_steps).all()
 
 
 def test_intervals_over_repeated_tasks_are_kept_and_do_not_shrink_with_the_number_of_seeds(

@@ -12,7 +12,7 @@ import pytest
 from yamame.checks import UsageError
 from yamame.report import Resampling, make_sections, read_evidence, write_evidence, write_tables
 from yamame.report.tables import COLUMNS
-from yamame.tracking.history import Series
+from yamame.tracking.history import MetricHistory
 
 RESAMPLING = Resampling(num_resamples=50)
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -184,7 +184,7 @@ def test_runs_are_added_in_any_order_and_none_is_ever_deleted(tmp_path, runs):
 def test_a_run_that_went_on_replaces_its_rows(tmp_path, runs):
     keep(tmp_path, runs)
     first = runs[0]
-    longer = Series(np.array([100.0, 200.0, 300.0]), np.array([0.8, 2.4, 2.9]))
+    longer = MetricHistory(np.array([100.0, 200.0, 300.0]), np.array([0.8, 2.4, 2.9]))
     keep(tmp_path, [replace(first, metrics=first.metrics | {"eval/return_mean": longer})])
     own = [row for row in rows_of(tmp_path) if row["run"] == first.run_id]
     assert [row["value"] for row in own] == ["2.9"]
@@ -208,8 +208,9 @@ def test_runs_of_one_command_with_other_settings_are_not_mixed(tmp_path, trained
 def test_runs_that_count_updates_keep_their_axis(tmp_path, trained):
     keep(tmp_path, [trained(0, 2.4, axis="updates")])
     (run,) = read_evidence(tmp_path)
-    steps, values = run.along("eval/return_mean", "updates")
-    assert (steps.tolist(), values.tolist()) == ([100, 200], [0.8, 2.4])
+    series = run.metrics["eval/return_mean"]
+    assert run.axis == "updates"
+    assert (series.steps.tolist(), series.values.tolist()) == ([100, 200], [0.8, 2.4])
     assert rows_of(tmp_path)[0]["env_steps"] == "9"
 
 
@@ -218,7 +219,9 @@ def test_what_was_never_logged_is_an_empty_cell(tmp_path, make_run):
     (row,) = rows_of(tmp_path)
     assert (row["value"], row["cpu_s"], row["mark"], row["overrides"]) == ("", "", "", "")
     (run,) = read_evidence(tmp_path)
-    assert run.last("eval/success_mean") == 0.5  # the last one that is a number
+    assert run.metrics["eval/success_mean"].values.tolist() == [
+        0.5
+    ]  # the last one that is a number
 
 
 def test_no_text_is_a_formula_and_comes_back_as_it_was(tmp_path, trained):

@@ -87,6 +87,54 @@ def test_a_gif_holds_every_frame_at_the_speed_asked_for(tmp_path):
             assert np.array_equal(np.asarray(gif.convert("RGB")), frames[index])
 
 
+def local_palettes(content):
+    """Count the frames of a GIF that have a palette of their own."""
+    position = 13 + (3 << (1 + (content[10] & 7)) if content[10] & 128 else 0)
+    count = 0
+    while content[position] != 0x3B:
+        if content[position] == 0x21:  # an extension
+            position += 2
+        else:
+            flags = content[position + 9]
+            count += flags >> 7
+            position += 11 + (3 << (1 + (flags & 7)) if flags & 128 else 0)
+        while content[position]:
+            position += 1 + content[position]
+        position += 1
+    return count
+
+
+@pytest.mark.parametrize("few_colours", [True, False])
+def test_the_frames_of_a_gif_share_one_palette_that_is_close_to_their_colours(
+    tmp_path, few_colours
+):
+    ramp = np.linspace(0, 255, 16).astype(np.uint8)
+    frames = np.zeros((12, 16, 16, 3), np.uint8)
+    frames[..., 0] = ramp[:, None]
+    if not few_colours:
+        frames[..., 1] = ramp  # 256 colours, and those of the square
+    for index, frame in enumerate(frames):
+        frame[index : index + 4, index : index + 4] = [255 - 10 * index, 0, 255]
+    path = write_gif(tmp_path / "a.gif", frames)
+    assert local_palettes(path.read_bytes()) == 0
+    with Image.open(path) as gif:
+        assert gif.n_frames == len(frames)
+        for index, frame in enumerate(frames):
+            gif.seek(index)
+            error = np.abs(np.asarray(gif.convert("RGB")).astype(int) - frame)
+            if few_colours:
+                assert error.max() == 0
+            else:
+                assert error.mean() < 4
+                assert error.max() < 40
+
+
+def test_frames_with_palettes_of_their_own_are_found(tmp_path):
+    images = [Image.fromarray(np.full((8, 8, 3), 60 * i, np.uint8)) for i in range(3)]
+    images[0].save(tmp_path / "a.gif", save_all=True, append_images=images[1:])
+    assert local_palettes((tmp_path / "a.gif").read_bytes()) > 0
+
+
 def test_an_mp4_holds_every_frame_at_the_speed_asked_for(tmp_path):
     av = pytest.importorskip("av")
     frames = np.zeros((4, 33, 46, 3), dtype=np.uint8)

@@ -11,6 +11,8 @@ from html.parser import HTMLParser
 import pytest
 import yamame.report.export
 import yamame.report.page
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from yamame.checks import UsageError
 from yamame.report import Resampling, build_content, falls_short, make_sections, write_report
@@ -219,7 +221,7 @@ def test_runs_lead_to_their_folders_and_to_mlflow(make_run, tmp_path, tell):
     page, _ = tell(runs)
     links = [address for address in page.addresses if not address.startswith("#")]
     assert links == ["a%3Db%20%25%23c/", "http://host/#/runs/0"]
-    assert "while this runs: mlflow ui" in page.text
+    assert "while this command runs: mlflow ui" in page.text
 
 
 def test_the_title_says_what_is_compared_and_the_summary_which_is_best(make_run, tell):
@@ -310,7 +312,7 @@ def test_crossings_are_told_as_interpolated_on_the_page_and_in_the_table(make_ru
     found = (row["crossing"], float(row["env_steps_median"]), float(row["cpu_s_median"]))
     assert found == ("interpolated", pytest.approx(150.0), pytest.approx(15.0))
     assert "first at or above" in page.text
-    assert "was first crossed is interpolated between two evaluations" in page.text
+    assert "interpolated between two evaluations" in page.text
     assert "0.4: 150 steps, 15.0 CPU\N{NON-BREAKING HYPHEN}s" in page.text
 
 
@@ -340,7 +342,7 @@ def test_what_one_seed_cannot_tell_is_left_empty_in_tables(make_run, write):
 
 def test_a_page_without_a_run_that_counts_says_so(make_run, tell):
     page, content = tell([make_run(0, status="KILLED")])
-    assert "No run can be counted" in page.text
+    assert "No run counts" in page.text
     assert content.verdicts == []
 
 
@@ -416,7 +418,14 @@ def test_no_text_of_a_table_is_a_formula_and_numbers_stay(make_run, write):
 
 def test_an_artifact_that_is_no_gif_is_no_video(make_run, write):
     svg = b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>"
-    _, folder, _ = write([make_run(0, everything(0.2, 0.7))], artifact=lambda run_id, name: svg)
+    page, folder, content = write(
+        [make_run(0, everything(0.2, 0.7), name="odd")], artifact=lambda run_id, name: svg
+    )
+    assert [problem.text.split()[0] for problem in content.problems] == [
+        "diagnosis.json",
+        "episodes.gif",
+    ]
+    assert "odd, seed 0" in page.text
     assert not [path for path in folder.iterdir() if b"<script>alert" in path.read_bytes()]
     assert not list(folder.glob("*.gif"))
 
@@ -438,7 +447,7 @@ def test_an_experiment_that_was_not_measured_stands_on_the_page_and_in_the_table
     expected = {"expected__metric": "success_mean", "expected__interval": "[0.8, 0.9]"}
     page, folder, content = write([make_run(0, status="FAILED", name=HOSTILE, **expected)])
     assert "? unknown" in page.text
-    assert "No run can be counted" in page.text
+    assert "No run counts" in page.text
     assert [row["outcome"] for row in table(folder / "verdicts.csv")] == ["unknown"]
     assert falls_short(content.verdicts)
 
@@ -520,3 +529,103 @@ def test_a_diagnosis_of_memory_is_drawn_where_a_run_has_one(make_run, draw):
             *make_sections(runs), artifact=lambda run_id, name, broken=broken: broken
         )
         assert not content.sections[0].memory
+
+
+@pytest.mark.parametrize(
+    "diagnosis",
+    [
+        1,
+        [],
+        {"recall": 1},
+        {"recall": {"all": {"lags": [1]}}},
+        {"recall": {"all": {"lags": [1, 2], "density": [1.0]}}},
+        {"recall": {"all": {"lags": ["x"], "density": [1.0]}}},
+        {"recall": {"all": {"lags": [2, 1], "density": [1.0, 1.0]}}},
+        {"probes": {"context": {"steps": [None], "r2": [1.0]}}},
+    ],
+)
+def test_a_malformed_diagnosis_is_a_line_of_the_report(make_run, tell, diagnosis):
+    run = make_run(0, metrics(0.1, 0.7))
+    files = {"diagnosis.json": json.dumps(diagnosis).encode()}
+    _, content = tell([run], artifact=lambda run_id, name: files.get(name))
+    assert [problem.run for problem in content.problems] == [run]
+    assert not content.sections[0].memory
+    good = {"recall": {"all": {"lags": [1, 2], "density": [1.0, 2.0]}}}
+    files["diagnosis.json"] = json.dumps(good).encode()
+    _, content = tell([run], artifact=lambda run_id, name: files.get(name))
+    assert (content.problems, len(content.sections[0].memory)) == ([], 1)
+
+
+NUMBERS = st.sampled_from([0.0, 0.5, 1.0, -3.0, 2.0, 7e299, -7e299, math.nan, math.inf])
+CURVES = st.dictionaries(st.sampled_from([0, 1, 5, 2**40]), NUMBERS, max_size=3)
+ODD_METRICS = st.dictionaries(
+    st.sampled_from(
+        [
+            *("eval/success_mean", "eval/success_low", "eval/success_high", "eval/num_episodes"),
+            *("eval/num_tasks", "eval/intervals_over_tasks", "eval/return_mean_trial_0"),
+            *("train/loss", "train/q_value_0.9", "cost/cpu_s", "cost/env_steps"),
+        ]
+    ),
+    CURVES,
+    max_size=6,
+)
+ODD_TEXTS = st.sampled_from(["", "None", "'", "=1", "\0", "é|<b>", "1e999", "[nan, nan]", "a.b"])
+ODD_PARAMS = st.dictionaries(
+    st.sampled_from(
+        ["seed", "lr", "env._target_", "budget.minutes", "expected.metric", "expected.interval"]
+    ),
+    ODD_TEXTS,
+)
+ODD_TAGS = st.dictionaries(
+    st.sampled_from(["command", "folder", "axis", "budget.env_steps", "evaluated_on"]), ODD_TEXTS
+)
+
+
+@given(
+    odd=ODD_METRICS,
+    params=ODD_PARAMS,
+    tags=ODD_TAGS,
+    status=st.sampled_from(["FINISHED", "KILLED", "RUNNING"]),
+    started_ms=st.sampled_from([0, -1, 10**13, 10**18]),
+)
+@settings(
+    deadline=None,
+    max_examples=10,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_an_odd_run_ends_no_report_and_changes_no_other_run(
+    make_run, tell, odd, params, tags, status, started_ms
+):
+    good = [make_run(seed, everything(0.2, 0.5 + seed / 10)) for seed in (0, 1)]
+    other = make_run(5, odd, tags=tags, status=status, lr=9)
+    other = replace(other, params=other.params | params, started_ms=started_ms)
+    page, content = tell([*good, other])
+    assert "0.550" in page.text  # the mean of the good runs
+    listed = {run.run_id for run, _ in content.left_out}
+    groups = [entry.group for result in content.sections for entry in result.results]
+    counted = {run.run_id for group in groups for run in group.runs}
+    assert listed | counted == {run.run_id for run in (*good, other)}
+    assert listed <= {other.run_id}
+
+
+def test_a_run_that_cannot_be_read_is_left_out_with_the_reason(make_run, tell):
+    good, unread, malformed = (make_run(seed, metrics(0.1, 0.7)) for seed in range(3))
+    unread = replace(unread, problem="no such table", metrics={})
+    malformed = replace(malformed, tags={"command": 1})
+    page, content = tell([good, unread, malformed])
+    reasons = [reason for _, reason in content.left_out]
+    assert "no such table" in reasons[0]
+    assert len(reasons) == 2
+    assert content.sections[0].section.base.runs == (good,)
+    assert "no such table" in page.text
+
+
+@pytest.mark.parametrize(("over_tasks", "unit"), [(0.0, "episodes"), (1.0, "tasks")])
+def test_an_interval_over_tasks_is_called_so(make_run, write, over_tasks, unit):
+    logged = {"success_mean": 0.5, "success_low": 0.2, "success_high": 0.9, "num_episodes": 8}
+    logged["intervals_over_tasks"] = over_tasks
+    run = make_run(0, {f"eval/{name}": {100: value} for name, value in logged.items()})
+    page, folder, _ = write([run])
+    assert f"{unit} [0." in page.text
+    assert {row["interval"] for row in table(folder / "curves.csv")} == {unit}

@@ -27,6 +27,25 @@ def test_the_mean_is_taken_on_all_steps_that_every_run_knows(make_run):
     assert [x.tolist() for x, _ in curve.runs] == [[10, 30], [20, 30, 90]]
 
 
+def test_metrics_of_runs_are_one_frame(make_run):
+    runs = [
+        make_run(0, {"eval/success_mean": {10: 0.5, 20: np.inf}, "cost/cpu_s": {10: 7.0}}),
+        make_run(1, {"eval/success_mean": {5: 0.25}}, tags={"axis": "updates"}),
+        make_run(2, {}),
+    ]
+    metrics = Group("A", "", tuple(runs)).metrics
+    assert metrics.frame["run"].tolist() == [0, 0, 0, 1]
+    assert metrics.names == ["cost/cpu_s", "eval/success_mean"]
+    # Infinity at the last step is not replaced by the value before it.
+    assert metrics.last["eval/success_mean"].fillna(-1).tolist() == [-1, 0.25, -1]
+    assert metrics.last_of(["eval/nothing"]).isna().all(axis=None)
+    over_steps = metrics.on_axis("eval/success_mean", "env_steps")
+    assert over_steps[["run", "x"]].to_numpy().tolist() == [[0, 10.0]]
+    over_cpu_s = metrics.on_axis("eval/success_mean", "cpu_s")
+    assert over_cpu_s[["run", "x", "value"]].to_numpy().tolist() == [[0, 7.0, 0.5]]
+    assert metrics.costs()["env_steps"].fillna(-1).tolist() == [20, -1, -1]
+
+
 def test_runs_that_share_no_step_have_no_mean():
     alone = [(np.array([1.0]), np.array([0.0])), (np.array([2.0]), np.array([0.0]))]
     curve = mean_curve(alone, RESAMPLING)

@@ -198,7 +198,7 @@ def test_seeds_that_do_not_differ_have_the_interval_over_episodes_and_no_differe
 def test_a_page_with_numbers_of_which_nothing_was_run_stays_as_it_is(tmp_path, sections):
     page = page_of(tmp_path, ["at the end"], "| a | `experiment=dark` | 0.99 |")
     before = page.read_text()
-    with pytest.raises(UsageError, match=r"none of .* was run"):
+    with pytest.raises(UsageError, match=r"no row of .* was run"):
         write_tables([page], [], RESAMPLING)
     assert page.read_text() == before
     page.write_text(before.replace("0.99", "to be measured"))
@@ -242,7 +242,7 @@ def test_names_of_runs_stay_in_their_cell(tmp_path, make_run):
         ),
         (("| 0.5 |\n", "| half |\n"), "a mark must be a number, got half in"),
         (("=dark", "='dark"), "a command must be one, got experiment='dark in"),
-        (("runs:", "runs: seed=0"), "a marker may say seeds, typed and against, got seed in"),
+        (("runs:", "runs: seed=0"), "seeds, typed, against, got seed in"),
         (("runs:", "runs: seeds=0-2"), "seeds must be as 0,1,2, got 0-2 in"),
         (
             ("|---|---|---|---|\n", ""),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yamame.tracking.history
 from yamame.checks import UsageError
 from yamame.tracking.history import RunReader
 from yamame.tracking.tracker import MLflowTracker
@@ -56,9 +57,6 @@ def test_a_run_comes_back_with_its_parameters_and_every_step_once(filled, tracki
     series = good.metrics["eval/success_mean"]
     assert series.steps.tolist() == [10, 20, 30, 40]
     assert np.array_equal(series.values, [0.25, np.nan, np.nan, 0.75], equal_nan=True)
-    assert series.finite().steps.tolist() == [10, 40]
-    assert good.last("eval/success_mean") == 0.75
-    assert good.last("eval/length_mean") is None
     assert set(good.metrics) == {"eval/success_mean", "train/loss"}
 
 
@@ -102,6 +100,31 @@ def test_what_is_not_there_is_named_and_no_database_is_made(filled, tracking_uri
         UsageError, match=r"store\.experiment: must be one of .*history.*, got other"
     ):
         RunReader.open(tracking_uri, "other")
+
+
+def test_a_run_that_cannot_be_read_leaves_the_others(filled, tracking_uri, monkeypatch):
+    read = yamame.tracking.history._points_in_database
+
+    def broken(client, run_id):
+        if run_id != filled:
+            raise OSError("disk\nfailed")
+        return read(client, run_id)
+
+    monkeypatch.setattr(yamame.tracking.history, "_points_in_database", broken)
+    good, bad = RunReader.open(tracking_uri, "history").read()
+    assert (good.problem, set(good.metrics)) == ("", {"eval/success_mean", "train/loss"})
+    assert (bad.problem, bad.metrics, bad.name) == ("disk failed", {}, "bad")
+
+
+def test_the_client_gives_the_same_metrics_as_the_query(filled, tracking_uri, monkeypatch):
+    reader = RunReader.open(tracking_uri, "history")
+    queried = reader.read("good")[0].metrics
+    monkeypatch.setattr(yamame.tracking.history, "_points_in_database", lambda client, run_id: None)
+    requested = reader.read("good")[0].metrics
+    assert queried.keys() == requested.keys()
+    for name, series in queried.items():
+        assert np.array_equal(series.steps, requested[name].steps)
+        assert np.array_equal(series.values, requested[name].values, equal_nan=True)
 
 
 def test_an_experiment_without_runs_is_named(filled, tracking_uri):

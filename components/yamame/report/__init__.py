@@ -1,9 +1,9 @@
-"""A report of runs: reads an MLflow experiment and makes one page with tables, curves, videos and
-verdicts.
+"""Reports of runs: a page of an MLflow experiment with tables, curves, videos and verdicts.
 
-`RunReader` reads runs, `make_sections` sorts them, `build_content` computes the numbers,
-`write_report` writes page, pictures and tables. `write_evidence` and `read_evidence` keep the
-numbers of runs as CSV files, from which `write_tables` fills the tables of Markdown pages.
+`RunReader` reads runs, `make_sections` sorts them, `build_content` computes the numbers from data
+frames (`yamame.report.frames`), `write_report` writes page, pictures and tables. `write_evidence`
+and `read_evidence` keep the numbers of runs as CSV files, from which `write_tables` fills the
+tables of Markdown pages.
 """
 
 from yamame.evaluation.intervals import Resampling as Resampling

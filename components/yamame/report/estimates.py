@@ -1,16 +1,16 @@
-"""The numbers of a report: what a group reached in the end, when, and how it compares with the
-base.
+"""The numbers of a report: last evaluations of a group, threshold crossings, comparisons.
 
 An interval over seeds takes whole runs as its observations: Student's t (Welch's for a difference)
-with fewer than ten of them, a bootstrap from there on, and none with one or if all runs have the
-same value. An interval over episodes says how well the held-out tasks of these very runs were
-measured, nothing of other seeds.
+with fewer than ten of them, a bootstrap from ten on, and no interval for a single run or if all
+runs have the same value. An interval over episodes describes how precisely the held-out tasks of
+these runs were measured. It says nothing about other seeds.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from yamame.evaluation.intervals import Interval, Method, Resampling, wilson_interval, with_width
 from yamame.report.aggregate import (
@@ -22,11 +22,12 @@ from yamame.report.aggregate import (
 from yamame.report.expected import Expected
 from yamame.report.groups import Group
 from yamame.report.settings import Difference, differences
-from yamame.tracking.history import RunHistory
+
+Unit = Literal["episodes", "tasks"]
 
 
 def less_is_better(metric: str) -> bool:
-    """Whether the smaller value of a metric is the better one, as of the length of an episode.
+    """Return True if smaller values of a metric are better, such as the length of an episode.
 
     >>> less_is_better("length_mean"), less_is_better("success_mean")
     (True, False)
@@ -35,7 +36,7 @@ def less_is_better(metric: str) -> bool:
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric lies between 0 and 1.
+    """Return True if a metric lies between 0 and 1.
 
     >>> is_share("success_mean"), is_share("return_mean")
     (True, False)
@@ -47,12 +48,15 @@ class Final(NamedTuple):
     """A metric of the last evaluation.
 
     Attributes:
-        values: Seed to value, for the runs that have a finite one.
-        mean: Their mean.
-        over_seeds: Its interval, None with fewer than two runs, or if their values are equal.
-        over_episodes: Its interval, None if evaluations logged none, or if the outcomes of all
-            episodes are equal.
-        method: How the interval over seeds was made, None where there is none.
+        values: Seed to value, for the runs with a finite value.
+        mean: Mean of the values.
+        over_seeds: Interval over seeds; None with fewer than two runs, or if their values are
+            equal.
+        over_episodes: Interval over episodes (or tasks, see ``unit``); None if evaluations logged
+            no interval, or if the outcomes of all episodes are equal.
+        method: Method of the interval over seeds; None without one.
+        unit: Observations of ``over_episodes``: ``episodes``, or ``tasks`` if evaluations repeat
+            tasks.
     """
 
     values: dict[str, float]
@@ -60,130 +64,166 @@ class Final(NamedTuple):
     over_seeds: Interval | None
     over_episodes: Interval | None
     method: Method | None = None
+    unit: Unit = "episodes"
 
 
 def last_values(group: Group, metric: str) -> dict[str, float]:
-    """Seed to value in the last evaluation, for the runs that have a finite one."""
-    return {
-        run.seed: value for run in group.runs if (value := run.last(f"eval/{metric}")) is not None
-    }
+    """Return seed to value of the last evaluation, for the runs with a finite value."""
+    last = group.metrics.last_of([f"eval/{metric}"]).iloc[:, 0]
+    return last.set_axis(group.seeds).dropna().to_dict()
 
 
 def final(group: Group, metric: str, resampling: Resampling) -> Final | None:
-    """The end of a group's runs; None where no run has a finite value."""
+    """Summarise the last evaluations of a group; None if no run has a finite value."""
     values = last_values(group, metric)
     if not values:
         return None
-    mean = aggregate(
-        [[value] for value in values.values()], statistic="mean", resampling=resampling
-    )
-    runs = [run for run in group.runs if run.seed in values]
+    scores = np.array(list(values.values()))[:, None]  # [runs, tasks] with one task
+    mean = aggregate(scores, statistic="mean", resampling=resampling)
     ends = mean.ends
+    # Student's interval does not know that a share lies between 0 and 1.
     if ends is not None and is_share(metric):
         ends = max(ends[0], 0.0), min(ends[1], 1.0)
-    return Final(
-        values, mean.value, ends, _over_episodes(runs, metric, resampling.confidence), mean.method
-    )
+    over_episodes = _over_episodes(group, metric, resampling.confidence)
+    unit = interval_unit(group)
+    return Final(values, mean.value, ends, over_episodes, mean.method, unit)
 
 
-def _over_episodes(runs: Sequence[RunHistory], metric: str, confidence: float) -> Interval | None:
+def interval_unit(group: Group) -> Unit:
+    """Return the observations of the intervals that evaluations have logged."""
+    over_tasks = group.metrics.last_of(["eval/intervals_over_tasks"]).fillna(0.0)
+    return "tasks" if over_tasks.to_numpy().any() else "episodes"
+
+
+def _over_episodes(group: Group, metric: str, confidence: float) -> Interval | None:
     stem = metric.removesuffix("_mean")
-    names = [f"eval/{metric}", f"eval/{stem}_low", f"eval/{stem}_high", "eval/num_episodes"]
-    logged = [[run.last(name) for name in names] for run in runs]
-    if metric == stem or any(None in values for values in logged):
+    if metric == stem:
         return None
-    means, lows, highs, episodes = np.array(logged, float).T
-    if any(run.last("eval/intervals_over_tasks") for run in runs):
-        # Runs of a group play the same tasks, so the errors that these few tasks make do not
-        # average out over runs.
+    names = [f"eval/{metric}", f"eval/{stem}_low", f"eval/{stem}_high", "eval/num_episodes"]
+    logged = group.metrics.last_of(names)
+    logged = logged[logged[f"eval/{metric}"].notna()]
+    if logged.isna().to_numpy().any():
+        return None
+
+    means, lows, highs, episodes = logged.to_numpy().T
+    if interval_unit(group) == "tasks":
+        # Runs of a group evaluate the same tasks, so the error due to the choice of these few tasks
+        # does not average out over runs.
         return with_width(float(lows.mean()), float(highs.mean()))
     if stem == "success":
+        # All episodes together are one sample of successes.
         successes = int(np.rint(means * episodes).sum())
-        return wilson_interval(successes, int(episodes.sum()), confidence=confidence)
+        num_episodes = int(episodes.sum())
+        if num_episodes < 1 or not 0 <= successes <= num_episodes:
+            return None  # a custom environment may log a success that is no share
+        return wilson_interval(successes, num_episodes, confidence=confidence)
+
     # Runs are independent: the half-widths of their means add up in squares.
-    below, above = (
-        np.sqrt(np.square(side).sum()) / len(runs) for side in (means - lows, highs - means)
-    )
+    below = np.sqrt(np.square(means - lows).sum()) / len(logged)
+    above = np.sqrt(np.square(highs - means).sum()) / len(logged)
     return with_width(float(means.mean() - below), float(means.mean() + above))
 
 
-class Passed(NamedTuple):
-    """When the runs of a group first crossed a threshold, on a straight line from one evaluation to
-    the next.
+class Crossings(NamedTuple):
+    """First crossings of a threshold, on straight lines between evaluations.
 
     Attributes:
         threshold: The threshold.
-        env_steps: Environment steps, one per run that did, NaN where they were not logged.
-        cpu_s: CPU seconds, NaN where they were not logged.
-        num_runs: Runs in all.
+        runs: One row per run. ``crossed``: whether it crossed the threshold; ``env_steps`` and
+            ``cpu_s``: where, NaN if it did not or if the cost was not logged.
     """
 
     threshold: float
-    env_steps: list[float]
-    cpu_s: list[float]
-    num_runs: int
+    runs: pd.DataFrame
+
+    @property
+    def num_runs(self) -> int:
+        """Number of all runs."""
+        return len(self.runs)
+
+    @property
+    def env_steps(self) -> list[float]:
+        """Environment steps of the runs that crossed the threshold."""
+        return self.runs.loc[self.runs["crossed"], "env_steps"].tolist()
+
+    @property
+    def cpu_s(self) -> list[float]:
+        """CPU seconds of the runs that crossed the threshold."""
+        return self.runs.loc[self.runs["crossed"], "cpu_s"].tolist()
 
     def median(self) -> tuple[float, float]:
-        """Median steps and CPU seconds over all runs; infinite where half of them or more never
-        did.
+        """Return median steps and CPU seconds over all runs.
+
+        A run that did not cross the threshold counts as infinite.
         """
-        missing = [np.inf] * (self.num_runs - len(self.env_steps))
-        return float(np.median([*self.env_steps, *missing])), float(
-            np.median([*self.cpu_s, *missing])
-        )
+        never = [np.inf] * (self.num_runs - len(self.env_steps))
+        env_steps = np.median([*self.env_steps, *never])
+        cpu_s = np.median([*self.cpu_s, *never])
+        return float(env_steps), float(cpu_s)
 
 
-def passed(group: Group, metric: str, threshold: float) -> Passed:
-    """When a group first crossed a threshold; a run whose first evaluation reaches it, at that
-    evaluation.
+def crossings(group: Group, metric: str, threshold: float) -> Crossings:
+    """Find where the runs of a group first crossed a threshold.
+
+    A run that reaches it in its first evaluation crosses it there.
     """
+    points = group.metrics.points(f"eval/{metric}")
+    for cost in ("env_steps", "cpu_s"):
+        logged = group.metrics.points(f"cost/{cost}").rename(columns={"value": cost})
+        points = points.merge(logged, on=["run", "step"], how="left")
+    counts_env_steps = points["run"].map(group.metrics.axes) == "env_steps"
+    points["env_steps"] = points["env_steps"].mask(counts_env_steps, points["step"])
+
+    # Each row gets the evaluation before it; NaN for the first of a run.
+    before = points.groupby("run")[["value", "env_steps", "cpu_s"]].shift()
     sign = -1 if less_is_better(metric) else 1
-    steps, cpu = [], []
-    for run in group.runs:
-        places, values = run.along(f"eval/{metric}", run.axis)
-        reached = np.flatnonzero(sign * values >= sign * threshold)
-        if len(reached):
-            before, after = max(int(reached[0]) - 1, 0), int(reached[0])
-            rise = values[after] - values[before]
-            share = float((threshold - values[before]) / rise) if rise else 1.0
-            ends = float(places[before]), float(places[after])
-            logged = [run.at("cost/env_steps", step) for step in ends]
-            steps.append(_between(ends if run.axis == "env_steps" else logged, share))
-            cpu.append(_between([run.at("cost/cpu_s", step) for step in ends], share))
-    return Passed(threshold, steps, cpu, len(group.runs))
+    reached = sign * points["value"] >= sign * threshold
+    first = points[reached].drop_duplicates("run", keep="first")
+    before = before.loc[first.index]
 
+    share = (threshold - before["value"]) / (first["value"] - before["value"])
+    at_evaluation = (share == 1.0) | before["value"].isna()
+    found = pd.DataFrame({"run": first["run"]})
+    for cost in ("env_steps", "cpu_s"):
+        # Not interpolated at an evaluation: before it, the cost may not have been logged.
+        between = before[cost] + share * (first[cost] - before[cost])
+        found[cost] = first[cost].where(at_evaluation, between)
 
-def _between(ends: Sequence[float], share: float) -> float:
-    """A place between two others; the second alone where all of the way is gone."""
-    before, after = ends
-    return after if share == 1.0 else before + share * (after - before)
+    # A run that never crossed gets a row, too.
+    runs = found.set_index("run").reindex(range(len(group.runs)))
+    runs["crossed"] = runs.index.isin(found["run"])
+    return Crossings(threshold, runs)
 
 
 def thresholds_for(
     metric: str, fractions: Sequence[float], expected: Expected | None
 ) -> list[float]:
-    """The values whose first crossing is of interest, ascending.
+    """Return the thresholds whose first crossing is reported, ascending.
 
-    They are fractions of 1 for a success rate, else of the lower end of what is expected where that
-    is positive. The lower end itself is always one. Where less is better, it is the upper end
-    alone.
+    They are fractions of 1 for a success rate, else fractions of the lower end of the expected
+    interval if that is positive. The lower end itself is always included. For metrics where less is
+    better, the only threshold is the upper end.
     """
+    low, high = -np.inf, np.inf
+    if expected is not None and expected.metric == metric:
+        low, high = expected.interval
     if less_is_better(metric):
-        high = (
-            expected.interval[1] if expected is not None and expected.metric == metric else np.inf
-        )
         return [high] if np.isfinite(high) else []
-    low = expected.interval[0] if expected is not None and expected.metric == metric else -np.inf
+
     whole = 1.0 if is_share(metric) else low
-    values = {fraction * whole for fraction in fractions} if 0 < whole < np.inf else set()
-    return sorted(values | ({low} if np.isfinite(low) else set()))
+    values: set[float] = set()
+    if 0 < whole < np.inf:
+        values.update(fraction * whole for fraction in fractions)
+    if np.isfinite(low):
+        values.add(low)
+    return sorted(values)
 
 
 class Comparison(NamedTuple):
-    """A group beside the base of its section.
+    """A group in comparison with the base of its section.
 
     Attributes:
-        differing: The parameters that differ.
+        differing: Parameters that differ.
         difference: Mean of the group minus mean of the base.
         base_better: Probability that a run of the base does better.
     """
@@ -193,14 +233,22 @@ class Comparison(NamedTuple):
     base_better: Estimate
 
 
-def compare(base: Group, group: Group, metric: str, resampling: Resampling) -> Comparison | None:
-    """Compares a group with the base by the last values of a metric; None for the base, and where
-    one has none.
+def compare_with_base(
+    base: Group, group: Group, metric: str, resampling: Resampling
+) -> Comparison | None:
+    """Compare the last values of a metric with those of the base.
+
+    Returns:
+        None for the base itself, and if one of the two has no finite value.
     """
-    a, b = (np.array(list(last_values(each, metric).values())) for each in (group, base))
-    if group is base or not len(a) or not len(b):
+    ours = np.array(list(last_values(group, metric).values()))
+    theirs = np.array(list(last_values(base, metric).values()))
+    if group is base or not len(ours) or not len(theirs):
         return None
+    difference = difference_of_means(ours, theirs, resampling=resampling)
+    # Probability of improvement takes larger scores as better.
     sign = -1.0 if less_is_better(metric) else 1.0
-    difference = difference_of_means(a, b, resampling=resampling)
-    better = probability_of_improvement(sign * b[:, None], sign * a[:, None], resampling=resampling)
-    return Comparison(differences(base.settings, group.settings), difference, better)
+    base_better = probability_of_improvement(
+        sign * theirs[:, None], sign * ours[:, None], resampling=resampling
+    )
+    return Comparison(differences(base.settings, group.settings), difference, base_better)

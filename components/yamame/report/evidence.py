@@ -1,76 +1,99 @@
 """The numbers of runs as CSV files, so that tables of pages can be filled without the MLflow store.
 
 A folder of evidence holds ``runs.csv``, one row per run, and ``evaluations.csv``, one row per
-evaluation of a run. Both are keyed by MLflow's run id. `write_evidence` adds rows and replaces
-those of the same run, and keeps all others: several machines can contribute to one folder.
-`read_evidence` gives the runs back as `RunHistory`, with the metrics of their evaluations and with
-what groups, tables and comparisons need of their settings.
+evaluation of a run. Both are keyed by MLflow's run id. `write_evidence` replaces the rows of the
+same runs and keeps all others, so that several machines can contribute to one folder.
+`read_evidence` returns the runs as `RunHistory`, with the metrics of their evaluations and those
+settings that groups, tables and comparisons need.
 """
 
 import csv
-import hashlib
-import json
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
+import pandas as pd
 
 from yamame.checks import UsageError
 from yamame.files.atomic import atomic_writer
 from yamame.files.identity import is_a_setting, key_of
 from yamame.report.content import metric_of
 from yamame.report.csv_files import csv_bytes, unguarded
-from yamame.report.estimates import less_is_better, passed
+from yamame.report.estimates import crossings, less_is_better
 from yamame.report.expected import Expected
 from yamame.report.groups import Group, Section
-from yamame.report.settings import Command, environment, settings
-from yamame.tracking.history import AXIS_TAG, CHANGED_TAG, COMMAND_TAG, Axis, RunHistory, Series
+from yamame.report.settings import Command, environment, identity, settings
+from yamame.tracking.history import (
+    AXIS_TAG,
+    CHANGED_TAG,
+    COMMAND_TAG,
+    Axis,
+    MetricHistory,
+    RunHistory,
+)
 
-RUNS, EVALUATIONS = "runs.csv", "evaluations.csv"
+RUNS = "runs.csv"
+EVALUATIONS = "evaluations.csv"
 RUN_COLUMNS = (
-    *("run", "name", "task", "recipe", "overrides", "seed"),
-    *("metric", "value", "low", "high", "episodes", "evaluated_on"),
-    *("env_steps", "updates", "cpu_s", "wall_s", "mark", "mark_env_steps", "mark_cpu_s"),
-    *("budget", "axis", "settings_id", "environment_id"),
-    *(
-        "revision",
-        "date",
-        "processor",
-        "instructions",
-        "cores",
-        "threads",
-        "device",
-        "precision",
-        "versions",
-    ),
+    "run",
+    "name",
+    "task",
+    "recipe",
+    "overrides",
+    "seed",
+    "metric",
+    "value",
+    "low",
+    "high",
+    "episodes",
+    "evaluated_on",
+    "env_steps",
+    "updates",
+    "cpu_s",
+    "wall_s",
+    "mark",
+    "mark_env_steps",
+    "mark_cpu_s",
+    "budget",
+    "axis",
+    "settings_id",
+    "environment_id",
+    "revision",
+    "date",
+    "processor",
+    "instructions",
+    "cores",
+    "threads",
+    "device",
+    "precision",
+    "versions",
 )
 """Columns of ``runs.csv``; ``docs/results/README.md`` explains each."""
 COST_COLUMNS = ("env_steps", "updates", "cpu_s", "wall_s")
-"""Columns of ``evaluations.csv`` after ``run``; those of the metrics of evaluations follow in
-alphabetical order.
-"""
+"""Columns of ``evaluations.csv`` after ``run``. The metrics of evaluations follow, sorted."""
+_EVALUATION_COLUMNS = ("run", *COST_COLUMNS)
 _COMMIT_TAG = "mlflow.source.git.commit"
+_DATE = "%Y-%m-%dT%H:%M:%SZ"
 _PACKAGES = ("python", "torch", "torchrl", "tensordict", "numpy", "yamame")
+# A word of a command line that is read as it stands, as tables of pages write it.
 _BARE = re.compile(r"[^\s'\"\\]+")
-"""A word of a command line that is read as it stands, as tables of pages write them."""
 
 Row = dict[str, str]
 
 
 def write_evidence(folder: Path, sections: Sequence[Section]) -> list[str]:
-    """Merges the runs of some sections into a folder of evidence.
+    """Merge the runs of some sections into a folder of evidence.
 
-    A row describes one machine, revision and precision. A run that was resumed with others is left
-    out, and a row that it has from before is removed.
+    A row describes one machine, revision and precision. A run that was resumed on others is left
+    out, and an earlier row of it is removed.
 
     Args:
-        folder: Where the files are; made when missing.
-        sections: From `make_sections`.
+        folder: Folder of the files; created if missing.
+        sections: Sections from `make_sections`.
 
     Returns:
         A line for each run that is left out.
@@ -79,40 +102,52 @@ def write_evidence(folder: Path, sections: Sequence[Section]) -> list[str]:
         UsageError: The folder holds files of these names with other columns.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    run_rows = {row["run"]: row for row in _read_rows(folder / RUNS, RUN_COLUMNS)}
-    evaluation_rows: dict[str, list[Row]] = {}
-    for row in _read_rows(folder / EVALUATIONS, ("run", *COST_COLUMNS)):
-        evaluation_rows.setdefault(row["run"], []).append(row)
+    former_runs = _read_table(folder / RUNS, RUN_COLUMNS)
+    former_evaluations = _read_table(folder / EVALUATIONS, _EVALUATION_COLUMNS)
 
     refused = []
+    seen = []
+    run_rows = []
+    tables = []
     for section in sections:
         metric = metric_of(section)
         for group in section.groups:
             for run in group.runs:
-                if changed := run.tags.get(CHANGED_TAG):
-                    refused.append(
-                        f"no evidence: {run.name} ({run.run_id}) has sessions that differ in {changed}"
-                    )
-                    run_rows.pop(run.run_id, None)
-                    evaluation_rows.pop(run.run_id, None)
+                seen.append(run.run_id)
+                changed = run.tags.get(CHANGED_TAG)
+                if changed:
+                    # Its numbers belong to no single machine or revision.
+                    text = f"has sessions that differ in {changed}"
+                    refused.append(f"no evidence: {run.name} ({run.run_id}) {text}")
                     continue
-                run_rows[run.run_id] = _run_row(run, group, metric)
-                evaluation_rows[run.run_id] = _evaluation_rows(run)
+                table = _evaluations_of(run)
+                tables.append(table)
+                run_rows.append(_run_row(run, group, metric, last=table.iloc[-1]))
 
-    ordered = sorted(run_rows.values(), key=_place)
-    known = [row["run"] for row in ordered]
-    others = sorted(evaluation_rows.keys() - set(known))
-    evaluations = [row for run_id in [*known, *others] for row in evaluation_rows.get(run_id, [])]
-    metrics = sorted({name for row in evaluations for name in row} - {"run", *COST_COLUMNS})
-    # Evaluations come first: whatever stops this in between, every run that is listed has its
-    # evaluations.
-    _write_rows(folder / EVALUATIONS, ("run", *COST_COLUMNS, *metrics), evaluations)
-    _write_rows(folder / RUNS, RUN_COLUMNS, ordered)
+    kept_runs = former_runs[~former_runs["run"].isin(seen)].drop_duplicates("run", keep="last")
+    kept_evaluations = former_evaluations[~former_evaluations["run"].isin(seen)]
+    if kept_evaluations.empty:
+        # Without its metrics: their columns would stay for ever.
+        kept_evaluations = kept_evaluations[list(_EVALUATION_COLUMNS)]
+    new_runs = pd.DataFrame(run_rows, columns=list(RUN_COLUMNS), dtype=object)
+    runs = _sorted_runs(pd.concat([kept_runs, new_runs], ignore_index=True))
+
+    evaluations = pd.concat([kept_evaluations, *tables], ignore_index=True).fillna("")
+    metrics = sorted(set(evaluations.columns) - set(_EVALUATION_COLUMNS))
+    evaluations = evaluations[[*_EVALUATION_COLUMNS, *metrics]]
+    # Evaluations are in the order of their runs; those of no listed run come last.
+    position = pd.Series(runs.index, index=runs["run"])
+    order = evaluations["run"].map(position).fillna(len(runs))
+    evaluations = evaluations.assign(order=order).sort_values(["order", "run"], kind="stable")
+
+    # Evaluations are written first: if this is interrupted, every listed run has its evaluations.
+    _write_table(folder / EVALUATIONS, evaluations.drop(columns="order"))
+    _write_table(folder / RUNS, runs)
     return refused
 
 
 def read_evidence(folder: Path) -> list[RunHistory]:
-    """Reads the runs of a folder of evidence, oldest first.
+    """Read the runs of a folder of evidence, oldest first.
 
     Raises:
         UsageError: There is no such folder, or one of its files cannot be read.
@@ -122,22 +157,29 @@ def read_evidence(folder: Path) -> list[RunHistory]:
             raise UsageError(
                 f"evidence: must be a folder with {RUNS} and {EVALUATIONS}, got {folder}"
             )
-    evaluations: dict[str, list[Row]] = {}
-    for row in _read_rows(folder / EVALUATIONS, ("run", *COST_COLUMNS)):
-        evaluations.setdefault(row["run"], []).append(row)
+    evaluations = _read_table(folder / EVALUATIONS, _EVALUATION_COLUMNS)
+    by_run = dict(list(evaluations.groupby("run")))
     runs = []
-    for row in _read_rows(folder / RUNS, RUN_COLUMNS):
+    for row in _read_table(folder / RUNS, RUN_COLUMNS).to_dict("records"):
         try:
-            runs.append(_history(row, evaluations.get(row["run"], [])))
+            runs.append(_history(row, by_run.get(row["run"], evaluations.iloc[:0])))
         except ValueError as error:
             raise UsageError(f"evidence: {folder / RUNS}, run {row['run']}: {error}") from error
     return sorted(runs, key=lambda run: (run.started_ms, run.run_id))
 
 
-def _run_row(run: RunHistory, group: Group, metric: str) -> Row:
+def _run_row(run: RunHistory, group: Group, metric: str, *, last: "pd.Series[str]") -> Row:
+    """Return the row of a run.
+
+    Args:
+        run: The run.
+        group: Its group.
+        metric: Metric of its section.
+        last: Row of its last evaluation.
+    """
     command = Command.of(run)
-    expected = Expected.from_params(run.params)
     stem = metric.removesuffix("_mean")
+    started = datetime.fromtimestamp(run.started_ms / 1000, UTC)
     row = {
         "run": run.run_id,
         "name": run.name,
@@ -146,92 +188,113 @@ def _run_row(run: RunHistory, group: Group, metric: str) -> Row:
         "overrides": "" if command is None else _overrides(command.words),
         "seed": run.seed,
         "metric": metric,
-        "value": _number(run.last(f"eval/{metric}")),
-        "low": _number(run.last(f"eval/{stem}_low")),
-        "high": _number(run.last(f"eval/{stem}_high")),
-        "episodes": _number(run.last("eval/num_episodes")),
+        "value": _last_value(run, metric),
+        "low": _last_value(run, f"{stem}_low"),
+        "high": _last_value(run, f"{stem}_high"),
+        "episodes": _last_value(run, "num_episodes"),
         "evaluated_on": run.tags.get("evaluated_on", ""),
-        "budget": " ".join(f"{key}={value}" for key, value in _budget(run).items()),
+        "mark": "",
+        "mark_env_steps": "",
+        "mark_cpu_s": "",
+        "budget": _budget(run),
         "axis": run.axis,
-        "settings_id": _identity(settings(run)),
-        "environment_id": _identity(environment(run)),
+        "settings_id": identity(settings(run)),
+        "environment_id": identity(environment(run)),
         "revision": run.tags.get(_COMMIT_TAG, "unknown"),
-        "date": datetime.fromtimestamp(run.started_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        **_machine(run),
+        "date": started.strftime(_DATE),
     }
-    last = _evaluation_rows(run)[-1]
-    row |= {cost: last[cost] for cost in COST_COLUMNS}
-    row = {name: row.get(name, "") for name in RUN_COLUMNS}
+    row.update(_machine(run))
+    for cost in COST_COLUMNS:
+        row[cost] = last[cost]
+    expected = Expected.from_params(run.params)
     if expected is not None and expected.metric == metric:
-        row |= _mark(run, metric, expected)
+        row.update(_mark(run, metric, expected))
     return row
 
 
+def _last_value(run: RunHistory, metric: str) -> str:
+    """Return the last value of a metric of evaluations as text."""
+    series = run.metrics.get(f"eval/{metric}")
+    return "" if series is None or not len(series.values) else _number(series.values[-1])
+
+
 def _mark(run: RunHistory, metric: str, expected: Expected) -> Row:
-    """Returns the nearer end of what the experiment expects, and where the run first reached it."""
+    """Return the nearer end of the expected interval, and where the run first reached it."""
     mark = expected.interval[1 if less_is_better(metric) else 0]
     if not math.isfinite(mark):
         return {}
-    crossing = passed(Group("", "", (run,)), metric, mark)
-    places = zip(
-        ("mark_env_steps", "mark_cpu_s"), (crossing.env_steps, crossing.cpu_s), strict=True
-    )
-    return {"mark": _number(mark)} | {name: _number(found[0]) for name, found in places if found}
+    row = {"mark": _number(mark)}
+    found = crossings(Group("", "", (run,)), metric, mark).runs.iloc[0]
+    if found["crossed"]:
+        row["mark_env_steps"] = _number(found["env_steps"])
+        row["mark_cpu_s"] = _number(found["cpu_s"])
+    return row
 
 
-def _budget(run: RunHistory) -> dict[str, str]:
-    own = {key: value for key, value in settings(run).items() if key.startswith("budget.")}
-    return {
-        key.removeprefix("budget."): value for key, value in sorted(own.items()) if value != "None"
-    }
+def _budget(run: RunHistory) -> str:
+    limits = []
+    for key, value in sorted(settings(run).items()):
+        if key.startswith("budget.") and value != "None":
+            limits.append(f"{key.removeprefix('budget.')}={value}")
+    return " ".join(limits)
 
 
 def _machine(run: RunHistory) -> Row:
-    device, autocast = run.params.get("device", "cpu"), run.params.get("schedule.autocast", "None")
-    instructions = run.tags.get("version.cpu", "")
-    lowers = device.startswith("cuda") or "bfloat16" in instructions
-    versions = [
-        f"{name} {run.tags[f'version.{name}']}"
-        for name in _PACKAGES
-        if f"version.{name}" in run.tags
-    ]
+    """Return the columns that describe the machine and the software of a run."""
+    device = run.params.get("device", "cpu")
     gpu = run.tags.get("machine.gpu", "")
+    is_cuda = device.startswith("cuda")
+    autocast = run.params.get("schedule.autocast", "None")
+    instructions = run.tags.get("version.cpu", "")
+    # "auto" uses bfloat16 on hardware that computes in it.
+    is_auto = autocast == "auto" and (is_cuda or "bfloat16" in instructions)
+    versions = []
+    for package in _PACKAGES:
+        version = run.tags.get(f"version.{package}")
+        if version is not None:
+            versions.append(f"{package} {version}")
     return {
         "processor": run.tags.get("machine.processor", ""),
         "instructions": instructions,
         "cores": run.tags.get("machine.cores", ""),
         "threads": run.tags.get("machine.threads", ""),
-        "device": f"{device} {gpu}" if device.startswith("cuda") and gpu else device,
-        "precision": "bfloat16"
-        if autocast == "bfloat16" or (autocast == "auto" and lowers)
-        else "float32",
+        "device": f"{device} {gpu}" if is_cuda and gpu else device,
+        "precision": "bfloat16" if autocast == "bfloat16" or is_auto else "float32",
         "versions": "; ".join(versions),
     }
 
 
-def _evaluation_rows(run: RunHistory) -> list[Row]:
-    names = sorted(name for name in run.metrics if name.startswith("eval/"))
-    steps = sorted({step for name in names for step in run.metrics[name].steps.tolist()})
-    rows = []
-    for step in steps:
-        row = {"run": run.run_id}
-        for cost in COST_COLUMNS:
-            row[cost] = _number(step if cost == run.axis else run.at(f"cost/{cost}", step))
-        for name in names:
-            row[name.removeprefix("eval/")] = _number(run.at(name, step))
-        rows.append(row)
-    return rows
+def _evaluations_of(run: RunHistory) -> pd.DataFrame:
+    """Return the evaluations of a run as texts: one row per step, one column per metric."""
+    values = Group("", "", (run,)).metrics.frame
+    names = values["metric"].astype(str)
+    is_evaluation = names.str.startswith("eval/")
+    table = values.assign(metric=names).pivot(index="step", columns="metric", values="value")
+    table = table.loc[sorted(values.loc[is_evaluation, "step"].unique())]
+
+    texts = pd.DataFrame({"run": run.run_id}, index=table.index, dtype=object)
+    for cost in COST_COLUMNS:
+        name = f"cost/{cost}"
+        if cost == run.axis:
+            texts[cost] = list(map(_number, table.index))
+        elif name in table:
+            texts[cost] = table[name].map(_number)
+        else:
+            texts[cost] = ""
+    for name in sorted(names[is_evaluation].unique()):
+        texts[name.removeprefix("eval/")] = table[name].map(_number)
+    return texts
 
 
-def _history(row: Mapping[str, str], evaluations: Sequence[Mapping[str, str]]) -> RunHistory:
-    """Builds a run from its rows.
+def _history(row: Mapping[str, str], evaluations: pd.DataFrame) -> RunHistory:
+    """Rebuild a run from its rows.
 
-    Settings are known by their hashes alone, which is enough to tell runs apart that have the same
-    command, and to find those with the same environment.
+    Its settings are not in the files. Their hashes are enough to find runs with the same settings
+    and runs with the same environment.
     """
-    recipe, overrides = row["recipe"], row["overrides"]
-    if row["axis"] not in get_args(Axis):
-        raise ValueError(f"axis must be one of {', '.join(get_args(Axis))}, got {row['axis']!r}")
+    axes = get_args(Axis)
+    if row["axis"] not in axes:
+        raise ValueError(f"axis must be one of {', '.join(axes)}, got {row['axis']!r}")
     params = {
         "seed": row["seed"],
         "settings_id": row["settings_id"],
@@ -240,15 +303,18 @@ def _history(row: Mapping[str, str], evaluations: Sequence[Mapping[str, str]]) -
     for part in row["budget"].split():
         limit, _, value = part.partition("=")
         params[f"budget.{limit}"] = value
-    if row["mark"]:
-        ends = (
-            f"[None, {row['mark']}]" if less_is_better(row["metric"]) else f"[{row['mark']}, None]"
-        )
-        params |= {"expected.metric": row["metric"], "expected.interval": ends}
+    mark = row["mark"]
+    if mark:
+        ends = f"[None, {mark}]" if less_is_better(row["metric"]) else f"[{mark}, None]"
+        params["expected.metric"] = row["metric"]
+        params["expected.interval"] = ends
+
+    # Groups and tables find runs by their command line.
     tags = {_COMMIT_TAG: row["revision"], AXIS_TAG: row["axis"]}
-    if overrides:
-        tags[COMMAND_TAG] = f"python recipes/{recipe}.py {overrides} seed={row['seed']}"
-    started = datetime.strptime(row["date"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    if row["overrides"]:
+        command = f"python recipes/{row['recipe']}.py {row['overrides']} seed={row['seed']}"
+        tags[COMMAND_TAG] = command
+    started = datetime.strptime(row["date"], _DATE).replace(tzinfo=UTC)
     return RunHistory(
         run_id=row["run"],
         name=row["name"],
@@ -259,74 +325,87 @@ def _history(row: Mapping[str, str], evaluations: Sequence[Mapping[str, str]]) -
     )
 
 
-def _metrics(axis: str, evaluations: Sequence[Mapping[str, str]]) -> dict[str, Series]:
-    points: dict[str, dict[float, float]] = {}
-    for row in evaluations:
-        step = float(row[axis])
-        for column, text in row.items():
-            if column == "run" or text == "":
-                continue
-            name = f"cost/{column}" if column in COST_COLUMNS else f"eval/{column}"
-            points.setdefault(name, {})[step] = float(text)
-    return {
-        name: Series(np.array(list(series), float), np.array(list(series.values()), float))
-        for name, series in points.items()
-    }
+def _metrics(axis: str, evaluations: pd.DataFrame) -> dict[str, MetricHistory]:
+    """Return the metrics of a run from the texts of its evaluations."""
+    # Of two rows with one step the later counts.
+    steps = evaluations[axis].map(float)
+    metrics = {}
+    for column in evaluations.columns.drop("run"):
+        values = evaluations.loc[evaluations[column] != "", column].map(float)
+        if values.empty:
+            continue
+        points = pd.Series(values.to_numpy(float), index=steps[values.index])
+        points = points[~points.index.duplicated(keep="last")]
+        name = f"cost/{column}" if column in COST_COLUMNS else f"eval/{column}"
+        metrics[name] = MetricHistory(points.index.to_numpy(float), points.to_numpy())
+    return metrics
 
 
 def _overrides(words: Sequence[str]) -> str:
-    """Returns the overrides that make a run what it is, the experiment first, as pages write
-    them.
-    """
-    given = [
-        word
-        for word in words
-        if ("=" in word or word.startswith("~")) and is_a_setting(key_of(word))
-    ]
+    """Return the overrides that affect the result, the experiment first, as pages write them."""
+    given = []
+    for word in words:
+        is_override = "=" in word or word.startswith("~")
+        if is_override and is_a_setting(key_of(word)):
+            given.append(word)
     given.sort(key=lambda word: key_of(word) != "experiment")
-    return " ".join(word if _BARE.fullmatch(word) else shlex.quote(word) for word in given)
+    quoted = [word if _BARE.fullmatch(word) else shlex.quote(word) for word in given]
+    return " ".join(quoted)
 
 
-def _identity(given: Mapping[str, str]) -> str:
-    return hashlib.sha256(json.dumps(sorted(given.items())).encode()).hexdigest()[:12]
+def _number(value: float) -> str:
+    """Format a number with ten digits, whole ones without a point; empty if it is not finite.
 
-
-def _number(value: float | None) -> str:
-    """Writes a number with ten digits, whole ones without a point; nothing for what is no number.
-
-    >>> _number(80384.0), _number(2 / 3), _number(None)
+    >>> _number(80384.0), _number(2 / 3), _number(float("nan"))
     ('80384', '0.6666666667', '')
     """
-    if value is None or not math.isfinite(value):
+    if not math.isfinite(value):
         return ""
     return str(int(value)) if float(value).is_integer() else f"{value:.10g}"
 
 
-def _place(row: Row) -> tuple[str, str, int, str, str, str]:
-    """Sorts runs by recipe, overrides, seed, date and id."""
-    return row["recipe"], row["overrides"], len(row["seed"]), row["seed"], row["date"], row["run"]
+def _sorted_runs(runs: pd.DataFrame) -> pd.DataFrame:
+    """Sort runs by recipe, overrides, seed, date and id."""
+    # By length first, so that seed 10 follows seed 9.
+    runs = runs.assign(seed_length=runs["seed"].str.len())
+    order = ["recipe", "overrides", "seed_length", "seed", "date", "run"]
+    return runs.sort_values(order, ignore_index=True).drop(columns="seed_length")
 
 
-def _read_rows(path: Path, columns: Sequence[str]) -> list[Row]:
-    """Reads a file, which may be missing; its first columns must be these."""
+def _read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+    """Read a table of texts.
+
+    Args:
+        path: The file. A table without rows is returned if it is missing.
+        columns: Its first columns.
+
+    Raises:
+        UsageError: The file has other columns, or a row with another number of cells.
+    """
     if not path.is_file():
-        return []
+        return pd.DataFrame(columns=list(columns), dtype=object)
+    # Not pandas.read_csv: it accepts rows that are too short.
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.reader(file)
-        header = [unguarded(name) for name in next(reader, [])]
-        if tuple(header[: len(columns)]) != tuple(columns):
-            raise UsageError(
-                f"evidence: {path} must have the columns {', '.join(columns)}, got {', '.join(header)}"
-            )
+        header: list[str] = []
         rows = []
         for cells in reader:
-            if len(cells) != len(header):
-                problem = f"must have {len(header)} cells, got {len(cells)}"
+            texts = list(map(unguarded, cells))
+            if not header:
+                header = texts
+            elif len(texts) == len(header):
+                rows.append(texts)
+            else:
+                problem = f"must have {len(header)} cells, got {len(texts)}"
                 raise UsageError(f"evidence: {path}, line {reader.line_num}: {problem}")
-            rows.append(dict(zip(header, map(unguarded, cells), strict=True)))
-        return rows
+    if header[: len(columns)] != list(columns):
+        raise UsageError(
+            f"evidence: {path} must have the columns {', '.join(columns)}, got {', '.join(header)}"
+        )
+    return pd.DataFrame(rows, columns=header, dtype=object)
 
 
-def _write_rows(path: Path, columns: Sequence[str], rows: Iterable[Row]) -> None:
+def _write_table(path: Path, table: pd.DataFrame) -> None:
+    content = csv_bytes(list(table.columns), table.itertuples(index=False, name=None))
     with atomic_writer(path) as file:
-        file.write(csv_bytes(columns, ([row.get(name, "") for name in columns] for row in rows)))
+        file.write(content)

@@ -1,6 +1,4 @@
-"""What an experiment should reach: the node ``expected`` of a configuration, checked before a run
-begins.
-"""
+"""Expected results: the node ``expected`` of a configuration, checked before a run begins."""
 
 import math
 from collections.abc import Mapping
@@ -14,13 +12,13 @@ _FIELDS = ("metric", "interval", "source", "cost")
 
 @dataclass(frozen=True)
 class Expected:
-    """The interval that a metric of the last evaluation should lie in.
+    """The interval in which a metric of the last evaluation should lie.
 
     Attributes:
         metric: Name of a metric of an evaluation, without ``eval/``.
-        interval: Both ends, which belong to it; an infinite end bounds nothing.
-        source: Where the interval comes from.
-        cost: What the run costs, in words.
+        interval: Both ends, inclusive; infinite for an open end.
+        source: Source of the interval.
+        cost: Cost of the run, in words.
 
     >>> Expected.from_config({"metric": "return_mean", "interval": [20, None]}).interval
     (20.0, inf)
@@ -33,14 +31,14 @@ class Expected:
 
     @classmethod
     def from_config(cls, node: Mapping[str, Any] | None) -> Self | None:
-        """Reads the node; None where an experiment promises nothing.
+        """Read the node of a configuration; None if an experiment has no expectation.
 
         Args:
-            node: ``metric`` and ``interval`` (two numbers, null for an open end), ``source`` and
-                ``cost`` by choice.
+            node: ``metric`` and ``interval`` (two numbers, null for an open end); optionally
+                ``source`` and ``cost``.
 
         Raises:
-            UsageError: Names the key and the value.
+            UsageError: The node is malformed. The message has the key and the value.
         """
         if node is None:
             return None
@@ -59,20 +57,24 @@ class Expected:
 
     @classmethod
     def from_params(cls, params: Mapping[str, str]) -> Self | None:
-        """Reads the node back from the flat parameters of a run; None where it is absent or
-        malformed.
-        """
-        texts = {name: params.get(f"expected.{name}", "None") for name in _FIELDS}
-        node: dict[str, Any] = {name: text for name, text in texts.items() if text != "None"}
+        """Read the node from the flat parameters of a run; None if it is absent or malformed."""
+        node: dict[str, Any] = {}
+        for name in _FIELDS:
+            text = params.get(f"expected.{name}", "None")
+            if text != "None":
+                node[name] = text
+        ends: list[float | None] = []
         try:
-            ends = [end.strip() for end in texts["interval"].strip("[]()").split(",")]
-            node["interval"] = [None if end == "None" else float(end) for end in ends]
+            for end in str(node.get("interval")).strip("[]()").split(","):
+                text = end.strip()
+                ends.append(None if text == "None" else float(text))
+            node["interval"] = ends
             return cls.from_config(node)
         except (UsageError, ValueError):
             return None
 
     def judge(self, value: float) -> str:
-        """Where a finite value lies: ``reached``, ``below`` or ``above``.
+        """Return the position of a finite value: ``reached``, ``below`` or ``above``.
 
         >>> Expected("success_mean", (0.9, 1.0)).judge(0.9)
         'reached'
@@ -80,17 +82,21 @@ class Expected:
         low, high = self.interval
         # The mean of values that lie on an end may miss it by a rounding error.
         slack = 1e-9 * max(1.0, abs(value))
-        return "below" if value < low - slack else "above" if value > high + slack else "reached"
+        if value < low - slack:
+            return "below"
+        return "above" if value > high + slack else "reached"
 
 
 def _interval(ends: Any) -> tuple[float, float]:
     problem = f"expected.interval: must be two ends in order, null for an open one, got {ends!r}"
     if not isinstance(ends, list | tuple) or len(ends) != 2 or all(end is None for end in ends):
         raise UsageError(problem)
-    if any(isinstance(end, bool) or not isinstance(end, int | float | None) for end in ends):
-        raise UsageError(problem)
+    for end in ends:
+        # A boolean is an int to Python, but no end.
+        if isinstance(end, bool) or not isinstance(end, int | float | None):
+            raise UsageError(problem)
     low = -math.inf if ends[0] is None else float(ends[0])
     high = math.inf if ends[1] is None else float(ends[1])
-    if not low <= high:  # NaN neither
+    if not low <= high:  # also false for NaN
         raise UsageError(problem)
     return low, high

@@ -1,11 +1,10 @@
-"""Pictures of what diagnoses of memory found: recall density and probes.
+"""Pictures of diagnoses of memory: recall density and probes.
 
-A diagnosis is what recipes/evaluate.py writes with ``diagnose=``: of every name a mapping of
+A diagnosis is written by recipes/evaluate.py with ``diagnose=``. It maps the name of each method to
 numbers and lists.
 """
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,15 +12,15 @@ import numpy as np
 
 from yamame.evaluation.intervals import Array, Resampling
 from yamame.report.figures import learning_curve
-from yamame.report.groups import Group, Section
+from yamame.report.groups import Section
 from yamame.report.plots import Plot, group_lines, mean_curve
 
 FILE = "diagnosis.json"
-"""The artifact of a run with its latest diagnosis."""
+"""Name of the artifact with the latest diagnosis of a run."""
 
 
 class Picture(NamedTuple):
-    """What of a diagnosis is drawn: the lists ``x`` and ``y`` of its part."""
+    """A picture of the lists ``x`` and ``y`` in a part of a diagnosis."""
 
     diagnosis: str
     part: str
@@ -50,29 +49,56 @@ PICTURES = (
 )
 
 
-def line_of(found: Mapping[str, Any], picture: Picture) -> tuple[Array, Array] | None:
-    """The points of a picture; None where a diagnosis has none."""
-    part = found.get(picture.diagnosis, {}).get(picture.part)
+def line_of(diagnosis: Mapping[str, Any], picture: Picture) -> tuple[Array, Array] | None:
+    """Return the points of a picture; None if a diagnosis has none."""
+    part = diagnosis.get(picture.diagnosis, {}).get(picture.part)
+    # A diagnosis may be of recall alone, and a probe of too few episodes has no points.
     if not part or not part[picture.x]:
         return None
-    return np.asarray(part[picture.x], float), np.asarray(part[picture.y], float)
+    x = np.asarray(part[picture.x], float)
+    y = np.asarray(part[picture.y], float)
+    return x, y
+
+
+def check_diagnosis(diagnosis: object) -> None:
+    """Check that every picture of a diagnosis can be drawn.
+
+    Raises:
+        ValueError: It is no mapping, or a list is missing or malformed.
+    """
+    if not isinstance(diagnosis, Mapping):
+        raise ValueError("it must be a mapping")
+    for picture in PICTURES:
+        lists = f"{picture.diagnosis}.{picture.part} must have numbers {picture.x} and {picture.y}"
+        try:
+            line = line_of(diagnosis, picture)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(lists) from error
+        if line is None:
+            continue
+        x, y = line
+        if x.ndim != 1 or x.shape != y.shape:
+            raise ValueError(f"{lists} of equal length, got shapes {x.shape} and {y.shape}")
+        # Between points a line is interpolated, which takes ascending positions.
+        if not np.isfinite(x).all() or not (np.diff(x) > 0).all():
+            raise ValueError(f"{lists} with {picture.x} ascending")
 
 
 def draw_memory(folder: Path, runs: Mapping[str, Mapping[str, Any]]) -> None:
-    """Draws ``recall.png`` and ``probes.png``, each with all lines of the runs that have them.
+    """Draw ``recall.png`` and ``probes.png``, each with the lines of all runs.
 
     Args:
-        folder: Where the files go.
-        runs: The diagnosis of every run by its name.
+        folder: Folder of the files.
+        runs: Name of a run to its diagnosis. A picture without a line is not written.
     """
-    for name in dict.fromkeys(picture.diagnosis for picture in PICTURES):
+    for name in ("recall", "probes"):
         pictures = [picture for picture in PICTURES if picture.diagnosis == name]
-        lines = {
-            f"{run}: {picture.title}": line
-            for run, found in runs.items()
-            for picture in pictures
-            if (line := line_of(found, picture)) is not None
-        }
+        lines = {}
+        for run, diagnosis in runs.items():
+            for picture in pictures:
+                line = line_of(diagnosis, picture)
+                if line is not None:
+                    lines[f"{run}: {picture.title}"] = line
         if lines:
             labels = {"x_label": pictures[0].x_label, "y_label": pictures[0].y_label}
             learning_curve(folder / f"{name}.png", lines, **labels)
@@ -82,34 +108,29 @@ def memory_plots(
     section: Section,
     prefix: str,
     resampling: Resampling,
-    artifact: Callable[[str, str], bytes | None],
+    diagnoses: Mapping[str, Sequence[Mapping[str, Any]]],
 ) -> list[Plot]:
-    """A plot per picture that any run of a section has, with a line per group."""
-    found = {group.letter: _diagnoses(group, artifact) for group in section.groups}
+    """Return the plots of diagnoses, with one line per group.
+
+    Args:
+        section: The section.
+        prefix: Beginning of the names of plots.
+        resampling: Settings of intervals.
+        diagnoses: Letter of a group to the diagnoses of its runs.
+    """
     plots = []
     for picture in PICTURES:
-        lines = (
-            [line for one in found[group.letter] if (line := line_of(one, picture)) is not None]
-            for group in section.groups
-        )
-        drawn = group_lines(section, (mean_curve(of_runs, resampling) for of_runs in lines))
+        curves = []
+        for group in section.groups:
+            lines = []
+            for diagnosis in diagnoses[group.letter]:
+                line = line_of(diagnosis, picture)
+                if line is not None:
+                    lines.append(line)
+            curves.append(mean_curve(lines, resampling))
+        drawn = group_lines(section, curves)
         if drawn:
             name = f"{prefix}-{picture.diagnosis}-{picture.part}"
-            plots.append(
-                Plot(name, picture.title, picture.x_label, picture.y_label, drawn, whole=True)
-            )
+            plot = Plot(name, picture.title, picture.x_label, picture.y_label, drawn, whole=True)
+            plots.append(plot)
     return plots
-
-
-def _diagnoses(group: Group, artifact: Callable[[str, str], bytes | None]) -> list[dict[str, Any]]:
-    """Those of the runs that have one; a file of this name that is none counts for nothing."""
-    found = []
-    for run in group.runs:
-        content = artifact(run.run_id, FILE)
-        try:
-            one = json.loads(content) if content is not None else None
-        except ValueError:
-            continue
-        if isinstance(one, dict):
-            found.append(one)
-    return found

@@ -1,7 +1,7 @@
-"""One HTML page of a report that needs nothing else: style, pictures and videos are inside it.
+"""The HTML page of a report. It needs no other file: style, pictures and videos are inside.
 
-What it says is in the template ``page.html.jinja``; here is how numbers are written. Jinja2 is
-imported when a page is made, and escapes whatever the template does not mark as HTML.
+The text is in the template ``page.html.jinja``; this module formats numbers. Jinja2 is imported
+when a page is made, and escapes everything that the template does not mark as HTML.
 """
 
 import base64
@@ -14,51 +14,57 @@ from pathlib import Path
 from yamame.evaluation.intervals import FEW
 from yamame.report.content import UNKNOWN, Content
 from yamame.report.estimates import less_is_better
-from yamame.report.figures import COLOURS, SIGNS, draw_svg, first_frame
+from yamame.report.figures import COLOURS, SIGNS, draw_svg
 from yamame.report.groups import Group
 from yamame.report.plots import describe
+from yamame.report.videos import first_frame
 
 LARGEST_VIDEO = 3_000_000
-"""Bytes up to which a video is inside the page; a larger one lies beside it."""
-_MINUS, _DASH = "\u2212", "\u2013"
+"""Largest video in bytes that is inside the page. A larger one lies beside it."""
+_MINUS = "\u2212"
+_DASH = "\u2013"
 _OUTCOMES = {"reached": "✓", "below": "▼", "above": "▲", UNKNOWN: "?"}
 
 
 def render(content: Content, directory: Path, served_by: str | None) -> str:
-    """The page, of which the arguments are those of `write_report`."""
+    """Return the page; arguments are those of `write_report`."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
         loader=PackageLoader("yamame.report", ""),
         autoescape=True,
-        undefined=StrictUndefined,
+        undefined=StrictUndefined,  # a misspelt name is an error instead of nothing
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (
-        number,
-        interval,
-        seconds,
-        signed,
-        count,
-        day,
-        data_uri,
-        describe,
-        first_frame,
-        draw_svg,
-    )
-    environment.filters |= {function.__name__: function for function in filters}
-    environment.tests |= {
-        "less_is_better": less_is_better,
-        "small_video": lambda video: len(video) <= LARGEST_VIDEO,
+    environment.filters |= {
+        "number": number,
+        "interval": interval,
+        "seconds": seconds,
+        "signed": signed,
+        "count": count,
+        "day": day,
+        "data_uri": data_uri,
+        "describe": describe,
+        "first_frame": first_frame,
+        "draw_svg": draw_svg,
     }
-    groups = [entry.group for result in content.sections for entry in result.results]
+    environment.tests["less_is_better"] = less_is_better
+    environment.tests["small_video"] = lambda video: len(video) <= LARGEST_VIDEO
+
+    num_groups = 0
+    started = []
+    for result in content.sections:
+        num_groups += len(result.results)
+        for entry in result.results:
+            started += [run.started_ms for run in entry.group.runs]
     page = environment.get_template("page.html.jinja").render(
         content=content,
         served_by=served_by,
+        # A relative address survives when the folder with runs and report is moved.
         relative=lambda folder: os.path.relpath(folder, directory.resolve()),
-        started=[run.started_ms for group in groups for run in group.runs],
-        num_groups=len(groups),
+        started=started,
+        num_groups=num_groups,
         infinity=math.inf,
         colours=COLOURS,
         signs=SIGNS,
@@ -71,12 +77,12 @@ def render(content: Content, directory: Path, served_by: str | None) -> str:
 
 
 def video_name(section: int, group: Group) -> str:
-    """Name of the file of a video."""
+    """Return the name of the file of a video."""
     return f"section-{section}-video-{group.letter}.gif"
 
 
 def number(value: float | None) -> str:
-    """Three digits after the point below ten, thousands grouped; a dash where there is none.
+    """Format a number: three decimals below ten, thousands grouped, a dash for a missing one.
 
     >>> number(0.9), number(81920.0), number(-12.345), number(None)
     ('0.900', '81,920', '−12.3', '–')
@@ -86,12 +92,15 @@ def number(value: float | None) -> str:
     if math.isinf(value):
         return "∞" if value > 0 else f"{_MINUS}∞"
     size = abs(value)
-    digits = 3 if size < 10 else 1 if size < 100 else 0
+    if size < 10:
+        digits = 3
+    else:
+        digits = 1 if size < 100 else 0
     return f"{value:,.{digits}f}".replace("-", _MINUS)
 
 
 def interval(ends: Sequence[float] | None) -> str:
-    """Both ends in brackets; a dash where there is none.
+    """Format both ends of an interval in brackets; a dash without one.
 
     >>> interval((0.5, 1.0)), interval(None)
     ('[0.500, 1.000]', '–')
@@ -100,20 +109,19 @@ def interval(ends: Sequence[float] | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Seconds, to a tenth below a hundred.
+    """Format seconds, below a hundred with one decimal.
 
     >>> seconds(6.337), seconds(184.2)
     ('6.3', '184')
     """
-    return (
-        _DASH
-        if value is None or not math.isfinite(value)
-        else f"{value:,.{1 if value < 100 else 0}f}"
-    )
+    if value is None or not math.isfinite(value):
+        return _DASH
+    digits = 1 if value < 100 else 0
+    return f"{value:,.{digits}f}"
 
 
 def signed(value: float) -> str:
-    """A difference, with its sign.
+    """Format a difference with its sign.
 
     >>> signed(0.25)
     '+0.250'
@@ -122,7 +130,7 @@ def signed(value: float) -> str:
 
 
 def count(amount: int, noun: str) -> str:
-    """An amount with its noun.
+    """Format an amount with its noun.
 
     >>> count(1, "seed"), count(3, "seed")
     ('1 seed', '3 seeds')
@@ -131,14 +139,22 @@ def count(amount: int, noun: str) -> str:
 
 
 def day(milliseconds: int) -> str:
-    """A time since 1970, in UTC to the minute.
+    """Format milliseconds since 1970 as UTC, to the minute; a dash if it is no date.
 
     >>> day(1_700_000_000_000)
     '2023-11-14 22:13'
     """
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M")
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M")
+    except (OverflowError, OSError, ValueError):  # a clock may have been wrong
+        return _DASH
 
 
 def data_uri(content: bytes, kind: str) -> str:
-    """An image as an address that holds it."""
+    """Return an address that holds an image.
+
+    Args:
+        content: The file.
+        kind: ``png`` or ``gif``.
+    """
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"

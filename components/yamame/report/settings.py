@@ -1,7 +1,7 @@
-"""What distinguishes runs: their settings, the differences between two of them, the command that
-started them.
-"""
+"""Settings of runs, their differences, and the commands that started them."""
 
+import hashlib
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +18,7 @@ _TARGET = "._target_"
 
 
 class Difference(NamedTuple):
-    """A parameter with two values. A part that is another class altogether counts as one
-    parameter.
-    """
+    """A parameter with two values. A part of another class counts as one parameter."""
 
     parameter: str
     before: str
@@ -28,60 +26,92 @@ class Difference(NamedTuple):
 
 
 def settings(run: RunHistory) -> dict[str, str]:
-    """The parameters that make a run what it is; the seed is none of them.
-
-    Parameters stay those that a run began with; the budget with which it was continued is in its
-    tags.
-    """
-    budget = {key: value for key, value in run.tags.items() if key.startswith("budget.")}
-    return {key: value for key, value in {**run.params, **budget}.items() if is_a_setting(key)}
+    """Return the parameters that affect the result of a run, without its seed."""
+    values = dict(run.params)
+    # Parameters stay those of the start. The budget of a resumed run is in its tags.
+    for key, value in run.tags.items():
+        if key.startswith("budget."):
+            values[key] = value
+    return {key: value for key, value in values.items() if is_a_setting(key)}
 
 
 def environment(run: RunHistory) -> dict[str, str]:
-    """The settings of the environment that is played."""
+    """Return the settings of the environment."""
     below = ("env", "trials", "evaluation.env")
     return {key: value for key, value in settings(run).items() if is_one_of(key, below)}
 
 
+def identity(values: Mapping[str, str]) -> str:
+    """Return a short hash, equal for equal settings."""
+    text = json.dumps(sorted(values.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
 def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[Difference]:
-    """What differs between two settings, in alphabetical order.
+    """Return the differences of two settings, in alphabetical order.
 
     >>> before = {"encoder._target_": "a.Transformer", "encoder.num_heads": "8", "lr": "1"}
     >>> differences(before, {"encoder._target_": "a.GRU", "lr": "1"})
     [Difference(parameter='encoder', before='Transformer', after='GRU')]
     """
-    differing = sorted(
-        key for key in before.keys() | after.keys() if before.get(key) != after.get(key)
-    )
-    replaced = sorted(key.removesuffix(_TARGET) for key in differing if key.endswith(_TARGET))
+    differing = []
+    replaced = []
+    for key in sorted(before.keys() | after.keys()):
+        if before.get(key) == after.get(key):
+            continue
+        differing.append(key)
+        if key.endswith(_TARGET):
+            replaced.append(key.removesuffix(_TARGET))
+    replaced.sort()  # an enclosing part precedes the parts in it
+
     result: dict[str, Difference] = {}
     for key in differing:
-        part = next((name for name in replaced if is_one_of(key, [name])), key)
-        values = [given.get(part + _TARGET, given.get(part, _ABSENT)) for given in (before, after)]
-        if part in replaced:
-            values = [choice_of(part, value) or value.rpartition(".")[2] for value in values]
-        result[part] = Difference(part, *values)
+        part = _enclosing(key, replaced)
+        if part is None:
+            result[key] = Difference(key, before.get(key, _ABSENT), after.get(key, _ABSENT))
+        else:
+            # Arguments of two classes have nothing to do with each other.
+            result[part] = Difference(part, _class_of(before, part), _class_of(after, part))
     return [result[part] for part in sorted(result)]
+
+
+def _enclosing(key: str, parts: Sequence[str]) -> str | None:
+    """Return the first of some parts that a key lies in."""
+    for part in parts:
+        if is_one_of(key, [part]):
+            return part
+    return None
+
+
+def _class_of(values: Mapping[str, str], part: str) -> str:
+    """Return the name of the class of a part, as on the command line if it has one there."""
+    target = values.get(part + _TARGET)
+    if target is None:
+        target = values.get(part, _ABSENT)
+    return choice_of(part, target) or target.rpartition(".")[2]
 
 
 @cache
 def choice_of(part: str, target: str) -> str | None:
-    """What chooses a class on the command line; None where no file of the configuration is of that
-    class.
+    """Return the choice on the command line for a class; None if no configuration file has it.
 
     >>> choice_of("encoder", "yamame.trajectory.GRUEncoder")
     'gru'
     """
-    files = sorted(conf_dir().joinpath(*part.split(".")).glob("*.yaml"))
-    return next(
-        (file.stem for file in files if f"_target_: {target}" in file.read_text().splitlines()),
-        None,
-    )
+    folder = conf_dir().joinpath(*part.split("."))
+    for file in sorted(folder.glob("*.yaml")):
+        if f"_target_: {target}" in file.read_text().splitlines():
+            return file.stem
+    return None
 
 
 def override(parameter: str, settings: Mapping[str, str], given: Mapping[str, str]) -> str:
-    """What sets a parameter on the command line to its value in some settings; of a part, what was
-    given there.
+    """Return the command-line override that sets a parameter to its value in some settings.
+
+    Args:
+        parameter: A parameter, or a part with a class.
+        settings: Settings with the value.
+        given: Overrides of the command line; the choice of a part is taken from there.
 
     >>> gru = {"encoder._target_": "yamame.trajectory.GRUEncoder"}
     >>> override("encoder", gru, {}), override("encoder", gru, {"encoder": "gru_selective"})
@@ -92,8 +122,11 @@ def override(parameter: str, settings: Mapping[str, str], given: Mapping[str, st
     target = settings.get(parameter + _TARGET)
     if target is None:
         value = settings.get(parameter)
-        known = shlex.quote(f"{parameter}={'null' if value == 'None' else value}")
-        return f"~{parameter}" if value is None else known
+        if value is None:
+            return f"~{parameter}"
+        # Parameters are text; on the command line None is null.
+        text = "null" if value == "None" else value
+        return shlex.quote(f"{parameter}={text}")
     group = parameter.replace(".", "/")
     choice = given.get(group) or choice_of(parameter, target)
     return f"{group}={choice}" if choice else f"{parameter}{_TARGET}={target}"
@@ -107,36 +140,44 @@ class Command:
 
     @classmethod
     def of(cls, run: RunHistory) -> Self | None:
-        """That of a run; None where it was not recorded or is no command."""
+        """Return the command of a run; None if it was not recorded or is malformed."""
+        text = run.tags.get(COMMAND_TAG)
+        if text is None:
+            return None
         try:
-            return (
-                cls(tuple(shlex.split(run.tags[COMMAND_TAG]))) if COMMAND_TAG in run.tags else None
-            )
+            return cls(tuple(shlex.split(text)))
         except ValueError:  # a quotation mark is not closed
             return None
 
     @property
     def overrides(self) -> dict[str, str]:
-        """Key to value of what it sets or takes away."""
-        given = (word for word in self.words if "=" in word or word[:1] == "~")
-        return {key_of(word): word.partition("=")[2] for word in given}
+        """Keys that it sets or removes, with their values."""
+        given = {}
+        for word in self.words:
+            if "=" in word or word.startswith("~"):
+                given[key_of(word)] = word.partition("=")[2]
+        return given
 
     @property
     def recipe(self) -> str | None:
-        """The recipe that it runs, as ``train``."""
-        return next(
-            (path.stem for word in self.words if (path := PurePath(word)).suffix == ".py"), None
-        )
+        """Name of the recipe, such as ``train``."""
+        for word in self.words:
+            path = PurePath(word)
+            if path.suffix == ".py":
+                return path.stem
+        return None
 
     def with_seeds(self, seeds: Sequence[str]) -> str:
-        """The command line that repeats it once per seed."""
-        kept = [
-            word
-            for word in self.words
-            if word not in ("-m", "--multirun")
-            and not ("=" in word and is_of_one_run(key_of(word)))
-        ]
-        if len(seeds) > 1:  # Hydra takes options in front of all overrides alone
-            script = next((i for i, word in enumerate(kept) if word.endswith(".py")), 0)
-            kept.insert(script + 1, "-m")
-        return shlex.join([*kept, f"seed={','.join(seeds)}"])
+        """Return a command line that repeats it once per seed."""
+        words = []
+        for word in self.words:
+            is_multirun = word in ("-m", "--multirun")
+            names_one_run = "=" in word and is_of_one_run(key_of(word))
+            if not is_multirun and not names_one_run:
+                words.append(word)
+        if len(seeds) > 1:
+            # Hydra takes options only in front of all overrides.
+            is_script = [word.endswith(".py") for word in words]
+            script = is_script.index(True) if any(is_script) else 0
+            words.insert(script + 1, "-m")
+        return shlex.join([*words, f"seed={','.join(seeds)}"])

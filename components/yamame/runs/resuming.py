@@ -1,11 +1,13 @@
 """How a run goes on from a checkpoint, or is found to be done."""
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from yamame import distributed
 from yamame.checks import UsageError
 from yamame.cli.jobs import AlreadyDone
+from yamame.files.atomic import read_json
 from yamame.files.checkpoint import LoadedCheckpoint
 from yamame.files.identity import compare_config, differing, leaves_what_was_done
 from yamame.files.run_directory import RunDirectory, SharedDirectory
@@ -67,6 +69,8 @@ def restore(run: RunState) -> LoadedCheckpoint:
     loaded = distributed.on_rank0(lambda: run.checkpoints.load(run.components))
     if not distributed.is_rank0():
         run.checkpoints.load(run.components, which=run.checkpoints.path(loaded.step))
+    with contextlib.suppress(FileNotFoundError, UsageError):  # never written, or damaged
+        run.costs.include_summary(read_json(run.path / "summary.json"))
     _forget_stop(run, loaded.config)
     return loaded
 

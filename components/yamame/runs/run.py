@@ -16,7 +16,7 @@ from torchrl.envs import EnvBase
 from yamame import distributed
 from yamame.agent import InContextPolicy
 from yamame.checks import UsageError
-from yamame.cli.jobs import resume_mode, say
+from yamame.cli.jobs import is_part, resume_mode, say
 from yamame.cli.names import run_name
 from yamame.cli.nodes import instantiate, plain
 from yamame.collectors import Episodes
@@ -86,6 +86,7 @@ class Run(RunState):
         unit: Literal["env_steps", "updates"] = "env_steps",
         callbacks: Sequence[Callback] = (),
     ) -> None:
+        self.costs = CostMeter(is_part=is_part())
         write_out_split(cfg)
         self.cfg, self.config = cfg, plain(cfg)
         if distributed.world_size() > 1:
@@ -162,7 +163,6 @@ class Run(RunState):
         self.novelty = what_is_new(
             self.cfg, held_out, replay=distributed.rank_dir(self.path / "replay")
         )
-        self.costs = CostMeter()
         own = {
             "progress": self.progress,
             "budget": self.budget,
@@ -358,7 +358,7 @@ class Run(RunState):
             and error.signal is not None
             and self.directory.begun
         ):
-            error.told = True
+            error.reported = True
             if distributed.is_rank0():
                 saved = f"{self.checkpoints.last} is saved"
                 print_stderr(f"{error.signal.name}: {saved}; resume=true goes on from there")

@@ -1,6 +1,7 @@
 """Reading what runs left in an MLflow store, as plain data and files; nothing is written there."""
 
 import fnmatch
+import math
 import os
 import tempfile
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from yamame.checks import UsageError
+from yamame.system.messages import one_line
 from yamame.tracking.mlflow_store import absolute_uri, connect, database_of
 from yamame.tracking.pages import run_address
 
@@ -39,7 +41,7 @@ _LARGEST = 1e300
 
 
 @dataclass(frozen=True)
-class Series:
+class MetricHistory:
     """One metric of a run over its steps, one value per step, in order.
 
     Attributes:
@@ -49,14 +51,6 @@ class Series:
 
     steps: Array
     values: Array
-
-    def finite(self) -> "Series":
-        """The points that are numbers."""
-        good = np.isfinite(self.values)
-        return Series(self.steps[good], self.values[good])
-
-
-_NEVER_LOGGED = Series(np.empty(0), np.empty(0))
 
 
 @dataclass(frozen=True)
@@ -72,6 +66,7 @@ class RunHistory:
         tags: MLflow's and ours.
         metrics: Name to history, for the names that begin with one of `PREFIXES`.
         page: Its address in MLflow.
+        problem: Reason why its metrics could not be read; empty for a good run.
     """
 
     run_id: str
@@ -80,8 +75,9 @@ class RunHistory:
     started_ms: int = 0
     params: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
-    metrics: dict[str, Series] = field(default_factory=dict)
+    metrics: dict[str, MetricHistory] = field(default_factory=dict)
     page: str = ""
+    problem: str = ""
 
     @property
     def folder(self) -> Path | None:
@@ -98,34 +94,6 @@ class RunHistory:
     def axis(self) -> Axis:
         """What its steps are."""
         return "updates" if self.tags.get(AXIS_TAG) == "updates" else "env_steps"
-
-    def along(self, metric: str, axis: Axis) -> tuple[Array, Array]:
-        """The finite points of a metric as positions on an axis and values.
-
-        On an axis that is not its own a run is known at the steps of evaluations alone, where
-        ``cost/<axis>`` is logged. A run that was continued may have logged a cost that is lower
-        than an earlier one: positions are sorted. Both are empty where the metric or the axis was
-        never logged.
-        """
-        series = self.metrics.get(metric, _NEVER_LOGGED).finite()
-        if axis == self.axis:
-            return series.steps, series.values
-        cost = self.metrics.get(f"cost/{axis}", _NEVER_LOGGED).finite()
-        _, ours, theirs = np.intersect1d(series.steps, cost.steps, return_indices=True)
-        x, y = cost.values[theirs], series.values[ours]
-        order = np.argsort(x, kind="stable")
-        return x[order], y[order]
-
-    def last(self, metric: str) -> float | None:
-        """The value at the last step; None where it was never logged or is no finite number."""
-        values = self.metrics.get(metric, _NEVER_LOGGED).values
-        return float(values[-1]) if len(values) and np.isfinite(values[-1]) else None
-
-    def at(self, metric: str, step: float) -> float:
-        """The value at a step; NaN where it was not logged there."""
-        series = self.metrics.get(metric, _NEVER_LOGGED)
-        values = series.values[series.steps == step]
-        return float(values[0]) if len(values) else np.nan
 
 
 @dataclass(frozen=True)
@@ -171,7 +139,9 @@ class RunReader:
             if not any(_matches(run, pattern) for run in runs):
                 raise UsageError(f"runs: an entry must match a run by name or id, got {pattern!r}")
         runs = [run for run in runs if any(_matches(run, pattern) for pattern in patterns)]
-        return [self._history(run) for run in sorted(runs, key=lambda run: run.info.start_time)]
+        return [
+            self._history(run) for run in sorted(runs, key=lambda run: run.info.start_time or 0)
+        ]
 
     def artifact(self, run_id: str, name: str) -> bytes | None:
         """The content of an artifact; None where the run has none of this name or its files are
@@ -199,24 +169,75 @@ class RunReader:
                 return runs
 
     def _history(self, run: "Run") -> RunHistory:
-        metrics = {}
-        for name in sorted(name for name in run.data.metrics if name.startswith(PREFIXES)):
-            points = self.client.get_metric_history(run.info.run_id, name)
-            # The latest of several values at one step counts.
-            points.sort(key=lambda point: (point.step, point.timestamp))
-            latest = {point.step: point.value for point in points}
-            steps, values = np.array(list(latest), float), np.array(list(latest.values()), float)
-            metrics[name] = Series(steps, np.where(np.abs(values) < _LARGEST, values, np.nan))
+        """Read a run. A failure is its `RunHistory.problem`: other runs can still be read."""
+        metrics: dict[str, MetricHistory] = {}
+        problem = ""
+        try:
+            metrics = self._metrics(run)
+        except Exception as error:
+            problem = one_line(error)
         return RunHistory(
             run_id=run.info.run_id,
-            name=run.info.run_name,
+            name=run.info.run_name or "",
             status=run.info.status,
-            started_ms=run.info.start_time,
+            started_ms=run.info.start_time or 0,
             params=dict(run.data.params),
             tags=dict(run.data.tags),
             metrics=metrics,
             page=run_address(self.client.tracking_uri, self.experiment_id, run.info.run_id),
+            problem=problem,
         )
+
+    def _metrics(self, run: "Run") -> dict[str, MetricHistory]:
+        names = sorted(name for name in run.data.metrics if name.startswith(PREFIXES))
+        points = _points_in_database(self.client, run.info.run_id)
+        if points is None:
+            # One request per metric: slow, but all that a server offers.
+            points = {}
+            for name in names:
+                history = self.client.get_metric_history(run.info.run_id, name)
+                history.sort(key=lambda point: (point.step, point.timestamp))
+                points[name] = [(point.step, point.value) for point in history]
+        metrics = {}
+        for name in names:
+            # The latest of several values at one step counts.
+            latest = dict(points[name])
+            steps = np.array(list(latest), float)
+            values = np.array(list(latest.values()), float)
+            metrics[name] = MetricHistory(
+                steps, np.where(np.abs(values) < _LARGEST, values, np.nan)
+            )
+        return metrics
+
+
+def _points_in_database(
+    client: "MlflowClient", run_id: str
+) -> dict[str, list[tuple[int, float]]] | None:
+    """Read all metrics of a run with one query, sorted by step and time.
+
+    The client makes a query and an object of the database layer per metric and point, which takes
+    five times as long.
+
+    Returns:
+        Name to steps and values; None if the store is not a database.
+    """
+    try:
+        from mlflow.store.tracking.dbmodels.models import SqlMetric
+        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+        store = client._tracking_client.store
+    except (AttributeError, ImportError):  # not MLflow's public interface: it may move
+        return None
+    if not isinstance(store, SqlAlchemyStore):
+        return None
+    columns = (SqlMetric.key, SqlMetric.step, SqlMetric.value, SqlMetric.is_nan)
+    points: dict[str, list[tuple[int, float]]] = {}
+    with store.ManagedSessionMaker() as session:
+        query = session.query(*columns).filter(SqlMetric.run_uuid == run_id)
+        order = (SqlMetric.step, SqlMetric.timestamp, SqlMetric.value)
+        for name, step, value, is_nan in query.order_by(*order):
+            points.setdefault(name, []).append((step, math.nan if is_nan else value))
+    return points
 
 
 def is_named(name: str, pattern: str) -> bool:

@@ -1,0 +1,232 @@
+"""Marked tables of Markdown pages, as text: how they are found and read."""
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from yamame.checks import UsageError
+from yamame.files.atomic import atomic_writer
+from yamame.report.columns import COLUMNS
+
+TO_BE_MEASURED = "to be measured"
+MARKED = re.compile(r"(<!-- runs:(.*?)-->\n)(.*?)(<!-- end of runs -->)", re.DOTALL)
+"""A marked table: its marker with options, the table, its end."""
+_BEGIN = "<!-- runs:"
+_END = "<!-- end of runs -->"
+_RECIPE = re.compile(r"`python recipes/(\w+)\.py \.\.\.`")
+_BAR = re.compile(r"(?<!\\)\|")  # not one that is escaped within a cell
+_TYPED = ("task", "metric", "mark")
+_OPTIONS = ("seeds", "typed", "against")
+
+Cells = dict[str, str]
+
+
+@dataclass(frozen=True)
+class MarkedTable:
+    """A marked table of a page.
+
+    Attributes:
+        page: The page.
+        head: Names of the columns.
+        rows: Cells by column.
+        recipe: Recipe of the commands.
+        seeds: Seeds that the table should have; empty for all that exist.
+        against: Column of published numbers; empty without one.
+    """
+
+    page: Path
+    head: list[str]
+    rows: list[Cells]
+    recipe: str
+    seeds: list[str]
+    against: str
+
+    @classmethod
+    def read(cls, page: Path, options: str, table: str) -> Self:
+        """Read a table.
+
+        Args:
+            page: The page, for messages.
+            options: Options of the marker.
+            table: Text of the table.
+
+        Raises:
+            UsageError: The table or its options are malformed.
+        """
+        given = {}
+        for option in options.split(";"):
+            if option.strip():
+                name, _, value = option.strip().partition("=")
+                given[name] = value
+        unknown = given.keys() - set(_OPTIONS)
+        if unknown:
+            # A misspelt option would be ignored silently.
+            raise UsageError(
+                f"tables: a marker has options {', '.join(_OPTIONS)}, got {min(unknown)} in {page}"
+            )
+        seeds = given.get("seeds")
+        if seeds is not None and not re.fullmatch(r"\d+(, *\d+)*", seeds):
+            raise UsageError(f"tables: seeds must be as 0,1,2, got {seeds} in {page}")
+
+        head, lines = _split_rows(page, table)
+        recipe = _recipe_of(page, head)
+        typed = re.split(r"\s*,\s*", given.get("typed", "").strip())
+        _check_columns(page, head, typed)
+        rows = [_read_row(page, head, cells) for cells in lines]
+        against = given.get("against", "")
+        if against and against not in head:
+            raise UsageError(f"tables: against must name a column, got {against} in {page}")
+        wanted = [] if seeds is None else re.split(", *", seeds)
+        return cls(page, head, rows, recipe, wanted, against)
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns that are written."""
+        return [name for name in self.head if name in COLUMNS]
+
+    def has_numbers(self, row: Cells) -> bool:
+        """Return True if a row has numbers of runs."""
+        for name in self.columns:
+            # Seeds are those that the table should have; they are no result.
+            if name != "seeds" and row[name] not in ("", TO_BE_MEASURED):
+                return True
+        return False
+
+    def to_markdown(self, rows: Sequence[Cells]) -> str:
+        """Return the text of the table with other rows."""
+        lines = [self.head, ["---"] * len(self.head)]
+        for row in rows:
+            lines.append([row[name] for name in self.head])
+        text = []
+        for cells in lines:
+            line = f"| {' | '.join(cells)} |"
+            text.append(re.sub(r"\|  (?=\|)", "| ", line))  # one blank in an empty cell
+        return "\n".join(text)
+
+
+def command_of(row: Cells) -> str:
+    """Return the overrides of a row."""
+    for name, cell in row.items():
+        if _RECIPE.fullmatch(name):
+            return cell.strip("`")
+    raise KeyError("a row without a command")  # the head was checked when the table was read
+
+
+def escaped(text: str) -> str:
+    """Escape a text as a single cell: the names of runs may hold anything."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def read_page(page: Path) -> str:
+    """Return the text of a page with marked tables.
+
+    Raises:
+        UsageError: The page does not exist, has no marked table, or its markers do not match.
+    """
+    if not page.is_file():
+        raise UsageError(
+            f"tables: {page} does not exist or is no file; name Markdown pages with marked tables"
+        )
+    try:
+        text = page.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"tables: {page} must be a Markdown page, got a file that is not UTF-8 text"
+        ) from error
+    # A regular expression finds complete tables only: what it does not find would stay as it is.
+    begins = text.count(_BEGIN)
+    ends = text.count(_END)
+    if not begins and not ends:
+        raise UsageError(
+            f"tables: {page} has no marked table; write one between '{_BEGIN} -->' and '{_END}'"
+        )
+    if begins > ends:
+        raise UsageError(
+            f"tables: {page} has {begins} '{_BEGIN} ... -->' but {ends} '{_END}'; end each table"
+        )
+    if ends > begins:
+        raise UsageError(
+            f"tables: {page} has {ends} '{_END}' but {begins} '{_BEGIN} ... -->'; begin each table"
+        )
+    if len(MARKED.findall(text)) != begins:
+        raise UsageError(
+            f"tables: {page} has a marker that is out of place; each table stands between a line "
+            f"'{_BEGIN} ... -->' and '{_END}'"
+        )
+    return text
+
+
+def place_table(page: Path, title: str, table: str, notes: str) -> None:
+    """Replace the marked table of a page. A page that does not exist is created.
+
+    Args:
+        page: The page.
+        title: Title of a new page.
+        table: Text of the table, with its markers.
+        notes: Text below the table of a new page.
+
+    Raises:
+        UsageError: The page has no marked table, or several.
+    """
+    text = page.read_text() if page.exists() else f"# {title}\n\n{table}\n\n{notes}\n"
+    # A function, because a text would be searched for references such as \1.
+    placed, count = MARKED.subn(lambda match: table, text)
+    if count != 1:
+        raise UsageError(f"page: must have one marked table, got {count} in {page}")
+    page.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_writer(page) as file:
+        file.write(placed.encode())
+
+
+def _split_rows(page: Path, table: str) -> tuple[list[str], list[list[str]]]:
+    """Return the cells of the head and of every row."""
+    lines = []
+    for line in table.splitlines():
+        if line.strip():
+            lines.append(line.strip()[1:-1])  # without the outer bars
+    if len(lines) > 1 and not re.fullmatch(r"[-:| ]+", lines[1]):
+        rule = lines[1].strip()
+        raise UsageError(f"tables: a table must have a rule below its head, got {rule} in {page}")
+    cells = []
+    for line in lines[:1] + lines[2:]:
+        cells.append([cell.strip() for cell in _BAR.split(line)])
+    return (cells[0], cells[1:]) if cells else ([""], [])
+
+
+def _recipe_of(page: Path, head: Sequence[str]) -> str:
+    for name in head:
+        match = _RECIPE.fullmatch(name)
+        if match is not None:
+            return match[1]
+    raise UsageError(
+        f"tables: a table must have a column `python recipes/<recipe>.py ...`, got {head} in {page}"
+    )
+
+
+def _check_columns(page: Path, head: Sequence[str], typed: Sequence[str]) -> None:
+    known = {*_TYPED, *typed, *COLUMNS}
+    for name in head:
+        if name not in known and not _RECIPE.fullmatch(name):
+            columns = ", ".join(COLUMNS)
+            raise UsageError(
+                f"tables: a column must be typed or one of {columns}, got {name} in {page}"
+            )
+
+
+def _read_row(page: Path, head: Sequence[str], cells: Sequence[str]) -> Cells:
+    if len(cells) != len(head):
+        line = " | ".join(cells)
+        raise UsageError(f"tables: a row must have {len(head)} cells, got {line} in {page}")
+    row = dict(zip(head, cells, strict=True))
+    command = command_of(row)
+    try:
+        shlex.split(command)
+    except ValueError as error:
+        raise UsageError(f"tables: a command must be one, got {command} in {page}") from error
+    mark = row.get("mark", "")
+    if not re.fullmatch(r"(-?\d+(\.\d+)?)?", mark):
+        raise UsageError(f"tables: a mark must be a number, got {mark} in {page}")
+    return row
