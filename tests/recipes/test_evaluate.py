@@ -11,6 +11,7 @@ import yamame
 from yamame.checks import UsageError
 from yamame.cli.app import main
 from yamame.evaluation import evaluate
+from yamame.report.evaluations import in_context_curves
 from yamame.runs.trained import load_trained
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -145,7 +146,7 @@ def test_every_curve_of_the_picture_names_its_run_and_runs_of_one_name_their_pla
     def played(source, mean, **more):
         return {"source": source, "gammas": [{"acting": False}, outcome(mean, acting=True, **more)]}
 
-    curves = load("evaluate").in_context_curves(
+    curves = in_context_curves(
         [
             played("runs/a", [0.1, 0.2], control=outcome([0.0, 0.1])),
             played("other/a", [0.3, 0.4]),

@@ -325,7 +325,3 @@ def _gap_values(numbers: Numbers) -> Numbers:
 
 def _over_tasks(interval: dict[str, float]) -> str:
     return f"{Mean(interval['mean'], interval['low'], interval['high'])} over tasks"
-
-
-Asked, diagnosed, keep, told = DiagnosedRun, select_diagnoses, store_diagnosis, table_rows
-"""Former names."""

@@ -207,9 +207,6 @@ def load_from_options(source: str, options: Mapping[str, Any], key: str = "run")
         return load_trained(source, **{name: options[name] for name in _OPTIONS})
 
 
-load_asked = load_from_options  # former name
-
-
 def _describe(section: Mapping[str, Any]) -> str:
     """Describe a section by its class and the settings that make its task."""
     name = section["_target_"].rpartition(".")[2]
