@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
-from yamame.checks import UsageError
+from yamame.checks import require_setting
 from yamame.cli.app import main
 from yamame.cli.jobs import overrides
 from yamame.cli.names import file_name
@@ -34,13 +34,7 @@ from yamame.files.atomic import write_json
 from yamame.files.identity import key_of
 from yamame.files.run_directory import check_folder
 from yamame.report import evaluations
-from yamame.runs.diagnosis import (
-    DiagnosedRun,
-    diagnose,
-    select_diagnoses,
-    store_diagnosis,
-    table_rows,
-)
+from yamame.runs import diagnosis
 from yamame.runs.playing import RunEvaluator
 from yamame.runs.trained import Trained, load_from_options
 
@@ -56,13 +50,9 @@ def evaluate_runs(cfg: DictConfig) -> dict[str, Any]:
     settings = plain(cfg)
     runs = [RunEvaluator.load(source, settings) for source in listed(cfg.run)]
     others = [RunEvaluator.load(source, settings, "against") for source in listed(cfg.against)]
-    if not runs:
-        raise UsageError("run must name a run, got none")
-    twin = (
-        load_from_options(cfg.diagnose_twin, settings, "diagnose_twin")
-        if cfg.diagnose_twin
-        else None
-    )
+    twin = None
+    if cfg.diagnose_twin:
+        twin = load_from_options(cfg.diagnose_twin, settings, "diagnose_twin")
     output = output_folder(cfg, runs)
     check_folder(output, "output")
     # All runs are checked before the first is evaluated, because evaluations may take long.
@@ -85,7 +75,9 @@ def evaluate_runs(cfg: DictConfig) -> dict[str, Any]:
     evaluations.draw(output, evaluated + against, maps)
     path = write_json(output / "evaluation.json", report)
     diagnoses = evaluations.diagnoses(evaluated + against)
-    evaluations.print_tables(report, {name: table_rows(found) for name, found in diagnoses.items()})
+    evaluations.print_tables(
+        report, {name: diagnosis.table_rows(found) for name, found in diagnoses.items()}
+    )
     print(path)
     return report
 
@@ -108,28 +100,31 @@ def evaluate_run(cfg: DictConfig, run: RunEvaluator, twin: Trained | None) -> di
 
     names = listed(cfg.diagnose)
     options = {"most_steps": cfg.diagnose_steps, "confidence": cfg.confidence}
-    subject = DiagnosedRun(run.trained, run.gamma_index, asdict(run.settings), twin, **options)
-    found = diagnose(select_diagnoses(names), subject, all_of_them="all" in names)
+    subject = diagnosis.DiagnosedRun(
+        run.trained, run.gamma_index, asdict(run.settings), twin, **options
+    )
+    found = diagnosis.diagnose(
+        diagnosis.select_diagnoses(names), subject, all_of_them="all" in names
+    )
     if found:
-        store_diagnosis(run.trained, found)
+        diagnosis.store_diagnosis(run.trained, found)
         report["diagnosis"] = found
     return report
 
 
 def check(cfg: DictConfig) -> None:
     """Raise for settings that exclude each other or are out of their range."""
-    if cfg.gammas not in (None, "all"):
-        raise UsageError(f"gammas must be all or null, got {cfg.gammas}")
-    if cfg.gamma is not None and cfg.gamma_index is not None:
-        given = f"gamma={cfg.gamma} and gamma_index={cfg.gamma_index}"
-        raise UsageError(f"{given} must not be given together")
-    if not 0.0 < cfg.confidence < 1.0:
-        raise UsageError(f"confidence must be in (0, 1), got {cfg.confidence}")
-    if cfg.attention_steps < 1:
-        raise UsageError(f"attention_steps must be positive, got {cfg.attention_steps}")
-    if cfg.diagnose_twin is not None and "observable" not in select_diagnoses(listed(cfg.diagnose)):
-        twin = f"diagnose_twin={cfg.diagnose_twin}"
-        raise UsageError(f"{twin} needs diagnose=observable or diagnose=all")
+    require_setting("run", cfg.run, bool(listed(cfg.run)), "name a run")
+    require_setting("gammas", cfg.gammas, cfg.gammas in (None, "all"), "be all or null")
+    is_alone = cfg.gamma is None or cfg.gamma_index is None
+    condition = f"be null with gamma={cfg.gamma}"
+    require_setting("gamma_index", cfg.gamma_index, is_alone, condition)
+    require_setting("confidence", cfg.confidence, 0.0 < cfg.confidence < 1.0, "be in (0, 1)")
+    require_setting("attention_steps", cfg.attention_steps, cfg.attention_steps >= 1, "be positive")
+    twin = cfg.diagnose_twin
+    is_used = "observable" in diagnosis.select_diagnoses(listed(cfg.diagnose))
+    condition = "be null without diagnose=observable or diagnose=all"
+    require_setting("diagnose_twin", twin, twin is None or is_used, condition)
 
 
 def listed(value: Any) -> list[str]:

@@ -20,7 +20,7 @@ from contextlib import closing
 from pathlib import Path
 
 from omegaconf import DictConfig
-from yamame.checks import UsageError
+from yamame.checks import at_source, require_setting
 from yamame.cli.app import main
 from yamame.cli.nodes import plain
 from yamame.deploy import DeployedAgent, Interface, SavedAgent
@@ -35,9 +35,9 @@ def export(cfg: DictConfig) -> None:
     path = Path(cfg.path)
     options = {"gamma": cfg.gamma, "greedy": cfg.greedy, "context_length": cfg.context_length}
     is_graph = path.suffix in (".pt2", ".onnx")
-    if is_graph and cfg.mlflow:
-        raise UsageError(f"path must be a folder with mlflow=true, got {path}")
-    try:
+    is_folder = not (is_graph and cfg.mlflow)
+    require_setting("path", str(path), is_folder, "be a folder with mlflow=true")
+    with at_source(f"run={cfg.run}"):
         agent = DeployedAgent(saved_agent(cfg), trust=plain(cfg.trust), **options)
         if is_graph:
             agent.export(path, num_streams=cfg.num_streams)
@@ -45,8 +45,6 @@ def export(cfg: DictConfig) -> None:
             save_model(agent, path)
         else:
             agent.save_pretrained(path, small=cfg.small)
-    except UsageError as error:
-        raise UsageError(f"run={cfg.run}: {error}") from error
     print(path)
 
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import yamame
 from omegaconf import DictConfig
-from yamame.checks import UsageError
+from yamame.checks import UsageError, require_setting
 from yamame.cli.app import main
 from yamame.cli.nodes import instantiate, plain
 from yamame.report import RunReader, make_sections, place_table, write_tables
@@ -82,8 +82,7 @@ def tier_of(cfg: DictConfig) -> dict[str, Any]:
         UsageError: The suite has no such tier.
     """
     tiers = plain(cfg.suite.tiers)
-    if cfg.tier not in tiers:
-        raise UsageError(f"tier: must be one of {', '.join(tiers)}, got {cfg.tier}")
+    require_setting("tier", cfg.tier, cfg.tier in tiers, f"be one of {', '.join(tiers)}")
     return tiers[cfg.tier]
 
 

@@ -28,7 +28,7 @@ if __name__ == "__main__":
 from pathlib import Path
 
 from omegaconf import DictConfig
-from yamame.checks import UsageError
+from yamame.checks import SettingError
 from yamame.cli.app import main
 from yamame.cli.nodes import instantiate
 from yamame.files.run_directory import check_folder
@@ -45,6 +45,7 @@ from yamame.report import (
     write_report,
     write_tables,
 )
+from yamame.report.estimates import check_thresholds
 from yamame.tracking.mlflow_store import absolute_uri
 from yamame.tracking.pages import ui_command
 
@@ -127,30 +128,16 @@ def check_evidence(cfg: DictConfig) -> None:
     """Check that tables have evidence, that pages have tables, and that there is a source of runs.
 
     Raises:
-        UsageError: One of them is missing.
+        SettingError: One of them is missing.
     """
     if cfg.evidence is not None:
         check_folder(cfg.evidence, "evidence")
     elif cfg.tables:
-        raise UsageError(
-            "tables: must have a folder to be filled from, as evidence=docs/results, "
-            f"got tables={cfg.tables} and evidence=null"
-        )
+        condition = "be given for tables, as evidence=docs/results"
+        raise SettingError("evidence", None, condition)
     elif cfg.store.tracking_uri is None:
-        raise UsageError("store.tracking_uri: must be a store where there is no evidence, got null")
+        raise SettingError("store.tracking_uri", None, "be a store where there is no evidence")
     check_pages(pages_of(cfg))
-
-
-def check_thresholds(thresholds: list[float]) -> None:
-    """Check that thresholds are positive numbers.
-
-    Raises:
-        UsageError: One is not.
-    """
-    for value in thresholds:
-        # A boolean is an int to Python, but no threshold.
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise UsageError(f"thresholds: must be positive numbers, got {value!r}")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ if __name__ == "__main__":
 from pathlib import Path
 
 from omegaconf import DictConfig
-from yamame.checks import UsageError
+from yamame.checks import SettingError, UsageError
 from yamame.cli.app import main
 from yamame.tracking import send_rest
 
@@ -28,7 +28,7 @@ def sync(cfg: DictConfig) -> None:
     """Run the recipe; runs that cannot be sent do not keep the others from being sent."""
     runs = [cfg.run] if isinstance(cfg.run, str) else cfg.run
     if not runs:
-        raise UsageError("run: must be at least one run directory, got []")
+        raise SettingError("run", [], "be at least one run directory")
     problems = []
     for run in runs:
         try:

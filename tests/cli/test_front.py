@@ -163,9 +163,7 @@ def test_a_run_that_is_there_is_refused_before_torch_is_loaded(tmp_path):
     free = ("resume=true", "resume=auto", "run.overwrite=true", "run.name=other")
     refused, *others = ask(given, *((*given, setting) for setting in free))
     assert refused.returncode == 2
-    assert refused.stderr.startswith(
-        f"ppo: RunDirectory: {run} exists; continue it with resume=true"
-    )
+    assert refused.stderr.startswith(f"ppo: run.name: {run} exists; continue it with resume=true")
     assert refused.stdout == ""
     assert not [asked.args for asked in others if "RunDirectory" in asked.stderr]
 

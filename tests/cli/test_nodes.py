@@ -18,7 +18,7 @@ def test_targets_outside_the_list_are_refused_by_key_before_any_import():
         }
     }
     with pytest.raises(
-        UsageError, match=r"agent\.parts\.1\._target_ must begin with yamame\..*nowhere\.f'"
+        UsageError, match=r"agent\.parts\.1\._target_: must begin with yamame\..*nowhere\.f'"
     ):
         check_targets(named)
     # Inside the list the same module is looked for, so the refusal above came first.
@@ -30,7 +30,7 @@ def test_targets_outside_the_list_are_refused_by_key_before_any_import():
     "target", ["torchvision.models", "yamamex.a", "os.system", 3, "Torch.nn.ReLU", "torch.hub.load"]
 )
 def test_a_prefix_is_a_whole_package_name(target):
-    with pytest.raises(UsageError, match=r"x\._target_ must begin with"):
+    with pytest.raises(UsageError, match=r"x\._target_: must begin with"):
         check_targets({"x": {"_target_": target}})
 
 
@@ -214,7 +214,7 @@ def test_a_package_of_the_users_own_is_named_in_trust(own_module):
     own_module("mylab", "from os import getcwd\nclass Part:\n    pass\n")
     config = {"part": {"_target_": "mylab.Part"}}
     with pytest.raises(
-        UsageError, match=r"part\._target_ must begin with .* package of trust.*'mylab\.Part'"
+        UsageError, match=r"part\._target_: must begin with .* package of trust.*'mylab\.Part'"
     ):
         instantiate(OmegaConf.create(config).part)
     trusting = OmegaConf.create(config | {"trust": ["mylab."]})

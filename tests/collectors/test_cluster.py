@@ -332,6 +332,6 @@ def test_an_address_where_no_cluster_is_is_refused_before_anything_begins(build)
 def test_a_missing_package_is_named(build, monkeypatch):
     monkeypatch.setattr("yamame.collectors.cluster.find_spec", lambda name: None)
     with pytest.raises(
-        UsageError, match=r"package ray must be installed, run: pip install 'yamame\[ray\]'"
+        UsageError, match=r"package ray must be installed; run: pip install 'yamame\[ray\]'"
     ):
         build()

@@ -246,13 +246,13 @@ DAMAGES = {
     ),
     "a stranger's class": (
         lambda m: edited(m, lambda c: c["config"]["encoder"].update(_target_="os.system")),
-        r"encoder._target_ must be a class of Yamame that belongs there.*got 'os.system'",
+        r"encoder._target_: must be a class of Yamame that belongs there.*got 'os.system'",
     ),
     "a class in the wrong place": (
         lambda m: edited(
             m, lambda c: c["config"]["encoder"].update(_target_="yamame.heads.ActorHead")
         ),
-        r"encoder._target_ must be a class of Yamame that belongs there",
+        r"encoder._target_: must be a class of Yamame that belongs there",
     ),
 }
 

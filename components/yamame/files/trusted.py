@@ -17,8 +17,8 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from yamame.checks import UsageError
-from yamame.system.messages import format_value
+from yamame.checks import SettingError, require_setting
+from yamame.system.messages import one_line
 
 OURS = ("yamame.", "yamame_envs.")
 LAYERS = ("torch.nn.", "torch.optim.", "torchrl.modules.", "torchrl.objectives.")
@@ -36,8 +36,9 @@ SPECIAL = {
 
 _OPTIMIZERS = "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop SGD"
 _ENVS = (
-    "ActiveTMaze AnyMDP Atari Bandits Crafter DarkKeyDoor Gym GymGoals HalfCheetahVel MazeRunner MemoryGym "
-    "MetaFrozenLake MetaWorld MiniGrid MiniHack MultiDomain POPGym PackageDelivery PassiveTMaze Wind Workers"
+    "ActiveTMaze AnyMDP Atari Bandits Crafter DarkKeyDoor Gym GymGoals HalfCheetahVel MazeRunner "
+    "MemoryGym MetaFrozenLake MetaWorld MiniGrid MiniHack MultiDomain POPGym PackageDelivery "
+    "PassiveTMaze Wind Workers"
 )
 _IN_FILES = {
     "env": {"yamame_envs": _ENVS},
@@ -47,8 +48,8 @@ _IN_FILES = {
     "timestep_encoder": {"yamame.timestep": "MLPTimestepEncoder make_timestep_encoder"},
     "goal_encoder": {"yamame.timestep": "MLPGoalEncoder TokenGoalEncoder"},
     "encoder": {
-        "yamame.trajectory": "GRUEncoder HFEncoder LSTMEncoder LinearRecurrentEncoder MambaEncoder MemoEncoder "
-        "MemorylessEncoder RSMEncoder TransformerEncoder WindowEncoder"
+        "yamame.trajectory": "GRUEncoder HFEncoder LSTMEncoder LinearRecurrentEncoder MambaEncoder "
+        "MemoEncoder MemorylessEncoder RSMEncoder TransformerEncoder WindowEncoder"
     },
     "agent": {
         "yamame.heads": "ActorHead BinnedReturns PopArt make_critic make_value_head",
@@ -99,9 +100,7 @@ def prefixes_of(trust: Any) -> tuple[str, ...]:
     packages = [trust] if isinstance(trust, str) else trust
     for package in packages if isinstance(packages, list | tuple) else [packages]:
         if not isinstance(package, str) or not _PACKAGE.fullmatch(package):
-            raise UsageError(
-                f"trust: must be a list of packages, as [mylab.], got {format_value(trust)}"
-            )
+            raise SettingError("trust", trust, "be a list of packages, as [mylab.]")
     return tuple(f"{package.rstrip('.')}." for package in packages)
 
 
@@ -119,10 +118,8 @@ def check_name(path: Any, key: str, trust: Iterable[str] = ()) -> None:
         or not _DOTTED.fullmatch(path)
         or not path.startswith((*allowed, *trust))
     ):
-        raise UsageError(
-            f"{key}._target_ must begin with {' or '.join(allowed)} or a package of trust=[...], "
-            f"got {format_value(path)}"
-        )
+        condition = f"begin with {' or '.join(allowed)} or a package of trust=[...]"
+        raise SettingError(f"{key}._target_", path, condition)
 
 
 def locate(path: str, key: str, trust: Iterable[str] = ()) -> Callable[..., Any]:
@@ -132,26 +129,24 @@ def locate(path: str, key: str, trust: Iterable[str] = ()) -> Callable[..., Any]
     ``yamame.files.run_directory.shutil.rmtree``.
 
     Raises:
-        UsageError: There is none, it belongs to another package, or it is of torch and no layer or
-            optimizer.
+        SettingError: There is none, it belongs to another package, or it is of torch and no layer
+            or optimizer.
     """
+    key = f"{key}._target_"
     try:
         target = resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(
-            f"{key}._target_ must name a class or function, got {path!r}: {error}"
-        ) from error
+        condition = "name a class or function"
+        raise SettingError(key, path, condition, remedy=one_line(error)) from error
     package, home = path.partition(".")[0], str(getattr(target, "__module__", ""))
     if not callable(target) or home.partition(".")[0] != package:
-        raise UsageError(f"{key}._target_ must name a class or function of {package}, got {path!r}")
+        raise SettingError(key, path, f"name a class or function of {package}")
     if path.startswith(LAYERS) and not path.startswith(tuple(trust)):
         is_layer = inspect.isclass(target) and issubclass(target, Module | Optimizer | LRScheduler)
-        if not is_layer or {"llm", "rlhf"} & set(
-            home.split(".")
-        ):  # those fetch models from elsewhere
-            raise UsageError(
-                f"{key}._target_ must name a layer or an optimizer of {package}, got {path!r}"
-            )
+        # Those fetch models from elsewhere.
+        fetches = not {"llm", "rlhf"}.isdisjoint(home.split("."))
+        condition = f"name a layer or an optimizer of {package}"
+        require_setting(key, path, is_layer and not fetches, condition)
     return target
 
 
@@ -164,23 +159,23 @@ def check_file(config: Any, trust: Iterable[str] = ()) -> None:
         trust: Prefixes of what may be named beside our own classes, see `prefixes_of`.
 
     Raises:
-        UsageError: Names the key and the value.
+        SettingError: Names the key and the value.
 
     >>> check_file({"encoder": {"_target_": "os.system"}})
     Traceback (most recent call last):
-    yamame.checks.UsageError: encoder._target_ must be a class of Yamame that belongs there, in a
-    file; a package of \
-your own must be in trust=[...]; got 'os.system'
+    yamame.checks.SettingError: encoder._target_: must be a class of Yamame that belongs there, ...
     """
-    own = "a package of your own must be in trust=[...]"
+    own = "name a package of your own in trust=[...]"
     for path, value in _entries(config, ()):
         key, name, text = ".".join(path), path[-1] if path else "", isinstance(value, str)
         problem = None
+        remedy = None
         if name == "_target_":
             known = IN_FILES.get(path[0], frozenset())
             mine = text and _DOTTED.fullmatch(value) and value.startswith(tuple(trust))
             if not text or not (value in known or mine):
-                problem = f"a class of Yamame that belongs there, in a file; {own}"
+                problem = "a class of Yamame that belongs there, in a file"
+                remedy = own
         elif name == "_partial_":
             problem = None if isinstance(value, bool) else "true or false"
         elif name in SPECIAL:
@@ -195,11 +190,11 @@ your own must be in trust=[...]; got 'os.system'
         elif text and ":" in value and path[0] not in _TEXTS:
             module = value.rpartition(":")[0]
             if module not in _REGISTERING and not f"{module}.".startswith(tuple(trust)):
-                problem = f"a text that imports no module, in a file; {own}"
+                problem = "a text that imports no module, in a file"
+                remedy = own
         if problem is not None:
-            raise UsageError(
-                f"{key or 'configuration'} must be {problem}; got {format_value(value)}"
-            )
+            key = key or "configuration"
+            raise SettingError(key, value, f"be {problem}", remedy=remedy)
 
 
 def own_modules(env: Mapping[str, Any]) -> list[str]:
@@ -218,7 +213,8 @@ def without_foreign_weights(config: Any) -> Any:
     """A configuration from a file whose own weights come next: a path in it may be a stranger's,
     and is not opened.
 
-    >>> without_foreign_weights({"encoder": {"_target_": "yamame.trajectory.HFEncoder", "path": "/home/you"}})
+    >>> node = {"_target_": "yamame.trajectory.HFEncoder", "path": "/home/you"}
+    >>> without_foreign_weights({"encoder": node})
     {'encoder': {'_target_': 'yamame.trajectory.HFEncoder', 'path': None}}
     """
     if isinstance(config, list):

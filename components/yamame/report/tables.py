@@ -110,7 +110,8 @@ def _filled_page(
         end = match.end()
     if had_numbers and not was_run:
         # An empty or a wrong store would erase all numbers.
-        raise UsageError(f"tables: no row of {page} was run, so its numbers would be lost")
+        message = f"no row of {page} was run, so its numbers would be lost"
+        raise UsageError(message, key="tables")
     return "".join(parts) + text[end:]
 
 

@@ -361,7 +361,8 @@ def send_rest(directory: Path) -> int:
 def _existing(run: MLflowRun | None, directory: Path) -> MLflowRun:
     if run is None:
         raise UsageError(
-            f"{directory}: no run in MLflow, the process died before it was created; resume the run"
+            f"{directory}: no run in MLflow, the process died before it was created",
+            remedy="resume the run",
         )
     return run
 
