@@ -165,7 +165,7 @@ def test_a_run_that_is_there_is_refused_before_torch_is_loaded(tmp_path):
     assert refused.returncode == 2
     assert refused.stderr.startswith(f"ppo: run.name: {run} exists; continue it with resume=true")
     assert refused.stdout == ""
-    assert not [asked.args for asked in others if "RunDirectory" in asked.stderr]
+    assert not [asked.args for asked in others if f"{run} exists" in asked.stderr]
 
 
 def test_a_place_that_cannot_be_is_told_in_a_line(tmp_path):

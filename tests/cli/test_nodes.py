@@ -206,7 +206,7 @@ def test_plain_resolves_and_refuses_missing_values():
     ],
 )
 def test_what_a_module_has_only_imported_and_what_is_no_layer_is_refused(target, message):
-    with pytest.raises(UsageError, match=rf"x\._target_ {message}.*got '{target}'"):
+    with pytest.raises(UsageError, match=rf"x\._target_: {message}.*got '{target}'"):
         instantiate(OmegaConf.create({"x": {"_target_": target}}).x)
 
 

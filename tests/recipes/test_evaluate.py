@@ -285,7 +285,7 @@ def test_what_can_be_known_before_is_refused_before_anything_is_played(run, monk
         (["run=runs/b", "against=runs/trials"], r"against: must have the same tasks as run"),
         (
             ["run=[runs/b,runs/trials]", "attention=true"],
-            r"TransformerEncoder, runs/trials has a GRU",
+            r"runs/trials: attention: must .* GRUEncoder .*TransformerEncoder",
         ),
         (
             ["run=runs/b", "output=runs/b/config.yaml"],
