@@ -241,7 +241,7 @@ def test_no_text_is_a_formula_and_comes_back_as_it_was(tmp_path, trained):
         ("runs.csv", (",env_steps,", ",parsecs,"), "must have the columns"),
         ("runs.csv", ("2023-11-14T", "yesterday "), "yesterday"),
         ("evaluations.csv", (",2.4,", ",much,"), "much"),
-        ("evaluations.csv", (",2.4,", ",2.4,9,"), "evaluations.csv, line 3: must have"),
+        ("evaluations.csv", (",2.4,", ",2.4,9,"), "evaluations.csv, line 3, must have"),
     ],
 )
 def test_files_that_cannot_be_read_are_named_and_nothing_is_written(

@@ -229,8 +229,8 @@ def test_names_of_runs_stay_in_their_cell(tmp_path, make_run):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("<!-- runs:", "<!-- run:"), "has 1 '<!-- end of runs -->' but 0"),
-        (("after 0.5", "<!-- runs: -->"), "has 2 .* but 1 '<!-- end of runs -->'"),
+        (("<!-- runs:", "<!-- run:"), "has 0 .* and 1 '<!-- end of runs -->'"),
+        (("after 0.5", "<!-- runs: -->"), "has 2 .* and 1 '<!-- end of runs -->'"),
         (("train.py ...", "train.py"), r"must have a column `python recipes/<recipe>.py ...`"),
         (
             ("at the end", "at the and"),
@@ -318,7 +318,7 @@ def test_a_table_takes_the_place_of_that_of_a_page(tmp_path):
     place_table(page, "Other", table.replace("a", "\\1"), "other")
     assert page.read_text() == f"# Title\n\n{table.replace('a', chr(92) + '1')}\n\nnotes\n"
     page.write_text(f"{table}\n{table}")
-    with pytest.raises(UsageError, match="page: must have one marked table, got 2 in"):
+    with pytest.raises(UsageError, match="page: .* must have one marked table, it has 2"):
         place_table(page, "Title", table, "notes")
 
 

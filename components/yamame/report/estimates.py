@@ -12,7 +12,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from yamame.checks import require_setting
 from yamame.evaluation.intervals import Interval, Method, Resampling, wilson_interval, with_width
 from yamame.report.aggregate import (
     Estimate,
@@ -194,18 +193,6 @@ def crossings(group: Group, metric: str, threshold: float) -> Crossings:
     runs = found.set_index("run").reindex(range(len(group.runs)))
     runs["crossed"] = runs.index.isin(found["run"])
     return Crossings(threshold, runs)
-
-
-def check_thresholds(fractions: Sequence[float]) -> None:
-    """Check that fractions for `thresholds_for` are positive numbers.
-
-    Raises:
-        SettingError: One is not.
-    """
-    for value in fractions:
-        # A boolean is an int to Python, but no threshold.
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        require_setting("thresholds", value, is_number and value > 0, "be positive numbers")
 
 
 def thresholds_for(
