@@ -318,7 +318,7 @@ def test_a_table_takes_the_place_of_that_of_a_page(tmp_path):
     place_table(page, "Other", table.replace("a", "\\1"), "other")
     assert page.read_text() == f"# Title\n\n{table.replace('a', chr(92) + '1')}\n\nnotes\n"
     page.write_text(f"{table}\n{table}")
-    with pytest.raises(UsageError, match="page: .* must have one marked table, it has 2"):
+    with pytest.raises(UsageError, match=r"page: .* must have one marked table, it has 2"):
         place_table(page, "Title", table, "notes")
 
 
