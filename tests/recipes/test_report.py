@@ -158,7 +158,10 @@ def test_strict_ends_with_status_one_where_less_came_out_than_expected(report):
         (["metric=succes_mean"], "metric: must be one of success_mean, got 'succes_mean'"),
         (["store.experiment=other"], "store.experiment: must be one of"),
         (["base=nobody"], "base: must match the name of a run that counts, got 'nobody'"),
-        (["thresholds=[0.5,-1]"], "thresholds: must be a list, each a number above 0, got [0.5, -1"),
+        (
+            ["thresholds=[0.5,-1]"],
+            "thresholds: must be a list, each a number above 0, got [0.5, -1",
+        ),
         (
             ["resampling.confidence=2"],
             "resampling.confidence: must be a number above 0 and below 1, got 2",

@@ -241,7 +241,7 @@ def recorded_job(result: JobResult, command: str) -> Iterator[None]:
         print_stderr(f"{command}: job {HydraConfig.get().job.num}: {record['result']}")
     except Exception as error:
         record["outcome"] = "failed"
-        record["result"] = f"{type(error).__name__}: {error}".partition("\n")[0]
+        record["result"] = f"{type(error).__name__}: {one_line(error)}"
         print_stderr(traceback.format_exc())
     # A launcher that has lost another job removes the folder before this one has ended.
     if file.parent.is_dir():
