@@ -12,28 +12,35 @@ nox.options.sessions = ["tests", "lint", "types"]
 nox.options.reuse_existing_virtualenvs = True
 
 LONG = (
-    "base", "baselines", "collectors", "deploy", "envs", "files", "gpu_emulation", "distributed", "recipes", "report",
+    "base", "baselines", "collectors", "deploy", "envs", "files", "gpu_emulation", "distributed",
+    "recipes", "report",
     "runs", "spaces", "tracking",
     "trajectory/adapters", "trajectory/segments",
-    "agent/test_recorded.py", "agent/test_separate.py", "cli/test_app.py", "cli/test_console.py", "cli/test_front.py",
+    "agent/test_recorded.py", "agent/test_separate.py", "cli/test_app.py", "cli/test_console.py",
+    "cli/test_front.py",
     "cli/test_jobs.py",
-    "data/test_sources.py", "doctor/test_trial.py", "evaluation/test_diagnosis.py", "evaluation/test_held_out.py",
-    "evaluation/test_intervals.py", "evaluation/test_needed_memory.py", "evaluation/test_task_intervals.py",
+    "data/test_sources.py", "doctor/test_trial.py", "evaluation/test_diagnosis.py",
+    "evaluation/test_held_out.py",
+    "evaluation/test_intervals.py", "evaluation/test_needed_memory.py",
+    "evaluation/test_task_intervals.py",
     "losses/test_continuous.py", "losses/test_redq_bandit.py", "losses/test_redq_learning.py",
     "replay/disk/test_storage.py",
-    "test_ablations.py", "test_benchmark.py", "test_examples.py", "test_first_gpu_run.py", "test_overlap.py",
+    "test_ablations.py", "test_benchmark.py", "test_examples.py", "test_first_gpu_run.py",
+    "test_overlap.py",
     "execution/test_recorder.py", "test_tutorials.py",
     "test_house.py", "testing/test_trajectory.py", "timestep/test_cnn.py",
     "training/test_recorded_updates.py", "trajectory/test_compiled.py",
     "trajectory/test_recall.py", "trajectory/test_registry.py",
-    "test_docs.py::test_the_python_of_a_how_to_runs", "test_docs.py::test_the_settings_that_how_tos_name_are_there",
+    "test_docs.py::test_the_python_of_a_how_to_runs",
+    "test_docs.py::test_the_settings_that_how_tos_name_are_there",
     "test_readme.py::test_the_script_of_the_readme_runs",
     "test_readme.py::test_the_script_that_trains_from_python_runs",
 )  # fmt: skip
 """Tests that take seconds: they play, learn or start processes. ``quick`` leaves them out."""
 
 EXTRAS = (
-    "tests/deploy", "tests/data", "tests/trajectory/adapters/test_hf.py", "tests/recipes/test_hf.py",
+    "tests/deploy", "tests/data", "tests/trajectory/adapters/test_hf.py",
+    "tests/recipes/test_hf.py",
     "tests/recipes/test_api.py", "tests/test_conf.py", "tests/envs/adapters/test_robotics.py",
 )  # fmt: skip
 """Tests of what other libraries do here, which skip where these are missing."""

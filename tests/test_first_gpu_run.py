@@ -379,7 +379,8 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
 
 def source(folder, tag):
     files = {
-        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n',
+        "pyproject.toml": "[build-system]\nrequires = []\nbuild-backend = "
+        '"own"\nbackend-path = ["."]\n',
         "own.py": BACKEND.format(tag=tag),
         "PKG-INFO": "Metadata-Version: 2.1\nName: plain\nVersion: 2.0\n",
     }

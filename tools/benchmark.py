@@ -173,7 +173,8 @@ def show(rows: list[Row], before: list[Row] | None) -> None:
         print("| " + " | ".join(cells) + " |", flush=True)
     for row in earlier.values():
         print(
-            f"| {row.section} | {row.name} | | | {row.note} | {readable(row.seconds)} / {row.unit} | |"
+            f"| {row.section} | {row.name} | | | {row.note} | {readable(row.seconds)} / "
+            f"{row.unit} | |"
         )
 
 

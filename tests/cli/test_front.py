@@ -94,7 +94,8 @@ def test_every_key_has_a_description_but_for_arguments_of_other_packages():
 MISTAKES = [
     (
         ("env.length=8",),
-        "env.length: no such key; it is a key of env=active_tmaze, env=package_delivery, env=tmaze;",
+        "env.length: no such key; it is a key of env=active_tmaze, env=package_delivery, "
+        "env=tmaze;",
     ),
     (("seed",), "seed: must be key=value, as seed=1"),
     (("encodr=gru",), "encodr: no such key, did you mean encoder"),

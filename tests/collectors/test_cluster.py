@@ -241,7 +241,8 @@ def test_a_push_of_weights_does_not_wait_for_actors(make_collector, slow):
         collector.update_policy_weights_(weights)
         seconds.append(time.monotonic() - start)
     print(
-        f"a push of 3.9M parameters: {1000 * sum(seconds) / 5:.0f} ms, at most {1000 * max(seconds):.0f} ms"
+        f"a push of 3.9M parameters: {1000 * sum(seconds) / 5:.0f} ms, at most "
+        f"{1000 * max(seconds):.0f} ms"
     )
     assert max(seconds) < 0.5  # a block takes a second
 

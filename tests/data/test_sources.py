@@ -237,7 +237,8 @@ def test_a_folder_whose_reading_would_run_code_is_refused(tmp_path):
         ),
         (
             {"observations/observation": np.zeros((5, 2), np.float32)},
-            r"length of 'observation' must have one step for each of the 7 actions, or one more, got 5",
+            r"length of 'observation' must have one step for each of the 7 actions, or one "
+            r"more, got 5",
         ),
         (
             {"observations/observation": np.full((8, 2), np.nan)},

@@ -25,9 +25,12 @@ from yamame.training import Prefetcher
 ENVS = ("mazerunner", "frozenlake", "tmaze", "dark_key_to_door")
 """Each as the experiment ``cpu_*`` has it."""
 SHORT = (
-    "logger=none", "device=cuda", "evaluation.num_episodes=2", "evaluation.max_steps=2", "evaluation.video_frames=1",
-    "budget={env_steps:null,minutes:null,updates:40}", "schedule.learning_starts=0", "schedule.num_envs=4",
-    "schedule.steps_per_iteration=128", "schedule.updates_per_step=0.02", "schedule.batch_size=4", "encoder.d_model=32",
+    "logger=none", "device=cuda", "evaluation.num_episodes=2", "evaluation.max_steps=2",
+    "evaluation.video_frames=1",
+    "budget={env_steps:null,minutes:null,updates:40}", "schedule.learning_starts=0",
+    "schedule.num_envs=4",
+    "schedule.steps_per_iteration=128", "schedule.updates_per_step=0.02", "schedule.batch_size=4",
+    "encoder.d_model=32",
     "packing.row_multiple=4", "packing.length_multiple=256",
 )  # fmt: skip
 """Batches of one shape, so that the last updates are replayed. How large they are changes no

@@ -15,8 +15,10 @@ REFUSED = {
     "checkpoint_layers",
     "device=cuda schedule.cuda_graph=true optimizer._target_=torch.optim.SGD": r"schedule\.cuda_graph:? must be false "
     "with SGD",
-    "device=cuda schedule.cuda_graph=true encoder=hf": r"schedule\.cuda_graph:? must be false with HFEncoder",
-    "device=cuda encoder.compiled=true": r"encoder\.compiled: no such key.*got encoder\.compiled=true",
+    "device=cuda schedule.cuda_graph=true encoder=hf": r"schedule\.cuda_graph:? must be "
+    r"false with HFEncoder",
+    "device=cuda encoder.compiled=true": r"encoder\.compiled: no such key.*got "
+    r"encoder\.compiled=true",
 }
 
 

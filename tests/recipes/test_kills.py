@@ -112,7 +112,8 @@ def points(folder: Path, name: str) -> list[tuple]:
     """
     with sqlite3.connect(folder / "mlflow.db") as database:
         rows = database.execute(
-            "select key, step, value from metrics join runs using (run_uuid) where name = ? order by key, step",
+            "select key, step, value from metrics join runs using (run_uuid) where name = "
+            "? order by key, step",
             (name,),
         ).fetchall()
     return [(key, step, None if key.startswith("cost/") else value) for key, step, value in rows]

@@ -136,7 +136,8 @@ def points(folder, name):
             "select run_uuid, status from runs where name = ?", [name]
         ).fetchall()
         found = database.execute(
-            "select key, step, value from metrics where run_uuid = ? and key not like 'cost/%' and key not like "
+            "select key, step, value from metrics where run_uuid = ? and key not like "
+            "'cost/%' and key not like "
             "'system/%' order by key, step",
             [identity],
         ).fetchall()
@@ -263,7 +264,8 @@ def test_a_recipe_that_is_still_loading_leaves_nothing(tmp_path, name, status):
     program = (
         "import os, runpy, signal, sys, yamame.system.signals\n"
         "leave = yamame.system.signals.exit_while_loading\n"
-        f"yamame.system.signals.exit_while_loading = lambda: leave() or os.kill(os.getpid(), signal.{name})\n"
+        "yamame.system.signals.exit_while_loading = lambda: leave() or "
+        f"os.kill(os.getpid(), signal.{name})\n"
         f"sys.argv = ['train.py', 'debug=tiny']\n"
         f"runpy.run_path({str(RECIPES / 'train.py')!r}, run_name='__main__')\n"
     )

@@ -356,7 +356,8 @@ def test_a_sweep_is_one_parent_run_with_its_jobs_as_children_and_points_are_logg
             "select value from tags where key = 'mlflow.parentRunId'"
         ).fetchall()
         twice = database.execute(
-            "select key, step, count(*) from metrics group by run_uuid, key, step having count(*) > 1"
+            "select key, step, count(*) from metrics group by run_uuid, key, step having "
+            "count(*) > 1"
         ).fetchall()
         outputs = database.execute(
             "select * from inputs where destination_type = 'MODEL_OUTPUT'"

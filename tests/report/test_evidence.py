@@ -50,7 +50,8 @@ def trained(make_run):
         }
         metrics |= {f"eval/return_mean_trial_{i}": {200: value / 2 + i} for i in (0, 1)}
         tags = {
-            "command": f"python recipes/train.py {experiment} {arguments} seed={seed} run.name=a{seed}"
+            "command": f"python recipes/train.py {experiment} {arguments} seed={seed} "
+            f"run.name=a{seed}"
         }
         tags |= {
             "mlflow.source.git.commit": COMMIT,

@@ -55,14 +55,16 @@ def sections(make_run):
 def test_a_typed_number_is_overwritten_and_words_are_not(tmp_path, sections):
     columns = ["at the end", "mean", "steps", "CPU-s", "budget", "revision", "theirs"]
     page = page_of(
-        tmp_path, columns, "| recall, 0.5 | `experiment=dark` | 9.99 | 9.99 | 9 | 9 | 9 | 9 | 0.77 |",
+        tmp_path, columns, "| recall, 0.5 | `experiment=dark` | 9.99 | 9.99 | 9 | 9 | 9 | "
+            "9 | 0.77 |",
         options=" typed=theirs",
     )  # fmt: skip
     assert write_tables([page], sections, RESAMPLING) == []
     text = page.read_text()
     assert "9.99" not in text
     assert cells(page) == [
-        "0.800, 0.900, 1.000", "0.900 [0.652, 1.000] Student", "200", "21.0", "200 steps", "0123456", "0.77",
+        "0.800, 0.900, 1.000", "0.900 [0.652, 1.000] Student", "200", "21.0", "200 steps",
+        "0123456", "0.77",
     ]  # fmt: skip
     assert "| recall, 0.5 | `experiment=dark` |" in text
     assert text.startswith("before 0.5\n\n<!-- runs: typed=theirs -->\n\n")

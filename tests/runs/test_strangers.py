@@ -347,7 +347,8 @@ def test_a_package_that_the_command_line_trusts_may_be_named_and_only_what_is_in
 ):
     own_module(
         "mylab",
-        "import os\nfrom yamame.trajectory import TransformerEncoder\nclass Encoder(TransformerEncoder): pass\n",
+        "import os\nfrom yamame.trajectory import TransformerEncoder\nclass "
+        "Encoder(TransformerEncoder): pass\n",
     )
     encoder = payload["config"]["encoder"] | {"_target_": "mylab.Encoder"}
     refused(forged(payload, "encoder", encoder), "encoder._target_", "'mylab.Encoder'")

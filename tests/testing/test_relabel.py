@@ -135,7 +135,8 @@ DEFECTS = {
     other_observation: "'observation' must stay as it was",
     other_action: "'action' must be zero where the trajectory was cut off",
     garbage_after_the_cut: "'observation' must be zero where the trajectory was cut off",
-    reward_left_after_the_cut: r"\('next', 'energy'\) must be zero where the trajectory was cut off",
+    reward_left_after_the_cut: r"\('next', 'energy'\) must be zero where the trajectory "
+    r"was cut off",
     lost_entry: "must hold the keys of the input",
     other_type: "'action' must keep its dtype",
     longer_than_its_mask: "no real step may follow padding",

@@ -286,7 +286,8 @@ def test_a_database_that_is_locked_for_a_minute_slows_nothing_and_loses_nothing(
     assert database.execute("select status from runs").fetchall() == [("FINISHED",)]
     database.close()
     print(
-        f"{steps} steps beside a locked database, {steps_without} untracked: {steps / steps_without:.3f}"
+        f"{steps} steps beside a locked database, {steps_without} untracked: "
+        f"{steps / steps_without:.3f}"
     )
     assert steps >= 0.9 * steps_without
 
