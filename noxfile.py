@@ -1,4 +1,6 @@
-"""The project's checks: ``nox -s tests`` is the definition of tested, ``nox -s quick`` the inner loop."""
+"""Checks of the project: ``nox -s tests`` is the definition of tested, ``nox -s quick`` a quick
+check.
+"""
 
 import os
 import re
@@ -83,7 +85,7 @@ def newest(session: nox.Session) -> None:
 
 @nox.session
 def public(session: nox.Session) -> None:
-    """Workflows, forms and the citation against their schemas, the packages against PyPI's rules."""
+    """Check workflows, forms and the citation by their schemas, the packages by PyPI's rules."""
     session.install("check-jsonschema>=0.39", "build", "twine", "uv")
     session.run("uv", "lock", "--check")
     github = Path(".github")
@@ -110,7 +112,7 @@ def base(session: nox.Session) -> None:
 
 @nox.session
 def deploy(session: nox.Session) -> None:
-    """Loads agents from the wheel alone, where the base dependencies are all that is installed, and acts."""
+    """Load agents from the wheel with the base dependencies alone, and act."""
     dist = session.create_tmp()
     session.install("build")
     session.run("python", "-m", "build", "--wheel", "--outdir", dist)
@@ -137,7 +139,7 @@ def suites(session: nox.Session) -> None:
 
 @nox.session
 def extras(session: nox.Session) -> None:
-    """What the tests skip for want of other libraries: graphs of ONNX, files of data, Hugging Face's models, robots."""
+    """Run tests that need further libraries: ONNX, data files, Hugging Face models, robots."""
     session.install("-e", ".[dev,onnx,data,hf,robotics,sweep]")
     session.run(
         "python", "-W", "ignore", "-c", "import onnxruntime, onnxscript, h5py, minari, transformers"
@@ -176,7 +178,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    # mypy reads the types of installed packages; those of the tests are good enough and save an installation.
+    # mypy reads the types of installed packages; those of the tests save an installation.
     python = Path(session.virtualenv.location).parent / "tests" / "bin" / "python"
     if python.exists():
         session.install(*pinned("mypy"))
@@ -208,7 +210,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def page(session: nox.Session) -> None:
-    """Opens a report of tiny runs in the Chromium of the system; screenshots go to ``.nox/page/tmp``."""
+    """Open a report of tiny runs in the system's Chromium; screenshots: ``.nox/page/tmp``."""
     if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
         (session.error if os.environ.get("CI") == "true" else session.skip)(
             "no Chromium is installed"

@@ -2,13 +2,16 @@
 
     python tools/benchmark.py                                       # everything, one thread
     python tools/benchmark.py update --lengths 101,513              # one section
-    python tools/benchmark.py acting --json collector.autocast=bfloat16      # any override of the training recipe
+    # any override of the training recipe
+    python tools/benchmark.py acting --json collector.autocast=bfloat16
     python tools/benchmark.py fit --device cuda experiment=dark_key_to_door  # what a whole
     experiment would take
     python tools/benchmark.py update --against HEAD~3               # two revisions, in alternation
     python tools/benchmark.py update --versus encoder=gru           # two settings, in alternation
-    python tools/benchmark.py shapes hardware=gpu env=frozenlake    # whether its batches have few shapes
-    python tools/benchmark.py shapes --agent zoo:cpu_tmaze hardware=gpu experiment=cpu_tmaze   # of what it plays
+    # whether its batches have few shapes
+    python tools/benchmark.py shapes hardware=gpu env=frozenlake
+    # of what it plays
+    python tools/benchmark.py shapes --agent zoo:cpu_tmaze hardware=gpu experiment=cpu_tmaze
 
 On a CPU times are CPU seconds, on a GPU they are taken between CUDA events. The limit of a row is
 the time that its floating-point operations would take at the machine's own matrix product rate, or
@@ -116,7 +119,8 @@ def compared(options: argparse.Namespace) -> list[list[Row]]:
 def without(arguments: list[str], flags: dict[str, int]) -> list[str]:
     """Arguments of a command without some flags and the values that follow them.
 
-    >>> without(["update", "--rounds", "5", "--versus", "encoder=gru"], {"--rounds": 1, "--versus": 1})
+    >>> given = ["update", "--rounds", "5", "--versus", "encoder=gru"]
+    >>> without(given, {"--rounds": 1, "--versus": 1})
     ['update']
     """
     kept, skip = [], 0

@@ -1,7 +1,7 @@
 """Counts which tasks of an evaluation training meets: equal tasks, whatever their seeds.
 
-    python tools/overlap.py                                        # a table of the native environments
-    python tools/overlap.py env=frozenlake env.size=4              # any overrides of recipes/train.py
+    python tools/overlap.py  # a table of the native environments
+    python tools/overlap.py env=frozenlake env.size=4  # any overrides of recipes/train.py
     python tools/overlap.py experiment=cpu_mazerunner --episodes 7000
 
 Training meets a task if it draws it, or if relabelling makes it of a trajectory. Which tasks are

@@ -1,7 +1,9 @@
 """How fast a run would be on more cores, more machines and more GPUs, and what would hold it back.
 
-    python tools/benchmark.py fit sampling --json env=crafter > here.json             # on a core that would act
-    python tools/benchmark.py fit --device cuda --json env=crafter > gpu.json         # where updates would be made
+    # on a core that would act
+    python tools/benchmark.py fit sampling --json env=crafter > here.json
+    # where updates would be made
+    python tools/benchmark.py fit --device cuda --json env=crafter > gpu.json
     python tools/plan_scale.py here.json --updates gpu.json --cores 200 --learners 8
 
 All costs come from what was measured; without ``--updates`` the learner is a core of the same kind.

@@ -1,9 +1,10 @@
 """How long a short run takes beside busy processes, in seconds of wall clock: this code, and a
 variant in alternation.
 
-python tools/threads.py --busy 2 --versus OMP_WAIT_POLICY=PASSIVE    # waiting threads that sleep at once
-python tools/threads.py --root /tmp/other_checkout                   # another revision, on an idle machine
-python tools/threads.py --busy 2 budget.env_steps=16384              # other settings of recipes/train.py
+# waiting threads that sleep at once
+python tools/threads.py --busy 2 --versus OMP_WAIT_POLICY=PASSIVE
+python tools/threads.py --root /tmp/other_checkout  # another revision, on an idle machine
+python tools/threads.py --busy 2 budget.env_steps=16384  # other settings of recipes/train.py
 """
 
 import argparse

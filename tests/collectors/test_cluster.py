@@ -291,8 +291,7 @@ def test_a_restored_collector_keeps_weights_and_schedule_and_plays_other_tasks(
     )
     third.load_state_dict(second.state_dict())
     assert [c.state_dict()["num_restarts"] for c in (first, second, third)] == [0, 1, 2]
-    numbers = [(seed, resumed, actor, before) for seed in range(4) for resumed in range(4) for actor in range(4)
-               for before in range(4)]  # fmt: skip
+    numbers = list(itertools.product(range(4), repeat=4))
     seeds = [seed for number in numbers for seed in actor_seeds(*number)]
     assert len(set(seeds)) == 2 * len(numbers)
 

@@ -36,7 +36,7 @@ def test_flat_files_with_where_steps_led_become_the_same(collected, files, same,
     same(npz(str(data.path / "all.npz"), format=data.format), data.buffer)
 
 
-def test_of_flat_files_the_last_observation_is_zeros_where_the_value_ends_and_a_truncated_step_is_left_out(
+def test_flat_files_end_in_zeros_where_the_value_ends_and_a_truncated_step_is_left_out(
     collected,
 ):
     shape = collected("lake").format

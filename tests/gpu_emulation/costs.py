@@ -1,8 +1,10 @@
 """What acting and learning cost the host on the emulated device, per step of all environments and
 per update.
 
-    python tests/gpu_emulation/program.py run tests/gpu_emulation/costs.py       # the table of docs/howto/gpu.md
-    python tests/gpu_emulation/program.py run tests/gpu_emulation/costs.py encoder=gru       # of other settings
+    # the table of docs/howto/gpu.md
+    python tests/gpu_emulation/program.py run tests/gpu_emulation/costs.py
+    # of other settings
+    python tests/gpu_emulation/program.py run tests/gpu_emulation/costs.py encoder=gru
 
 A step is counted from one decision to the next of the same block. The rest of a block is what it
 costs beside its steps. An update is counted with the sampling and copying of its batch.

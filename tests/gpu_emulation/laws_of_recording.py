@@ -22,15 +22,24 @@ CHOICES = {
     # Its cache has its full size at once, and blocks follow updates: one recording acts with all
     # weights there are.
     "a short context": (
-        "env=wind", SHORT, "encoder.context_length=21", "encoder.sigma_reparam=true", "schedule.average_decay=0.9",
+        "env=wind", SHORT, "encoder.context_length=21", "encoder.sigma_reparam=true",
+        "schedule.average_decay=0.9",
         "optimizer.lr=0.003", "schedule.warmup_updates=0", "schedule.updates_per_step=0.02",
         *NARROW,
     ),
-    "recurrent layers": ("env=bandits", SHORT, "encoder=gru", "encoder.hidden_size=16", "encoder.num_layers=1"),
+    "recurrent layers": (
+        "env=bandits", SHORT, "encoder=gru", "encoder.hidden_size=16", "encoder.num_layers=1",
+    ),
     "an environment of the host": ("env=gym", "env.id=Pendulum-v1", SHORT, *NARROW),
-    "a linear recurrence": ("env=active_tmaze", "env.length=12", "encoder=linear_recurrent", "encoder.d_model=16"),
-    "two encoders": ("env=tmaze", "env.length=12", "agent=separate", "encoder=window", "encoder.d_model=16"),
-    "values as bins": ("env=active_tmaze", "env.length=12", "agent=amago2", "agent/returns=binned", *NARROW),
+    "a linear recurrence": (
+        "env=active_tmaze", "env.length=12", "encoder=linear_recurrent", "encoder.d_model=16",
+    ),
+    "two encoders": (
+        "env=tmaze", "env.length=12", "agent=separate", "encoder=window", "encoder.d_model=16",
+    ),
+    "values as bins": (
+        "env=active_tmaze", "env.length=12", "agent=amago2", "agent/returns=binned", *NARROW,
+    ),
     "Muon": ("env=tmaze", "env.length=12", "optimizer=muon", *NARROW),
 }  # fmt: skip
 

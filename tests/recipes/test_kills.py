@@ -86,7 +86,8 @@ def is_killed(process, wait):
             assert status == 0, "a run that nobody kills must end"
             return False
         time.sleep(0.002)
-    group = moments.random() < 0.5 and os.getpgid(process) == process  # with its worker processes, or the run alone
+    # With its worker processes, or the run alone.
+    group = moments.random() < 0.5 and os.getpgid(process) == process
     (os.killpg if group else os.kill)(process, signal.SIGKILL)
     os.waitpid(process, 0)
     return True

@@ -314,7 +314,8 @@ def start(moment):
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 """
 AT_FILES = f"""{KILLED}
-moments = [3, *random.Random(0).sample(range(4, 120), number - 1)]  # at 3 there is no config.yaml yet
+# At 3 there is no config.yaml yet.
+moments = [3, *random.Random(0).sample(range(4, 120), number - 1)]
 for kill, moment in enumerate(moments):
     arguments[-1] = f"run.name=k{{kill}}"
     status = start(moment)

@@ -390,7 +390,8 @@ def test_what_a_run_says_may_be_done_next_can_be_done(swept, monkeypatch):
     client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
     experiment = client.get_experiment_by_name("yamame")
     (run,) = client.search_runs([experiment.experiment_id], "params.seed = '0'")
-    place = f"experiments/{experiment.experiment_id}/runs/{run.info.run_id}?workflowType=machine_learning"
+    place = f"experiments/{experiment.experiment_id}/runs/{run.info.run_id}"
+    place += "?workflowType=machine_learning"
     assert address == f"http://127.0.0.1:5000/#/{place}"
     assert "debug=tiny env=tmaze encoder=memoryless" in run.data.tags["mlflow.note.content"]
     models = client.search_logged_models([experiment.experiment_id])

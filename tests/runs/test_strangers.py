@@ -327,8 +327,9 @@ def do(target: str) -> None:
 
 
 EFFECTIVE = """
-    torch.utils.collect_env.run os.system subprocess.run builtins.exec timeit.timeit runpy.run_path torch.load
-    importlib.import_module pkgutil.resolve_name yamame.files.trusted.resolve_name yamame_envs.adapters.registered.find
+    torch.utils.collect_env.run os.system subprocess.run builtins.exec timeit.timeit runpy.run_path
+    torch.load importlib.import_module pkgutil.resolve_name yamame.files.trusted.resolve_name
+    yamame_envs.adapters.registered.find
     torch.hub.load shutil.rmtree yamame.files.run_directory.shutil.rmtree
 """
 

@@ -199,7 +199,10 @@ import torch
 from yamame.tracking import MLflowTracker, NullTracker
 
 folder, uri, seconds = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
-tracker = NullTracker() if uri == "none" else MLflowTracker(tracking_uri=uri, flush_s=0.5, wait_s=60.0)
+if uri == "none":
+    tracker = NullTracker()
+else:
+    tracker = MLflowTracker(tracking_uri=uri, flush_s=0.5, wait_s=60.0)
 folder.mkdir()
 with tracker.start(folder, name="a", params={}):
     print("ready", flush=True)
