@@ -2,6 +2,7 @@
 die.
 """
 
+import itertools
 import signal
 import time
 from functools import partial
