@@ -44,6 +44,7 @@ class Doors(EnvBase):
         super().__init__(batch_size=[num_envs], device=device)
         self.num_doors = num_doors
         self.time_limit = time_limit
+        # Every timestep looks the same, so only memory of actions and rewards helps.
         self.observation_spec = Composite(observation=Unbounded((num_envs, 1)), shape=[num_envs])
         self.action_spec = Categorical(num_doors, shape=(num_envs,))
         self.reward_spec = Unbounded((num_envs, 1))
@@ -72,8 +73,9 @@ class Doors(EnvBase):
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         self.t = self.t + 1
-        reward = (tensordict["action"] == self.door).float().unsqueeze(-1)
-        return self._timestep().set("reward", reward)
+        is_right = tensordict["action"] == self.door
+        timestep = self._timestep()
+        return timestep.set("reward", is_right.float().unsqueeze(-1))
 
     def _timestep(self) -> TensorDict:
         done = (self.t >= self.time_limit).unsqueeze(-1)
@@ -156,7 +158,8 @@ class FadingSum(TrajectoryEncoder):
         # A new episode must not depend on the last one.
         before = memory["sum"].masked_fill(is_init.view(-1, 1), 0.0)
         total = self.keep * before + x
-        return self.out(total), TensorDict({"sum": total}, memory.batch_size, device=memory.device)
+        memory = TensorDict({"sum": total}, memory.batch_size, device=memory.device)
+        return self.out(total), memory
 
 
 class PenalisedLoss(MultiGammaREDQLoss):

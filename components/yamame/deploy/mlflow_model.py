@@ -81,16 +81,30 @@ def _write(agent: Any, path: Path) -> None:
 def _write_environment(path: Path) -> None:
     """Write the files with the packages that MLflow installs before it loads the model."""
     python = platform.python_version()
-    requirements = [f"{package}=={version_of(package)}" for package in ("mlflow", "yamame")]
+    requirements = [f"mlflow=={version_of('mlflow')}", f"yamame=={version_of('yamame')}"]
     (path / "requirements.txt").write_text("\n".join(requirements) + "\n")
 
-    conda = ["name: mlflow-env", "channels:", "- conda-forge", "dependencies:"]
-    conda += [f"- python={python}", "- pip", "- pip:"]
+    conda = [
+        "name: mlflow-env",
+        "channels:",
+        "- conda-forge",
+        "dependencies:",
+        f"- python={python}",
+        "- pip",
+        "- pip:",
+    ]
     conda += [f"  - {requirement}" for requirement in requirements]
     (path / "conda.yaml").write_text("\n".join(conda) + "\n")
 
-    virtualenv = [f"python: {python}", "build_dependencies:", "- pip", "- setuptools", "- wheel"]
-    virtualenv += ["dependencies:", "- -r requirements.txt"]
+    virtualenv = [
+        f"python: {python}",
+        "build_dependencies:",
+        "- pip",
+        "- setuptools",
+        "- wheel",
+        "dependencies:",
+        "- -r requirements.txt",
+    ]
     (path / "python_env.yaml").write_text("\n".join(virtualenv) + "\n")
 
 
