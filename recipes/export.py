@@ -20,7 +20,7 @@ if __name__ == "__main__":
 from contextlib import closing
 from pathlib import Path
 
-from yamame.checks import UsageError
+from yamame.checks import UsageError, at_source
 from yamame.cli.app import main
 from yamame.cli.nodes import plain
 from yamame.cli.settings import ExportConfig
@@ -38,7 +38,7 @@ def export(cfg: ExportConfig) -> None:
     is_graph = path.suffix in (".pt2", ".onnx")
     if is_graph and cfg.mlflow:
         raise UsageError(f"path must be a folder with mlflow=true, got {path}")
-    try:
+    with at_source(f"run={cfg.run}"):
         agent = DeployedAgent(saved_agent(cfg), trust=plain(cfg.trust), **options)
         if is_graph:
             agent.export(path, num_streams=cfg.num_streams)
@@ -46,8 +46,6 @@ def export(cfg: ExportConfig) -> None:
             save_model(agent, path)
         else:
             agent.save_pretrained(path, small=cfg.small)
-    except UsageError as error:
-        raise UsageError(f"run={cfg.run}: {error}") from error
     print(path)
 
 
