@@ -138,7 +138,7 @@ DEFECTS = {
     reward_left_after_the_cut: r"\('next', 'energy'\) must be zero where the trajectory was cut off",
     lost_entry: "must hold the keys of the input",
     other_type: "'action' must keep its dtype",
-    longer_than_its_mask: "no real step may follow padding",
+    longer_than_its_mask: "no real timestep may follow padding",
 }
 
 
@@ -228,7 +228,7 @@ def test_goals_that_are_not_in_order_of_time_are_found():
         instruction[:, 1] = 1.0
 
     batch = line([2.0, 9.0], [0.0, 1.0, 2.0, 3.0])
-    with pytest.raises(AssertionError, match="carried out further than the old one"):
+    with pytest.raises(AssertionError, match="completed further than the old one"):
         check_relabeller(rewriting(append), batch)
 
     def merge(instruction, batch):
@@ -242,7 +242,9 @@ def test_a_new_instruction_for_whoever_succeeded_is_found():
         instruction[:, 0] = 1.0
 
     batch = line([2.0, GOAL_PAD], [0.0, 1.0, 2.0])
-    with pytest.raises(AssertionError, match="whoever succeeded must keep the instruction"):
+    with pytest.raises(
+        AssertionError, match="a trajectory that succeeded must keep its instruction"
+    ):
         check_relabeller(rewriting(earlier), batch)
 
 
