@@ -1,11 +1,10 @@
-"""Takes a trained agent out of its run, for programs that have neither its environment nor Hydra.
+"""Export a trained agent for programs that have neither its environment nor Hydra.
 
-    python recipes/export.py run=runs/mine path=agents/mine                # a folder that yamame.load reads
-    python recipes/export.py run=runs/mine path=mine.onnx greedy=true      # a graph of the acting step; or .pt2
-    python recipes/export.py run=runs/mine path=models/mine mlflow=true    # the folder of an MLflow model
+    python recipes/export.py run=runs/mine path=agents/mine              # a folder for yamame.load
+    python recipes/export.py run=runs/mine path=mine.onnx greedy=true    # the acting step; or .pt2
+    python recipes/export.py run=runs/mine path=models/mine mlflow=true  # an MLflow model
 
-A checkpoint of an earlier version does not say what its agent observes: its environment is built to
-see it.
+Checkpoints of earlier versions do not hold the agent's spaces. For them the environment is built.
 """
 
 if __name__ == "__main__":
@@ -32,7 +31,7 @@ from yamame.runs.trained import load_trained
 
 
 def export(cfg: DictConfig) -> None:
-    """The recipe: reads, checks and writes."""
+    """Run the recipe."""
     path = Path(cfg.path)
     options = {"gamma": cfg.gamma, "greedy": cfg.greedy, "context_length": cfg.context_length}
     is_graph = path.suffix in (".pt2", ".onnx")
@@ -52,7 +51,7 @@ def export(cfg: DictConfig) -> None:
 
 
 def saved_agent(cfg: DictConfig) -> SavedAgent:
-    """What the run's file says, completed by its environment where it is of an earlier version."""
+    """Read the agent of a run; build its environment if the file is of an earlier version."""
     where = {"checkpoint": cfg.checkpoint, "tracking_uri": cfg.tracking_uri}
     try:
         return read_saved(cfg.run, **where)

@@ -28,9 +28,9 @@ import yamame
 from omegaconf import DictConfig
 from yamame.checks import UsageError
 from yamame.cli.app import main
-from yamame.cli.jobs import parts_of_one
 from yamame.cli.nodes import instantiate, plain
 from yamame.report import RunReader, make_sections, place_table, write_tables
+from yamame.runs.several import train_or_resume
 from yamame.system.installed import recipe_command
 from yamame.system.messages import print_stderr
 
@@ -91,10 +91,7 @@ def trained(cfg: DictConfig, command: list[str], seed: int) -> bool:
     """Train a run, or the rest of it, and return whether it is finished. Errors are printed."""
     store = [f"logger.{key}='{value}'" for key, value in plain(cfg.store).items()]
     try:
-        with parts_of_one():
-            yamame.train(*command, f"seed={seed}", "resume=auto", *store)
-    except KeyboardInterrupt:
-        raise SystemExit(yamame.system.signals.EXIT_STATUS) from None
+        train_or_resume(*command, f"seed={seed}", *store)
     except Exception as error:
         print_stderr(
             f"leaderboard: {' '.join(command)} seed={seed}: {type(error).__name__}: {error}"

@@ -1,10 +1,10 @@
-"""Sends to MLflow what waits in the spools of runs, because it did not answer while they went on.
+"""Send metrics and artifacts to MLflow that it did not accept while runs were going on.
 
     python recipes/sync.py run=runs/mine
     python recipes/sync.py run=[runs/a,runs/b]
 
-What MLflow already has is not stored again, so that nothing happens the second time. A run that is
-resumed does the same by itself.
+Points that MLflow already has are not sent again, so the command may be repeated. A resumed run
+does the same by itself.
 """
 
 if __name__ == "__main__":
@@ -25,10 +25,11 @@ from yamame.tracking import send_rest
 
 
 def sync(cfg: DictConfig) -> None:
-    """The recipe: one run after the other; those that cannot be sent are told at the end."""
-    problems, runs = [], [cfg.run] if isinstance(cfg.run, str) else cfg.run
+    """Run the recipe; runs that cannot be sent do not keep the others from being sent."""
+    runs = [cfg.run] if isinstance(cfg.run, str) else cfg.run
     if not runs:
         raise UsageError("run: must be at least one run directory, got []")
+    problems = []
     for run in runs:
         try:
             print(f"{run}: {send_rest(Path(run))} points sent")

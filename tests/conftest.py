@@ -248,13 +248,17 @@ def start(tracking_uri, tmp_path):
     """Starts a tracker in a run directory of its own."""
     from yamame.tracking import MLflowTracker
 
+    senders = {}
+
     def start(directory=tmp_path, **options):
+        if directory in senders:
+            senders[directory].stop()  # as if the process before had been killed
         tracker = MLflowTracker(
             tracking_uri=tracking_uri, **{"system_metrics": False, "flush_s": 0.0, **options}
         )
-        return tracker.start(
-            directory, name="a run", params={"seed": 1, "agent.gammas": [0.9, 0.99]}
-        )
+        tracker.start(directory, name="a run", params={"seed": 1, "agent.gammas": [0.9, 0.99]})
+        senders[directory] = tracker.sender
+        return tracker
 
     return start
 
@@ -266,8 +270,8 @@ def settle():
 
     def settle(tracker, seconds=30.0):
         end = time.monotonic() + seconds
-        while tracker.sender.spool.waiting and time.monotonic() < end:
+        while tracker.sender.count_waiting() and time.monotonic() < end:
             time.sleep(0.01)
-        assert tracker.sender.spool.waiting == 0
+        assert tracker.sender.count_waiting() == 0
 
     return settle

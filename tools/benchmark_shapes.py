@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from yamame import conf_dir
+from yamame.execution.recorded_updates import RecordedUpdates
 from yamame.replay import pack
 from yamame.runs.build import build_data, build_env, build_replay, build_transform, longest_episode
 from yamame.runs.trained import load_trained
-from yamame.training.recorded_updates import RecordedUpdates
 
 NUM_UPDATES = 600
 _NUM_ENVS, _STEPS = 64, 1000

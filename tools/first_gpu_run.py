@@ -1,19 +1,21 @@
-"""The first minutes on a GPU: checks that everything works there, and measures what
-`docs/howto/gpu.md` predicts.
+"""Check that everything works on a GPU, and measure the predictions of `docs/howto/gpu.md`.
 
-    python tools/first_gpu_run.py prepare                  # where pip has a network: wheels into .wheels/
-    python tools/first_gpu_run.py run                      # on the GPU machine: nine minutes at most
-    python tools/first_gpu_run.py run --parts parity,fit   # some parts; parity:acting is a group of one
+    python tools/first_gpu_run.py prepare                  # with a network: wheels into .wheels/
+    python tools/first_gpu_run.py run                      # on the GPU machine: nine minutes
+    python tools/first_gpu_run.py run --parts parity,fit   # some parts; parity:acting is a group
     python tools/first_gpu_run.py run --tiny --device cpu  # a rehearsal without a GPU
     python tools/first_gpu_run.py table                    # the table of the latest run again
 
-`run` may be left out. On an emulated device:
+`run` is the default command. On an emulated device:
 ``python tests/gpu_emulation/program.py run tools/first_gpu_run.py run --tiny``.
 
-Every part is a process with a time limit. A part that fails, hangs or spoils the device for its
+Every part is a process with a time limit. A part that fails, hangs or corrupts the device for its
 process ends no other part, and its results so far are kept: each is appended to ``results.jsonl``
-at once. The folder of the results also gets ``output.txt`` (what the parts print), ``smi.csv``
+at once. The folder of the results also gets ``output.txt`` (output of the parts), ``smi.csv``
 (samples of nvidia-smi) and, at the end, ``table.md``.
+
+The table has the time of ordinary updates and steps over that of recorded ones. If both are below
+1.1, recording CUDA graphs is not worth its code.
 """
 
 import argparse
@@ -30,25 +32,27 @@ from gpu import results, supervise, wheels
 
 ROOT = Path(__file__).parents[1]
 PARTS = {"machine": 75, "smoke": 75, "parity": 60, "tests": 90, "speed": 110, "fit": 540}
-"""Seconds that a part may take of nine minutes, the most important part first; the last one gets
-all that is left.
+"""Time limit of each part in seconds, of nine minutes; the most important part comes first.
+
+The last part gets all the time that is left.
 """
 MODULES = {"tests": "gpu.marked", "speed": "gpu.throughput"}
-"""Modules of parts that are not called like the part."""
+"""Modules of parts whose names differ from that of the part."""
 NO_DEVICE = 3
 """Exit status of a part that finds no GPU."""
 RESERVE = supervise.GRACE + 4.0
-"""Seconds at the end in which the last part is killed and the table is written."""
+"""Seconds at the end, to kill the last part and to write the table."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the parts one after the other.
+    """Run the parts one after the other.
 
     Returns:
         0, or 1 if a part failed or was stopped.
     """
     out: Path = options.out
     end = time.monotonic() + 60 * options.minutes - RESERVE
+    # Times of a rehearsal are not compared with predictions.
     rehearsal = options.tiny or options.device != "cuda"
     results.append(out, "run", "began", time.strftime("%Y-%m-%d %H:%M:%S"), rehearsal=rehearsal)
     supervise.sample_gpu(out / "smi.csv")
@@ -59,14 +63,17 @@ def run(options: argparse.Namespace) -> int:
             install(out, env, Path(scratch) / "site")
             for number, part in enumerate(options.parts):
                 left = end - time.monotonic()
-                seconds = min(left, options.limits[part.split(":")[0]])
-                status = run_part(part, seconds, options, env)
+                limit = options.limits[part.split(":")[0]]
+                status = run_part(part, min(left, limit), options, env)
                 failed |= status != 0
+                # A later part may find no GPU because an earlier one has broken the driver.
                 if status == NO_DEVICE and number == 0:
                     sys.exit(
-                        "first_gpu_run: torch sees no GPU; `run --tiny --device cpu` is a rehearsal without one"
+                        "first_gpu_run: torch sees no GPU; `run --tiny --device cpu` is a "
+                        "rehearsal without one"
                     )
     finally:
+        # Also after a signal: the results so far are the reason for the run.
         supervise.end_descendants()
         text = results.table(out)
         (out / "table.md").write_text(text)
@@ -77,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
 def run_part(
     part: str, seconds: float, options: argparse.Namespace, env: dict[str, str]
 ) -> int | None:
-    """Runs a part with its limit.
+    """Run a part in a process, for a number of seconds at most.
 
     Returns:
         Its exit status; None if it was stopped, or if no time was left for it.
@@ -85,9 +92,12 @@ def run_part(
     if seconds < 1:
         results.append(options.out, "run", f"{part} ended", "no time was left")
         return None
+    # Clock time, because a monotonic clock may differ between processes.
     until = time.time() + seconds
     command = [*launcher(), __file__, "part", part, f"--until={until}", f"--out={options.out}"]
-    command += [f"--device={options.device}", *(["--tiny"] if options.tiny else [])]
+    command.append(f"--device={options.device}")
+    if options.tiny:
+        command.append("--tiny")
     output = options.out / "output.txt"
     with output.open("a") as file:
         file.write(f"===== {part}, at most {seconds:.0f} s\n")
@@ -101,11 +111,17 @@ def run_part(
 
 
 def environment(scratch: Path) -> dict[str, str]:
-    """The environment of parts: the checkout on Python's path, behind the wheels; temporary files
-    in one place.
+    """Return the environment variables of parts.
+
+    Args:
+        scratch: Folder for temporary files, with the wheels in ``site``.
     """
-    path = [str(scratch / "site"), *(str(ROOT / name) for name in ("components", "envs", "tools"))]
-    if inherited := os.environ.get("PYTHONPATH"):
+    # The wheels come first, then the checkout, which need not be installed.
+    path = [str(scratch / "site")]
+    for name in ("components", "envs", "tools"):
+        path.append(str(ROOT / name))
+    inherited = os.environ.get("PYTHONPATH")
+    if inherited:
         path.append(inherited)
     defaults = {"OMP_NUM_THREADS": "4", "OMP_WAIT_POLICY": "PASSIVE", "MPLBACKEND": "Agg"}
     own = {
@@ -119,7 +135,7 @@ def environment(scratch: Path) -> dict[str, str]:
 
 
 def install(out: Path, env: dict[str, str], target: Path) -> None:
-    """Installs the wheels into a folder if this environment lacks packages.
+    """Install the wheels into a folder if this environment lacks packages.
 
     Raises:
         SystemExit: Packages are missing, and there are no wheels of them that fit.
@@ -132,8 +148,9 @@ def install(out: Path, env: dict[str, str], target: Path) -> None:
     absent = sorted(set(missing) - wheels.prepared().keys())
     if absent:
         sys.exit(
-            f"first_gpu_run: {', '.join(absent)} not installed, and no wheels in {wheels.FOLDER}. On a machine with a "
-            "network, run `python tools/first_gpu_run.py prepare`, and copy the checkout with that folder."
+            f"first_gpu_run: {', '.join(absent)} not installed, and no wheels in "
+            f"{wheels.FOLDER}. On a machine with a network, run "
+            "`python tools/first_gpu_run.py prepare`, and copy the checkout with that folder."
         )
     output = out / "output.txt"
     status = supervise.run_limited(
@@ -142,13 +159,15 @@ def install(out: Path, env: dict[str, str], target: Path) -> None:
     results.append(out, "run", "wheels installed", status == 0, number=len(wheels.prepared()))
     if status != 0:
         sys.exit(
-            f"first_gpu_run: installing the wheels of {wheels.FOLDER} failed:\n{output.read_text()[-1000:]}"
+            f"first_gpu_run: installing the wheels of {wheels.FOLDER} failed:\n"
+            f"{output.read_text()[-1000:]}"
         )
 
 
 def run_own_part(options: argparse.Namespace) -> int:
-    """Executes a part in this process."""
-    import torch  # here, for the process that supervises parts does without
+    """Execute a part in this process."""
+    # Here, because the process that supervises parts needs no torch, which takes seconds to load.
+    import torch
     from gpu.job import Job
 
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -161,17 +180,20 @@ def run_own_part(options: argparse.Namespace) -> int:
 
 
 def launcher() -> list[str]:
-    """The command that runs a script as this one was run, on an emulated device too."""
-    return [sys.executable, *sys.orig_argv[1 : sys.orig_argv.index(sys.argv[0])]]
+    """Return the command that runs a script as this one was run, on an emulated device too."""
+    # Options of the interpreter, and the program that sets up an emulated device.
+    before_script = sys.orig_argv[1 : sys.orig_argv.index(sys.argv[0])]
+    return [sys.executable, *before_script]
 
 
 def end(number: int, _: Any) -> None:
-    """Ends this process in order at a signal: what runs is killed, the table is written."""
+    """Exit at a signal, so that the part is killed and the table is written."""
+    # The exit status of a shell for a process that a signal has ended.
     sys.exit(128 + number)
 
 
 def parts_of(text: str) -> list[str]:
-    """Parts from a list such as ``machine,parity:acting``."""
+    """Parse a list of parts such as ``machine,parity:acting``."""
     parts = text.split(",")
     for part in parts:
         if part.split(":")[0] not in PARTS:
@@ -180,7 +202,7 @@ def parts_of(text: str) -> list[str]:
 
 
 def limit_of(text: str) -> tuple[str, float]:
-    """A part and its seconds from ``smoke=120``."""
+    """Parse the limit of a part such as ``smoke=120``."""
     name, _, seconds = text.partition("=")
     if name not in PARTS or not seconds.replace(".", "", 1).isdigit():
         raise argparse.ArgumentTypeError(f"must be a part and seconds, as smoke=120, got {text}")
@@ -188,7 +210,7 @@ def limit_of(text: str) -> tuple[str, float]:
 
 
 def arguments() -> argparse.Namespace:
-    """Reads the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -228,13 +250,14 @@ def arguments() -> argparse.Namespace:
             "--tiny", action="store_true", help="small networks, to try the parts themselves"
         )
     given = sys.argv[1:]
+    # `run` is the default command.
     if not given or (given[0].startswith("--") and given[0] != "--help"):
         given = ["run", *given]
     return parser.parse_args(given)
 
 
 def main() -> int:
-    """Runs a command."""
+    """Run a command."""
     options = arguments()
     if options.command == "prepare":
         wheels.prepare(options.python, options.platform)
@@ -248,6 +271,7 @@ def main() -> int:
         return run_own_part(options)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, end)
+    # Limits scale with the time of the whole run.
     options.limits = {name: seconds * options.minutes / 9 for name, seconds in PARTS.items()}
     options.limits |= dict(options.limit)
     return run(options)

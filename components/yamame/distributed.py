@@ -1,14 +1,13 @@
-"""Several processes that learn together, as ``torchrun`` starts them: one agent, the batch shared
-out.
+"""Functions for several processes that learn together, as ``torchrun`` starts them.
 
-Every process (rank) has environments, replay and a part of each batch of its own. What depends on
-the whole batch is summed: gradients and counts of means here, running statistics where they are
-(`yamame.normalization`). So all ranks make the same update, and no parameter is sent but at the
-beginning. Decisions that depend on clocks, signals or users are those of the first rank. In one
-process every function gives back what it was given.
+Every process (rank) has environments, replay and a shard of each batch of its own. Quantities of
+the whole batch are summed over ranks: gradients and counts of means here, running statistics in
+`yamame.normalization`. So all ranks make the same update, and parameters are sent only at the
+beginning. Decisions that depend on clocks, signals or users are those of rank 0. With one process
+every function returns its argument.
 
-There is no DistributedDataParallel: it would average means of shares that differ in size, and knows
-no statistics.
+DistributedDataParallel is not used: it would average means over shards that differ in size, and
+does not reduce statistics.
 """
 
 import os
@@ -26,135 +25,156 @@ from yamame.checks import UsageError
 
 T = TypeVar("T")
 Module = TypeVar("Module", bound=nn.Module)
-_PATIENCE = timedelta(hours=2)
-"""For a rank that evaluates or writes longer than the others."""
+# Rank 0 may evaluate or write for a long time while the others wait.
+_TIMEOUT = timedelta(hours=2)
 
 
 class FailedOnRank0(SystemExit):
-    """Another rank says what happened."""
+    """Raised on other ranks when rank 0, which reports the error, has failed."""
+
+
+# Processes.
 
 
 def launched() -> tuple[int, int]:
-    """How many processes ``torchrun`` started, and which of them this is; ``(1, 0)`` without it."""
-    started = "TORCHELASTIC_RUN_ID" in os.environ
-    return (int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])) if started else (1, 0)
+    """Return how many processes ``torchrun`` started and the rank of this one.
+
+    Without ``torchrun`` the result is ``(1, 0)``.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return 1, 0
+    return int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
 
 
 def world_size() -> int:
-    """How many processes learn together."""
-    return (
-        distributed.get_world_size()
-        if distributed.is_available() and distributed.is_initialized()
-        else 1
-    )
+    """Return the number of processes that learn together."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_world_size()
+    return 1
 
 
 def rank() -> int:
-    """Which of them this is, from 0."""
+    """Return the rank of this process, from 0."""
     return distributed.get_rank() if world_size() > 1 else 0
 
 
 def is_rank0() -> bool:
-    """Whether this process is the one that writes, tells and decides."""
+    """Return whether this process is the one that writes, logs and decides."""
     return rank() == 0
 
 
 @contextmanager
 def process_group(device: str = "cpu") -> Iterator[None]:
-    """Within the block the processes of ``torchrun`` learn together; without it nothing happens.
+    """Join the processes of ``torchrun`` within the context; do nothing without it.
 
     Args:
-        device: Where they compute; for ``cuda`` each has the GPU of its number on its machine.
+        device: Device of the run; for ``cuda`` each process uses the GPU of its local rank.
     """
     if launched() == (1, 0):
         yield
         return
     if device.startswith("cuda"):
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    # NCCL sends tensors of GPUs alone, and objects and flags are on the CPU.
     backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
-    distributed.init_process_group(backend, timeout=_PATIENCE)
+    distributed.init_process_group(backend, timeout=_TIMEOUT)
     try:
         yield
     finally:
         distributed.destroy_process_group()
 
 
-# What is summed.
+# Sums and means over ranks.
 
 
 def all_reduce(*values: Tensor) -> list[Tensor]:
-    """Sums over ranks of numbers without a gradient, in one message."""
+    """Return sums over ranks, without gradients, computed in one message.
+
+    Args:
+        values: Tensors of any shapes and dtypes, equal on all ranks.
+    """
     if world_size() == 1:
         return list(values)
+    # Doubles hold counts exactly and add other numbers in more digits than they have.
     flat = torch.cat([value.detach().reshape(-1).double() for value in values])
     distributed.all_reduce(flat)
     parts = flat.split([value.numel() for value in values])
-    return [
-        part.view(value.shape)
-        if value.dtype == torch.float64
-        else part.view(value.shape).to(value.dtype)
-        for part, value in zip(parts, values, strict=True)
-    ]
+    sums = []
+    for part, value in zip(parts, values, strict=True):
+        sums.append(part.view(value.shape).to(value.dtype))
+    return sums
 
 
 def mean_count(count: Tensor) -> Tensor:
-    """The mean of a count over ranks: sums of a share divided by it have the mean of the whole as
-    their mean.
+    """Return the mean of a count over ranks.
+
+    If every rank divides the sum over its shard by this number, the mean of the results over ranks
+    is the mean over the whole batch.
     """
-    return count if world_size() == 1 else all_reduce(count.double())[0] / world_size()
+    if world_size() == 1:
+        return count
+    (total,) = all_reduce(count.double())
+    return total / world_size()
 
 
 def all_reduce_means(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Means over ranks, without gradients."""
+    """Return means over ranks, without gradients."""
     if world_size() == 1:
         return {name: value.detach() for name, value in values.items()}
-    return dict(
-        zip(values, (value / world_size() for value in all_reduce(*values.values())), strict=True)
-    )
+    sums = all_reduce(*values.values())
+    means = {}
+    for name, total in zip(values, sums, strict=True):
+        means[name] = total / world_size()
+    return means
 
 
 def average_gradients_(gradients: list[Tensor]) -> None:
-    """Replaces gradients by their means over ranks, in one message."""
+    """Replace gradients by their means over ranks."""
     if world_size() == 1:
         return
+    # In one message: its latency would count for every parameter.
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
     distributed.all_reduce(flat)
     flat /= world_size()
-    for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+    means = flat.split([gradient.numel() for gradient in gradients])
+    for gradient, mean in zip(gradients, means, strict=True):
         gradient.copy_(mean.view_as(gradient))
 
 
-# What is decided, and told.
+# Values and decisions.
 
 
 def broadcast(value: T) -> T:
-    """What the first rank says, on all."""
+    """Return the value of rank 0 on all ranks."""
     if world_size() == 1:
         return value
-    said = [value]
-    distributed.broadcast_object_list(said, src=0, device=torch.device("cpu"))
-    return said[0]
+    values = [value]
+    distributed.broadcast_object_list(values, src=0, device=torch.device("cpu"))
+    return values[0]
 
 
 def any_rank(flag: bool) -> bool:
-    """Whether it holds on one rank at least."""
-    return flag if world_size() == 1 else bool(all_reduce(torch.tensor(int(flag)))[0])
+    """Return whether a flag is set on at least one rank."""
+    if world_size() == 1:
+        return flag
+    (num_set,) = all_reduce(torch.tensor(int(flag)))
+    return bool(num_set)
 
 
 def all_gather(value: T) -> list[T]:
-    """What every rank says, on all, in their order."""
+    """Return the values of all ranks, in order, on every rank."""
     if world_size() == 1:
         return [value]
-    said: list[Any] = [None] * world_size()
-    distributed.all_gather_object(said, value)
-    return said
+    values: list[Any] = [None] * world_size()
+    distributed.all_gather_object(values, value)
+    return values
 
 
 def on_rank0(task: Callable[[], T]) -> T:
-    """What a task that only the first rank does returns, on all.
+    """Run a task on rank 0 and return its result on all ranks.
 
     Raises:
-        FailedOnRank0: On the other ranks, where the first one raises.
+        FailedOnRank0: On the other ranks, if the task raises on rank 0.
     """
     if world_size() == 1:
         return task()
@@ -162,23 +182,29 @@ def on_rank0(task: Callable[[], T]) -> T:
     try:
         result = task() if is_rank0() else None
     except BaseException as error:
+        # The exit status of a SystemExit; 1 as Python's own for any other error.
         failure = getattr(error, "code", 1)
         raise
     finally:
+        # Also after an error: the other ranks are waiting.
         failure, result = broadcast((failure, result))
     if failure is not None:
         raise FailedOnRank0(failure)
     return result  # type: ignore[return-value]
 
 
-# What is shared out.
+# Shards.
 
 
 def shard(total: int, key: str) -> int:
-    """The share of a rank.
+    """Return the size of a rank's shard.
+
+    Args:
+        total: Size over all ranks.
+        key: Key of the setting, for the message.
 
     Raises:
-        UsageError: It cannot be shared out evenly.
+        UsageError: The total is not a multiple of the number of ranks.
     """
     if total % world_size():
         raise UsageError(
@@ -188,21 +214,24 @@ def shard(total: int, key: str) -> int:
 
 
 def rank_dir(path: Path) -> Path:
-    """A folder of this rank below one that all of them share; with one process that folder."""
+    """Return a folder of this rank below a common one; with one process the common one."""
     return path if world_size() == 1 else path / f"rank{rank()}"
 
 
 def rank_seed(seed: int) -> int:
-    """A seed of this rank; that of the first one is the seed itself.
+    """Return a seed of this rank; that of rank 0 is the seed itself.
 
     >>> rank_seed(7)
     7
     """
-    return seed if is_rank0() else int(np.random.SeedSequence([seed, rank()]).generate_state(1)[0])
+    if is_rank0():
+        return seed
+    sequence = np.random.SeedSequence([seed, rank()])
+    return int(sequence.generate_state(1)[0])
 
 
 def broadcast_parameters(module: Module) -> Module:
-    """The module, with the parameters and buffers of the first rank."""
+    """Copy the parameters and buffers of rank 0 into a module, and return it."""
     if world_size() > 1:
         for value in module.state_dict().values():
             distributed.broadcast(value, src=0)
@@ -210,27 +239,25 @@ def broadcast_parameters(module: Module) -> Module:
 
 
 class PerRank:
-    """A component of a checkpoint that differs between ranks: the state of each, told by the first.
+    """Component of a checkpoint that differs between ranks; rank 0 saves the states of all.
 
     Args:
-        component: Has ``state_dict`` and ``load_state_dict``.
+        component: Object with ``state_dict`` and ``load_state_dict``.
     """
 
     def __init__(self, component: Any) -> None:
         self.component = component
 
     def state_dict(self) -> dict[str, Any]:
-        """Those of all ranks, by number; all ranks must ask for it."""
+        """Return the states of all ranks, by number; must be called on all ranks."""
         states = all_gather(self.component.state_dict())
         return {str(number): state for number, state in enumerate(states)}
 
     def load_state_dict(self, states: dict[str, Any]) -> None:
-        """Restores that of this rank."""
+        """Restore the state of this rank."""
         self.component.load_state_dict(states[str(rank())])
 
 
 def state_of(component: Any) -> Any:
-    """The component of a checkpoint, or the states of those that differ between ranks; all ranks
-    must ask.
-    """
+    """Return a component of a checkpoint, or the states of a `PerRank`; call it on all ranks."""
     return component.state_dict() if isinstance(component, PerRank) else component

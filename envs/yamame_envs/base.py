@@ -378,15 +378,15 @@ class BatchedEnv(ContextEnv):
         self._env_state = restore(state_dict, self._env_state.streams, self.tasks_of)
         self._number(self._env_state.streams, self._env_state.episodes)
 
-    def carried(self) -> Tensors:
+    def static_buffers(self) -> Tensors:
         """The tensors that a step reads and puts others in the place of, by names."""
         return {
             **self._env_state.tensors(),
             **{f"queue.{k}": v for k, v in self._queue.tasks.items()},
         }
 
-    def carry(self, tensors: Mapping[str, Tensor]) -> None:
-        """Goes on with tensors like those of `carried`; it does not copy them."""
+    def set_static_buffers(self, tensors: Mapping[str, Tensor]) -> None:
+        """Goes on with tensors like those of `static_buffers`; it does not copy them."""
         queued, kept = {}, {}
         for name, value in tensors.items():
             part, _, entry = name.partition(".")

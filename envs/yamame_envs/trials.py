@@ -389,18 +389,18 @@ class RepeatedTrials(ContextEnv):
             name: value.to(self.device).clone() for name, value in state_dict["timestep"].items()
         }
 
-    def carried(self) -> Tensors:
-        """As `BatchedEnv.carried`, with those of the inner environment."""
+    def static_buffers(self) -> Tensors:
+        """As `BatchedEnv.static_buffers`, with those of the inner environment."""
         own = EnvState(self._streams, self._episodes, {}, self._state, dict(self._timestep))
         return {
             **own.tensors(),
-            **{f"env.{name}": value for name, value in self.env.carried().items()},
+            **{f"env.{name}": value for name, value in self.env.static_buffers().items()},
         }
 
-    def carry(self, tensors: Mapping[str, Tensor]) -> None:
-        """As `BatchedEnv.carry`."""
+    def set_static_buffers(self, tensors: Mapping[str, Tensor]) -> None:
+        """As `BatchedEnv.set_static_buffers`."""
         inner = {name for name in tensors if name.startswith("env.")}
-        self.env.carry({name.removeprefix("env."): tensors[name] for name in inner})
+        self.env.set_static_buffers({name.removeprefix("env."): tensors[name] for name in inner})
         own = EnvState.of({name: value for name, value in tensors.items() if name not in inner})
         self._streams, self._episodes = own.streams, own.episodes
         self._state, self._timestep = own.state, own.timestep

@@ -337,7 +337,7 @@ def test_compiled_decisions_are_those_of_the_policy_and_may_be_recorded(
     compiled.reset_memory()
     compiled.record(Again())
     torch.testing.assert_close(parameters(compiled, seen), expected, rtol=1e-4, atol=1e-5)
-    assert len(compiled._recorded._recorded) == len(graphs) == structures
+    assert compiled._recorded.num_recordings == len(graphs) == structures
     assert copy.deepcopy(compiled)._compiled is None
 
 
@@ -346,11 +346,9 @@ def test_decisions_of_code_that_cannot_be_captured_are_refused(make_policy, monk
     policy.trajectory_encoder.capture_obstacle = "checkpoint_layers"  # in whole sequences alone
     policy.compile_decisions()
     monkeypatch.setattr(TransformerEncoder, "capture_obstacle", "a library")
-    with pytest.raises(ValueError, match="compile must be false with TransformerEncoder, got true"):
+    with pytest.raises(ValueError, match="compile must be false with TransformerEncoder"):
         policy.compile_decisions()
-    with pytest.raises(
-        ValueError, match="cuda_graph must be false with TransformerEncoder, got true"
-    ):
+    with pytest.raises(ValueError, match="cuda_graph must be false with TransformerEncoder"):
         policy.record(Again())
 
 
@@ -368,4 +366,4 @@ def test_on_a_gpu_recorded_decisions_are_those_of_the_policy(make_policy, encode
         again = parameters(recorded, seen)
     tolerance = 1e-3 if dtype is None else 0.05
     torch.testing.assert_close(again, expected, rtol=tolerance, atol=tolerance)
-    assert recorded._recorded._recorded
+    assert recorded._recorded.num_recordings

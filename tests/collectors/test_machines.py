@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 from yamame.collectors import RayCollector
-from yamame.collectors.pace import Pace
+from yamame.collectors.throughput import Throughput
 from yamame.trajectory import GRUEncoder
 
 pytestmark = pytest.mark.cluster
@@ -84,7 +84,7 @@ def test_a_dead_machine_costs_its_actors_and_a_new_one_takes_their_place(
         num_before = len(shelf.trajectories)
         play_until(lambda: len(shelf.trajectories) > num_before + 10)  # the other goes on
         machines.add_node(num_cpus=1, **NODE)
-        collector.pace = Pace(2)
+        collector.throughput = Throughput(2)
         again = play_until(both_play)
         play_until(lambda: len(shelf.trajectories) > num_before + 50)
         metrics = collector.metrics()

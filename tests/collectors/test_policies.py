@@ -344,6 +344,14 @@ def test_a_policy_that_cannot_compile_is_refused(monkeypatch):
         build(counting, compile=True)
 
 
+def test_a_removed_protocol_can_still_be_imported_and_checked():
+    with pytest.warns(DeprecationWarning, match="Records"):
+        from yamame.collectors import Records
+    assert not isinstance(Counting(), Records)
+    with pytest.raises(ImportError, match="Nothing"):
+        from yamame.collectors import Nothing  # noqa: F401
+
+
 def test_a_policy_that_can_record_does_so_with_the_recorder_of_its_device(monkeypatch):
     class Recording(Counting):
         def record(self, recorder):

@@ -237,10 +237,10 @@ class Alternating(TensorDictModuleBase):
     def reserve(self, num_steps):
         return True
 
-    def carried(self):
+    def static_buffers(self):
         return {"count": self.count}
 
-    def carry(self, tensors):
+    def set_static_buffers(self, tensors):
         self.count = tensors["count"]
 
 
@@ -262,14 +262,16 @@ class Turning(TensorDictModuleBase):
     def reserve(self, num_steps):
         return True
 
-    def carried(self):
+    def static_buffers(self):
         return {"turn": self.turn}
 
-    def carry(self, tensors):
+    def set_static_buffers(self, tensors):
         self.turn = tensors["turn"]
 
 
-def test_parts_of_strangers_are_recorded_if_they_carry_their_tensors(make_shelf, monkeypatch, tape):
+def test_third_party_parts_are_recorded_if_they_declare_their_static_buffers(
+    make_shelf, monkeypatch, tape
+):
     recorder, trajectories = tape(), []
     monkeypatch.setattr("yamame.collectors.sync.cuda_recorder", lambda device, owner: recorder)
     for cuda_graph in (False, True):
@@ -356,7 +358,7 @@ def test_where_the_environment_does_not_allow_it_decisions_are_recorded(make):
         collector = make("gru", recorder, env=env)
         assert collector._recorded is None
         collect(collector, 2)
-        assert recorder.names == {"params"}
+        assert recorder.names == {"output"}
     recorder = Decisions()
     collect(make("gru", recorder), 2)
     assert recorder.names == set()  # of a whole step, which returns nothing

@@ -359,15 +359,13 @@ def test_what_cannot_be_compiled_is_refused(monkeypatch):
         "yamame.execution.recorder.missing_compiler", lambda device: f"nothing on {device}"
     )
     with pytest.raises(
-        ValueError, match="SyncCollector: compile must be false with nothing on cpu, got true"
+        ValueError, match="SyncCollector: compile must be false with nothing on cpu"
     ):
         make_collector(PassiveTMaze(num_envs=2, length=4), compile=True)
 
 
 def test_recording_is_refused_without_a_gpu():
-    with pytest.raises(
-        ValueError, match="SyncCollector: cuda_graph must be false on cpu, got true"
-    ):
+    with pytest.raises(ValueError, match="SyncCollector: cuda_graph must be false on cpu"):
         make_collector(PassiveTMaze(num_envs=2, length=4), cuda_graph=True)
 
 

@@ -3,6 +3,7 @@ is enforced.
 """
 
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -91,3 +92,15 @@ def test_a_folder_that_holds_something_is_left_alone(maze, tmp_path):
     (tmp_path / "notes.txt").touch()
     with pytest.raises(UsageError, match=r"must be new or empty, it holds other files"):
         model.save_model(DeployedAgent(maze.saved), tmp_path)
+
+
+def test_the_model_names_what_mlflow_installs_before_it_loads_the_model(path, mlflow):
+    needed = Path(mlflow.pyfunc.get_model_dependencies(str(path)))
+    lines = needed.read_text().splitlines()
+    assert [line.partition("==")[0] for line in lines] == ["mlflow", "yamame"]
+    from mlflow.utils.environment import _PythonEnv
+
+    virtualenv = _PythonEnv.from_yaml(path / "python_env.yaml")
+    assert virtualenv.dependencies == ["-r requirements.txt"]
+    conda = mlflow.pyfunc.get_model_dependencies(str(path), format="conda")
+    assert conda.endswith("conda.yaml")

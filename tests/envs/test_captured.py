@@ -130,8 +130,8 @@ def test_an_environment_goes_on_with_the_tensors_it_is_given(native, actions_of,
     other.reserve(STEPS)
     actions = actions_of(env, STEPS)
     td = captured(env, td, actions[:20])
-    other.carry({name: value.clone() for name, value in env.carried().items()})
-    assert {*env.carried()} == {*other.carried()}
+    other.set_static_buffers({name: value.clone() for name, value in env.static_buffers().items()})
+    assert {*env.static_buffers()} == {*other.static_buffers()}
     same(captured(other, td.copy(), actions[20:]), captured(env, td, actions[20:]))
 
 

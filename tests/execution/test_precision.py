@@ -48,7 +48,7 @@ def test_what_is_imitated_is_said_where_it_is_asked_for(instruction, capsys):
     for precision in (None, "auto", "bfloat16"):
         check_precision("Learner", precision, CPU)
     said = capsys.readouterr().err
-    line = "Learner: autocast=bfloat16 is slow on this cpu, which imitates it; set auto or null\n"
+    line = "Learner: autocast=bfloat16 is slow on this cpu, which emulates it; set auto or null\n"
     assert said == ("" if instruction else line)
 
 

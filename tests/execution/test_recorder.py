@@ -98,9 +98,7 @@ def test_a_missing_compiler_is_named(monkeypatch, device, missing):
     else:
         monkeypatch.setattr(recorder.shutil, "which", lambda name: None)
         monkeypatch.setattr(recorder.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        ValueError, match=f"Learner: compile must be false with {missing}.*, got true"
-    ):
+    with pytest.raises(ValueError, match=f"Learner: compile must be false with {missing}"):
         check_compiler(device, "Learner")
 
 

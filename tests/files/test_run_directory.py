@@ -131,7 +131,7 @@ def test_a_run_to_be_replaced_survives_deaths_at_any_moment_before_the_new_one_b
 
 
 def test_there_must_be_something_to_resume(tmp_path):
-    with pytest.raises(UsageError, match=r"a run to resume.*maze does not exist or is empty"):
+    with pytest.raises(UsageError, match=r"no run to resume.*maze does not exist or is empty"):
         RunDirectory.open(tmp_path / "runs", "maze", resume=True)
     assert not (tmp_path / "runs").exists()
 

@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from yamame.execution.recorded_updates import make_capturable
 from yamame.training import MuonAdamW, Progress
-from yamame.training.recorded_updates import make_capturable
 
 REFUSED = {
     "a sum": lambda there, here: there + here,

@@ -69,6 +69,9 @@ def test_speed_is_measured_and_waits_are_counted(choice, run):
     found, failures = run("speed", choice, module="throughput")
     assert failures == []
     assert all(line["value"] > 0 for line in found.values() if line.get("unit") == "ms")
+    kind = {"updates": "update", "acting": "step of 128"}.get(choice)
+    if kind is not None:
+        assert found[f"{kind}, bfloat16: ordinary time over recorded time"]["value"] > 0
     if choice == "waits":
         assert found["waits of the host in a recorded step"]["value"] == 0
         assert found["waits of the host in a recorded update"]["value"] == 1

@@ -39,9 +39,9 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
     torch.testing.assert_close(one, other, rtol=1e-4, atol=3e-6)
 
 
-UPDATES = "training/recorded_updates.py"
-STEPS = "collectors/recorded.py"
-DECISIONS = "agent/recorded.py"
+UPDATES = "execution/recorded_updates.py"
+STEPS = "execution/recorded_steps.py"
+DECISIONS = "execution/recorded_function.py"
 ACTING = {"an environment of the host": DECISIONS}
 """What is recorded of acting, where it is not whole steps."""
 RARE = ("a window", "a linear recurrence", "two encoders", "values as bins", "Muon")

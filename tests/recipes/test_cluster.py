@@ -96,7 +96,7 @@ def test_a_run_is_asked_to_end_then_killed_and_goes_on_without_litter(tmp_path):
         assert summary(tmp_path)["status"] == "KILLED"
         wait_for(lambda: not any(map(is_alive, below)), 15)
     with training(tmp_path, "budget.env_steps=10000000", "resume=true") as (process, below):
-        assert len([child for child in below if "Player" in child.name()]) == 2
+        assert len([child for child in below if "RolloutWorker" in child.name()]) == 2
         agents = [child for child in below if child.name() in AGENTS]
         process.kill()
         wait_for(lambda: not any(is_alive(child) for child in below if child not in agents), 15)
@@ -115,7 +115,7 @@ def test_a_run_is_asked_to_end_then_killed_and_goes_on_without_litter(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert (
-        done.stderr == f"a: goes on with a smaller budget: env_steps: 10000000 -> {before + 4096}\n"
+        done.stderr == f"a: resumed with a smaller budget: env_steps: 10000000 -> {before + 4096}\n"
     )
     assert "ray" not in done.stdout.lower()
     first = int(re.search(r"% +([\d,]+) steps", done.stdout)[1].replace(",", ""))

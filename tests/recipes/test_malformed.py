@@ -223,6 +223,7 @@ def line(imported, place, monkeypatch) -> Callable[..., tuple[Any, str]]:
     monkeypatch.setattr(Run, "begin", begin_no_run)
     for name in ("play_episode", "evaluate"):
         monkeypatch.setattr(f"yamame.evaluation.{name}", begin_no_run)
+    monkeypatch.setattr("yamame.runs.playing.evaluate", begin_no_run)
     for name in ("report.RunReader.open", "tracking.send_rest", "doctor.machine.problems"):
         monkeypatch.setattr(f"yamame.{name}", begin_no_run)
     for name in ("save_pretrained", "export"):

@@ -55,7 +55,9 @@ def sample(process: Path, folder: Path) -> dict[str, float]:
         "memory": int(status["VmRSS"].split()[0]) / 1024,
         "descriptors": len(list((process / "fd").iterdir())),
         "threads": int(status["Threads"]),
-        "run directory": size(folder / "runs/soak") / MIB,
+        # The log grows by a line per iteration.
+        "run directory": (size(folder / "runs/soak") - size(folder / "runs/soak/metrics.jsonl"))
+        / MIB,
         "mlflow.db": size(folder / "mlflow.db") / MIB,
     }
 

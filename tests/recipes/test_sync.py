@@ -102,7 +102,7 @@ def test_what_cannot_be_sent_is_told_in_one_line_after_the_others(sync, tmp_path
     assert line.startswith("sync: ")
     for part in (
         "runs/a: 0 points are sent, 4 wait: ",
-        "of the run must be there, found none at",
+        "found none at",
         "runs/c does not exist",
     ):
         assert part in line

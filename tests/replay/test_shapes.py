@@ -16,8 +16,8 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 from torch import nn
 from yamame import conf_dir
+from yamame.execution.recorded_updates import RecordedUpdates
 from yamame.replay import SequencePacking
-from yamame.training.recorded_updates import RecordedUpdates
 
 RECORDED = json.loads(Path(__file__).with_name("lengths.json").read_text())
 NUM_UPDATES, BATCH_SIZE = 600, 16
@@ -54,7 +54,7 @@ def shares(name, **multiples):
         chosen = generator.choices(
             [int(length) for length in lengths], lengths.values(), k=BATCH_SIZE
         )
-        _, *shape = packing.shared_out(chosen)
+        _, *shape = packing.plan(chosen)
         gradients, step = updates.halves(
             TensorDict({"x": torch.empty(shape, device="meta")}, shape)
         )

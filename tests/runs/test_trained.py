@@ -141,14 +141,17 @@ def test_the_memory_may_be_longer_than_in_training(run):
         ),
         ({"checkpoint": "first"}, r"checkpoint must be best or last, got 'first'"),
         ({"env": {"sise": 9}}, r"env.sise: .*MazeRunner takes .*, not 'sise'"),
-        ({"env": {"size": 8}}, r"size must be odd and at least 5, got 8"),
+        ({"env": {"size": 8}}, r"env.size: must be odd and at least 5, got 8"),
         (
             {"env": {"num_goals": 4}},
             r"weights of .* must fit the environment: size mismatch .*\[64, 8\].*\[64, 16\]",
         ),
-        ({"trials": {"num_trials": 4}}, r"must have trials to change them, got {'num_trials': 4}"),
+        (
+            {"trials": {"num_trials": 4}},
+            r"trials: must be empty, for .* was trained without trials, got {'num_trials': 4}",
+        ),
         ({"device": "nowhere"}, r"device: must be available, got 'nowhere'"),
-        ({"context_length": 0}, r"context_length must be at least 1, got 0"),
+        ({"context_length": 0}, r"encoder.context_length: must be at least 1, got 0"),
     ],
 )
 def test_what_does_not_fit_is_one_line_that_names_it(run, settings, message):
@@ -195,5 +198,5 @@ def test_a_run_id_that_is_not_there_is_refused_and_no_store_is_made(start, track
 def test_a_discount_factor_has_its_place_and_an_unknown_one_is_refused(run):
     trained = load_trained(run)
     assert [trained.gamma_index(gamma) for gamma in (0.1, 0.999)] == [0, 6]
-    with pytest.raises(UsageError, match=r"gamma must be one of 0.1, .*0.999 in .*mine, got 0.5"):
+    with pytest.raises(UsageError, match=r"gamma: must be one of 0.1, .*0.999 in .*mine, got 0.5"):
         trained.gamma_index(0.5)

@@ -1,8 +1,11 @@
 """Costs: CPU of the process and its children, accumulated over resumes."""
 
+import json
+import resource
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from yamame.tracking.costs import CostMeter, SystemMetrics
 
@@ -52,3 +55,27 @@ def test_system_metrics_are_plausible_numbers():
     assert all(name.startswith("system/") and value >= 0 for name, value in sample.items())
     assert sample["system/process_memory_mebibytes"] > 10
     assert 0 < sample["system/system_memory_usage_percentage"] <= 100
+
+
+def used_by_children():
+    """CPU-seconds of all children of this process that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def test_a_run_costs_what_its_processes_do(tmp_path):
+    """Only the end of the interpreter, a fifth of a second, comes after the number."""
+    recipe = Path(__file__).parents[2] / "recipes" / "train.py"
+    settings = ["debug=tiny", "encoder=gru", "logger=none", "run.name=a", "resume=auto"]
+
+    def session(updates):
+        before = used_by_children()
+        command = [sys.executable, str(recipe), *settings, f"budget.updates={updates}"]
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+        summary = json.loads((tmp_path / "runs/a/summary.json").read_text())
+        return used_by_children() - before, summary["cpu_s"]
+
+    spent, cost = session(100)
+    assert 0.97 * spent < cost <= spent
+    spent_later, cost_of_both = session(101)
+    assert spent_later - 0.5 < cost_of_both - cost <= spent_later

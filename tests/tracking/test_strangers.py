@@ -4,12 +4,13 @@ half a database.
 
 import json
 import os
+import re
 import shutil
 import sqlite3
 
 import pytest
 from yamame.checks import UsageError
-from yamame.tracking import MLflowTracker, send_rest
+from yamame.tracking import MLflowTracker, mlflow_store, send_rest
 from yamame.tracking.mlflow_store import connect, database_of
 
 
@@ -33,6 +34,7 @@ def stranger(empty_store, tmp_path, monkeypatch):
 def leave(directory, *entries):
     lines = [json.dumps(entry) for entry in entries]
     (directory / "mlflow.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    (directory / "mlflow.sent.json").unlink()
 
 
 def stored(folder):
@@ -48,7 +50,7 @@ def test_files_outside_of_the_run_are_not_taken_along(stranger, tmp_path, capsys
     leave(stranger, *({"artifact": name, "folder": None} for name in names))
     assert send_rest(stranger) == 5
     assert stored(tmp_path) == ["own"]
-    assert capsys.readouterr().err.count("not stored, for it leads out of") == 4
+    assert capsys.readouterr().err.count("not stored, it leads out of") == 4
 
 
 def test_a_store_that_names_another_place_for_files_gets_none(stranger, tmp_path, capsys):
@@ -89,15 +91,16 @@ def test_pipes_and_links_in_a_run_are_refused(stranger, tmp_path):
 
 def test_half_of_a_database_is_never_there(tmp_path, monkeypatch):
     """MLflow repairs none whose tables are all there in the form of an earlier version."""
-    import mlflow.store.db.utils as utils
-
     seen = []
 
-    def dies(engine):
-        seen.append(engine.url.database)
+    def dies(path):
+        with sqlite3.connect(path) as half:
+            half.execute("create table experiments (experiment_id integer)")
+        half.close()
+        seen.append(path)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(utils, "_upgrade_db", dies)
+    monkeypatch.setattr(mlflow_store, "create_tables", dies)
     with pytest.raises(KeyboardInterrupt):
         connect(f"sqlite:///{tmp_path}/mlflow.db")
     assert seen
@@ -106,3 +109,34 @@ def test_half_of_a_database_is_never_there(tmp_path, monkeypatch):
     connect(f"sqlite:///{tmp_path}/mlflow.db")
     assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
     assert database_of(f"sqlite:///{tmp_path}/mlflow.db").stat().st_size > 0
+
+
+def tables_of(path):
+    """The words of all statements and rows, whose order MLflow draws, without the default
+    experiment, which has a time.
+    """
+    database = sqlite3.connect(path)
+    lines = [line for line in database.iterdump() if "'Default'" not in line]
+    database.close()
+    return sorted(sorted(re.findall(r"\w+", line)) for line in lines)
+
+
+def test_a_new_database_is_the_one_that_mlflow_makes_whatever_its_version(tmp_path, monkeypatch):
+    def make(name):
+        connect(f"sqlite:///{tmp_path}/{name}.db")
+        return tables_of(tmp_path / f"{name}.db")
+
+    from_schema = make("schema")
+    monkeypatch.setattr(mlflow_store, "create_tables", lambda path: None)
+    made_by_mlflow = make("migrated")
+    assert from_schema == made_by_mlflow
+
+    def create_unknown(path):
+        database = sqlite3.connect(path)
+        database.executescript(
+            "create table alembic_version (version_num); insert into alembic_version values ('future')"
+        )
+        database.close()
+
+    monkeypatch.setattr(mlflow_store, "create_tables", create_unknown)
+    assert make("unknown") == made_by_mlflow

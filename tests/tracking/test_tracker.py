@@ -11,6 +11,7 @@ import torch
 from yamame.checks import UsageError
 from yamame.system.signals import Terminated
 from yamame.tracking import mlflow_store as store
+from yamame.tracking import read_metrics
 from yamame.tracking import tracker as tracking
 from yamame.tracking.tracker import PARENT_VARIABLE, MLflowTracker, NullTracker
 
@@ -101,9 +102,9 @@ def test_metrics_are_gathered_and_the_rest_is_sent_at_the_end(start, tmp_path):
     with tracker:
         tracker.log({"loss": 3.0}, step=3)
         tracker.log({"loss": 9.0}, step=3)
-        assert len((tmp_path / "mlflow.jsonl").read_text().splitlines()) >= 4
+        assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 5
     assert stored(tracker, "loss") == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0)]
-    assert (tmp_path / "mlflow.jsonl").read_bytes() == b""
+    assert [record.step for record in read_metrics(tmp_path)] == [0, 1, 2, 3]
 
 
 def test_the_clock_of_a_metric_is_that_of_its_measurement(start, monkeypatch):

@@ -104,7 +104,7 @@ def test_lines_are_written_when_the_number_of_refusals_has_doubled_or_fallen_to_
     assert [line.split(" updates")[0] for line in lines] == [
         f"{n} of the last 100" for n in (1, 2, 4, 8)
     ]
-    assert lines[-1].endswith("refused: loss nan and grad_norm 2, 8 in all")
+    assert lines[-1].endswith("skipped: loss nan and grad_norm 2, 8 in all")
     accept(guard, 200)
     assert [line.split(" updates")[0] for line in lines[4:]] == [
         "2 of the last 100",
@@ -153,15 +153,10 @@ def test_without_a_directory_refusals_leave_no_files_and_end_the_run_all_the_sam
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "condition"),
-    [
-        ("patience", 0, "be at least 1"),
-        ("max_refused", 0.0, r"be in \(0, 1\]"),
-        ("max_refused", 1.5, "be in"),
-    ],
+    ("name", "value"), [("patience", 0), ("max_refused", 0.0), ("max_refused", 1.5)]
 )
-def test_numbers_out_of_range_are_refused(name, value, condition):
-    with pytest.raises(ValueError, match=f"NonFiniteGuard: {name} must {condition}.* got {value}"):
+def test_numbers_out_of_range_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"NonFiniteGuard: {name} must be .* got {value}"):
         NonFiniteGuard(**{name: value})
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torch import nn
+from yamame.execution.recorded_updates import make_capturable
 from yamame.training import Learner, MuonAdamW
 from yamame.training.muon import orthogonalized
-from yamame.training.recorded_updates import make_capturable
 
 
 def parameters(seed=0):

@@ -11,7 +11,8 @@ from gpu.job import Job
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = (
-    "-q", "--tb=short", "-p", "no:cacheprovider", "-W", "default", "--continue-on-collection-errors",
+    "-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-W", "default",
+    "--continue-on-collection-errors",
     "-o", "addopts=--import-mode=importlib", "-o", "timeout=60", "--rootdir", str(ROOT),
 )  # fmt: skip
 

@@ -66,6 +66,9 @@ PREDICTIONS = (
     Prediction("speed", "update of 24 x 501, bfloat16, recorded", 2.8, 3.8, "ms"),
     Prediction("speed", "step of 12 environments, float32", 2, 3.5, "ms"),
     Prediction("speed", "step of 128 environments, bfloat16, recorded", 0.2, 0.6, "ms"),
+    Prediction("speed", "update, bfloat16: ordinary time over recorded time", 1.1, None, "x"),
+    Prediction("speed", "update, float32: ordinary time over recorded time", 1.1, None, "x"),
+    Prediction("speed", "step of 128, bfloat16: ordinary time over recorded time", 1.1, None, "x"),
     Prediction("speed", "sampling and pinning 16 x 501", 1, 3, "ms"),
     Prediction(
         "speed", "8,000,000 steps and 127,872 updates, float32, 12 environments", 40, 70, "minutes"

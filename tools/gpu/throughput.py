@@ -23,7 +23,7 @@ PEAK = 989e12
 STEPS, UPDATES = 8_000_000, 127_872
 """Of the published fit of Dark Key-To-Door."""
 BEST = "bfloat16, recorded"
-ACTING = ((BEST, 128), ("float32", 12), (BEST, 1024), (BEST, 12), ("bfloat16", 128))
+ACTING = ((BEST, 128), ("bfloat16", 128), ("float32", 12), (BEST, 1024), (BEST, 12))
 SHAPES = ((24, 501), (96, 501), (256, 501), (24, 1000))
 
 
@@ -35,9 +35,11 @@ def run(job: Job) -> None:
             with job.attempt(f"update, {name}"):
                 milliseconds[f"update, {name}"] = update(job, 16, 501, name)
     if job.chosen("acting"):
-        for name, num_envs in ACTING[: 2 if job.tiny else None]:
+        for name, num_envs in ACTING[: 3 if job.tiny else None]:
             with job.attempt(f"step of {num_envs} environments, {name}"):
                 milliseconds[f"step of {num_envs}, {name}"] = step(job, num_envs, name)
+    with job.attempt("recorded against ordinary"):
+        compare_recorded(job, milliseconds)
     with job.attempt("whole fit"):
         projected(job, milliseconds)
     if job.chosen("shapes"):
@@ -101,6 +103,26 @@ def step(job: Job, num_envs: int, setting: str) -> float:
     seconds = job.seconds(lambda: collector.collect(num_envs * 32), 1 if job.tiny else 4) / 32
     job.note(name, round(1e3 * seconds, 3), unit="ms", steps_per_s=round(num_envs / seconds))
     return 1e3 * seconds
+
+
+def compare_recorded(job: Job, milliseconds: dict[str, float]) -> None:
+    """Note how many times faster recorded updates and steps are than ordinary ones.
+
+    Below 1.1 for both, recording is not worth its code.
+    """
+    for kind in ("update", "step of 128"):
+        for precision in ("bfloat16", "float32"):
+            ordinary = milliseconds.get(f"{kind}, {precision}")
+            recorded = milliseconds.get(f"{kind}, {precision}, recorded")
+            if ordinary is None or recorded is None:
+                continue
+            job.note(
+                f"{kind}, {precision}: ordinary time over recorded time",
+                round(ordinary / recorded, 2),
+                unit="x",
+                ordinary_ms=round(ordinary, 3),
+                recorded_ms=round(recorded, 3),
+            )
 
 
 def projected(job: Job, milliseconds: dict[str, float]) -> None:

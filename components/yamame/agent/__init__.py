@@ -1,6 +1,4 @@
-"""The assembly: timestep encoder, trajectory encoder and heads as one agent, and the policy that
-acts with it.
-"""
+"""Agents: timestep encoder, trajectory encoder and heads together, and the policy that acts."""
 
 from yamame.agent.agent import InContextAgent as InContextAgent
 from yamame.agent.encoders import SeparateEncoders as SeparateEncoders

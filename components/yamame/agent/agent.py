@@ -1,4 +1,4 @@
-"""The agent: every learned part, built once from an environment's specs."""
+"""Agent: all learned parts, built once from the specs of an environment."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,12 +16,11 @@ from yamame.trajectory import TrajectoryEncoder
 
 
 class InContextAgent(nn.Module):
-    """Timestep encoder, trajectory encoder, actor, critics and value representation that fit an
-    environment.
+    """Encoders, actor, critics and value representation that fit an environment.
 
-    The parts are given as factories whose remaining arguments are the widths and specs known only
-    here, so the same settings fit every environment. The actor and the critics share the two
-    encoders (AMAGO, arXiv 2310.09971), or have encoders of their own, of equal settings (recurrent
+    The parts are given as factories. Their remaining arguments are widths and specs that are known
+    only here, so the same settings fit every environment. The actor and the critics share the two
+    encoders (AMAGO, arXiv 2310.09971), or each have encoders of the same settings (recurrent
     model-free RL, arXiv 2110.05038).
 
     Args:
@@ -32,8 +31,8 @@ class InContextAgent(nn.Module):
             without goals.
         trajectory_encoder: ``(in_features) -> TrajectoryEncoder``.
         actor: ``(in_features, action_space=..., num_gammas=...) -> ActorHead``.
-        critic: ``(in_features, action_space=..., gammas=..., num_outputs=...) -> critics``; None in
-            their place makes an agent without any.
+        critic: ``(in_features, action_space=..., gammas=..., num_outputs=...) -> critics``; a
+            factory that returns None makes an agent without critics.
         returns: ``(num_gammas) -> value representation``.
         gammas: Discount factors in (0, 1), each with its own policy and values. The last one acts.
         probability_floor: Share of the uniform distribution mixed into discrete policies.
@@ -42,7 +41,8 @@ class InContextAgent(nn.Module):
             `yamame.losses.SeparateREDQLoss` is the loss that trains the agent.
 
     Raises:
-        UsageError: The trajectory encoder is none, or its context is not as wide as it says.
+        ArgumentError: The trajectory encoder is not a `yamame.trajectory.TrajectoryEncoder`, or its
+            context is not ``out_features`` wide.
     """
 
     def __init__(
@@ -71,21 +71,26 @@ class InContextAgent(nn.Module):
             box_distribution=box_distribution,
         )
 
-        def build() -> tuple[TensorDictModuleBase, TrajectoryEncoder]:
-            goals = None
+        # Parts are built in this order, because each draws its initial weights from the same
+        # generator.
+        pairs = []
+        for _ in range(1 if share_encoders else 2):
+            embed_goals = None
             if "goal" in observation_spec.keys(True, True):
-                goals = goal_encoder(*observation_spec["goal"].shape[batch_dims:])
+                num_goals, goal_size = observation_spec["goal"].shape[batch_dims:]
+                embed_goals = goal_encoder(num_goals, goal_size)
             inputs = inputs_from_spec(observation_spec, batch_dims=batch_dims)
-            timesteps = timestep_encoder(inputs, goal_encoder=goals)
-            encoder = trajectory_encoder(timesteps.out_features)
-            check_encoder(encoder, timesteps.out_features)
-            return timesteps, encoder
+            encode_timesteps = timestep_encoder(inputs, goal_encoder=embed_goals)
+            encode_trajectories = trajectory_encoder(encode_timesteps.out_features)
+            check_encoder(encode_trajectories, encode_timesteps.out_features)
+            pairs.append((encode_timesteps, encode_trajectories))
+        self.timestep_encoder, self.trajectory_encoder = pairs[0]
+        self.critic_encoder = None if share_encoders else TensorDictSequential(*pairs[1])
 
-        self.timestep_encoder, self.trajectory_encoder = build()
-        self.critic_encoder = None if share_encoders else TensorDictSequential(*build())
         width = self.trajectory_encoder.out_features
         self.actor = actor(width, action_space=self.action_space, num_gammas=len(self.gammas))
         self.returns = returns(len(self.gammas))
+        # Binned values take one output per bin, plain ones a single output.
         self.critic = critic(
             width,
             action_space=self.action_space,
@@ -95,36 +100,38 @@ class InContextAgent(nn.Module):
 
     @property
     def encoder(self) -> TensorDictModuleBase:
-        """All encoders as one module, for the loss: writes the context of every timestep of
-        ``[B, L]``.
+        """All encoders as one module, which writes the context of every timestep of ``[B, L]``.
 
-        Where the critics have encoders of their own, it writes theirs as well, as
-        ``critic_context``.
+        If the critics have encoders of their own, it writes their context as ``critic_context``.
         """
         encoder = TensorDictSequential(self.timestep_encoder, self.trajectory_encoder)
-        return (
-            encoder
-            if self.critic_encoder is None
-            else SeparateEncoders(encoder, self.critic_encoder)
-        )
+        if self.critic_encoder is None:
+            return encoder
+        return SeparateEncoders(encoder, self.critic_encoder)
 
     @property
     def parameter_roles(self) -> dict[str, str]:
-        """The last layers of actor and critics are outputs, whatever network they are."""
-        heads = {"actor": self.actor, "critic": self.critic}
-        return {
-            f"{name}.{layer}" if layer else name: "output"
-            for name, head in heads.items()
-            if head is not None
-            for layer in output_layers(head)
-        }
+        """Roles of parameters: the last layers of actor and critics are outputs."""
+        roles = {}
+        for name, head in (("actor", self.actor), ("critic", self.critic)):
+            if head is None:
+                continue
+            for layer in output_layers(head):
+                # A head that is a single layer has an empty path.
+                path = f"{name}.{layer}" if layer else name
+                roles[path] = "output"
+        return roles
 
     def policy(self, *, gamma_index: int = -1) -> InContextPolicy:
-        """A policy that shares this agent's parameters."""
+        """Return a policy that shares this agent's parameters.
+
+        Args:
+            gamma_index: Index of the discount factor whose policy acts.
+        """
         return InContextPolicy(
             self.timestep_encoder, self.trajectory_encoder, self.actor, gamma_index=gamma_index
         )
 
     def num_parameters(self) -> int:
-        """Number of trainable scalars."""
+        """Return the number of trainable scalars."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad)

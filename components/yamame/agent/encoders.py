@@ -1,8 +1,4 @@
-"""Two encoders over one batch: the actor's and the critics'.
-
-Reads what either reads from a TensorDict ``[B, L]``; writes ``context``, the actor's, and
-``critic_context``, both ``[B, L, D]``, and whatever else the actor's encoder writes.
-"""
+"""Separate encoders for the actor and the critics, and a check of trajectory encoders."""
 
 from typing import Any
 
@@ -10,41 +6,56 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
-from yamame.checks import UsageError
+from yamame.checks import require
 from yamame.trajectory import TrajectoryEncoder
 
 
 @torch.no_grad()
 def check_encoder(encoder: Any, in_features: int) -> None:
-    """Takes one step from a fresh memory, which draws no random number and changes nothing of the
-    encoder.
+    """Check an encoder by one step from an empty memory, which changes nothing of it.
+
+    Args:
+        encoder: Encoder to check.
+        in_features: Width of its input.
 
     Raises:
-        UsageError: It is no trajectory encoder, or its context is not as wide as it says.
+        ArgumentError: It is not a `yamame.trajectory.TrajectoryEncoder`, or its context is not
+            ``out_features`` wide.
     """
     name = type(encoder).__name__
-    if not isinstance(encoder, TrajectoryEncoder):
-        raise UsageError(f"encoder: must be a yamame.trajectory.TrajectoryEncoder, got {name}")
+    is_encoder = isinstance(encoder, TrajectoryEncoder)
+    condition = "be a yamame.trajectory.TrajectoryEncoder"
+    require("InContextAgent", "trajectory_encoder", name, is_encoder, condition)
+
     modes = {module: module.training for module in encoder.modules()}
-    example = next((parameter for parameter in encoder.parameters()), torch.zeros(()))
-    x = torch.zeros(1, in_features, device=example.device)
-    start = torch.ones(1, dtype=torch.bool, device=example.device)
+    example = torch.zeros(())
+    for parameter in encoder.parameters():
+        example = parameter
+        break
+    device = example.device
+    x = torch.zeros(1, in_features, device=device)
+    start = torch.ones(1, dtype=torch.bool, device=device)
+    step_index = torch.zeros(1, dtype=torch.int64, device=device)
+    # The generator is restored: the weights of later parts depend on it.
     with torch.random.fork_rng(devices=[]):
         encoder.eval()
-        memory = encoder.grow(encoder.init_memory(1, device=example.device))
-        context, _ = encoder.step(
-            x, memory, start, torch.zeros(1, dtype=torch.int64, device=example.device)
-        )
+        memory = encoder.grow(encoder.init_memory(1, device=device))
+        context, _ = encoder.step(x, memory, start, step_index)
     for module, mode in modes.items():
         module.training = mode
-    if (got := list(context.shape)) != (wanted := [1, encoder.out_features]):
-        raise UsageError(
-            f"encoder: {name}.step must give a context {wanted} for one env, as its out_features say, got {got}"
-        )
+
+    shape = list(context.shape)
+    expected = [1, encoder.out_features]
+    condition = f"return a context {expected} for one env from {name}.step, as its out_features say"
+    require("InContextAgent", "trajectory_encoder", shape, shape == expected, condition)
 
 
 class SeparateEncoders(TensorDictModuleBase):
     """Runs an encoder for the actor and one for the critics, for `yamame.losses.SeparateREDQLoss`.
+
+    Reads from a TensorDict ``[B, L]`` the keys that either encoder reads. Writes ``context`` of the
+    actor and ``critic_context``, both ``[B, L, D]``, and everything else that the actor's encoder
+    writes.
 
     Args:
         actor: Writes the actor's ``context``.
@@ -55,10 +66,12 @@ class SeparateEncoders(TensorDictModuleBase):
         super().__init__()
         self.actor = actor
         self.critic = critic
+        # Each key once, in order.
         self.in_keys = list(dict.fromkeys([*actor.in_keys, *critic.in_keys]))
         self.out_keys = ["context", "critic_context"]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Writes both contexts and returns ``tensordict``."""
-        context = self.critic(tensordict.copy())["context"]
-        return self.actor(tensordict).set("critic_context", context)
+        """Write both contexts and return ``tensordict``."""
+        # In this order: dropout draws from one generator.
+        critic_context = self.critic(tensordict.copy())["context"]
+        return self.actor(tensordict).set("critic_context", critic_context)

@@ -16,7 +16,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ from yamame.files.identity import key_of
 from yamame.system.installed import conf_dir
 from yamame.system.messages import OutsideError, print_stderr
 from yamame.system.signals import handling
+from yamame.tracking.costs import process_is_run
 from yamame.tracking.mlflow_store import check_store
 from yamame.tracking.sweep import close_sweep
 
@@ -99,7 +100,10 @@ def main(
         with _answering(config_name) as answer:
             check(cfg, settings, typed=[key_of(text) for text in overrides()])
             make_ready(cfg, needs_store=needs_store)
-            answer.value = task(cfg)
+            # A recipe that can be resumed is one run; a job shares its process with others.
+            is_run = resumable and not is_job()
+            with process_is_run() if is_run else nullcontext():
+                answer.value = task(cfg)
         return answer.value
 
     functools.update_wrapper(checked, task)

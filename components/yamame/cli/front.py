@@ -5,6 +5,7 @@ A recipe calls `answer` before its own imports. Arguments of the classes that th
 names, and their types, are checked later, by `yamame.cli.app.main`.
 """
 
+import atexit
 import gc
 import os
 import sys
@@ -96,6 +97,7 @@ def answer(config_name: str, *, resumable: bool = False, without_sweeps: str | N
         print(f"{time.strftime('%H:%M:%S')}  {config_name}: loading", flush=True)
     # until `read_line` is called again: to look for garbage among all imports takes a second
     gc.disable()
+    atexit.register(gc.freeze)  # nor is there a last look when the process ends
 
 
 def read_line(arguments: Sequence[str], directory: str, config_name: str) -> CommandLine:

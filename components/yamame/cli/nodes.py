@@ -2,16 +2,13 @@
 keys its arguments.
 """
 
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-import hydra
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from yamame.checks import UsageError
+from yamame.checks import SettingError, UsageError
 from yamame.cli.validation import (
     check_arguments,
     check_groups,
@@ -20,16 +17,11 @@ from yamame.cli.validation import (
     parameters_of,
     undeclared,
 )
+from yamame.files.building import build_node
 from yamame.files.config import flatten
 from yamame.files.identity import is_one_of
 from yamame.files.trusted import SPECIAL, check_name, locate, prefixes_of
 from yamame.system.messages import format_value
-
-_REFUSALS = (TypeError, ValueError, OverflowError, MemoryError)
-_OF_CHECKS = re.compile(r"\w+: .+ must ")
-"""Messages of `yamame.checks`, which name the argument that they are about."""
-_NUMBER = re.compile(r"(?<![\w.'\"\[])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w'\"\]])")
-_TOO_MUCH = re.compile("alloc|overflow|out of memory|negative dimension|too large", re.IGNORECASE)
 
 
 def plain(cfg: Any) -> Any:
@@ -42,7 +34,7 @@ def plain(cfg: Any) -> Any:
         return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", None) or "configuration"
-        raise UsageError(f"{key}: {str(error).splitlines()[0]}") from error
+        raise UsageError(str(error).splitlines()[0], key=key) from error
 
 
 def targets(node: Any, key: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -179,78 +171,31 @@ def check(
 
 
 def instantiate(node: Any, **runtime: Any) -> Any:
-    """Builds what a configuration node describes, giving it facts known at run time.
+    """Build the object that a node of the configuration describes.
 
-    Nested targets are built first, containers arrive as plain ones, and ``runtime`` arrives
-    untouched (Hydra itself would turn dictionaries and lists in it into its own). With
-    ``_partial_: true`` the result is a function that takes the rest.
+    Containers arrive in constructors as plain dictionaries and lists.
 
     Args:
-        node: A node with ``_target_``; None gives None.
-        runtime: Further keyword arguments.
+        node: A node with ``_target_``; None gives None. With ``_partial_: true`` the result is a
+            function that takes the remaining arguments.
+        runtime: Further keyword arguments, known at run time; they are passed on as they are.
 
     Raises:
-        UsageError: A target may not be named, or a constructor refused its arguments (with its
-            message).
+        UsageError: A target may not be named, or a constructor raised an error. It has the dotted
+            key of the node.
     """
     if node is None:
         return None
-    is_config = OmegaConf.is_config(node)
-    key, trust = (node._get_full_key(""), _trust_of(node)) if is_config else ("", ())
-    config = plain(node) if is_config else node
+    key = ""
+    config = node
+    trust: Collection[str] = ()
+    if OmegaConf.is_config(node):
+        key = node._get_full_key("")
+        trust = _trust_of(node)
+        config = plain(node)
     located(config, key=key, trust=trust)
     if "_target_" not in config:
-        raise UsageError(f"{key}._target_ must be given, got {format_value(config)}")
-    key = key or config["_target_"]
-    try:
-        built = hydra.utils.instantiate(config, _partial_=True, _convert_="all")
-    except HydraException as error:
-        if not isinstance(error.__cause__, _REFUSALS):
-            raise
-        raise UsageError(_blame(key, error.__cause__, config)) from error
-
-    def build(*args: Any, **rest: Any) -> Any:
-        try:
-            return built.func(*built.args, *args, **{**built.keywords, **runtime, **rest})
-        except RuntimeError as error:  # of torch, which is asked for more than there is
-            if not _TOO_MUCH.search(str(error)):
-                raise
-            raise UsageError(_blame(key, error, config)) from error
-        except _REFUSALS as error:
-            raise UsageError(_blame(key, error, config)) from error
-
-    return build if config.get("_partial_", False) else build()
-
-
-def _blame(key: str, error: BaseException, node: Mapping[str, Any]) -> str:
-    """The message of a constructor that failed, with the numbers that it is about but does not
-    name.
-    """
-    message = str(error).splitlines()[0] if isinstance(error, RuntimeError) else str(error)
-    numbers = _unnamed_numbers(error, message, node)
-    if numbers:
-        largest = sorted(numbers, key=lambda name: -abs(numbers[name]))
-        message += f"; got {', '.join(f'{name}={format_value(numbers[name])}' for name in largest)}"
-    return f"{key}: {message}"
-
-
-def _unnamed_numbers(
-    error: BaseException, message: str, node: Mapping[str, Any]
-) -> dict[str, float]:
-    """Numbers of a node that an error may be about: those it quotes without a name, else all if it
-    is about any.
-    """
-    numbers = {
-        name: value
-        for name, value in node.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and name not in SPECIAL
-    }
-    names_setting = any(re.search(rf"\b{re.escape(name)}\b", message) for name in node)
-    if names_setting or _OF_CHECKS.match(message):
-        return {}
-    quoted = [float(text) for text in _NUMBER.findall(message)]
-    same = {name: value for name, value in numbers.items() if float(value) in quoted}
-    is_too_much = isinstance(error, OverflowError | MemoryError) or bool(_TOO_MUCH.search(message))
-    if is_too_much or (quoted and not same):  # a size, or a number computed from several settings
-        return numbers
-    return same
+        condition = "be the name of a class or function"
+        raise SettingError(f"{key}._target_".lstrip("."), config, condition)
+    prefixes = prefixes_of(trust)
+    return build_node(config, key or config["_target_"], trust=prefixes, runtime=runtime)

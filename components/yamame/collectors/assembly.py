@@ -1,9 +1,9 @@
-"""Puts steps of parallel environments together into whole trajectories.
+"""Assembly of the steps of parallel environments into whole trajectories.
 
-Steps come in blocks ``[S, N]`` (time, env) and episodes end at different times in every env. An
-episode leaves as one trajectory of a right-padded batch ``[E, L]`` in T+1 packing: one column per
-timestep, the terminal observation last, ``mask`` True on real timesteps. What is not finished stays
-here until a later block ends it.
+Steps come in blocks ``[S, N]`` (time, env), and episodes end at different times in every env. An
+episode becomes one trajectory of a right-padded batch ``[E, L]`` in T+1 packing: one column per
+timestep, the terminal observation last, ``mask`` True on real timesteps. Steps of unfinished
+episodes are kept until a later block ends them.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class TrajectoryAssembler:
-    """Collects the unfinished episodes of N envs. No step is lost or given out twice."""
+    """Collects the unfinished episodes of N envs. Every step is returned exactly once."""
 
     def __init__(self) -> None:
         self._open: TensorDictBase | None = None  # [N, C], of env n its first _length[n] columns
@@ -25,18 +25,18 @@ class TrajectoryAssembler:
     def add(
         self, steps: TensorDictBase, done: Tensor, terminal: TensorDictBase | None
     ) -> TensorDictBase:
-        """Adds a block of consecutive steps; returns the episodes that ended in it, in order of
-        step and then env.
+        """Add a block of consecutive steps and return the episodes that ended in it.
 
         Args:
-            steps: ``[S, N]``, what was seen at each step and the transition that left it.
+            steps: ``[S, N]``, the observation at each step and the transition from it.
             done: ``[S, N]`` bool, the episode ended with this transition.
             terminal: ``[E]``, the last observation of every ended episode, ordered as
                 ``done.nonzero()``. May lack keys of ``steps``: those are zero at the last timestep.
                 None when no episode ended.
 
         Returns:
-            ``[E, L]`` with ``mask`` ``[E, L, 1]``; E is 0 when no episode ended.
+            ``[E, L]`` with ``mask`` ``[E, L, 1]``, ordered by step and then env; E is 0 when no
+            episode ended.
         """
         num_steps, num_envs = done.shape
         length = self._length
@@ -50,88 +50,99 @@ class TrajectoryAssembler:
 
         end_step, end_env = done.nonzero(as_tuple=True)
         end = length[end_env] + end_step
-        first = [0] * num_envs  # column at which the present episode of every env begins
+        # Column at which the present episode of every env begins. A loop, because an env may end
+        # several episodes in one block.
+        first = [0] * num_envs
         start = []
         for env, column in zip(end_env.tolist(), end.tolist(), strict=True):
             start.append(first[env])
             first[env] = column + 1
         finished = _gather(self._open, end_env, end.new_tensor(start), end, terminal)
 
-        following = length.new_tensor(first)
-        self._length = length + num_steps - following
-        _move_to_front(self._open, self._length, following)
+        first_open = length.new_tensor(first)
+        self._length = length + num_steps - first_open
+        _move_to_front(self._open, self._length, first_open)
         return finished
 
     @property
     def num_open(self) -> int:
-        """Steps of unfinished episodes."""
+        """Number of steps of unfinished episodes."""
         return 0 if self._length is None else int(self._length.sum())
 
     @property
     def num_open_episodes(self) -> int:
-        """Unfinished episodes of which there are steps."""
+        """Number of unfinished episodes with at least one step."""
         return 0 if self._length is None else int((self._length > 0).sum())
 
     def state_dict(self) -> dict[str, Any]:
-        """The unfinished episodes."""
+        """Return the unfinished episodes."""
         if self._open is None or self._length is None:
             return {"steps": None, "length": None}
-        steps = self._open[:, : int(self._length.max())].clone()
-        beyond = torch.arange(steps.shape[1], device=self._length.device) >= self._length.unsqueeze(
-            -1
-        )
-        for value in steps.values(
-            True, True
-        ):  # beyond its end an episode has what an earlier one left there
-            value[beyond] = 0
+        longest = int(self._length.max())
+        steps = self._open[:, :longest].clone()
+        column = torch.arange(longest, device=self._length.device)
+        is_beyond_end = column >= self._length.unsqueeze(-1)
+        # Columns beyond the end still hold an earlier episode; states of equal runs shall be equal.
+        for value in steps.values(True, True):
+            value[is_beyond_end] = 0
         return {"steps": steps, "length": self._length}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores `state_dict`."""
-        steps, length = state["steps"], state["length"]
-        self._open = None if steps is None else steps.cpu().clone()
-        self._length = None if length is None else length.cpu()
+        """Restore the result of `state_dict`."""
+        self._open = None
+        self._length = None
+        if state["steps"] is not None:
+            # A copy, because `add` writes into it.
+            self._open = state["steps"].cpu().clone()
+            self._length = state["length"].cpu()
 
 
 def _with_columns(
     held: TensorDictBase | None, steps: TensorDictBase, columns: int
 ) -> TensorDictBase:
-    """``held`` ``[N, C]`` with at least so many columns: itself, or a larger copy."""
+    """Return ``held`` ``[N, C]`` with at least so many columns: itself, or a larger copy."""
     if held is None:
         held = steps[:0].transpose(0, 1)
     width = held.shape[1]
-    return held if width >= columns else pad(held, [0, 0, 0, max(columns, 2 * width) - width])
+    if width >= columns:
+        return held
+    # Doubled, so that the cost of copies stays proportional to the number of steps.
+    new_width = max(columns, 2 * width)
+    return pad(held, [0, 0, 0, new_width - width])
 
 
 def _move_to_front(held: TensorDictBase, length: Tensor, first: Tensor) -> None:
-    """Lets the open episodes that begin at columns ``first`` ``[N]`` begin at column 0."""
+    """Move the open episodes that begin at columns ``first`` ``[N]`` to column 0."""
     envs = first.nonzero().squeeze(-1)
     if not len(envs):
         return
-    column = torch.arange(int(length[envs].max()), device=envs.device)
-    source = (first[envs].unsqueeze(-1) + column).clamp(max=held.shape[1] - 1)
+    longest = int(length[envs].max())
+    column = torch.arange(longest, device=envs.device)
+    source = first[envs].unsqueeze(-1) + column
+    # Shorter episodes copy some columns beyond their end, which are never read.
+    source = source.clamp(max=held.shape[1] - 1)
     for value in held.values(True, True):
-        value[envs, : len(column)] = value[envs.unsqueeze(-1), source]
+        value[envs, :longest] = value[envs.unsqueeze(-1), source]
 
 
 def _gather(
     block: TensorDictBase, env: Tensor, start: Tensor, end: Tensor, terminal: TensorDictBase | None
 ) -> TensorDictBase:
-    """Cuts E episodes ``block[env, start : end + 1]`` and appends their terminal timestep:
-    ``[E, L]``.
-    """
+    """Return E episodes ``block[env, start : end + 1]`` with terminal timesteps, ``[E, L]``."""
     num_transitions = end - start + 1
     longest = int(num_transitions.max()) if len(env) else 0
     column = torch.arange(longest + 1, device=env.device)
-    real = column < num_transitions.unsqueeze(-1)
-    last = column == num_transitions.unsqueeze(-1)
+    is_real = column < num_transitions.unsqueeze(-1)
+    is_last = column == num_transitions.unsqueeze(-1)
+    # Padding reads columns that may not exist; it is zeroed below.
     source = (start.unsqueeze(-1) + column).clamp(max=block.shape[1] - 1)
-    batch = TensorDict({}, batch_size=real.shape, device=block.device)
+    batch = TensorDict({}, batch_size=is_real.shape, device=block.device)
     for key in block.keys(True, True):
         value = block.get(key)[env.unsqueeze(-1), source]
-        value = value.masked_fill(~expand_as_right(real, value), 0)
-        final = None if terminal is None else terminal.get(key, None)
-        if final is not None:
-            value[last] = final
+        value = value.masked_fill(~expand_as_right(is_real, value), 0)
+        last_value = None if terminal is None else terminal.get(key, None)
+        if last_value is not None:
+            value[is_last] = last_value
         batch.set(key, value)
-    return batch.set("mask", (real | last).unsqueeze(-1))
+    mask = (is_real | is_last).unsqueeze(-1)
+    return batch.set("mask", mask)

@@ -1,4 +1,4 @@
-"""A block of steps, from where they were taken to the CPU."""
+"""Transfer of a block of steps from a device to the CPU."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -10,37 +10,51 @@ K = TypeVar("K")
 
 
 def on_host(tensors: Mapping[K, Tensor]) -> dict[K, Tensor]:
-    """The tensors on the CPU. Those of a device are copied as one, so that the host waits once."""
-    far = {key: value for key, value in tensors.items() if not value.is_cpu}
-    if not far:
+    """Return tensors on the CPU."""
+    remote = {key: value for key, value in tensors.items() if not value.is_cpu}
+    if not remote:
         return dict(tensors)
-    flat = packed(far)
+    # Copied as one tensor, so that the host waits once.
+    flat = packed(remote)
     host = torch.empty_like(flat, device="cpu")
     if flat.is_cuda:
         host = host.pin_memory()
-    return {**tensors, **unpacked(host.copy_(flat), far)}
+    host.copy_(flat)
+    return {**tensors, **unpacked(host, remote)}
 
 
 def packed(tensors: Mapping[K, Tensor]) -> Tensor:
-    """The bytes of tensors, one after the other.
+    """Return the bytes of tensors, one after the other.
 
     >>> tensors = {"a": torch.tensor([True]), "b": torch.tensor([[1.5]])}
     >>> unpacked(packed(tensors), tensors)
     {'a': tensor([True]), 'b': tensor([[1.5000]])}
     """
-    return torch.cat(
-        [tensors[key].contiguous().view(-1).view(torch.uint8) for key in _order(tensors)]
-    )
+    parts = []
+    for key in _order(tensors):
+        flat = tensors[key].contiguous().view(-1)
+        parts.append(flat.view(torch.uint8))
+    return torch.cat(parts)
 
 
 def unpacked(flat: Tensor, like: Mapping[K, Tensor]) -> dict[K, Tensor]:
-    """Undoes `packed`, without a copy; ``like`` are tensors of the same shapes and dtypes."""
-    order = _order(like)
-    parts = flat.split([like[key].numel() * like[key].element_size() for key in order])
-    whole = dict(zip(order, parts, strict=True))
-    return {key: whole[key].view(value.dtype).view(value.shape) for key, value in like.items()}
+    """Return the tensors of `packed` as views.
+
+    Args:
+        flat: Result of `packed`.
+        like: Tensors of the same keys, shapes and dtypes.
+    """
+    views: dict[K, Tensor] = {}
+    begin = 0
+    for key in _order(like):
+        value = like[key]
+        end = begin + value.numel() * value.element_size()
+        views[key] = flat[begin:end].view(value.dtype).view(value.shape)
+        begin = end
+    # In the order of the arguments, not in that of the bytes.
+    return {key: views[key] for key in like}
 
 
 def _order(tensors: Mapping[K, Tensor]) -> list[K]:
-    """The widest first, so that each begins at a multiple of its width."""
+    # The widest dtype first, so that each tensor begins at a multiple of its width.
     return sorted(tensors, key=lambda key: -tensors[key].element_size())

@@ -1,11 +1,9 @@
-"""Acting beside learning, on this machine or many: Ray actors play ahead of the learner, by no more
-than a bound.
+"""Acting beside learning, on one machine or many, with Ray actors.
 
-Every actor has envs, a policy and unfinished episodes of its own and answers with whole
-trajectories. The learner asks for blocks of steps, takes the answers and alone writes to replay, so
-nothing is stored twice. An actor that dies, or whose machine does, is replaced; what it had not
-answered is lost. Which weights played which step depends on the load: nothing here is reproducible.
-`SyncCollector` is.
+Every actor has envs, a policy and unfinished episodes of its own and returns whole trajectories.
+The learner requests blocks of steps, receives the results and alone writes to replay, so nothing is
+stored twice. Which weights play which step depends on the load: results are not reproducible. Those
+of `SyncCollector` are.
 """
 
 import copy
@@ -14,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from math import ceil
 from typing import Any
@@ -25,64 +23,86 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torchrl.envs import EnvBase
 
-from yamame.checks import UsageError, require, require_at_least
-from yamame.collectors.base import Episodes, Replay, lacking
-from yamame.collectors.pace import Pace
-from yamame.collectors.player import Answer, Job, Player, pack, unpack
+from yamame.checks import (
+    ArgumentError,
+    PositiveFloat,
+    PositiveInt,
+    UsageError,
+    check_bounds,
+    require,
+    require_at_least,
+)
+from yamame.collectors.base import Episodes, Replay
+from yamame.collectors.entries import lacking
+from yamame.collectors.throughput import Throughput
+from yamame.collectors.worker import BlockResult, RolloutWorker, WorkerConfig, pack, unpack
 from yamame.execution.precision import Precision, check_precision
 from yamame.system.messages import one_line, print_stderr
 from yamame.system.signals import blocked, received, restoring_handlers
 
-_PATIENCE = 1.0
-"""Seconds after which a learner that waits for an answer looks whether it was asked to end."""
+_POLL_INTERVAL = 1.0
+"""Seconds between two checks for a signal while the learner waits for a block."""
 _CLOSING = 5.0
 """Seconds that actors have to finish a block and to close their environments."""
 _MOST_DEATHS = 3
-"""Actors that may die without an answer from any before the run ends."""
+"""Actors that may die without a result from any before the run ends."""
 _RESOURCES = ("num_cpus", "num_gpus", "memory", "resources", "accelerator_type")
 _ENVIRONMENT = {
-    "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # its own aborts this process at SIGTERM
+    # Ray's handler aborts this process at SIGTERM.
+    "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # of blocks that nobody waits for any more
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the default of later versions, without a warning
+    # Errors of blocks whose result is no longer used.
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",
+    # The default of later versions, without a warning.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
 
-class RayCollector:
-    """Collects with Ray actors that go on acting while the learner learns.
+@dataclass
+class _Actor:
+    """An actor that is playing."""
 
-    The actors begin at the first `collect`. At most ``max_staleness`` steps are asked for and not
-    yet collected, shared out evenly; every block is played with the weights that were the newest
-    when it was asked for. So the weights of an actor that is half as fast as the others are twice
-    as old. Trajectories are those of `SyncCollector`. If a signal has asked the process to end
-    (`yamame.system.signals`), `collect` returns what there is.
+    handle: Any
+    num_open_episodes: int = 0  # at its last result
+    num_open_steps: int = 0
+
+
+class RayCollector:
+    """Collects with Ray actors that keep acting while the learner learns.
+
+    The actors begin at the first `collect`. At most ``max_staleness`` steps are requested and not
+    yet collected, divided evenly. Every block is played with the weights that were the newest when
+    it was requested, so the weights of an actor that is half as fast as the others are twice as
+    old. Trajectories are those of `SyncCollector`. If a signal has asked the process to end
+    (`yamame.system.signals`), `collect` returns the episodes so far.
 
     The death of an actor or of its machine costs its unfinished episodes, which
-    `Episodes.num_aborted` counts, and the blocks that it was asked for; another takes its place,
-    with new seeds. An error in an actor ends the collector.
+    `Episodes.num_aborted` counts, and the blocks that were requested from it. Another actor
+    replaces it, with new seeds. An error in an actor ends the collector.
 
-    A restored collector goes on with the saved weights and exploration schedule, but its actors
-    begin new episodes, of tasks that were not given before the state was saved.
+    A restored collector continues with the saved weights and exploration schedule, but its actors
+    begin new episodes, of tasks that were not used before the state was saved.
 
     Args:
         make_env: ``(num_envs=..., seed=...) -> environment`` with batch size ``[num_envs]``, which
             emits ``is_init``. Is pickled; actors find modules where this process does.
         policy: As for `SyncCollector`; copied, and pickled.
         replay: Receives finished trajectories ``[E, L]`` through its ``extend``, in this process.
-        num_envs: Envs of all actors together, shared out evenly.
-        seed: Every actor's seeds follow from it, from how often the run was resumed, the actor's
-            number, and how often that was replaced.
+        num_envs: Number of envs of all actors together, divided evenly.
+        seed: Seed of the run. The seeds of an actor also depend on its number, on how often it was
+            replaced and on how often the run was resumed.
         exploration: As for `SyncCollector`; copied into every actor, where its ``step`` counts the
             steps of all.
-        num_workers: Actors, at most ``num_envs``.
-        block_steps: Steps of every env between two answers of an actor.
-        max_staleness: The most environment steps, over all envs, asked for and not yet collected.
-        address: Of the Ray cluster to join, as ``auto`` for that of this machine. None: Ray is
-            started on this machine, unless it runs in this process already, and ended with the
-            collector.
-        resources: What Ray sets aside for an actor: ``num_cpus``, ``num_gpus``, ``memory``,
+        num_workers: Number of actors, at most ``num_envs``.
+        block_steps: Steps of every env in a block.
+        max_staleness: Largest number of environment steps, over all envs, that are requested and
+            not yet collected.
+        address: Address of the Ray cluster to join, such as ``auto`` for the one of this machine.
+            None: Ray is started on this machine, unless it runs in this process already, and ended
+            with the collector.
+        resources: Resources that Ray reserves for an actor: ``num_cpus``, ``num_gpus``, ``memory``,
             ``accelerator_type``, ``resources``.
-        timeout: Seconds without any answer after which the actors are taken for stuck.
+        timeout: Seconds without any result after which the actors are considered stuck.
         greedy, autocast: As for `SyncCollector`.
 
     Raises:
@@ -93,6 +113,7 @@ class RayCollector:
             all are ended.
     """
 
+    @check_bounds
     def __init__(
         self,
         make_env: Callable[..., EnvBase],
@@ -102,255 +123,268 @@ class RayCollector:
         num_envs: int,
         seed: int,
         exploration: TensorDictModuleBase | None = None,
-        num_workers: int = 1,
-        block_steps: int = 16,
-        max_staleness: int = 1024,
+        num_workers: PositiveInt = 1,
+        block_steps: PositiveInt = 16,
+        max_staleness: PositiveInt = 1024,
         address: str | None = None,
         resources: Mapping[str, Any] | None = None,
-        timeout: float = 300.0,
+        timeout: PositiveFloat = 300.0,
         greedy: bool = False,
         autocast: Precision = None,
     ) -> None:
         owner = type(self).__name__
-        require(
-            owner, "num_workers", num_workers, 1 <= num_workers <= num_envs, f"be in 1..{num_envs}"
-        )
-        require_at_least(owner, 1, block_steps=block_steps)
+        has_envs = num_workers <= num_envs
+        require(owner, "num_workers", num_workers, has_envs, f"be at most num_envs={num_envs}")
+        # One block of every actor.
         require_at_least(owner, num_envs * block_steps, max_staleness=max_staleness)
-        require(owner, "timeout", timeout, timeout > 0, "be positive")
-        self._resources = {"num_cpus": 1, **(resources or {})}
-        known = self._resources.keys() <= set(_RESOURCES)
-        require(
-            owner, "resources", self._resources, known, f"have no keys but {', '.join(_RESOURCES)}"
-        )
-        for name in ("num_cpus", "num_gpus"):
-            amount = self._resources.get(name, 0)
-            is_amount = (
-                isinstance(amount, int | float) and not isinstance(amount, bool) and amount >= 0
-            )
-            require(owner, f"resources.{name}", amount, is_amount, "be a number, at least 0")
-        check_precision(
-            owner, autocast, None if self._resources.get("num_gpus") else torch.device("cpu")
-        )
+        self._resources = _checked_resources(owner, resources)
+        # The device of an actor with a GPU is not known here.
+        device = None if self._resources.get("num_gpus") else torch.device("cpu")
+        check_precision(owner, autocast, device)
         self._ray = import_ray(owner)
         self.replay = replay
         self.policy = copy.deepcopy(policy).cpu().requires_grad_(False).eval()
         self.exploration = copy.deepcopy(exploration)
-        self._make_env, self._seed = make_env, seed
-        self._envs = [
-            num_envs // num_workers + (w < num_envs % num_workers) for w in range(num_workers)
-        ]
-        self._block_steps, self._timeout, self._address = block_steps, timeout, address
-        self._most_asked = max_staleness // (num_envs * block_steps)  # blocks, of every actor
+        self._make_env = make_env
+        self._seed = seed
+        self._block_steps = block_steps
+        self._timeout = timeout
+        self._address = address
         self._acting = {"greedy": greedy, "autocast": autocast}
+        # Envs of each actor; the first ones take the remainder.
+        self._num_envs = [num_envs // num_workers] * num_workers
+        for index in range(num_envs % num_workers):
+            self._num_envs[index] += 1
+        self._blocks_per_actor = max_staleness // (num_envs * block_steps)
         self._num_restarts = 0
-        self._num_begun = [0] * num_workers  # actors, in the place of each
+        self._num_spawned = [0] * num_workers
         self._lost = Counter(actors=0, blocks=0, episodes=0, steps=0)
-        self._forget()
+        self._reset()
         if address is not None:
-            self._join()  # before anything is written of a run that would not begin
+            # Now, before anything of a run is written that would not begin.
+            self._join()
 
-    def _forget(self) -> None:
-        """No actor plays."""
-        self._actors: list[Any] = []
-        self._asked: dict[
-            Any, int
-        ] = {}  # the actor of every block that is not yet collected, oldest first
-        self._open = [(0, 0)] * len(
-            self._envs
-        )  # unfinished episodes, and their steps, at the last answers
-        self._version = self._num_steps = self._deaths = 0
+    def _reset(self) -> None:
+        """Set the state of a collector without actors."""
+        self._actors: list[_Actor] = []
+        # The actor of every block that is not yet collected, oldest first.
+        self._requested: dict[Any, int] = {}
+        self._version = 0
+        self._num_steps = 0
+        self._num_deaths = 0
         self._last_death = "no actor died"
         self._owns_ray = False
-        self.pace = Pace(len(self._envs))
+        self.throughput = Throughput(len(self._num_envs))
 
     def collect(self, num_steps: int) -> Episodes:
-        """Appends what the actors answer until they took ``num_steps`` steps more; waits only for
-        what is missing.
-        """
-        begun = time.monotonic()
-        brought, num_aborted = [Episodes.none()], 0
+        """Store the trajectories of at least ``num_steps`` more steps; wait if some are missing."""
+        begin = time.monotonic()
+        collected = [Episodes.none()]
+        missing = num_steps
+        num_lost_episodes = 0
         try:
             if not self._actors:
                 self._start()
-            while (
-                sum(episodes.num_steps for episodes in brought) < num_steps and received() is None
-            ):
+            while missing > 0 and received() is None:
                 block = self._wait()
                 if block is None:
                     continue
-                index = self._asked.pop(block)
-                answer = self._answer(block, index)
-                if answer is None:
-                    num_aborted += self._replace(index)
-                else:
-                    self._take(index, answer)
-                    brought.append(answer.episodes)
-                    self._ask(index)
+                index = self._requested.pop(block)
+                result = self._result(block, index)
+                if result is None:
+                    num_lost_episodes += self._replace(index)
+                    continue
+                self._take(index, result)
+                collected.append(result.episodes)
+                missing -= result.episodes.num_steps
+                self._request(index)
         except BaseException:
+            # Actors would outlive this process.
             self.shutdown()
             raise
-        episodes = Episodes.merged(brought)
+        episodes = Episodes.merged(collected)
         if self.exploration is not None:
             self.exploration.step(episodes.num_steps)
-        self.pace.collected(time.monotonic() - begun)
-        return replace(episodes, num_aborted=episodes.num_aborted + num_aborted)
+        self.throughput.add_collecting(time.monotonic() - begin)
+        return replace(episodes, num_aborted=episodes.num_aborted + num_lost_episodes)
 
     def _wait(self) -> Any:
-        """A block that is answered, or whose actor is gone; None if the process is asked to end."""
-        begun = time.monotonic()
+        """Return a block that is finished or whose actor is gone; None after a signal."""
+        begin = time.monotonic()
         ready: list[Any] = []
         while not ready and received() is None:
-            ready, _ = self._ray.wait(list(self._asked), timeout=_PATIENCE)
-            waited = time.monotonic() - begun
-            if not ready and waited >= self._timeout:
+            ready, _ = self._ray.wait(list(self._requested), timeout=_POLL_INTERVAL)
+            if not ready and time.monotonic() - begin >= self._timeout:
                 raise RuntimeError(
-                    f"RayCollector: timeout must allow for one block and the start of actors, got no answer in "
-                    f"{self._timeout} s; every actor needs {self._resources}, the cluster has "
-                    f"{self._ray.cluster_resources()}; {self._last_death}"
+                    "RayCollector: timeout must allow for one block and the start of actors, got "
+                    f"no answer in {self._timeout} s; every actor needs {self._resources}, the "
+                    f"cluster has {self._ray.cluster_resources()}; {self._last_death}"
                 )
-        self.pace.waited(time.monotonic() - begun)
+        self.throughput.add_waiting(time.monotonic() - begin)
         return ready[0] if ready else None
 
-    def _answer(self, block: Any, index: int) -> Answer | None:
-        """What an actor answered; None if it is gone."""
+    def _result(self, block: Any, index: int) -> BlockResult | None:
+        """Return the result of a block, None if its actor is gone."""
         try:
-            answer: Answer = self._ray.get(block)
+            result: BlockResult = self._ray.get(block)
         except self._ray.exceptions.RayTaskError as error:
             raise RuntimeError(f"RayCollector: actor {index} failed\n{error}") from None
         except self._ray.exceptions.RayError as error:
-            self._deaths += 1
+            self._num_deaths += 1
             self._last_death = f"the last death: {one_line(error, longest=1000)}"
             print_stderr(f"RayCollector: actor {index} is replaced: {one_line(error)}")
-            if self._deaths > _MOST_DEATHS:
+            if self._num_deaths > _MOST_DEATHS:
                 raise RuntimeError(
-                    f"RayCollector: actors must live, {self._deaths} died without an answer from any; "
-                    f"{self._last_death}"
+                    f"RayCollector: actors must live, {self._num_deaths} died without an answer "
+                    f"from any; {self._last_death}"
                 ) from error
             return None
-        self._deaths = 0
-        return answer
+        self._num_deaths = 0
+        return result
 
-    def _take(self, index: int, answer: Answer) -> None:
-        if answer.trajectories is not None:
-            self.replay.extend(unpack(answer.trajectories).exclude(*lacking(self.replay)))
-        self._open[index] = (answer.open_episodes, answer.open_steps)
-        self._num_steps += answer.episodes.num_steps
-        self.pace.answered(index, answer.episodes.num_steps, self._version - answer.version)
+    def _take(self, index: int, result: BlockResult) -> None:
+        """Store the trajectories of a block, and count it."""
+        if result.trajectories is not None:
+            trajectories = unpack(result.trajectories)
+            self.replay.extend(trajectories.exclude(*lacking(self.replay)))
+        actor = self._actors[index]
+        actor.num_open_episodes = result.num_open_episodes
+        actor.num_open_steps = result.num_open_steps
+        num_steps = result.episodes.num_steps
+        self._num_steps += num_steps
+        self.throughput.add_block(index, num_steps, self._version - result.version)
 
     def _replace(self, index: int) -> int:
-        """Another actor for one that is gone; returns how many unfinished episodes went with it."""
-        former = [block for block, owner in self._asked.items() if owner == index]
-        for block in former:
-            del self._asked[block]
-        episodes, steps = self._open[index]
-        self._lost.update(actors=1, blocks=len(former) + 1, episodes=episodes, steps=steps)
-        self._open[index] = (0, 0)
-        self._ray.kill(self._actors[index])
+        """Replace an actor that is gone; return the number of unfinished episodes it had."""
+        lost_blocks = [block for block, owner in self._requested.items() if owner == index]
+        for block in lost_blocks:
+            del self._requested[block]
+        former = self._actors[index]
+        self._lost["actors"] += 1
+        self._lost["blocks"] += len(lost_blocks) + 1
+        self._lost["episodes"] += former.num_open_episodes
+        self._lost["steps"] += former.num_open_steps
+        self._ray.kill(former.handle)
         self._actors[index] = self._spawn(index)
-        for _ in range(self._most_asked):
-            self._ask(index)
-        return episodes
+        for _ in range(self._blocks_per_actor):
+            self._request(index)
+        return former.num_open_episodes
 
     def _join(self) -> None:
-        """Starts Ray on this machine, or joins the cluster of ``address``; raises ValueError if
-        none answers there.
+        """Start Ray on this machine, or join the cluster of ``address``.
+
+        Raises:
+            ValueError: No cluster answers at ``address``, or the process has joined another.
         """
-        refused = (
-            f"{type(self).__name__}: address must be that of a Ray cluster, got {self._address}"
-        )
+        owner = type(self).__name__
+        condition = "be that of a Ray cluster"
         if self._ray.is_initialized():
             joined = self._ray.get_runtime_context().gcs_address
-            if (self._address or "").count(
-                ":"
-            ) == 1 and self._address != joined:  # and no ray://host:port
-                raise ValueError(f"{refused}: this process has joined {joined}")
+            # Only host:port can be compared; ray://host:port and names such as auto cannot.
+            is_host_and_port = self._address is not None and self._address.count(":") == 1
+            if is_host_and_port and self._address != joined:
+                remedy = f"this process has joined {joined}"
+                raise ArgumentError(owner, "address", self._address, condition, remedy=remedy)
             return
+
         options: dict[str, Any] = {"address": self._address}
         if self._address is None:
-            num_cpus = ceil(len(self._envs) * self._resources["num_cpus"])
+            num_cpus = ceil(len(self._num_envs) * self._resources["num_cpus"])
             options = {"address": "local", "num_cpus": max(1, num_cpus), "include_dashboard": False}
         try:
-            with (
-                blocked(),
-                restoring_handlers(),
-            ):  # the learner's process is asked to end, and ends Ray's
+            # Ray's processes inherit blocked signals: the learner is asked to end, and ends them.
+            with blocked(), restoring_handlers():
                 self._ray.init(log_to_driver=False, logging_level="error", **options)
         except ConnectionError as error:
-            raise ValueError(f"{refused}: {one_line(error)}") from error
+            remedy = one_line(error)
+            raise ArgumentError(
+                owner, "address", self._address, condition, remedy=remedy
+            ) from error
         self._owns_ray = True
 
     def _start(self) -> None:
+        """Start all actors and request the first blocks."""
         self._join()
         self._publish()
-        self._parts = self._ray.put((self.policy, self.exploration))
-        self._actors = [self._spawn(index) for index in range(len(self._envs))]
-        for _ in range(self._most_asked):
-            for index in range(len(self._envs)):
-                self._ask(index)
+        self._modules = self._ray.put((self.policy, self.exploration))
+        indices = range(len(self._num_envs))
+        self._actors = [self._spawn(index) for index in indices]
+        for _ in range(self._blocks_per_actor):
+            for index in indices:
+                self._request(index)
 
-    def _spawn(self, index: int) -> Any:
-        seeds = actor_seeds(self._seed, self._num_restarts, index, self._num_begun[index])
-        self._num_begun[index] += 1
-        places = os.pathsep.join(os.path.abspath(place) for place in sys.path)
-        actor = self._ray.remote(Player).options(
+    def _spawn(self, index: int) -> _Actor:
+        """Start an actor."""
+        seed, torch_seed = actor_seeds(
+            self._seed, self._num_restarts, index, self._num_spawned[index]
+        )
+        self._num_spawned[index] += 1
+        config = WorkerConfig(
+            make_env=self._make_env,
+            num_envs=self._num_envs[index],
+            seed=seed,
+            torch_seed=torch_seed,
+            acting=self._acting,
+        )
+        # Relative entries would be resolved in the folder of the actor's process.
+        path = os.pathsep.join(os.path.abspath(place) for place in sys.path)
+        worker = self._ray.remote(RolloutWorker).options(
+            # A restarted actor would play with former seeds: the collector replaces it instead.
             max_restarts=0,
             max_task_retries=0,
-            runtime_env={"env_vars": {"PYTHONPATH": places}},
+            runtime_env={"env_vars": {"PYTHONPATH": path}},
             **self._resources,
         )
-        return actor.remote(
-            Job(self._make_env, self._envs[index], *seeds, self._acting), self._parts
-        )
+        return _Actor(worker.remote(config, self._modules))
 
-    def _ask(self, index: int) -> None:
-        num_steps = self._block_steps * self._envs[index]
-        block = self._actors[index].play.remote(
+    def _request(self, index: int) -> None:
+        """Request a block from an actor."""
+        num_steps = self._block_steps * self._num_envs[index]
+        block = self._actors[index].handle.play.remote(
             num_steps, self._version, [self._weights], self._num_steps
         )
-        self._asked[block] = index
+        self._requested[block] = index
 
     def metrics(self) -> dict[str, float]:
-        """What of the actors can be watched.
+        """Return metrics of the actors.
 
-        ``unfinished_steps``: steps of episodes that have not ended. ``open_blocks``: asked for and
-        not yet collected. ``lost_*``: actors that died, blocks that they were asked for, unfinished
-        episodes that went with them, and the steps of these that had been collected. Others:
-        `Pace.metrics`.
+        ``unfinished_steps``: steps of episodes that have not ended. ``open_blocks``: blocks that
+        are requested and not yet collected. ``lost_*``: actors that died, blocks that were
+        requested from them, their unfinished episodes, and the steps of these that had been
+        collected. Others: `Throughput.metrics`.
         """
-        return {
-            "unfinished_steps": float(sum(steps for _, steps in self._open)),
-            "open_blocks": float(len(self._asked)),
-            **{f"lost_{name}": float(number) for name, number in self._lost.items()},
-            **self.pace.metrics(),
+        unfinished_steps = sum(actor.num_open_steps for actor in self._actors)
+        figures = {
+            "unfinished_steps": float(unfinished_steps),
+            "open_blocks": float(len(self._requested)),
         }
+        for name, number in self._lost.items():
+            figures[f"lost_{name}"] = float(number)
+        return figures | self.throughput.metrics()
 
     def update_policy_weights_(self, weights: TensorDictBase) -> None:
-        """Actors play with ``TensorDict.from_module(policy).data`` from the next block on that is
-        asked for.
-        """
+        """Use ``TensorDict.from_module(policy).data`` for all blocks that are requested later."""
         TensorDict.from_module(self.policy).data.update_(weights)
         if self._actors:
             self._version += 1
             self._publish()
 
     def _publish(self) -> None:
+        """Make the present weights available to actors."""
         self._weights = self._ray.put(pack(TensorDict.from_module(self.policy).data))
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, exploration, and how often the run was resumed. Steps that are under way are not
-        in it.
-        """
+        """Return weights, exploration and the number of restarts; unfinished episodes are lost."""
+        # Copies, because updates change the tensors of the policy in place.
+        policy = {name: value.clone() for name, value in self.policy.state_dict().items()}
         return {
-            "policy": {name: value.clone() for name, value in self.policy.state_dict().items()},
+            "policy": policy,
             "exploration": None if self.exploration is None else self.exploration.state_dict(),
             "num_restarts": self._num_restarts,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned. Actors begin anew, with seeds that were not used
-        before.
-        """
+        """Restore the result of `state_dict`. Actors begin anew, with seeds not used before."""
         self.shutdown()
         self.policy.load_state_dict(state["policy"])
         if self.exploration is not None:
@@ -358,33 +392,53 @@ class RayCollector:
         self._num_restarts = state["num_restarts"] + 1
 
     def shutdown(self) -> None:
-        """Ends the actors, which close their environments in time or not; a later `collect` would
-        begin others.
+        """End the actors; a later `collect` starts new ones.
+
+        Actors that do not close their environments in time are killed.
         """
-        for block in self._asked:
+        for block in self._requested:
             self._ray.cancel(block)
-        closed = [actor.close.remote() for actor in self._actors]
+        closed = [actor.handle.close.remote() for actor in self._actors]
         if closed:
             self._ray.wait(closed, num_returns=len(closed), timeout=_CLOSING)
         for actor in self._actors:
-            self._ray.kill(actor)
+            self._ray.kill(actor.handle)
         if self._owns_ray:
             self._ray.shutdown()
-        self._forget()
+        self._reset()
+
+
+def _checked_resources(owner: str, resources: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the resources of an actor, with the default, after a check."""
+    reserved = {"num_cpus": 1, **(resources or {})}
+    are_known = reserved.keys() <= set(_RESOURCES)
+    names = ", ".join(_RESOURCES)
+    require(owner, "resources", reserved, are_known, f"have no keys but {names}")
+    for name in ("num_cpus", "num_gpus"):
+        amount = reserved.get(name, 0)
+        is_number = isinstance(amount, int | float) and not isinstance(amount, bool)
+        is_amount = is_number and amount >= 0
+        require(owner, f"resources.{name}", amount, is_amount, "be a number, at least 0")
+    return reserved
 
 
 def actor_seeds(seed: int, num_restarts: int, actor: int, num_before: int) -> tuple[int, int]:
-    """The seeds of an actor's environment and of its other random numbers, in the run's n-th
-    session.
+    """Return the seeds of an actor's environment and of its other random numbers.
+
+    Args:
+        seed: Seed of the run.
+        num_restarts: Number of times that the run was resumed.
+        actor: Number of the actor.
+        num_before: Actors with this number that were started before.
     """
-    first, second = np.random.SeedSequence([seed, num_restarts, actor, num_before]).generate_state(
-        2
-    )
+    sequence = np.random.SeedSequence([seed, num_restarts, actor, num_before])
+    first, second = sequence.generate_state(2)
+    # 31 bits, so that they are not negative as 32-bit integers.
     return int(first) >> 1, int(second) >> 1
 
 
 def import_ray(owner: str) -> Any:
-    """Ray, which keeps its hands off our signals.
+    """Import Ray so that it leaves signals to this process.
 
     Raises:
         UsageError: It is not installed.
@@ -393,7 +447,8 @@ def import_ray(owner: str) -> Any:
         raise UsageError(
             f"{owner}: the package ray must be installed, run: pip install 'yamame[ray]'"
         )
-    for name, value in _ENVIRONMENT.items():  # read when it is imported
+    # Ray reads the environment when it is imported.
+    for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     import ray
 

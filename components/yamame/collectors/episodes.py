@@ -1,9 +1,4 @@
-"""Whole episodes under one policy: what learning on-policy asks of a collector.
-
-Every env plays the same number of episodes from its first to its last step before weights may
-change, so each trajectory was acted out by one policy, and short episodes are not over-represented.
-An env that is done earlier than the others idles: it goes on playing, but nothing of that is kept.
-"""
+"""Whole episodes under one policy, for learning on-policy."""
 
 import torch
 from tensordict import TensorDictBase
@@ -15,12 +10,17 @@ from yamame.collectors.assembly import TrajectoryAssembler
 from yamame.collectors.base import Episodes, Replay
 from yamame.collectors.sync import SyncCollector
 
-_LOOK_EVERY = 16
+_CHECK_INTERVAL = 16
+"""Steps on a device between two checks of whether all envs have finished an episode."""
 
 
 class EpisodeCollector(SyncCollector):
-    """Plays rounds of one complete episode per env and appends their trajectories ``[N, L]`` to
-    replay.
+    """Plays rounds of one complete episode per env and stores their trajectories ``[N, L]``.
+
+    Every env plays the same number of episodes from the first to the last step before weights may
+    change. So each trajectory comes from one policy, and short episodes are not over-represented.
+    An env that finishes earlier than the others idles: it keeps playing, but its steps are not
+    stored.
 
     Deterministic and exactly resumable between two calls of `collect`. Arguments and errors are
     those of `SyncCollector`.
@@ -31,36 +31,39 @@ class EpisodeCollector(SyncCollector):
 
     @torch.no_grad()
     def collect(self, num_steps: int) -> Episodes:
-        """Plays rounds until they took at least ``num_steps`` environment steps, over all envs,
-        idle ones included.
-        """
+        """Play rounds until all envs together took at least ``num_steps`` steps, idle ones too."""
         rounds: list[Episodes] = []
-        while sum(episodes.num_steps for episodes in rounds) < num_steps:
-            timestep = self._all_at_start()
-            steps: list[TensorDictBase] = []
-            playing = torch.ones(
-                self.num_envs, dtype=torch.bool, device=timestep.get("is_init").device
-            )
-            # A look waits for the device: some steps after the last that count are cheaper.
-            while (self._waits and len(steps) % _LOOK_EVERY) or playing.any():
-                with set_exploration_type(self._mode):
-                    timestep = self.policy(timestep)
-                step, timestep = self.env.step_and_maybe_reset(timestep)
-                steps.append(step)
-                playing &= ~step.get(("next", "done")).view(-1)
-            self._current = timestep
-            rounds.append(self._store(self._stack(steps), first_only=True))
-            self.assembler = TrajectoryAssembler()  # what idle envs played is not kept
+        steps_taken = 0
+        while steps_taken < num_steps:
+            episodes = self._play_round()
+            rounds.append(episodes)
+            steps_taken += episodes.num_steps
         return Episodes.merged(rounds)
 
+    def _play_round(self) -> Episodes:
+        timestep = self._all_at_start()
+        steps: list[TensorDictBase] = []
+        device = timestep.get("is_init").device
+        is_playing = torch.ones(self.num_envs, dtype=torch.bool, device=device)
+        # A check waits for the device: some steps after the last that count are cheaper.
+        while (self._waits and len(steps) % _CHECK_INTERVAL) or is_playing.any():
+            with set_exploration_type(self._mode):
+                timestep = self.policy(timestep)
+            step, timestep = self.env.step_and_maybe_reset(timestep)
+            steps.append(step)
+            is_playing &= ~step.get(("next", "done")).view(-1)
+        self._current = timestep
+        episodes = self._store(self._entries.stack(steps), first_only=True)
+        # Steps of idle envs are dropped.
+        self.assembler = TrajectoryAssembler()
+        return episodes
+
     def _all_at_start(self) -> TensorDictBase:
-        """The first timestep of an episode in every env; those in the middle of one begin
-        another.
-        """
+        """Return the first timestep of an episode in every env; reset envs in mid-episode."""
         if self._current is None:
             return self.env.reset()
-        idle = ~self._current.get("is_init").reshape(-1, 1).bool()
-        if not idle.any():
+        is_midway = ~self._current.get("is_init").reshape(-1, 1).bool()
+        if not is_midway.any():
             return self._current
         # Envs that are not reset keep the timestep they are given.
-        return self.env.reset(self._current.copy().set("_reset", idle))
+        return self.env.reset(self._current.copy().set("_reset", is_midway))

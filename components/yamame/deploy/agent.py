@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 from torchrl.data import Composite, MultiOneHot, OneHot, TensorSpec
 
-from yamame.checks import UsageError, require
+from yamame.checks import require
 from yamame.deploy.build import build_agent, check_device, for_acting, load_weights
 from yamame.deploy.folder import write_folder
 from yamame.deploy.inputs import Inputs, read_action, read_flags, read_names, read_reward
 from yamame.deploy.saved import SavedAgent
 from yamame.deploy.sessions import Sessions
 from yamame.deploy.step import ActingStep
-from yamame.system.messages import format_value
 
 _ALONE = (None,)
 """The one session of an agent that is given no names."""
@@ -84,11 +83,9 @@ class DeployedAgent:
         load_weights(agent, saved.weights, source=saved.source, fit="its configuration")
         self.saved, self.gammas = saved, agent.gammas
         gamma = agent.gammas[-1] if gamma is None else gamma
-        if gamma not in agent.gammas:
-            known = ", ".join(map(str, agent.gammas))
-            raise UsageError(
-                f"load: gamma must be one of {known} in {saved.source}, got {format_value(gamma)}"
-            )
+        known = ", ".join(map(str, agent.gammas))
+        is_known = gamma in agent.gammas
+        require("DeployedAgent", "gamma", gamma, is_known, f"be one of {known} in {saved.source}")
         self.gamma = gamma
         evaluation = saved.config.get("evaluation")
         if greedy is None:

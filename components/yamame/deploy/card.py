@@ -5,7 +5,7 @@ from typing import Any
 
 from torchrl.data import Composite, TensorSpec
 
-from yamame.deploy.build import learned_gammas
+from yamame.agent.assembly import learned_gammas
 from yamame.deploy.saved import SavedAgent
 from yamame.keys import CONTEXT, RELABELLING
 from yamame.system.messages import format_value

@@ -18,7 +18,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from yamame.checks import UsageError
+from yamame.checks import UsageError, at_source
 from yamame.deploy.card import model_card
 from yamame.deploy.interface import Interface
 from yamame.deploy.saved import SavedAgent
@@ -151,10 +151,9 @@ def read_folder(folder: Path) -> SavedAgent:
         raise UsageError(
             f"load: {folder / WEIGHTS} must hold weights, it cannot be read: {one_line(error)}"
         ) from error
-    try:
-        return SavedAgent(str(folder), config, Interface.decode(data), weights, about)
-    except UsageError as error:
-        raise UsageError(f"load: {folder / CONFIG}: {error}") from error
+    with at_source(f"load: {folder / CONFIG}"):
+        interface = Interface.decode(data)
+    return SavedAgent(str(folder), config, interface, weights, about)
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")

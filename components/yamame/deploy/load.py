@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from yamame.checks import UsageError
+from yamame.checks import UsageError, at_source
 from yamame.deploy.agent import DeployedAgent
 from yamame.deploy.folder import CONFIG, read_folder, zoo_folder
 from yamame.deploy.interface import Interface
@@ -51,7 +51,7 @@ def load(
             trust. It is a ``ValueError``.
     """
     saved = read_saved(source, checkpoint=checkpoint, tracking_uri=tracking_uri)
-    try:
+    with at_source(f"load: {source}"):
         return DeployedAgent(
             saved,
             gamma=gamma,
@@ -62,8 +62,6 @@ def load(
             device=device,
             trust=trust,
         )
-    except UsageError as error:
-        raise UsageError(f"load: {source}: {str(error).removeprefix('load: ')}") from error
 
 
 def read_saved(

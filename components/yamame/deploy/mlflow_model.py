@@ -6,7 +6,7 @@ answers with the actions ``[N, ...]``. A session begins when its number is first
 `MOST_SESSIONS` the one that was asked for longest ago is forgotten.
 """
 
-import tempfile
+import platform
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +20,7 @@ from yamame.deploy.load import load
 from yamame.system.installed import version_of
 
 MOST_SESSIONS = 10_000
+_AGENT = "data/agent"  # where MLflow puts data of a model
 _NUMBERS = {"session": "int64", "reward": "float32", "done": "bool", "trial_start": "bool"}
 
 
@@ -45,7 +46,7 @@ def save_model(agent: Any, path: Path) -> Path:
 
 def _write(agent: Any, path: Path) -> None:
     import mlflow.pyfunc
-    from mlflow.models import ModelSignature
+    from mlflow.models import Model, ModelSignature
     from mlflow.types import Schema, TensorSpec
 
     entries = {
@@ -57,16 +58,39 @@ def _write(agent: Any, path: Path) -> None:
     ]
     inputs += [TensorSpec(np.dtype(dtype), (-1,), name) for name, dtype in _NUMBERS.items()]
     outputs: list[Any] = [TensorSpec(_dtype(agent.action_spec), (-1, *agent.action_spec.shape))]
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = agent.save_pretrained(Path(scratch) / "agent")
-        mlflow.pyfunc.save_model(
-            str(path),
-            loader_module=__name__,
-            data_path=str(folder),
-            signature=ModelSignature(Schema(inputs), Schema(outputs)),
-            model_config={"greedy": agent.greedy, "gamma": agent.gamma, "seed": 0},
-            pip_requirements=[f"yamame=={version_of('yamame')}"],
-        )
+    model = Model(signature=ModelSignature(Schema(inputs), Schema(outputs)))
+    path.mkdir(parents=True, exist_ok=True)
+    agent.save_pretrained(path / _AGENT)
+
+    # Not `mlflow.pyfunc.save_model`, which looks through all installed packages for the owners of
+    # two requirements and copies a lock file that it finds in the present directory.
+    mlflow.pyfunc.add_to_model(
+        model,
+        loader_module=__name__,
+        data=_AGENT,
+        conda_env="conda.yaml",
+        python_env="python_env.yaml",
+        model_config={"greedy": agent.greedy, "gamma": agent.gamma, "seed": 0},
+        streamable=False,
+    )
+    model.save(str(path / "MLmodel"))
+    _write_environment(path)
+
+
+def _write_environment(path: Path) -> None:
+    """Write what MLflow installs before it loads the model elsewhere."""
+    python = platform.python_version()
+    requirements = [f"{package}=={version_of(package)}" for package in ("mlflow", "yamame")]
+    (path / "requirements.txt").write_text("\n".join(requirements) + "\n")
+
+    conda = ["name: mlflow-env", "channels:", "- conda-forge", "dependencies:"]
+    conda += [f"- python={python}", "- pip", "- pip:"]
+    conda += [f"  - {requirement}" for requirement in requirements]
+    (path / "conda.yaml").write_text("\n".join(conda) + "\n")
+
+    virtualenv = [f"python: {python}", "build_dependencies:", "- pip", "- setuptools", "- wheel"]
+    virtualenv += ["dependencies:", "- -r requirements.txt"]
+    (path / "python_env.yaml").write_text("\n".join(virtualenv) + "\n")
 
 
 def _dtype(spec: Any) -> np.dtype[Any]:

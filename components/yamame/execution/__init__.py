@@ -1,1 +1,1 @@
-"""How computations are executed: in which precision, compiled, or recorded as CUDA graphs."""
+"""Execution of computations: precision, compilation, and recording as CUDA graphs."""

@@ -1,13 +1,14 @@
-"""Rules for code that is captured, as a CUDA graph, a compiled or an exported function, and runs
-again on other data.
+"""Rules for code that is captured and later runs again on other data.
+
+A captured computation is a CUDA graph, a compiled function or an exported function.
 
 * No branch may depend on the data: nothing is read back, and the branch taken in the capture is
-  taken in every run. So while `capturing`, the general branch is taken, unless the host knows what
-  decides: `NUM_SEGMENTS`.
+  taken in every run. While `capturing`, code takes the general branch, unless the host knows what
+  decides (`NUM_SEGMENTS`).
 * A CUDA graph reads the memory that it was captured with. Every tensor that it reads is a
-  parameter, a buffer, a declared input or a `Constant`, and new values are copied into it, never
-  put in its place. Numbers of Python are baked in: one that changes between two runs must be a
-  tensor. `yamame.testing.DeclaredReads` checks the tensors.
+  parameter, a buffer, a declared input or a `Constant`, and new values are copied into it. Python
+  numbers are constants of the graph: a number that changes between runs must be a tensor.
+  `yamame.testing.DeclaredReads` checks the tensors.
 """
 
 from collections.abc import Iterator
@@ -19,10 +20,10 @@ import torch
 from torch import Tensor
 
 NUM_SEGMENTS = "num_segments"
-"""Beside the tensors of a batch, on the host: how many memories begin in it, so that no device is
-asked.
-"""
+"""Non-tensor entry of a batch: number of its segments, so that no device has to be read."""
 
+# State of the module, because neither an argument nor a context variable would reach the threads in
+# which autograd runs the backward pass of a captured update.
 _recording = False
 
 
@@ -35,18 +36,17 @@ def capturing() -> bool:
     >>> capturing()
     False
     """
-    return (
-        torch.compiler.is_compiling() or _recording
-    )  # in this order: what is compiled does not ask twice
+    # In this order: the compiler replaces the first call by a constant and never reads the global,
+    # on which it would place a guard.
+    return torch.compiler.is_compiling() or _recording
 
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """Everything inside is being captured, in all threads: backward passes have threads of their
-    own.
-    """
+    """Mark everything inside of the context as captured, in all threads."""
     global _recording
-    before, _recording = _recording, True
+    before = _recording
+    _recording = True
     try:
         yield
     finally:
@@ -56,7 +56,6 @@ def recording() -> Iterator[None]:
 class Constant:
     """A tensor that never changes, copied to each device once.
 
-    A copy from the host at every use would wait for the device, and cannot be part of a CUDA graph.
     Pickles and copies of the object hold the tensor as it was given.
 
     Args:
@@ -74,16 +73,22 @@ class Constant:
         self._all.add(self)
 
     def on(self, device: torch.device) -> Tensor:
-        """The tensor on a device."""
+        """Return the tensor on a device."""
+        # A copy from the host at every use would wait for the device, and a CUDA graph cannot
+        # contain one.
         if device not in self._copies:
+            # An inference tensor could not be saved for a later backward pass.
             with torch.inference_mode(False):
                 self._copies[device] = self._value.to(device)
         return self._copies[device]
 
     @classmethod
     def tensors(cls) -> list[Tensor]:
-        """All constants of the process, on all devices."""
-        return [copy for constant in cls._all for copy in constant._copies.values()]
+        """Return all constants of the process, on all devices."""
+        tensors: list[Tensor] = []
+        for constant in cls._all:
+            tensors.extend(constant._copies.values())
+        return tensors
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Constant, (self._value,)

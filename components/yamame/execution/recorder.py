@@ -1,8 +1,7 @@
-"""Computations that are prepared once and then run again: recorded as CUDA graphs, compiled, or
-both.
+"""Recorders of CUDA graphs, and functions that are compiled.
 
 A CUDA graph is launched as a whole, by the device alone. `torch.compile` writes fewer and larger
-kernels. What may not be done meanwhile stands in `yamame.execution.capturing`.
+kernels. Rules for code that is treated in one of these ways stand in `yamame.execution.capturing`.
 """
 
 import importlib.util
@@ -17,6 +16,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from yamame.checks import ArgumentError
 from yamame.execution.capturing import NUM_SEGMENTS, capturing
 from yamame.system.messages import print_stderr
 
@@ -24,32 +24,31 @@ T = TypeVar("T")
 
 
 class Recorder(Protocol):
-    """Runs a computation once, or keeps it to be run again."""
+    """Executes a computation once, or records it to be run again."""
 
     def warm(self, function: Callable[[], T]) -> T:
-        """Runs what is to be recorded later, or contains it."""
+        """Run a computation that will be recorded later, or that contains one."""
 
     def record(
         self, function: Callable[[], dict[str, Tensor]], *, reads: Iterable[Tensor]
     ) -> tuple[Callable[[], None], dict[str, Tensor]]:
-        """Keeps a computation without running it.
+        """Record a computation without running it.
 
         Args:
             function: The computation.
             reads: All tensors made before that it reads or writes: parameters, buffers, static
-                inputs, the state of an optimizer. Between two runs they change in place alone. It
-                is a declaration: a recorder of tests checks with `yamame.testing.DeclaredReads`
-                that there are no others.
+                inputs, the state of an optimizer. Between two runs they change in place alone.
+                CUDA does not need the list. Recorders of tests use it: they check with
+                `yamame.testing.DeclaredReads` that nothing else is read.
 
         Returns:
-            What runs it, and the tensors in which every run leaves its results.
+            A function that runs the recording, and the tensors to which every run writes its
+            results.
         """
 
 
 class CudaRecorder:
-    """Records CUDA graphs that share their memory.
-
-    They may share it because no result is read after another graph has run.
+    """Records CUDA graphs that share one memory pool.
 
     Args:
         device: A CUDA device.
@@ -57,62 +56,84 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
+        # Graphs may share memory because no result is read after another graph has run.
         self._pool = torch.cuda.graph_pool_handle()
 
     def warm(self, function: Callable[[], T]) -> T:
-        """Runs on the stream of the captures, and lets the present one wait for it."""
-        present = torch.cuda.current_stream(self._stream.device)
-        self._stream.wait_stream(present)
+        """Run a computation on the stream of the captures; the current stream waits for it."""
+        current = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             result = function()
-        present.wait_stream(self._stream)
+        current.wait_stream(self._stream)
         return result
 
     def record(
         self, function: Callable[[], dict[str, Tensor]], *, reads: Iterable[Tensor]
     ) -> tuple[Callable[[], None], dict[str, Tensor]]:
-        """Captures a graph; see `Recorder.record`."""
+        """Capture a graph; see `Recorder.record`."""
         graph = torch.cuda.CUDAGraph()
-        # Other threads may ask the device for its free memory meanwhile, as the monitoring of a run
-        # does.
+        # Other threads may ask the device for its free memory during the capture, as the monitoring
+        # of a run does.
         mode = "thread_local"
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=mode):
             results = function()
         return graph.replay, results
 
 
-def tensors_of(*modules: nn.Module) -> list[Tensor]:
-    """All parameters and buffers of modules, target networks that a TorchRL loss leaves out of them
-    included.
-    """
-    parts = [part for module in modules for part in module.modules()]
-    return [value for part in parts for value in (*part.parameters(False), *part.buffers(False))]
-
-
 def cuda_recorder(device: torch.device, owner: str) -> CudaRecorder:
-    """What records on a device.
+    """Return a recorder for a device.
+
+    Args:
+        device: Device of the tensors.
+        owner: Class that is configured, for messages.
 
     Raises:
-        ValueError: If there are no CUDA graphs on it.
+        ValueError: The device has no CUDA graphs.
     """
     if device.type != "cuda":
-        raise ValueError(f"{owner}: cuda_graph must be false on {device.type}, got true")
+        raise ArgumentError(owner, "cuda_graph", True, f"be false on {device.type}")
     return CudaRecorder(device)
+
+
+def tensors_of(*modules: nn.Module) -> list[Tensor]:
+    """Return all parameters and buffers of modules."""
+    tensors: list[Tensor] = []
+    for module in modules:
+        for part in module.modules():
+            # Module by module: `parameters()` of a TorchRL loss leaves its target networks out.
+            tensors.extend(part.parameters(recurse=False))
+            tensors.extend(part.buffers(recurse=False))
+    return tensors
+
+
+def structure(batch: TensorDictBase) -> Hashable:
+    """Return a key that is equal for batches that one recording can take.
+
+    It holds keys, shapes and dtypes of the tensors, and the number of segments if it is known.
+
+    >>> from tensordict import TensorDict
+    >>> a, b = TensorDict({"x": torch.zeros(2, 3)}, [2]), TensorDict({"x": torch.ones(2, 3)}, [2])
+    >>> structure(a) == structure(b), structure(a) == structure(b.double())
+    (True, False)
+    """
+    num_segments = batch.get_non_tensor(NUM_SEGMENTS, default=None)
+    forms = frozenset((key, value.shape, value.dtype) for key, value in batch.items(True, True))
+    return num_segments, forms
 
 
 class Compiled(Generic[T]):
     """A function of TensorDicts, compiled as a whole for every structure of them that comes again.
 
-    The first calls of a structure are ordinary ones, for to compile takes up to minutes. Of the
-    compiled ones the last ``limit`` that were used are kept. It may be captured in a CUDA graph:
-    nothing is compiled meanwhile.
+    A compiled call may be captured in a CUDA graph. Nothing is compiled during a capture.
 
     Args:
-        function: Decides nothing by the data, nor by anything that changes between two calls.
-        name: What it is called when it is compiled first.
-        backend: Of `torch.compile`.
-        warmup: Ordinary calls of a structure before it is compiled.
-        limit: Compiled structures kept at a time.
+        function: Function whose branches depend neither on the data nor on anything that changes
+            between two calls.
+        name: Name of the function in the message that is printed when it is first compiled.
+        backend: Backend of `torch.compile`.
+        warmup: Ordinary calls with a structure before the function is compiled for it.
+        limit: Largest number of compiled structures; the one that was used longest ago is dropped.
 
     >>> from tensordict import TensorDict
     >>> double = Compiled(lambda batch: 2 * batch["x"], name="a product", backend="eager", warmup=0)
@@ -129,62 +150,66 @@ class Compiled(Generic[T]):
         warmup: int = 1,
         limit: int = 16,
     ) -> None:
-        self._function, self._name, self._backend = function, name, backend
-        self._warmup, self._limit = warmup, limit
+        self._function = function
+        self._name = name
+        self._backend = backend
+        self._warmup = warmup
+        self._limit = limit
         self._calls: Counter[Hashable] = Counter()
-        self._compiled: OrderedDict[Hashable, Callable[..., T]] = OrderedDict()  # last used, last
+        # The structure that was used last is the last one.
+        self._compiled: OrderedDict[Hashable, Callable[..., T]] = OrderedDict()
 
     def __call__(self, *inputs: TensorDictBase) -> T:
-        """What the function returns."""
+        """Return the result of the function."""
         key = tuple(structure(entries) for entries in inputs)
         if key in self._compiled:
             self._compiled.move_to_end(key)
-        elif capturing() or self._calls[key] < self._warmup:
+            return self._compiled[key](*inputs)
+
+        # To compile takes up to minutes: a structure that never comes again is not worth it.
+        if capturing() or self._calls[key] < self._warmup:
             self._calls[key] += 1
             return self._function(*inputs)
-        else:
-            self._compiled[key] = self._compile()
-        return self._compiled[key](*inputs)
+
+        compiled = self._compile()
+        self._compiled[key] = compiled
+        return compiled(*inputs)
 
     def _compile(self) -> Callable[..., T]:
         if not self._compiled:
             print_stderr(f"{self._name} is compiled, which takes up to minutes for every new shape")
         while len(self._compiled) >= self._limit:
             self._compiled.popitem(last=False)
-        # Every structure has a cache of its own: one of them all would end after a few.
-        options: Any = {"fullgraph": True, "dynamic": False, "isolate_recompiles": True}
+        options: Any = {
+            "fullgraph": True,
+            "dynamic": False,
+            # Every structure gets a cache of its own: PyTorch gives up on a common cache after a
+            # few recompilations.
+            "isolate_recompiles": True,
+        }
         return torch.compile(self._function, backend=self._backend, **options)
 
 
 def missing_compiler(device: torch.device) -> str | None:
-    """What is missing to compile for a device; None if nothing is."""
-    names = (os.environ.get("CXX"), "g++", "clang++", "cl")
+    """Return the reason why nothing can be compiled for a device, None if it can."""
     if "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
         return f"torch {torch.__version__}, it takes 2.13"
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         return "no package triton"
-    if device.type == "cpu" and not any(shutil.which(name) for name in names if name):
-        return "no C++ compiler (g++, clang++ or CXX)"
+    if device.type == "cpu":
+        names = (os.environ.get("CXX"), "g++", "clang++", "cl")
+        if not any(shutil.which(name) for name in names if name):
+            return "no C++ compiler (g++, clang++ or CXX)"
     return None
 
 
 def check_compiler(device: torch.device, owner: str) -> None:
-    """Raises a ``ValueError`` where something is missing to compile for a device."""
+    """Raise a ValueError if nothing can be compiled for a device.
+
+    Args:
+        device: Device of the tensors.
+        owner: Class that is configured, for messages.
+    """
     missing = missing_compiler(device)
     if missing is not None:
-        raise ValueError(f"{owner}: compile must be false with {missing}, got true")
-
-
-def structure(batch: TensorDictBase) -> Hashable:
-    """Keys, shapes and dtypes of a batch, and what the host knows of it: equal for batches that one
-    recording can take.
-
-    >>> from tensordict import TensorDict
-    >>> a, b = TensorDict({"x": torch.zeros(2, 3)}, [2]), TensorDict({"x": torch.ones(2, 3)}, [2])
-    >>> structure(a) == structure(b), structure(a) == structure(b.double())
-    (True, False)
-    """
-    known = batch.get_non_tensor(NUM_SEGMENTS, default=None)
-    return known, frozenset(
-        (key, value.shape, value.dtype) for key, value in batch.items(True, True)
-    )
+        raise ArgumentError(owner, "compile", True, f"be false with {missing}")

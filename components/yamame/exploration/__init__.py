@@ -1,4 +1,4 @@
-"""Annealed noise behind a policy: what is executed while learning, and never while evaluating."""
+"""Annealed noise on the actions of a policy, applied while learning and never while evaluating."""
 
 from yamame.exploration.base import Exploration as Exploration
 from yamame.exploration.base import disable_exploration as disable_exploration

@@ -1,14 +1,12 @@
-"""What all exploration modules share: a schedule counted in environment steps, and when they act at
-all.
+"""Base class of exploration modules: a schedule over environment steps, and when noise is applied.
 
-An exploration module stands behind the policy: it reads ``action`` and, when present,
-``action_mask`` ``[N, A]`` bool from a tensordict ``[N]`` and writes the action to execute (and to
-store) under the same key. It changes something only where TorchRL's `exploration_type` is RANDOM or
-unset; under DETERMINISTIC, MODE and MEAN it is the identity. All noise comes from PyTorch's global
-generator.
+An exploration module comes after the policy. It reads ``action`` and, if present, ``action_mask``
+``[N, A]`` bool from a TensorDict ``[N]`` and replaces the action by the one to execute and to
+store. It changes actions only if TorchRL's `exploration_type` is RANDOM or unset; under
+DETERMINISTIC, MODE and MEAN it is the identity. All noise comes from PyTorch's global generator.
 
 TorchRL's `EGreedyModule` and `AdditiveGaussianModule` are no substitutes: they anneal by one
-float32 subtraction per environment step (over 32 million steps epsilon never falls, for each
+float32 subtraction per environment step (over 32 million steps epsilon never falls, because each
 decrement is rounded away), replace all bits of an action together, and measure noise in the units
 of the action rather than in its range.
 """
@@ -25,16 +23,15 @@ from torchrl.data import Categorical, TensorSpec
 from torchrl.envs.utils import ExplorationType, exploration_type
 
 from yamame.actions import ActionSpace
-from yamame.checks import require, require_at_least
+from yamame.checks import PositiveInt, check_bounds, require
 
 
 class Exploration(TensorDictModuleBase):
-    """Base of the exploration modules: subclasses say in `epsilon` how strong the noise is.
+    """Base class of exploration modules; subclasses return the strength of the noise in `epsilon`.
 
-    The number of environment steps is a buffer, so schedules go on after a restart. `step` must be
-    told of every environment step, summed over all envs and all actors. A step can be captured
-    (`yamame.execution.capturing`): it decides nothing by the data, and what it remembers is in
-    `carried`.
+    `step` must be called with every environment step, summed over all envs and all actors. Steps
+    can be captured (`yamame.execution.capturing`): no branch depends on the data, and the state is
+    in `static_buffers`.
 
     Args:
         action_space: A `yamame.actions.ActionSpace`, or the environment's action spec with or
@@ -43,8 +40,9 @@ class Exploration(TensorDictModuleBase):
         action_key: Key of the action, read and written.
 
     Attributes:
-        kinds: Of actions that the noise suits, see `yamame.actions.ActionEncoding`.
-        enabled: Whether the module may act; see `disable_exploration`.
+        kinds: Kinds of actions that the noise suits, see `yamame.actions.ActionEncoding`.
+        enabled: Apply noise; see `disable_exploration`.
+        num_env_steps: Environment steps so far, int64 scalar.
 
     Raises:
         ValueError: If ``anneal_steps`` is not positive or actions are of another kind; at run time
@@ -54,68 +52,74 @@ class Exploration(TensorDictModuleBase):
     kinds: ClassVar[tuple[str, ...]] = ("index", "indices", "one_hot", "bits", "box")
     num_env_steps: Tensor
 
+    @check_bounds
     def __init__(
         self,
         action_space: ActionSpace | TensorSpec,
         *,
-        anneal_steps: int,
+        anneal_steps: PositiveInt,
         action_key: NestedKey = "action",
     ) -> None:
         super().__init__()
-        require(type(self).__name__, "anneal_steps", anneal_steps, anneal_steps >= 1, "be positive")
         if isinstance(action_space, TensorSpec):
+            # An index has no dimension of its own, every other action has one.
             own_dims = 0 if type(action_space) is Categorical else 1
-            action_space = ActionSpace(action_space, batch_dims=len(action_space.shape) - own_dims)
-        kind, kinds = action_space.kind, " or ".join(self.kinds)
-        condition = (
-            f"be of kind {kinds} (EpsilonGreedy is for choices and bits, GaussianNoise for boxes)"
-        )
-        require(type(self).__name__, "action_space", kind, kind in self.kinds, condition)
+            batch_dims = len(action_space.shape) - own_dims
+            action_space = ActionSpace(action_space, batch_dims=batch_dims)
+        kind = action_space.kind
+        kinds = " or ".join(self.kinds)
+        remedy = "EpsilonGreedy is for choices and bits, GaussianNoise for boxes"
+        owner = type(self).__name__
+        is_suited = kind in self.kinds
+        require(owner, "action_space", kind, is_suited, f"be of kind {kinds}", remedy=remedy)
         self.action_space = action_space
         self.anneal_steps = anneal_steps
         self.action_key = action_key
         self.enabled = True
         self.in_keys = [action_key]
         self.out_keys = [action_key]
+        # A buffer, so that a restored schedule continues, and an integer, so that no step is lost
+        # to rounding.
         self.register_buffer("num_env_steps", torch.zeros((), dtype=torch.int64))
 
     @abstractmethod
     def epsilon(self, tensordict: TensorDictBase) -> Tensor:
-        """The strength of the noise in every env, ``[N]`` or a scalar, as `perturb` takes it."""
+        """Return the strength of the noise in every env, ``[N]`` or a scalar; see `perturb`."""
 
     def step(self, num_env_steps: int) -> None:
-        """Moves the schedule on by ``num_env_steps``."""
-        require_at_least(type(self).__name__, 0, num_env_steps=num_env_steps)
+        """Advance the schedule by a number of environment steps."""
+        owner = type(self).__name__
+        require(owner, "num_env_steps", num_env_steps, num_env_steps >= 0, "be at least 0")
         self.num_env_steps.add_(num_env_steps)
 
     def reserve(self, num_steps: int) -> bool:
-        """Whether steps can be captured now."""
+        """Return whether steps can be captured now; see `yamame.collectors.Capturable`."""
         return self.enabled
 
-    def carried(self) -> dict[str, Tensor]:
-        """The tensors that a step reads or puts others in the place of, by names."""
+    def static_buffers(self) -> dict[str, Tensor]:
+        """Return the tensors that a step reads or replaces, by name."""
         return {"num_env_steps": self.num_env_steps}
 
-    def carry(self, tensors: Mapping[str, Tensor]) -> None:
-        """Goes on with tensors like those of `carried`; it does not copy them."""
+    def set_static_buffers(self, tensors: Mapping[str, Tensor]) -> None:
+        """Use tensors like those of `static_buffers`, without a copy."""
         self.num_env_steps = tensors["num_env_steps"]
 
     def anneal(self, start: float, end: float) -> Tensor:
-        """Value of a linear schedule from ``start`` to ``end`` at the current step, a scalar."""
-        progress = (self.num_env_steps / self.anneal_steps).clamp(max=1.0)
+        """Return the value of a linear schedule at the current step, a scalar tensor."""
+        progress = self.num_env_steps / self.anneal_steps
+        progress = progress.clamp(max=1.0)
         return start + progress * (end - start)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Replaces the action by the one to execute, where exploration is on."""
+        """Replace the action by the one to execute, and return ``tensordict``."""
         if not self.enabled or exploration_type() not in (ExplorationType.RANDOM, None):
             return tensordict
         action = self._get(tensordict, self.action_key)
         mask = tensordict.get("action_mask", None)
         with torch.no_grad():
             epsilon = self.epsilon(tensordict).expand(tensordict.batch_size)
-            return tensordict.set(
-                self.action_key, perturb(self.action_space, action, epsilon, mask)
-            )
+            perturbed = perturb(self.action_space, action, epsilon, mask)
+        return tensordict.set(self.action_key, perturbed)
 
     def _get(self, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
         value = tensordict.get(key, None)
@@ -127,15 +131,15 @@ class Exploration(TensorDictModuleBase):
 def perturb(
     space: ActionSpace, action: Tensor, epsilon: Tensor, action_mask: Tensor | None
 ) -> Tensor:
-    """Noise of strength ``epsilon`` in [0, 1], in the way that suits the action space.
+    """Apply noise of strength ``epsilon`` in [0, 1], in the way that suits the action space.
 
     One choice, or several at once: the whole action is replaced, with probability epsilon, by a
-    uniform one among the allowed (so it may come out as it was). Bits: each is replaced by a fair
-    coin with probability epsilon, a bit that is not allowed by 0. Box: normal noise with a standard
+    uniform one among the allowed, which may be the same. Bits: each is replaced by a fair coin with
+    probability epsilon; a bit that is not allowed becomes 0. Box: normal noise with a standard
     deviation of epsilon half ranges, clipped.
 
     Args:
-        space: What an action is.
+        space: Kind and bounds of actions.
         action: ``[*, ...]`` as the environment takes it.
         epsilon: ``[*]``.
         action_mask: ``[*, A]`` bool or None; not used by a box.
@@ -147,18 +151,20 @@ def perturb(
     if space.kind == "box":
         low, high = space.bounds(action.device)
         scale = epsilon.to(action.dtype).unsqueeze(-1) * (high - low) / 2
-        return (action + scale * torch.randn_like(action)).clamp(low, high)
-    even = torch.zeros(*epsilon.shape, space.num_params, device=action.device)
-    uniform = space.decode(space.distribution(even, action_mask).sample()).to(action.dtype)
+        noise = scale * torch.randn_like(action)
+        return (action + noise).clamp(low, high)
+    logits = torch.zeros(*epsilon.shape, space.num_params, device=action.device)
+    sample = space.distribution(logits, action_mask).sample()
+    uniform = space.decode(sample).to(action.dtype)
     epsilon = epsilon.reshape(*epsilon.shape, *[1] * (action.ndim - epsilon.ndim))
-    draw = torch.rand(action.shape if space.kind == "bits" else epsilon.shape, device=action.device)
+    # Bits are replaced one by one, any other action as a whole.
+    shape = action.shape if space.kind == "bits" else epsilon.shape
+    draw = torch.rand(shape, device=action.device)
     return torch.where(draw < epsilon, uniform, action)
 
 
 def disable_exploration(policy: nn.Module) -> None:
-    """Turns every `Exploration` inside ``policy`` off for good, so that a sampling policy is just
-    that.
-    """
+    """Disable every `Exploration` inside a policy for good."""
     for module in policy.modules():
         if isinstance(module, Exploration):
             module.enabled = False

@@ -1,6 +1,4 @@
-"""Random actions at the edges of an episode, where long corridors leave no room for any in
-between.
-"""
+"""Random actions at the edges of an episode, for tasks whose middle allows none."""
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -8,18 +6,17 @@ from torch import Tensor
 from torchrl.data import TensorSpec
 
 from yamame.actions import ActionSpace
-from yamame.checks import require_at_least
+from yamame.checks import NonNegativeFloat, NonNegativeInt, PositiveInt, check_bounds
 from yamame.exploration.epsilon import LinearNoise
 
 
 class EdgeEpsilon(LinearNoise):
-    """Epsilon that is large in the first and last steps of an episode only, and falls over
-    training.
+    """Epsilon that is large in the first and last steps of an episode and falls over training.
 
-    For tasks of pure memory: what is seen at first must be recalled at last, and any random action
-    on the way ends the attempt. The horizon is taken from ``time`` (t / horizon) and ``step_index``
-    (t), ``[N, 1]`` each. Meant for policies that act by their most probable action. After the
-    T-Maze exploration of AMAGO (arXiv 2310.09971).
+    For tasks of pure memory: an observation at the start must be recalled at the end, and any
+    random action in between ends the attempt. The horizon is computed from ``time`` (t / horizon)
+    and ``step_index`` (t), ``[N, 1]`` each. Meant for policies that act by their most probable
+    action. After the T-Maze exploration of AMAGO (arXiv 2310.09971).
 
     Args:
         action_space: See `Exploration`.
@@ -44,34 +41,36 @@ class EdgeEpsilon(LinearNoise):
     tensor([0.0000, 0.0500, 1.0000])
     """
 
+    @check_bounds
     def __init__(
         self,
         action_space: ActionSpace | TensorSpec,
         *,
-        anneal_steps: int,
+        anneal_steps: PositiveInt,
         start: float = 1.0,
         end: float = 0.05,
-        random_steps: float = 0.5,
-        first: int = 0,
-        last: int = 1,
+        random_steps: NonNegativeFloat = 0.5,
+        first: NonNegativeInt = 0,
+        last: NonNegativeInt = 1,
         action_key: NestedKey = "action",
     ) -> None:
         super().__init__(
             action_space, anneal_steps=anneal_steps, start=start, end=end, action_key=action_key
         )
-        require_at_least("EdgeEpsilon", 0, random_steps=random_steps, first=first, last=last)
-        self.random_steps, self.first, self.last = random_steps, first, last
+        self.random_steps = random_steps
+        self.first = first
+        self.last = last
         self.in_keys = [*self.in_keys, "time", "step_index"]
 
     def epsilon(self, tensordict: TensorDictBase) -> Tensor:
-        """Epsilon of every env ``[N]``."""
-        time, step = (
-            self._get(tensordict, key).reshape(tensordict.batch_size)
-            for key in ("time", "step_index")
-        )
-        # The first step does not tell how long the episode is: it is far from the end, and random
-        # only as an edge.
+        """Return epsilon of every env ``[N]``."""
+        time = self._get(tensordict, "time").reshape(tensordict.batch_size)
+        step = self._get(tensordict, "step_index").reshape(tensordict.batch_size)
+        # The length of the episode is unknown at its first step (0 / 0). With an infinite horizon
+        # that step is far from the end, and random only as an edge.
         horizon = torch.where(step == 0, torch.inf, (step / time).round())
-        is_edge = (step < self.first) | (step >= horizon - self.last)
+        is_first = step < self.first
+        is_last = step >= horizon - self.last
         middle = (self.random_steps / horizon).clamp(max=1.0)
-        return torch.where(is_edge, self.anneal(self.start, self.end).to(step.device), middle)
+        edge = self.anneal(self.start, self.end).to(step.device)
+        return torch.where(is_first | is_last, edge, middle)

@@ -1,4 +1,4 @@
-"""Random actions and noise: annealed over training, or also within each episode."""
+"""Random actions and noise, annealed over training or also within each episode."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,12 +10,12 @@ from torch import Tensor
 from torchrl.data import TensorSpec
 
 from yamame.actions import ActionSpace
-from yamame.checks import require
+from yamame.checks import PositiveInt, check_bounds, require
 from yamame.exploration.base import Exploration
 
 
 class LinearNoise(Exploration):
-    """Noise whose strength falls linearly over training, and stays the same within an episode.
+    """Noise whose strength falls linearly over training and is constant within an episode.
 
     Args:
         action_space: See `Exploration`.
@@ -25,7 +25,7 @@ class LinearNoise(Exploration):
         action_key: See `Exploration`.
 
     Attributes:
-        largest: Greatest strength there is.
+        largest: Largest allowed strength.
 
     Raises:
         ValueError: If a strength is negative or greater than ``largest``.
@@ -33,29 +33,32 @@ class LinearNoise(Exploration):
 
     largest: ClassVar[float] = 1.0
 
+    @check_bounds
     def __init__(
         self,
         action_space: ActionSpace | TensorSpec,
         *,
-        anneal_steps: int,
+        anneal_steps: PositiveInt,
         start: float = 1.0,
         end: float = 0.05,
         action_key: NestedKey = "action",
     ) -> None:
         super().__init__(action_space, anneal_steps=anneal_steps, action_key=action_key)
+        # The range belongs to the class, so it cannot stand in the signature.
         for name, value in (("start", start), ("end", end)):
-            in_range, condition = 0.0 <= value <= self.largest, f"be in [0, {self.largest:g}]"
+            in_range = 0.0 <= value <= self.largest
+            condition = f"be in [0, {self.largest:g}]"
             require(type(self).__name__, name, value, in_range, condition)
-        self.start, self.end = start, end
+        self.start = start
+        self.end = end
 
     def epsilon(self, tensordict: TensorDictBase) -> Tensor:
-        """The strength, a scalar."""
+        """Return the strength, a scalar tensor."""
         return self.anneal(self.start, self.end)
 
 
 class EpsilonGreedy(LinearNoise):
-    """With probability epsilon a uniform action among the allowed ones; epsilon falls linearly over
-    training.
+    """Takes a uniform action among the allowed ones with probability epsilon, which falls linearly.
 
     Bits are replaced one by one, everything else whole, see `yamame.exploration.base.perturb`.
     Arguments are those of `LinearNoise`; a strength is epsilon, in [0, 1].
@@ -68,11 +71,10 @@ class EpsilonGreedy(LinearNoise):
 
 
 class GaussianNoise(LinearNoise):
-    """Adds normal noise to box actions and clips to the bounds; its size falls linearly over
-    training.
+    """Adds normal noise to box actions and clips to the bounds; its size falls linearly.
 
     Arguments are those of `LinearNoise`; a strength is a standard deviation in half ranges of the
-    action (1 is from centre to bound), and may be of any size.
+    action (1 is from centre to bound), of any size.
 
     Raises:
         ValueError: As `LinearNoise`, and if the action is not continuous.
@@ -92,9 +94,8 @@ class BilevelEpsilon(Exploration):
     normal noise of that size instead, see `yamame.exploration.base.perturb`. AMAGO (arXiv
     2310.09971).
 
-    The u of the current episodes are part of `state_dict`, so that a restored run goes on exactly;
-    they are dropped by copies and pickles (every process draws its own) and drawn anew when the
-    number of envs changes.
+    The u of the current episodes are part of `state_dict`, so that a restored run continues
+    exactly; copies and pickles drop them.
 
     Args:
         action_space: See `Exploration`.
@@ -102,7 +103,7 @@ class BilevelEpsilon(Exploration):
             their end.
         start: Epsilon at the start of an episode: when training begins, and once annealed.
         end: Epsilon at the end of an episode: when training begins, and once annealed.
-        randomize: Whether u is drawn; it is 1 otherwise.
+        randomize: Draw u; it is 1 otherwise.
         action_key: See `Exploration`.
 
     Raises:
@@ -116,11 +117,12 @@ class BilevelEpsilon(Exploration):
     [0.525, 0.405]
     """
 
+    @check_bounds
     def __init__(
         self,
         action_space: ActionSpace | TensorSpec,
         *,
-        anneal_steps: int,
+        anneal_steps: PositiveInt,
         start: Sequence[float] = (1.0, 0.05),
         end: Sequence[float] = (0.8, 0.01),
         randomize: bool = True,
@@ -130,49 +132,64 @@ class BilevelEpsilon(Exploration):
         for name, pair in (("start", start), ("end", end)):
             holds = len(pair) == 2 and all(0.0 <= value <= 1.0 for value in pair)
             require("BilevelEpsilon", name, tuple(pair), holds, "be two numbers in [0, 1]")
-        self.start, self.end = tuple(map(float, start)), tuple(map(float, end))
+        self.start = float(start[0]), float(start[1])
+        self.end = float(end[0]), float(end[1])
         self.randomize = randomize
         self._multiplier: Tensor | None = None
         if randomize:
             self.in_keys = [*self.in_keys, "is_init"]
 
     def bounds(self) -> tuple[Tensor, Tensor]:
-        """Epsilon at the start and at the end of an episode, now, before the random factor."""
+        """Return the current epsilon at the start and at the end of an episode, without u."""
         return self.anneal(*self.start), self.anneal(*self.end)
 
     def epsilon(self, tensordict: TensorDictBase) -> Tensor:
-        """Epsilon of every env ``[N]``; draws the random factor of envs that start an episode."""
+        """Return epsilon of every env ``[N]``; draw u of the envs that start an episode."""
         device = self._get(tensordict, self.action_key).device
-        begin, finish = (bound.to(device) for bound in self.bounds())
+        begin, finish = self.bounds()
+        begin = begin.to(device)
+        finish = finish.to(device)
         time = tensordict.get("time", begin.new_zeros(tensordict.batch_size))
-        epsilon = begin + (finish - begin) * time.reshape(tensordict.batch_size).clamp(0.0, 1.0)
+        time = time.reshape(tensordict.batch_size).clamp(0.0, 1.0)
+        epsilon = begin + (finish - begin) * time
         if not self.randomize:
             return epsilon
+
         is_init = self._get(tensordict, "is_init").reshape(tensordict.batch_size)
-        drawn = torch.rand(is_init.shape, device=device)
-        if self._multiplier is not None and self._multiplier.shape == is_init.shape:
-            drawn = torch.where(is_init, drawn, self._multiplier.to(device))
-        self._multiplier = drawn
-        return epsilon * drawn
+        # Drawn for all envs at every step: a draw for some of them would depend on the data, which
+        # cannot be captured.
+        multiplier = torch.rand(is_init.shape, device=device)
+        former = self._multiplier
+        # With another number of envs, all are drawn anew.
+        if former is not None and former.shape == is_init.shape:
+            multiplier = torch.where(is_init, multiplier, former.to(device))
+        self._multiplier = multiplier
+        return epsilon * multiplier
 
-    def carried(self) -> dict[str, Tensor]:
-        """With the random factors of the current episodes, after the first step."""
-        drawn = {} if self._multiplier is None else {"multiplier": self._multiplier}
-        return {**super().carried(), **drawn}
+    def static_buffers(self) -> dict[str, Tensor]:
+        """Return the step count and, after the first step, u of the current episodes."""
+        buffers = super().static_buffers()
+        if self._multiplier is not None:
+            buffers["multiplier"] = self._multiplier
+        return buffers
 
-    def carry(self, tensors: Mapping[str, Tensor]) -> None:
-        """See `Exploration.carry`."""
-        super().carry(tensors)
+    def set_static_buffers(self, tensors: Mapping[str, Tensor]) -> None:
+        """Use tensors like those of `static_buffers`, without a copy."""
+        super().set_static_buffers(tensors)
         self._multiplier = tensors.get("multiplier")
 
     def get_extra_state(self) -> dict[str, Tensor]:
-        """The random factors of the current episodes, empty before the first step."""
-        return {} if self._multiplier is None else {"multiplier": self._multiplier.clone()}
+        """Return u of the current episodes, empty before the first step."""
+        if self._multiplier is None:
+            return {}
+        return {"multiplier": self._multiplier.clone()}
 
     def set_extra_state(self, state: Any) -> None:
-        """Restores what `get_extra_state` returned."""
-        multiplier = state.get("multiplier")
-        self._multiplier = None if multiplier is None else multiplier.clone()
+        """Restore the result of `get_extra_state`."""
+        self._multiplier = state.get("multiplier")
+        if self._multiplier is not None:
+            self._multiplier = self._multiplier.clone()
 
     def __getstate__(self) -> dict[str, Any]:
+        # Every process draws its own.
         return {**self.__dict__, "_multiplier": None}

@@ -1,5 +1,4 @@
-"""What lies on disk, and outlives whatever ends the process: atomic writes, checkpoints, run
-directories.
+"""Files that survive the end of the process: atomic writes, checkpoints, run directories.
 
-Nothing is imported here: whoever writes a small file does not load torch.
+Nothing is imported here, so that writing a small file does not load torch.
 """

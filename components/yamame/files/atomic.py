@@ -1,4 +1,4 @@
-"""Files that are either wholly there or not there: write beside, flush to disk, rename."""
+"""Files that are either complete or not there: write beside, flush to disk, rename."""
 
 import json
 import math
@@ -12,22 +12,24 @@ from yamame.checks import UsageError
 from yamame.system.messages import one_line
 
 TEMPORARY_SUFFIX = ".partial"
-"""Suffix of files that were being written; such a file is never read and may be deleted."""
+"""Suffix of files that are being written. They are never read, and those of dead processes may be
+deleted.
+"""
 
 
 @contextmanager
 def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
-    """Opens a binary file that replaces ``path`` when the block ends without an error.
+    """Open a binary file that replaces ``path`` when the block ends without an error.
 
-    The data and the directory entry are flushed to disk before this returns. If the block raises,
-    or the process is killed at any moment, ``path`` keeps its former content. An ``OSError`` names
-    the file.
+    If the block raises, or the process or the machine dies at any moment, ``path`` keeps its former
+    content. An ``OSError`` names the file.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
     try:
         with temporary.open("wb") as file:
             yield file
             file.flush()
+            # Some file systems write the new name to disk before the data.
             os.fsync(file.fileno())
         os.replace(temporary, path)
         flush_folder(path.parent)
@@ -40,9 +42,7 @@ def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
 
 
 def flush_folder(path: Path) -> None:
-    """Flushes the entries of a directory to disk: names that were made, replaced and deleted in
-    it.
-    """
+    """Flush the names in a directory to disk: files that were created, replaced or deleted."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -51,9 +51,10 @@ def flush_folder(path: Path) -> None:
 
 
 def is_left_behind(process: str) -> bool:
-    """Whether what was named after a process, by its number, is the litter of one that has died.
+    """Return whether a file was left by a process that has died.
 
-    This process is asked before it writes anything, so its own number is that of an earlier one.
+    Args:
+        process: Number of the process that wrote the file, as text.
     """
     if not process.isdecimal():
         return False
@@ -63,20 +64,20 @@ def is_left_behind(process: str) -> bool:
         return True
     except (PermissionError, OverflowError):
         return False
+    # This process has not written anything yet: its number was that of an earlier process.
     return int(process) == os.getpid()
 
 
 def sweep_partial_files(folder: Path) -> None:
-    """Deletes what killed processes were writing with `atomic_writer` in a folder or below it."""
+    """Delete partial files of killed processes in a folder and below it."""
     for file in folder.rglob(f"*{TEMPORARY_SUFFIX}"):
-        if is_left_behind(file.name.removesuffix(TEMPORARY_SUFFIX).rpartition(".")[2]):
+        process = file.name.removesuffix(TEMPORARY_SUFFIX).rpartition(".")[2]
+        if is_left_behind(process):
             file.unlink(missing_ok=True)
 
 
 def make_folder(path: Path) -> None:
-    """Makes a directory and its parents, where they are missing, and flushes their names to
-    disk.
-    """
+    """Create a directory and its parents if they are missing, and flush their names to disk."""
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(exist_ok=True)
@@ -84,32 +85,40 @@ def make_folder(path: Path) -> None:
 
 
 def write_json(path: Path, data: Any) -> Path:
-    """Writes plain data as JSON, atomically. NaN and infinities are refused with ``ValueError``."""
+    """Write plain data as JSON, atomically.
+
+    Raises:
+        ValueError: The data has NaN or an infinity.
+    """
     with atomic_writer(path) as file:
         file.write((json.dumps(data, indent=2, allow_nan=False) + "\n").encode())
     return path
 
 
 def json_safe(value: Any) -> Any:
-    """Plain data with null for every number that JSON cannot hold."""
+    """Return plain data with None in place of NaN and infinities, which JSON cannot hold."""
     if isinstance(value, Mapping):
         return {name: json_safe(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [json_safe(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The mapping in a JSON file.
+    """Read a mapping from a JSON file.
 
     Raises:
-        UsageError: There is something else in the file.
+        FileNotFoundError: There is no such file.
+        UsageError: The file is damaged or holds something else.
     """
-    if path.exists() and not path.is_file():  # a pipe would be waited for
+    # Reading a pipe would wait for another process.
+    if path.exists() and not path.is_file():
         raise UsageError(f"{path} must be a file of JSON, it is no file")
     try:
         data = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:  # also of bytes that are no text
+    except (ValueError, RecursionError) as error:  # a ValueError also for bytes that are not UTF-8
         raise UsageError(
             f"{path} must be a file of JSON, it cannot be read: {one_line(error)}"
         ) from error

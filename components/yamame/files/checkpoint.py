@@ -1,22 +1,21 @@
 """Checkpoints that survive the process and the machine: atomic, checked, rotating, with the best
 one kept.
 
-Each checkpoint is one file ``step-<step>.pt`` which appears under that name only when it is
-complete and on disk, so killing the process, or cutting the power, at any moment leaves the
-previous ones loadable. ``torch.load(weights_only=True)`` reads it: a checkpoint from a stranger
-executes no code. The file is a zip archive in which every tensor, and the structure around them,
-has a CRC-32, which PyTorch does not look at. After it stands the CRC-32 of the whole file. These
-sums are compared before anything is restored; one that `torch.save` wrote alone has no sum of the
-whole. A checkpoint that is damaged is passed over for the one before.
+Each checkpoint is one file ``step-<step>.pt``, which appears under that name only when it is
+complete and on disk. Killing the process, or cutting the power, at any moment leaves the previous
+ones loadable. A checkpoint from a stranger executes no code, as ``torch.load(weights_only=True)``
+reads it. Checksums are compared before anything is restored, and a damaged checkpoint is skipped
+for the one before.
 
 TorchRL's ``torchrl.checkpoint`` was considered: it does not flush to disk, moves an existing
-checkpoint away before the new one is in place, demands the metric at every save when the best is
-kept and refuses TensorDicts inside state dictionaries. Its ``GlobalRNGState`` is what we use for
-the random number generators.
+checkpoint away before the new one is in place, requires the metric at every save when the best is
+kept and refuses TensorDicts inside state dictionaries. Its ``GlobalRNGState`` is used for the
+random number generators.
 """
 
 import errno
 import math
+import os
 import zipfile
 import zlib
 from collections.abc import Collection, Mapping
@@ -32,7 +31,8 @@ from yamame.files.codec import decode, encode
 from yamame.system.messages import OutsideError, one_line, print_stderr
 
 _KINDS = {"step": int, "metric": float | None, "config": dict, "components": dict}
-"""What the file of a checkpoint holds."""
+"""Entries of a checkpoint file, with their types."""
+# The last bytes of a file: the CRC-32 of everything before them.
 _SUM = b"yamame crc32 %08x"
 _CHUNK = 2**20
 _REMEDY = "bring a checkpoint back from a copy, or begin the run anew"
@@ -44,10 +44,10 @@ _REMEDY_OF_INTACT = (
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """What a checkpoint says beside the restored components.
+    """Contents of a checkpoint beside the components that were restored in place.
 
     Attributes:
-        step: The step it was saved at.
+        step: Step at which it was saved.
         metric: The metric given to ``save``, or None.
         config: The configuration given to `Checkpointer`.
         values: The plain-data components, by name; tensors are on the CPU.
@@ -63,11 +63,11 @@ class Checkpointer:
     """Saves and restores named components.
 
     A component with ``state_dict`` and ``load_state_dict`` (module, optimizer, `GlobalRNGState`,
-    `Budget`,
-    ...) is restored in place; anything else is plain data (see `yamame.files.codec.encode`) and is returned.
+    `Budget`, ...) is restored in place. Any other is plain data (see `yamame.files.codec.encode`)
+    and is returned.
 
     Args:
-        directory: Directory of the files; made by the first ``save``.
+        directory: Directory of the files; created by the first ``save``.
         keep_last: Number of newest checkpoints to keep.
         config: Plain nested dictionary stored in every checkpoint.
 
@@ -97,42 +97,52 @@ class Checkpointer:
 
     @property
     def last(self) -> Path | None:
-        """The newest checkpoint, whole or not."""
+        """Newest checkpoint, damaged or not; None if there is none."""
         return max(self.directory.glob("step-*.pt"), default=None)
 
     @property
     def best(self) -> Path | None:
-        """The checkpoint with the best metric; None when no kept checkpoint had one.
+        """Checkpoint with the best metric; None if no kept checkpoint has one.
 
         Raises:
-            UsageError: One of them is damaged, so that it is not known which is the best.
+            UsageError: A checkpoint is damaged, so the best one is unknown.
         """
-        metrics = [(self._metric(path), path) for path in self._files()]
-        return max([pair for pair in metrics if pair[0] is not None], default=(None, None))[1]
+        best: Path | None = None
+        highest = -math.inf
+        for path in self._files():
+            metric = self._metric(path)
+            # Of equal metrics the later step is kept.
+            if metric is not None and metric >= highest:
+                highest = metric
+                best = path
+        return best
 
     def path(self, step: int) -> Path:
-        """The file of the checkpoint of a step."""
+        """Return the file of the checkpoint of a step."""
+        # With leading zeros, so that the order of names is that of steps.
         return self.directory / f"step-{step:012d}.pt"
 
     def save(
         self, components: Mapping[str, Any], *, step: int, metric: float | None = None
     ) -> Path:
-        """Writes one checkpoint and removes those that are no longer kept.
+        """Write a checkpoint and delete those that are no longer kept.
 
         Args:
-            components: Name to object.
-            step: Names the file; a checkpoint of the same step is replaced.
-            metric: The largest is the best; None and non-finite values never are.
+            components: Objects by name.
+            step: Step of the file name. A checkpoint of the same step is replaced.
+            metric: Score of the checkpoint; the largest is the best. None and non-finite values are
+                never the best.
 
         Raises:
-            TypeError: A component holds something that cannot be restored.
-            OSError: It could not be written; the former checkpoints are as they were.
+            TypeError: A component holds a value that cannot be restored.
+            OSError: Writing failed. The former checkpoints are as they were.
         """
-        metric = float(metric) if metric is not None and math.isfinite(metric) else None
-        states = {
-            name: encode(part.state_dict() if _is_stateful(part) else part, name)
-            for name, part in components.items()
-        }
+        if metric is not None:
+            metric = float(metric) if math.isfinite(metric) else None
+        states = {}
+        for name, component in components.items():
+            state = component.state_dict() if _is_stateful(component) else component
+            states[name] = encode(state, name)
         payload = {"step": step, "metric": metric, "config": self.config, "components": states}
         make_folder(self.directory)
         path = self.path(step)
@@ -140,10 +150,11 @@ class Checkpointer:
             summed = _Summed(file)
             try:
                 torch.save(payload, summed)  # type: ignore[arg-type]  # nothing else is called
-            except RuntimeError as error:  # "enforce fail": torch hides that the disk is full
-                raise (
-                    error.__context__ if isinstance(error.__context__, OSError) else error
-                ) from None
+            except RuntimeError as error:
+                # torch hides the error of a full disk behind one of its own.
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from None
+                raise
             file.write(_SUM % summed.crc)
         self._metrics[path] = metric
         self._prune()
@@ -156,40 +167,46 @@ class Checkpointer:
         which: str | Path = "last",
         optional: Collection[str] = (),
     ) -> LoadedCheckpoint:
-        """Restores components.
+        """Restore components.
 
         Args:
-            components: Name to object: restored in place when it has ``load_state_dict``, else only
-                its name counts. Components of the checkpoint that are not asked for are left alone.
-            which: ``"best"``, a file, or ``"last"``, to go on from the newest that can be restored:
-                each newer one is told in a line on the standard error and renamed to
+            components: Objects by name. One with ``load_state_dict`` is restored in place; of any
+                other only the name is used. Further components of the checkpoint are ignored.
+            which: ``"best"``, a file, or ``"last"`` for the newest checkpoint that can be restored.
+                Newer ones are then reported on the standard error and renamed to
                 ``damaged-step-<step>.pt``.
-            optional: Plain data to return as well, if the checkpoint has it.
+            optional: Names of plain data to return as well, if the checkpoint has it.
 
         Raises:
-            UsageError: There is no such checkpoint, the file is none or is damaged, a component is
-                missing in it or cannot be restored from it.
-            StateMismatchError: A component states that its state belongs to another network. No
-                older one is tried.
+            UsageError: The checkpoint does not exist, is damaged, or lacks a component, or a
+                component cannot be restored from it.
+            StateMismatchError: The state of a component belongs to another network. No older
+                checkpoint is tried.
         """
         if which != "last":
             return self._restore(self._find(which), components, optional)
+
         files = [self._find("last"), *self._files()[-2::-1]]
         failures: list[UsageError] = []
         for path in files:
             try:
                 loaded = self._restore(path, components, optional)
-            except StateMismatchError:  # an older checkpoint is of the same network
-                raise
+            except StateMismatchError:
+                raise  # an older checkpoint is of the same network
             except UsageError as error:
                 failures.append(error)
             else:
                 break
         else:
-            # What does not fit an intact checkpoint is no matter of copies.
-            intact = [failure for failure in failures if isinstance(failure, _UnfitError)]
-            worst, remedy = (intact[0], _REMEDY_OF_INTACT) if intact else (failures[-1], _REMEDY)
-            raise UsageError(f"{worst}; none before it is left: {remedy}") from worst
+            # A copy would not help if an intact checkpoint does not fit the components.
+            worst = failures[-1]
+            remedy = _REMEDY
+            for failure in reversed(failures):
+                if isinstance(failure, _UnfitError):
+                    worst = failure
+                    remedy = _REMEDY_OF_INTACT
+            worst.remedy = f"none before it is left: {remedy}"
+            raise worst
         for failure, before in zip(failures, files[1:], strict=False):
             print_stderr(f"{failure}; going on from {before.name}")
         for damaged in files[: files.index(path)]:
@@ -197,11 +214,10 @@ class Checkpointer:
         return loaded
 
     def read_config(self) -> dict[str, Any]:
-        """The configuration in the newest checkpoint that can be read, to compare before anything
-        is built.
+        """Return the configuration in the newest checkpoint that can be read.
 
         Raises:
-            UsageError: None can be read.
+            UsageError: No checkpoint can be read.
         """
         newest = self._find("last")
         for path in reversed(self._files()):
@@ -210,13 +226,20 @@ class Checkpointer:
             except UsageError as error:
                 if path == newest:
                     first = error
-        raise UsageError(f"{first}; none before it is left: {_REMEDY}") from first
+        first.remedy = f"none before it is left: {_REMEDY}"
+        raise first
 
     def _files(self) -> list[Path]:
         return sorted(self.directory.glob("step-*.pt"))
 
     def _find(self, which: str | Path) -> Path:
-        path = self.last if which == "last" else self.best if which == "best" else Path(which)
+        path: Path | None
+        if which == "last":
+            path = self.last
+        elif which == "best":
+            path = self.best
+        else:
+            path = Path(which)
         if path is None or not path.exists():
             raise UsageError(
                 f"Checkpointer: there must be a checkpoint, found no {which} in {self.directory}"
@@ -236,13 +259,13 @@ class Checkpointer:
         missing = sorted(components.keys() - saved.keys())
         if missing:
             raise _UnfitError(
-                f"Checkpointer: {path} must hold {', '.join(missing)}, it holds {', '.join(sorted(saved))}"
+                f"Checkpointer: {path} must hold {', '.join(missing)}, "
+                f"it holds {', '.join(sorted(saved))}"
             )
+
+        present = {key: None for key in optional if key in saved}
         values = {}
-        for name, component in {
-            **{key: None for key in optional if key in saved},
-            **components,
-        }.items():
+        for name, component in {**present, **components}.items():
             try:
                 state = decode(saved[name])
                 if _is_stateful(component):
@@ -255,7 +278,7 @@ class Checkpointer:
                 raise StateMismatchError(
                     f"Checkpointer: {name} of {path} cannot be restored: {error}"
                 ) from error
-            except Exception as error:  # a class of anybody's may raise anything
+            except Exception as error:  # a third-party class may raise any error
                 reason = f"{name} must be restored from {path}, it cannot be: {one_line(error)}"
                 raise _UnfitError(f"Checkpointer: {reason}") from error
         self._metrics[path] = payload["metric"]
@@ -264,6 +287,7 @@ class Checkpointer:
         )
 
     def _prune(self) -> None:
+        """Delete checkpoints that are neither new nor the best, and rename damaged ones."""
         for path in self._files():
             try:
                 self._metric(path)
@@ -274,67 +298,95 @@ class Checkpointer:
         for path in self._files()[: -self.keep_last]:
             if path != best:
                 path.unlink()
+        # Left by killed processes; this one is not writing now.
         for path in self.directory.glob(f"*{TEMPORARY_SUFFIX}"):
             path.unlink()
 
 
 class _UnfitError(UsageError):
-    """A checkpoint that can be read, but not be restored."""
+    """Checkpoint that can be read, but not restored."""
 
 
 class _Summed:
-    """A file that adds up the CRC-32 of what is written to it."""
+    """File that computes the CRC-32 of everything that is written to it."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self.crc, self._file, self.flush = 0, file, file.flush
+        self.crc = 0
+        self.flush = file.flush
+        self._file = file
 
     def write(self, data: bytes) -> int:
+        """Write to the file."""
         self.crc = zlib.crc32(data, self.crc)
         return self._file.write(data)
 
 
 def _check_sums(file: IO[bytes]) -> None:
-    """Raises ``ValueError`` or `zipfile.BadZipFile` unless a file is as it was written."""
-    crc, left = 0, max(0, file.seek(0, 2) - len(_SUM % 0))
+    """Compare the checksums of a file with its content.
+
+    Raises:
+        ValueError, zipfile.BadZipFile: The file is damaged.
+    """
+    size = file.seek(0, os.SEEK_END)
+    left = max(0, size - len(_SUM % 0))
     file.seek(left)
     end = file.read()
+
+    crc = 0
     file.seek(0)
-    while left and (chunk := file.read(min(left, _CHUNK))):
-        crc, left = zlib.crc32(chunk, crc), left - len(chunk)
+    while left > 0:
+        chunk = file.read(min(left, _CHUNK))
+        if not chunk:
+            break
+        crc = zlib.crc32(chunk, crc)
+        left -= len(chunk)
     if end == _SUM % crc:
         return
+
+    # A file that torch.save wrote alone has no sum of the whole. It is a zip archive in which every
+    # tensor has a CRC-32, which PyTorch does not compare.
     with zipfile.ZipFile(file) as archive:
         damaged = archive.testzip()
-    if damaged is not None or end.startswith(_SUM[:-4]):
-        raise ValueError(f"{damaged or 'what stands'} in it does not match its checksum")
+    if damaged is not None:
+        raise ValueError(f"{damaged} in it does not match its checksum")
+    if end.startswith(_SUM[:-4]):
+        raise ValueError("its content does not match its checksum")
 
 
 def _is_stateful(component: Any) -> bool:
-    return all(
-        callable(getattr(component, name, None)) for name in ("state_dict", "load_state_dict")
-    )
+    """Return whether a component is restored in place."""
+    saves = getattr(component, "state_dict", None)
+    loads = getattr(component, "load_state_dict", None)
+    return callable(saves) and callable(loads)
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Reads to the CPU, where random number generators must be; modules and optimizers move by
-    themselves.
+    """Read a checkpoint file.
+
+    Raises:
+        UsageError: The file is damaged or no checkpoint.
     """
-    if path.exists() and not path.is_file():  # a pipe would be waited for
+    # Reading a pipe would wait for another process.
+    if path.exists() and not path.is_file():
         raise UsageError(f"Checkpointer: {path} must be a checkpoint, it is no file")
     try:
         with path.open("rb") as file:
             _check_sums(file)
             file.seek(0)
+            # States of random number generators must be on the CPU; modules and optimizers move
+            # theirs to the right device.
             payload = torch.load(file, map_location="cpu", weights_only=True)
     except MemoryError:
         raise
-    except Exception as error:  # damaged files make zipfile and torch raise almost anything
+    except Exception as error:  # zipfile and torch raise many kinds of errors for damaged files
+        # Other errors of the disk do not concern the content of the file.
         if isinstance(error, OSError) and error.errno not in (errno.EIO, errno.EISDIR, None):
             raise
         reason = f"{path} must be a checkpoint, it cannot be read: {one_line(error)}"
         raise UsageError(f"Checkpointer: {reason}") from error
-    if not isinstance(payload, dict) or not all(
-        isinstance(payload.get(name, ...), kind) for name, kind in _KINDS.items()
-    ):
-        raise UsageError(f"Checkpointer: {path} must be a checkpoint, it holds something else")
+
+    for name, kind in _KINDS.items():
+        # The default is of no allowed type: a missing entry is refused, too.
+        if not isinstance(payload, dict) or not isinstance(payload.get(name, ...), kind):
+            raise UsageError(f"Checkpointer: {path} must be a checkpoint, it holds something else")
     return payload

@@ -1,8 +1,8 @@
-"""Checkpoint contents as tensors and plain Python, so that reading one back executes no code.
+"""Contents of checkpoints as tensors and plain Python objects, which can be read without executing
+code.
 
-``torch.load(weights_only=True)`` knows tensors and a few plain types. `encode` turns TensorDicts
-and NumPy values into those, keeps tensors of their exact type and values, and refuses everything
-else by name; `decode` undoes it.
+``torch.load(weights_only=True)`` reads tensors and a few plain types. `encode` converts TensorDicts
+and NumPy values to these types, and `decode` converts them back to the same types and bits.
 """
 
 from collections import OrderedDict
@@ -19,15 +19,15 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.d
 
 
 def encode(value: Any, name: str) -> Any:
-    """Plain form of ``value``.
+    """Convert a value to tensors and plain types.
 
     Args:
         value: Tensors, TensorDicts, NumPy arrays and scalars, numbers, strings, bytes, None, and
             dictionaries, lists, tuples and sets of them.
-        name: What the value is called in error messages.
+        name: Name of the value in error messages.
 
     Raises:
-        TypeError: Something else is inside; names the place and the type.
+        TypeError: The value contains another type.
 
     >>> decode(encode({"a": (1, np.float32(2.5))}, "state"))
     {'a': (1, np.float32(2.5))}
@@ -36,16 +36,18 @@ def encode(value: Any, name: str) -> Any:
         return value
     if isinstance(value, Tensor):
         tensor = value.detach().as_subclass(Tensor)
-        # A view of a larger storage is copied, for the storage would be saved whole.
-        partial = tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
-        return tensor.clone() if partial else tensor
+        # torch.save writes the whole storage, so a view of a larger one is copied.
+        if tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size():
+            return tensor.clone()
+        return tensor
     if isinstance(value, TensorDictBase):
+        # Not TensorDict.to_dict, which forgets the batch size and keeps values of any type.
         entries = {key: encode(item, f"{name}[{key!r}]") for key, item in value.items()}
         return {_KIND: "tensordict", "entries": entries, "batch_size": value.batch_size}
+    # An array of objects could hold anything.
     if isinstance(value, np.ndarray | np.generic) and value.dtype != object:
-        kind = "ndarray" if isinstance(value, np.ndarray) else "scalar"
         return {
-            _KIND: kind,
+            _KIND: "ndarray" if isinstance(value, np.ndarray) else "scalar",
             "dtype": value.dtype.str,
             "shape": list(value.shape),
             "data": value.tobytes(),
@@ -62,27 +64,26 @@ def encode(value: Any, name: str) -> Any:
 
 
 def _encode_mapping(value: Mapping[Any, Any], name: str) -> dict[Any, Any]:
-    items = (
-        (encode(key, f"{name} key"), encode(item, f"{name}[{key!r}]"))
-        for key, item in value.items()
-    )
-    if not isinstance(value, OrderedDict):
-        return dict(items)
-    ordered = OrderedDict(items)
-    if hasattr(value, "_metadata"):
-        ordered._metadata = value._metadata  # type: ignore[attr-defined]  # versions of a module's state
-    return ordered
+    encoded: dict[Any, Any] = OrderedDict() if isinstance(value, OrderedDict) else {}
+    for key, item in value.items():
+        encoded[encode(key, f"{name} key")] = encode(item, f"{name}[{key!r}]")
+    # State dicts of modules have the versions of the modules as an attribute.
+    if isinstance(value, OrderedDict) and hasattr(value, "_metadata"):
+        encoded._metadata = value._metadata  # type: ignore[attr-defined]
+    return encoded
 
 
 def decode(value: Any) -> Any:
-    """The value that was given to `encode`; tensors stay on the device they were loaded to."""
+    """Convert a value back that `encode` returned. Tensors stay on their device."""
     if isinstance(value, dict):
         kind = value.get(_KIND)
         if kind == "tensordict":
             return TensorDict(decode(value["entries"]), batch_size=value["batch_size"])
         if kind in ("ndarray", "scalar"):
             array = np.frombuffer(value["data"], dtype=value["dtype"]).reshape(value["shape"])
+            # An array over bytes cannot be written to.
             return array.copy() if kind == "ndarray" else array[()]
+        # In place, as an OrderedDict keeps its type and its attribute so.
         for key in value:
             value[key] = decode(value[key])
         return value

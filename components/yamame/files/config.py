@@ -5,9 +5,10 @@ from typing import Any
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings as one with dotted keys; sequences of mappings get their index as a key.
+    """Flatten nested mappings to one with dotted keys. A sequence of mappings has its index as key.
 
-    Plain containers and OmegaConf's are accepted alike.
+    Args:
+        config: Plain containers, or those of OmegaConf.
 
     >>> flatten({"seed": 1, "agent": {"gammas": [0.9, 0.99], "parts": [{"a": 1}]}})
     {'seed': 1, 'agent.gammas': [0.9, 0.99], 'agent.parts.0.a': 1}
@@ -16,13 +17,19 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves below a key, with their keys."""
     prefix = f"{key}." if key else ""
-    sequence = isinstance(value, Sequence) and not isinstance(value, str)
-    if isinstance(value, Mapping) and (value or not key):
+    is_sequence = isinstance(value, Sequence) and not isinstance(value, str)
+
+    if isinstance(value, Mapping):
+        if not value and key:
+            yield key, {}  # else a key with an empty mapping would be lost
         for name, item in value.items():
             yield from _leaves(item, f"{prefix}{name}")
-    elif sequence and any(isinstance(item, Mapping) for item in value):
+    elif is_sequence and any(isinstance(item, Mapping) for item in value):
         for index, item in enumerate(value):
             yield from _leaves(item, f"{prefix}{index}")
+    elif is_sequence:
+        yield key, list(value)
     else:
-        yield key, list(value) if sequence else dict(value) if isinstance(value, Mapping) else value
+        yield key, value

@@ -1,6 +1,6 @@
-"""What makes two runs the same: the one place that says which settings count, and for what.
+"""Settings by which runs are compared, named, resumed and grouped.
 
-Settings are told by their dotted keys; a name here stands for the key and for all below it.
+A name stands for the dotted key and for all keys below it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,31 +13,26 @@ BOOKKEEPING = (
     *("run", "resume", "checkpoint", "replay.keep", "expected", "trust"),
     *("hydra", "launcher", "sweeper", "logger", "callbacks"),
 )
-"""Where a run is kept, how often, who is told of it, whom it trusts: nothing that it computes
-depends on these.
-"""
+"""Settings of storage, logging and trust. No computed number depends on them."""
 LENGTH = ("budget",)
-"""When a run ends."""
+"""Settings of the end of a run."""
 REPETITION = ("seed",)
-"""Which of several equal runs it is."""
+"""Settings that differ between repetitions of a run."""
 UNSEEN = (
     *("workers", "evaluation.video_frames", "evaluation.num_envs"),
-    *(f"collector.{key}" for key in ("num_workers", "address", "resources", "timeout")),
+    *("collector.num_workers", "collector.address"),
+    *("collector.resources", "collector.timeout"),
 )
-"""Who does the work and what is drawn as a video: neither what is learned nor how it is
-measured.
-"""
+"""Settings of processes and videos, which change neither learning nor measuring."""
 MACHINE = (
     *("device", "float32_matmul_precision", "packing", "encoder.checkpoint_layers"),
     *("encoder.compiled", "collector.compile_policy"),
-    *(
-        f"{part}.{key}"
-        for part in ("schedule", "collector")
-        for key in ("autocast", "cuda_graph", "compile")
-    ),
+    *("schedule.autocast", "schedule.cuda_graph", "schedule.compile"),
+    *("collector.autocast", "collector.cuda_graph", "collector.compile"),
 )
-"""How a machine computes, precision and speed: the same experiment to other bits. (Two are of
-earlier versions.)
+"""Settings of precision and speed: the same experiment with other rounding.
+
+``encoder.compiled`` and ``collector.compile_policy`` are settings of earlier versions.
 """
 
 ADDED = {
@@ -52,9 +47,11 @@ ADDED = {
     "env.split_by": "walls_and_goals",
     "env.position": True,
 }
-"""Settings that earlier versions did not have, and what they did; of ``env.split_by`` see
-`added`.
+"""Settings that earlier versions lacked, with the values that they behaved like.
+
+``env.split_by`` depends on the environment, see `added`.
 """
+_ABSENT = "(absent)"
 _SPLIT_BY = {
     "PackageDelivery": "roads_and_goals",
     "DarkKeyDoor": "rooms_and_starts",
@@ -63,7 +60,7 @@ _SPLIT_BY = {
 
 
 def added(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`ADDED` with the value of ``env.split_by`` for the environment of a configuration.
+    """Return `ADDED` with the value of ``env.split_by`` for the environment of a configuration.
 
     >>> added({"env": {"_target_": "yamame_envs.DarkKeyDoor"}})["env.split_by"]
     'rooms_and_starts'
@@ -71,13 +68,13 @@ def added(config: Mapping[str, Any]) -> dict[str, Any]:
     env = flatten(config.get("env") or {})
     name = str(env.get("_target_")).rpartition(".")[2]
     split_by = _SPLIT_BY.get(name, ADDED["env.split_by"])
-    if name == "MetaFrozenLake" and not env.get("hard"):  # actions were never swapped
-        split_by = "lakes"
+    if name == "MetaFrozenLake" and not env.get("hard"):
+        split_by = "lakes"  # actions were never swapped
     return {**ADDED, "env.split_by": split_by}
 
 
 def is_one_of(key: str, names: Sequence[str]) -> bool:
-    """Whether a key is one of some names, or below one.
+    """Return whether a key is one of some names, or below one.
 
     >>> [is_one_of(key, ["run", "budget"]) for key in ("run", "run.name", "runs")]
     [True, True, False]
@@ -86,7 +83,7 @@ def is_one_of(key: str, names: Sequence[str]) -> bool:
 
 
 def key_of(override: str) -> str:
-    """The key that an argument of a command line sets, adds or takes away.
+    """Return the key that an override sets, adds or removes.
 
     >>> [key_of(text) for text in ("seed=1", "+ablation@_global_=no_memory", "~trials")]
     ['seed', 'ablation', 'trials']
@@ -95,53 +92,54 @@ def key_of(override: str) -> str:
 
 
 def leaves_what_was_done(key: str) -> bool:
-    """Whether a run that continues with another value keeps its results so far."""
+    """Return whether the results so far stay valid if a run continues with another value."""
     return is_one_of(key, BOOKKEEPING + LENGTH + UNSEEN + MACHINE) or "workers" in key.split(".")
 
 
 def may_change_on_resume(key: str) -> bool:
-    """Whether a run may be continued with another value."""
+    """Return whether a run may be continued with another value."""
     return leaves_what_was_done(key) or is_one_of(key, ("evaluation",))
 
 
 def makes_another_name(key: str) -> bool:
-    """Whether a run that is given no name shows the setting in the name that is made up for it."""
+    """Return whether the generated name of a run contains the setting."""
     return not is_one_of(key, BOOKKEEPING + LENGTH + REPETITION + ("evaluation",))
 
 
 def is_a_setting(key: str) -> bool:
-    """Whether a parameter may change what is learned or how it is measured, so that runs are
-    compared by it.
-    """
+    """Return whether a parameter may change learning or measuring, so that runs differ by it."""
     return not is_one_of(key, BOOKKEEPING + REPETITION + UNSEEN) and "workers" not in key.split(".")
 
 
 def makes_another_experiment(key: str) -> bool:
-    """Whether an experiment with another value is no longer the one that was written, which a
-    verdict is about.
-    """
+    """Return whether another value makes another experiment, to which no verdict applies."""
     return is_a_setting(key) and not is_one_of(key, (*MACHINE, "experiment"))
 
 
 def belongs_to_a_machine(key: str) -> bool:
-    """Whether a setting says how a machine computes, so that a run with another value does not
-    reach the same bits.
-    """
+    """Return whether a setting concerns precision or speed, so that only rounding depends on it."""
     return is_one_of(key, MACHINE)
 
 
 def is_of_one_run(key: str) -> bool:
-    """Whether a setting belongs to a single run, so that a command that repeats it does without."""
+    """Return whether a setting belongs to a single run and is left out to repeat its command."""
     return is_one_of(key, ("resume", "run", *REPETITION))
 
 
 def differing(
     saved: Mapping[str, Any], current: Mapping[str, Any], *, but_for: Callable[[str], bool]
 ) -> list[str]:
-    """Every key whose value is another one, with both values; a part that one of them lacks is one
-    change.
+    """List the keys with different values, with both values.
 
-    >>> differing({"seed": 1, "run": {"name": "a"}}, {"seed": 2, "run": {}}, but_for=may_change_on_resume)
+    A part that one of the two lacks is a single change.
+
+    Args:
+        saved: Configuration of an earlier session, perhaps of an earlier version.
+        current: Configuration of this session.
+        but_for: Predicate of keys to ignore.
+
+    >>> saved = {"seed": 1, "run": {"name": "a"}}
+    >>> differing(saved, {"seed": 2, "run": {}}, but_for=may_change_on_resume)
     ['seed: 1 -> 2']
     >>> packing = {"_target_": "yamame.replay.SequencePacking", "row_multiple": 1}
     >>> differing({"packing": packing}, {"packing": None}, but_for=may_change_on_resume)
@@ -149,67 +147,82 @@ def differing(
     >>> differing({"packing": packing}, {"packing": None}, but_for=lambda key: False)
     ['packing: SequencePacking -> null']
     """
-    after = flatten(current)
-    before = flatten(saved)
+    all_after = flatten(current)
+    all_before = flatten(saved)
     for key, value in added(saved).items():
-        if (
-            key in after and key.rpartition(".")[0] not in before
-        ):  # a part that is None lacks no setting
-            before.setdefault(key, value)
-    before, after = _with_whole_parts(before, after), _with_whole_parts(after, before)
-    absent = "(absent)"
-    return [
-        f"{key}: {_value(before.get(key, absent))} -> {_value(after.get(key, absent))}"
-        for key in sorted(before.keys() | after.keys())
-        if before.get(key, absent) != after.get(key, absent) and not but_for(key)
-    ]
+        # A part that is None has no settings, so none of them was added to it.
+        is_part_none = key.rpartition(".")[0] in all_before
+        if key in all_after and not is_part_none:
+            all_before.setdefault(key, value)
+    before = _with_whole_parts(all_before, all_after)
+    after = _with_whole_parts(all_after, all_before)
+
+    changes = []
+    for key in sorted(before.keys() | after.keys()):
+        old = before.get(key, _ABSENT)
+        new = after.get(key, _ABSENT)
+        if old != new and not but_for(key):
+            changes.append(f"{key}: {_format(old)} -> {_format(new)}")
+    return changes
 
 
 class _Part(str):
-    """The name of a class that stands for all settings of its node."""
+    """Name of a class, in place of all settings of its node."""
 
 
 def _with_whole_parts(flat: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of which nodes that are None on the other side are one value: the name of their
-    class.
-    """
-    kept = dict(flat)
-    for key in [key for key, value in other.items() if value is None and f"{key}._target_" in flat]:
-        kept = {name: value for name, value in kept.items() if not name.startswith(f"{key}.")}
-        kept[key] = _Part(str(flat[f"{key}._target_"]).rpartition(".")[2])
-    return kept
+    """Replace the settings of each node that is None in ``other`` by the name of its class."""
+    settings = dict(flat)
+    for key, value in other.items():
+        target = flat.get(f"{key}._target_")
+        if value is not None or target is None:
+            continue
+        for name in flat:
+            if name.startswith(f"{key}."):
+                settings.pop(name, None)
+        settings[key] = _Part(str(target).rpartition(".")[2])
+    return settings
 
 
-def _value(value: Any) -> str:
+def _format(value: Any) -> str:
+    """Return a value as a message shows it."""
     if value is None:
         return "null"
-    return str(value) if isinstance(value, _Part) else repr(value)
+    if isinstance(value, _Part):
+        return str(value)
+    return repr(value)
 
 
 def compare_config(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Refuses to continue a run under another configuration.
+    """Check that a run may continue with a configuration.
 
     Args:
         saved: The configuration of the checkpoint.
         current: The configuration of this process.
 
     Raises:
-        UsageError: Names every key that differs and must not, with both values.
+        UsageError: Some keys differ that must not. The message has both values of each.
 
     >>> compare_config({"seed": 1, "budget": {"minutes": 5}}, {"seed": 1, "budget": {"minutes": 9}})
     """
     others = differing(saved, current, but_for=may_change_on_resume)
-    if others:
-        former = added(saved) | flatten(saved)
-        # The default of a setting may have changed since the run began: these are values that
-        # nobody has typed.
-        values = {key: former.get(key) for key in (text.partition(":")[0] for text in others)}
-        given = [
-            f"{key}={value}"
-            for key, value in values.items()
-            if isinstance(value, str | int | float)
-        ]
-        raise UsageError(
-            "compare_config: a resumed run must keep its configuration (give the former values"
-            f"{', ' * bool(given)}{' '.join(given)}, or another run.name), got {'; '.join(others)}"
-        )
+    if not others:
+        return
+
+    # The default of a setting may have changed since the run began, so its former value is shown as
+    # an override.
+    former = added(saved) | flatten(saved)
+    remedy = ["give the former values"]
+    overrides = []
+    for text in others:
+        key = text.partition(":")[0]
+        value = former.get(key)
+        if isinstance(value, str | int | float):
+            overrides.append(f"{key}={value}")
+    if overrides:
+        remedy.append(" ".join(overrides))
+    remedy.append("or another run.name")
+    raise UsageError(
+        f"compare_config: a resumed run must keep its configuration ({', '.join(remedy)}), "
+        f"got {'; '.join(others)}"
+    )

@@ -1,9 +1,8 @@
-"""One directory per run: ``<root>/<name>``, claimed by one process at a time.
+"""Directories of runs: ``<root>/<name>``, each claimed by one process at a time.
 
-A run directory is never reused by accident: an existing one is refused unless the run is resumed or
-overwritten, and a file lock keeps two processes from writing the same run. The lock belongs to the
-process, so it disappears with it, however it ends. A run that was claimed and never begun leaves
-everything as it was, the run it was to replace included.
+An existing directory is refused unless the run is resumed or overwritten, and a file lock keeps two
+processes from writing the same run. A run that was claimed but never begun leaves everything as it
+was, including the run that it would have replaced.
 """
 
 import contextlib
@@ -23,15 +22,15 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=,+-]{0,127}")
 
 
 class RunDirectory:
-    """The claimed directory of one run. Made by `RunDirectory.open`, given up by `close`.
+    """Claimed directory of a run. Made by `RunDirectory.open`, released by `close`.
 
-    Between `open` and `begin` files may be written, but nothing is decided: `close`, or the death
-    of the process, leaves the directory as it was before.
+    Until `begin` is called, `close` or the death of the process restores the directory as it was
+    before `open`.
 
     Attributes:
         path: The directory.
         resumed: Whether it continues an earlier run.
-        begun: Whether the run is there, whatever happens.
+        begun: Whether the run has begun, so that its directory stays.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as root:
@@ -47,7 +46,7 @@ class RunDirectory:
         self.resumed = resumed
         self.begun = False
         self._lock = lock
-        self._created = created  # the directories that `open` made, innermost first
+        self._created = created  # directories that `open` created, innermost first
 
     @classmethod
     def open(
@@ -58,20 +57,21 @@ class RunDirectory:
         resume: bool | Literal["auto"] = False,
         overwrite: bool = False,
     ) -> "RunDirectory":
-        """Claims ``<root>/<name>`` for this process.
+        """Claim ``<root>/<name>`` for this process.
 
         Args:
-            root: Directory of all runs; made when missing.
+            root: Directory of all runs; created if missing.
             name: Name of the run: letters, digits and ``. _ = , + -``.
-            resume: Continue the run that is there; ``auto``: if there is one.
-            overwrite: Replace the run that is there.
+            resume: Continue an existing run; ``auto``: if there is one.
+            overwrite: Replace an existing run.
 
         Raises:
-            UsageError: The name is no directory name; the run exists and neither option is set;
-                both are set; there is nothing to resume; the directory is not a run; another
-                process has claimed it.
+            UsageError: The name is invalid; the run exists and neither option is set; both are set;
+                there is no run to resume; the directory is not a run; another process has claimed
+                it.
         """
         path = checked_path(root, name, resume=resume, overwrite=overwrite)
+        # A stranger's link would have files deleted or written elsewhere.
         for entry in (path / _FORMER, path / _MOVING, path / _DELETED, path / LOCK_FILE):
             if entry.is_symlink():
                 raise UsageError(f"RunDirectory: {entry} must be no link; remove it")
@@ -79,9 +79,10 @@ class RunDirectory:
         make_folder(path)
         lock = _claim(path)
         try:
-            _put_back(path)  # a process may have died before its run began
+            # A process may have died before its run began, or while it deleted the former run.
+            _put_back(path)
             sweep_partial_files(path)
-            if (path / _DELETED).exists():  # while a run was being deleted
+            if (path / _DELETED).exists():
                 shutil.rmtree(path / _DELETED)
             resumed = _is_used(path) if resume == "auto" else resume
             if overwrite:
@@ -94,53 +95,54 @@ class RunDirectory:
         return cls(path, resumed=resumed, lock=lock, created=created)
 
     def begin(self) -> None:
-        """From now on the run is there, whatever happens; the one that it replaces is deleted."""
+        """Keep the directory from now on, and delete the run that it replaces."""
         self.begun = True
         former = self.path / _FORMER
-        if (
-            former.exists()
-        ):  # under another name, or half of it would be put back if this process died now
+        if former.exists():
+            # Renamed first: if this process died now, half of the former run would be restored.
             shutil.rmtree(former.rename(self.path / _DELETED))
 
     def close(self) -> None:
-        """Gives the directory up; a new run that has not begun leaves it as it was before."""
+        """Release the directory. If a new run has not begun, it is as it was before `open`."""
         if not (self.begun or self.resumed):
             _clear(self.path)
             _put_back(self.path)
             if self._created:
                 (self.path / LOCK_FILE).unlink()
             for folder in self._created:
-                with contextlib.suppress(OSError):  # another run began there meanwhile
+                # Another run may have begun there meanwhile, so that the folder is not empty.
+                with contextlib.suppress(OSError):
                     folder.rmdir()
         self._lock.close()
 
 
 class SharedDirectory(RunDirectory):
-    """The directory of a run that another process has claimed for this one too: nothing is made,
-    moved or deleted.
+    """Directory of a run that another process has claimed for this one, too.
+
+    Nothing is created, moved or deleted.
     """
 
     def __init__(self, path: Path, *, resumed: bool) -> None:
-        self.path, self.resumed, self.begun = path, resumed, False
+        self.path = path
+        self.resumed = resumed
+        self.begun = False
 
     def begin(self) -> None:
-        """From now on the run is there, whatever happens."""
+        """Set `begun`."""
         self.begun = True
 
     def close(self) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
 
 def checked_path(
     root: str | Path, name: str, *, resume: bool | Literal["auto"], overwrite: bool
 ) -> Path:
-    """The path of a run after every refusal of `RunDirectory.open` that can be decided without
-    writing anything.
-    """
+    """Return the path of a run after the checks of `RunDirectory.open` that need no writing."""
     if not _NAME.fullmatch(name):
         raise UsageError(
-            "RunDirectory: run.name must be 1 to 128 letters, digits or . _ = , + - and begin with a letter "
-            f"or digit, got {name!r}"
+            "RunDirectory: run.name must be 1 to 128 letters, digits or . _ = , + - "
+            f"and begin with a letter or digit, got {name!r}"
         )
     if resume and overwrite:
         given = "auto" if resume == "auto" else "true"
@@ -152,49 +154,62 @@ def checked_path(
     used = _is_used(path)
     if resume is True and not used:
         raise UsageError(
-            f"RunDirectory: there must be a run to resume, {path} does not exist or is empty"
+            f"RunDirectory: no run to resume, {path} does not exist or is empty; "
+            "begin it with resume=auto"
         )
     if used and not (resume or overwrite):
         raise UsageError(_refusal(path))
+    # Every run has a lock file: other files are not to be overwritten.
     if used and not (path / LOCK_FILE).exists():
         raise UsageError(f"RunDirectory: {path} must be a run's directory, it holds other files")
     return path
 
 
 def check_folder(path: str | Path, key: str) -> None:
-    """Refuses what is no directory and cannot become one; nothing is made.
+    """Check that a path is a directory or can become one. Nothing is created.
 
     Args:
-        path: Where something is to be written later.
-        key: What the user called it.
+        path: Directory that will be written to later.
+        key: Setting that names it, for the message.
 
     Raises:
-        UsageError: There is a file in the way, or the place must not be written to.
+        UsageError: A file is in the way, or writing is not permitted.
     """
+    # Most likely a misplaced option of the command line.
     if str(path).startswith("-"):
         raise UsageError(f"{key}: must be a directory and not begin with a dash, got {path}")
     path = Path(path).absolute()
-    there = next(folder for folder in (path, *path.parents) if folder.exists())
-    if not there.is_dir():
-        raise UsageError(f"{key}: must be a directory, got {path}: {there} is a file")
-    if not os.access(there, os.W_OK):
-        raise UsageError(f"{key}: must be a directory to write to, got {path}: {there} is not")
+    existing = path
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir():
+        raise UsageError(f"{key}: must be a directory, got {path}: {existing} is a file")
+    if not os.access(existing, os.W_OK):
+        raise UsageError(f"{key}: must be a directory to write to, got {path}: {existing} is not")
 
 
 def _refusal(path: Path) -> str:
     return (
-        f"RunDirectory: {path} exists; continue it with resume=true, replace it with run.overwrite=true "
-        "or choose another run.name"
+        f"RunDirectory: {path} exists; continue it with resume=true, "
+        "replace it with run.overwrite=true or choose another run.name"
     )
 
 
 def _is_used(path: Path) -> bool:
-    return path.is_dir() and any(entry.name != LOCK_FILE for entry in path.iterdir())
+    """Return whether a directory has more than a lock file."""
+    if not path.is_dir():
+        return False
+    return any(entry.name != LOCK_FILE for entry in path.iterdir())
 
 
 def _claim(path: Path) -> IO[str]:
-    """Takes the lock of a run directory, or says who holds it."""
+    """Take the lock of a run directory.
+
+    Raises:
+        UsageError: Another process holds it.
+    """
     lock = (path / LOCK_FILE).open("a+")
+    # The lock belongs to the process, so it disappears with it, however the process ends.
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -227,15 +242,14 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _set_aside(path: Path) -> None:
-    """Moves a run into a folder of its own, which has its final name only when it is complete."""
+    """Move a run into a folder below its directory."""
+    # The folder has its final name only when it is complete.
     _move(path, path / _MOVING)
     (path / _MOVING).rename(path / _FORMER)
 
 
 def _put_back(path: Path) -> None:
-    """Undoes `_set_aside`, wherever it or this was interrupted; what was written since is
-    deleted.
-    """
+    """Undo `_set_aside`, also if it or this was interrupted. Newer files are deleted."""
     if (path / _FORMER).exists():
         _clear(path)
         (path / _FORMER).rename(path / _MOVING)

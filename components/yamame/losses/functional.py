@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from yamame.checks import PositiveInt, check_bounds, require, require_choice
+from yamame.checks import require, require_choice
 from yamame.distributed import mean_count
 
 
@@ -59,7 +59,6 @@ def masked_mean(values: Tensor, mask: Tensor, *, dim: Literal[-1] | None = None)
     return total / mean_count(selected.sum(reduced))
 
 
-@check_bounds
 def bootstrapped_targets(
     reward: Tensor,
     terminated: Tensor,
@@ -67,7 +66,7 @@ def bootstrapped_targets(
     *,
     gammas: Tensor,
     valid: Tensor,
-    n_step: PositiveInt = 1,
+    n_step: int = 1,
     reward_multiplier: float = 1.0,
 ) -> Tensor:
     """Compute discounted n-step returns with a bootstrapped end, for all discounts at once.
@@ -83,7 +82,7 @@ def bootstrapped_targets(
             multiplied rewards.
         gammas: Discounts, [G].
         valid: Bool [B, T], see `transition_mask`.
-        n_step: Largest number of rewards in one target.
+        n_step: Largest number of rewards in one target, at least 1.
         reward_multiplier: Factor applied to every reward.
 
     Returns:
@@ -96,6 +95,7 @@ def bootstrapped_targets(
     >>> bootstrapped_targets(reward, terminated, next_value, **options).squeeze(-1).tolist()
     [[5.0, 2.0]]
     """
+    require("bootstrapped_targets", "n_step", n_step, n_step >= 1, "be at least 1")
     scaled = (reward_multiplier * reward).unsqueeze(-1)
     discount = gammas * (~terminated).unsqueeze(-1)
     has_successor = torch.zeros_like(valid)

@@ -11,12 +11,14 @@ from yamame.files.identity import added
 
 
 def complete_env(config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """The environment of a saved configuration, with the settings that its version lacked as that
-    version had them.
+    """Return the environment of a saved configuration with the settings its version lacked.
 
     Args:
-        config: The whole configuration.
-        known: Parameters of the class of the environment; no other setting is added.
+        config: Whole configuration.
+        known: Parameters of the class of the environment; no other settings are added.
+
+    Returns:
+        Settings in which the missing ones have the values that reproduce the earlier version.
     """
     env = dict(config["env"])
     for key, value in added(config).items():
@@ -27,11 +29,10 @@ def complete_env(config: Mapping[str, Any], known: Collection[str]) -> dict[str,
 
 
 def write_out_split(cfg: DictConfig) -> None:
-    """Sets ``env.split_by``, where the class takes it and the configuration leaves it to the class,
-    in place.
+    """Set ``env.split_by`` to the default of the class, in place, if it is not given.
 
-    A saved configuration without it would be taken for one of an earlier version, which had another
-    default.
+    A saved configuration without it would be read as one of an earlier version, whose default was
+    another.
     """
     parameter = parameters_of(target_of(cfg.env)).get("split_by")
     if parameter is not None and "split_by" not in cfg.env:

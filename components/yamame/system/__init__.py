@@ -1,3 +1,3 @@
-"""The process and its machine: signals, installed packages, messages. Needs the standard library
-alone.
+"""The process and its machine: signals, garbage collection, installed packages, messages. Needs the
+standard library alone.
 """

@@ -1,4 +1,4 @@
-"""How long a run may take: environment steps, updates or minutes, whichever ends first."""
+"""Budget of a run: environment steps, updates or minutes, whichever ends first."""
 
 import time
 from collections.abc import Callable
@@ -7,8 +7,9 @@ from yamame.checks import require
 
 
 class Budget:
-    """Limits of a run. Time accumulates over resumes through ``state_dict`` and
-    ``load_state_dict``.
+    """Limits of a run.
+
+    Time accumulates over resumes through ``state_dict`` and ``load_state_dict``.
 
     Args:
         env_steps: Largest number of environment steps, or None for no limit.
@@ -34,62 +35,77 @@ class Budget:
     ):
         limits = {"env_steps": env_steps, "updates": updates, "minutes": minutes}
         for name, limit in limits.items():
+            # A bool is a number to Python, but ``minutes=true`` is a mistake.
             holds = limit is None or (not isinstance(limit, str | bool) and limit > 0)
             require("Budget", name, limit, holds, "be a number greater than 0 or null")
-        if all(limit is None for limit in limits.values()):
-            raise ValueError(
-                "Budget: env_steps, updates or minutes must be given, got none of them"
-            )
-        self.env_steps, self.updates, self.minutes = env_steps, updates, minutes
+        is_limited = any(limit is not None for limit in limits.values())
+        require("Budget", "env_steps", None, is_limited, "be given, or updates or minutes")
+        self.env_steps = env_steps
+        self.updates = updates
+        self.minutes = minutes
         self._limits = {name: float(limit) for name, limit in limits.items() if limit is not None}
         self._clock = clock
         self._start = clock()
         self._earlier_s = 0.0
 
     def start(self) -> None:
-        """Time counts from now on: what was built before is not the run's."""
+        """Count time from now on, without what was built before."""
         self._start = self._clock()
 
     @property
     def elapsed_s(self) -> float:
-        """Wall-clock seconds of this run, those before a resume included."""
+        """Wall-clock seconds of this run, former sessions included."""
         return self._earlier_s + self._clock() - self._start
 
     def _spent(self, env_steps: int, updates: int) -> dict[str, float]:
+        """Return the spent amount by the name of the limit."""
         return {"env_steps": env_steps, "updates": updates, "minutes": self.elapsed_s / 60}
 
     @property
     def time_spent(self) -> float:
-        """The spent share of the minutes, at most 1; 0 where they are not limited."""
-        return 0.0 if self.minutes is None else min(1.0, self.elapsed_s / 60 / self.minutes)
+        """Spent share of the minutes, at most 1; 0 if they are not limited."""
+        if self.minutes is None:
+            return 0.0
+        return min(1.0, self.elapsed_s / 60 / self.minutes)
 
     def fraction(self, *, env_steps: int, updates: int) -> float:
-        """The spent fraction of the limit that is nearest, at most 1."""
+        """Return the spent share of the limit that is nearest, at most 1."""
         spent = self._spent(env_steps, updates)
         return min(1.0, max(spent[name] / limit for name, limit in self._limits.items()))
 
     def ended(self, *, env_steps: int, updates: int) -> str | None:
-        """The name of a limit that is reached, or None."""
+        """Return the name of a limit that is reached, or None."""
         spent = self._spent(env_steps, updates)
-        return next((name for name, limit in self._limits.items() if spent[name] >= limit), None)
+        for name, limit in self._limits.items():
+            if spent[name] >= limit:
+                return name
+        return None
 
     def remaining_s(
         self, *, env_steps: int, updates: int, env_steps_per_s: float, updates_per_s: float
     ) -> float | None:
-        """Seconds until the first limit at these speeds; None when no limit has a known end."""
+        """Return the seconds until the first limit is reached, at these speeds.
+
+        Returns:
+            Seconds; None if no limited quantity has a speed.
+        """
         spent = self._spent(env_steps, updates)
         speeds = {"env_steps": env_steps_per_s, "updates": updates_per_s, "minutes": 1 / 60}
-        limits = {name: limit for name, limit in self._limits.items() if speeds[name] > 0}
-        ends = [(limit - spent[name]) / speeds[name] for name, limit in limits.items()]
-        return max(0.0, min(ends)) if ends else None
+        seconds = []
+        for name, limit in self._limits.items():
+            # Nothing has been done yet: the limit has no known end.
+            if speeds[name] > 0:
+                seconds.append((limit - spent[name]) / speeds[name])
+        if not seconds:
+            return None
+        return max(0.0, min(seconds))
 
     def state_dict(self) -> dict[str, float]:
-        """The seconds spent so far. The limits themselves are configuration and may change on
-        resume.
-        """
+        """Return the seconds spent so far."""
+        # The limits are configuration and may change on resume.
         return {"elapsed_s": self.elapsed_s}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Continues from the seconds spent before."""
+        """Continue from the seconds of former sessions."""
         self._earlier_s = state["elapsed_s"]
         self.start()

@@ -8,13 +8,12 @@ from pathlib import Path
 
 
 def version_of(package: str) -> str:
-    """The version of a package; "none" if it cannot be told.
-
-    That of yamame is the version of the code that runs: a checkout need not be installed.
+    """Return the version of a package; "none" if it is unknown.
 
     >>> version_of("yamame").count("."), version_of("no-such-package")
     (2, 'none')
     """
+    # A checkout need not be installed, and another version may be: the code that runs counts.
     if package != "yamame" and is_installed(package):
         return metadata.version(package)
     return str(getattr(sys.modules.get(package), "__version__", "none"))
@@ -30,14 +29,17 @@ def is_installed(package: str = "yamame") -> bool:
 
 
 def checkout() -> Path | None:
-    """The repository that yamame is imported from; None for an installed wheel."""
+    """Return the repository that yamame is imported from; None for an installed wheel."""
     root = Path(__file__).resolve().parents[3]
-    return root if (root / "envs" / "yamame_envs").is_dir() else None
+    if (root / "envs" / "yamame_envs").is_dir():
+        return root
+    return None
 
 
 def conf_dir() -> Path:
-    """Return the directory of the YAML files: ``yamame/conf`` in a wheel, ``<repository>/conf`` in
-    a checkout.
+    """Return the directory of the YAML files.
+
+    It is ``yamame/conf`` in a wheel, and ``<repository>/conf`` in a checkout.
 
     Raises:
         FileNotFoundError: The package was installed without its configuration.
@@ -73,7 +75,8 @@ def recipe_command(name: str) -> str:
     """
     try:
         path = recipes_dir() / f"{name}.py"
-    except FileNotFoundError:  # this stands in messages of errors, so it raises none of its own
+    except FileNotFoundError:
+        # The command is part of error messages, so it must not raise another error.
         return f"yamame {name}"
     if path == Path.cwd() / "recipes" / f"{name}.py":
         return f"python recipes/{name}.py"

@@ -1,17 +1,15 @@
-"""Failures of what is outside of the program, and how they, and values, are told in one line."""
+"""Messages of one line, and errors of what is outside of the program."""
 
-import json
 import os
 import sys
-from typing import Any
 
-_LONGEST = 200
+from yamame.checks import format_value as format_value
 
 
 class OutsideError(RuntimeError):
-    """Something outside of the program failed: a disk, an environment of another library.
+    """Failure outside of the program: of a disk, or of an environment of another library.
 
-    `yamame.cli.app.main` prints its message as one line, as that of an ``OSError``, and exits with
+    `yamame.cli.app.main` prints the message in one line, as of an ``OSError``, and exits with
     status 1.
     """
 
@@ -35,19 +33,23 @@ TRAIN_PACKAGES = frozenset(
 
 
 def explain_missing(error: ModuleNotFoundError) -> str | None:
-    """One line for a package that training needs and the base installation lacks; None for any
-    other module.
+    """Return a remedy for a missing package that training needs; None for any other module.
 
     >>> explain_missing(ModuleNotFoundError(name="hydra.errors"))
     "training needs the package hydra, run: pip install 'yamame[train]'"
     """
     name = str(error.name).partition(".")[0]
-    reason = f"training needs the package {name}, run: pip install 'yamame[train]'"
-    return reason if name in TRAIN_PACKAGES else None
+    if name not in TRAIN_PACKAGES:
+        return None
+    return f"training needs the package {name}, run: pip install 'yamame[train]'"
 
 
 def one_line(error: BaseException, longest: int = 300) -> str:
-    """What an error says in one line; of a long one its beginning and its end, where causes stand.
+    """Return the message of an error in one line.
+
+    Args:
+        error: The error; its type stands for an empty message.
+        longest: Number of characters beyond which the middle of the message is left out.
 
     >>> one_line(KeyError())
     'KeyError'
@@ -55,25 +57,23 @@ def one_line(error: BaseException, longest: int = 300) -> str:
     'first xxxx ... xxxxx last'
     """
     text = " ".join(str(error).split()) or type(error).__name__
+    if len(text) <= longest:
+        return text
+    # The causes of an error are often at the end of its message.
     half = longest // 2
-    return text if len(text) <= longest else f"{text[:half]} ... {text[-half:]}"
+    return f"{text[:half]} ... {text[-half:]}"
 
 
 def print_stderr(line: object) -> None:
-    """Says something on the standard error, where results do not go."""
+    """Print a line on the standard error, apart from results."""
     print(line, file=sys.stderr)
 
 
 def print_stdout(text: str) -> None:
-    """Prints on the standard output; a reader that has seen enough, as ``head``, is no failure."""
+    """Print on the standard output. A closed pipe, as of ``head``, is no failure."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())  # Python writes there once more at the end
-
-
-def format_value(value: Any) -> str:
-    """A value as YAML has it; a long one ends in dots."""
-    text = json.dumps(value) if isinstance(value, bool | None) else repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+        # Python flushes the standard output once more when it exits.
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, sys.stdout.fileno())

@@ -1,12 +1,11 @@
-"""Signals that ask a run to end: noted when they come, acted upon where all state is whole.
+"""Signals that request the end of a run.
 
-SIGTERM, SIGINT (Ctrl-C), SIGUSR1, SIGUSR2 and SIGHUP mean the same. An exception that is raised
-wherever a signal happens to arrive is swallowed or changed by the library that is interrupted. So a
-run notes the first signal and asks at its own places whether there was one (`exit_if_received`); a
-second signal has its default effect, at once. A signal that is ignored when this process begins, as
-SIGHUP is below ``nohup``, stays ignored.
+SIGTERM, SIGINT (Ctrl-C), SIGUSR1, SIGUSR2 and SIGHUP have the same effect. The first signal is
+stored, and the run raises `Terminated` at points where its state is complete (`exit_if_received`).
+A second signal has its default effect, at once. A signal that is ignored when the process begins,
+as SIGHUP is below ``nohup``, stays ignored.
 
-Recipes import this before torch: it needs the standard library alone.
+Recipes import this module before torch: it needs the standard library alone.
 """
 
 import os
@@ -18,42 +17,47 @@ from multiprocessing import resource_tracker
 from types import FrameType
 
 EXIT_STATUS = 75
-"""Exit status of what was asked to end and can go on later: EX_TEMPFAIL of ``sysexits.h``."""
+"""Exit status of a run that can be resumed: EX_TEMPFAIL of ``sysexits.h``."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 _Handler = Callable[[int, FrameType | None], None]
+# Handlers belong to the process, and so does what they store.
 _received: signal.Signals | None = None
 _deferred = False
 
 
 class Terminated(SystemExit):
-    """The process was asked to end. A ``SystemExit``: it passes ``except Exception`` and has no
-    traceback.
+    """The end of the process was requested.
 
     Attributes:
-        signal: What asked this process; None if it was another one.
-        told: Whether the user was told what has become of the run.
+        signal: Signal that this process received; None if another process received it.
+        reported: Whether the state of the run was printed.
     """
+
+    # A SystemExit, as it passes ``except Exception`` of libraries and prints no traceback.
 
     def __init__(self) -> None:
         super().__init__(EXIT_STATUS)
-        self.signal, self.told = _received, False
+        self.signal = _received
+        self.reported = False
 
 
 def received() -> signal.Signals | None:
-    """The signal that asked this process to end."""
+    """Return the signal that requested the end of this process, or None."""
     return _received
 
 
 def exit_if_received() -> None:
-    """Raises `Terminated` if a signal was noted; to be called where all state is whole."""
+    """Raise `Terminated` if a signal was received. Call it where the state is complete."""
+    # The handler itself must not raise: libraries swallow or change an exception that is raised
+    # wherever a signal happens to interrupt them.
     if _received is not None and not _deferred:
         raise Terminated
 
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Within the block `exit_if_received` does nothing: others count on this process."""
+    """Let `exit_if_received` do nothing in the block, where others wait for this process."""
     global _deferred
     _deferred = True
     try:
@@ -63,41 +67,38 @@ def deferred() -> Iterator[None]:
 
 
 def exit_while_loading() -> None:
-    """Until `handling` begins, a signal ends this process with `EXIT_STATUS` and a line: nothing
-    was written.
-    """
+    """Let a signal end the process with `EXIT_STATUS` and a line, until `handling` begins."""
     _install(_leave)
 
 
 @contextmanager
 def handling(*, at_once: bool) -> Iterator[None]:
-    """Within the block signals end the process in order. Outside the main thread this does nothing.
+    """Handle signals within the block. Outside the main thread this does nothing.
 
     Args:
-        at_once: The first signal raises `Terminated`; else it is noted, and the block calls
+        at_once: Raise `Terminated` at the first signal. Otherwise it is stored, and the block calls
             `exit_if_received`.
     """
     global _received
-    former = _install(_raise if at_once else _note)
+    former = _install(_raise if at_once else _store)
     try:
         yield
     except Terminated as ended:
-        if at_once and not ended.told and ended.signal is not None:
-            _say_not_begun(ended.signal)
+        if at_once and not ended.reported and ended.signal is not None:
+            _print_not_begun(ended.signal)
         raise
     finally:
         for number, handler in former.items():
-            # The recipe is over, and its result stands: what comes now changes the status no more.
-            signal.signal(number, _note if handler is _leave else handler)
+            # The recipe is over: a signal that comes now must not change the exit status.
+            signal.signal(number, _store if handler is _leave else handler)
         if former and _raise not in former.values():
             _received = None
 
 
 @contextmanager
 def blocked() -> Iterator[None]:
-    """Processes that are spawned within the block never hear signals: a terminal sends them to all
-    at once.
-    """
+    """Let processes that are started within the block ignore signals."""
+    # A terminal sends Ctrl-C to all processes at once, but only the run itself may decide.
     former = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         resource_tracker.ensure_running()  # its start lets some of them through again
@@ -109,9 +110,10 @@ def blocked() -> Iterator[None]:
 
 @contextmanager
 def restoring_handlers() -> Iterator[None]:
-    """Handlers that a library sets within the block are put back at its end."""
-    in_main = threading.current_thread() is threading.main_thread()
-    former = {number: signal.getsignal(number) for number in SIGNALS} if in_main else {}
+    """Restore the handlers at the end of the block, in which a library sets its own."""
+    former = {}
+    if threading.current_thread() is threading.main_thread():
+        former = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield
     finally:
@@ -121,33 +123,40 @@ def restoring_handlers() -> Iterator[None]:
 
 
 def _install(handler: _Handler) -> dict[signal.Signals, _Handler]:
-    """Sets the handler of every signal that is not ignored; returns the former ones."""
+    """Set the handler of every signal that is not ignored, and return the former handlers."""
+    # Python allows this in the main thread alone.
     if threading.current_thread() is not threading.main_thread():
         return {}
-    heard = [number for number in SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
-    return {number: signal.signal(number, handler) for number in heard}  # type: ignore[misc]
+    former: dict[signal.Signals, _Handler] = {}
+    for number in SIGNALS:
+        # None is a handler that was not set from Python, which could not be restored.
+        if signal.getsignal(number) not in (signal.SIG_IGN, None):
+            former[number] = signal.signal(number, handler)  # type: ignore[assignment]
+    return former
 
 
-def _note(number: int, frame: FrameType | None) -> None:
+def _store(number: int, frame: FrameType | None) -> None:
     global _received
     _received = signal.Signals(number)
     _install(signal.SIG_DFL)  # type: ignore[arg-type]
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
-    _note(number, frame)
+    _store(number, frame)
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
-            # whoever imports may swallow what is raised meanwhile; a run asks before it begins
+            # A module that imports another may catch any error. The run checks before it begins.
             return
         frame = frame.f_back
     raise Terminated
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    _say_not_begun(signal.Signals(number))
+    _print_not_begun(signal.Signals(number))
+    # Python may be in the middle of an import, so there is nothing to close in order.
     os._exit(EXIT_STATUS)
 
 
-def _say_not_begun(number: signal.Signals) -> None:
+def _print_not_begun(number: signal.Signals) -> None:
+    # Not by print: a signal may have interrupted another print.
     os.write(2, f"{number.name}: ended before the run began\n".encode())

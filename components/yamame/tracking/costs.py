@@ -1,56 +1,100 @@
-"""What a run costs: CPU and wall-clock seconds, and the load of the machine."""
+"""Costs of a run: CPU and wall-clock seconds, and the load of the machine."""
 
-import os
+import resource
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
 
 import psutil
 import torch
 
 _MEBIBYTE = 2**20
+_process_is_run: ContextVar[bool] = ContextVar("process_is_run", default=False)
+
+
+@contextmanager
+def process_is_run() -> Iterator[None]:
+    """Within the block, the first `CostMeter` counts everything since the process began.
+
+    The command line uses this for a process that does a single run. Imports, and everything else
+    that stands before the run, belong to its costs.
+    """
+    token = _process_is_run.set(True)
+    try:
+        yield
+    finally:
+        _process_is_run.reset(token)
 
 
 def _cpu_seconds() -> float:
-    """User and system seconds of this process, its finished children and its living descendants."""
-    total = sum(os.times()[:4])
+    """Return user and system seconds of this process and all its descendants."""
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    finished = resource.getrusage(resource.RUSAGE_CHILDREN)
+    total = own.ru_utime + own.ru_stime + finished.ru_utime + finished.ru_stime
     for child in psutil.Process().children(recursive=True):
         try:
             times = child.cpu_times()
-        except psutil.Error:
+        except psutil.Error:  # it has ended meanwhile
             continue
         total += times.user + times.system
     return total
 
 
 class CostMeter:
-    """Counts CPU and wall-clock seconds from its creation on, earlier parts of a resumed run
-    included.
+    """Counts CPU and wall-clock seconds of a run, former sessions of a resumed run included.
+
+    A session is counted from the creation of the meter, or from the start of the process within
+    `process_is_run`.
+
+    Args:
+        is_part: Whether the run is one of several that a process does, so that what stands before
+            it belongs to none of them.
     """
 
-    def __init__(self) -> None:
-        self._cpu_now = 0.0
-        self.load_state_dict({"cpu_s": 0.0, "wall_s": 0.0})
+    def __init__(self, *, is_part: bool = False) -> None:
+        self._earlier = {"cpu_s": 0.0, "wall_s": 0.0}
+        self._cpu_start = 0.0
+        self._wall_start = psutil.Process().create_time()
+        if _process_is_run.get() and not is_part:
+            # Only the first run of the process: each second belongs to one run.
+            _process_is_run.set(False)
+        else:
+            self._cpu_start = _cpu_seconds()
+            self._wall_start = time.time()
+        self._cpu_now = self._cpu_start
 
     @property
     def cpu_s(self) -> float:
-        """User plus system seconds of this process and its children."""
-        # What was counted stays so when processes below other children are gone.
+        """User plus system seconds of this process and its descendants."""
+        # An ended grandchild is in no count while its parent lives, but was in earlier ones.
         self._cpu_now = max(self._cpu_now, _cpu_seconds())
         return self._earlier["cpu_s"] + self._cpu_now - self._cpu_start
 
     @property
     def wall_s(self) -> float:
-        """Wall-clock seconds; the time between two parts of a run does not count."""
-        return self._earlier["wall_s"] + time.monotonic() - self._wall_start
+        """Wall-clock seconds. The time between two sessions of a run does not count."""
+        return self._earlier["wall_s"] + time.time() - self._wall_start
 
     def state_dict(self) -> dict[str, float]:
-        """Both costs so far."""
+        """Return both costs so far."""
         return {"cpu_s": self.cpu_s, "wall_s": self.wall_s}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Continues from earlier costs."""
+        """Add the costs of former sessions."""
         self._earlier = dict(state)
-        self._cpu_start, self._wall_start = _cpu_seconds(), time.monotonic()
-        self._cpu_now = self._cpu_start
+
+    def include_summary(self, summary: Mapping[str, Any]) -> None:
+        """Add the end of the former session, which came after its last checkpoint.
+
+        Args:
+            summary: Summary of that session, or of one before it.
+        """
+        for name, value in self._earlier.items():
+            total = summary.get(name)
+            if isinstance(total, int | float):
+                self._earlier[name] = max(value, total)
 
 
 class SystemMetrics:
@@ -63,17 +107,20 @@ class SystemMetrics:
         self._process.cpu_percent()
 
     def sample(self) -> dict[str, float]:
-        """Percentages since the previous sample (of one core for the process) and mebibytes now."""
+        """Return percentages since the previous sample, and mebibytes now.
+
+        The percentage of the process is of one core.
+        """
         metrics = {
             "system/cpu_utilization_percentage": psutil.cpu_percent(),
             "system/system_memory_usage_percentage": psutil.virtual_memory().percent,
             "system/process_cpu_percentage": self._process.cpu_percent(),
             "system/process_memory_mebibytes": self._process.memory_info().rss / _MEBIBYTE,
         }
+        # Not in a process without a CUDA context: asking would create one.
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             free, total = torch.cuda.mem_get_info()
+            allocated = torch.cuda.max_memory_allocated()
             metrics["system/gpu_memory_usage_percentage"] = 100 * (1 - free / total)
-            metrics["system/process_gpu_memory_mebibytes"] = (
-                torch.cuda.max_memory_allocated() / _MEBIBYTE
-            )
+            metrics["system/process_gpu_memory_mebibytes"] = allocated / _MEBIBYTE
         return metrics

@@ -1,6 +1,4 @@
-"""The kind of machine that a run uses, recorded with its numbers: CPU-seconds mean little without
-it.
-"""
+"""Kind of machine that a run uses. CPU-seconds mean little without it."""
 
 import os
 import platform

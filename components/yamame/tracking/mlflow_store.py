@@ -1,17 +1,19 @@
-"""One run in an MLflow store, by its client alone: no global active run, several runs per process.
+"""One run in an MLflow store, through MLflow's client: no global active run, several runs per
+process.
 
-The database is SQLite by default, artifacts lie in ``mlruns`` beside it. MLflow is imported when a
-run is opened.
+The store is a SQLite database by default, with artifacts in ``mlruns`` beside it. MLflow is
+imported when a run is opened.
 """
 
 import json
 import logging
 import os
 import re
+import sqlite3
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,8 +22,9 @@ from uuid import uuid4
 from yamame.checks import UsageError
 from yamame.files.atomic import TEMPORARY_SUFFIX, is_left_behind
 from yamame.files.run_directory import check_folder
+from yamame.system.garbage import collection_paused
 from yamame.system.messages import one_line, print_stderr
-from yamame.tracking.database import alone_with, check_opens
+from yamame.tracking.database import check_opens, create_tables, exclusive_access
 from yamame.tracking.pages import EXPERIMENT_TAGS
 from yamame.tracking.places import is_place_of, lies_in
 from yamame.tracking.summary import Status
@@ -33,33 +36,39 @@ SQLITE = "sqlite:///"
 METRICS_PER_BATCH = 1000
 _ITEMS_PER_BATCH = 100
 RUN_TAG = "yamame.run_uuid"
-"""Tag with the number that a run directory gave its run before that was there."""
+"""Tag with the number that a run directory gave its run before the run existed."""
 _MARK_TAG = "yamame.mark"
 _TABLES_TAG = "mlflow.loggedArtifacts"
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # it repeats what creates a run, too
+    # MLflow would also repeat the request that creates a run.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
-_LONGEST_KEY, _LONGEST_VALUE = 250, 6000
+_LONGEST_KEY = 250
+_LONGEST_VALUE = 6000
 _FORBIDDEN = re.compile(r"[^\w\-. :/]", re.ASCII)
 
 
 def database_of(tracking_uri: str) -> Path | None:
-    """The file of a SQLite store; None for a store of another kind."""
-    return Path(tracking_uri.removeprefix(SQLITE)) if tracking_uri.startswith(SQLITE) else None
+    """Return the file of a SQLite store; None for another kind of store."""
+    if not tracking_uri.startswith(SQLITE):
+        return None
+    return Path(tracking_uri.removeprefix(SQLITE))
 
 
 def absolute_uri(tracking_uri: str) -> str:
-    """A relative SQLite path made absolute, so that a run is found again from another directory."""
+    """Make a relative SQLite path absolute, so that a run is found from another directory."""
     database = database_of(tracking_uri)
-    return tracking_uri if database is None else f"{SQLITE}{database.resolve()}"
+    if database is None:
+        return tracking_uri
+    return f"{SQLITE}{database.resolve()}"
 
 
 def clean_key(key: str) -> str:
-    """A name MLflow accepts.
+    """Return a name that MLflow accepts.
 
     >>> clean_key("success@64")
     'success_64'
@@ -68,20 +77,23 @@ def clean_key(key: str) -> str:
 
 
 def clean_value(value: Any) -> str:
-    """A parameter or tag value MLflow accepts; what is too long ends in an ellipsis."""
+    """Return a parameter or tag value that MLflow accepts. A cut value ends in an ellipsis."""
     text = str(value)
-    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
+    if len(text) <= _LONGEST_VALUE:
+        return text
+    return text[: _LONGEST_VALUE - 3] + "..."
 
 
 class NoAnswerError(UsageError):
-    """The store cannot be reached or cannot be used."""
+    """The store does not answer, or cannot be used."""
 
 
 @dataclass(frozen=True)
 class MLflowRun:
-    """A run that is open for writing. Made by `create`, `reopen` or `find`.
+    """Run that is open for writing. Made by `create`, `reopen` or `find`.
 
-    What is stored twice is stored once, but for metrics in a store that is no database.
+    Everything may be sent repeatedly: it is stored once. Metrics are an exception in a store that
+    is not a database.
     """
 
     client: "MlflowClient"
@@ -92,7 +104,7 @@ class MLflowRun:
     def create(
         cls, tracking_uri: str, experiment: str, *, name: str, tags: Mapping[str, Any]
     ) -> "MLflowRun":
-        """Starts a run, making the experiment when it is not there.
+        """Create a run, and the experiment if it is missing.
 
         Raises:
             UsageError: The store takes no run.
@@ -109,15 +121,16 @@ class MLflowRun:
 
     @classmethod
     def reopen(cls, tracking_uri: str, run_id: str) -> "MLflowRun":
-        """Continues a run.
+        """Open an existing run.
 
         Raises:
-            UsageError: The store does not hold it, or it was deleted there; a `NoAnswerError`, if
-                the store cannot be asked.
+            NoAnswerError: The store does not answer.
+            UsageError: The store does not hold the run, or the run was deleted there.
         """
         from mlflow.exceptions import MlflowException
 
         database = database_of(tracking_uri)
+        # MLflow would create a database that is missing.
         gone = database is not None and not database.is_file()
         if not gone:
             client = connect(tracking_uri)
@@ -131,7 +144,7 @@ class MLflowRun:
                     gone = True
         if gone:
             raise UsageError(
-                f"MLflowTracker: the MLflow run {run_id} must be in {tracking_uri}, it is not there"
+                f"MLflowTracker: the MLflow run {run_id} must be in {tracking_uri}, it is missing"
             )
         return cls(client, run_id, info.experiment_id)
 
@@ -139,10 +152,10 @@ class MLflowRun:
     def find(
         cls, tracking_uri: str, experiment: str, *, tag: str, value: str
     ) -> "MLflowRun | None":
-        """The run that has this value of a tag; None where there is none.
+        """Open the run with a value of a tag; None if there is no such run.
 
         Raises:
-            UsageError: The store cannot be asked.
+            NoAnswerError: The store does not answer.
         """
         database = database_of(tracking_uri)
         if database is not None and not database.is_file():
@@ -150,21 +163,25 @@ class MLflowRun:
         client = connect(tracking_uri)
         with _answering(tracking_uri):
             experiment_id = _find_experiment(client, tracking_uri, experiment)
-            wanted = f"tags.`{tag}` = '{value}'"
-            runs = [] if experiment_id is None else client.search_runs([experiment_id], wanted)
-        return cls(client, runs[0].info.run_id, runs[0].info.experiment_id) if runs else None
+            if experiment_id is None:
+                return None
+            runs = client.search_runs([experiment_id], f"tags.`{tag}` = '{value}'")
+        if not runs:
+            return None
+        return cls(client, runs[0].info.run_id, runs[0].info.experiment_id)
 
     def last_steps(self) -> dict[str, int]:
-        """The largest step stored for each metric."""
+        """Return the last stored step of each metric."""
         # Public ``data.metrics`` drops the steps, and reading whole histories takes seconds on long
         # runs.
-        return {
-            metric.key: metric.step for metric in self.client.get_run(self.run_id).data._metric_objs
-        }
+        data = self.client.get_run(self.run_id).data
+        return {metric.key: metric.step for metric in data._metric_objs}
 
     def log_metrics(self, points: Sequence[tuple[str, float, int, int]]) -> None:
-        """Stores metrics (key, value, milliseconds since 1970, step), in one transaction (one per
-        thousand).
+        """Store points of metrics, in one transaction per thousand.
+
+        Args:
+            points: Name, value, milliseconds since 1970 and step of each.
         """
         from mlflow.entities import Metric
 
@@ -173,45 +190,60 @@ class MLflowRun:
             self.client.log_batch(self.run_id, metrics=metrics[start : start + METRICS_PER_BATCH])
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """Stores the parameters that the run does not have yet; MLflow never lets one change."""
+        """Store the parameters that the run does not have yet."""
         from mlflow.entities import Param
 
         known = self.client.get_run(self.run_id).data.params
-        items = {clean_key(key): clean_value(value) for key, value in params.items()}
-        missing = [Param(key, value) for key, value in items.items() if key not in known]
+        missing = []
+        for key, value in params.items():
+            # MLflow refuses to change a parameter.
+            if clean_key(key) not in known:
+                missing.append(Param(clean_key(key), clean_value(value)))
         for start in range(0, len(missing), _ITEMS_PER_BATCH):
             self.client.log_batch(self.run_id, params=missing[start : start + _ITEMS_PER_BATCH])
 
     def log_tags(self, tags: Mapping[str, Any]) -> None:
-        """Stores tags in place of those of the same names."""
+        """Store tags, in place of tags with the same names."""
         for key, value in tags.items():
             self.client.set_tag(self.run_id, clean_key(key), clean_value(value))
 
     def log_artifact(self, path: Path, folder: str | None, *, home: Path) -> None:
-        """Stores a copy of a file or directory; what is not there any more is left out.
+        """Store a copy of a file or directory.
 
-        Only what lies in ``home`` is stored, links excepted, for a run's directory may be a
-        stranger's.
+        Args:
+            path: File or directory. One that is missing, leads out of ``home`` or has links is left
+                out.
+            folder: Artifact folder; None for the root.
+            home: The run directory.
         """
+        # A run directory and a store may be a stranger's, and name any file of this machine.
         if not lies_in(home, path) or not self._takes_files(path):
             return
-        log = self.client.log_artifacts if path.is_dir() else self.client.log_artifact
-        log(self.run_id, str(path), folder)
+        if path.is_dir():
+            self.client.log_artifacts(self.run_id, str(path), folder)
+        else:
+            self.client.log_artifact(self.run_id, str(path), folder)
 
     def log_model(self, path: Path, *, step: int, mark: str, home: Path) -> None:
-        """Stores the folder of an MLflow model as what the run had learned at a step, once for the
-        same ``mark``.
+        """Store an MLflow model as output of the run.
+
+        Args:
+            path: Folder of the model.
+            step: Step of the run that the model is of.
+            mark: Unique text. A model with a mark that the run already has is not stored again.
+            home: The run directory, in which the folder must lie.
         """
         from mlflow.entities import LoggedModelOutput, LoggedModelStatus
         from mlflow.exceptions import MlflowException
 
         known = self.client.get_run(self.run_id)
         outputs = known.outputs.model_outputs if known.outputs else []
-        there = (
-            self.client.get_logged_model(output.model_id).tags.get(_MARK_TAG) for output in outputs
-        )
-        if mark in there or not lies_in(home, path):
+        for output in outputs:
+            if self.client.get_logged_model(output.model_id).tags.get(_MARK_TAG) == mark:
+                return
+        if not lies_in(home, path):
             return
+
         try:
             model = self.client.create_logged_model(
                 self.experiment_id,
@@ -224,9 +256,10 @@ class MLflowRun:
             if error.error_code != "ENDPOINT_NOT_FOUND":
                 raise
             print_stderr(
-                f"{path}: not stored, for this MLflow server knows no models of runs; one from 3.0 on does"
+                f"{path}: not stored, models of runs need an MLflow server of 3.0 or later"
             )
             return
+
         if is_place_of(model.model_id, model.artifact_location, path):
             self.client.log_model_artifacts(model.model_id, str(path))
             self.client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
@@ -236,11 +269,11 @@ class MLflowRun:
         return is_place_of(self.run_id, self.client.get_run(self.run_id).info.artifact_uri, what)
 
     def log_table(self, file: str, content: Mapping[str, Any]) -> None:
-        """Stores a table. MLflow's pages find it by a tag; its own ``log_table`` appends to one of
-        the same name.
-        """
+        """Store a table, in place of a table with the same name."""
         if not self._takes_files(file):
             return
+        # Not MLflow's ``log_table``, which appends to a table of the same name. Its pages find
+        # tables by a tag.
         self.client.log_dict(self.run_id, dict(content), file)
         known = json.loads(self.client.get_run(self.run_id).data.tags.get(_TABLES_TAG, "[]"))
         entry = {"path": file, "type": "table"}
@@ -248,8 +281,11 @@ class MLflowRun:
             self.client.set_tag(self.run_id, _TABLES_TAG, json.dumps([*known, entry]))
 
     def set_status(self, status: Status | Literal["RUNNING"], ms: int | None = None) -> None:
-        """Says how the run ended, and when in milliseconds since 1970 (None: now), or that it goes
-        on.
+        """Store how the run ended, or that it is running.
+
+        Args:
+            status: The status.
+            ms: Time of the end in milliseconds since 1970; None for now.
         """
         if status == "RUNNING":
             self.client.update_run(self.run_id, status=status)
@@ -258,69 +294,104 @@ class MLflowRun:
 
 
 def connect(tracking_uri: str) -> "MlflowClient":
-    """A client, after keeping MLflow from talking and from waiting for long.
+    """Return a client of a store, which is created if it is a SQLite database that is missing.
 
-    It writes no log lines, progress bars, usage statistics or foreign warnings. A request to a
-    server is made once and waits ten seconds, unless the environment variables of MLflow say
-    otherwise.
+    MLflow then prints no log lines, progress bars or warnings, and sends no usage statistics. A
+    request to a server is made once and waits ten seconds, unless MLflow's environment variables
+    set other values.
 
     Raises:
-        NoAnswerError: MLflow can use no such store.
+        NoAnswerError: MLflow cannot use the store.
     """
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     database = database_of(tracking_uri)
-    with _answering(tracking_uri), warnings.catch_warnings(), alone_with(database):
+    is_imported = "mlflow.tracking" in sys.modules
+    with (
+        _answering(tracking_uri),
+        warnings.catch_warnings(),
+        exclusive_access(database),
+        nullcontext() if is_imported else collection_paused(),
+    ):
         warnings.simplefilter("ignore")
         if database is not None and database.exists():
             check_opens(database)
+
         from mlflow.tracking import MlflowClient
 
         # MLflow logs what it then raises, with its traceback.
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        if (
-            database is not None and not database.exists()
-        ):  # half of one, after a kill, would be of no use
-            for old in database.parent.glob(f"{database.name}.*{TEMPORARY_SUFFIX}"):
-                if is_left_behind(old.suffixes[-2].removeprefix(".")):
-                    old.unlink()
-            new = database.with_name(
-                f"{database.name}.{uuid4().hex}.{os.getpid()}{TEMPORARY_SUFFIX}"
-            )
-            check_opens(new)
-            MlflowClient(f"{SQLITE}{new}").search_experiments(max_results=1)
-            new.rename(database)
+
+        if database is not None and not database.exists():
+            _create_database(database)
         client = MlflowClient(tracking_uri)
         client.search_experiments(max_results=1)
     return client
 
 
+def _create_database(database: Path) -> None:
+    """Create a store under another name, so that a killed process leaves no half of one."""
+    from mlflow.tracking import MlflowClient
+
+    for old in database.parent.glob(f"{database.name}.*{TEMPORARY_SUFFIX}"):
+        process = old.suffixes[-2].removeprefix(".")
+        if is_left_behind(process):
+            old.unlink()
+
+    # Two names, as MLflow keeps its connection to a file that was deleted.
+    from_schema, migrated = (
+        database.with_name(f"{database.name}.{uuid4().hex}.{os.getpid()}{TEMPORARY_SUFFIX}")
+        for _ in range(2)
+    )
+    check_opens(from_schema)
+    try:
+        create_tables(from_schema)
+        MlflowClient(f"{SQLITE}{from_schema}").search_experiments(max_results=1)
+    except Exception:
+        # A version of MLflow that does not know these tables, or alembic for it, refuses them.
+        from_schema.unlink()
+        MlflowClient(f"{SQLITE}{migrated}").search_experiments(max_results=1)
+        migrated.rename(database)
+    else:
+        from_schema.rename(database)
+
+
 @contextmanager
 def _answering(tracking_uri: str) -> Iterator[None]:
-    """Makes one line of whatever MLflow raises."""
+    """Turn any error of MLflow into a `NoAnswerError` of one line."""
     try:
         yield
     except UsageError:
         raise
-    except Exception as error:  # databases, drivers and servers make MLflow raise almost anything
-        remedy = (
-            "; another process is writing there, try again" if "is locked" in str(error) else ""
+    except Exception as error:  # MLflow raises errors of databases, drivers and servers
+        problem = (
+            "tracking_uri: must be a store that MLflow can use, "
+            f"got {tracking_uri}: {one_line(error)}"
         )
-        problem = f"tracking_uri: must be a store that MLflow can use, got {tracking_uri}: {one_line(error)}"
-        raise NoAnswerError(problem + remedy) from error
+        if _is_locked(error):
+            problem += "; another process is writing there, try again"
+        raise NoAnswerError(problem) from error
+
+
+def _is_locked(error: BaseException | None) -> bool:
+    """Return whether SQLite reported a lock, as an error or as the cause of one."""
+    while error is not None:
+        code = getattr(error, "sqlite_errorcode", None)
+        if code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def check_store(cfg: Mapping[str, Any]) -> None:
-    """Refuses a store that cannot take a new run, before anything is written; a new database is not
-    yet made.
+    """Check that the store of a configuration takes a new run. A missing database is not created.
 
     Args:
-        cfg: The composed configuration; without a ``logger`` that has a store there is nothing to
-            refuse.
+        cfg: The composed configuration. Without a ``logger`` that has a store nothing is checked.
 
     Raises:
-        UsageError: Names the store and what is wrong with it.
+        UsageError: The store does not answer, cannot be created, or its experiment was deleted.
     """
     node = cfg.get("logger") or {}
     if "tracking_uri" not in node:
@@ -334,14 +405,21 @@ def check_store(cfg: Mapping[str, Any]) -> None:
 
 
 def _find_experiment(client: "MlflowClient", tracking_uri: str, name: str) -> str | None:
-    """The id of an experiment, if there is one that takes runs or none of this name."""
+    """Return the id of an experiment; None if it does not exist.
+
+    Raises:
+        UsageError: It was deleted.
+    """
     experiment = client.get_experiment_by_name(name)
-    if experiment is not None and experiment.lifecycle_stage == "deleted":
+    if experiment is None:
+        return None
+    if experiment.lifecycle_stage == "deleted":
+        restore = f"mlflow experiments restore --experiment-id {experiment.experiment_id}"
         raise UsageError(
-            f"logger.experiment: must not be deleted, but {name} is in {tracking_uri}; restore it there with "
-            f"mlflow experiments restore --experiment-id {experiment.experiment_id}, or choose another"
+            f"logger.experiment: must not be deleted, but {name} is in {tracking_uri}; "
+            f"restore it there with {restore}, or choose another"
         )
-    return None if experiment is None else str(experiment.experiment_id)
+    return str(experiment.experiment_id)
 
 
 def _experiment_id(client: "MlflowClient", tracking_uri: str, name: str) -> str:
@@ -350,12 +428,16 @@ def _experiment_id(client: "MlflowClient", tracking_uri: str, name: str) -> str:
     experiment_id = _find_experiment(client, tracking_uri, name)
     if experiment_id is not None:
         return experiment_id
+
     database = database_of(tracking_uri)
-    location = None if database is None else (database.parent / "mlruns" / clean_key(name)).as_uri()
+    location = None
+    if database is not None:
+        # By default MLflow would put artifacts below the working directory.
+        location = (database.parent / "mlruns" / clean_key(name)).as_uri()
     try:
         return str(client.create_experiment(name, artifact_location=location, tags=EXPERIMENT_TAGS))
     except MlflowException:
-        # Another process made it in the meantime; anything else shows up again here.
+        # Another process created it in the meantime; any other cause fails again here.
         experiment_id = _find_experiment(client, tracking_uri, name)
         if experiment_id is None:
             raise

@@ -1,13 +1,12 @@
-"""Where the MLflow run of a run directory is: written down in ``mlflow.json``, and found again
-after a move.
+"""Location of the MLflow run of a run directory, recorded in ``mlflow.json``.
 
-The record is there before the run: store, experiment and a number of its own, by which the run is
-found if the process dies before it notes the run's id.
+The record is written before the run is created: store, experiment and a number of its own, by which
+the run is found if the process dies before it records the run's id.
 
-A SQLite store is noted twice: absolute, and relative to the run directory where this lies beside or
-below the store, as ``../../mlflow.db``. A project that is moved or copied as a whole thus goes on
-in its own store, and a run that is moved alone in the store where it began. No store is made where
-one is missing.
+A SQLite store is recorded twice: absolute, and relative to the run directory (``../../mlflow.db``)
+if this lies beside or below the store. A project that is moved or copied as a whole thus continues
+in its own store, and a run that is moved alone in the store where it began. A missing store is not
+created.
 """
 
 import os
@@ -22,80 +21,94 @@ RUN_FILE = "mlflow.json"
 
 
 def read_record(directory: Path) -> dict[str, str]:
-    """What is noted: ``tracking_uri``, ``experiment``, ``run_uuid`` and, once the run is there,
-    ``run_id``.
-    """
+    """Return ``tracking_uri``, ``experiment``, ``run_uuid`` and, if the run exists, ``run_id``."""
     return read_json(directory / RUN_FILE)
 
 
 def write_record(directory: Path, record: Mapping[str, str]) -> None:
-    """Notes it; the store is absolute."""
-    known = {key: value for key, value in record.items() if key != "relative_path"}
-    database, folder = database_of(known["tracking_uri"]), directory.resolve()
+    """Write the record of a run directory, whose store is an absolute one."""
+    record = {key: value for key, value in record.items() if key != "relative_path"}
+    database = database_of(record["tracking_uri"])
+    folder = directory.resolve()
     if database is not None and folder.is_relative_to(database.parent):
-        known["relative_path"] = os.path.relpath(database, folder)
-    write_json(directory / RUN_FILE, known)
+        record["relative_path"] = os.path.relpath(database, folder)
+    write_json(directory / RUN_FILE, record)
 
 
 def open_run(directory: Path, *, tracking_uri: str | None = None) -> MLflowRun | None:
-    """The MLflow run of a run directory, in the first of its possible SQLite stores that holds it,
-    or in its server.
+    """Open the MLflow run of a run directory, in its server or the first of its SQLite stores that
+    holds it.
 
     Args:
         directory: The run directory.
-        tracking_uri: The store that new runs go to, where this one may have been moved as well. Of
-            a server, it must be the one that is noted.
+        tracking_uri: The store of new runs, to which this run may have been moved. If the run is on
+            a server, this must be the same server.
 
     Returns:
-        None if the run was never made.
+        The run; None if it was never created.
 
     Raises:
-        UsageError: Its store is gone, is another server, or does not hold it any more; a
-            `NoAnswerError`, if the store cannot be asked.
+        NoAnswerError: The store does not answer.
+        UsageError: The store is missing, is another server, or does not hold the run any more.
     """
     record = read_record(directory)
     if "run_id" not in record:
-        # A process may have made it that died before it could say so.
-        place = record["tracking_uri"], record["experiment"]
-        run = MLflowRun.find(*place, tag=RUN_TAG, value=record["run_uuid"])
+        # A process may have created it and died before it recorded the id.
+        run = MLflowRun.find(
+            record["tracking_uri"], record["experiment"], tag=RUN_TAG, value=record["run_uuid"]
+        )
         if run is not None:
             write_record(directory, {**record, "run_id": run.run_id})
         return run
-    for uri in (uris := _stores(directory, record, tracking_uri)):
+
+    uris = _stores(directory, record, tracking_uri)
+    for uri in uris:
         try:
             run = MLflowRun.reopen(uri, record["run_id"])
-        except UsageError as error:
-            if isinstance(error, NoAnswerError) or uri == uris[-1]:
+        except NoAnswerError:
+            raise
+        except UsageError:
+            # The store of another project may lie where the run was moved to.
+            if uri == uris[-1]:
                 raise
-            continue  # another project's store may lie where the run was moved to
-        break
+        else:
+            break
     if uri != record["tracking_uri"]:
         write_record(directory, {**record, "tracking_uri": uri})
     return run
 
 
 def _stores(directory: Path, record: Mapping[str, str], tracking_uri: str | None) -> list[str]:
-    """The stores that may hold the run: its server, or those of its SQLite databases that are
-    there.
-    """
-    server = record["tracking_uri"]
-    noted = database_of(server)
-    if noted is None:
-        if tracking_uri not in (None, server):  # a stranger's run would get the user's credentials
+    """Return the server of a run, or those of its SQLite databases that exist."""
+    recorded = record["tracking_uri"]
+    database = database_of(recorded)
+    if database is None:
+        # A server that only the record names may be a stranger's, who would get the credentials in
+        # the user's environment.
+        if tracking_uri not in (None, recorded):
             raise UsageError(
-                f"MLflowTracker: the run is noted in {server}, the store given is {tracking_uri}; if it is yours, set "
-                f"MLFLOW_TRACKING_URI={server}"
+                f"MLflowTracker: the run is recorded in {recorded}, the store given is "
+                f"{tracking_uri}; if it is yours, set MLFLOW_TRACKING_URI={recorded}"
             )
-        return [server]
-    others = [directory.resolve() / record["relative_path"]] if "relative_path" in record else []
+        return [recorded]
+
+    candidates = []
+    if "relative_path" in record:
+        candidates.append((directory.resolve() / record["relative_path"]).resolve())
+    candidates.append(database)
     own = None if tracking_uri is None else database_of(tracking_uri)
-    databases = dict.fromkeys(
-        [*(path.resolve() for path in others), noted, *([own] if own else [])]
-    )
-    there = [f"{SQLITE}{database}" for database in databases if database.is_file()]
-    if not there:
+    if own is not None:
+        candidates.append(own)
+
+    existing: list[str] = []
+    for candidate in candidates:
+        uri = f"{SQLITE}{candidate}"
+        if candidate.is_file() and uri not in existing:
+            existing.append(uri)
+    if not existing:
+        places = " or ".join(map(str, dict.fromkeys(candidates)))
         raise UsageError(
-            f"MLflowTracker: the store of the run must be there, found none at {' or '.join(map(str, databases))}; "
-            f"bring it back, or delete {directory / RUN_FILE} to go on in a new MLflow run"
+            f"MLflowTracker: the store of the run must exist, found none at {places}; "
+            f"bring it back, or delete {directory / RUN_FILE} to continue in a new MLflow run"
         )
-    return there
+    return existing

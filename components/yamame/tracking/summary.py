@@ -16,7 +16,7 @@ _PACKAGES = ("torch", "torchrl", "tensordict", "numpy", "yamame")
 
 
 def run_status(error: BaseException | type[BaseException] | None) -> Status:
-    """How a run ended: by itself, by an error, or by a signal.
+    """Return the status of a run that an exception ended, or none.
 
     >>> run_status(None), run_status(ValueError()), run_status(KeyboardInterrupt)
     ('FINISHED', 'FAILED', 'KILLED')
@@ -28,36 +28,30 @@ def run_status(error: BaseException | type[BaseException] | None) -> Status:
 
 
 def versions() -> dict[str, str]:
-    """What a result depends on in its last bits: versions, and what the processor multiplies by."""
-    from yamame.execution.precision import instructions  # here, for it loads torch
+    """Return versions of packages, and the instruction set by which the processor multiplies.
 
-    machine = {"python": platform.python_version(), "cpu": instructions()}
-    return machine | {name: version_of(name) for name in _PACKAGES}
+    The last bits of a result depend on them.
+    """
+    # Imported here, as it loads torch.
+    from yamame.execution.precision import instructions
+
+    described = {"python": platform.python_version(), "cpu": instructions()}
+    for name in _PACKAGES:
+        described[name] = version_of(name)
+    return described
 
 
 def git_revision() -> str | None:
-    """The commit of the checkout this package is imported from, ``-dirty`` when changed; None in a
-    wheel.
-    """
+    """Return the commit of the checkout, with ``-dirty`` if files were changed; None in a wheel."""
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None
+
+    # All tags are excluded, so that the description is the commit.
+    options = ["--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    command = ["git", "-C", str(root), "describe", *options]
     try:
-        described = subprocess.run(
-            [
-                "git",
-                "-C",
-                str(root),
-                "describe",
-                "--always",
-                "--dirty",
-                "--abbrev=40",
-                "--exclude=*",
-            ],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        described = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
     return described.stdout.strip()
@@ -66,11 +60,11 @@ def git_revision() -> str | None:
 def build_summary(
     counted: Mapping[str, Any], *, status: Status, extra: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The content of ``summary.json``: plain data, with null for numbers that JSON cannot hold.
+    """Return the content of ``summary.json``, with null for numbers that JSON cannot hold.
 
     Args:
-        counted: What the run counted and reached.
-        status: How it ended, from `run_status`.
+        counted: Counters, results and costs of the run.
+        status: Status from `run_status`.
         extra: Further plain data.
 
     Raises:

@@ -1,11 +1,10 @@
-"""A sweep as one MLflow run with the runs of its jobs nested inside.
+"""A sweep as one MLflow run, with the runs of its jobs nested inside.
 
-`SweepParent` is a Hydra callback; the main YAML file names it under ``hydra.callbacks``. It opens
-the parent run when a multirun starts, tells the jobs by an environment variable (so jobs in other
-processes are told too) and records each job's objective. `yamame.cli.app.main` closes the parent,
-for it knows whether a job failed.
+`SweepParent` is a Hydra callback that the main YAML file names under ``hydra.callbacks``. It
+creates the parent run when a multirun starts, passes its id to the jobs in an environment variable,
+and stores each job's objective. `yamame.cli.app.main` closes the parent.
 
-The same command in the same directory goes on with the same parent, unless it replaces its runs.
+The same command in the same directory continues the same parent, unless it replaces its runs.
 """
 
 import contextlib
@@ -30,34 +29,38 @@ from yamame.tracking.summary import run_status
 from yamame.tracking.tracker import EXPERIMENT, PARENT_VARIABLE, TRACKING_URI
 
 _IDENTITY = "sweep.identity"
+# Hydra makes the callback and keeps it for itself, so the end of the sweep finds the parent here.
 _open_sweeps: list[MLflowRun] = []
 
 
 class SweepParent(Callback):
-    """Opens a parent run for a multirun whose ``logger`` is MLflow.
+    """Creates a parent run for a multirun whose ``logger`` is MLflow.
 
-    The parent's metric ``objective`` holds those of the jobs; its step is the number of the job.
-    ``objective_best`` and ``objective_mean`` are of all jobs, ``mean/<overrides>`` is of those that
-    differ in their seed alone; the parent's description has them as a table. A tag ``job.<number>``
-    says what became of a job. Jobs may run in other processes, on machines that reach the store.
+    The metric ``objective`` of the parent holds the objectives of the jobs, with the job's number
+    as the step. ``objective_best`` and ``objective_mean`` summarise all jobs, ``mean/<overrides>``
+    the jobs that differ in their seed alone; a table in the description has them, too. A tag
+    ``job.<number>`` has the outcome of a job. Jobs may run in other processes, on any machine that
+    reaches the store.
     """
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Opens the parent run."""
+        """Create the parent run, or continue it."""
         node = OmegaConf.select(config, "logger")
         if node is None or not str(node.get("_target_", "")).endswith(".MLflowTracker"):
             return
-        overrides = " ".join(
-            text for text in config.hydra.overrides.task if key_of(text) != "launcher"
-        )
+
+        # The same jobs on another launcher are the same sweep.
+        given = config.hydra.overrides.task
+        overrides = " ".join(text for text in given if key_of(text) != "launcher")
+        folder = Path(config.hydra.sweep.dir).resolve()
+        description = f"{folder} {config.hydra.job.name} {overrides}"
+        identity = hashlib.sha256(description.encode()).hexdigest()[:16]
+
         uri = absolute_uri(node.get("tracking_uri", TRACKING_URI))
         experiment = node.get("experiment", EXPERIMENT)
-        description = (
-            f"{Path(config.hydra.sweep.dir).resolve()} {config.hydra.job.name} {overrides}"
-        )
-        identity = hashlib.sha256(description.encode()).hexdigest()[:16]
-        replaces = OmegaConf.select(config, "run.overwrite")
-        run = None if replaces else MLflowRun.find(uri, experiment, tag=_IDENTITY, value=identity)
+        run = None
+        if not OmegaConf.select(config, "run.overwrite"):
+            run = MLflowRun.find(uri, experiment, tag=_IDENTITY, value=identity)
         if run is None:
             tags = {"sweep": overrides, _IDENTITY: identity}
             run = MLflowRun.create(uri, experiment, name=f"sweep {overrides}"[:100], tags=tags)
@@ -67,40 +70,39 @@ class SweepParent(Callback):
         os.environ[PARENT_VARIABLE] = run.run_id
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        """Records a job's objective; in whichever process it ran."""
-        value, parent = job_return._return_value, os.environ.get(PARENT_VARIABLE)
-        is_number = job_return.status is JobStatus.COMPLETED and isinstance(value, int | float)
-        if parent is None or not is_number:
+        """Store a job's objective, in the process in which the job ran."""
+        parent = os.environ.get(PARENT_VARIABLE)
+        if parent is None or job_return.status is not JobStatus.COMPLETED:
             return
-        # A store that does not answer stops no sweep; `close_sweep` asks again.
+        objective = job_return._return_value
+        if not isinstance(objective, int | float):
+            return
+
+        # A store that does not answer does not stop the sweep; `close_sweep` sends it again.
         with contextlib.suppress(Exception):
-            run = MLflowRun.reopen(
-                absolute_uri(config.logger.get("tracking_uri", TRACKING_URI)), parent
-            )
-            _record(run, {int(config.hydra.job.num): value})
+            uri = absolute_uri(config.logger.get("tracking_uri", TRACKING_URI))
+            run = MLflowRun.reopen(uri, parent)
+            _log_objectives(run, {int(config.hydra.job.num): objective})
 
 
-def _record(run: MLflowRun, objectives: Mapping[int, float | None]) -> None:
-    """Stores objectives by the number of their job; what a job of the same command gave before is
-    there already.
-    """
+def _log_objectives(run: MLflowRun, objectives: Mapping[int, float | None]) -> None:
+    """Store the finite objectives of jobs that have none yet, by the number of the job."""
+    # The same command may have stored objectives before, and the job itself, too.
     stored = {point.step for point in run.client.get_metric_history(run.run_id, "objective")}
     now = int(time.time() * 1000)
-    missing = {
-        number: value
-        for number, value in objectives.items()
-        if number not in stored and value is not None
-    }
-    run.log_metrics(
-        [("objective", v, now, number) for number, v in missing.items() if math.isfinite(v)]
-    )
+    points = []
+    for number, objective in objectives.items():
+        if number in stored or objective is None or not math.isfinite(objective):
+            continue
+        points.append(("objective", objective, now, number))
+    run.log_metrics(points)
 
 
 def close_sweep(error: BaseException | None, jobs: Mapping[int, Mapping[str, Any]]) -> None:
-    """Closes the parent run if it is still open, once it has what became of each job.
+    """Store the outcome of each job in the open parent run, if any, and close it.
 
     Args:
-        error: What the sweep ended by.
+        error: Exception that ended the sweep, or None.
         jobs: ``overrides``, ``outcome`` and ``objective`` of every job, by its number.
     """
     if _open_sweeps:
@@ -108,64 +110,67 @@ def close_sweep(error: BaseException | None, jobs: Mapping[int, Mapping[str, Any
     while _open_sweeps:
         run = _open_sweeps.pop()
         try:
-            _record(run, {number: job["objective"] for number, job in jobs.items()})
-            texts = {
-                n: f"{job['outcome']}: {' '.join(job['overrides'])}" for n, job in jobs.items()
-            }
-            run.log_tags({f"job.{number}": text for number, text in texts.items()})
-            _summarise(run, jobs)
+            _log_objectives(run, {number: job["objective"] for number, job in jobs.items()})
+            outcomes = {}
+            for number, job in jobs.items():
+                outcomes[f"job.{number}"] = f"{job['outcome']}: {' '.join(job['overrides'])}"
+            run.log_tags(outcomes)
+            _log_groups(run, jobs)
             run.set_status(run_status(error))
+
             uri = run.client.tracking_uri
             page = experiment_address(uri, run.experiment_id)
+            command = ui_command(uri)
+            shown = page if command is None else f"{command}  # {page}"
+            print_stderr(f"the sweep in MLflow: {shown}")
+        except Exception as failure:  # MLflow raises errors of databases, drivers and servers
+            reason = one_line(failure)
             print_stderr(
-                f"the sweep in MLflow: {'  # '.join(filter(None, (ui_command(uri), page)))}"
-            )
-        except (
-            Exception
-        ) as failure:  # databases, drivers and servers make MLflow raise almost anything
-            print_stderr(
-                f"MLflow does not answer, the sweep's run {run.run_id} is not closed: {one_line(failure)}"
+                f"MLflow does not answer, the sweep's run {run.run_id} is not closed: {reason}"
             )
 
 
-def _summarise(run: MLflowRun, jobs: Mapping[int, Mapping[str, Any]]) -> None:
-    """Stores the best and the mean objective of all jobs, and the mean of each group, and describes
-    them.
-    """
+def _log_groups(run: MLflowRun, jobs: Mapping[int, Mapping[str, Any]]) -> None:
+    """Store mean and best objective of all jobs, the mean of each group, and a table of them."""
     groups = groups_of(jobs)
-    every = [value for values in groups.values() for value in values]
-    if not every:
+    objectives: list[float] = []
+    for values in groups.values():
+        objectives += values
+    if not objectives:
         return
-    metrics = {"objective_best": max(every), "objective_mean": fmean(every)}
-    if len(groups) > 1:
-        metrics |= {f"mean/{name}": fmean(values) for name, values in groups.items() if values}
+
+    metrics = {"objective_best": max(objectives), "objective_mean": fmean(objectives)}
+    table = ["| group | mean objective | best | jobs |", "|---|---|---|---|"]
+    for name, values in groups.items():
+        if not values:
+            table.append(f"| {name} | | | 0 |")
+            continue
+        table.append(f"| {name} | {fmean(values):.4g} | {max(values):.4g} | {len(values)} |")
+        if len(groups) > 1:
+            metrics[f"mean/{name}"] = fmean(values)
+
     now = int(time.time() * 1000)
     run.log_metrics([(clean_key(name), value, now, 0) for name, value in metrics.items()])
-    rows = [
-        f"| {name} | {fmean(values):.4g} | {max(values):.4g} | {len(values)} |"
-        if values
-        else f"| {name} | | | 0 |"
-        for name, values in groups.items()
-    ]
-    table = ["| group | mean objective | best | jobs |", "|---|---|---|---|", *rows]
     run.log_tags({"mlflow.note.content": "\n".join(table)})
 
 
 def groups_of(jobs: Mapping[int, Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Objectives by the overrides that not all jobs have; jobs that differ in their seed alone are
-    of one group.
+    """Group the objectives of jobs that differ in their seed alone.
+
+    A group is named by the overrides that not all jobs have.
 
     >>> seeds = {n: {"overrides": ["env=wind", f"seed={n}"], "objective": n / 2} for n in (1, 2)}
     >>> groups_of({**seeds, 3: {"overrides": ["env=maze", "seed=1"], "objective": None}})
     {'env=wind': [0.5, 1.0], 'env=maze': []}
     """
-    own = {
-        n: [text for text in job["overrides"] if key_of(text) != "seed"] for n, job in jobs.items()
-    }
-    common = set.intersection(*map(set, own.values())) if own else set()
+    overrides = {}
+    for number, job in jobs.items():
+        overrides[number] = [text for text in job["overrides"] if key_of(text) != "seed"]
+    common = set.intersection(*map(set, overrides.values())) if overrides else set()
+
     groups: dict[str, list[float]] = {}
     for number, job in jobs.items():
-        name = " ".join(text for text in own[number] if text not in common) or "all"
+        name = " ".join(text for text in overrides[number] if text not in common) or "all"
         values = groups.setdefault(name, [])
         if job["objective"] is not None:
             values.append(float(job["objective"]))

@@ -1,8 +1,8 @@
 """Experiment tracking behind one small protocol: MLflow, or nothing.
 
 A tracker is built from configuration alone and writes nothing until `start`. It then is a context
-manager that closes the run with the truth: FINISHED, FAILED on an error, KILLED on Ctrl-C or a
-signal.
+manager that closes the run with its true status: FINISHED, FAILED on an error, KILLED on Ctrl-C or
+a signal.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -21,16 +22,17 @@ from yamame.files.run_directory import RunDirectory
 from yamame.system.messages import one_line
 from yamame.tracking.costs import SystemMetrics
 from yamame.tracking.history import CHANGED_TAG
+from yamame.tracking.log import METRICS_FILE, JsonLines
 from yamame.tracking.machine import machine
 from yamame.tracking.mlflow_store import RUN_TAG, MLflowRun, NoAnswerError, absolute_uri, clean_key
 from yamame.tracking.pages import run_address, ui_command
 from yamame.tracking.record import RUN_FILE, open_run, read_record, write_record
+from yamame.tracking.sender import ENTRIES_FILE, Sender
 from yamame.tracking.sessions import note_session
-from yamame.tracking.spool import SPOOL_FILE, Sender, Spool, Thinning
 from yamame.tracking.summary import git_revision, run_status, versions
 
 TRACKING_URI = os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
-"""MLflow's own setting, else where ``mlflow ui`` looks by itself when it is started in the same
+"""Default store: MLflow's own setting, else where ``mlflow ui`` looks if it is started in the same
 directory.
 """
 EXPERIMENT = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "yamame"
@@ -39,9 +41,7 @@ PARENT_VARIABLE = "YAMAME_MLFLOW_PARENT"
 
 
 class Tracker(Protocol):
-    """What a recipe may ask of a tracker. A context manager that closes the run; this one does
-    nothing.
-    """
+    """Interface of a tracker: a context manager that closes the run. This one does nothing."""
 
     def start(
         self,
@@ -51,40 +51,33 @@ class Tracker(Protocol):
         params: Mapping[str, Any],
         tags: Mapping[str, str] | None = None,
     ) -> Self:
-        """Opens the run of a run directory: the one recorded there, else a new one.
+        """Open the run of a run directory: the one recorded there, else a new one.
 
         Args:
             directory: The run's directory.
             name: Name of a new run.
-            params: Flat configuration, recorded for a new run only.
-            tags: What else to say of the run as it is now; they replace those of a run that goes
-                on.
+            params: Flat configuration, stored for a new run only.
+            tags: Description of the run as it is now. They replace tags of a continued run.
         """
         return self
 
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
-        """Records metrics at a step of the run. A step not beyond the last one of a key is
-        dropped.
-        """
+        """Log metrics at a step. A step not beyond the last one of a metric is not stored."""
 
     def flush(self) -> None:
-        """Makes everything logged so far outlive the machine. Call it before each checkpoint."""
+        """Make everything logged so far survive a power failure. Call it before each checkpoint."""
 
     def log_artifact(self, path: Path, *, folder: str | None = None) -> None:
-        """Records a copy of a file or directory, which is made later: it must stay where it is."""
+        """Store a copy of a file or directory. It is copied later, so it must stay in its place."""
 
     def log_table(self, name: str, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Records a table, given by columns of equal length, in place of one of the same name."""
+        """Store a table, given by columns of equal length, in place of one of the same name."""
 
     def log_model(self, folder: Path, make: Callable[[Path], Any], *, step: int) -> None:
-        """Records what the run has learned up to a step as an MLflow model, which ``make`` writes
-        to a new folder.
-        """
+        """Store the agent of a step as an MLflow model, which ``make`` writes to a new folder."""
 
     def pages(self) -> list[str]:
-        """How a person gets to see the run: commands, addresses; nothing where there is nothing to
-        see.
-        """
+        """Return commands and addresses that show the run to a person."""
         return []
 
     def __enter__(self) -> Self:
@@ -107,30 +100,28 @@ class NullTracker(Tracker):
 
 
 class MLflowTracker(Tracker):
-    """Tracks a run with MLflow, which is waited for when a new run starts and, for a while, at the
-    end, never between.
+    """Tracks a run with MLflow.
 
-    Everything goes to a `Spool` in the run directory and from there to the store, by a thread.
-    While MLflow does not answer it waits in the spool; what is left at the end is sent when the run
-    is continued or by ``recipes/sync.py``.
+    Metrics are appended to ``metrics.jsonl`` of the run directory, everything else to
+    ``mlflow.jsonl``. A thread follows both files and sends them (`yamame.tracking.sender`). Only
+    the start of a new run waits for MLflow and, for a limited time, the end. While MLflow does not
+    answer the files grow; the rest is sent when the run is continued, or by ``recipes/sync.py``.
 
-    The run's store and id are kept in ``mlflow.json`` of the run directory, so a continued run goes
-    on in the same MLflow run whatever the configuration or the working directory say. Metrics that
-    the store already holds are never stored again: a run that goes back to a checkpoint repeats its
-    steps silently until it passes the last recorded one. On long runs not every point is stored,
-    see `Thinning`.
+    Store and id of the MLflow run are kept in ``mlflow.json`` of the run directory, so that a
+    continued run uses the same MLflow run, whatever the configuration or the working directory.
+    Metrics that the store already holds are not stored again: a run that continues from an earlier
+    checkpoint repeats its steps silently until it passes the last stored one. Of long runs not
+    every point is stored (`yamame.tracking.thinning`); the log has all of them.
 
     Args:
-        tracking_uri: A store as MLflow knows them; a relative SQLite path is relative to the
+        tracking_uri: A store as MLflow knows them. A relative SQLite path is relative to the
             working directory.
-        experiment: Name of the experiment; made when missing, with its artifacts in ``mlruns``
+        experiment: Name of the experiment; created if missing, with its artifacts in ``mlruns``
             beside a SQLite database.
-        system_metrics: Add the load of the machine and the process whenever metrics go to the
-            store.
-        flush_s: Seconds for which metrics are gathered before they go to the store in one
-            transaction.
-        wait_s: Seconds without an answer after which the end of a run waits for MLflow no more.
-        models: Record the agent of a run that has finished as an MLflow model.
+        system_metrics: Add the load of the machine and of the process.
+        flush_s: Seconds for which metrics are gathered before they are sent in one transaction.
+        wait_s: Seconds without an answer after which the end of a run waits no longer.
+        models: Store the agent of a finished run as an MLflow model.
     """
 
     def __init__(
@@ -149,25 +140,29 @@ class MLflowTracker(Tracker):
         self.flush_s = flush_s
         self.wait_s = wait_s
         self.models = models
-        self._sampled = time.monotonic()
-        self._sender: Sender | None = None
+        self._sampled_at = time.monotonic()
+        self._open: _OpenRun | None = None
         self._system: SystemMetrics | None = None
 
     @property
     def sender(self) -> Sender:
-        """What sends to the open run.
+        """Sender of the open run.
 
         Raises:
             RuntimeError: `start` was not called.
         """
-        if self._sender is None:
-            raise RuntimeError("MLflowTracker: start must be called first")
-        return self._sender
+        return self._opened.sender
 
     @property
     def run(self) -> MLflowRun | None:
-        """The open run; None as long as the store of a run that goes on has not answered."""
+        """Open MLflow run; None while the store of a continued run has not answered."""
         return self.sender.run
+
+    @property
+    def _opened(self) -> "_OpenRun":
+        if self._open is None:
+            raise RuntimeError("MLflowTracker: start must be called first")
+        return self._open
 
     def start(
         self,
@@ -183,91 +178,121 @@ class MLflowTracker(Tracker):
             UsageError: The recorded run is not in its store, or the store takes no new one.
         """
         directory = Path(directory).absolute()
-        parent = os.environ.get(PARENT_VARIABLE)
+        tracking_uri = absolute_uri(self.tracking_uri)
         made_by = _made_by()
-        present = made_by | ({"mlflow.parentRunId": parent} if parent else {}) | dict(tags or {})
-        resumed = (directory / RUN_FILE).exists() and "run_id" in read_record(directory)
-        if not (directory / RUN_FILE).exists():
-            uri = absolute_uri(self.tracking_uri)
+        present = {**made_by, **(tags or {})}
+        parent = os.environ.get(PARENT_VARIABLE)
+        if parent:
+            present.setdefault("mlflow.parentRunId", parent)
+
+        # The intent stands on disk before the run is created, so that the run is found by its
+        # number if the process dies in between.
+        is_recorded = (directory / RUN_FILE).exists()
+        resumed = is_recorded and "run_id" in read_record(directory)
+        if not is_recorded:
             intent = {
-                "tracking_uri": uri,
+                "tracking_uri": tracking_uri,
                 "experiment": self.experiment,
                 "run_uuid": uuid.uuid4().hex,
             }
             write_record(directory, intent)
-        run, made = None, False
+
+        run = None
         try:
-            run = open_run(directory, tracking_uri=absolute_uri(self.tracking_uri))
+            run = open_run(directory, tracking_uri=tracking_uri)
         except NoAnswerError:
+            # Only a new run needs its store now; a continued one is sent later.
             if "run_id" not in read_record(directory):
                 raise
-        if changed := note_session(directory, made_by, params, resumed=resumed):
+
+        changed = note_session(directory, made_by, params, resumed=resumed)
+        if changed:
             present[CHANGED_TAG] = changed
-        spool = Spool(directory / SPOOL_FILE)
-        # Before the run is made: whoever sends the spool sends the parameters before anything else.
-        spool.append(params={key: str(value) for key, value in params.items()})
-        if made := run is None and "run_id" not in read_record(directory):
+
+        log = JsonLines(directory / METRICS_FILE)
+        entries = JsonLines(directory / ENTRIES_FILE)
+        # Before the run is created: the parameters are what is sent first, whoever sends.
+        entries.append({"params": {key: str(value) for key, value in params.items()}})
+        is_new = run is None and "run_id" not in read_record(directory)
+        if is_new:
             try:
                 run = _create_run(directory, name=name, tags=present)
             except UsageError:
-                spool.close()
+                log.close()
+                entries.close()
                 raise
-        spool.append(tags=present)
-        spool.append(status="RUNNING", ms=_now())
-        self._sender = Sender(
-            spool, lambda: _there(open_run(directory), directory), run=run, pause_s=self.flush_s
+        entries.append({"tags": present})
+        entries.append({"status": "RUNNING", "ms": _milliseconds()})
+
+        sender = Sender(
+            directory,
+            lambda: _existing(open_run(directory), directory),
+            run=run,
+            pause_s=self.flush_s,
         )
-        sent = False
-        if made:
-            with contextlib.suppress(Exception):  # the thread tries again, and tells
-                self._sender.send()
-                sent = True
-        self._thinning = Thinning()
+        self._open = _OpenRun(directory, log, entries, sender)
         self._system = SystemMetrics() if self.system_metrics else None
-        self._sender.start(at_once=not sent)
+        is_sent = False
+        if is_new:
+            with contextlib.suppress(Exception):  # the thread tries again, and warns
+                sender.send()
+                is_sent = True
+        sender.start(at_once=not is_sent)
         return self
 
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
         """See `Tracker.log`."""
-        spool = self.sender.spool
-        due = time.monotonic() - self._sampled >= self.flush_s
-        sampled = self._system.sample() if self._system and due else {}
-        self._sampled = time.monotonic() if due else self._sampled
+        log = self._opened.log
+        now = time.monotonic()
+        sampled: dict[str, float] = {}
+        # Not more often than metrics are sent: reading the load takes a millisecond.
+        if now - self._sampled_at >= self.flush_s:
+            self._sampled_at = now
+            if self._system is not None:
+                sampled = self._system.sample()
+
+        # The log has the names that MLflow stores.
         values = {clean_key(name): float(value) for name, value in {**metrics, **sampled}.items()}
-        kept = {key: value for key, value in values.items() if self._thinning.keeps(key, step)}
-        if kept:
-            spool.append(metrics=kept, step=step, ms=_now())
+        if values:
+            log.append({"step": step, "time": round(time.time(), 3), "metrics": values})
 
     def flush(self) -> None:
         """See `Tracker.flush`."""
-        self.sender.spool.sync()
+        self._opened.log.flush()
+        self._opened.entries.flush()
 
     def log_artifact(self, path: Path, *, folder: str | None = None) -> None:
         """See `Tracker.log_artifact`."""
-        spool = self.sender.spool
-        path, home = Path(path).resolve(), spool.path.parent.resolve()
+        home = self._opened.directory.resolve()
+        path = Path(path).resolve()
         condition = f"lie in the run's directory, {home}"
         require("log_artifact", "path", str(path), path.is_relative_to(home), condition)
-        spool.append(artifact=str(path.relative_to(home)), folder=folder)
+        self._opened.entries.append({"artifact": str(path.relative_to(home)), "folder": folder})
 
     def log_table(self, name: str, columns: Mapping[str, Sequence[Any]]) -> None:
         """See `Tracker.log_table`."""
-        rows = json_safe([list(row) for row in zip(*columns.values(), strict=True)])
+        # MLflow's pages expect rows.
+        rows = [list(row) for row in zip(*columns.values(), strict=True)]
+        content = {"columns": list(columns), "data": json_safe(rows)}
         file = f"{name.removesuffix('.json')}.json"
-        self.sender.spool.append(table=file, content={"columns": list(columns), "data": rows})
+        self._opened.entries.append({"table": file, "content": content})
 
     def log_model(self, folder: Path, make: Callable[[Path], Any], *, step: int) -> None:
         """See `Tracker.log_model`."""
-        if self.models:
-            shutil.rmtree(folder, ignore_errors=True)
-            make(folder)
-            home = self.sender.spool.path.parent.resolve()
-            path = str(folder.resolve().relative_to(home))
-            self.sender.spool.append(model=path, step=step, mark=uuid.uuid4().hex)
+        if not self.models:
+            return
+        # A former session may have left a model of an earlier step.
+        shutil.rmtree(folder, ignore_errors=True)
+        make(folder)
+        home = self._opened.directory.resolve()
+        path = str(folder.resolve().relative_to(home))
+        # By the mark a model that is sent twice is stored once.
+        self._opened.entries.append({"model": path, "step": step, "mark": uuid.uuid4().hex})
 
     def pages(self) -> list[str]:
         """See `Tracker.pages`."""
-        if self._sender is None or self.run is None:  # a new run may have been refused by the store
+        # A run that never began has no sender: the store refused it.
+        if self._open is None or self.run is None:
             return []
         uri = self.run.client.tracking_uri
         address = run_address(uri, self.run.experiment_id, self.run.run_id)
@@ -281,72 +306,87 @@ class MLflowTracker(Tracker):
         trace: TracebackType | None,
     ) -> None:
         try:
-            self.sender.spool.append(status=run_status(kind), ms=_now())
+            # The last entry: it is sent after everything that was logged.
+            self._opened.entries.append({"status": run_status(kind), "ms": _milliseconds()})
             self.flush()
         finally:
             self.sender.close(wait_s=self.wait_s)
+            self._opened.log.close()
+            self._opened.entries.close()
+
+
+@dataclass(frozen=True)
+class _OpenRun:
+    """Files of a run that is written, and their sender."""
+
+    directory: Path
+    log: JsonLines
+    entries: JsonLines
+    sender: Sender
 
 
 def send_rest(directory: Path) -> int:
-    """Sends what the spool of a run directory still holds, while no run is writing there.
+    """Send everything of a run directory that MLflow has not got, while no run is writing there.
 
     Returns:
-        How many points and other entries were sent.
+        Number of points and other entries that were sent.
 
     Raises:
-        UsageError: It is no run's directory, a run is writing there, or MLflow does not take
+        UsageError: The directory belongs to no run, a run is writing there, or MLflow does not take
             everything.
     """
     directory = directory.resolve()
+    # The claim keeps a run from writing there meanwhile.
     claimed = RunDirectory.open(directory.parent, directory.name, resume=True)
     try:
-        if not (directory / SPOOL_FILE).exists():
-            return 0
-        spool = Spool(directory / SPOOL_FILE)
-        uri = absolute_uri(os.environ.get("MLFLOW_TRACKING_URI") or TRACKING_URI)
+        tracking_uri = absolute_uri(os.environ.get("MLFLOW_TRACKING_URI") or TRACKING_URI)
         sender = Sender(
-            spool,
-            lambda: _there(open_run(directory, tracking_uri=uri), directory),
+            directory,
+            lambda: _existing(open_run(directory, tracking_uri=tracking_uri), directory),
             run=None,
             pause_s=0.0,
         )
         try:
             sender.send()
         except Exception as error:
+            waiting = sender.count_waiting()
             raise UsageError(
-                f"{directory}: {sender.sent} points are sent, {spool.waiting} wait: {one_line(error)}"
+                f"{directory}: {sender.sent} points are sent, {waiting} wait: {one_line(error)}"
             ) from error
-        finally:
-            spool.close()
         return sender.sent
     finally:
         claimed.close()
 
 
-def _there(run: MLflowRun | None, directory: Path) -> MLflowRun:
+def _existing(run: MLflowRun | None, directory: Path) -> MLflowRun:
     if run is None:
-        raise UsageError(f"{directory}: there must be a run in MLflow, it died before; resume it")
+        raise UsageError(
+            f"{directory}: no run in MLflow, the process died before it was created; resume the run"
+        )
     return run
 
 
 def _create_run(directory: Path, *, name: str, tags: Mapping[str, str]) -> MLflowRun:
-    """Makes the MLflow run that a run directory intends to have."""
+    """Create the MLflow run that the record of a run directory announces."""
     record = read_record(directory)
-    tags = {**tags, RUN_TAG: record["run_uuid"]}
-    run = MLflowRun.create(record["tracking_uri"], record["experiment"], name=name, tags=tags)
+    run = MLflowRun.create(
+        record["tracking_uri"],
+        record["experiment"],
+        name=name,
+        tags={**tags, RUN_TAG: record["run_uuid"]},
+    )
     write_record(directory, {**record, "run_id": run.run_id})
     return run
 
 
 def _made_by() -> dict[str, str]:
-    """Tags with versions, the kind of machine, and the commit, which outside of a checkout is
-    unknown.
-    """
+    """Return tags with versions, the kind of machine, and the commit."""
     made_by = {f"version.{package}": version for package, version in versions().items()}
     made_by |= {f"machine.{name}": value for name, value in machine().items()}
-    return made_by | {"mlflow.source.git.commit": git_revision() or "unknown"}
+    made_by["mlflow.source.git.commit"] = git_revision() or "unknown"
+    return made_by
 
 
-def _now() -> int:
-    """Milliseconds since 1970."""
+def _milliseconds() -> int:
+    """Return the time in milliseconds since 1970."""
     return int(time.time() * 1000)

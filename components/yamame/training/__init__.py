@@ -1,6 +1,4 @@
-"""One update and what surrounds it: learner, guard, budget, progress, seeds. Needs nothing but
-torch's own family.
-"""
+"""Updates and the state of a run: learner, guard, budget, progress, seeds."""
 
 from yamame.system.budget import Budget as Budget
 from yamame.training.averaging import AveragedWeights as AveragedWeights

@@ -1,4 +1,4 @@
-"""One gradient step at a time, as every recipe makes it."""
+"""Learner: one gradient step at a time, used by every recipe."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,52 +7,54 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from yamame.checks import UsageError, require, require_at_least
+from yamame.checks import NonNegativeInt, PositiveFloat, PositiveInt, UsageError, check_bounds
 from yamame.distributed import all_reduce_means, average_gradients_, world_size
 from yamame.execution.capturing import NUM_SEGMENTS
 from yamame.execution.precision import Precision, check_precision, in_precision
-from yamame.execution.recorder import Compiled, check_compiler, cuda_recorder
-from yamame.training.averaging import AveragedWeights
-from yamame.training.guard import NonFiniteGuard
-from yamame.training.optimizer_state import name_parameters
-from yamame.training.recorded_updates import (
+from yamame.execution.recorded_updates import (
     Metrics,
     RecordedUpdates,
     keep_ordinary,
     refuse_obstacles,
 )
+from yamame.execution.recorder import Compiled, check_compiler, cuda_recorder
+from yamame.training.averaging import AveragedWeights
+from yamame.training.guard import NonFiniteGuard
+from yamame.training.optimizer_state import name_parameters
 
 
 class Learner:
-    """Makes updates: gradients of a loss, guard, clipping, optimizer, target networks, learning
-    rate, in this order.
+    """Makes updates of the parameters of a loss.
+
+    An update computes gradients, checks that they are finite, clips them, steps the optimizer,
+    moves target networks and sets the learning rate, in this order.
 
     Args:
         loss: Writes terms ``loss_*`` whose sum is minimised. Its ``update_targets``, if it has one,
             is called after the optimizer's step.
-        optimizer: Over all parameters that are learned.
+        optimizer: Optimizer over all parameters that are learned.
         max_grad_norm: Global norm at which gradients are clipped.
         warmup_updates: Updates over which the learning rate rises linearly to its value.
         total_updates: Updates over which it falls linearly to zero, those of the warm-up included;
             None: it stays.
-        autocast: Precision of the networks' matrix products: ``"bfloat16"``, ``"auto"`` for that
-            where the device multiplies it, None for that of the weights. Weights, losses,
-            statistics and the optimizer keep theirs.
+        autocast: Precision of the networks' matrix products: ``"bfloat16"``, ``"auto"`` for
+            bfloat16 on devices that multiply it, None for the precision of the weights. Weights,
+            losses, statistics and the optimizer keep their precision.
         cuda_graph: Record the update of batches of a shape that comes again and again, and replay
-            it: see `yamame.training.recorded_updates`. Makes the optimizer capturable and its
+            it: see `yamame.execution.recorded_updates`. Makes the optimizer capturable and its
             learning rate a tensor.
-        compile: Compile the loss, and what differentiates it, for batches of a shape that comes
-            again: see `yamame.execution.recorder.Compiled`. With ``cuda_graph`` it is recorded when
-            it is compiled.
-        guard: Refuses updates that are not finite; None for one that keeps no evidence.
-        averaged: Weights that follow those that are learned; None for none.
-        time_spent: Share of the time there is that was spent, in [0, 1]. Once it exceeds a half,
-            the learning rate falls at least as fast as it must to be zero at 1.
+        compile: Compile the loss and its backward pass for batches of a shape that comes again: see
+            `yamame.execution.recorder.Compiled`. With ``cuda_graph``, recordings contain the
+            compiled code.
+        guard: Skips updates that are not finite; None: a guard that keeps no evidence.
+        averaged: Averaged weights to update after every step; None: no average.
+        time_spent: Returns the share of the time budget that is spent, in [0, 1]. Once it exceeds a
+            half, the learning rate falls at least as fast as it must to be zero at 1.
 
     Raises:
-        ValueError: If a setting is out of its range; if ``cuda_graph`` is wanted on a CPU, or of an
-            optimizer or an encoder that cannot be recorded; if ``compile`` is wanted without a
-            compiler, or of an encoder that cannot be compiled.
+        ValueError: If a setting is out of its range; if ``cuda_graph`` is set on a CPU, or with an
+            optimizer or an encoder that cannot be recorded; if ``compile`` is set without a
+            compiler, or with an encoder that cannot be compiled.
 
     >>> from tensordict.nn import TensorDictModule
     >>> from tensordict import TensorDict
@@ -63,14 +65,15 @@ class Learner:
     True
     """
 
+    @check_bounds
     def __init__(
         self,
         loss: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
-        max_grad_norm: float,
-        warmup_updates: int = 0,
-        total_updates: int | None = None,
+        max_grad_norm: PositiveFloat,
+        warmup_updates: NonNegativeInt = 0,
+        total_updates: PositiveInt | None = None,
         autocast: Precision = None,
         cuda_graph: bool = False,
         compile: bool = False,
@@ -78,107 +81,114 @@ class Learner:
         averaged: AveragedWeights[Any] | None = None,
         time_spent: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        require("Learner", "max_grad_norm", max_grad_norm, max_grad_norm > 0, "be positive")
-        require_at_least("Learner", 0, warmup_updates=warmup_updates)
-        ends = total_updates is None or total_updates >= 1
-        require("Learner", "total_updates", total_updates, ends, "be at least 1 or None")
         self.loss = loss
         self.optimizer = optimizer
-        name_parameters(optimizer, loss)  # a state that is loaded must be of the same parameters
+        # A state that is loaded must belong to the same parameters.
+        name_parameters(optimizer, loss)
         self.max_grad_norm = max_grad_norm
         self.autocast = autocast
         self.guard = NonFiniteGuard() if guard is None else guard
         self.averaged = averaged
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer,
-            lambda updates: learning_rate_share(
+
+        def share_of_learning_rate(updates: int) -> float:
+            return learning_rate_share(
                 updates, warmup=warmup_updates, total=total_updates, time_spent=time_spent()
-            ),
-        )
-        self._recorded: RecordedUpdates | None = None
-        self._compute: Callable[[TensorDictBase], Any] = loss  # what it writes, by name
+            )
+
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_learning_rate)
         device = self._parameters()[0].device
         check_precision("Learner", autocast, device)
+        self._compute: Callable[[TensorDictBase], Any] = loss
         if compile:
             check_compiler(device, "Learner")
             refuse_obstacles("compile", loss, optimizer)
-            # Nothing else is, for optimizers and `Tensor.backward` are not taken whole.
+            # The loss alone: optimizers and `Tensor.backward` cannot be compiled as one graph.
             self._compute = Compiled(
                 lambda batch: dict(loss(batch).items()), name="Learner: the loss"
             )
-        if cuda_graph:
-            self._recorded = RecordedUpdates(
-                self._gradients,
-                self._step,
-                loss=loss,
-                optimizer=optimizer,
-                recorder=cuda_recorder(device, "Learner"),
-                averaged=averaged,
-            )
-        else:
+        self._recorded = self._record(device) if cuda_graph else None
+        if not cuda_graph:
             keep_ordinary(optimizer)
+
+    def _record(self, device: torch.device) -> RecordedUpdates:
+        hooks: dict[str, Any] = {}
+        if self.averaged is not None:
+            hooks = {
+                "extra_state": self.averaged.tensors,
+                "after_replay": self.averaged.mark_stale,
+            }
+        return RecordedUpdates(
+            self._gradients,
+            self._step,
+            loss=self.loss,
+            optimizer=self.optimizer,
+            recorder=cuda_recorder(device, "Learner"),
+            **hooks,
+        )
 
     def update(
         self, batch: TensorDictBase, *, meanwhile: Callable[[], None] = lambda: None
     ) -> Metrics:
-        """Learns from one batch.
+        """Learn from one batch.
 
         Args:
-            batch: What the loss takes, on its device.
+            batch: Input of the loss, on its device.
             meanwhile: Called while the device computes the gradients, before the host reads whether
                 they are finite.
 
         Returns:
-            Detached metrics: what the loss wrote, ``loss`` and ``grad_norm``, and the
-            ``padding_share`` of a batch with a ``mask``. Empty if the guard refused the update,
+            Detached metrics: the entries that the loss wrote, ``loss`` and ``grad_norm``, and the
+            ``padding_share`` of a batch with a ``mask``. Empty if the guard skipped the update,
             which then changed nothing: running statistics are as they were before.
 
         Raises:
-            FloatingPointError: If the guard has refused too many updates.
-            UsageError: A term of the loss is no scalar, or there is none.
+            FloatingPointError: If the guard has skipped too many updates.
+            UsageError: A term of the loss is not a scalar, or there is no term.
         """
         if self._recorded is not None:
-            gradients, step = self._recorded.halves(batch)
+            compute_gradients, step = self._recorded.halves(batch)
         else:
-            gradients, step = self._gradients, self._step
-        former, rng = self.statistics(), _random_state(batch)
-        metrics = gradients(batch)
+            compute_gradients = self._gradients
+            step = self._step
+        statistics = self.statistics()
+        rng = _random_state(batch)
+        metrics = compute_gradients(batch)
         own_loss = metrics.pop("own_loss", metrics["loss"])
         meanwhile()
-        finite = {name: metrics[name] for name in ("loss", "grad_norm")}
-        if not self.guard.accepts(finite):
-            self.restore(former)
-            is_here = bool(
-                metrics["loss"].isfinite() | ~own_loss.isfinite()
-            )  # and not on another rank
-            tensors = batch.exclude(NUM_SEGMENTS)
-            evidence = (
-                {"loss": self.loss, "update": {"batch": tensors, "rng": rng}} if is_here else None
-            )
-            self.guard.refuse(finite, step=self.schedule.last_epoch, evidence=evidence)
+        checked = {"loss": metrics["loss"], "grad_norm": metrics["grad_norm"]}
+        if not self.guard.accepts(checked):
+            self.restore(statistics)
+            evidence = None
+            # If the loss of another rank is not finite, that rank has the evidence.
+            if bool(metrics["loss"].isfinite() | ~own_loss.isfinite()):
+                tensors = batch.exclude(NUM_SEGMENTS)
+                evidence = {"loss": self.loss, "update": {"batch": tensors, "rng": rng}}
+            self.guard.refuse(checked, step=self.schedule.last_epoch, evidence=evidence)
             return {}
         step(metrics["grad_norm"])
         self.schedule.step()
         return metrics
 
     def statistics(self) -> list[tuple[Tensor, Tensor]]:
-        """Every buffer of the loss, what networks learn by looking, with a copy of its present
-        content.
-        """
+        """Return every buffer of the loss, such as running statistics, with a copy of it."""
         return [(buffer, buffer.clone()) for buffer in self.loss.buffers()]
 
     @torch.no_grad()
     def restore(self, statistics: list[tuple[Tensor, Tensor]]) -> None:
-        """Undoes what happened to buffers since `statistics` returned this."""
+        """Undo all changes of buffers since `statistics` was called.
+
+        Args:
+            statistics: Result of `statistics`.
+        """
         for buffer, former in statistics:
             buffer.copy_(former)
 
     def precision(self) -> torch.autocast:
-        """The context in which networks compute as they do in an update."""
+        """Return the context in which networks compute as they do in an update."""
         return in_precision(self._parameters()[0].device, self.autocast)
 
     def _gradients(self, batch: TensorDictBase) -> Metrics:
-        """The first half of an update: the loss, its gradients and their norm."""
+        """Compute the first half of an update: the loss, its gradients and their norm."""
         with self.precision():
             out = self._compute(batch)
         total = torch.stack(self._terms(out)).sum()
@@ -186,35 +196,39 @@ class Learner:
         total.backward()
         gradients = [p.grad for p in self._parameters() if p.grad is not None]
         average_gradients_(gradients)
-        if "mask" in batch.keys():  # what is no timestep costs as much as one
-            out = {**out, "padding_share": 1.0 - batch["mask"].float().mean()}
-        metrics = {
-            **all_reduce_means({**out, "loss": total}),
-            "grad_norm": nn.utils.get_total_norm(gradients),
-        }
-        if (
-            world_size() > 1
-        ):  # the mean is not finite where the loss of one rank is not: which one has the evidence?
+
+        metrics = dict(out.items())
+        # Padding costs as much as timesteps do.
+        if "mask" in batch.keys():
+            metrics["padding_share"] = 1.0 - batch["mask"].float().mean()
+        metrics["loss"] = total
+        metrics = all_reduce_means(metrics)
+        metrics["grad_norm"] = nn.utils.get_total_norm(gradients)
+        # The mean is not finite if the loss of one rank is not. This shows which rank it is.
+        if world_size() > 1:
             metrics["own_loss"] = total.detach()
         return metrics
 
     def _terms(self, out: Metrics) -> list[Tensor]:
-        """What the loss wrote to be minimised; refuses what has no sum of one meaning."""
-        terms = {key: value for key, value in out.items() if key.startswith("loss_")}
+        """Return the terms that are minimised, after a check that each is a scalar."""
         name = type(self.loss).__name__
-        if not terms:
-            raise UsageError(f"Learner: {name} must write terms loss_*, got {sorted(out.keys())}")
-        for key, value in terms.items():
+        terms = []
+        for key, value in out.items():
+            if not key.startswith("loss_"):
+                continue
+            # The sum of tensors of different shapes would broadcast silently.
             if value.numel() != 1:
                 raise UsageError(
-                    f"Learner: {key} of {name} must be a scalar, as its mean or sum, got shape {list(value.shape)}"
+                    f"Learner: {key} of {name} must be a scalar, as its mean or sum, got shape "
+                    f"{list(value.shape)}"
                 )
-        return [value.reshape(()) for value in terms.values()]
+            terms.append(value.reshape(()))
+        if not terms:
+            raise UsageError(f"Learner: {name} must write terms loss_*, got {sorted(out.keys())}")
+        return terms
 
     def _step(self, grad_norm: Tensor) -> None:
-        """The second half: moves parameters along their gradients, clipped by their norm, and
-        targets after them.
-        """
+        """Compute the second half: clip gradients by their norm, step, and move targets."""
         nn.utils.clip_grads_with_norm_(self._parameters(), self.max_grad_norm, grad_norm)
         self.optimizer.step()
         update_targets = getattr(self.loss, "update_targets", None)
@@ -224,21 +238,21 @@ class Learner:
             self.averaged.update()
 
     def _parameters(self) -> list[Tensor]:
-        return [p for group in self.optimizer.param_groups for p in group["params"]]
+        parameters: list[Tensor] = []
+        for group in self.optimizer.param_groups:
+            parameters.extend(group["params"])
+        return parameters
 
     def components(self) -> dict[str, Any]:
-        """What a checkpoint needs to go on learning."""
-        averaged = {} if self.averaged is None else {"averaged": self.averaged}
-        return {
-            "loss": self.loss,
-            "optimizer": self.optimizer,
-            "schedule": self.schedule,
-            **averaged,
-        }
+        """Return the components of a checkpoint from which learning can continue."""
+        components = {"loss": self.loss, "optimizer": self.optimizer, "schedule": self.schedule}
+        if self.averaged is not None:
+            components["averaged"] = self.averaged
+        return components
 
 
 def _random_state(batch: TensorDictBase) -> dict[str, Tensor]:
-    """Of the generators that an update may draw from."""
+    """Return the states of the generators that an update may draw from."""
     state = {"cpu": torch.get_rng_state()}
     if batch.device is not None and batch.device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(batch.device)
@@ -248,12 +262,16 @@ def _random_state(batch: TensorDictBase) -> dict[str, Tensor]:
 def learning_rate_share(
     updates: int, *, warmup: int, total: int | None, time_spent: float = 0.0
 ) -> float:
-    """The learning rate after so many updates, as a share of its value: up, then straight down to
-    zero at ``total``.
+    """Return the learning rate after a number of updates, as a share of its full value.
 
-    Where time runs out before, it is zero then. Time counts only in its second half, so that a run
-    that ends by its updates has the same rates however fast it is, if it is about equally fast
-    throughout.
+    It rises linearly during the warm-up and falls linearly to zero at ``total``. If the time budget
+    ends earlier, it is zero then.
+
+    Args:
+        updates: Number of updates made.
+        warmup: Updates over which it rises.
+        total: Updates at which it is zero; None: it stays.
+        time_spent: Share of the time budget that is spent, in [0, 1].
 
     >>> [learning_rate_share(k, warmup=2, total=6) for k in range(7)]
     [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
@@ -261,5 +279,10 @@ def learning_rate_share(
     [0.5, 1.0, 1.0, 0.5, 0.0]
     """
     rise = (updates + 1) / max(1, warmup)
-    fall = 1.0 if total is None else max(0.0, (total - updates) / max(1, total - warmup))
-    return min(1.0, rise, fall, max(0.0, 2.0 * (1.0 - time_spent)))
+    fall = 1.0
+    if total is not None:
+        fall = max(0.0, (total - updates) / max(1, total - warmup))
+    # Time counts only in the second half of the budget, so that a run that ends by its updates has
+    # the same rates however fast it is, if its speed is about constant.
+    fall_by_time = max(0.0, 2.0 * (1.0 - time_spent))
+    return min(1.0, rise, fall, fall_by_time)

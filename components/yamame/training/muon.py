@@ -2,28 +2,29 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from yamame.agent.roles import parameter_roles
-from yamame.checks import require, require_at_least
+from yamame.checks import Bounds, NonNegativeFloat, PositiveInt, check_bounds, require
 from yamame.distributed import is_rank0
 from yamame.execution.precision import multiplies_bfloat16
 from yamame.system.messages import print_stderr
 from yamame.training.optimizer_state import name_parameters
 
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the post: they raise small singular values fastest
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Coefficients of the Newton-Schulz polynomial, chosen to raise small singular values fastest."""
 _SMALLEST = 32
-"""Shortest side of a matrix among parameters of which nothing but the size is known."""
+"""Shortest side of a matrix, for parameters of which nothing but the size is known."""
 
 
 class MuonAdamW(torch.optim.AdamW):
     """Muon for hidden matrices, AdamW for all other parameters.
 
     Muon moves a matrix along its orthogonalised momentum. A gradient has few large singular values,
-    so other optimizers learn along few directions at a time; here a matrix moves equally far along
+    so other optimizers learn along few directions at a time; Muon moves a matrix equally far along
     each of them. Stacked matrices, such as those of an ensemble, are orthogonalised one by one.
 
     Sources: https://kellerjordan.github.io/posts/muon (the algorithm, the coefficients of its
@@ -38,8 +39,8 @@ class MuonAdamW(torch.optim.AdamW):
             updated by Muon. Embeddings, tables of positions, first layers of encoders, last layers
             of heads, kernels of convolutions, gains and biases, and parameters that are not in it,
             are updated by AdamW. A weight that holds several gates, or queries, keys and values,
-            counts as one matrix. With a module, the state holds the names of parameters: one that
-            was saved with other roles is not loaded.
+            counts as one matrix. With a module, the state holds the names of parameters: a state
+            that was saved with other roles is not loaded.
         lr: Learning rate of AdamW.
         matrix_lr: Learning rate of Muon: about the root mean square of an entry's change in one
             update, at most.
@@ -66,168 +67,194 @@ class MuonAdamW(torch.optim.AdamW):
     tensor(True)
     """
 
+    @check_bounds
     def __init__(
         self,
         params: Iterable[Tensor],
         *,
         module: nn.Module | None = None,
-        lr: float = 5e-4,
-        matrix_lr: float = 1e-3,
-        momentum: float = 0.95,
-        smallest: int | None = None,
-        num_steps: int = 5,
-        weight_decay: float = 1e-3,
+        lr: NonNegativeFloat = 5e-4,
+        matrix_lr: NonNegativeFloat = 1e-3,
+        momentum: Annotated[float, Bounds(least=0, below=1)] = 0.95,
+        smallest: PositiveInt | None = None,
+        num_steps: PositiveInt = 5,
+        weight_decay: NonNegativeFloat = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         fused: bool = True,
     ) -> None:
-        require_at_least("MuonAdamW", 0, lr=lr, matrix_lr=matrix_lr, weight_decay=weight_decay)
-        require("MuonAdamW", "momentum", momentum, 0 <= momentum < 1, "lie in [0, 1)")
-        if smallest is not None:
-            require_at_least("MuonAdamW", 1, smallest=smallest)
-        are_steps = isinstance(num_steps, int) and num_steps >= 1
-        require("MuonAdamW", "num_steps", num_steps, are_steps, "be a whole number of at least 1")
+        owner = "MuonAdamW"
+        require(owner, "num_steps", num_steps, isinstance(num_steps, int), "be a whole number")
         are_betas = len(betas) == 2 and all(0 <= beta < 1 for beta in betas)
-        require("MuonAdamW", "betas", betas, are_betas, "be two numbers in [0, 1)")
+        require(owner, "betas", betas, are_betas, "be two numbers in [0, 1)")
         params = list(params)
         for parameter in params:
-            require(
-                "MuonAdamW", "params", type(parameter), isinstance(parameter, Tensor), "be tensors"
-            )
+            is_tensor = isinstance(parameter, Tensor)
+            require(owner, "params", type(parameter), is_tensor, "be tensors")
+
+        roles = None if module is None else parameter_roles(module)
         if module is None or smallest is not None:
-            matrices, others = _by_size(params, smallest or _SMALLEST)
+            matrices, others = _divide_by_size(params, smallest or _SMALLEST)
         else:
-            matrices, others = _by_role(params, module)
-        own = {"lr": matrix_lr, "momentum": momentum, "num_steps": num_steps}
-        groups: list[dict[str, Any]] = [{"params": matrices, **own}, {"params": others}]
-        super().__init__(
-            [group for group in groups if group["params"]],
-            lr=lr,
-            betas=betas,
-            weight_decay=weight_decay,
-            fused=fused,
-        )
-        name_parameters(self, module, roles=None if module is None else parameter_roles(module))
+            matrices, others = _divide_by_role(params, module)
+        groups: list[dict[str, Any]] = []
+        # An empty group would have no parameter from which to read its device.
+        if matrices:
+            settings = {"lr": matrix_lr, "momentum": momentum, "num_steps": num_steps}
+            groups.append({"params": matrices, **settings})
+        if others:
+            groups.append({"params": others})
+        super().__init__(groups, lr=lr, betas=betas, weight_decay=weight_decay, fused=fused)
+        name_parameters(self, module, roles=roles)
 
     @staticmethod
     def method_of(group: dict[str, Any]) -> str:
-        """The method that updates a group: only groups of matrices have ``num_steps``."""
+        """Return the name of the method that updates a group."""
+        # Only groups of matrices have this setting.
         return "Muon" if "num_steps" in group else "AdamW"
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Moves every parameter that has a gradient; a closure is refused."""
+        """Move every parameter that has a gradient.
+
+        Raises:
+            ValueError: A closure is given.
+        """
         require("MuonAdamW", "closure", closure, closure is None, "be None")
-        taken: list[tuple[Tensor, Tensor]] = []
+        moved: list[tuple[Tensor, Tensor]] = []
         for group in self.param_groups:
-            if self.method_of(group) == "Muon":
-                moved = [(p, p.grad) for p in group["params"] if p.grad is not None]
-                self._move(moved, group)
-                taken += moved
-        for parameter, _ in taken:  # AdamW passes over what has no gradient
+            if self.method_of(group) != "Muon":
+                continue
+            matrices = [(p, p.grad) for p in group["params"] if p.grad is not None]
+            self._move(matrices, group)
+            moved += matrices
+        # AdamW skips parameters without a gradient.
+        for parameter, _ in moved:
             parameter.grad = None
         super().step()
-        for parameter, gradient in taken:
+        for parameter, gradient in moved:
             parameter.grad = gradient
 
-    def _move(self, moved: list[tuple[Tensor, Tensor]], group: dict[str, Any]) -> None:
-        """Moves matrices, those of one shape together: fewer and larger operations."""
-        lr, by_shape = group["lr"], defaultdict[torch.Size, list[tuple[Tensor, Tensor]]](list)
-        for parameter, gradient in moved:
-            by_shape[parameter.shape].append(
-                (parameter, self._ahead(parameter, gradient, group["momentum"]))
-            )
+    def _move(self, matrices: list[tuple[Tensor, Tensor]], group: dict[str, Any]) -> None:
+        """Move matrices, given with their gradients."""
+        lr = group["lr"]
+        # Matrices of one shape are moved together: fewer and larger operations.
+        by_shape: dict[torch.Size, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        for parameter, gradient in matrices:
+            momentum = self._momentum(parameter, gradient, group["momentum"])
+            by_shape[parameter.shape].append((parameter, momentum))
         for shape, members in by_shape.items():
-            directions = orthogonalized(
-                torch.stack([ahead for _, ahead in members]), group["num_steps"]
-            )
+            stacked = torch.stack([momentum for _, momentum in members])
+            directions = orthogonalized(stacked, group["num_steps"])
+            # Independent of the shape, an entry changes by about lr (arXiv 2502.16982).
+            scale = lr * max(shape[-2:]) ** 0.5
             for (parameter, _), direction in zip(members, directions, strict=True):
                 parameter.mul_(1.0 - lr * group["weight_decay"])
-                parameter.sub_(lr * max(shape[-2:]) ** 0.5 * direction)
+                parameter.sub_(scale * direction)
 
-    def _ahead(self, parameter: Tensor, gradient: Tensor, momentum: float) -> Tensor:
-        """Nesterov's momentum after one more gradient."""
+    def _momentum(self, parameter: Tensor, gradient: Tensor, momentum: float) -> Tensor:
+        """Return Nesterov's momentum after one more gradient."""
         state = self.state[parameter]
         if not state:
-            state["step"] = torch.zeros(())  # AdamW reads one where it loads a state
+            # AdamW reads a step when it loads a state.
+            state["step"] = torch.zeros(())
             state["momentum_buffer"] = torch.zeros_like(gradient)
         buffer: Tensor = state["momentum_buffer"].lerp_(gradient, 1.0 - momentum)
         return gradient.lerp(buffer, momentum)
 
 
-def _by_size(params: list[Tensor], smallest: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Matrices, and all other parameters."""
+def _divide_by_size(params: list[Tensor], smallest: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Return matrices, and all other parameters."""
     matrices: list[Tensor] = []
     others: list[Tensor] = []
     for parameter in params:
         is_matrix = parameter.ndim >= 2 and min(parameter.shape[-2:]) >= smallest
-        (matrices if is_matrix else others).append(parameter)
+        if is_matrix:
+            matrices.append(parameter)
+        else:
+            others.append(parameter)
     if others and not matrices:
-        _tell_first(
-            f"MuonAdamW: all parameters are updated by AdamW, no matrix has sides of at least smallest={smallest}"
+        _warn(
+            "MuonAdamW: all parameters are updated by AdamW, no matrix has sides of at least "
+            f"smallest={smallest}"
         )
     return matrices, others
 
 
-def _by_role(params: list[Tensor], module: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-    """Hidden matrices of a module, and all other parameters."""
+def _divide_by_role(params: list[Tensor], module: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+    """Return hidden matrices of a module, and all other parameters."""
     roles = parameter_roles(module)
-    named = dict(module.named_parameters())
-    hidden = {parameter for name, parameter in named.items() if roles[name] == "hidden"}
-    matrices = [parameter for parameter in params if parameter in hidden]
-    others = [parameter for parameter in params if parameter not in hidden]
+    name_of: dict[Tensor, str] = {}
+    for name, parameter in module.named_parameters():
+        name_of[parameter] = name
+    matrices: list[Tensor] = []
+    others: list[Tensor] = []
+    unknown: list[str] = []
+    outside: list[str] = []
+    for tensor in params:
+        if tensor in name_of and roles[name_of[tensor]] == "hidden":
+            matrices.append(tensor)
+            continue
+        others.append(tensor)
+        shape = list(tensor.shape)
+        if tensor not in name_of:
+            # Vectors are never hidden matrices, wherever they are.
+            if len(shape) > 1 and min(shape[-2:]) > 1:
+                outside.append(f"{shape}")
+        elif roles[name_of[tensor]] == "unknown":
+            unknown.append(f"{name_of[tensor]} {shape}")
 
-    taken = set(params)
-    inside = set(named.values())
-    unknown = [
-        f"{name} {list(named[name].shape)}"
-        for name, role in roles.items()
-        if role == "unknown" and named[name] in taken
-    ]
-    outside = [
-        f"{list(p.shape)}"
-        for p in params
-        if p not in inside and p.ndim > 1 and min(p.shape[-2:]) > 1
-    ]
-    name = type(module).__name__
+    module_name = type(module).__name__
     if unknown:
-        _tell_first(
-            f"MuonAdamW: {_listed(unknown)} updated by AdamW, as no module states their role in parameter_roles; "
-            "see docs/howto/own_encoder.md"
+        _warn(
+            f"MuonAdamW: {_listed(unknown)} updated by AdamW, as no module states their role in "
+            "parameter_roles; see docs/howto/own_encoder.md"
         )
     if outside:
-        _tell_first(
-            f"MuonAdamW: matrices of shape {_listed(outside)} updated by AdamW, as they are not in the module {name}"
+        _warn(
+            f"MuonAdamW: matrices of shape {_listed(outside)} updated by AdamW, as they are not "
+            f"in the module {module_name}"
         )
     if others and not matrices:
-        _tell_first(f"MuonAdamW: all parameters are updated by AdamW, {name} has no hidden matrix")
+        _warn(f"MuonAdamW: all parameters are updated by AdamW, {module_name} has no hidden matrix")
     return matrices, others
 
 
 def _listed(names: list[str]) -> str:
-    """The first few, and the verb."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{', '.join(names[:3])}{more} {'is' if len(names) == 1 else 'are'}"
+    """Return the first few names, and the verb."""
+    listed = ", ".join(names[:3])
+    if len(names) > 3:
+        listed += f" and {len(names) - 3} more"
+    verb = "is" if len(names) == 1 else "are"
+    return f"{listed} {verb}"
 
 
-def _tell_first(line: str) -> None:
+def _warn(line: str) -> None:
     if is_rank0():
         print_stderr(line)
 
 
 def orthogonalized(matrices: Tensor, num_steps: int = 5) -> Tensor:
-    """Matrices [*, M, N] whose singular values were all brought near one, in float32.
+    """Return matrices [*, M, N] with all singular values brought near one, in float32.
 
     >>> values = torch.linalg.svdvals(orthogonalized(torch.randn(3, 40, 64)))
     >>> bool((values > 0.4).all() & (values < 1.4).all())
     True
     """
     a, b, c = _COEFFICIENTS
+    # Devices that emulate products in bfloat16 are faster in float32.
     dtype = torch.bfloat16 if multiplies_bfloat16(matrices.device) else torch.float32
     x = matrices.reshape(-1, *matrices.shape[-2:]).to(dtype)
+    # The Gram matrix below is the smaller one.
     is_tall = x.shape[-2] > x.shape[-1]
-    x = x.mT if is_tall else x
+    if is_tall:
+        x = x.mT
+    # The Frobenius norm bounds the largest singular value, which must not exceed one.
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(num_steps):
+        # x <- a x + (b A + c A A) x with A = x x^T: an odd polynomial of the singular values.
         gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return (x.mT if is_tall else x).reshape(matrices.shape).float()
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
+    if is_tall:
+        x = x.mT
+    return x.reshape(matrices.shape).float()

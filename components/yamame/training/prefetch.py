@@ -1,4 +1,4 @@
-"""The next batch on its way to a device while the device works on the present one."""
+"""Transfer of the next batch to a device while the device works on the present one."""
 
 from collections.abc import Callable, Iterator
 
@@ -9,13 +9,14 @@ from yamame.execution.capturing import NUM_SEGMENTS
 from yamame.trajectory import segment_starts
 
 Transfer = Callable[[TensorDictBase], Callable[[], TensorDictBase]]
-"""Starts to copy a batch to a device, and returns what gives the copy. Neither waits for the
-device.
+"""Function that starts to copy a batch to a device and returns a function that returns the copy.
+
+Neither waits for the device.
 """
 
 
 def cuda_transfer(device: torch.device) -> Transfer:
-    """A transfer from pinned memory to a CUDA device, on a stream of its own."""
+    """Return a transfer from pinned memory to a CUDA device, on a stream of its own."""
     stream = torch.cuda.Stream(device)
 
     def begin(batch: TensorDictBase) -> Callable[[], TensorDictBase]:
@@ -23,29 +24,30 @@ def cuda_transfer(device: torch.device) -> Transfer:
             copy = batch.pin_memory().to(stream.device, non_blocking=True)
             copied = stream.record_event()
 
-        def arrived() -> TensorDictBase:
-            present = torch.cuda.current_stream(stream.device)
-            present.wait_event(copied)
+        def receive() -> TensorDictBase:
+            current = torch.cuda.current_stream(stream.device)
+            current.wait_event(copied)
             for value in copy.values(True, True):
-                value.record_stream(present)  # its memory belongs to the other stream
+                # The memory belongs to the other stream, which must not reuse it yet.
+                value.record_stream(current)
             return copy
 
-        return arrived
+        return receive
 
     return begin
 
 
 class Prefetcher:
-    """Batches on a device, sampled in advance where that can hide behind the device's work.
+    """Batches on a device, sampled in advance if that can hide behind the device's work.
 
     The learner calls `fetch` when the device has been given an update and before anything is read
-    back. There is no thread, and so batches are drawn in the same order as without. On a CPU there
-    is nothing to hide behind, and `fetch` does nothing.
+    back. There is no thread, so batches are drawn in the same order as without prefetching.
 
     Args:
-        sample: Gives a batch, in the host's memory.
-        device: Where batches are wanted.
-        transfer: What copies in advance. None: on a CUDA device `cuda_transfer`, elsewhere nothing.
+        sample: Returns a batch in the host's memory.
+        device: Device to which batches are copied.
+        transfer: Function that copies in advance. None: on a CUDA device `cuda_transfer`; on others
+            `fetch` does nothing, because there is no work of a device to hide behind.
 
     >>> from itertools import count
     >>> from tensordict import TensorDict
@@ -68,60 +70,67 @@ class Prefetcher:
         if transfer is None and self._device.type == "cuda":
             transfer = cuda_transfer(self._device)
         self._transfer = transfer
-        self._arriving: Callable[[], TensorDictBase] | None = None
+        self._receive: Callable[[], TensorDictBase] | None = None
 
     def fetch(self) -> None:
-        """Samples the next batch and starts to copy it, unless that was done or brings nothing."""
-        if self._transfer is not None and self._arriving is None:
-            self._arriving = self._transfer(self._draw())
+        """Sample the next batch and start to copy it, unless one is on its way."""
+        if self._transfer is not None and self._receive is None:
+            self._receive = self._transfer(self._draw())
 
     def up_to(
         self, most: int, *, ends: Callable[[], bool]
     ) -> Iterator[tuple[TensorDictBase, Callable[[], None]]]:
-        """Batches, each with what to call while the device works on it.
-
-        One that is fetched ahead must be learned from before anything else happens, so none is
-        beside the last.
+        """Yield batches, each with a function to call while the device works on it.
 
         Args:
-            most: Number of batches, unless it ends before.
-            ends: Whether the next batch is the last one anyway.
+            most: Largest number of batches.
+            ends: Returns whether the next batch is the last one anyway.
         """
         for left in reversed(range(most)):
-            last = left == 0 or ends()
-            yield self.take(), (lambda: None) if last else self.fetch
-            if last:
+            is_last = left == 0 or ends()
+            # A checkpoint may follow the last batch, and would not hold a batch drawn in advance.
+            meanwhile = _do_nothing if is_last else self.fetch
+            yield self.take(), meanwhile
+            if is_last:
                 return
 
     def take(self) -> TensorDictBase:
-        """The batch that was fetched, or one that is sampled now."""
+        """Return the batch that was fetched, or sample one now."""
         if self._transfer is None:
             return self._draw().to(self._device)
         self.fetch()
-        arriving, self._arriving = self._arriving, None
-        assert arriving is not None
-        return arriving()
+        assert self._receive is not None
+        receive = self._receive
+        self._receive = None
+        return receive()
 
     def _draw(self) -> TensorDictBase:
-        """A batch, and beside its tensors what a device would have to be asked for, where there is
-        something.
-        """
         batch = self._sample()
-        return with_num_segments(batch) if batch.ndim == 2 and "is_init" in batch.keys() else batch
+        if batch.ndim == 2 and "is_init" in batch.keys():
+            # Counted on the host, where nothing has to wait for a device.
+            return with_num_segments(batch)
+        return batch
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def with_num_segments(batch: TensorDictBase) -> TensorDictBase:
-    """A batch ``[B, L]`` of the host, with the number of its segments beside its tensors: they go
-    along to a device.
+    """Return a batch ``[B, L]`` with the number of its segments as a non-tensor entry.
+
+    The number stays on the host when the batch is copied to a device.
 
     >>> from tensordict import TensorDict
     >>> is_init = torch.tensor([[1, 0, 0, 1, 0], [1, 0, 0, 0, 0]]).bool()
     >>> with_num_segments(TensorDict({"is_init": is_init}, [2, 5]))["num_segments"]
     3
     """
-    is_init, mask = (
-        None if value is None else value.reshape(batch.shape)
-        for value in (batch.get(key, None) for key in ("is_init", "mask"))
-    )
+    is_init = batch.get("is_init", None)
+    if is_init is not None:
+        is_init = is_init.reshape(batch.shape)
+    mask = batch.get("mask", None)
+    if mask is not None:
+        mask = mask.reshape(batch.shape)
     starts = segment_starts(batch.shape, is_init, mask, device=torch.device("cpu"))
     return batch.copy().set_non_tensor(NUM_SEGMENTS, int(starts.sum()))

@@ -1,4 +1,4 @@
-"""How far a run is: what its schedule and its report count."""
+"""Progress of a run: the counters of its schedule and its report."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -8,28 +8,28 @@ import torch
 from torch import Tensor
 
 RECENT = 100
-"""Training episodes whose mean outcome is told."""
+"""Number of latest training episodes in the mean outcome."""
 
 
 class Progress:
     """Counters of a run, saved and restored as one.
 
     Args:
-        unit: The counter by which intervals, metrics and checkpoints of the run go.
+        unit: Counter that intervals, metrics and checkpoints of the run refer to.
 
     Attributes:
         env_steps: Environment steps, over all environments.
-        updates: Gradient updates that were made; one that was refused is none.
-        unlogged: What the updates wrote since metrics were logged last.
-        evaluating: Whether an evaluation was due that has not ended.
+        updates: Gradient updates that were made; skipped ones do not count.
+        unlogged: Metrics of the updates since metrics were last logged.
+        evaluating: An evaluation has begun and not ended.
         evaluated_at: `step` of the last evaluation.
         saved_at: `step` of the last checkpoint.
         aborted: Episodes that were dropped because the environment failed.
         outcomes: Success or return of the latest training episodes.
-        outcome_is: Which of the two they are.
+        outcome_is: Name of the outcome, ``success`` or ``return``.
         curve: One mapping per evaluation, of `step` under the name of its unit and of the summary.
-        stopped: Why the run was ended before its budget was; None if it was not.
-        callbacks: The state of those that have one, by name.
+        stopped: Reason why the run was ended before its budget was; None if it was not.
+        callbacks: States of callbacks that have one, by name.
 
     >>> progress = Progress("updates")
     >>> progress.env_steps, progress.updates = 512, 20
@@ -57,46 +57,85 @@ class Progress:
 
     @property
     def step(self) -> int:
-        """How far the run is, in its unit."""
+        """Value of the counter of the unit."""
         return self.updates if self.unit == "updates" else self.env_steps
 
     @property
     def outcome(self) -> float | None:
         """Mean outcome of the latest training episodes; None before the first."""
-        return sum(self.outcomes) / len(self.outcomes) if self.outcomes else None
+        if not self.outcomes:
+            return None
+        return sum(self.outcomes) / len(self.outcomes)
 
     def count(self, episodes: Any) -> None:
-        """Adds what a collector has played, as `yamame.collectors.Episodes`."""
+        """Add the steps and outcomes of `yamame.collectors.Episodes`."""
         self.env_steps += episodes.num_steps
         self.aborted += episodes.num_aborted
-        outcomes = episodes.returns if episodes.success is None else episodes.success.float()
-        self.outcome_is = "return" if episodes.success is None else "success"
-        self.outcomes.extend(outcomes.tolist())
+        if episodes.success is None:
+            self.outcome_is = "return"
+            self.outcomes.extend(episodes.returns.tolist())
+        else:
+            self.outcome_is = "success"
+            self.outcomes.extend(episodes.success.float().tolist())
 
     def take_means(self) -> dict[str, float]:
-        """The mean of every metric over the updates since this was asked last."""
-        made, self.unlogged = self.unlogged, []
-        if not made:
+        """Return the mean of every metric over the updates since the last call."""
+        updates = self.unlogged
+        self.unlogged = []
+        if not updates:
             return {}
-        # One transfer for all of them, and then a row for each: a mean of a column would add in
-        # another order.
-        rows = [torch.stack([_scalar(m[key]) for key in made[0]]) for m in made]
-        device = rows[-1].device  # those of a checkpoint are on the CPU
-        numbers = torch.stack([row.to(device) for row in rows]).cpu()
-        return dict(
-            zip(made[0], (float(row.mean()) for row in numbers.T.contiguous()), strict=True)
-        )
+        names = list(updates[0])
+        rows = []
+        for metrics in updates:
+            rows.append(torch.stack([_scalar(metrics[name]) for name in names]))
+        # Metrics that were restored from a checkpoint are on the CPU, others on the device.
+        device = rows[-1].device
+        # One transfer for all of them.
+        table = torch.stack([row.to(device) for row in rows]).cpu()
+        means = {}
+        # A row for each metric: the mean of a column would add in another order.
+        for name, values in zip(names, table.T.contiguous(), strict=True):
+            means[name] = float(values.mean())
+        return means
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        copies = {name: [dict(p) for p in getattr(self, name)] for name in ("curve", "unlogged")}
-        return {**vars(self), "outcomes": list(self.outcomes), **copies}
+        """Return all counters as plain data."""
+        # The names are keys of checkpoints: an attribute that is renamed keeps its key.
+        return {
+            "unit": self.unit,
+            "env_steps": self.env_steps,
+            "updates": self.updates,
+            # Copies, because a state may be kept while the run continues.
+            "unlogged": [dict(metrics) for metrics in self.unlogged],
+            "evaluating": self.evaluating,
+            "evaluated_at": self.evaluated_at,
+            "saved_at": self.saved_at,
+            "aborted": self.aborted,
+            "outcomes": list(self.outcomes),
+            "outcome_is": self.outcome_is,
+            "curve": [dict(summary) for summary in self.curve],
+            "stopped": self.stopped,
+            "callbacks": self.callbacks,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores `state_dict`."""
-        vars(self).update(state, outcomes=deque(state["outcomes"], maxlen=RECENT))
+        """Restore the result of `state_dict`. Counters that it lacks stay as they are."""
+        # Missing keys are counters that are newer than the checkpoint.
+        self.unit = state.get("unit", self.unit)
+        self.env_steps = state.get("env_steps", self.env_steps)
+        self.updates = state.get("updates", self.updates)
+        self.unlogged = state.get("unlogged", self.unlogged)
+        self.evaluating = state.get("evaluating", self.evaluating)
+        self.evaluated_at = state.get("evaluated_at", self.evaluated_at)
+        self.saved_at = state.get("saved_at", self.saved_at)
+        self.aborted = state.get("aborted", self.aborted)
+        self.outcomes = deque(state["outcomes"], maxlen=RECENT)
+        self.outcome_is = state.get("outcome_is", self.outcome_is)
+        self.curve = state.get("curve", self.curve)
+        self.stopped = state.get("stopped", self.stopped)
+        self.callbacks = state.get("callbacks", self.callbacks)
 
 
 def _scalar(metric: Tensor) -> Tensor:
-    """The metric, or its mean where it has dimensions."""
+    """Return a metric, or its mean if it has dimensions."""
     return metric if metric.ndim == 0 else metric.mean()

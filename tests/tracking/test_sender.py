@@ -2,19 +2,23 @@
 
 import json
 import os
-import random
+import shutil
 import sqlite3
 import subprocess
 import sys
 import threading
 import time
+import uuid
+from pathlib import Path
 
 import pytest
 from yamame.checks import UsageError
 from yamame.tracking import MLflowTracker, send_rest
 from yamame.tracking import tracker as tracking
+from yamame.tracking.follower import Follower
 from yamame.tracking.mlflow_store import MLflowRun, check_store, connect
-from yamame.tracking.spool import Sender, Spool, Thinning, bucket
+from yamame.tracking.sender import Sender
+from yamame.tracking.thinning import Thinning
 
 DOWN_S = 2.0
 """Seconds for which stores do not answer in the quick tests."""
@@ -31,145 +35,6 @@ def open_directory(path):
     path.mkdir(exist_ok=True)
     (path / ".lock").touch()
     return path
-
-
-# The file.
-
-
-def test_a_spool_outlives_the_process_but_not_a_line_that_was_cut_off(tmp_path, capsys):
-    spool = Spool(tmp_path / "a")
-    for step in range(3):
-        spool.append(metrics={"loss": float(step), "nan": float("nan")}, step=step, ms=0)
-    spool.append(status="FAILED", ms=1)
-    whole = (tmp_path / "a").read_bytes()
-    for size in range(len(whole) - 20, len(whole)):
-        (tmp_path / "a").write_bytes(whole[:size])
-        again = Spool(tmp_path / "a")
-        assert again.waiting == 6
-        again.append(tags={})
-        entries, size = again.peek()
-        assert [entry["step"] for entry in entries] == [0, 1, 2]
-        again.drop(entries, size)
-        assert again.peek()[0] == [{"tags": {}}]
-    (tmp_path / "a").write_bytes(b"\0" * 50 + whole)
-    assert Spool(tmp_path / "a").waiting == 5
-    assert capsys.readouterr().err.endswith("a: damaged, and not sent: line 1\n")
-    for nonsense in (b"[1]", b"[" * 200_000, b"3"):
-        (tmp_path / "a").write_bytes(nonsense + b"\n" + whole)
-        damaged = Spool(tmp_path / "a")
-        assert damaged.waiting == 7
-        assert [entry["step"] for entry in damaged.peek()[0]] == [0, 1, 2]
-
-
-def test_a_spool_is_empty_once_the_store_has_everything_and_a_closed_one_changes_nothing(tmp_path):
-    spool = Spool(tmp_path / "a")
-    spool.append(tags={"a": "b"})
-    peeked = spool.peek()
-    spool.append(tags={"c": "d"})
-    spool.drop(*peeked)
-    last = spool.peek()
-    assert last[0] == [{"tags": {"c": "d"}}]
-    kept = (tmp_path / "a").read_bytes()
-    again = Spool(tmp_path / "a")
-    spool.drop(*last)
-    assert (tmp_path / "a").read_bytes() == kept
-    while again.waiting:
-        again.drop(*again.peek())
-    assert (tmp_path / "a").read_bytes() == b""
-
-
-def test_a_full_disk_leaves_whole_lines(tmp_path, monkeypatch):
-    spool = Spool(tmp_path / "a")
-    spool.append(tags={"a": "b"})
-    write = os.write
-    with monkeypatch.context() as full:
-        full.setattr(os, "write", lambda file, line: write(file, line[:5]))
-        with pytest.raises(OSError, match=r"No space left on device: .*a'"):
-            spool.append(tags={"c": "d"})
-    assert Spool(tmp_path / "a").peek()[0] == [{"tags": {"a": "b"}}]
-
-
-def test_metrics_go_in_batches_and_other_entries_alone(tmp_path):
-    spool = Spool(tmp_path / "a")
-    for step in range(30):
-        spool.append(metrics=dict.fromkeys(map(str, range(100)), 0.0), step=step, ms=0)
-    spool.append(tags={})
-    sizes = []
-    while spool.waiting:
-        entries, size = spool.peek()
-        sizes.append(len(entries))
-        spool.drop(entries, size)
-    assert sizes == [10, 10, 10, 1]
-
-
-# Which points are kept.
-
-
-def test_buckets_get_longer_and_none_is_left_out():
-    steps = sorted({*range(5000), *(random.Random(0).randrange(10**8) for _ in range(5000))})
-    numbers = [bucket(step) for step in steps]
-    assert numbers == sorted(numbers)
-    assert numbers[:512] == list(range(512))
-    assert numbers[4999] - numbers[4998] in (0, 1)
-    assert bucket(10**8) < 5100
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_a_run_that_goes_back_keeps_the_same_points_as_one_that_was_never_stopped(seed):
-    draw = random.Random(seed)
-    steps = list(range(0, 40_000, draw.choice([1, 7, 64])))
-    never_stopped = Thinning()
-    expected = [step for step in steps if never_stopped.keeps("train/loss", step)]
-    assert len(expected) < len(steps) or steps[1] == 64
-    sent, position = [], 0
-    while position < len(steps):
-        # A process: its own thinning knows nothing, that of the sender what the store has.
-        own, senders = Thinning(), Thinning({"train/loss": sent[-1]} if sent else {})
-        end = min(len(steps), position + draw.randrange(1, len(steps) // 2))
-        spooled = [step for step in steps[position:end] if own.keeps("train/loss", step)]
-        sent += [step for step in spooled if senders.keeps("train/loss", step)]
-        position = end if end == len(steps) else draw.randrange(position, end)
-    assert sent == expected
-
-
-def test_evaluations_and_costs_are_never_thinned():
-    thinning = Thinning()
-    for key in ("eval/success_mean", "cost/cpu_s"):
-        assert all(thinning.keeps(key, step) for step in range(10**6, 10**6 + 100))
-        assert not thinning.keeps(key, 10**6)
-    assert sum(thinning.keeps("train/loss", step) for step in range(10**6, 10**6 + 100)) == 1
-
-
-KEYS, EVALUATED = 32, 16
-"""A default run has 31 metrics of training, collector and machine, and 14 of evaluations and
-costs.
-"""
-
-
-def test_a_hundred_million_steps_take_less_than_a_hundred_megabytes(tracking_uri):
-    run = MLflowRun.create(tracking_uri, "size", name="a", tags={})
-    database = sqlite3.connect(tracking_uri.removeprefix("sqlite:///"))
-
-    def size():
-        pages = "select (page_count - freelist_count) * page_size from pragma_page_count, pragma_freelist_count"
-        return database.execute(f"{pages}, pragma_page_size").fetchone()[0]
-
-    before, points = size(), 10_000
-    names = [f"train/q_value_gamma_0.{key}" for key in range(KEYS)]
-    run.log_metrics(
-        [
-            (names[i % KEYS], random.random(), 1_700_000_000_000 + i, 10**7 + i // KEYS)
-            for i in range(points)
-        ]
-    )
-    per_point = (size() - before) / points
-    database.close()
-    assert 100 < per_point < 400
-    # However short the iterations are.
-    kept, interval = bucket(10**8) + 1, 20_000
-    total = per_point * (KEYS * kept + EVALUATED * 10**8 // interval)
-    print(f"{per_point:.0f} bytes per point, {kept} points per key, {total / 1e6:.0f} MB in all")
-    assert total < 100e6
 
 
 # Stores that do not answer.
@@ -204,7 +69,7 @@ def test_a_server_that_dies_and_comes_back_has_every_point_once_and_training_nev
     ]
     thinning = Thinning()
     assert [s for key, s, _ in run["metrics"] if key == "loss"] == [
-        s for s in range(step) if thinning.keeps("loss", s)
+        s for s in range(step) if thinning.accept("loss", s)
     ]
     assert run["status"] == "FINISHED"
     out, err = capfd.readouterr()
@@ -215,13 +80,14 @@ def test_a_server_that_dies_and_comes_back_has_every_point_once_and_training_nev
 
 def test_a_request_that_was_done_but_not_answered_stores_no_point_twice(server, tmp_path, settle):
     tracker = tracker_of(server.uri).start(tmp_path, name="a", params={})
+    tracker.log({"loss": 1.0}, step=0)
     settle(tracker)
     server.mood = "late"
-    for step in range(300):
+    for step in range(1, 300):
         tracker.log({"loss": 1.0}, step=step)
         time.sleep(0.002)
     (run,) = server.runs.values()
-    assert run["metrics"]
+    assert len(run["metrics"]) > 1
     server.mood = "well"
     settle(tracker)
     assert [step for _, step, _ in run["metrics"]] == list(range(300))
@@ -249,7 +115,7 @@ def test_what_is_left_at_the_end_is_told_and_sent_later_once(server, tmp_path, c
         )
     )
     with pytest.raises(
-        UsageError, match=f"is noted in {server.uri}.* set MLFLOW_TRACKING_URI={server.uri}"
+        UsageError, match=f"is recorded in {server.uri}.* set MLFLOW_TRACKING_URI={server.uri}"
     ):
         send_rest(directory)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
@@ -326,6 +192,7 @@ def test_requests_are_limited_unless_the_user_did_so(monkeypatch, tracking_uri):
 LOOP = """
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import torch
@@ -439,7 +306,7 @@ def test_a_locked_database_holds_nobody_up_and_loses_nothing(start, tracking_uri
         longest = max(longest, time.monotonic() - before)
         step += 1
         time.sleep(0.005)
-    assert tracker.sender.spool.waiting == step
+    assert tracker.sender.count_waiting() == step
     database.execute("rollback")
     database.close()
     settle(tracker, seconds=60.0)
@@ -485,7 +352,7 @@ INSTANTS = {
     ),
     "before the parameters": lambda: (MLflowRun, "log_params", die),
     "after the parameters": lambda: (MLflowRun, "log_params", dying_after(MLflowRun.log_params)),
-    "before they are dropped": lambda: (Spool, "drop", die),
+    "before the offset moves": lambda: (Follower, "advance", die),
     "before the first batch": lambda: (mlflow_client(), "log_batch", die),
     "after the first batch": lambda: (
         mlflow_client(),
@@ -525,17 +392,13 @@ def test_a_run_that_dies_while_it_starts_has_one_record_and_all_parameters_later
     assert run.info.run_id == json.loads((tmp_path / "mlflow.json").read_text())["run_id"]
 
 
-def test_what_was_stored_but_not_dropped_from_the_spool_is_not_stored_again(
-    start, tmp_path, monkeypatch
-):
+def test_a_request_after_which_the_process_dies_is_not_repeated(start, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(Sender, "start", lambda self, **options: None)  # sent by hand
         tracker = start()
         for step in range(5):
             tracker.log({"loss": 1.0}, step=step)
-        while "metrics" not in tracker.sender.spool.peek()[0][0]:
-            tracker.sender.spool.drop(*tracker.sender.spool.peek())
-        patched.setattr(tracker.sender.spool, "drop", die)
+        patched.setattr(Follower, "advance", die)
         with pytest.raises(Killed):
             tracker.sender.send()
     assert tracker.run.last_steps() == {"loss": 4}
@@ -543,6 +406,61 @@ def test_what_was_stored_but_not_dropped_from_the_spool_is_not_stored_again(
         pass
     points = tracker.run.client.get_metric_history(tracker.run.run_id, "loss")
     assert [point.step for point in points] == list(range(5))
+
+
+@pytest.fixture
+def unsent(server, tmp_path, monkeypatch):
+    """A run directory of an earlier version, whose server was away, and the server's run.
+
+    The version wrote metrics to the file of entries and emptied it when everything was sent. The
+    first line was stored without an answer, the last was cut off by the end of the process.
+    """
+    directory = tmp_path / "run"
+    shutil.copytree(Path(__file__).parent / "unsent_run", directory)
+    (directory / ".lock").touch()
+    run = json.loads((directory / "store.json").read_text())["run"]
+    run["metrics"] = [tuple(point) for point in run["metrics"]]
+    # MLflow's client remembers where the files of an id are, so each test has an id of its own.
+    run_id = uuid.uuid4().hex
+    server.runs[run_id] = run
+    record = json.loads((directory / "mlflow.json").read_text())
+    record |= {"tracking_uri": server.uri, "run_id": run_id}
+    (directory / "mlflow.json").write_text(json.dumps(record))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    return directory, run
+
+
+def check_unsent(server, run):
+    assert [(step, value) for key, step, value in run["metrics"] if key == "train/loss"] == [
+        *((16 * step, 1 / (step + 1)) for step in range(40)),
+        (640, 0.5),
+        *((16 * step, 1 / (step + 1)) for step in range(41, 120)),
+    ]
+    evaluations = [step for key, step, _ in run["metrics"] if key == "eval/success_mean"]
+    assert evaluations == [16 * step for step in range(30, 120, 10)]
+    assert len(run["metrics"]) == 120 + 2 * len(evaluations)
+    assert run["status"] == "FINISHED"
+    assert sorted(path.name for path in server.folder.rglob("*.*")) == [
+        "config.yaml",
+        "evaluation.json",
+    ]
+
+
+def test_a_run_of_an_earlier_version_is_sent_once(server, unsent):
+    directory, run = unsent
+    assert send_rest(directory) > 100
+    check_unsent(server, run)
+    assert send_rest(directory) == 0
+    check_unsent(server, run)
+
+
+def test_a_run_of_an_earlier_version_that_goes_on_is_sent_once(server, unsent):
+    directory, run = unsent
+    with tracker_of(server.uri, wait_s=30.0).start(directory, name="a", params={}) as tracker:
+        for step in (1600, 1904, 1920):  # from a checkpoint before its end
+            tracker.log({"train/loss": 9.0}, step=step)
+    assert run["metrics"].pop() == ("train/loss", 1920, 9.0)
+    check_unsent(server, run)
 
 
 def test_a_directory_that_is_written_to_or_has_no_run_is_not_sent(tmp_path):
@@ -556,8 +474,8 @@ def test_a_directory_that_is_written_to_or_has_no_run_is_not_sent(tmp_path):
             {"tracking_uri": f"sqlite:///{tmp_path}/m.db", "experiment": "a", "run_uuid": "b"}
         )
     )
-    Spool(directory / "mlflow.jsonl").append(params={})
-    with pytest.raises(UsageError, match="there must be a run in MLflow"):
+    (directory / "mlflow.jsonl").write_text('{"params": {}}\n')
+    with pytest.raises(UsageError, match="no run in MLflow"):
         send_rest(directory)
     assert not (tmp_path / "m.db").exists()
 

@@ -3,17 +3,17 @@ few.
 """
 
 import pytest
-from yamame.collectors.pace import Pace
+from yamame.collectors.throughput import Throughput
 
 
 def measured(num_actors: int, ages: list[int]) -> dict[str, float]:
     """The figures after ten seconds, of answers of ten steps from one actor after the other."""
     now = [0.0]
-    pace = Pace(num_actors, clock=lambda: now[0])
+    throughput = Throughput(num_actors, clock=lambda: now[0])
     for number, age in enumerate(ages):
-        pace.answered(number % num_actors, num_steps=10, age=age)
+        throughput.add_block(number % num_actors, num_steps=10, weights_age=age)
     now[0] = 10.0
-    return pace.metrics()
+    return throughput.metrics()
 
 
 def test_percentiles_of_the_age_of_weights_follow_the_whole_distribution():

@@ -1,0 +1,267 @@
+"""Sending a run to MLflow: a thread follows the files of the run directory.
+
+Metrics are read from ``metrics.jsonl``. Everything else that MLflow stores (parameters, tags,
+files, tables, models, status) is in ``mlflow.jsonl``, an entry per line. Both files only grow;
+``mlflow.sent.json`` holds how far they were sent. Whatever is sent twice is stored once, so an
+offset may be older than the truth, and never newer.
+"""
+
+import contextlib
+import json
+import os
+import shlex
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from yamame.checks import UsageError
+from yamame.files.atomic import TEMPORARY_SUFFIX, read_json
+from yamame.system.installed import recipe_command
+from yamame.system.messages import one_line, print_stderr
+from yamame.tracking.follower import Batch, Follower
+from yamame.tracking.log import METRICS_FILE
+from yamame.tracking.mlflow_store import MLflowRun, database_of
+from yamame.tracking.record import read_record
+from yamame.tracking.thinning import Thinning
+
+ENTRIES_FILE = "mlflow.jsonl"
+OFFSETS_FILE = "mlflow.sent.json"
+_SHORTEST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 30.0
+_SILENT_FAILURE_S = 1.0
+
+
+class Sender:
+    """Sends the files of a run directory to MLflow, in a thread once `start` was called.
+
+    The thread is the only part of a run that waits for MLflow. It sends lines in their order and
+    repeats each request until the store has taken it.
+
+    Args:
+        directory: The run directory.
+        connect: Opens the MLflow run.
+        run: The MLflow run, if it is open already.
+        pause_s: Seconds for which lines are gathered before they are sent together.
+
+    Attributes:
+        sent: Number of points of metrics, and other entries, that this sender has sent.
+        stopped: Whether `stop` was called.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        connect: Callable[[], MLflowRun],
+        *,
+        run: MLflowRun | None,
+        pause_s: float,
+    ) -> None:
+        self.directory = directory
+        self.run = run
+        self.sent = 0
+        self.stopped = False
+        self._connect = connect
+        self._pause_s = max(pause_s, _SHORTEST_PAUSE_S)
+        self._run_uuid, offsets = _read_offsets(directory)
+        self._metrics = Follower(directory / METRICS_FILE, offsets.get(METRICS_FILE, 0))
+        self._entries = Follower(directory / ENTRIES_FILE, offsets.get(ENTRIES_FILE, 0))
+        self._thinning: Thinning | None = None
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._pauses_first = False
+        self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
+
+    def start(self, *, at_once: bool = True) -> None:
+        """Start the thread, which pauses before its first request unless ``at_once``."""
+        self._pauses_first = not at_once
+        self._thread.start()
+
+    def count_waiting(self) -> int:
+        """Count points of metrics and other entries that were not sent yet."""
+        return self._metrics.count_waiting() + self._entries.count_waiting()
+
+    def send(self) -> None:
+        """Send everything that waits.
+
+        Raises:
+            Exception: Any error of MLflow. What was not sent still waits.
+        """
+        while not self.stopped:
+            batch = self._entries.read_batch()
+            # The status that ends a run is sent last, the parameters of a new run first.
+            if batch is None or _is_status(batch):
+                self._send_metrics()
+            if batch is None:
+                return
+            self._send(self._entries, batch)
+
+    def close(self, *, wait_s: float) -> None:
+        """Wait until everything is sent, then stop.
+
+        Args:
+            wait_s: Seconds without a successful request after which the rest is left for later;
+                the command that sends it is printed.
+        """
+        self._closing.set()
+        sent_before = -1
+        while self._thread.is_alive() and self.sent != sent_before:
+            sent_before = self.sent
+            self._thread.join(wait_s)
+        self.stop()
+
+        waiting = self.count_waiting()
+        if waiting:
+            command = _sync_command(self.directory)
+            print_stderr(
+                f"MLflow does not answer, {waiting} points wait; send them with: {command}"
+            )
+
+    def stop(self) -> None:
+        """Send no more. A request that is under way changes no file."""
+        with self._lock:
+            self.stopped = True
+
+    def _work(self) -> None:
+        if self._pauses_first:
+            self._closing.wait(self._pause_s)
+
+        failures = 0
+        warned = False
+        failing_since = time.monotonic()
+        while not self.stopped:
+            closing = self._closing.is_set()
+            if failures == 0:
+                failing_since = time.monotonic()
+
+            try:
+                self.send()
+            except Exception as error:  # MLflow raises errors of databases, drivers and servers
+                failures += 1
+                failing_s = time.monotonic() - failing_since
+                # A single quick failure is often a connection that was idle for too long.
+                if failing_s > _SILENT_FAILURE_S and not warned and not self.stopped:
+                    waiting = self.count_waiting()
+                    print_stderr(
+                        f"MLflow does not answer, {waiting} points wait: {one_line(error)}"
+                    )
+                    warned = True
+            else:
+                failures = 0
+                if warned and not self.stopped:
+                    print_stderr("MLflow answers again, all points are sent")
+                warned = False
+                if closing:
+                    return
+
+            if failures == 0:
+                self._closing.wait(self._pause_s)
+            elif self._closing.wait(min(2.0 ** (failures - 1), _LONGEST_PAUSE_S)):
+                time.sleep(_SHORTEST_PAUSE_S)
+
+    def _send_metrics(self) -> None:
+        while not self.stopped:
+            batch = self._metrics.read_batch()
+            if batch is None:
+                return
+            self._send(self._metrics, batch)
+
+    def _send(self, follower: Follower, batch: Batch) -> None:
+        """Send a batch and move the offset of its file behind it."""
+        if batch.num_points:
+            # Only now, so that a run without anything to send needs no store.
+            if self.run is None:
+                self.run = self._connect()
+            if batch.entry is not None:
+                _send_entry(self.run, batch.entry, self.directory)
+            else:
+                self._send_points(self.run, batch)
+
+        with self._lock:
+            # Another process may send the rest already, from the offsets in the file.
+            if self.stopped:
+                return
+            follower.advance(batch)
+            self.sent += batch.num_points
+            self._write_offsets()
+
+    def _send_points(self, run: MLflowRun, batch: Batch) -> None:
+        # The store knows best what it has: offsets may be old, and an answer may have been lost.
+        if self._thinning is None:
+            self._thinning = Thinning(run.last_steps())
+
+        points = []
+        for record in batch.records:
+            milliseconds = round(record.time * 1000)
+            for name, value in record.metrics.items():
+                if self._thinning.accept(name, record.step):
+                    points.append((name, value, milliseconds, record.step))
+        try:
+            run.log_metrics(points)
+        except BaseException:
+            # The store may have taken some points before it failed: it is asked again.
+            self._thinning = None
+            raise
+
+    def _write_offsets(self) -> None:
+        offsets: dict[str, Any] = {
+            "run_uuid": self._run_uuid,
+            METRICS_FILE: self._metrics.offset,
+            ENTRIES_FILE: self._entries.offset,
+        }
+        path = self.directory / OFFSETS_FILE
+        temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
+        # Not flushed to disk, and no failure: with an older offset some lines are sent again.
+        with contextlib.suppress(OSError):
+            temporary.write_text(json.dumps(offsets) + "\n")
+            temporary.rename(path)
+
+
+def _read_offsets(directory: Path) -> tuple[str | None, dict[str, int]]:
+    """Return the ``run_uuid`` of the MLflow run, and how far each file was sent to it."""
+    run_uuid = None
+    try:
+        run_uuid = read_record(directory).get("run_uuid")
+        noted = read_json(directory / OFFSETS_FILE)
+    except (OSError, UsageError):
+        # A new run, one of an earlier version, or one without a record: everything waits.
+        return run_uuid, {}
+    if noted.get("run_uuid") != run_uuid:
+        # The user deleted the record to continue in a new MLflow run, which gets everything.
+        return run_uuid, {}
+    offsets = {name: value for name, value in noted.items() if isinstance(value, int)}
+    return run_uuid, offsets
+
+
+def _is_status(batch: Batch) -> bool:
+    return batch.entry is not None and "status" in batch.entry
+
+
+def _send_entry(run: MLflowRun, entry: Mapping[str, Any], home: Path) -> None:
+    """Store an entry that is no metrics. Entries of unknown kinds are skipped."""
+    match entry:
+        case {"params": params}:
+            run.log_params(params)
+        case {"tags": tags}:
+            run.log_tags(tags)
+        case {"status": status, "ms": milliseconds}:
+            run.set_status(status, milliseconds)
+        case {"artifact": path, "folder": folder}:
+            run.log_artifact(home / path, folder, home=home)
+        case {"model": path, "step": step, "mark": mark}:
+            run.log_model(home / path, step=step, mark=mark, home=home)
+        case {"table": file, "content": content}:
+            run.log_table(file, content)
+
+
+def _sync_command(directory: Path) -> str:
+    """Return the command that sends the rest of a run."""
+    run = shlex.quote(f"run={os.path.relpath(directory)}")
+    command = f"{recipe_command('sync')} {run}"
+    tracking_uri = read_record(directory)["tracking_uri"]
+    is_database = database_of(tracking_uri) is not None
+    if is_database or tracking_uri == os.environ.get("MLFLOW_TRACKING_URI"):
+        return command
+    # A server that only the run directory names may be a stranger's: the user has to name it.
+    return f"MLFLOW_TRACKING_URI={tracking_uri} {command}"
