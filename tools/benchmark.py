@@ -13,8 +13,8 @@ On a CPU times are CPU seconds, on a GPU they are taken between CUDA events. The
 the time that its floating-point operations would take at the machine's own matrix product rate, or
 its bytes at the rate of a copy, both measured in the same run. The rest of a row's time is overhead
 and operations that are no matrix product. ``--against`` measures each revision with its own copy of
-this command and compares rows of the same name. ``shapes`` measures no time: it counts
-the updates, of 600, that a recording would replay; with ``--agent`` batches are its episodes.
+this command and compares rows of the same name. ``shapes`` measures no time: it counts the updates,
+of 600, that a recording would replay. With ``--agent`` batches are episodes of that agent.
 """
 
 import argparse
