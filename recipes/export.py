@@ -11,18 +11,19 @@ if __name__ == "__main__":
     import sys
 
     sys.path.append(f"{sys.path[0]}/../components")  # for a checkout that is not installed
-    from yamame.cli.front import answer
+    from yamame.cli.front import check_command_line
 
-    answer("export")  # prints help and usage errors before torch is imported
+    # Prints help and usage errors before torch is imported.
+    check_command_line("export")
 
 # isort: split
 from contextlib import closing
 from pathlib import Path
 
-from omegaconf import DictConfig
 from yamame.checks import UsageError
 from yamame.cli.app import main
 from yamame.cli.nodes import plain
+from yamame.cli.settings import ExportConfig
 from yamame.deploy import DeployedAgent, Interface, SavedAgent
 from yamame.deploy.load import OldCheckpointError, from_checkpoint, read_saved
 from yamame.deploy.mlflow_model import save_model
@@ -30,7 +31,7 @@ from yamame.deploy.sources import read_checkpoint
 from yamame.runs.trained import load_trained
 
 
-def export(cfg: DictConfig) -> None:
+def export(cfg: ExportConfig) -> None:
     """Run the recipe."""
     path = Path(cfg.path)
     options = {"gamma": cfg.gamma, "greedy": cfg.greedy, "context_length": cfg.context_length}
@@ -50,7 +51,7 @@ def export(cfg: DictConfig) -> None:
     print(path)
 
 
-def saved_agent(cfg: DictConfig) -> SavedAgent:
+def saved_agent(cfg: ExportConfig) -> SavedAgent:
     """Read the agent of a run; build its environment if the file is of an earlier version."""
     where = {"checkpoint": cfg.checkpoint, "tracking_uri": cfg.tracking_uri}
     try:
