@@ -1,8 +1,8 @@
 """Print style figures of the package beside those of installed model packages.
 
-    python tools/gauge.py  # the package by room, then whatever model packages are installed
-    python tools/gauge.py components recipes   # other folders
-    python tools/gauge.py --frames  # calls between a recipe and its targets, of a tiny run
+    python tools/gauge.py                     # the package by room, and installed model packages
+    python tools/gauge.py components recipes  # other folders
+    python tools/gauge.py --frames            # calls between a recipe and its targets
 
 Figures per folder:
 

@@ -464,11 +464,19 @@ def test_a_class_of_the_wrong_kind_is_refused_at_every_place_and_not_called(
         ("env", "yamame_envs.register"),
         ("env", "yamame_envs.adapters.gym.Gym"),
         ("encoder", "yamame.trajectory.transformer"),
-        ("encoder", "yamame.trajectory.transformer.TransformerEncoder"),
         ("encoder", "yamame.trajectory.nothing"),
+        ("encoder", "yamame.trajectory.transformer.nothing"),
+        ("encoder", "yamame.trajectory.nothing.TransformerEncoder"),
+        ("encoder", "yamame.trajectory.transformer.TransformerEncoder.__init__"),
+        ("encoder", "yamame.trajectory.base.TensorDictModuleBase"),
+        ("logger", "yamame.tracking.tracker.MLflowTracker"),
         ("data", "yamame.data.sources"),
         ("surprise", "yamame.trajectory.GRUEncoder"),
     ],
 )
-def test_only_what_the_room_of_a_place_exports_is_of_its_kind(place, name):
+def test_what_is_not_of_the_kind_of_a_place_is_refused(place, name):
     assert not is_of_kind(name, place)
+
+
+def test_a_component_need_not_be_exported_by_its_room():
+    assert is_of_kind("yamame.trajectory.transformer.TransformerEncoder", "encoder")

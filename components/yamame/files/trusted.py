@@ -4,10 +4,10 @@ A configuration that a person composes may name classes of Yamame, layers and op
 and torchrl, and classes of the packages in ``trust``.
 
 A file (a checkpoint, a run directory, an artifact of MLflow) may come from somebody else. At each
-key it may name only the kind of class that belongs there: one that the room of this kind exports,
-and that has the base class of this kind. It may also name classes of packages in ``trust``, a
-setting that never comes from the file itself. All names of a file are checked before anything is
-built, and nothing but rooms of Yamame is imported for it.
+key it may name only the kind of class that belongs there: one of the room of this kind, with the
+base class of this kind. It may also name classes of packages in ``trust``, a setting that never
+comes from the file itself. All names of a file are checked before anything is built, and only
+modules of Yamame are imported for it.
 """
 
 import inspect
@@ -38,15 +38,18 @@ class Kind:
         room: Package whose ``__init__`` exports them.
         base: Dotted name of their base class; empty if there are functions alone.
         functions: Functions, by name: they have no base class that would tell them apart.
+        inner: Also allow classes in modules of the room that its ``__init__`` does not export. Set
+            for components, which only compute.
     """
 
     room: str
     base: str = ""
     functions: tuple[str, ...] = ()
+    inner: bool = False
 
 
 _WORKERS = Kind("yamame_envs", "yamame_envs.Workers")
-_TRANSFORM = Kind("yamame.replay", "torchrl.envs.Transform")
+_TRANSFORM = Kind("yamame.replay", "torchrl.envs.Transform", inner=True)
 _TRACKER = "yamame.tracking.Tracker"
 _DATA = ("hdf5", "minari", "npz", "runs", "torchrl")
 
@@ -56,20 +59,25 @@ KINDS = {
     "trials": (Kind("yamame_envs", "yamame_envs.RepeatedTrials"),),
     "workers": (_WORKERS,),
     "timestep_encoder": (
-        Kind("yamame.timestep", "yamame.timestep.MLPTimestepEncoder", ("make_timestep_encoder",)),
+        Kind(
+            "yamame.timestep",
+            "yamame.timestep.MLPTimestepEncoder",
+            ("make_timestep_encoder",),
+            inner=True,
+        ),
     ),
-    "goal_encoder": (Kind("yamame.timestep", "yamame.timestep.goals.GoalEncoder"),),
-    "encoder": (Kind("yamame.trajectory", "yamame.trajectory.TrajectoryEncoder"),),
+    "goal_encoder": (Kind("yamame.timestep", "yamame.timestep.goals.GoalEncoder", inner=True),),
+    "encoder": (Kind("yamame.trajectory", "yamame.trajectory.TrajectoryEncoder", inner=True),),
     "agent": (
         Kind("yamame.heads", "yamame.heads.ActorHead", ("make_critic", "make_value_head")),
-        Kind("yamame.heads", "yamame.heads.ValueRepresentation"),
-        Kind("yamame.losses", "yamame.losses.SequenceLoss"),
+        Kind("yamame.heads", "yamame.heads.ValueRepresentation", inner=True),
+        Kind("yamame.losses", "yamame.losses.SequenceLoss", inner=True),
     ),
     "relabel": (_TRANSFORM, Kind("yamame.replay", "yamame.replay.GoalFrequencies")),
-    "exploration": (Kind("yamame.exploration", "yamame.exploration.Exploration"),),
+    "exploration": (Kind("yamame.exploration", "yamame.exploration.Exploration", inner=True),),
     "optimizer": (
         Kind("torch.optim", "torch.optim.Optimizer"),
-        Kind("yamame.training", "torch.optim.Optimizer"),
+        Kind("yamame.training", "torch.optim.Optimizer", inner=True),
     ),
     "replay": (Kind("yamame.replay", "torchrl.data.ReplayBuffer"),),
     "collector": (Kind("yamame.collectors", "yamame.collectors.Collector"),),
@@ -178,17 +186,22 @@ def is_of_kind(path: str, place: str) -> bool:
     >>> is_of_kind("yamame.trajectory.GRUEncoder", "env"), is_of_kind("os.system", "encoder")
     (False, False)
     """
-    room, _, name = path.rpartition(".")
+    module, _, name = path.rpartition(".")
     for kind in KINDS.get(place, ()):
-        if kind.room != room:
+        is_inner = kind.inner and module.startswith(f"{kind.room}.")
+        if module != kind.room and not is_inner:
             continue
-        if name in kind.functions:
+        if module == kind.room and name in kind.functions:
             return True
-        target: Any = getattr(import_module(room), name, None)
-        # Rooms import names of other packages, too.
+        try:
+            target: Any = getattr(import_module(module), name, None)
+        except ModuleNotFoundError:
+            # A file of another version may name a module that does not exist.
+            continue
+        # Modules import names of other packages, too.
         home = str(getattr(target, "__module__", "")).partition(".")[0]
-        is_exported = inspect.isclass(target) and home == room.partition(".")[0]
-        if kind.base and is_exported and _has_base(target, resolve_name(kind.base)):
+        is_ours = inspect.isclass(target) and home == kind.room.partition(".")[0]
+        if kind.base and is_ours and _has_base(target, resolve_name(kind.base)):
             return True
     return False
 
