@@ -183,7 +183,10 @@ def check_folder(path: str | Path, key: str) -> None:
 
 
 def _refusal(path: Path) -> UsageError:
-    remedy = "continue it with resume=true, replace it with run.overwrite=true or choose another run.name"
+    remedy = (
+        "continue it with resume=true, replace it with run.overwrite=true or choose another "
+        "run.name"
+    )
     return UsageError(f"{path} exists", key="run.name", remedy=remedy)
 
 

@@ -123,7 +123,7 @@ class RunReader:
         """Return the runs, oldest first, without the parent runs of sweeps.
 
         Args:
-            wanted: Names, patterns of names (``*``, ``?``) or ids, or a single one; None selects all.
+            wanted: Names, patterns of names (``*``, ``?``) or ids, or a single one; None for all.
 
         Raises:
             UsageError: There is no run, ``wanted`` is empty, or an entry matches no run.
