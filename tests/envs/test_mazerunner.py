@@ -174,7 +174,7 @@ def test_a_masked_reset_takes_the_instruction_of_its_rows_only():
         (torch.zeros(2, 2, 2).double(), "got 'torch.float64"),
         (
             torch.full((2, 2, 2), GOAL_PAD),
-            r"MazeRunner: instruction must hold .*, got 'none in envs \[0, 1\]'",
+            r"MazeRunner: instruction must hold .*, got 'no goal in envs \[0, 1\]'",
         ),
     ],
 )
