@@ -42,7 +42,7 @@ class TaskQueue:
         self.tasks: Tensors = {}
 
     def clear(self) -> None:
-        """Remove all tasks, because the streams, the device or the episode counters have changed."""
+        """Remove all tasks, because the streams, the device or the episodes have changed."""
         self._until = None
         self.tasks = {}
 

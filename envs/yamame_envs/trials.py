@@ -428,7 +428,7 @@ class RepeatedTrials(ContextEnv):
 
 
 def _choose(chosen: Tensor, new: Any, old: Any) -> Any:
-    """Return ``new`` where a mask ``[N]`` is set, else ``old``: tensors or tensordicts ``[N, ...]``."""
+    """Return ``new`` where a mask ``[N]`` is set, else ``old``; also for tensordicts."""
     if isinstance(new, TensorDictBase):
         return new.where(chosen, old)
     return torch.where(chosen.view(-1, *[1] * (new.ndim - 1)), new, old)

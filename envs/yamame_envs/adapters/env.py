@@ -153,7 +153,7 @@ class HostedEnv(ContextEnv):
 
     @contextlib.contextmanager
     def _reset_after_errors(self) -> Iterator[None]:
-        """Require a reset of all envs after an error in the block, which left some of them behind."""
+        """Require a reset of all envs after an error in the block, in which some went ahead."""
         try:
             yield
         except BaseException:

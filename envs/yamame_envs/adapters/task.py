@@ -121,7 +121,7 @@ class TaskWrapper(gymnasium.Wrapper):
         return self.env.reset(seed=noise_seed, options=options)
 
     def _draw_side(self, task_seed: int) -> Any:
-        """Return the first task of the right side among those of seeds derived from ``task_seed``."""
+        """Return the first task on the right side, among those of seeds made of ``task_seed``."""
         seed = task_seed
         for number in range(1, _MAX_DRAWS + 1):
             task = self._draw(seed)
