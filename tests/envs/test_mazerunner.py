@@ -187,11 +187,11 @@ def test_an_instruction_of_another_form_is_refused(instruction, message):
     ("settings", "message"),
     [
         ({"size": 8}, "MazeRunner: size must be odd and at least 5, got 8"),
-        ({"size": 3}, "MazeRunner: size must be odd and at least 5, got 3"),
-        ({"num_goals": 0}, r"MazeRunner: num_goals must be in 1..21 at size 9, got 0"),
+        ({"size": 3}, "MazeRunner: size must be at least 5, got 3"),
+        ({"num_goals": 0}, r"MazeRunner: num_goals must be at least 1, got 0"),
         ({"num_goals": 22}, r"MazeRunner: num_goals must be in 1..21 at size 9, got 22"),
         ({"num_goals": 2, "min_goals": 3}, r"MazeRunner: min_goals must be in 1..2, got 3"),
-        ({"num_goals": 2, "min_goals": 0}, r"MazeRunner: min_goals must be in 1..2, got 0"),
+        ({"num_goals": 2, "min_goals": 0}, r"MazeRunner: min_goals must be at least 1, got 0"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, message):
