@@ -165,8 +165,10 @@ class DarkKeyDoor(BatchedEnv):
         if self._attempts == "soft_reset":
             over = begins = opens | (clock > self._trial_limit)
         else:
+            # The step after the end of an attempt only leads to the start.
             begins = state["over"]
-            picks_up, opens = picks_up & ~begins, opens & ~begins
+            picks_up = picks_up & ~begins
+            opens = opens & ~begins
             over = opens | ((clock >= self._trial_limit) & ~begins)
             extra["over"] = over
         opened = torch.where(over, opens, state["opened"])

@@ -22,6 +22,7 @@ from yamame_envs.tasks import Tensors
 MOVES: Final = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
 """Offsets (rows, columns) of the actions: stay, down, up, right, left."""
 
+# Effect of each action, plain and with actions 1 and 3 swapped.
 _EFFECTS = (0, 1, 2, 3, 4), (0, 3, 2, 1, 4)
 _FROZEN = 0.8
 _SWAP = 0.5
@@ -168,7 +169,8 @@ class MetaFrozenLake(BatchedEnv):
     def _transition(
         self, task: Tensors, state: Tensors, action: Tensor
     ) -> tuple[Tensors, Tensor, Tensor]:
-        cell, holes = state["cell"], task["holes"]
+        cell = state["cell"]
+        holes = task["holes"]
         if self._hard:
             action = task["effects"].gather(1, action.unsqueeze(-1)).squeeze(-1)
         if self._hard or self._slip > 0:
@@ -176,21 +178,25 @@ class MetaFrozenLake(BatchedEnv):
             action = action.masked_fill(chance[:, 0] < self._slip, 0)
         target = self._targets.index_select(0, action * self._size**2 + cell)
         if self._hard:
+            # The cell left behind cracks, never one where the agent stays.
             there = cell.unsqueeze(-1)
-            cracks = ((chance[:, 1] < _CRACK) & (target != cell)).unsqueeze(-1)
-            holes = state["holes"].scatter(1, there, state["holes"].gather(1, there) | cracks)
+            cracks = (chance[:, 1] < _CRACK) & (target != cell)
+            was_hole = state["holes"].gather(1, there)
+            holes = state["holes"].scatter(1, there, was_hole | cracks.unsqueeze(-1))
         fell = holes.gather(1, target.unsqueeze(-1)).squeeze(-1)
         crossed = target == self._size**2 - 1
         step = state["trial_step"] + 1
         over = crossed | (step >= self._trial_limit)
         reward = crossed.to(torch.float32)
         if self._recover:
+            # The agent is put back to where it was.
             reward = reward + _FALL * fell
             target = torch.where(fell, cell, target)
         else:
             over = over | fell
         trial = state["trial"] + over
         ended = trial >= self._num_trials
+        # The last attempt does not begin again: its last cell is still shown.
         again = over & ~ended
         changed = {
             "cell": target.masked_fill(again, 0),
@@ -200,6 +206,7 @@ class MetaFrozenLake(BatchedEnv):
             "ended": ended.unsqueeze(-1),
         }
         if self._hard:
+            # Cracks last until the end of the attempt.
             changed["holes"] = torch.where(again.unsqueeze(-1), task["holes"], holes)
         return changed, reward.unsqueeze(-1), (ended & crossed).unsqueeze(-1)
 

@@ -79,6 +79,7 @@ class Gym(HostedEnv):
         device: str | torch.device = "cpu",
         workers: Workers = Workers(),  # noqa: B008 (immutable)
     ) -> None:
+        # First, because messages need the label.
         self._id = id
         require_choice(self.label, "split", split, get_args(Split))
         has_tasks = split == "all" or tasks is not None

@@ -68,6 +68,7 @@ def _find_success(env: "gymnasium.Env[Any, Any]") -> str | None:
     """
     try:
         env.reset(seed=0)
+        # The same action in every process and on every resume.
         env.action_space.seed(0)
         info = env.step(env.action_space.sample())[-1]
     except ENV_ERRORS as error:

@@ -318,6 +318,7 @@ class Pool:
 
     def _replace(self, worker: _Worker, failure: Failure, stepped: Sequence[int]) -> None:
         """Replace a process that failed, and record the envs that were not stepped."""
+        # A process that did not answer in time is still running.
         worker.kill()
         for env_id in range(worker.stop - worker.start):
             if env_id not in stepped:
