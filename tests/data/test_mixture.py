@@ -58,7 +58,8 @@ def test_nothing_to_draw_and_other_trajectories_are_refused():
     state = TrajectoryDataset([store(3, 4)]).state_dict()
     TrajectoryDataset([store(4, 3)]).load_state_dict(state)
     with pytest.raises(
-        ValueError, match=r"data must be what it was, .*'timesteps': 7.*, got .*'timesteps': 8"
+        ValueError,
+        match=r"data must be those of the state, .*'timesteps': 7.*, got .*'timesteps': 8",
     ):
         TrajectoryDataset([store(4, 4)]).load_state_dict(state)
     grows = TrajectoryDataset([store(3, 4)], refresh=lambda: None)

@@ -19,7 +19,7 @@ def test_what_was_given_comes_out_once_in_order():
     assert batch["mask"].sum((1, 2)).tolist() == [2, 3, 5]
     assert batch["number"].amax(-1).tolist() == [0, 1, 2]
     assert len(buffer) == 0
-    with pytest.raises(RuntimeError, match="OnPolicyBuffer: take must find trajectories, got none"):
+    with pytest.raises(RuntimeError, match="OnPolicyBuffer: the buffer is empty"):
         buffer.take()
 
 

@@ -1,13 +1,14 @@
-"""Packing TorchRL rollouts: each observation once, the last one kept, as a plain loop would do
-it.
-"""
+"""Packing TorchRL rollouts, compared with a loop."""
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tensordict import TensorDict
 from torchrl.data import Binary, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 from yamame.replay import pack
+from yamame.replay.packing import pack_whole
 
 
 class Count(EnvBase):
@@ -49,27 +50,33 @@ def naive(rollout: TensorDict, split: bool = True) -> list[dict]:
     """One dict of lists per episode."""
     episodes = []
     for row in rollout:
+        mask = row.get(("collector", "mask"), torch.ones(len(row), dtype=torch.bool)).tolist()
         current: list[int] = []
         for t in range(len(row)):
+            if not mask[t]:
+                continue
             current.append(t)
             done = bool(row["next", "done"][t])
-            if done or t == len(row) - 1:
-                observations = [float(row["observation"][s]) for s in current]
-                episodes.append(
-                    {
-                        "observation": [*observations, float(row["next", "observation"][t])],
-                        "row": [float(row["nested", "row"][s]) for s in current]
-                        + [float(row["nested", "row"][t])],
-                        "action": [int(row["action"][s]) for s in current] + [0],
-                        "reward": [float(row["next", "reward"][s]) for s in current] + [0.0],
-                        "terminated": [bool(row["next", "terminated"][s]) for s in current]
-                        + [False],
-                    }
-                )
+            if done or t == len(row) - 1 or not mask[t + 1]:
+                episodes.append(naive_episode(row, current))
                 current = []
             if done and not split:
                 break
     return episodes
+
+
+def naive_episode(row: TensorDict, steps: list[int]) -> dict:
+    def values(key, last):
+        return [row[key][t].item() for t in steps] + [last]
+
+    end = steps[-1]
+    return {
+        "observation": values("observation", row["next", "observation"][end].item()),
+        "row": values(("nested", "row"), row["next", "nested", "row"][end].item()),
+        "action": values("action", 0),
+        "reward": values(("next", "reward"), 0.0),
+        "terminated": values(("next", "terminated"), False),
+    }
 
 
 def check(packed: TensorDict, expected: list[dict]) -> None:
@@ -88,20 +95,79 @@ def check(packed: TensorDict, expected: list[dict]) -> None:
             assert row[key].flatten().tolist() == one[name] + [0] * (packed.shape[1] - count), name
 
 
-@pytest.mark.parametrize("steps", [1, 2, 7, 12])
-def test_every_episode_of_a_rollout_becomes_a_row_as_in_a_plain_loop(steps):
-    torch.manual_seed(0)
-    rollout = Count(5).rollout(steps, break_when_any_done=False)
+@st.composite
+def rollouts(draw):
+    """A rollout ``[N, T]`` with any ends, and possibly steps that a collector has masked."""
+    rows, steps = draw(st.integers(1, 4)), draw(st.integers(1, 8))
+    flags = st.lists(st.booleans(), min_size=rows * steps, max_size=rows * steps)
+    done = torch.tensor(draw(flags)).reshape(rows, steps, 1)
+    tag = torch.arange(1.0, rows * steps + 1).reshape(rows, steps, 1)
+    following = {
+        "observation": tag + 0.5,
+        "nested": {"row": tag + 200.5},
+        "reward": 10 * tag,
+        "done": done,
+        "terminated": done.clone(),
+    }
+    root = {
+        "observation": tag,
+        "nested": {"row": tag + 200},
+        "action": tag.squeeze(-1).long(),
+        "next": following,
+    }
+    rollout = TensorDict(root, [rows, steps])
+    if draw(st.booleans()):
+        mask = torch.tensor(draw(flags)).reshape(rows, steps)
+        # At least one step is real, and no episode ends in padding.
+        mask[0, 0] = True
+        rollout["collector", "mask"] = mask
+        done &= mask.unsqueeze(-1)
+        following["terminated"] &= mask.unsqueeze(-1)
+    return rollout
+
+
+@given(rollout=rollouts(), other=rollouts(), split=st.booleans(), is_list=st.booleans())
+@settings(deadline=None, max_examples=80, derandomize=True, database=None)
+def test_every_episode_of_a_rollout_becomes_a_row_as_in_a_loop(rollout, other, split, is_list):
     before = rollout.clone()
-    check(pack(rollout), naive(rollout))
+    expected = naive(rollout, split)
+    if is_list:
+        check(pack([rollout, other[0]], split=split), expected + naive(other[:1], split))
+    else:
+        check(pack(rollout, split=split), expected)
     assert (rollout == before).all()
+    assert "collector" not in pack(rollout, split=split)
 
 
-def test_steps_after_the_end_are_dropped_where_nothing_follows():
-    rollout = Count(5).rollout(20, break_when_all_done=True)
-    check(pack(rollout, split=False), naive(rollout, split=False))
-    assert pack(rollout, split=False).shape == (5, 6)
-    assert pack(rollout).shape[0] > 5
+@given(rollout=rollouts(), data=st.data())
+@settings(deadline=None, max_examples=60, derandomize=True, database=None)
+def test_whole_episodes_are_packed_and_others_are_refused(rollout, data):
+    shape = rollout.shape
+    flags = st.lists(st.booleans(), min_size=shape.numel(), max_size=shape.numel())
+    rollout["is_init"] = torch.tensor(data.draw(flags)).reshape(*shape, 1)
+    mask = rollout.get(("collector", "mask"), torch.ones(shape, dtype=torch.bool))
+    is_whole = True
+    for b in range(shape[0]):
+        for t in range(shape[1]):
+            if mask[b, t]:
+                begins = bool(rollout["is_init"][b, : t + 1].any())
+                ends = bool(rollout["next", "done"][b, t:].any())
+                is_whole = is_whole and begins and ends
+    if is_whole:
+        assert (pack_whole(rollout) == pack(rollout)).all()
+    else:
+        with pytest.raises(ValueError, match=r"pack_whole: steps .* must be 0, got [1-9]"):
+            pack_whole(rollout)
+
+
+def test_episodes_of_an_environment_are_packed_as_in_a_loop():
+    torch.manual_seed(0)
+    steps = Count(5).rollout(12, break_when_any_done=False)
+    check(pack(steps), naive(steps))
+    steps = Count(5).rollout(20, break_when_all_done=True)
+    check(pack(steps, split=False), naive(steps, split=False))
+    assert pack(steps, split=False).shape == (5, 6)
+    assert pack(steps).shape[0] > 5
 
 
 def test_the_last_observation_is_that_before_the_reset_and_the_first_that_after():
@@ -133,23 +199,6 @@ def test_success_and_what_only_next_holds_describe_the_transition():
     assert "success" not in packed
     assert torch.equal(packed["next", "success"], packed["next", "terminated"])
     assert torch.equal(packed["next", "cost"], packed["next", "reward"])
-
-
-def test_a_list_of_rollouts_of_any_length_is_the_concatenation():
-    first, second = (Count(n).rollout(t, break_when_any_done=False) for n, t in [(2, 3), (4, 7)])
-    check(pack([first, second]), naive(first) + naive(second))
-    check(pack([second[3], first[0]]), naive(second[3:]) + naive(first[:1]))
-
-
-def test_padding_of_a_collector_is_left_out():
-    rollout = Count(4).rollout(3, break_when_any_done=False)
-    mask = torch.tensor(
-        [[True] * 3, [True, True, False], [True, True, False], [True, False, False]]
-    )
-    packed = pack(rollout.clone().set(("collector", "mask"), mask))
-    expected = [one for n in range(4) for one in naive(rollout[n : n + 1, : int(mask[n].sum())])]
-    check(packed, expected)
-    assert "collector" not in packed
 
 
 def test_what_is_no_rollout_is_an_error():

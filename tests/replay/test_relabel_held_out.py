@@ -135,7 +135,7 @@ def test_it_is_asked_for_new_instructions_alone_and_again_for_those_that_it_refu
     ids=["size", "dtype", "list", "None"],
 )
 def test_another_answer_is_refused(answer, batch):
-    with pytest.raises(ValueError, match="Relabel: what held_out returns must be bool"):
+    with pytest.raises(ValueError, match="Relabel: result of held_out must be bool"):
         Relabel("all", held_out=lambda new, old: answer)(batch)
 
 

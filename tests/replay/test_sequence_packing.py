@@ -4,6 +4,8 @@ from functools import partial
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import Compose
@@ -54,81 +56,90 @@ def started(batch):
     return batch
 
 
-def test_every_trajectory_is_there_once_and_in_one_piece(batch):
-    packed = SequencePacking()(batch)
-    assert packed.shape[0] < 0.8 * batch.shape[0]
-    assert packed.shape[1] == int(batch["mask"].sum(1).max())
-    assert trajectories(packed) == trajectories(started(batch))
-    assert packed["mask"].sum() == batch["mask"].sum()
+@st.composite
+def lengths_and_longest(draw):
+    """Lengths of trajectories, and a bound that they keep to, or none."""
+    lengths = draw(st.lists(st.integers(1, 12), min_size=1, max_size=12))
+    return lengths, draw(st.one_of(st.none(), st.integers(max(lengths), 40)))
+
+
+@given(
+    given_lengths=lengths_and_longest(),
+    row_multiple=st.sampled_from([1, 2, 8]),
+    length_multiple=st.sampled_from([1, 5, 32]),
+)
+@settings(deadline=None, max_examples=80, derandomize=True, database=None)
+def test_every_trajectory_is_there_once_in_one_piece_in_few_shapes(
+    given_lengths, row_multiple, length_multiple
+):
+    lengths, longest = given_lengths
+    step = torch.arange(max(lengths))
+    mask = step < torch.tensor(lengths)[:, None]
+    tag = torch.where(mask, 1 + step + 100 * torch.arange(len(lengths))[:, None], 0)[..., None]
+    # Of some trajectories, a window has cut the beginning.
+    is_init = mask & (step == 0) & (torch.arange(len(lengths)) % 2 == 0)[:, None]
+    whole = TensorDict(
+        {
+            "x": tag,
+            "next": {"y": -tag.float()},
+            "is_init": is_init[..., None],
+            "mask": mask[..., None],
+        },
+        mask.shape,
+    )
+    before = whole.clone()
+    packing = SequencePacking(
+        row_multiple=row_multiple, length_multiple=length_multiple, longest=longest
+    )
+    packed = packing(whole)
+    assert (whole == before).all()
+
+    rounded = -(-max(lengths) // length_multiple) * length_multiple
+    assert packed.shape[1] == (rounded if longest is None else min(rounded, longest))
+    assert packed.shape[0] % row_multiple == 0
+    sequences = first_fit(lengths, capacity=packed.shape[1])
+    assert packed.shape[0] - len(sequences) < row_multiple
+    if packed.shape != whole.shape or (row_multiple, length_multiple) != (1, 1):
+        # Unless there was nothing to do, the beginning of each trajectory is marked.
+        filled = packed[packed["mask"][:, 0, 0]]
+        assert trajectories(filled) == trajectories(started(whole))
+        assert int(packed["is_init"].sum()) == len(lengths)
+    else:
+        assert (packed == whole).all()
+    # Rows are filled up with trajectories before they are with padding.
+    assert int(packed["mask"][:, 0].sum()) == min(len(packed), len(lengths))
     padding = ~packed["mask"].squeeze(-1)
-    assert padding.any()
-    for key in packed.keys(True, True):
-        assert not packed[key][padding].any(), key
+    for value in packed.values(True, True):
+        assert not value[padding].any()
 
 
-def test_the_batch_that_was_given_is_left_as_it_is(batch):
-    before = batch.clone()
-    SequencePacking()(batch)
-    assert (batch == before).all()
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=60))
+@settings(deadline=None, max_examples=60, derandomize=True, database=None)
+def test_items_go_to_the_first_sequence_with_room_longest_first(lengths):
+    expected: list[list[int]] = []
+    for item in sorted(range(len(lengths)), key=lambda item: (-lengths[item], item)):
+        with_room = [row for row in expected if sum(lengths[i] for i in row) + lengths[item] <= 40]
+        if with_room:
+            with_room[0].append(item)
+        else:
+            expected.append([item])
+    assert first_fit(lengths, capacity=40) == expected
 
 
-def test_multiples_leave_few_shapes_and_fill_them_with_padding(batch):
+def test_few_shapes_are_left(batch):
     shapes, packed_shapes = set(), set()
     for seed in range(40):
-        chosen = batch[
-            torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed))[
-                : 4 + seed // 4
-            ]
-        ]
-        padded = PADDED(chosen)
-        assert trajectories(padded[padded["mask"].flatten(1).any(1)]) == trajectories(
-            started(chosen)
-        )
-        for key in padded.keys(True, True):
-            assert not padded[key][~padded["mask"].squeeze(-1)].any(), key
-        shapes.add(padded.shape)
+        generator = torch.Generator().manual_seed(seed)
+        chosen = batch[torch.randperm(len(batch), generator=generator)[: 4 + seed // 4]]
+        shapes.add(PADDED(chosen).shape)
         packed_shapes.add(SequencePacking()(chosen).shape)
-    assert all(shape[0] % 8 == 0 and shape[1] == 32 for shape in shapes)
     assert len(shapes) <= 2 < 10 < len(packed_shapes)
-
-
-def test_no_shape_is_longer_than_what_there_can_be(batch):
-    lengths = batch["mask"].flatten(1).sum(1)
-    for longest, columns in ((None, 32), (50, 32), (27, 27), (int(lengths.max()), 21), (3, 21)):
-        packing = SequencePacking(length_multiple=32, longest=longest)
-        assert packing(batch).shape[1] == columns
-    assert int(lengths.max()) == 21
-
-
-def test_rows_are_filled_up_with_trajectories_before_they_are_with_padding(batch):
-    packed, padded = SequencePacking()(batch), SequencePacking(row_multiple=7)(batch)
-    assert len(packed) % 7 > 0
-    assert padded["mask"][:, 0].all()
-    assert padded["is_init"].sum() == packed["is_init"].sum() == len(batch)
-    few = SequencePacking(row_multiple=8)(batch[:3])
-    assert (len(few), int(few["mask"][:, 0].sum())) == (8, 3)
 
 
 @pytest.mark.parametrize("name", ["row_multiple", "length_multiple", "longest"])
 def test_a_multiple_below_one_is_refused(name):
     with pytest.raises(ValueError, match=f"SequencePacking: {name} must be at least 1, got 0"):
         SequencePacking(**{name: 0})
-
-
-def test_equal_lengths_are_left_as_they_are(batch):
-    whole = batch[batch["mask"].flatten(1).all(1)]
-    assert len(whole) >= 3
-    assert (SequencePacking()(whole) == whole).all()
-
-
-def test_rows_are_shared_out_longest_first():
-    assert first_fit([4, 1, 4, 2, 3, 1], capacity=5) == [[0, 1], [2, 5], [4, 3]]
-    assert first_fit([3, 3, 3], capacity=5) == [[0], [1], [2]]
-    lengths = torch.randint(1, 40, (200,), generator=torch.Generator().manual_seed(1)).tolist()
-    rows = first_fit(lengths, capacity=40)
-    assert sorted(item for row in rows for item in row) == list(range(200))
-    assert max(sum(lengths[item] for item in row) for row in rows) <= 40
-    assert len(rows) <= 11 / 9 * sum(lengths) / 40 + 1  # the bound of first-fit decreasing
 
 
 def update(batch, encoder):

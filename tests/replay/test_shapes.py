@@ -54,7 +54,7 @@ def shares(name, **multiples):
         chosen = generator.choices(
             [int(length) for length in lengths], lengths.values(), k=BATCH_SIZE
         )
-        _, *shape = packing.shared_out(chosen)
+        _, *shape = packing.plan(chosen)
         gradients, step = updates.halves(
             TensorDict({"x": torch.empty(shape, device="meta")}, shape)
         )

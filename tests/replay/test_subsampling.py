@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tensordict import TensorDict
 from torchrl.data import Categorical
 from yamame.actions import ActionSpace
@@ -41,21 +43,53 @@ def by_loop(history: TensorDict, every: int, offset: int, length: int) -> list[d
     return kept
 
 
-@pytest.mark.parametrize(("every", "length"), [(1, 50), (3, 30), (4, 1000), (1000, 30)])
-def test_it_keeps_what_a_plain_loop_keeps(histories, every, length):
-    out = TrialSubsampling(every, length=length, generator=torch.Generator().manual_seed(1))(
-        histories
+def history(*trials: list[int]) -> TensorDict:
+    """Histories of trials of given lengths; all entries differ, and are never zero."""
+    lengths = torch.tensor([sum(row) for row in trials])
+    num_steps = int(lengths.max())
+    step = torch.arange(num_steps)
+    mask = step < lengths[:, None]
+    starts = torch.zeros_like(mask)
+    for b, row in enumerate(trials):
+        starts[b, torch.tensor([0, *row[:-1]]).cumsum(0)] = True
+    tag = torch.where(mask, 100 * torch.arange(1, len(trials) + 1)[:, None] + step, 0)[..., None]
+    return TensorDict(
+        {
+            "observation": tag.float(),
+            "action": tag,
+            "prev_action": tag + 10_000 * mask[..., None],
+            "prev_reward": (tag + 20_000 * mask[..., None]).float(),
+            "trial_start": starts[..., None],
+            "is_init": ((step == 0) & mask)[..., None],
+            "step_index": (step * mask)[..., None],
+            "time": (step * mask / STEPS)[..., None],
+            "next": {"reward": tag.float() + 0.5},
+            "mask": mask[..., None],
+        },
+        batch_size=mask.shape,
     )
-    offsets = (
-        torch.randint(every, (5, 1), generator=torch.Generator().manual_seed(1)).flatten().tolist()
-    )
-    trials = (histories["trial_start"] & histories["mask"]).sum((1, 2)).tolist()
-    assert every == 1 or len(set(offsets)) > 1
-    for history, result, offset, num in zip(histories, out, offsets, trials, strict=True):
-        expected = by_loop(history, every, min(offset, num - 1), length)
+
+
+@given(
+    trials=st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=7), min_size=1, max_size=4),
+    every=st.one_of(st.integers(1, 4), st.just(1000)),
+    length=st.integers(1, 45),
+    seed=st.integers(0, 1000),
+)
+@settings(deadline=None, max_examples=60, derandomize=True, database=None)
+def test_it_retains_what_a_loop_retains(trials, every, length, seed):
+    histories = history(*trials)
+    before = histories.clone()
+    one, two = (torch.Generator().manual_seed(seed) for _ in range(2))
+    offsets = torch.randint(every, (len(trials), 1), generator=one).flatten().tolist()
+    out = TrialSubsampling(every, length=length, generator=two)(histories)
+    assert (histories == before).all()
+    assert out.shape[1] == max(int(row["mask"].sum()) for row in out)
+    for row, result, offset, given_trials in zip(histories, out, offsets, trials, strict=True):
+        expected = by_loop(row, every, min(offset, len(given_trials) - 1), length)
         assert int(result["mask"].sum()) == len(expected)
-        for t, row in enumerate(expected):
-            for key, value in row.items():
+        for t, retained in enumerate(expected):
+            for key, value in retained.items():
                 found = result["next", "reward"][t] if key == "reward" else result[key][t]
                 assert torch.equal(found, value.to(found.dtype)), (t, key)
         assert not any(value[len(expected) :].any() for value in result.values(True, True))
@@ -66,12 +100,6 @@ def test_with_every_trial_and_room_enough_it_is_the_identity(histories):
     assert set(out.keys(True, True)) == set(histories.keys(True, True))
     assert (out == histories).all()
     assert not (TrialSubsampling(1, length=STEPS + 1)(histories)["time"] == histories["time"]).all()
-
-
-def test_the_batch_given_is_left_as_it_is(histories):
-    before = histories.clone()
-    TrialSubsampling(2, length=20)(histories)
-    assert (histories == before).all()
 
 
 @pytest.mark.parametrize("name", ["every", "length"])

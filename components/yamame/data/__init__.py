@@ -1,6 +1,4 @@
-"""Trajectories that are there already: sources to learn from, alone or mixed with what is
-collected.
-"""
+"""Existing trajectories as sources of batches, alone or mixed with collected ones."""
 
 from yamame.data.format import TrajectoryFormat as TrajectoryFormat
 from yamame.data.source import DataSource as DataSource

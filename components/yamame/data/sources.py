@@ -1,17 +1,17 @@
 """Sources of trajectories: runs, ``.npz`` and HDF5 files, Minari, and TorchRL's datasets.
 
-They are only read, and become a `TrajectoryDataset` of trajectories as the environment's collector
-would have stored them. Incomplete data, and data that do not fit the environment, are refused with
-the name of the file and of the entry.
+Files are only read, and become a `TrajectoryDataset` of trajectories as the environment's collector
+would have stored them. Incomplete data, and data that do not fit the environment, raise an error
+that names the file and the entry.
 """
 
 import glob
 import importlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,14 +21,16 @@ from torchrl.envs.transforms import Transform
 
 from yamame.checks import UsageError, require
 from yamame.data.format import TrajectoryFormat
-from yamame.data.source import MemoryStore, TrajectoryDataset
+from yamame.data.source import MemoryStore, SampleBy, TrajectoryDataset
 from yamame.data.tables import nested, read_tree, rollout, tables, unused
 from yamame.keys import RELABELLING
 from yamame.replay import TrajectoryFollower
+from yamame.spaces.arrays import SpaceError
 from yamame.system.messages import one_line, print_stderr
 
-SampleBy = Literal["trajectory", "timestep"]
 Paths = str | list[str]
+Content: TypeAlias = Mapping[str, Any] | TensorDictBase
+"""Arrays in nested mappings (`yamame.data.tables`), or a TorchRL rollout ``[T]``."""
 
 
 def runs(
@@ -39,29 +41,35 @@ def runs(
     sample_by: SampleBy = "trajectory",
     follow: bool = False,
 ) -> TrajectoryDataset:
-    """The trajectories that runs have kept, read where they are.
+    """Read the trajectories of runs in place.
 
     Args:
         path: Run directories, or folders of a `yamame.replay.TrajectoryStorage`; a list, or a
             pattern as ``runs/a*``.
-        format: Of the environment to learn for.
+        format: Format of the environment to learn for.
         transform, sample_by: As for `TrajectoryDataset`.
-        follow: See what a run appends and evicts while it goes on; such a source does not draw the
-            same again when a run that uses it is resumed.
+        follow: Whether to include trajectories that a run appends later, and exclude those that it
+            evicts. A resumed run then does not sample the same trajectories again.
 
     Raises:
-        ValueError: There are none, they are damaged, or they do not fit the environment.
+        ValueError: There are no trajectories, they are damaged, or they do not fit the environment.
     """
-    for folder in (matching := _matching(path)):
+    stores = []
+    for folder in _matching(path):
         require("data", "path", str(folder), folder.is_dir(), "be a folder")
-    folders = [folder / "replay" if (folder / "replay").is_dir() else folder for folder in matching]
-    stores = [_RunStore(folder, format) for folder in folders]
+        # A run directory has other folders, too.
+        if (folder / "replay").is_dir():
+            folder = folder / "replay"
+        stores.append(_RunStore(folder, format))
     for store in stores:
+        # Runs may have been copied, or written by a machine that failed.
         store.verify()
-        format.check_fields(store.fields, str(store.path))
+        name = str(store.path)
+        format.check_fields(store.fields, name)
         if len(store):
-            format.check_length(int(store.lengths.max()) - 1, str(store.path))
-            format.check_time(store.get([int(store.lengths.argmax())])[0], str(store.path))
+            longest = int(store.lengths.argmax())
+            format.check_length(int(store.lengths[longest]) - 1, name)
+            format.check_time(store.get([longest])[0], name)
 
     def refresh() -> None:
         for store in stores:
@@ -81,15 +89,16 @@ def npz(
     drop_unfinished: bool = False,
     indices: bool = False,
 ) -> TrajectoryDataset:
-    """The trajectories in files of NumPy, see `yamame.data.tables`; a mapping is written
-    ``observations/<key>``.
+    """Read the trajectories in NumPy files, see `yamame.data.tables`.
+
+    Entries of a mapping are arrays named ``observations/<key>``.
 
     Args:
         path: Files; a list, or a pattern as ``demos/*.npz``.
-        format: Of the environment to learn for.
+        format: Format of the environment to learn for.
         transform, sample_by: As for `TrajectoryDataset`.
-        drop_unfinished: Leave out the steps after the last end of an episode, which are refused
-            otherwise.
+        drop_unfinished: Whether to leave out the steps after the last end of an episode, which
+            otherwise raise an error.
         indices: Whether actions count from 0 where their space does not, as
             ``Discrete(4, start=1)`` (the files were written from a TorchRL rollout of the
             environment, not from Gymnasium).
@@ -97,18 +106,24 @@ def npz(
     Raises:
         ValueError: A file cannot be read, or its trajectories do not fit the environment.
     """
-    add = _Adder(format, drop_unfinished, indices)
+    reader = _read_npz(path)
+    store = load(format, reader, name=path, drop_unfinished=drop_unfinished, indices=indices)
+    return TrajectoryDataset([store], transform=transform, sample_by=sample_by)
+
+
+def _read_npz(path: Paths) -> Iterator[tuple[str, Content]]:
     for file in _matching(path):
+        name = str(file)
         try:
+            # A pickle would run code of the file.
             with np.load(file, allow_pickle=False) as arrays:
                 held = {key: arrays[key] for key in arrays.files}
-        except Exception as error:  # damaged files make NumPy raise almost anything
-            raise ValueError(
-                f"{file}: must be a .npz file of plain arrays, it cannot be read: {one_line(error)}"
+        except Exception as error:
+            # Damaged files make NumPy raise almost anything.
+            raise UsageError(
+                f"{name}: must be a .npz file of plain arrays, it cannot be read: {one_line(error)}"
             ) from error
-        with _naming(file):
-            add.tree(nested(held), str(file))
-    return TrajectoryDataset([add.store(path)], transform=transform, sample_by=sample_by)
+        yield name, nested(held, name)
 
 
 def hdf5(
@@ -120,23 +135,46 @@ def hdf5(
     drop_unfinished: bool = False,
     indices: bool = False,
 ) -> TrajectoryDataset:
-    """The trajectories in HDF5 files, see `yamame.data.tables`: at the root as in D4RL, or a group
-    per episode.
+    """Read the trajectories in HDF5 files, see `yamame.data.tables`.
 
-    Needs h5py: ``pip install 'yamame[data]'``. Arguments and errors are those of `npz`.
+    Arrays are at the root as in D4RL, or in a group per episode. Needs h5py:
+    ``pip install 'yamame[data]'``. Arguments and errors are those of `npz`.
     """
-    h5py = _imported("h5py")
-    add = _Adder(format, drop_unfinished, indices)
+    h5py = _import("h5py")
+    reader = _read_hdf5(path, h5py)
+    store = load(format, reader, name=path, drop_unfinished=drop_unfinished, indices=indices)
+    return TrajectoryDataset([store], transform=transform, sample_by=sample_by)
+
+
+def _read_hdf5(path: Paths, h5py: Any) -> Iterator[tuple[str, Content]]:
     for file in _matching(path):
+        name = str(file)
         try:
             opened = h5py.File(file, "r")
         except OSError as error:
-            raise ValueError(
-                f"{file}: must be an HDF5 file, it cannot be read: {one_line(error)}"
+            raise UsageError(
+                f"{name}: must be an HDF5 file, it cannot be read: {one_line(error)}"
             ) from error
-        with opened, _naming(file):
-            add.tree(_inside(opened, h5py), str(file))
-    return TrajectoryDataset([add.store(path)], transform=transform, sample_by=sample_by)
+        with opened:
+            with _naming(name):
+                tree = _hdf5_tree(opened, h5py, name)
+            # Arrays are read when they are used, while the file is open.
+            yield name, tree
+
+
+def _hdf5_tree(group: Any, h5py: Any, name: str) -> dict[str, Any]:
+    """Return the groups and datasets of an HDF5 file, none of which may be in another file."""
+    tree = {}
+    for key in group:
+        # A link could name any file that the user can read.
+        link = group.get(key, getlink=True)
+        is_inside = not isinstance(link, h5py.ExternalLink)
+        require(name, f"entry {key!r}", "a link to another file", is_inside, "be in this one")
+        value = group[key]
+        if isinstance(value, h5py.Group):
+            value = _hdf5_tree(value, h5py, name)
+        tree[key] = value
+    return tree
 
 
 def minari(
@@ -147,25 +185,30 @@ def minari(
     sample_by: SampleBy = "trajectory",
     download: bool = False,
 ) -> TrajectoryDataset:
-    """The episodes of Minari datasets. Needs Minari: ``pip install 'yamame[data]'``.
+    """Read the episodes of Minari datasets. Needs Minari: ``pip install 'yamame[data]'``.
 
     Args:
-        path: Ids such as ``D4RL/door/human-v2``, of datasets that are on this machine
+        path: Ids such as ``D4RL/door/human-v2`` of datasets on this machine
             (``MINARI_DATASETS_PATH``).
-        format: Of the environment to learn for.
+        format: Format of the environment to learn for.
         transform, sample_by: As for `TrajectoryDataset`.
-        download: Fetch those that are not.
+        download: Whether to download datasets that are not on this machine.
 
     Raises:
-        ValueError: There is none of such an id, or its trajectories do not fit the environment.
+        ValueError: A dataset does not exist, or its trajectories do not fit the environment.
     """
-    library = _imported("minari")
-    add = _Adder(format, drop_unfinished=False, indices=None)
+    library = _import("minari")
+    # Minari stores values of the action space: there is nothing to set.
+    store = load(format, _read_minari(path, library, download), name=path, indices=None)
+    return TrajectoryDataset([store], transform=transform, sample_by=sample_by)
+
+
+def _read_minari(path: Paths, library: Any, download: bool) -> Iterator[tuple[str, Content]]:
     for dataset_id in [path] if isinstance(path, str) else path:
         try:
             dataset = library.load_dataset(dataset_id, download=download)
         except (FileNotFoundError, ValueError) as error:
-            raise ValueError(
+            raise UsageError(
                 f"minari: {dataset_id} must be a dataset on this machine: {error}"
             ) from error
         for episode in dataset.iterate_episodes():
@@ -176,8 +219,7 @@ def minari(
                 "terminated": episode.terminations,
                 "truncated": episode.truncations,
             }
-            add.tree(arrays, f"{dataset_id}: episode {episode.id}")
-    return TrajectoryDataset([add.store(path)], transform=transform, sample_by=sample_by)
+            yield f"{dataset_id}: episode {episode.id}", arrays
 
 
 def torchrl(
@@ -188,39 +230,154 @@ def torchrl(
     sample_by: SampleBy = "trajectory",
     indices: bool = True,
 ) -> TrajectoryDataset:
-    """The trajectories of a TorchRL rollout or dataset: flat transitions ``[T]`` in order, or
-    ``[N, T]``.
+    """Read a TorchRL rollout or dataset: transitions ``[T]`` in order, or ``[N, T]``.
 
     Args:
         dataset: A TensorDict, the folder of one (``tensordict.memmap(folder)``), or a replay buffer
             with steps in the order in which they were made, such as the datasets of
             ``torchrl.data.datasets``.
-        format: Of the environment to learn for.
+        format: Format of the environment to learn for.
         transform, sample_by: As for `TrajectoryDataset`.
         indices: Whether actions count from 0, as in rollouts of the environment. False: as in its
             Gymnasium space, as ``Discrete(4, start=1)`` (datasets of ``torchrl.data.datasets`` hold
-            them as they were recorded).
+            actions as they were recorded).
 
     Raises:
-        ValueError: There is none, its episodes are not whole, or they do not fit the environment.
+        ValueError: There is no dataset, its episodes are not whole, or they do not fit the
+            environment.
     """
-    name = str(dataset) if isinstance(dataset, str) else type(dataset).__name__
-    steps = _read_folder(dataset) if isinstance(dataset, str) else dataset
-    steps = steps[:] if isinstance(steps, ReplayBuffer) else steps
-    require(
-        name, "dataset", type(steps).__name__, isinstance(steps, TensorDictBase), "be a TensorDict"
-    )
+    name = dataset if isinstance(dataset, str) else type(dataset).__name__
+    store = load(format, _read_torchrl(dataset, name), name=name, indices=indices)
+    return TrajectoryDataset([store], transform=transform, sample_by=sample_by)
+
+
+def _read_torchrl(
+    dataset: str | TensorDictBase | ReplayBuffer, name: str
+) -> Iterator[tuple[str, Content]]:
+    steps: Any = dataset
+    if isinstance(dataset, str):
+        steps = _read_folder(dataset)
+    elif isinstance(dataset, ReplayBuffer):
+        steps = dataset[:]
+    is_tensordict = isinstance(steps, TensorDictBase)
+    require(name, "dataset", type(steps).__name__, is_tensordict, "be a TensorDict")
     require(name, "shape", tuple(steps.shape), steps.ndim in (1, 2), "be [T] or [N, T]")
-    add = _Adder(format, drop_unfinished=False, indices=indices)
     for row in steps.unbind(0) if steps.ndim == 2 else [steps]:
-        add.rollout(row, name)
-    return TrajectoryDataset([add.store(name)], transform=transform, sample_by=sample_by)
+        yield name, row
+
+
+def _read_folder(path: str) -> TensorDictBase:
+    """Read a TensorDict on disk without running code that it may contain."""
+    condition = "be the folder of a TensorDict (it holds meta.json)"
+    require("torchrl", "path", path, (Path(path) / "meta.json").is_file(), condition)
+    try:
+        return TensorDict.load_memmap(path, allow_pickle=False)
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+        raise UsageError(
+            f"{path}: must be a TensorDict of tensors, it cannot be read: {one_line(error)}"
+        ) from error
+
+
+def load(
+    format: TrajectoryFormat,
+    reader: Iterable[tuple[str, Content]],
+    *,
+    name: Any,
+    drop_unfinished: bool = False,
+    indices: bool | None = False,
+) -> MemoryStore:
+    """Load all trajectories of a reader into memory.
+
+    Entries that are not used are printed to the standard error, and so is the meaning of actions
+    that ``indices`` would change.
+
+    Args:
+        format: Format of the environment to learn for.
+        reader: Names for messages, and contents of files, episodes or datasets.
+        name: Name of the whole in messages.
+        drop_unfinished: As for `npz`.
+        indices: As for `npz`; None if the reader always returns values of the action space.
+
+    Raises:
+        ValueError: There are no trajectories, an array is damaged, or trajectories do not fit the
+            environment.
+    """
+    loader = _Loader(format, drop_unfinished, indices)
+    for item, content in reader:
+        with _naming(item):
+            # A TensorDict is a mapping as well.
+            if isinstance(content, TensorDictBase):
+                loader.add_rollout(content, item)
+            else:
+                loader.add_tables(content, item)
+    return loader.finish(name)
+
+
+class _Loader:
+    """Collects trajectories of one format in memory; arguments are those of `load`."""
+
+    def __init__(
+        self, format: TrajectoryFormat, drop_unfinished: bool, indices: bool | None
+    ) -> None:
+        self._format = format
+        self._drop_unfinished = drop_unfinished
+        self._indices = indices
+        self._parts: list[tuple[TensorDict, torch.Tensor]] = []
+        self._unused: set[str] = set()
+        self._is_ambiguous = False
+
+    def add_tables(self, tree: Mapping[str, Any], name: str) -> None:
+        """Add the episodes of all tables in nested mappings."""
+        found = list(tables(tree, name))
+        condition = "hold 'actions', at the root or in groups"
+        require(name, "arrays", sorted(tree), bool(found), condition)
+        for place, table in found:
+            self._unused |= unused(table)
+            with _naming(place):
+                steps = rollout(
+                    table,
+                    self._format,
+                    place,
+                    drop_unfinished=self._drop_unfinished,
+                    indices=self._indices,
+                )
+                if len(steps):
+                    self._check_ambiguity(read_tree(table, "actions", place))
+                    # Actions of the table are stored entries now, which count from 0.
+                    self._parts += self._format.trajectories(steps, place, indices=True)
+
+    def add_rollout(self, steps: TensorDictBase, name: str) -> None:
+        """Add the episodes of a rollout ``[T]``."""
+        # None stands for values of the space, as False does, but without a warning.
+        indices = bool(self._indices)
+        self._parts += self._format.trajectories(steps, name, indices=indices)
+        self._check_ambiguity(steps.get("action").cpu())
+
+    def _check_ambiguity(self, actions: Any) -> None:
+        """Record whether another value of ``indices`` would change the meaning of actions."""
+        indices = bool(self._indices)
+        self._is_ambiguous |= self._format.actions.depends_on_indices(actions, indices=indices)
+
+    def finish(self, name: Any) -> MemoryStore:
+        """Return the trajectories, and print warnings about the data."""
+        require("data", "trajectories", f"none in {name}", bool(self._parts), "be at least one")
+        if self._indices is not None and self._is_ambiguous:
+            used = "from 0"
+            other = f"from {self._format.actions.first_numbers}, as in their space"
+            if not self._indices:
+                used, other = other, used
+            setting = f"+data.source.indices={str(not self._indices).lower()}"
+            print_stderr(
+                f"data: {name}: actions are read as numbers that count {used}; set {setting} if "
+                f"they count {other}"
+            )
+        if self._unused:
+            print_stderr(f"data: {name}: not read: {', '.join(sorted(self._unused))}")
+        return MemoryStore(self._parts)
 
 
 class _RunStore(TrajectoryFollower):
-    """Trajectories of a run, without entries for relabelling that the environment to learn for does
-    not write.
-    """
+    """Trajectories of a run, without entries for relabelling that the environment does not have."""
 
     def __init__(self, path: Path, format: TrajectoryFormat) -> None:
         self._left_out = [key for key in RELABELLING if key not in format.entries]
@@ -228,137 +385,46 @@ class _RunStore(TrajectoryFollower):
 
     @property
     def fields(self) -> dict[NestedKey, tuple[torch.Size, torch.dtype]]:
-        """See `TrajectoryFollower.fields`."""
+        """Shapes and dtypes of entries, see `TrajectoryFollower.fields`."""
         return {key: field for key, field in super().fields.items() if key not in self._left_out}
 
     def get(self, index: Any) -> TensorDict:
-        """See `TrajectoryFollower.get`."""
+        """Copy trajectories out, see `TrajectoryFollower.get`."""
         return super().get(index).exclude(*self._left_out)
 
 
-class _Adder:
-    """Gathers trajectories of one format in memory.
-
-    Args:
-        format: Format of the environment.
-        drop_unfinished: As for `npz`.
-        indices: As for `npz`; None if the source always holds values of the space.
-    """
-
-    def __init__(
-        self, format: TrajectoryFormat, drop_unfinished: bool, indices: bool | None
-    ) -> None:
-        self._format, self._drop, self._indices = format, drop_unfinished, indices
-        self._parts: list[tuple[TensorDict, torch.Tensor]] = []
-        self._unused: set[str] = set()
-        self._ambiguous = False
-
-    def tree(self, tree: Mapping[str, Any], name: str) -> None:
-        """Adds all tables of nested mappings."""
-        number = 0
-        for number, (place, table) in enumerate(tables(tree, name), 1):  # noqa: B007 (the last one counts)
-            self._unused |= unused(table)
-            with _naming(place):
-                steps = rollout(
-                    table, self._format, place, drop_unfinished=self._drop, indices=self._indices
-                )
-            if len(steps):
-                self._notice(read_tree(table, "actions", place))
-                self._add(steps, place, indices=True)  # they are stored entries now
-        require(
-            name, "arrays", sorted(tree), number > 0, "hold 'actions', at the root or in groups"
-        )
-
-    def rollout(self, steps: TensorDictBase, name: str) -> None:
-        """Adds the episodes of a rollout."""
-        self._add(steps, name, indices=bool(self._indices))
-        self._notice(steps.get("action").cpu())
-
-    def _add(self, steps: TensorDictBase, name: str, *, indices: bool) -> None:
-        with _naming(name):
-            self._parts += self._format.trajectories(steps, name, indices=indices)
-
-    def _notice(self, actions: Any) -> None:
-        """Remembers that actions were read which ``indices`` would give another meaning."""
-        self._ambiguous |= self._format.actions.depends_on_indices(
-            actions, indices=bool(self._indices)
-        )
-
-    def store(self, path: Any) -> MemoryStore:
-        """All that was added."""
-        require("data", "trajectories", f"none in {path}", bool(self._parts), "be at least one")
-        if self._indices is not None and self._ambiguous:
-            ways = {
-                False: f"from {self._format.actions.first_numbers}, as in their space",
-                True: "from 0",
-            }
-            print_stderr(
-                f"data: {path}: actions are read as numbers that count {ways[self._indices]}; set "
-                f"+data.source.indices={str(not self._indices).lower()} if they count {ways[not self._indices]}"
-            )
-        if self._unused:
-            print_stderr(f"data: {path}: not read: {', '.join(sorted(self._unused))}")
-        return MemoryStore(self._parts)
-
-
 @contextmanager
-def _naming(name: Any) -> Iterator[None]:
-    """Within the block whatever an array raises, which may be damaged, becomes a ``ValueError``
-    with a name.
+def _naming(name: str) -> Iterator[None]:
+    """Add a name to errors within the block that do not have one.
+
+    Errors of checks have it. Damaged arrays make NumPy, h5py and torch raise almost anything.
     """
     try:
         yield
+    except (UsageError, SpaceError):
+        raise
     except Exception as error:
-        if isinstance(error, ValueError) and str(name) in str(error):
-            raise
-        raise ValueError(
+        raise UsageError(
             f"{name}: must hold whole arrays, it does not: {one_line(error)}"
         ) from error
 
 
-def _inside(group: Any, h5py: Any) -> dict[str, Any]:
-    """The groups and datasets of an HDF5 file, none of which may be in another file."""
-    inside = {}
-    for key in group:
-        link = group.get(key, getlink=True)
-        own = not isinstance(link, h5py.ExternalLink)
-        require(
-            group.file.filename, f"entry {key!r}", "a link to another file", own, "be in this one"
-        )
-        inside[key] = (
-            _inside(group[key], h5py) if isinstance(group[key], h5py.Group) else group[key]
-        )
-    return inside
-
-
 def _matching(path: Paths) -> list[Path]:
-    """Files or folders that paths and patterns name, in order; each at least one."""
-    paths: list[Path] = []
-    for one in [path] if isinstance(path, str) else path:
-        names = sorted(glob.glob(os.path.expanduser(one)))
-        require("data", "path", one, bool(names), "name something that is there")
-        paths += map(Path, names)
-    require("data", "path", path, bool(paths), "name something")
-    return paths
+    """Return the files or folders that paths and patterns match, in order; at least one each."""
+    found: list[Path] = []
+    for pattern in [path] if isinstance(path, str) else path:
+        names = sorted(glob.glob(os.path.expanduser(pattern)))
+        require("data", "path", pattern, bool(names), "name an existing file or folder")
+        found += [Path(name) for name in names]
+    require("data", "path", path, bool(found), "name at least one file or folder")
+    return found
 
 
-def _imported(library: str) -> Any:
-    """A library that only some sources need."""
+def _import(library: str) -> Any:
+    """Import a library that only some sources need."""
     try:
         return importlib.import_module(library)
     except ImportError as error:
         raise UsageError(
             f"data: {library} must be installed, with pip install 'yamame[data]': {error}"
-        ) from error
-
-
-def _read_folder(path: str) -> TensorDictBase:
-    """A TensorDict on disk, of which nothing is run."""
-    condition = "be the folder of a TensorDict (it holds meta.json)"
-    require("torchrl", "path", path, (Path(path) / "meta.json").is_file(), condition)
-    try:
-        return TensorDict.load_memmap(path, allow_pickle=False)
-    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
-        raise ValueError(
-            f"{path}: must be a TensorDict of tensors, it cannot be read: {one_line(error)}"
         ) from error

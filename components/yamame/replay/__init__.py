@@ -1,4 +1,4 @@
-"""Whole trajectories on disk, windows, and hindsight relabelling."""
+"""Replay of whole trajectories: storage on disk, windows, packing and hindsight relabelling."""
 
 from yamame.replay.disk.buffer import TrajectoryReplayBuffer as TrajectoryReplayBuffer
 from yamame.replay.disk.buffer import TrajectorySampler as TrajectorySampler

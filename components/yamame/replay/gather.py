@@ -1,6 +1,4 @@
-"""What transforms of right-padded trajectories ``[B, L]`` share: the entries they need, and moving
-timesteps.
-"""
+"""Shared parts of transforms of right-padded trajectories ``[B, L]``."""
 
 from collections.abc import Sequence
 
@@ -14,50 +12,59 @@ from yamame.checks import require
 
 
 class BatchTransform(Transform):
-    """A transform of what is sampled from a replay buffer; in a `TransformedEnv` it does
-    nothing.
-    """
+    """A transform of samples of a replay buffer, without effect in a `TransformedEnv`."""
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         return next_tensordict
 
     def entries(
-        self, batch: TensorDictBase, keys: Sequence[NestedKey], remedy: str = ""
+        self, batch: TensorDictBase, keys: Sequence[NestedKey], *, remedy: str | None = None
     ) -> list[Tensor]:
-        """The entries of these names; ``ValueError`` names the first that the batch lacks, and the
-        remedy.
+        """Return the entries of a batch.
+
+        Args:
+            batch: ``[B, L]``.
+            keys: Keys of the entries.
+            remedy: Advice for users whose batch lacks an entry.
+
+        Raises:
+            ArgumentError: The batch lacks an entry; names the first.
         """
+        owner = type(self).__name__
+        found = []
         for key in keys:
-            holds = batch.get(key, None) is not None
-            require(
-                type(self).__name__, "the batch", list(batch.keys()), holds, f"hold {key!r}{remedy}"
-            )
-        return [batch.get(key) for key in keys]
+            value = batch.get(key, None)
+            held = list(batch.keys())
+            require(owner, "the batch", held, value is not None, f"hold {key!r}", remedy=remedy)
+            found.append(value)
+        return found
 
 
 def gather_timesteps(batch: TensorDictBase, source: Tensor, real: Tensor) -> TensorDictBase:
-    """A new batch of timesteps of another.
+    """Gather timesteps of a batch into a new batch.
 
     Args:
         batch: ``[B, L]``.
-        source: ``[B', L']`` int64, which of the ``B * L`` timesteps each one is.
-        real: ``[B', L']`` bool; all others become zero.
+        source: ``[B', L']`` int64, index of each new timestep among the ``B * L`` timesteps.
+        real: ``[B', L']`` bool. Other timesteps become zero, whatever ``source`` is there.
     """
+    # Indices of padding may be out of range.
     source = torch.where(real, source, 0)
 
     def move(value: Tensor) -> Tensor:
-        moved = value.flatten(0, 1).index_select(0, source.flatten()).unflatten(0, source.shape)
+        timesteps = value.flatten(0, 1)
+        # index_select is faster than advanced indexing, also for entries with more dimensions.
+        moved = timesteps.index_select(0, source.flatten()).unflatten(0, source.shape)
         return moved.masked_fill_(~expand_as_right(real, moved), 0)
 
     return batch.apply(move, batch_size=source.shape)
 
 
 def clear_transitions(batch: TensorDictBase, timestep: Tensor) -> TensorDictBase:
-    """Zeroes, in place, the transition that leaves a timestep of each trajectory: ``action`` and
-    all of ``next``.
+    """Zero the transition out of one timestep of each trajectory, in place.
 
     Args:
-        batch: ``[B, L]``.
+        batch: ``[B, L]``. A transition is ``action`` and everything under ``next``.
         timestep: ``[B]`` int64.
     """
     trajectory = torch.arange(len(timestep), device=timestep.device)

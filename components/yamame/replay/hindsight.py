@@ -1,13 +1,12 @@
-"""The deterministic half of hindsight relabelling: new instructions from given goals, and what
-follows.
+"""Deterministic half of hindsight relabelling: instructions from given goals, and their effects.
 
-`eligible` says which timesteps may give a goal, `merge` puts given goals into an instruction,
-`rewrite` makes a batch of whole right-padded trajectories ``[B, L]`` what it would have been under
-new instructions. Timestep t holds what was seen at t and the transition that leaves t.
+`eligible` finds the timesteps that may provide a goal, `merge` puts given goals into an
+instruction, `rewrite` changes whole right-padded trajectories ``[B, L]`` to what they would have
+been under new instructions. Timestep t consists of the observation at t and the transition out
+of t.
 
-Law: what `rewrite` returns is what the environment would have emitted had it been given the new
-instruction (while the agent acted the same), because environments and relabelling share the
-semantics of `yamame.goals`.
+Law: `rewrite` returns what the environment would have emitted for the new instruction and the same
+actions, because environments and relabelling share the semantics of `yamame.goals`.
 
 Source: AMAGO, arXiv 2310.09971, hindsight instruction relabelling.
 """
@@ -24,11 +23,10 @@ from yamame.goals import completion_times, num_goals, show
 
 @dataclass(frozen=True)
 class RelabelKeys:
-    """Where a batch of trajectories keeps what relabelling reads and rewrites.
+    """Keys of the entries that relabelling reads and rewrites.
 
-    The entries from ``action`` on are rewritten where the batch holds them and not needed
-    otherwise; ``is_init`` is only checked: each trajectory must begin with the start of its
-    rollout.
+    Entries from ``action`` on are rewritten where a batch holds them, and are optional. ``is_init``
+    is only checked: each trajectory must begin with the start of its rollout.
     """
 
     goal: NestedKey = "goal"
@@ -45,7 +43,7 @@ class RelabelKeys:
     is_init: NestedKey = "is_init"
 
     def needed(self) -> list[NestedKey]:
-        """The entries without which a batch cannot be relabelled."""
+        """Return the keys that a batch must hold."""
         return [
             self.goal,
             self.achieved,
@@ -57,15 +55,20 @@ class RelabelKeys:
 
 
 def eligible(times: Tensor, valid: Tensor) -> Tensor:
-    """Timesteps ``[B, L]`` that may give a synthetic goal.
+    """Find the timesteps that may provide a synthetic goal.
 
-    These are the real ones after the first, with an achieved goal, at which no goal was completed.
+    These are the real timesteps after the first, with an achieved goal, at which no goal was
+    completed.
 
     Args:
-        times: ``[B, K]`` completion times, L where never.
-        valid: ``[B, L, M]`` bool, which goals are achieved at real timesteps.
+        times: ``[B, K]`` completion times, L for goals that were not completed.
+        valid: ``[B, L, M]`` bool, goals that are achieved at real timesteps.
+
+    Returns:
+        ``[B, L]`` bool.
     """
     options = valid.any(-1) & ~_at(times, valid.shape[1])
+    # The agent has not achieved what holds at the start.
     options[:, 0] = False
     return options
 
@@ -73,23 +76,28 @@ def eligible(times: Tensor, valid: Tensor) -> Tensor:
 def merge(
     instruction: Tensor, times: Tensor, drawn_times: Tensor, drawn_goals: Tensor, num_steps: int
 ) -> Tensor:
-    """Writes completed and drawn goals, in order of time, into the first slots; later slots stay as
-    they are.
+    """Write completed and drawn goals into the first slots, in order of time.
 
-    No two times are equal: drawn timesteps are distinct, and no goal was completed at any of them.
+    Later slots are not changed. No two times are equal: drawn timesteps are distinct, and no goal
+    was completed at any of them.
 
     Args:
         instruction: ``[B, K, d]``.
-        times: ``[B, K]`` int64, when each of its goals was completed; ``num_steps`` where never.
-        drawn_times, drawn_goals: ``[B, H]`` int64, ``num_steps`` where nothing was drawn, and
-            ``[B, H, d]``.
+        times: ``[B, K]`` int64 completion times; ``num_steps`` for goals that were not completed.
+        drawn_times: ``[B, H]`` int64; ``num_steps`` where nothing was drawn.
+        drawn_goals: ``[B, H, d]``.
         num_steps: L.
+
+    Returns:
+        New instructions ``[B, K, d]``.
     """
     num_slots = instruction.shape[1]
-    in_order, order = torch.cat([times, drawn_times], 1).sort(1)
-    goals = torch.cat([instruction, drawn_goals], 1).take_along_dim(order.unsqueeze(-1), 1)
-    known = (in_order < num_steps).unsqueeze(-1)
-    return torch.where(known[:, :num_slots], goals[:, :num_slots], instruction)
+    every_time = torch.cat([times, drawn_times], 1)
+    every_goal = torch.cat([instruction, drawn_goals], 1)
+    in_order, order = every_time.sort(1)
+    goals = every_goal.take_along_dim(order.unsqueeze(-1), 1)
+    is_known = (in_order < num_steps).unsqueeze(-1)
+    return torch.where(is_known[:, :num_slots], goals[:, :num_slots], instruction)
 
 
 def rewrite(
@@ -100,63 +108,73 @@ def rewrite(
     *,
     radius: float | None = None,
 ) -> TensorDictBase:
-    """What the environment would have emitted for other instructions, in a new batch.
-
-    The new batch is trimmed to its longest mask.
+    """Return what the environment would have emitted for other instructions.
 
     Args:
         batch: ``[B, L]`` whole trajectories.
         instruction: ``[B, K, d]``.
-        changed: ``[B]`` bool, the trajectories to rewrite; the others stay as they are.
-        keys: Names of the entries.
+        changed: ``[B]`` bool, trajectories to rewrite.
+        keys: Keys of the entries.
         radius: As for `yamame.goals.holds`.
+
+    Returns:
+        New batch, trimmed to its longest trajectory.
     """
-    num_steps, changed = batch.shape[1], changed.unsqueeze(-1)
+    num_steps = batch.shape[1]
+    changed = changed.unsqueeze(-1)
     step = torch.arange(num_steps, device=changed.device)
     mask = batch.get(keys.mask).reshape(batch.shape)
-    achieved = batch.get(keys.achieved), batch.get(keys.achieved_mask)
-    times = completion_times(instruction, *achieved, mask, radius=radius)
+
+    # A trajectory ends at the completion of its last goal.
+    achieved = batch.get(keys.achieved)
+    achieved_mask = batch.get(keys.achieved_mask)
+    times = completion_times(instruction, achieved, achieved_mask, mask, radius=radius)
     last_goal = (num_goals(instruction) - 1).clamp(min=0).unsqueeze(-1)
     end = times.gather(1, last_goal)
-    complete = changed & (end < num_steps)
-    kept = mask & ~(complete & (step > end))
-    beyond, leaving = mask & ~kept, mask & complete & (step >= end)
-    length = int(kept.sum(-1).max())
+    is_complete = changed & (end < num_steps)
+    real = mask & ~(is_complete & (step > end))
+    length = int(real.sum(-1).max())
+
+    # No transition leaves the last timestep.
+    cut_observations = mask & ~real
+    cut_transitions = mask & is_complete & (step >= end)
+    action = unravel_key(keys.action)
 
     def clear(name: NestedKey, value: Tensor) -> Tensor:
-        transition = name == unravel_key(keys.action) or (
-            isinstance(name, tuple) and name[0] == "next"
-        )
-        cut = leaving if transition else beyond
+        is_transition = name == action or (isinstance(name, tuple) and name[0] == "next")
+        cut = cut_transitions if is_transition else cut_observations
         return value.masked_fill(expand_as_right(cut[:, :length], value), 0)
 
     out = batch[:, :length].named_apply(clear, nested_keys=True, batch_size=(len(batch), length))
 
     def put(key: NestedKey, new: Tensor, where: Tensor = changed) -> None:
+        """Write an entry of the trajectories ``where``, if the batch holds it."""
         value = out.get(key, None)
         if value is not None:
             new = new[:, :length].to(value.dtype).reshape(value.shape)
             out.set(key, torch.where(expand_as_right(where, value), new, value))
 
     arrived = _at(times, num_steps)
-    finish = complete & (step == end - 1)
+    finished = is_complete & (step == end - 1)
     active = (times.unsqueeze(1) <= step.unsqueeze(-1)).sum(-1)
-    put(keys.mask, kept)
-    put(keys.goal, show(instruction.unsqueeze(1), active).masked_fill(~kept[..., None, None], 0))
+    goal = show(instruction.unsqueeze(1), active)
+    put(keys.mask, real)
+    put(keys.goal, goal.masked_fill(~real[..., None, None], 0))
     put(keys.prev_reward, arrived)
-    put(keys.reward, arrived.roll(-1, 1))  # nothing arrives at timestep 0
-    put(keys.terminated, finish, complete)
-    put(keys.success, finish)
-    ended = out.get(keys.terminated)
+    # The reward belongs to the step before arrival. Nothing arrives at timestep 0, so rolling it to
+    # the end does no harm.
+    put(keys.reward, arrived.roll(-1, 1))
+    put(keys.terminated, finished, is_complete)
+    put(keys.success, finished)
+    done = out.get(keys.terminated)
     if out.get(keys.truncated, None) is not None:
-        ended = ended | out.get(keys.truncated).reshape(ended.shape)
-    put(keys.done, ended)
+        done = done | out.get(keys.truncated).reshape(done.shape)
+    put(keys.done, done)
     return out
 
 
 def _at(times: Tensor, num_steps: int) -> Tensor:
-    """Whether a timestep is one of the ``times`` ``[B, K]``, which are ``num_steps`` where never:
-    ``[B, L]`` bool.
-    """
+    """Mark the timesteps ``[B, L]`` that are among ``times`` ``[B, K]``."""
+    # One column more, for times of `num_steps`, which stand for "never".
     marks = torch.zeros(len(times), num_steps + 1, dtype=torch.bool, device=times.device)
     return marks.scatter_(1, times, True)[:, :num_steps]

@@ -1,4 +1,4 @@
-"""Trajectories of the present policy, in memory, until they were learned from."""
+"""Trajectories of the present policy, held in memory until they are used once."""
 
 from collections.abc import Iterator
 
@@ -9,14 +9,15 @@ from yamame.replay.packing import join
 
 
 class OnPolicyBuffer:
-    """Gathers right-padded trajectories ``[E, L]`` and gives them out once, as one batch.
+    """Collects right-padded trajectories ``[E, L]`` and returns them once, as one batch.
 
-    It has the ``extend`` that collectors call. Nothing of it belongs into a checkpoint made when it
-    is empty.
+    Collectors call its ``extend``. A checkpoint made while the buffer is empty needs no state of
+    it.
 
     >>> buffer = OnPolicyBuffer()
     >>> for length in (2, 3):
-    ...     buffer.extend(TensorDict({"mask": torch.ones(1, length, 1, dtype=torch.bool)}, [1, length]))
+    ...     mask = torch.ones(1, length, 1, dtype=torch.bool)
+    ...     buffer.extend(TensorDict({"mask": mask}, [1, length]))
     >>> buffer.take()["mask"].int().squeeze(-1), len(buffer)
     (tensor([[1, 1, 0],
             [1, 1, 1]], dtype=torch.int32), 0)
@@ -29,35 +30,37 @@ class OnPolicyBuffer:
         return sum(len(trajectories) for trajectories in self._held)
 
     def extend(self, data: TensorDictBase) -> None:
-        """Takes trajectories ``[E, L]``, right padded, with ``mask``."""
+        """Append right-padded trajectories ``[E, L]`` with ``mask``."""
         self._held.append(data)
 
     def take(self) -> TensorDict:
-        """All trajectories held ``[E, L]``, in order; none are held afterwards.
+        """Remove and return all trajectories ``[E, L]``, in order.
 
         Raises:
-            RuntimeError: None are held.
+            RuntimeError: The buffer is empty.
         """
         if not self._held:
-            raise RuntimeError("OnPolicyBuffer: take must find trajectories, got none")
-        held, self._held = self._held, []
-        return join(held)
+            raise RuntimeError("OnPolicyBuffer: the buffer is empty; extend it before take()")
+        batch = join(self._held)
+        self._held = []
+        return batch
 
 
 def minibatches(
     batch: TensorDictBase, *, size: int, generator: torch.Generator | None = None
 ) -> Iterator[TensorDictBase]:
-    """Every trajectory of ``[E, L]`` once, in random order, ``size`` at a time (the last time what
-    is left).
+    """Split a batch ``[E, L]`` at random into minibatches that cover each trajectory once.
 
-    Columns that no trajectory of a part reaches are cut off.
+    Columns that no trajectory of a minibatch reaches are cut off.
 
     Args:
         batch: Right padded, with ``mask``.
-        size: Trajectories of a part.
-        generator: Source of the order; torch's own if None.
+        size: Trajectories per minibatch; the last one may have fewer.
+        generator: Generator of the order; None: torch's global one.
     """
     lengths = batch.get("mask").reshape(batch.shape).sum(-1)
+    # Drawn on the CPU, so that a seed has the same order on every device.
     order = torch.randperm(len(lengths), generator=generator).to(lengths.device)
     for chosen in order.split(size):
-        yield batch[chosen, : int(lengths[chosen].max())]
+        longest = int(lengths[chosen].max())
+        yield batch[chosen, :longest]

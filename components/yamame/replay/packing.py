@@ -1,9 +1,9 @@
-"""From an ordinary TorchRL rollout to the packing that replay, relabelling and losses take.
+"""Packing: from TorchRL rollouts to the batches of replay, relabelling and losses.
 
-A rollout ``[B, T]`` holds every observation twice: at the root and under ``"next"``. Packed
-``[E, L]``, ``L = T + 1``, each is held once: timestep t is what was seen at t and the transition
-that leaves t; the last of a trajectory is its last observation, where everything that describes a
-transition is zero. Trajectories are right padded with zeros; ``mask`` ``[E, L, 1]`` tells real
+A rollout ``[B, T]`` holds every observation twice: at the root and under ``"next"``. A packed batch
+``[E, L]``, ``L = T + 1``, holds it once: timestep t consists of the observation at t and the
+transition out of t. The last timestep of a trajectory is its last observation, where all entries of
+a transition are zero. Trajectories are right padded with zeros; ``mask`` ``[E, L, 1]`` marks real
 timesteps.
 """
 
@@ -17,32 +17,36 @@ from yamame.checks import require
 from yamame.replay.gather import gather_timesteps
 
 TRANSITION_KEYS = ("reward", "terminated", "truncated", "success")
-"""Entries of ``"next"`` that describe the transition rather than what is seen after it."""
+"""Entries of ``"next"`` that describe the transition rather than the next observation."""
 
 
 def pack(rollout: TensorDictBase | Sequence[TensorDictBase], *, split: bool = True) -> TensorDict:
-    """Packs TorchRL rollouts; each episode becomes a trajectory, in order of env and then time.
+    """Pack TorchRL rollouts; each episode becomes a trajectory, in order of env and then time.
 
     Root entries stay at the root; their last value comes from ``"next"``, or is zero where
-    ``"next"`` has none, as for ``action``. An episode may end anywhere: where ``("next", "done")``
-    is set, or where the rollout stops. Left out are steps at which ``("collector", "mask")`` is
-    False, and entries that are called ``done`` or ``"collector"``. `TRANSITION_KEYS` stay under
-    ``"next"``, with all that only ``"next"`` holds, and disappear from the root.
+    ``"next"`` lacks it, as for ``action``. An episode ends where ``("next", "done")`` is set or the
+    rollout ends. Steps at which ``("collector", "mask")`` is False are left out, and so are entries
+    named ``done`` or ``"collector"``. `TRANSITION_KEYS` stay under ``"next"``, with all entries
+    that only ``"next"`` holds, and are removed from the root.
 
     Args:
         rollout: ``[B, T]`` or ``[T]``, or a list of those, with equal entries.
         split: Whether another episode follows where one ends. False for
-            ``rollout(break_when_all_done=True)``, where steps after the first end are no steps.
+            ``rollout(break_when_all_done=True)``, where steps after the first end are void.
+
+    Returns:
+        Trajectories ``[E, L]`` with ``mask``.
 
     Raises:
-        ValueError: A rollout without ``"next"`` or its ``"done"``, or with no step at all.
+        ArgumentError: A rollout lacks ``"next"`` or its ``"done"``, or has no steps.
 
-    >>> flag = torch.zeros(3, 1, dtype=torch.bool)
+    >>> observation = torch.arange(3.0)
+    >>> done = torch.zeros(3, 1, dtype=torch.bool)
     >>> rollout = TensorDict(
     ...     {
-    ...         "observation": torch.arange(3.0),
+    ...         "observation": observation,
     ...         "action": torch.ones(3),
-    ...         "next": {"observation": torch.arange(3.0) + 1, "reward": torch.ones(3, 1), "done": flag},
+    ...         "next": {"observation": observation + 1, "reward": torch.ones(3, 1), "done": done},
     ...     },
     ...     batch_size=[3],
     ... )
@@ -51,71 +55,92 @@ def pack(rollout: TensorDictBase | Sequence[TensorDictBase], *, split: bool = Tr
     """
     if not isinstance(rollout, TensorDictBase):
         return join([pack(one, split=split) for one in rollout])
-    ends = rollout.get(("next", "done"), None) is not None
-    require("pack", "a rollout", list(rollout.keys()), ends, "hold ('next', 'done')")
+    has_ends = rollout.get(("next", "done"), None) is not None
+    require("pack", "a rollout", list(rollout.keys()), has_ends, "hold ('next', 'done')")
     if rollout.ndim == 1:
         rollout = rollout.unsqueeze(0)
     env, start, end = _episodes(rollout, split)
     require("pack", "a rollout", tuple(rollout.shape), len(env) > 0, "have at least one step")
-    root = rollout.exclude("next", "done", "collector", *TRANSITION_KEYS)
-    following = rollout.get("next").exclude("done")
-    seen, known = following.exclude(*TRANSITION_KEYS), list(root.keys(True, True))
+
+    # An episode of n steps has n + 1 timesteps, the last of which comes from "next".
     last = end - start + 1
     step = torch.arange(int(last.max()) + 1, device=env.device)
-    acts = step < last.unsqueeze(-1)
-    source = (env * rollout.shape[1] + start).unsqueeze(-1) + step
-    packed = gather_timesteps(root, source, acts)
-    packed.set("next", gather_timesteps(following.exclude(*known), source, acts))
+    is_step = step < last.unsqueeze(-1)
+    first = env * rollout.shape[1] + start
+    source = first.unsqueeze(-1) + step
+
+    root = rollout.exclude("next", "done", "collector", *TRANSITION_KEYS)
+    root_keys = list(root.keys(True, True))
+    following = rollout.get("next").exclude("done")
+    packed = gather_timesteps(root, source, is_step)
+    packed.set("next", gather_timesteps(following.exclude(*root_keys), source, is_step))
+
+    next_observation = following.exclude(*TRANSITION_KEYS)
     episode = torch.arange(len(env), device=env.device)
-    for key in known:
-        final = seen.get(key, None)
-        if final is not None:
-            packed.get(key)[episode, last] = final[env, end]
+    for key in root_keys:
+        value = next_observation.get(key, None)
+        if value is not None:
+            packed.get(key)[episode, last] = value[env, end]
     return packed.set("mask", (step <= last.unsqueeze(-1)).unsqueeze(-1))
 
 
 def pack_whole(
     data: TensorDictBase | Sequence[TensorDictBase],
 ) -> TensorDictBase | Sequence[TensorDictBase]:
-    """What is packed already as it is, and TorchRL rollouts ``[T]`` or ``[N, T]`` of whole episodes
-    packed.
+    """Pack TorchRL rollouts of whole episodes; return packed trajectories unchanged.
+
+    Args:
+        data: Rollout ``[T]`` or ``[N, T]``, or packed trajectories.
 
     Raises:
-        ValueError: A rollout begins or ends in the middle of an episode.
+        ArgumentError: A rollout begins or ends within an episode.
     """
     if not isinstance(data, TensorDictBase) or data.get(("next", "done"), None) is None:
         return data
     rollout = data.unsqueeze(0) if data.ndim == 1 else data
-    done = rollout.get(("next", "done")).reshape(rollout.shape)
-    acts = rollout.get(("collector", "mask"), torch.ones_like(done)).reshape(rollout.shape)
-    unfinished = int((acts & (done.flip(1).cumsum(1).flip(1) == 0)).sum())
+    done, acts = _done_and_acts(rollout)
+    owner = "pack_whole"
+    remedy = "pass whole episodes, or pack unfinished ones with yamame.replay.pack"
+
+    # Reversed cumulative sum: the number of ends from a step on.
+    ends_ahead = done.flip(1).cumsum(1).flip(1)
+    unfinished = int((acts & (ends_ahead == 0)).sum())
+    name = "steps after the last end of an episode"
+    require(owner, name, unfinished, unfinished == 0, "be 0", remedy=remedy)
+
     starts = rollout.get("is_init", torch.ones_like(done)).reshape(rollout.shape)
-    begun = int((acts & (starts.cumsum(1) == 0)).sum())
-    remedy = "be none: give whole episodes, or pack what there is with yamame.replay.pack"
-    require(
-        "pack_whole", "steps after the last end of an episode", unfinished, unfinished == 0, remedy
-    )
-    require(
-        "pack_whole", "steps before the first beginning of an episode", begun, begun == 0, remedy
-    )
+    headless = int((acts & (starts.cumsum(1) == 0)).sum())
+    name = "steps before the first beginning of an episode"
+    require(owner, name, headless, headless == 0, "be 0", remedy=remedy)
+    # A flag of environments that may fail, which collectors do not store either.
     return pack(rollout.exclude("aborted", ("next", "aborted")))
 
 
+def _done_and_acts(rollout: TensorDictBase) -> tuple[Tensor, Tensor]:
+    """Return where episodes end, and which steps are real ``[B, T]``."""
+    done = rollout.get(("next", "done")).reshape(rollout.shape)
+    acts = rollout.get(("collector", "mask"), torch.ones_like(done))
+    return done, acts.reshape(rollout.shape)
+
+
 def _episodes(rollout: TensorDictBase, split: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Env, first step and last step of every episode: ``[E]`` int64 each."""
-    shape = rollout.shape
-    done = rollout.get(("next", "done")).reshape(shape)
-    acts = rollout.get(("collector", "mask"), torch.ones_like(done)).reshape(shape)
+    """Return env, first step and last step of every episode ``[E]`` int64."""
+    done, acts = _done_and_acts(rollout)
     if not split:
+        # The cumulative sum exceeds `done` after the first end.
         acts = acts & (done.cumsum(1) == done)
     edge = torch.ones_like(done[:, :1])
-    ends = acts & (done | torch.cat([~acts[:, 1:], edge], 1))
-    starts = acts & torch.cat([edge, (ends | ~acts)[:, :-1]], 1)
-    env, start = starts.nonzero(as_tuple=True)
-    return env, start, ends.nonzero(as_tuple=True)[1]
+    is_void_after = torch.cat([~acts[:, 1:], edge], 1)
+    ends = acts & (done | is_void_after)
+    may_start = torch.cat([edge, (ends | ~acts)[:, :-1]], 1)
+    env, start = (acts & may_start).nonzero(as_tuple=True)
+    # Rows are scanned in the same order, so the n-th end is that of the n-th start.
+    _, end = ends.nonzero(as_tuple=True)
+    return env, start, end
 
 
 def join(batches: Sequence[TensorDictBase]) -> TensorDict:
-    """Concatenates right-padded batches ``[E_i, L_i]`` to one as long as the longest."""
+    """Concatenate right-padded batches ``[E_i, L_i]``, padded to the longest."""
     longest = max(batch.shape[1] for batch in batches)
-    return torch.cat([pad(batch, [0, 0, 0, longest - batch.shape[1]]) for batch in batches])
+    padded = [pad(batch, [0, 0, 0, longest - batch.shape[1]]) for batch in batches]
+    return torch.cat(padded)

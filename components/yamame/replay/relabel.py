@@ -1,84 +1,87 @@
-"""Hindsight instruction relabelling: what the agent did achieve becomes part of what it was asked
-for.
+"""Hindsight instruction relabelling: achieved goals become part of the instruction.
 
-A replay transform over whole trajectories in the format of `yamame.replay.hindsight`, which applies
+A replay transform of whole trajectories in the format of `yamame.replay.hindsight`, which applies
 the instructions that are drawn here. It reads ``goal`` ``[B, L, K, d]`` (at timestep 0 the whole
 instruction), ``achieved`` ``[B, L, M, d]``, ``achieved_mask`` ``[B, L, M]`` and ``mask``
-``[B, L, 1]``. Trajectories without a new instruction leave bit for bit as they came.
+``[B, L, 1]``. Trajectories without a new instruction are returned bit for bit as they are.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
-from yamame.checks import require, require_choice
+from yamame.checks import Bounds, UnitInterval, check_bounds, require, require_choice
 from yamame.goals import GOAL_PAD, completion_times, num_goals, view
 from yamame.replay.frequencies import GoalFrequencies
 from yamame.replay.gather import BatchTransform
 from yamame.replay.hindsight import RelabelKeys, eligible, merge, rewrite
 
-REMEDY = " (other names are told by keys={'goal': ..., 'achieved': ...}; what has no goals cannot be relabelled)"
-Strategy = Literal["some", "all", "all_or_nothing", "none"]
-HeldOut = Callable[[Tensor, TensorDictBase], Tensor]
-"""Tells which instructions ``[B, K, d]`` of trajectories ``[B, L]`` are held out: ``[B]`` bool."""
-_REDRAWS = (
-    8  # with a quarter of all instructions held out, one trajectory in 65,000 runs out of them
+REMEDY = (
+    "set other names with keys={'goal': ..., 'achieved': ...}; trajectories without goals cannot "
+    "be relabelled"
 )
+Strategy = Literal["some", "all", "all_or_nothing", "none"]
+Radius = Annotated[float, Bounds(least=0, below=torch.inf)]
+HeldOut = Callable[[Tensor, TensorDictBase], Tensor]
+"""Function of instructions ``[B, K, d]`` and trajectories ``[B, L]`` that returns which
+instructions are held out ``[B]`` bool.
+"""
+_REDRAWS = 8
+"""Redraws of held-out instructions. With a quarter of all instructions held out, one trajectory in
+65,000 still has a held-out one afterwards.
+"""
 
 
 class Relabel(BatchTransform):
-    """Gives trajectories instructions that they have (partly) carried out (AMAGO, arXiv 2310.09971,
-    section 4).
+    """Gives trajectories instructions that they have (partly) completed (AMAGO, arXiv 2310.09971).
 
-    Of an instruction of k goals, n were really completed. Synthetic goals are drawn from what was
+    Of an instruction of k goals, n were completed. Synthetic goals are drawn from the goals
     achieved at h other timesteps (without replacement, one goal from each), merged chronologically
     with the n completed ones into the first slots, and the trajectory is replayed: rewards,
-    previous rewards, goals, ends. Replay is greedy: goals may complete earlier than where they were
-    taken from, never later. A trajectory that now completes its whole instruction ends there
-    (``terminated``), and what follows becomes zero padding; the batch is trimmed to its longest
-    mask. With h = 0, which includes whoever completed everything already, nothing changes.
+    previous rewards, goals, ends. Replay is greedy: goals may complete before the timestep from
+    which they were drawn, never after it. A trajectory that completes its new instruction ends
+    there (``terminated``), and later timesteps become zero padding; the batch is trimmed to its
+    longest trajectory. With h = 0, which includes completed instructions, nothing changes.
 
-    With ``held_out``, no trajectory is given an instruction that is held out for evaluation: it is
-    drawn again, up to 8 times, and then the trajectory keeps its own, also where it was to be
-    reduced by ``single_goal``. What counts is the whole instruction, whatever ``hide_future_goals``
-    shows of it.
+    With ``held_out``, no trajectory receives an instruction that is held out for evaluation: it is
+    drawn again, up to 8 times, then the trajectory keeps its own instruction, also with
+    ``single_goal``. The whole instruction counts, whatever ``hide_future_goals`` shows of it.
 
-    The new rewards replace those of the environment. Put it before any transform that cuts windows.
-    Draws come from ``generator``, or else from torch's global one. In a `TransformedEnv` it does
-    nothing.
+    The new rewards replace those of the environment. The transform belongs before any transform
+    that cuts windows, and has no effect in a `TransformedEnv`.
 
     Args:
-        strategy: How h is drawn. ``some``: uniformly from 0..k-n. ``all``: k-n. ``all_or_nothing``:
-            k-n with probability ``all_probability``, else 0. ``none``: 0. Never more than the
-            timesteps that offer a goal.
-        single_goal: Every instruction is first reduced to its first goal (the other slots become
-            unused), so k = 1: the goal is either kept, and the trajectory ends where it was
-            completed, or replaced by one synthetic goal, as the strategy has it. This is hindsight
-            experience replay without instructions.
-        hide_future_goals: The ``goal`` entries that leave show no goal after the active one.
-        rarity: Draws rare goals more often, by these counts. None draws timesteps and goals
-            uniformly. A replay buffer counts what is appended, a `yamame.data.TrajectoryDataset`
-            what it holds; other sources must call `count_goals`. The table is part of this
-            transform's state.
-        all_probability: In [0, 1], for ``all_or_nothing`` only.
+        strategy: Distribution of h. ``some``: uniform in 0..k-n. ``all``: k-n. ``all_or_nothing``:
+            k-n with probability ``all_probability``, else 0. ``none``: 0. h is at most the number
+            of timesteps that offer a goal.
+        single_goal: Reduce every instruction to its first goal (other slots become unused), so
+            k = 1: the goal is either retained, and the trajectory ends at its completion, or
+            replaced by one synthetic goal. This is hindsight experience replay without
+            instructions.
+        hide_future_goals: Whether ``goal`` entries of the result show no goal after the active one.
+        rarity: Counts by which rare goals are drawn more often. None: timesteps and goals are drawn
+            uniformly. A replay buffer counts appended goals, a `yamame.data.TrajectoryDataset` the
+            goals it holds; other sources must call `count_goals`. The table is part of the state of
+            this transform.
+        all_probability: Probability for ``all_or_nothing``.
         radius: Largest Euclidean distance at which a goal counts as achieved, for goals in a
-            continuous space; None: all coordinates must be the same.
-        held_out: Tells which instructions evaluation holds out. It is called with new instructions
-            ``[B, K, d]`` and the trajectories ``[B, L]`` that they are for, before these are
-            rewritten, and returns ``[B]`` bool. None rejects no instruction.
-        keys: Names of the entries, of those that have others:
+            continuous space; None: all coordinates must be equal.
+        held_out: Function that returns which instructions evaluation holds out. It is called with
+            new instructions ``[B, K, d]`` and the trajectories ``[B, L]`` that they are for, before
+            these are rewritten, and returns ``[B]`` bool. None: no instruction is held out.
+        keys: Keys of entries with other names:
             ``{"goal": "desired_goal", "achieved": "achieved_goal"}``. Goals may be without slots,
-            ``[B, L, d]`` both, and then stay so; ``achieved_mask`` and ``mask`` may be missing:
-            everything then is achieved, and real.
-        generator: Source of all draws.
+            ``[B, L, d]``, and then stay so. ``achieved_mask`` and ``mask`` may be missing: all
+            achieved goals are then valid, and all timesteps real.
+        generator: Generator of all draws; None: torch's global one.
 
     Raises:
-        ValueError: On an unknown strategy or key, a negative radius, a probability outside [0, 1];
-            in use, when the batch lacks an entry or does not hold whole trajectories.
+        ArgumentError: The strategy or a key is unknown, or a number is out of range; in use, the
+            batch lacks an entry or does not hold whole trajectories.
 
     >>> from tensordict import TensorDict
     >>> flag = torch.zeros(1, 4, 1, dtype=torch.bool)
@@ -97,6 +100,7 @@ class Relabel(BatchTransform):
     (1.0, 0.0)
     """
 
+    @check_bounds
     def __init__(
         self,
         strategy: Strategy = "some",
@@ -104,165 +108,179 @@ class Relabel(BatchTransform):
         single_goal: bool = False,
         hide_future_goals: bool = False,
         rarity: GoalFrequencies | None = None,
-        all_probability: float = 0.8,
-        radius: float | None = None,
+        all_probability: UnitInterval = 0.8,
+        radius: Radius | None = None,
         held_out: HeldOut | None = None,
         keys: RelabelKeys | Mapping[str, NestedKey] | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         require_choice("Relabel", "strategy", strategy, get_args(Strategy))
-        require(
-            "Relabel",
-            "all_probability",
-            all_probability,
-            0.0 <= all_probability <= 1.0,
-            "be in [0, 1]",
-        )
-        require(
-            "Relabel",
-            "radius",
-            radius,
-            radius is None or 0.0 <= radius < torch.inf,
-            "not be negative",
-        )
         if not isinstance(keys, RelabelKeys):
-            keys, known = dict(keys or {}), [field.name for field in fields(RelabelKeys)]
-            require(
-                "Relabel", "keys", sorted(keys), keys.keys() <= set(known), f"name some of {known}"
-            )
+            keys = dict(keys or {})
+            known = [field.name for field in fields(RelabelKeys)]
+            is_known = keys.keys() <= set(known)
+            require("Relabel", "keys", sorted(keys), is_known, f"name some of {known}")
             keys = RelabelKeys(**keys)
-        super().__init__(
-            in_keys=keys.needed(), out_keys=[keys.goal, keys.mask, keys.reward, keys.terminated]
-        )
-        self.keys, self.strategy = keys, strategy
-        self.single_goal, self.hide_future_goals = single_goal, hide_future_goals
+        # Keys of TorchRL's protocol; other entries are rewritten where a batch holds them.
+        out_keys = [keys.goal, keys.mask, keys.reward, keys.terminated]
+        super().__init__(in_keys=keys.needed(), out_keys=out_keys)
+        self.keys = keys
+        self.strategy = strategy
+        self.single_goal = single_goal
+        self.hide_future_goals = hide_future_goals
         self.rarity = rarity
-        self.all_probability, self.radius = all_probability, radius
+        self.all_probability = all_probability
+        self.radius = radius
         self.held_out = held_out
         self.generator = generator
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Returns the relabelled batch ``[B, L']`` (L' <= L); the one given is left as it is."""
-        chooses = self.strategy != "none" or self.single_goal
-        if not (chooses or self.hide_future_goals):
+        """Return the relabelled trajectories in a new batch ``[B, L']``, L' <= L."""
+        may_change = self.strategy != "none" or self.single_goal
+        if not (may_change or self.hide_future_goals):
             return tensordict.copy()
         shape = list(tensordict.batch_size)
         require("Relabel", "batch_size", shape, len(shape) == 2, "be [B, L], of whole trajectories")
-        tensordict, in_slots = self._in_slots(tensordict)
-        out = tensordict.copy()
-        if chooses:
-            instruction, changed = self._choose(tensordict)
+
+        batch, without_slots = self._add_slots(tensordict)
+        # A shallow copy: entries that change are replaced, not written to.
+        out = batch.copy()
+        if may_change:
+            instruction, changed = self._choose(batch)
             if changed.any():
-                out = rewrite(tensordict, instruction, changed, self.keys, radius=self.radius)
+                out = rewrite(batch, instruction, changed, self.keys, radius=self.radius)
         if self.hide_future_goals:
-            goal, mask = self.entries(out, [self.keys.goal, self.keys.mask], REMEDY)
+            goal, mask = self.entries(out, [self.keys.goal, self.keys.mask], remedy=REMEDY)
             real = mask.reshape(*goal.shape[:2], 1, 1)
-            out.set(self.keys.goal, torch.where(real, view(goal, hide_future_goals=True), goal))
-        for key in in_slots:
+            shown = view(goal, hide_future_goals=True)
+            out.set(self.keys.goal, torch.where(real, shown, goal))
+        # Goals leave in the shape in which they came.
+        for key in without_slots:
             out.set(key, out.get(key).squeeze(-2))
         return out
 
-    def _in_slots(self, batch: TensorDictBase) -> tuple[TensorDictBase, list[NestedKey]]:
-        """The batch ``[B, L]`` with goals ``[B, L, 1, d]`` and masks, and the keys of goals that
-        had no slots.
+    def _add_slots(self, batch: TensorDictBase) -> tuple[TensorDictBase, list[NestedKey]]:
+        """Complete a batch: add slots to goals without slots, and missing masks.
+
+        Returns:
+            New batch, and the keys of goals that had no slots.
         """
-        keys, batch = self.keys, batch.copy()
-        bare = []
+        keys = self.keys
+        batch = batch.copy()
+        without_slots = []
         for key in (keys.goal, keys.achieved):
             value = batch.get(key, None)
-            if value is not None and value.ndim == batch.ndim + 1:
-                bare.append(key)
-                is_unused = (value == GOAL_PAD).all(-1, keepdim=True)  # it would be, in a slot
-                moved = torch.where(
-                    is_unused, torch.nextafter(value, torch.zeros_like(value)), value
-                )
-                batch.set(key, moved.unsqueeze(-2))
-        reward = batch.get(self.keys.reward, None)
-        if (
-            bare and reward is not None
-        ):  # of another environment: those that are rewritten have 0 and 1
-            strange = reward[(reward != 0) & (reward != 1)][:3].tolist()
-            remedy = (
-                "be 1 where the goal is reached and 0 elsewhere; shift them before they are stored"
-            )
-            require("Relabel", "rewards", strange, not strange, remedy)
+            if value is None or value.ndim != batch.ndim + 1:
+                continue
+            without_slots.append(key)
+            # In a slot, a goal of these coordinates would mean an unused slot: move it a little.
+            is_unused = (value == GOAL_PAD).all(-1, keepdim=True)
+            moved = torch.nextafter(value, torch.zeros_like(value))
+            batch.set(key, torch.where(is_unused, moved, value).unsqueeze(-2))
+
+        reward = batch.get(keys.reward, None)
+        if without_slots and reward is not None:
+            # Environments without slots may have other rewards, e.g. -1 and 0. Rewritten
+            # trajectories have 0 and 1, which must not be mixed with them.
+            other = reward[(reward != 0) & (reward != 1)][:3].tolist()
+            condition = "be 1 where the goal is reached and 0 elsewhere"
+            remedy = "shift rewards before they are stored"
+            require("Relabel", "rewards", other, not other, condition, remedy=remedy)
+
         achieved = batch.get(keys.achieved, None)
         if achieved is not None and batch.get(keys.achieved_mask, None) is None:
             batch.set(keys.achieved_mask, torch.ones_like(achieved[..., 0], dtype=torch.bool))
         if batch.get(keys.mask, None) is None:
             real = torch.ones(*batch.shape, 1, dtype=torch.bool, device=batch.device)
             batch.set(keys.mask, real)
-        return batch, bare
+        return batch, without_slots
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Counts the goals of what enters a replay buffer."""
+        """Count the goals of trajectories that enter a replay buffer."""
         self.count_goals(tensordict)
         return tensordict
 
     def count_goals(self, trajectories: TensorDictBase) -> None:
-        """Counts the goals of whole trajectories ``[B, L]`` for ``rarity``, once for each that may
-        be drawn.
-        """
-        if self.rarity is not None:
-            needed = [self.keys.achieved, self.keys.achieved_mask, self.keys.mask]
-            self.rarity.update(*self.entries(self._in_slots(trajectories)[0], needed, REMEDY))
+        """Count the goals of whole trajectories ``[B, L]`` for ``rarity``.
 
-    def _choose(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
-        """The new instructions ``[B, K, d]`` and which trajectories ``[B]`` have one; none of them
-        is held out.
+        To be called once for each trajectory that may be sampled.
+        """
+        if self.rarity is None:
+            return
+        batch, _ = self._add_slots(trajectories)
+        needed = [self.keys.achieved, self.keys.achieved_mask, self.keys.mask]
+        achieved, achieved_mask, mask = self.entries(batch, needed, remedy=REMEDY)
+        self.rarity.update(achieved, achieved_mask, mask)
+
+    def _choose(self, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
+        """Choose instructions, none of which is held out.
+
+        Returns:
+            New instructions ``[B, K, d]``, and which trajectories ``[B]`` have one.
         """
         goal, achieved, achieved_mask, mask, *_ = self.entries(
-            tensordict, self.keys.needed(), REMEDY
+            batch, self.keys.needed(), remedy=REMEDY
         )
         mask = mask.reshape(goal.shape[:2])
-        is_init = tensordict.get(self.keys.is_init, None)
-        whole = is_init is None or not bool((mask[:, 0] & ~is_init[:, 0].flatten()).any())
-        remedy = "relabel whole trajectories, before any transform that cuts windows"
-        require(
-            "Relabel",
-            repr(self.keys.is_init),
-            False,
-            whole,
-            f"be True at the first timestep ({remedy})",
-        )
+        self._check_starts(batch, mask)
 
         valid = achieved_mask & mask.unsqueeze(-1)
         instruction, changed = self._propose(goal[:, 0], achieved, valid)
         if self.held_out is None:
             return instruction, changed
 
-        rows = self._rejected(changed.nonzero().squeeze(-1), instruction, tensordict)
+        rows = self._rejected(changed.nonzero().squeeze(-1), instruction, batch)
         for _ in range(_REDRAWS):
             if not len(rows):
                 break
-            instruction[rows], changed[rows] = self._propose(
-                goal[rows, 0], achieved[rows], valid[rows]
-            )
-            rows = self._rejected(rows[changed[rows]], instruction, tensordict)
-        instruction[rows], changed[rows] = goal[rows, 0], False
+            proposal = self._propose(goal[rows, 0], achieved[rows], valid[rows])
+            instruction[rows], changed[rows] = proposal
+            rows = self._rejected(rows[changed[rows]], instruction, batch)
+        instruction[rows] = goal[rows, 0]
+        changed[rows] = False
         return instruction, changed
 
-    def _rejected(self, rows: Tensor, instruction: Tensor, tensordict: TensorDictBase) -> Tensor:
-        """Those of the trajectories at some indices whose new instruction is held out."""
+    def _check_starts(self, batch: TensorDictBase, mask: Tensor) -> None:
+        """Raise unless every trajectory begins with the start of its rollout."""
+        is_init = batch.get(self.keys.is_init, None)
+        if is_init is None:
+            return
+        is_whole = not bool((mask[:, 0] & ~is_init[:, 0].flatten()).any())
+        remedy = "relabel whole trajectories, before any transform that cuts windows"
+        condition = "be True at the first timestep"
+        require("Relabel", repr(self.keys.is_init), False, is_whole, condition, remedy=remedy)
+
+    def _rejected(self, rows: Tensor, instruction: Tensor, batch: TensorDictBase) -> Tensor:
+        """Return those of the trajectories ``rows`` whose new instruction is held out."""
         assert self.held_out is not None
         if not len(rows):
             return rows
-        held_out = self.held_out(instruction[rows], tensordict[rows])
-        good = (
-            isinstance(held_out, Tensor)
-            and held_out.dtype == torch.bool
-            and held_out.shape == rows.shape
-        )
-        got = f"{getattr(held_out, 'dtype', type(held_out).__name__)} {list(getattr(held_out, 'shape', ()))}"
-        require("Relabel", "what held_out returns", got, good, f"be bool {list(rows.shape)}")
+        held_out = self.held_out(instruction[rows], batch[rows])
+        if isinstance(held_out, Tensor):
+            fits = held_out.dtype == torch.bool and held_out.shape == rows.shape
+            returned = f"{held_out.dtype} {list(held_out.shape)}"
+        else:
+            fits = False
+            returned = type(held_out).__name__
+        name = "result of held_out"
+        require("Relabel", name, returned, fits, f"be bool {list(rows.shape)}")
         return rows[held_out]
 
     def _propose(
         self, instruction: Tensor, achieved: Tensor, valid: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Draws instructions ``[B, K, d]`` for trajectories, given their own; and which of them are
-        new ones.
+        """Draw instructions for trajectories.
+
+        Args:
+            instruction: ``[B, K, d]``, their own.
+            achieved: ``[B, L, M, d]``.
+            valid: ``[B, L, M]`` bool, goals that are achieved at real timesteps.
+
+        Returns:
+            Instructions ``[B, K, d]``, and which of them are new ``[B]``.
         """
+        # Timesteps without an achieved goal cannot complete one, so they need not be told from
+        # padding.
         mask = valid.any(-1)
         num_steps = valid.shape[1]
         changed = torch.zeros_like(mask[:, 0])
@@ -270,61 +288,79 @@ class Relabel(BatchTransform):
             changed = num_goals(instruction) > 1
             instruction = instruction.clone()
             instruction[:, 1:] = GOAL_PAD
+
         times = completion_times(instruction, achieved, valid, mask, radius=self.radius)
         options = eligible(times, valid)
-        missing = num_goals(instruction) - (times < num_steps).sum(-1)
-        count = torch.minimum(self._count(missing), options.sum(-1))
+        num_missing = num_goals(instruction) - (times < num_steps).sum(-1)
+        count = torch.minimum(self._count(num_missing), options.sum(-1))
         drawn_times, drawn_goals = self._draw(options, achieved, valid, count, times.shape[1])
-        return merge(instruction, times, drawn_times, drawn_goals, num_steps), changed | (count > 0)
+        merged = merge(instruction, times, drawn_times, drawn_goals, num_steps)
+        return merged, changed | (count > 0)
 
-    def _count(self, missing: Tensor) -> Tensor:
-        """h for each trajectory ``[B]``, given k - n."""
+    def _count(self, num_missing: Tensor) -> Tensor:
+        """Draw h for each trajectory ``[B]``, given k - n."""
         if self.strategy == "none":
-            return torch.zeros_like(missing)
+            return torch.zeros_like(num_missing)
         if self.strategy == "all":
-            return missing
-        uniform = self._uniform(missing)
+            return num_missing
+        uniform = self._uniform(num_missing)
         if self.strategy == "some":
-            return (uniform * (missing + 1)).long()
-        return torch.where(uniform < self.all_probability, missing, 0)
+            return (uniform * (num_missing + 1)).long()
+        return torch.where(uniform < self.all_probability, num_missing, 0)
 
     def _draw(
         self, options: Tensor, achieved: Tensor, valid: Tensor, count: Tensor, most: int
     ) -> tuple[Tensor, Tensor]:
-        """Draws ``count`` ``[B]`` of the ``options`` ``[B, L]`` of each trajectory, and one goal
-        achieved at each.
+        """Draw timesteps, and one goal achieved at each of them.
 
-        Returns timesteps ``[B, H]`` in order of drawing (L beyond ``count``; H is ``most``) and
-        goals ``[B, H, d]``.
+        Args:
+            options: ``[B, L]`` bool, timesteps that may be drawn.
+            achieved: ``[B, L, M, d]``.
+            valid: ``[B, L, M]`` bool, goals that may be drawn.
+            count: ``[B]``, number of draws for each trajectory.
+            most: H, largest number of draws.
+
+        Returns:
+            Timesteps ``[B, H]`` in the order of drawing, L beyond ``count``, and goals
+            ``[B, H, d]``.
         """
         num_steps = options.shape[1]
         most = min(most, num_steps)
+        # A fixed number of draws, of which `count` are used, needs no loop over trajectories.
         if self.rarity is None:
             steps = self._race(options).topk(most).indices
             slot_weights = valid.float()
         else:
             weights = self.rarity.weights(achieved) * valid
-            step_weights, left, drawn = weights.sum(-1), options.clone(), []
+            step_weights = weights.sum(-1)
+            left = options.clone()
+            drawn = []
             for _ in range(most):
+                # The uniform share depends on the timesteps that are left.
                 chances = self.rarity.probabilities(step_weights, left)
-                drawn.append(self._race(chances).argmax(-1, keepdim=True))
-                left.scatter_(1, drawn[-1], False)
+                step = self._race(chances).argmax(-1, keepdim=True)
+                drawn.append(step)
+                left.scatter_(1, step, False)
             steps = torch.cat(drawn, 1)
             slot_weights = self.rarity.probabilities(weights, valid)
+
         slots = self._race(slot_weights.take_along_dim(steps.unsqueeze(-1), 1)).argmax(-1)
         trajectory = torch.arange(len(options), device=options.device).unsqueeze(-1)
-        counted = torch.arange(most, device=options.device) < count.unsqueeze(-1)
-        return torch.where(counted, steps, num_steps), achieved[trajectory, steps, slots]
+        is_counted = torch.arange(most, device=options.device) < count.unsqueeze(-1)
+        return torch.where(is_counted, steps, num_steps), achieved[trajectory, steps, slots]
 
     def _race(self, weights: Tensor) -> Tensor:
-        """Inverses of exponential times of arrival ``[*, N]``: in descending order, draws without
-        replacement.
+        """Return inverse exponential arrival times ``[*, N]`` with these rates.
+
+        In descending order, they are a draw without replacement (Efraimidis and Spirakis, 2006).
         """
+        # log(0) would give a priority of 0, as of weights that must not be drawn.
         return weights / -self._uniform(weights).clamp(min=1e-300).log()
 
     def _uniform(self, like: Tensor) -> Tensor:
-        """Numbers in [0, 1) of a tensor's shape, in double precision, which tells the longest
-        trajectories' steps.
+        """Draw numbers in [0, 1) of a tensor's shape.
+
+        Double precision makes ties between the timesteps of long trajectories improbable.
         """
         device = "cpu" if self.generator is None else self.generator.device
         drawn = torch.rand(like.shape, dtype=torch.float64, generator=self.generator, device=device)

@@ -1,10 +1,10 @@
-"""Sequence packing: short trajectories share a sequence instead of being padded to the longest one.
+"""Sequence packing: short trajectories share a sequence instead of being padded.
 
-Reads and moves every entry of a right-padded batch ``[B, L]`` with a bool ``mask`` ``[B, L(, 1)]``.
-Laws: every real timestep of the batch is in the result exactly once, its trajectory in one piece;
-where a trajectory begins, ``is_init`` is set, so an encoder starts with a fresh memory and a loss
-sees no transition from the trajectory before it. The mean of a loss over transitions is then what
-it was, but for the order in which floats are added.
+Moves every entry of a right-padded batch ``[B, L]`` with a bool ``mask`` ``[B, L(, 1)]``. Laws:
+every real timestep of the batch is in the result exactly once, its trajectory in one piece; where a
+trajectory begins, ``is_init`` is set, so an encoder starts with a fresh memory and a loss has no
+transition from the trajectory before. The mean of a loss over transitions is thus unchanged, except
+for the order in which floats are added.
 
 Source: Krell et al., "Efficient sequence packing without cross-contamination", arXiv 2107.02027.
 """
@@ -12,29 +12,32 @@ Source: Krell et al., "Efficient sequence packing without cross-contamination", 
 import torch
 from tensordict import TensorDictBase
 
-from yamame.checks import require_at_least
+from yamame.checks import PositiveInt, check_bounds
 from yamame.replay.gather import BatchTransform, gather_timesteps
 
 
 class SequencePacking(BatchTransform):
-    """Puts trajectories one after the other into as few sequences as fit, longest first.
+    """Concatenates trajectories to as few sequences as possible, longest first.
 
-    Put it last, after transforms that need one trajectory per sequence. It pays where lengths
-    differ much: an update costs as much for padding as for real timesteps. Multiples make shapes
-    repeat, where an update is recorded or compiled for each of them; they are filled with padding,
-    rows first with trajectories of fuller ones. In a `TransformedEnv` it does nothing.
+    It belongs last, after transforms that need one trajectory per sequence, and has no effect in a
+    `TransformedEnv`. It pays where lengths differ much: an update costs as much for padding as for
+    real timesteps.
+
+    Multiples limit the number of different shapes, where an update is recorded or compiled for each
+    of them. Room is filled with padding; rows are first filled with trajectories of fuller rows.
 
     Args:
-        row_multiple: Of what B' is a multiple.
-        length_multiple: Of what L' is a multiple, unless that exceeds ``longest``.
-        longest: Timesteps of the longest trajectory that there can be; None where nobody knows.
+        row_multiple: Divisor of the number of rows B'.
+        length_multiple: Divisor of the length L', unless L' would exceed ``longest``.
+        longest: Timesteps of the longest possible trajectory; None if unknown.
 
     Raises:
-        ValueError: If a multiple is below 1; in use, when the batch lacks ``mask`` or ``is_init``.
+        ArgumentError: A number is below 1; in use, the batch lacks ``mask`` or ``is_init``.
 
     >>> from tensordict import TensorDict
     >>> mask = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 1, 0]]).bool()
-    >>> batch = TensorDict({"x": torch.arange(12).view(3, 4), "mask": mask, "is_init": mask & False}, [3, 4])
+    >>> x = torch.arange(12).view(3, 4)
+    >>> batch = TensorDict({"x": x, "mask": mask, "is_init": torch.zeros_like(mask)}, [3, 4])
     >>> packed = SequencePacking()(batch)
     >>> packed["x"], packed["is_init"].int()
     (tensor([[ 4,  5,  6,  7],
@@ -42,56 +45,74 @@ class SequencePacking(BatchTransform):
             [1, 0, 0, 1]], dtype=torch.int32))
     """
 
+    @check_bounds
     def __init__(
-        self, *, row_multiple: int = 1, length_multiple: int = 1, longest: int | None = None
+        self,
+        *,
+        row_multiple: PositiveInt = 1,
+        length_multiple: PositiveInt = 1,
+        longest: PositiveInt | None = None,
     ) -> None:
-        multiples = {"row_multiple": row_multiple, "length_multiple": length_multiple}
-        require_at_least(
-            "SequencePacking", 1, **multiples, longest=1 if longest is None else longest
-        )
-        self.row_multiple, self.length_multiple, self.longest = (
-            row_multiple,
-            length_multiple,
-            longest,
-        )
         super().__init__(in_keys=["mask", "is_init"], out_keys=["mask", "is_init"])
+        self.row_multiple = row_multiple
+        self.length_multiple = length_multiple
+        self.longest = longest
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Returns the packed batch ``[B', L']``, L' the longest length, rounded up; the one given
-        stays as it is.
-        """
+        """Return a new batch ``[B', L']``, where L' is the longest length, rounded up."""
         mask, _ = self.entries(tensordict, ["mask", "is_init"])
         lengths = mask.reshape(tensordict.shape).sum(-1)
-        sequences, rows, columns = self.shared_out(lengths.tolist())
-        stride = tensordict.shape[1]
-        if len(sequences) == len(lengths) and (self.row_multiple, self.length_multiple) == (1, 1):
+        # One transfer from the device: the loop below reads every length.
+        sizes = lengths.tolist()
+        sequences, num_rows, num_columns = self.plan(sizes)
+        multiples = (self.row_multiple, self.length_multiple)
+        if len(sequences) == len(sizes) and multiples == (1, 1):
             return tensordict.copy()
-        timesteps = (torch.arange(stride * len(lengths)).view(len(lengths), stride)).unbind()
-        moved = [torch.cat([timesteps[i][: lengths[i]] for i in items]) for items in sequences]
-        source = torch.full((rows, columns), -1)
-        for row, timestep in zip(source, moved, strict=False):
-            row[: len(timestep)] = timestep
+
+        # Index of the timestep that moves to each place; -1 is padding.
+        stride = tensordict.shape[1]
+        source = torch.full((num_rows, num_columns), -1)
+        for row, trajectories in enumerate(sequences):
+            column = 0
+            for trajectory in trajectories:
+                first = stride * trajectory
+                size = sizes[trajectory]
+                source[row, column : column + size] = torch.arange(first, first + size)
+                column += size
+
         source = source.to(lengths.device)
-        packed = gather_timesteps(tensordict, source, source >= 0)
-        packed.get("is_init")[(source >= 0) & (source % stride == 0)] = True
+        is_real = source >= 0
+        packed = gather_timesteps(tensordict, source, is_real)
+        packed.get("is_init")[is_real & (source % stride == 0)] = True
         return packed
 
-    def shared_out(self, lengths: list[int]) -> tuple[list[list[int]], int, int]:
-        """Which trajectories are in which sequence, B' and L', given the lengths of all.
+    def plan(self, lengths: list[int]) -> tuple[list[list[int]], int, int]:
+        """Assign trajectories to sequences.
 
-        >>> SequencePacking(row_multiple=2, length_multiple=8).shared_out([5, 2, 1])
+        Args:
+            lengths: Timesteps of each trajectory.
+
+        Returns:
+            Trajectories of each sequence, B' and L'.
+
+        >>> SequencePacking(row_multiple=2, length_multiple=8).plan([5, 2, 1])
         ([[0, 1], [2]], 2, 8)
         """
         longest = max(lengths)
-        columns = _round_up(longest, self.length_multiple)
+        num_columns = _round_up(longest, self.length_multiple)
         if self.longest is not None:
-            columns = max(longest, min(columns, self.longest))
-        sequences = first_fit(lengths, capacity=columns)
-        rows = _round_up(len(sequences), self.row_multiple)
-        # In batches of one shape there are as many segments, whatever the lengths of trajectories.
-        while len(sequences) < min(rows, len(lengths)):
-            sequences.append([max(sequences, key=len).pop()])
-        return sequences, rows, columns
+            num_columns = max(longest, min(num_columns, self.longest))
+
+        sequences = first_fit(lengths, capacity=num_columns)
+        num_rows = _round_up(len(sequences), self.row_multiple)
+        # Batches of one shape then have the same number of segments, whatever their lengths.
+        while len(sequences) < min(num_rows, len(lengths)):
+            fullest = max(sequences, key=len)
+            sequences.append([fullest.pop()])
+        return sequences, num_rows, num_columns
+
+    # Former name, for one version.
+    shared_out = plan
 
 
 def _round_up(number: int, multiple: int) -> int:
@@ -99,19 +120,28 @@ def _round_up(number: int, multiple: int) -> int:
 
 
 def first_fit(lengths: list[int], *, capacity: int) -> list[list[int]]:
-    """Shares out items among sequences, longest first, each to the first with room (first-fit
-    decreasing).
+    """Assign items to sequences, longest first, each to the first with room.
+
+    Args:
+        lengths: Size of each item.
+        capacity: Size of a sequence.
+
+    Returns:
+        Items of each sequence (first-fit decreasing).
 
     >>> first_fit([2, 5, 3, 1], capacity=5)
     [[1], [2, 0], [3]]
     """
     sequences: list[list[int]] = []
     room: list[int] = []
-    for item in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        chosen = next((i for i, left in enumerate(room) if left >= lengths[item]), len(sequences))
-        if chosen == len(sequences):
-            sequences.append([])
-            room.append(capacity)
-        sequences[chosen].append(item)
-        room[chosen] -= lengths[item]
+    longest_first = sorted(range(len(lengths)), key=lambda item: -lengths[item])
+    for item in longest_first:
+        for number, free in enumerate(room):
+            if free >= lengths[item]:
+                sequences[number].append(item)
+                room[number] -= lengths[item]
+                break
+        else:
+            sequences.append([item])
+            room.append(capacity - lengths[item])
     return sequences

@@ -1,13 +1,13 @@
 """Windows: a part of bounded length of every trajectory of a batch.
 
-Reads and cuts every entry of a right-padded batch ``[B, L]`` with a bool ``mask`` ``[B, L(, 1)]``;
-the last timestep of a trajectory holds no transition, so ``T = mask.sum() - 1``. Entries are moved,
-not changed: ``action`` and ``next`` are zero at the last timestep of a window,
-``is_init`` stays False where a window begins within a rollout, ``step_index`` goes on counting from
-the start of the rollout. Law: all entries of a timestep come from the same timestep of the same
-trajectory.
+Cuts every entry of a right-padded batch ``[B, L]`` with a bool ``mask`` ``[B, L(, 1)]``. The last
+timestep of a trajectory holds no transition, so a trajectory has ``T = mask.sum() - 1``
+transitions. Entries are moved, not changed: ``action`` and ``next`` are zero at the last timestep
+of a window, ``is_init`` stays False where a window begins within a rollout, ``step_index`` counts
+from the start of the rollout. Law: all entries of a timestep come from the same timestep of the
+same trajectory.
 
-Source: AMAGO, arXiv 2310.09971, its sampling of sequences from trajectories.
+Source: AMAGO, arXiv 2310.09971, sampling of sequences from trajectories.
 """
 
 from typing import Literal, get_args
@@ -16,30 +16,29 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from yamame.checks import require_at_least, require_choice
+from yamame.checks import PositiveInt, check_bounds, require_choice
 from yamame.replay.gather import BatchTransform, clear_transitions, gather_timesteps
 
 Padding = Literal["none", "left", "right", "both"]
 
 
 class Window(BatchTransform):
-    """Cuts each trajectory to at most ``length`` transitions (``length + 1`` timesteps), at a
-    random place.
+    """Cuts each trajectory to at most ``length`` transitions (``length + 1`` timesteps) at random.
 
-    Put it after transforms that need whole trajectories. In a `TransformedEnv` it does nothing.
-    Draws come from ``generator``, or else from torch's global one.
+    It belongs after transforms that need whole trajectories, and has no effect in a
+    `TransformedEnv`.
 
     Args:
         length: Largest number of transitions, l below.
-        padding: Where windows may begin, in a trajectory of T transitions. ``none``: uniformly in
-            [0, T - l], so timesteps near the ends are seen less often; a shorter trajectory stays
-            as it is. ``left``: in [1 - l, T - l]. ``right``: in [0, T - 2]. ``both``: in [1 - l, T
-            - 2]. Whatever lies outside the trajectory is left out, which makes shorter sequences
-              (right padded).
-        generator: Source of all draws.
+        padding: Range of the first timestep, in a trajectory of T transitions. ``none``: uniform in
+            [0, T - l], so timesteps near the ends are sampled less often; a shorter trajectory is
+            not cut. ``left``: in [1 - l, T - l]. ``right``: in [0, T - 2]. ``both``: in [1 - l,
+            T - 2]. Timesteps outside of the trajectory are left out, which results in shorter,
+            right-padded sequences.
+        generator: Generator of all draws; None: torch's global one.
 
     Raises:
-        ValueError: ``length`` is below 1 or ``padding`` unknown; in use, when the batch lacks
+        ArgumentError: ``length`` is below 1 or ``padding`` unknown; in use, the batch lacks
             ``mask``.
 
     >>> from tensordict import TensorDict
@@ -51,50 +50,60 @@ class Window(BatchTransform):
     tensor([[0., 1., 2., 3., 4.]])
     """
 
+    @check_bounds
     def __init__(
         self,
-        length: int,
+        length: PositiveInt,
         *,
         padding: Padding = "none",
         generator: torch.Generator | None = None,
     ) -> None:
-        require_at_least("Window", 1, length=length)
         require_choice("Window", "padding", padding, get_args(Padding))
         super().__init__(in_keys=["mask"], out_keys=["mask"])
-        self.length, self.padding, self.generator = length, padding, generator
+        self.length = length
+        self.padding = padding
+        self.generator = generator
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Returns the windows ``[B, L']``, L' the longest of them; the batch given is left as it
-        is.
-        """
+        """Return windows ``[B, L']`` in a new batch, where L' is the longest of them."""
         (mask,) = self.entries(tensordict, ["mask"])
         batch, num_steps = tensordict.shape
-        begin, end = draw_windows(
-            mask.reshape(batch, num_steps).sum(-1) - 1, self.length, self.padding, self.generator
-        )
+        num_transitions = mask.reshape(batch, num_steps).sum(-1) - 1
+        begin, end = draw_windows(num_transitions, self.length, self.padding, self.generator)
+
         longest = int((end - begin).max())
         if longest == num_steps and not bool(begin.any()):
             return tensordict.copy()
+
         step = begin.unsqueeze(-1) + torch.arange(longest, device=begin.device)
         first = num_steps * torch.arange(batch, device=begin.device)
-        out = gather_timesteps(tensordict, first.unsqueeze(-1) + step, step < end.unsqueeze(-1))
-        return clear_transitions(out, end - begin - 1)
+        source = first.unsqueeze(-1) + step
+        windows = gather_timesteps(tensordict, source, step < end.unsqueeze(-1))
+        # The transition out of the last timestep leads out of the window.
+        return clear_transitions(windows, end - begin - 1)
 
 
 def draw_windows(
     num_transitions: Tensor, length: int, padding: Padding, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Draws one window per trajectory of ``num_transitions`` ``[B]`` int64; other arguments as for
-    `Window`.
+    """Draw one window per trajectory.
+
+    Args:
+        num_transitions: ``[B]`` int64.
+        length, padding, generator: As for `Window`.
 
     Returns:
         First timestep, and timestep after the last, ``[B]`` int64 each.
     """
+    # A window that begins at T - 2 holds at least two transitions.
     latest = num_transitions - (length if padding in ("none", "left") else 2)
     if padding in ("none", "right"):
-        lowest, latest = torch.zeros_like(latest), latest.clamp(min=0)
+        lowest = torch.zeros_like(latest)
+        latest = latest.clamp(min=0)
     else:
         lowest = torch.full_like(latest, 1 - length)
+
+    # float32 has 2**24 numbers in [0, 1), too few for uniform draws of places in long histories.
     share = torch.rand(lowest.shape, dtype=torch.float64, generator=generator, device=lowest.device)
     begin = lowest + (share * (latest - lowest + 1)).to(lowest.dtype)
     end = torch.minimum(begin + length, num_transitions) + 1

@@ -1,10 +1,10 @@
-"""How the values of an environment's spaces become entries, and actions become values again.
+"""Descriptions of spaces: how values become entries, and actions become values again.
 
-An environment that plays Gymnasium environments describes its spaces by a `Spaces` object
+An environment that wraps Gymnasium environments describes their spaces by a `Spaces` object
 (``env.spaces``). The environment itself, `yamame.data` and `yamame.deploy` read values with that
-one object. It holds plain data, needs NumPy alone, and is stored with a checkpoint, so that an
-agent can act where Gymnasium is not installed. `yamame.spaces.from_specs` describes environments
-that have specs of TorchRL alone.
+object. It holds plain data, needs only NumPy, and is stored with a checkpoint, so that an agent can
+act where Gymnasium is not installed. `yamame.spaces.from_specs` describes environments that have
+only TorchRL specs.
 """
 
 from yamame.spaces.action import ActionEntry as ActionEntry

@@ -9,87 +9,127 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 
+class SpaceError(ValueError):
+    """A value that is not in its space.
+
+    Args:
+        label: Name of the value, with the file that holds it.
+        condition: Condition that the value does not meet, in words that follow "must".
+        got: Text of the value.
+
+    Attributes:
+        remedy: Advice for the user; None without any.
+
+    >>> print(SpaceError("action", "be in 0..3", 4))
+    action must be in 0..3, got 4
+    """
+
+    def __init__(self, label: str, condition: str, got: Any) -> None:
+        super().__init__(label, condition, got)
+        self.label = label
+        self.condition = condition
+        self.got = got
+        self.remedy: str | None = None
+
+    def __str__(self) -> str:
+        message = f"{self.label} must {self.condition}, got {self.got}"
+        return message if self.remedy is None else f"{message}; {self.remedy}"
+
+
 def whole(array: Array) -> Array:
-    """Floating point numbers as int64 if all of them are whole numbers; other arrays unchanged.
+    """Convert floating point numbers to int64 if all of them are whole numbers.
 
     >>> whole(np.array([1.0, 3.0])), whole(np.array([1.5]))
     (array([1, 3]), array([1.5]))
     """
-    if array.dtype.kind != "f" or not bool((np.abs(array) < 2.0**53).all()):  # False for NaN, too
+    # Above 2**53, doubles skip whole numbers. The comparison is False for NaN as well.
+    if array.dtype.kind != "f" or not bool((np.abs(array) < 2.0**53).all()):
         return array
     rounded = array.astype(np.int64)
     return rounded if bool((rounded == array).all()) else array
 
 
 def from_one_hots(array: Array, sizes: Array) -> Array:
-    """Indices ``[R, k]`` of one-hots ``[R, sum(sizes)]`` of k choices; -1 where a row is no
-    one-hot.
+    """Return the indices ``[R, k]`` of one-hots ``[R, sum(sizes)]`` of k choices.
+
+    The index is -1 where the values of a choice are not one-hot.
     """
     indices = np.full((len(array), len(sizes)), -1, np.int64)
     start = 0
     for choice, size in enumerate(sizes):
         hot = array[:, start : start + size]
-        good = ((hot == 0) | (hot == 1)).all(1) & (hot.sum(1) == 1)
-        indices[good, choice] = hot[good].argmax(1)
+        is_binary = ((hot == 0) | (hot == 1)).all(1)
+        is_one_hot = is_binary & (hot.sum(1) == 1)
+        indices[is_one_hot, choice] = hot[is_one_hot].argmax(1)
         start += int(size)
     return indices
 
 
 def is_tree(value: Any) -> bool:
-    """Return whether a value is a mapping (or a TensorDict) or a tuple of further values."""
+    """Return whether a value is a mapping, a TensorDict or a tuple of further values."""
     return isinstance(value, tuple) or hasattr(value, "keys")
 
 
 def child(tree: Any, name: str | int) -> Any:
-    """The value below a name or place, where a tuple may be written as a mapping of numbers; None
-    if there is none.
+    """Return the value of a tree at a name or index; None if there is none.
+
+    A mapping with numbers as keys may stand for a tuple.
     """
     if isinstance(tree, tuple):
-        place = int(name) if str(name).isdigit() else len(tree)
-        return tree[place] if place < len(tree) else None
+        # Names from files are text, also those of tuples.
+        index = int(name) if str(name).isdigit() else len(tree)
+        return tree[index] if index < len(tree) else None
     if not is_tree(tree):
         return None
-    names = set(tree.keys())
-    known = next((key for key in (name, str(name)) if key in names), None)
-    return None if known is None else tree[known]
+    keys = set(tree.keys())
+    for key in (name, str(name)):
+        if key in keys:
+            return tree[key]
+    return None
 
 
 def leaves(tree: Any) -> Iterator[Any]:
-    """All values of a tree that are no trees."""
+    """Iterate over the values of a tree that are not trees."""
     if isinstance(tree, tuple):
         for value in tree:
             yield from leaves(value)
     elif is_tree(tree):
-        for name in tree.keys():  # a TensorDict itself iterates over its rows
+        # Iteration over a TensorDict itself would yield its rows.
+        for name in tree.keys():
             yield from leaves(tree[name])
     else:
         yield tree
 
 
 def range_text(low: Array, high: Array) -> str:
-    """A range for a message; bounds that are the same everywhere are one number.
+    """Format a range for a message; a bound that is the same everywhere is one number.
 
     >>> range_text(np.array([0, 0]), np.array([3, 4]))
     '0..[3 4]'
     """
-    ends = []
-    for bound in (low, high):
-        if bound.size == 0 or bool((bound != bound.flat[0]).any()):
-            ends.append(text_of(bound))
-        else:
-            ends.append(f"{bound.flat[0]:g}" if bound.dtype.kind == "f" else f"{bound.flat[0]}")
-    return "..".join(ends)
+    return f"{_bound_text(low)}..{_bound_text(high)}"
+
+
+def _bound_text(bound: Array) -> str:
+    if bound.size == 0 or bool((bound != bound.flat[0]).any()):
+        return text_of(bound)
+    number = bound.flat[0]
+    return f"{number:g}" if bound.dtype.kind == "f" else f"{number}"
 
 
 def text_of(array: Array) -> str:
-    """An array in one line."""
+    """Format an array on one line."""
     return np.array2string(array, threshold=8, edgeitems=3).replace("\n", "")
 
 
 def first_wrong(values: Array, wrong: Array) -> str:
-    """The first number ``values[wrong]`` of rows ``[R, ...]``, with the number of its row if there
-    are several.
+    """Format the first number of ``values[wrong]``, with its row if there are several.
+
+    Args:
+        values: ``[R, ...]``.
+        wrong: ``[R, ...]`` bool, which may have more dimensions than the values.
     """
-    row = int(np.flatnonzero(wrong.reshape(len(wrong), -1).any(1))[0])
+    is_wrong_row = wrong.reshape(len(wrong), -1).any(1)
+    row = int(np.flatnonzero(is_wrong_row)[0])
     value = np.broadcast_to(values[row], wrong[row].shape)[wrong[row]].flat[0]
     return f"{value}" if len(values) == 1 else f"{value} in row {row}"

@@ -1,4 +1,4 @@
-"""The description of an environment's spaces, as plain data."""
+"""Description of the spaces of an environment, as plain data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from yamame.spaces.observation import ObservationEntry
 
 @dataclass(frozen=True, eq=False)
 class Spaces:
-    """Observations and actions of an environment, in values of its own spaces.
+    """Description of the observations and actions of an environment.
 
     Attributes:
-        observations: The entries of an observation.
-        action: The actions.
+        observations: Entries of an observation.
+        action: Description of the actions.
     """
 
     observations: tuple[ObservationEntry, ...]
@@ -23,19 +23,20 @@ class Spaces:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Spaces) and self.encode() == other.encode()
 
+    # Bounds are arrays, which have no hash.
     __hash__ = None  # type: ignore[assignment]
 
     def encode(self) -> dict[str, Any]:
-        """Plain data that JSON can hold, for `decode`."""
+        """Return plain data that JSON can hold, for `decode`."""
         entries = [entry.encode() for entry in self.observations]
         return {"observations": entries, "action": self.action.encode()}
 
     @staticmethod
     def decode(data: Mapping[str, Any]) -> "Spaces":
-        """The description that `encode` wrote.
+        """Return the description that `encode` wrote.
 
         Raises:
-            ValueError: If it is damaged.
+            ValueError: The data are damaged.
         """
         entries = tuple(ObservationEntry.decode(entry) for entry in data["observations"])
         return Spaces(entries, ActionEntry.decode(data["action"]))

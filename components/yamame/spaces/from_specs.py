@@ -1,6 +1,4 @@
-"""Descriptions of environments by their TorchRL specs, completed by those of their Gymnasium
-spaces.
-"""
+"""Descriptions of environments by their TorchRL specs, completed by those of Gymnasium spaces."""
 
 from dataclasses import replace
 from typing import Any
@@ -25,44 +23,49 @@ from yamame.spaces.action import ActionEntry, Kind, Part
 from yamame.spaces.description import Spaces
 from yamame.spaces.observation import ObservationEntry
 
+# Dtypes that NumPy has as well.
 _DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
-"""Dtypes that NumPy has, too."""
 
 
 def recorded_spaces(env: EnvBase) -> Spaces | None:
-    """The description that an environment has of its Gymnasium spaces, as ``spaces``; None if it
-    has none.
+    """Return the description of its Gymnasium spaces that an environment has as ``spaces``.
 
-    Entries that a transform writes may hold other numbers than the environment's, so they lose
-    their bounds.
+    Entries that a transform writes lose their bounds, because their numbers may differ from those
+    of the environment.
+
+    Returns:
+        The description; None if the environment has none.
     """
     written: set[Any] = set()
     while isinstance(env, TransformedEnv):
         transforms = env.transform if isinstance(env.transform, Compose) else [env.transform]
         for transform in transforms:
-            written |= {unravel_key(key) for key in transform.out_keys or ()}
+            written.update(unravel_key(key) for key in transform.out_keys or ())
         env = env.base_env
+
+    # The attribute of the class: EnvBase looks up other names in wrapped environments.
     spaces = env.spaces if hasattr(type(env), "spaces") else None
     if not isinstance(spaces, Spaces):
         return None
     if not any(entry.key in written for entry in spaces.observations):
         return spaces
-    entries = [
-        replace(entry, bounds=None, whole=False) if entry.key in written else entry
-        for entry in spaces.observations
-    ]
+    entries = []
+    for entry in spaces.observations:
+        if entry.key in written:
+            entry = replace(entry, bounds=None, whole=False)
+        entries.append(entry)
     return Spaces(tuple(entries), spaces.action)
 
 
 def describe(
     observation_spec: Composite, action_spec: TensorSpec, recorded: Spaces | None
 ) -> Spaces:
-    """The description of an environment.
+    """Describe an environment.
 
     Args:
         observation_spec: Specs of one env.
         action_spec: Spec of one env.
-        recorded: A description of Gymnasium spaces. It holds for entries whose shape and dtype are
+        recorded: Description of Gymnasium spaces. It is used for entries whose shape and dtype are
             those of the specs; others, which transforms have added or changed, are described by
             their specs.
     """
@@ -70,44 +73,56 @@ def describe(
     entries = []
     for key in observation_spec.keys(True, True):
         spec = observation_spec[key]
-        name = str(spec.dtype).removeprefix("torch.")
-        if not isinstance(spec.dtype, torch.dtype) or name not in _DTYPES:
+        dtype = str(spec.dtype).removeprefix("torch.")
+        # Non-tensor entries have no torch dtype.
+        if not isinstance(spec.dtype, torch.dtype) or dtype not in _DTYPES:
             continue
         entry = known.get(unravel_key(key))
-        if entry is None or (entry.stored_shape, entry.dtype) != (tuple(spec.shape), name):
-            entry = _observation(key if isinstance(key, tuple) else (key,), spec, name)
+        field = (tuple(spec.shape), dtype)
+        if entry is None or (entry.stored_shape, entry.dtype) != field:
+            name = key if isinstance(key, tuple) else (key,)
+            entry = _observation(name, spec, dtype)
         entries.append(entry)
+
     action = action_of(action_spec)
-    if recorded is not None and _alike(recorded.action, action):
+    # A transform may have changed the actions, too.
+    if recorded is not None and _have_equal_batches(recorded.action, action):
         action = recorded.action
     return Spaces(tuple(entries), action)
 
 
 def spaces_of(env: EnvBase) -> Spaces:
-    """The description of an environment: of its Gymnasium spaces, if it has one, completed by its
-    specs.
-    """
-    first = (0,) * env.batch_dims
-    observation, action = env.observation_spec, env.full_action_spec["action"]
-    if first:
-        observation, action = observation[first], action[first]
+    """Describe an environment by its Gymnasium spaces, if it has a description, and its specs."""
+    observation = env.observation_spec
+    action = env.full_action_spec["action"]
+    if env.batch_dims:
+        first = (0,) * env.batch_dims
+        observation = observation[first]
+        action = action[first]
     return describe(observation, action, recorded_spaces(env))
 
 
-def _alike(one: ActionEntry, other: ActionEntry) -> bool:
-    """Return whether batches of two actions look the same."""
-    bounds = zip(one.bounds, other.bounds, strict=True)
-    same = (one.kind, one.dtype) == (other.kind, other.dtype)
-    return same and all(np.array_equal(mine, its) for mine, its in bounds)
+def _have_equal_batches(one: ActionEntry, other: ActionEntry) -> bool:
+    if (one.kind, one.dtype) != (other.kind, other.dtype):
+        return False
+    low, high = one.bounds
+    other_low, other_high = other.bounds
+    return np.array_equal(low, other_low) and np.array_equal(high, other_high)
 
 
 def _observation(name: tuple[str, ...], spec: TensorSpec, dtype: str) -> ObservationEntry:
     shape = tuple(spec.shape)
     options: dict[str, Any] = {"dtype": dtype, "stored_shape": shape}
+    # Subclasses first: a spec of one-hots or choices is a spec of whole numbers as well.
     if isinstance(spec, OneHot | MultiOneHot) and len(shape) == 1:
-        sizes = _nvec(spec) if isinstance(spec, MultiOneHot) else (int(spec.space.n),)
-        own = (len(sizes),) if isinstance(spec, MultiOneHot) else ()
-        return ObservationEntry(name, name, "one_hot", own, sizes, (0,) * len(sizes), **options)
+        own_shape: tuple[int, ...] = ()
+        if isinstance(spec, MultiOneHot):
+            sizes = _nvec(spec)
+            own_shape = (len(sizes),)
+        else:
+            sizes = (int(spec.space.n),)
+        low = (0,) * len(sizes)
+        return ObservationEntry(name, name, "one_hot", own_shape, sizes, low, **options)
     if dtype == "bool" or isinstance(spec, Binary):
         return ObservationEntry(name, name, "bit", shape, **options)
     if isinstance(spec, MultiCategorical):
@@ -116,33 +131,39 @@ def _observation(name: tuple[str, ...], spec: TensorSpec, dtype: str) -> Observa
         return ObservationEntry(name, name, "token", shape, (int(spec.space.n),), **options)
     if spec.dtype.is_floating_point:
         return ObservationEntry(name, name, "number", shape, **options)
-    return ObservationEntry(name, name, "byte" if dtype == "uint8" else "integer", shape, **options)
+    if dtype == "uint8":
+        return ObservationEntry(name, name, "byte", shape, **options)
+    return ObservationEntry(name, name, "integer", shape, **options)
 
 
 def action_of(spec: TensorSpec) -> ActionEntry:
-    """The actions of a spec of one env: those that `yamame.actions.ActionEncoding` takes."""
+    """Describe the actions of a spec of one env, one that `yamame.actions.ActionEncoding` takes."""
     if isinstance(spec, Bounded):
-        low, high = (
-            bound.reshape(-1).cpu().double().numpy() for bound in (spec.space.low, spec.space.high)
-        )
+        low = spec.space.low.reshape(-1).cpu().double().numpy()
+        high = spec.space.high.reshape(-1).cpu().double().numpy()
         dtype = str(spec.dtype).removeprefix("torch.")
-        return ActionEntry("box", (Part(tuple(spec.shape), np.dtype(dtype), low, high),), 0, dtype)
-    kind: Kind = "multi_discrete"
+        numbers = Part(tuple(spec.shape), np.dtype(dtype), low, high)
+        return ActionEntry("box", (numbers,), 0, dtype)
+
+    kind: Kind
     if isinstance(spec, Binary):
-        kind, sizes = "multi_binary", (2,) * int(spec.shape[-1])
+        kind = "multi_binary"
+        sizes = (2,) * int(spec.shape[-1])
     elif isinstance(spec, MultiCategorical | MultiOneHot):
+        kind = "multi_discrete"
         sizes = _nvec(spec)
     else:
-        kind, sizes = "discrete", (int(spec.space.n),)
+        kind = "discrete"
+        sizes = (int(spec.space.n),)
     high = np.array(sizes, np.int64) - 1
     shape = () if kind == "discrete" else (len(sizes),)
-    return ActionEntry(kind, (Part(shape, np.dtype(np.int64), np.zeros_like(high), high),), 0)
+    choices = Part(shape, np.dtype(np.int64), np.zeros_like(high), high)
+    return ActionEntry(kind, (choices,), 0)
 
 
 def _nvec(spec: Any) -> tuple[int, ...]:
-    nvec = (
-        spec.nvec.reshape(-1, spec.shape[-1])[0].tolist()
-        if isinstance(spec.nvec, Tensor)
-        else spec.nvec
-    )
-    return tuple(int(n) for n in nvec)
+    nvec = spec.nvec
+    if isinstance(nvec, Tensor):
+        # One row for each env, all alike.
+        nvec = nvec.reshape(-1, spec.shape[-1])[0].tolist()
+    return tuple(int(size) for size in nvec)

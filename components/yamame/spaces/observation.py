@@ -1,15 +1,15 @@
-"""Entries of an observation: what the values of a space become.
+"""Entries of an observation: conversion of values of a space to stored arrays.
 
-==================================  =======================================================================
-kind                                array of R timesteps
-==================================  =======================================================================
-``number``                          float32 ``[R, *shape]``
-``byte``                            uint8 ``[R, *shape]``
-``token``                           int64 ``[R, *shape]`` in 0..n-1
-``integer``                         int64 ``[R, *shape]``
-``bit``                             bool ``[R, *shape]``
-``one_hot``                         float32 ``[R, sum(sizes)]``, the one-hots of all choices side by side
-==================================  =======================================================================
+===========  ====================================================================
+kind         array of R timesteps
+===========  ====================================================================
+``number``   float32 ``[R, *shape]``
+``byte``     uint8 ``[R, *shape]``
+``token``    int64 ``[R, *shape]`` in 0..n-1
+``integer``  int64 ``[R, *shape]``
+``bit``      bool ``[R, *shape]``
+``one_hot``  float32 ``[R, sum(sizes)]``, the one-hots of all choices side by side
+===========  ====================================================================
 
 A value without dimensions is stored with one of size 1.
 """
@@ -23,6 +23,7 @@ import numpy as np
 
 from yamame.spaces.arrays import (
     Array,
+    SpaceError,
     child,
     first_wrong,
     from_one_hots,
@@ -51,14 +52,14 @@ class ObservationEntry:
 
     Attributes:
         name: Names of the entry, from the root.
-        path: Where its value is found in an observation of the space.
-        kind: Kind of the entry, see the module.
+        path: Place of its value in an observation of the space.
+        kind: Kind of the entry, see above.
         shape: Shape of a value of the space.
         sizes: Number of values of each one-hot or token; empty for other kinds.
         low: Smallest value of each one-hot, ``[len(sizes)]``.
-        bounds: Least and largest value of a number or byte, ``[*shape]`` each; None where any is
-            allowed.
-        whole: Whether numbers must be whole ones, though they are stored as real numbers.
+        bounds: Smallest and largest value of a number or byte, ``[*shape]`` each; None if
+            unbounded.
+        whole: Whether numbers must be whole, although they are stored as real numbers.
         dtype: Dtype of the stored array; by default that of the kind.
         stored_shape: Shape of one timestep of the stored array.
 
@@ -80,9 +81,12 @@ class ObservationEntry:
     whole: bool = False
 
     def __post_init__(self) -> None:
+        stored_shape = self.shape or (1,)
+        if self.kind == "one_hot":
+            stored_shape = (sum(self.sizes),)
+        # Fields of a frozen dataclass are set through object.
         if self.stored_shape is None:
-            shape = (sum(self.sizes),) if self.kind == "one_hot" else self.shape or (1,)
-            object.__setattr__(self, "stored_shape", shape)
+            object.__setattr__(self, "stored_shape", stored_shape)
         if not self.dtype:
             object.__setattr__(self, "dtype", _DTYPES[self.kind])
 
@@ -93,48 +97,55 @@ class ObservationEntry:
 
     @property
     def raw_dtype(self) -> Any:
-        """The dtype in which values of the space are gathered."""
+        """Dtype in which values of the space are gathered."""
         return np.dtype("int64" if self.kind == "one_hot" else self.dtype)
 
     def accepted(self, value: Any, batch: tuple[int, ...] = (), label: str | None = None) -> Array:
-        """A value of the space, or a batch of them, as an array of the right shape and dtype.
+        """Convert a value of the space, or a batch of values, to an array of the raw dtype.
 
         Raises:
-            ValueError: If the shape or dtype is another.
+            SpaceError: The shape or dtype is another one.
         """
-        array, raw = np.asarray(value), self.raw_dtype
+        array = np.asarray(value)
+        raw = self.raw_dtype
         label = label or str(self)
-        if array.shape != batch + self.shape:
-            raise ValueError(f"{label} must have shape {batch + self.shape}, got {array.shape}")
+        shape = batch + self.shape
+        if array.shape != shape:
+            raise SpaceError(label, f"have shape {shape}", array.shape)
         if array.dtype == raw:
             return array
-        if array.dtype.kind not in ("biuf" if self.kind == "number" else "biu"):
-            raise ValueError(f"{label} must be {raw}, got {array.dtype}")
+        allowed_kinds = "biuf" if self.kind == "number" else "biu"
+        if array.dtype.kind not in allowed_kinds:
+            raise SpaceError(label, f"be {raw}", array.dtype)
+        # Conversion to bytes and bits would wrap around.
         if self.kind in ("byte", "bit"):
             highest = 255 if self.kind == "byte" else 1
-            if array.size and (array.min() < 0 or array.max() > highest):
-                raise ValueError(
-                    f"{label} must be in 0..{highest}, got {array.min()}..{array.max()}"
-                )
+            smallest = array.min(initial=0)
+            largest = array.max(initial=0)
+            if smallest < 0 or largest > highest:
+                found = f"{array.min()}..{array.max()}"
+                raise SpaceError(label, f"be in 0..{highest}", found)
+
+        # Doubles beyond float32 become infinite, which another check reports.
         with np.errstate(over="ignore"):
             converted = array.astype(raw)
-        if (
-            array.dtype.kind == "u" and raw.kind == "i" and (converted < 0).any()
-        ):  # uint64 wraps around
-            raise ValueError(f"{label} must be below 2**63, got {array.max()}")
+        # uint64 wraps around.
+        if array.dtype.kind == "u" and raw.kind == "i" and (converted < 0).any():
+            raise SpaceError(label, "be below 2**63", array.max())
         return converted
 
     def finish(self, raw: Array) -> tuple[Array, dict[int, str]]:
-        """Turns gathered values ``[R, *shape]`` into the stored array.
+        """Convert gathered values ``[R, *shape]`` to the stored array.
 
         Returns:
             The array, and an error message for each row with a wrong value.
         """
-        bad = {}
+        messages = {}
         for wrong, condition in self._faults(raw, bounded=True):
-            for row in np.flatnonzero(wrong.reshape(len(wrong), -1).any(1)).tolist():
-                bad[row] = f"{self} must {condition}, got {text_of(raw[row])}"
-        return self._stored(raw), bad
+            is_wrong_row = wrong.reshape(len(wrong), -1).any(1)
+            for row in np.flatnonzero(is_wrong_row).tolist():
+                messages[row] = f"{self} must {condition}, got {text_of(raw[row])}"
+        return self._stored(raw), messages
 
     def read(
         self,
@@ -144,98 +155,104 @@ class ObservationEntry:
         label: str | None = None,
         bounded: bool = False,
     ) -> Array:
-        """Values from elsewhere, such as a file, as the stored array.
+        """Convert values from elsewhere, such as a file, to the stored array.
 
-        They are either values of the space or entries as they are stored. Only for one-hots do
-        these differ, and their shapes tell them apart.
+        They are either values of the space or stored entries. These differ for one-hots only, where
+        their shapes differ as well.
 
         Args:
             values: ``[*batch, *shape]`` or ``[*batch, *stored_shape]``. One number per timestep may
                 have a dimension of size 1; whole numbers may have a floating point dtype, except
                 bytes and bits.
-            batch: The leading dimensions.
+            batch: Leading dimensions.
             label: Name of the entry in messages.
-            bounded: Refuse numbers and bytes outside ``bounds``, as `finish` does for values of an
-                environment. Files may hold zeros where an observation is unknown, so they are read
-                without.
+            bounded: Whether numbers and bytes must be within ``bounds``, as in `finish`. Files may
+                hold zeros where an observation is unknown, so they are read without.
 
         Returns:
             Array ``[*batch, *stored_shape]``.
 
         Raises:
-            ValueError: If the shape or dtype is neither of the two, or a value is not in the space.
+            SpaceError: The shape or dtype is another one, or a value is not in the space.
         """
-        label, array = label or str(self), np.asarray(values)
-        own = array.shape[len(batch) :]
-        number = self.shape in ((), (1,)) and own in ((), (1,))
-        if array.shape[: len(batch)] != batch or not (
-            number or own in (self.shape, self.stored_shape)
-        ):
-            raise ValueError(
-                f"{label} must have the shape {self._shapes(batch)}, got {array.shape}"
-            )
+        label = label or str(self)
+        array = np.asarray(values)
+        own_shape = array.shape[len(batch) :]
+        scalars = ((), (1,))
+        is_scalar = self.shape in scalars and own_shape in scalars
+        fits = is_scalar or own_shape in (self.shape, self.stored_shape)
+        if array.shape[: len(batch)] != batch or not fits:
+            raise SpaceError(label, f"have the shape {self._shapes(batch)}", array.shape)
+
         rows = math.prod(batch)
-        if self.kind == "one_hot" and own == self.stored_shape:
-            return self._one_hots(array.reshape(rows, *own), label).reshape(array.shape)
+        if self.kind == "one_hot" and own_shape == self.stored_shape:
+            one_hots = array.reshape(rows, *own_shape)
+            stored = self._check_one_hots(one_hots, label)
+            return stored.reshape(array.shape)
+
         array = array.reshape(rows, *self.shape)
         if self.kind in ("one_hot", "token", "integer"):
-            array = self._whole(array, label)
+            array = self._to_whole(array, label)
         raw = self.accepted(array, (rows,), label)
+        # The first fault is reported.
         for wrong, condition in self._faults(raw, bounded=bounded):
-            raise ValueError(f"{label} must {condition}, got {first_wrong(raw, wrong)}")
-        return self._stored(raw).reshape(*batch, *self.stored_shape)
+            raise SpaceError(label, condition, first_wrong(raw, wrong))
+        stored = self._stored(raw)
+        return stored.reshape(*batch, *self.stored_shape)
 
     def value(self, stored: Array) -> Array:
-        """The value of the space that one stored timestep ``[*stored_shape]`` stands for: the
-        inverse of `read`.
+        """Convert one stored timestep ``[*stored_shape]`` to a value: the inverse of `read`.
 
-        One-hots become their numbers; one of zeros, where the observation is unknown, is returned
-        as it is.
+        One-hots become their numbers. A one-hot of zeros, where the observation is unknown, is
+        returned as it is.
         """
         if self.kind != "one_hot":
-            return stored.reshape(self.shape).astype(np.int64 if self.whole else stored.dtype)
-        choices = from_one_hots(stored.reshape(1, -1), np.array(self.sizes))[0]
-        return stored if (choices < 0).any() else (choices + np.array(self.low)).reshape(self.shape)
+            dtype = np.int64 if self.whole else stored.dtype
+            return stored.reshape(self.shape).astype(dtype)
+        (choices,) = from_one_hots(stored.reshape(1, -1), np.array(self.sizes))
+        if (choices < 0).any():
+            return stored
+        return (choices + np.array(self.low)).reshape(self.shape)
 
     def find(self, observation: Any, *, by_path: bool) -> Any:
-        """Returns the value of this entry in an observation; None if it has none.
+        """Find the value of this entry in an observation.
 
         Args:
-            observation: An observation, nested as in the space or by the names of the entries.
+            observation: Observation, nested as in the space or by the names of the entries.
             by_path: Whether it is nested as in the space, see `is_nested_as_space`. Then ``path``
                 is tried first.
+
+        Returns:
+            The value; None if there is none.
         """
-        own = (self.path, self.name) if by_path else (self.name, self.path)
-        for places in (*own, self.name[1:]):
-            value = _at(observation, places)
+        places = (self.path, self.name) if by_path else (self.name, self.path)
+        # Names may be given without their common root.
+        for place in (*places, self.name[1:]):
+            value = _at(observation, place)
             if value is not None:
                 return value
         return None
 
-    def _whole(self, array: Array, label: str) -> Array:
+    def _to_whole(self, array: Array, label: str) -> Array:
         array = whole(array)
         if array.dtype.kind == "f":
-            fraction = ~(np.trunc(array) == array) | ~(np.abs(array) < 2.0**53)
-            got = first_wrong(array, fraction)
-            raise ValueError(f"{label} must be whole numbers{self._in_range()}, got {got}")
+            # Above 2**53, doubles skip whole numbers, so a value there may have been rounded.
+            is_whole = (np.trunc(array) == array) & (np.abs(array) < 2.0**53)
+            condition = f"be whole numbers{self._in_range()}"
+            raise SpaceError(label, condition, first_wrong(array, ~is_whole))
         return array
 
-    def _one_hots(self, array: Array, label: str) -> Array:
-        """Checks one-hots ``[R, sum(sizes)]``. Rows of zeros may stand where an observation is
-        unknown.
-        """
-        if self.stored_shape == self.shape or self.stored_shape == (
-            1,
-        ):  # every choice has one value alone
-            own = array.reshape(len(array), -1) == np.array(self.low)
-            array = np.where(own, 1, array)
-        known = from_one_hots(array, np.array(self.sizes)) >= 0
-        wrong = ~known.all(1) & (array != 0).any(1)
-        if wrong.any():
-            row = int(np.flatnonzero(wrong)[0])
-            raise ValueError(
-                f"{label} must be one-hot{self._in_range()}, got {text_of(array[row])}"
-            )
+    def _check_one_hots(self, array: Array, label: str) -> Array:
+        """Raise unless values ``[R, sum(sizes)]`` are one-hots, or zeros if unknown."""
+        if self.stored_shape in (self.shape, (1,)):
+            # Every choice has a single value, so numbers of the space have the shape of one-hots.
+            is_number = array.reshape(len(array), -1) == np.array(self.low)
+            array = np.where(is_number, 1, array)
+        is_known = from_one_hots(array, np.array(self.sizes)) >= 0
+        is_wrong = ~is_known.all(1) & (array != 0).any(1)
+        if is_wrong.any():
+            row = int(np.flatnonzero(is_wrong)[0])
+            raise SpaceError(label, f"be one-hot{self._in_range()}", text_of(array[row]))
         return array.astype(self.dtype)
 
     def _stored(self, raw: Array) -> Array:
@@ -243,138 +260,168 @@ class ObservationEntry:
             return raw.reshape(len(raw), *self.stored_shape)
         sizes = np.array(self.sizes)
         index = raw.reshape(len(raw), len(sizes)) - np.array(self.low)
+        # Wrong values are reported apart; clipped, they write within their own choice.
+        index = index.clip(0, sizes - 1)
+        first = sizes.cumsum() - sizes
         hot = np.zeros((len(raw), int(sizes.sum())), self.dtype)
-        np.put_along_axis(hot, index.clip(0, sizes - 1) + (sizes.cumsum() - sizes), 1, 1)
+        np.put_along_axis(hot, first + index, 1, 1)
         return hot
 
     def _faults(self, raw: Array, *, bounded: bool) -> Iterator[tuple[Array, str]]:
-        """Wrong numbers of ``raw`` ``[R, *shape]``, and the condition that they break."""
+        """Find wrong numbers in ``raw`` ``[R, *shape]``.
+
+        Yields:
+            Mask of the wrong numbers, and the condition that they do not meet.
+        """
         if bounded and self.bounds is not None:
             low, high = self.bounds
-            # Environments compute with rounded numbers, so numbers may be a little outside; bytes
+            # Environments compute with rounded numbers, which may be slightly out of bounds; bytes
             # may not.
             slack = _SLACK if self.kind == "number" else 0
-            wrong = (raw < low - slack * np.maximum(1, abs(low))) | (
-                raw > high + slack * np.maximum(1, abs(high))
-            )
-            if wrong.any():
-                yield wrong, f"be in {range_text(low, high)}, the bounds of its space"
-        if self.kind == "number" and not np.isfinite(raw).all():
-            yield ~np.isfinite(raw), "be finite"
-        if self.whole and (fraction := np.trunc(raw) != raw).any():
-            yield fraction, "be whole numbers"
+            is_below = raw < low - slack * np.maximum(1, abs(low))
+            is_above = raw > high + slack * np.maximum(1, abs(high))
+            is_wrong = is_below | is_above
+            if is_wrong.any():
+                yield is_wrong, f"be in {range_text(low, high)}, the bounds of its space"
+        if self.kind == "number":
+            is_finite = np.isfinite(raw)
+            if not is_finite.all():
+                yield ~is_finite, "be finite"
+        if self.whole:
+            is_fraction = np.trunc(raw) != raw
+            if is_fraction.any():
+                yield is_fraction, "be whole numbers"
         if self.sizes:
-            low, high = (bound.reshape(self._choices) for bound in self._own_range())
-            wrong = (raw < low) | (raw > high)
-            if wrong.any():
-                yield wrong, f"be{self._in_range()}"
-
-    @property
-    def _choices(self) -> tuple[int, ...]:
-        """Shape in which ranges broadcast against values."""
-        return self.shape if self.kind == "one_hot" else (len(self.sizes),)
+            low, high = self._own_range()
+            # Shape in which the ranges of choices broadcast against values.
+            choices = self.shape if self.kind == "one_hot" else (len(self.sizes),)
+            is_wrong = (raw < low.reshape(choices)) | (raw > high.reshape(choices))
+            if is_wrong.any():
+                yield is_wrong, f"be{self._in_range()}"
 
     def _own_range(self) -> tuple[Array, Array]:
-        """Least and greatest value of each choice, in numbers of the space."""
-        low = np.array(self.low or (0,) * len(self.sizes), np.int64)
-        return low, low + np.array(self.sizes, np.int64) - 1
+        """Return the smallest and largest value of each choice, in numbers of the space."""
+        sizes = np.array(self.sizes, np.int64)
+        # Tokens count from 0 and have no `low`.
+        low = np.array(self.low, np.int64) if self.low else np.zeros_like(sizes)
+        return low, low + sizes - 1
 
     def _in_range(self) -> str:
         return f" in {range_text(*self._own_range())}" if self.sizes else ""
 
     def _shapes(self, batch: tuple[int, ...]) -> str:
-        own, stored = batch + self.shape, batch + self.stored_shape
+        stored = batch + self.stored_shape
         if self.kind != "one_hot":
             return f"{stored}"
+        own = batch + self.shape
         return f"{own} with numbers{self._in_range()}, or {stored} as one-hots"
 
     def __str__(self) -> str:
         return ".".join(self.name)
 
     def encode(self) -> dict[str, Any]:
-        """Plain data that JSON can hold."""
-        data: dict[str, Any] = {
-            name: list(getattr(self, name)) for name in ("name", "path", "shape", "sizes", "low")
-        }
-        stored = list(self.stored_shape)
-        data = {"kind": self.kind, **data, "dtype": self.dtype, "stored_shape": stored}
+        """Return plain data that JSON can hold, for `decode`."""
+        data: dict[str, Any] = {"kind": self.kind}
+        for name in ("name", "path", "shape", "sizes", "low"):
+            data[name] = list(getattr(self, name))
+        data["dtype"] = self.dtype
+        data["stored_shape"] = list(self.stored_shape)
         if self.bounds is not None:
-            data["bounds"] = [_encoded_bound(bound) for bound in self.bounds]
+            low, high = self.bounds
+            data["bounds"] = [_encoded_bound(low), _encoded_bound(high)]
         if self.whole:
             data["whole"] = True
         return data
 
     @classmethod
     def decode(cls, data: Mapping[str, Any]) -> "ObservationEntry":
-        """The entry that `encode` described; those of earlier versions have no ``bounds``.
+        """Return the entry that `encode` described.
 
         Raises:
-            ValueError: If the description is damaged.
+            ValueError: The description is damaged.
         """
-        kind, dtype = data["kind"], str(data["dtype"])
-        shape, sizes, low, stored = (
-            tuple(int(n) for n in data[key]) for key in ("shape", "sizes", "low", "stored_shape")
-        )
-        path = tuple(part if isinstance(part, int) else str(part) for part in data["path"])
+        kind = data["kind"]
+        dtype = str(data["dtype"])
         if kind not in get_args(Kind) or np.dtype(dtype).kind not in "biuf":
             raise ValueError(
                 f"an entry must have a known kind and dtype, got {kind!r} and {dtype!r}"
             )
+        shape = _integers(data["shape"])
+        sizes = _integers(data["sizes"])
+        low = _integers(data["low"])
+        stored = _integers(data["stored_shape"])
+        size = math.prod(shape)
         if kind == "one_hot":
-            whole_choices = len(sizes) == len(low) == math.prod(shape) and stored == (sum(sizes),)
+            has_choices = len(sizes) == size and len(low) == size
+            agrees = has_choices and stored == (sum(sizes),)
         else:
-            whole_choices = math.prod(shape) == math.prod(stored)
-        if not whole_choices or min((*shape, *sizes), default=1) < 0:
+            agrees = math.prod(stored) == size
+        if not agrees or min((*shape, *sizes), default=1) < 0:
             raise ValueError(f"an entry must have shapes that agree, got {dict(data)}")
-        name = tuple(str(part) for part in data["name"])
+
         bounds = None
+        # Descriptions of earlier versions have no bounds.
         if data.get("bounds") is not None:
-            least, largest = (_decoded_bound(bound, shape, dtype) for bound in data["bounds"])
-            if not (least <= largest).all():
+            smallest, largest = data["bounds"]
+            bounds = _decoded_bound(smallest, shape, dtype), _decoded_bound(largest, shape, dtype)
+            if not (bounds[0] <= bounds[1]).all():
                 raise ValueError(f"an entry must have bounds in order, got {dict(data)}")
-            bounds = least, largest
-        whole = bool(data.get("whole", False))
         return cls(
-            name,
-            path,
-            kind,
-            shape,
-            sizes,
-            low,
-            bounds,
+            name=tuple(str(name) for name in data["name"]),
+            path=tuple(name if isinstance(name, int) else str(name) for name in data["path"]),
+            kind=kind,
+            shape=shape,
+            sizes=sizes,
+            low=low,
+            bounds=bounds,
             dtype=dtype,
             stored_shape=stored,
-            whole=whole,
+            whole=bool(data.get("whole", False)),
         )
 
 
+def _integers(data: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(int(number) for number in data)
+
+
 def _encoded_bound(bound: Array) -> Any:
-    """A bound as one number, if it is the same everywhere, or a flat list; infinities as texts."""
-    numbers = bound.reshape(-1).tolist()
+    """Convert a bound to one number, if it is the same everywhere, or else to a flat list."""
+    numbers: list[Any] = bound.reshape(-1).tolist()
     if len(set(numbers)) == 1:
         numbers = numbers[:1]
-    numbers = [number if math.isfinite(number) else str(number) for number in numbers]
+    for index, number in enumerate(numbers):
+        # JSON has no infinities.
+        if not math.isfinite(number):
+            numbers[index] = str(number)
     return numbers[0] if len(numbers) == 1 else numbers
 
 
 def _decoded_bound(data: Any, shape: tuple[int, ...], dtype: str) -> Array:
-    numbers = [float(number) for number in (data if isinstance(data, list) else [data])]
-    return np.broadcast_to(np.array(numbers, dtype), math.prod(shape)).reshape(shape)
+    listed = data if isinstance(data, list) else [data]
+    numbers = np.array([float(number) for number in listed], dtype)
+    flat = np.broadcast_to(numbers, math.prod(shape))
+    return flat.reshape(shape)
 
 
 def is_nested_as_space(entries: Iterable[ObservationEntry], observation: Any) -> bool:
-    """Returns whether an observation is nested as in the space, not by the names of entries.
+    """Return whether an observation is nested as in the space, not by the names of entries.
 
     All entries decide together: in ``{"observation": {"x": a}, "x": b}``, ``a`` is found under the
     path of one entry and under the name of the other.
     """
-    paths = [entry.path for entry in entries if entry.path]
-    return bool(paths) and all(_at(observation, path) is not None for path in paths)
+    has_paths = False
+    for entry in entries:
+        # An empty path is the observation itself, which is not nested.
+        if entry.path:
+            has_paths = True
+            if _at(observation, entry.path) is None:
+                return False
+    return has_paths
 
 
-def _at(observation: Any, places: tuple[str | int, ...]) -> Any:
-    """Returns the array at a place of a nested observation; None if there is none."""
+def _at(observation: Any, place: tuple[str | int, ...]) -> Any:
+    """Return the array at a place of a nested observation; None if there is none."""
     value = observation
-    for place in places:
-        value = child(value, place)
+    for name in place:
+        value = child(value, name)
     return None if is_tree(value) else value

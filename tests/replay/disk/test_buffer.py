@@ -16,7 +16,7 @@ from yamame.replay import (
     Window,
     pack,
 )
-from yamame.replay.disk.buffer import whole
+from yamame.replay.disk.buffer import keep_batch
 
 
 def trajectories(*lengths: int, start: int = 0) -> TensorDict:
@@ -197,7 +197,7 @@ def test_another_process_samples_through_an_ordinary_replay_buffer(make):
         storage=TrajectoryFollower(buffer.storage.path),
         sampler=TrajectorySampler(),
         writer=ImmutableDatasetWriter(),
-        collate_fn=whole,
+        collate_fn=keep_batch,
         batch_size=8,
     )
     assert set(numbers(reader.sample())) <= {0, 1}
@@ -232,14 +232,14 @@ def test_whole_episodes_as_torchrl_has_them_are_packed(make, flat):
 def test_what_is_not_whole_is_refused_with_a_remedy_and_can_be_packed_as_it_is(make):
     buffer = make()
     steps = rollout("-x--", "x--x")
-    remedy = r"must be none: .* pack what there is with yamame.replay.pack, got 2"
+    remedy = r"must be 0, got 2; .* pack unfinished ones with yamame.replay.pack"
     with pytest.raises(ValueError, match=f"after the last end of an episode {remedy}"):
         buffer.extend(steps)
     whole_ones = rollout("-x-x", "x--x")
     starts = torch.tensor([[False, False, True, False], [True, True, False, False]])
     with pytest.raises(ValueError, match=f"before the first beginning of an episode {remedy}"):
         buffer.extend(whole_ones.set("is_init", starts[..., None]))
-    with pytest.raises(ValueError, match=r"must be packed, with yamame.replay.pack"):
+    with pytest.raises(ValueError, match=r"pack trajectories with yamame\.replay\.pack"):
         buffer.extend(rollout("-x-x").exclude(("next", "done")))
     assert len(buffer) == 0
     buffer.extend(pack(steps))
@@ -247,13 +247,13 @@ def test_what_is_not_whole_is_refused_with_a_remedy_and_can_be_packed_as_it_is(m
 
 
 def test_sampling_with_nothing_to_sample_is_an_error(make):
-    with pytest.raises(RuntimeError, match="replay must hold something to sample, got nothing yet"):
+    with pytest.raises(RuntimeError, match="replay holds nothing to sample yet"):
         make().sample()
     buffer = make("other", sample_by="timestep")
-    with pytest.raises(RuntimeError, match="other must hold something to sample, got nothing yet"):
+    with pytest.raises(RuntimeError, match="other holds nothing to sample yet"):
         buffer.sample()
     buffer.extend(trajectories(1, 1))
-    with pytest.raises(RuntimeError, match="other must hold something to sample"):
+    with pytest.raises(RuntimeError, match="other holds nothing to sample"):
         buffer.sample()
 
 

@@ -1,8 +1,8 @@
-"""The replay buffer of whole trajectories: TorchRL's `ReplayBuffer` over a `TrajectoryStorage`.
+"""Replay buffer of whole trajectories: TorchRL's `ReplayBuffer` over a `TrajectoryStorage`.
 
-``extend`` takes trajectories ``[n, L]`` (right padded, ``mask``) or whole episodes as TorchRL has
-them, ``sample`` gives ``[B, L']`` in the same form, after the transforms, which see whole
-trajectories. L' is the longest length in the batch.
+``extend`` takes right-padded trajectories ``[n, L]`` with ``mask``, or TorchRL rollouts of whole
+episodes. ``sample`` returns trajectories ``[B, L']`` in the same form, where L' is the longest
+length in the batch. Transforms receive whole trajectories.
 """
 
 import os
@@ -26,26 +26,26 @@ SampleBy = Literal["trajectory", "timestep"]
 
 
 class TrajectoryReplayBuffer(ReplayBuffer):
-    """Whole trajectories on disk, drawn at random (AMAGO, arXiv 2310.09971).
+    """Whole trajectories on disk, sampled at random (AMAGO, arXiv 2310.09971).
 
-    Everything of `ReplayBuffer` works on trajectories: ``extend``, ``sample``,
-    ``append_transform``, ``len``, ``empty``, ``state_dict``. Draws come from ``generator``, or else
-    from torch's global one.
+    The methods of `ReplayBuffer` work on trajectories: ``extend``, ``sample``,
+    ``append_transform``, ``len``, ``empty``, ``state_dict``.
 
-    For exact resume see `TrajectoryStorage`: ``state_dict`` holds no trajectories, and a checkpoint
-    that is on disk calls `protect`.
+    For exact resume see `TrajectoryStorage`: ``state_dict`` holds no trajectories, and `protect`
+    must be called once a checkpoint is on disk.
 
     Args:
         path, capacity, owner, keep, resume: As for `TrajectoryStorage`.
-        batch_size: Trajectories per sample; None: `sample` is told.
-        transform: Applied to what was sampled, e.g. ``Compose(Relabel(), Window(128))``.
-        sample_by: ``trajectory``: each is as likely as any other. ``timestep``: as likely as it is
-            long (in transitions).
-        generator: Source of all draws of this buffer, not of its transforms.
+        batch_size: Trajectories per sample; None: an argument of ``sample``.
+        transform: Applied to samples, e.g. ``Compose(Relabel(), Window(128))``.
+        sample_by: ``trajectory``: all trajectories are equally likely. ``timestep``: in proportion
+            to their numbers of transitions.
+        generator: Generator of this buffer's draws, not of its transforms'; None: torch's global
+            one.
 
     Raises:
-        ValueError: On an unknown ``sample_by``, and as `TrajectoryStorage`.
-        RuntimeError: On sampling while there is nothing to sample.
+        ValueError: ``sample_by`` is unknown, and as `TrajectoryStorage`.
+        RuntimeError: ``sample`` is called while there is nothing to sample.
     """
 
     def __init__(
@@ -61,23 +61,31 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         resume: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
-        sampler = TrajectorySampler(sample_by)  # refuses before a folder is made
+        # The sampler checks its argument before the storage makes a folder.
+        sampler = TrajectorySampler(sample_by)
+        storage = TrajectoryStorage(path, capacity=capacity, owner=owner, keep=keep, resume=resume)
         super().__init__(
-            storage=TrajectoryStorage(
-                path, capacity=capacity, owner=owner, keep=keep, resume=resume
-            ),
+            storage=storage,
             sampler=sampler,
             writer=TrajectoryWriter(),
-            collate_fn=whole,
+            collate_fn=keep_batch,
             transform=transform,
             batch_size=batch_size,
             generator=generator,
         )
-        count_held(self._transform, self.storage)  # what a former process has appended
+        # A resumed storage holds trajectories of an earlier process.
+        count_held(self._transform, self.storage)
 
     def extend(self, data: TensorDictBase | Sequence[TensorDictBase], **options: Any) -> Tensor:
-        """Appends trajectories ``[n, L]``, or rollouts of TorchRL ``[T]`` or ``[N, T]``, which it
-        packs.
+        """Append trajectories.
+
+        Args:
+            data: Trajectories ``[n, L]``, or TorchRL rollouts ``[T]`` or ``[N, T]``, which are
+                packed.
+            options: As for `ReplayBuffer.extend`.
+
+        Returns:
+            Numbers of the trajectories, as `TrajectoryStorage.append`.
 
         Raises:
             ValueError: A rollout does not hold whole episodes, and as `TrajectoryStorage.append`.
@@ -85,8 +93,9 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         return super().extend(pack_whole(data), **options)
 
     def append_transform(self, transform: Transform, *, invert: bool = False) -> ReplayBuffer:
-        """As TorchRL's; if the transform counts goals, it counts those of the trajectories that are
-        held.
+        """Append a transform, as TorchRL does.
+
+        A transform that counts goals counts those of the trajectories held.
         """
         count_held(transform, self.storage)
         return super().append_transform(transform, invert=invert)
@@ -94,50 +103,47 @@ class TrajectoryReplayBuffer(ReplayBuffer):
     def insert_transform(
         self, index: int, transform: Transform, *, invert: bool = False
     ) -> ReplayBuffer:
-        """As `append_transform`."""
+        """Insert a transform, otherwise as `append_transform`."""
         count_held(transform, self.storage)
         return super().insert_transform(index, transform, invert=invert)
 
     @property
     def fields(self) -> dict[NestedKey, tuple[torch.Size, torch.dtype]]:
-        """Shape and dtype of every entry of a timestep, by key; none before the first
-        trajectory.
-        """
+        """Shape and dtype of every entry of a timestep, by key; empty before the first append."""
         return self.storage.fields
 
     @property
     def num_timesteps(self) -> int:
         """Number of timesteps held."""
-        return int(self.storage.lengths.sum())
+        return self.storage.num_timesteps
 
     def stats(self) -> dict[str, int | float | bool]:
-        """The counters of `ReplayBuffer.stats`; ``capacity`` and ``utilization`` speak of
-        timesteps.
+        """Return the counters of `ReplayBuffer.stats`.
+
+        ``capacity`` and ``utilization`` count timesteps.
         """
-        held = self.num_timesteps
-        return {
-            **super().stats(),
-            "num_timesteps": held,
-            "utilization": held / self.storage.max_size,
-        }
+        stats = super().stats()
+        stats["num_timesteps"] = self.num_timesteps
+        stats["utilization"] = self.num_timesteps / self.storage.max_size
+        return stats
 
     def protect(self) -> None:
-        """Keeps the present state on disk, and some protected before, see
-        `TrajectoryStorage.protect`.
-        """
+        """Protect the present state from deletion, see `TrajectoryStorage.protect`."""
         with self._replay_lock:
             self.storage.protect()
 
     def close(self) -> None:
-        """Closes the files; what is stored stays."""
+        """Close the files. The stored trajectories stay."""
         self.storage.close()
 
 
 class TrajectorySampler(RandomSampler):
-    """Draws trajectories, with replacement, for any `ReplayBuffer` over trajectories on disk.
+    """A sampler with replacement, for any `ReplayBuffer` over trajectories on disk.
+
+    The ``collate_fn`` of the buffer must return a batch as it is, as `keep_batch` does.
 
     Args:
-        by: As ``sample_by`` of `TrajectoryReplayBuffer`, whose ``collate_fn`` should be `whole`.
+        by: As ``sample_by`` of `TrajectoryReplayBuffer`.
     """
 
     def __init__(self, by: SampleBy = "trajectory") -> None:
@@ -145,43 +151,49 @@ class TrajectorySampler(RandomSampler):
         self.by = by
 
     def sample(self, storage: TrajectoryFollower, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws positions ``[batch_size]`` of trajectories."""
+        """Draw positions ``[batch_size]`` of trajectories.
+
+        Raises:
+            RuntimeError: No trajectory with a transition is held.
+        """
         storage.refresh()
         total = len(storage)
+        ends = None
         if self.by == "timestep":
             ends = (storage.lengths - 1).cumsum(0)
             total = int(ends[-1]) if total else 0
         if not total:
             raise RuntimeError(
-                f"TrajectorySampler: {storage.path} must hold something to sample, got nothing yet"
+                f"TrajectorySampler: {storage.path} holds nothing to sample yet, append some"
             )
+
         index = torch.randint(total, (batch_size,), generator=self._rng)
-        if self.by == "timestep":
+        if ends is not None:
+            # The draw is of a transition: find the trajectory that holds it.
             index = torch.searchsorted(ends, index, right=True)
         return index, {}
 
 
 class TrajectoryWriter(ImmutableDatasetWriter):
-    """Appends to the `TrajectoryStorage` of the buffer; as the writer of a dataset, it has no state
-    of its own.
-    """
+    """A writer that appends to the `TrajectoryStorage` of the buffer, and has no state itself."""
 
+    # TorchRL reads this attribute for `ReplayBuffer.write_count`.
     @property
     def _write_count(self) -> int:
         return self._storage.num_appended
 
     def add(self, data: TensorDictBase) -> int:
-        """Appends one trajectory ``[L]``."""
+        """Append one trajectory ``[L]``."""
         return int(self._storage.append([data]))
 
     def extend(self, data: TensorDictBase | Sequence[TensorDictBase]) -> Tensor:
-        """Appends trajectories, see `TrajectoryStorage.append`."""
+        """Append trajectories, see `TrajectoryStorage.append`."""
         return self._storage.append(data)
 
     def _empty(self, empty_write_count: bool = True) -> None:
         pass
 
 
-def whole(batch: TensorDictBase) -> TensorDictBase:
-    """Collates nothing: a storage of trajectories gives batches already."""
+def keep_batch(batch: TensorDictBase) -> TensorDictBase:
+    """Return a batch as it is: a storage of trajectories returns collated batches."""
     return batch

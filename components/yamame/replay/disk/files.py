@@ -1,22 +1,23 @@
-"""The files of a trajectory store.
+"""Files of a trajectory store.
 
 ``<n>.steps``
-    Segment n: trajectories one after the other; of each, all values of its first entry, then of its
-    second.
+    Segment n: trajectories one after the other. Each consists of all values of its first entry,
+    then all values of its second entry, and so on.
 ``<n>.index``
-    Of each trajectory in segment n its number of timesteps, and the CRC-32 of its bytes (int64).
+    Number of timesteps and CRC-32 of the bytes (int64 each) of every trajectory in segment n.
 ``<k>.manifest``
-    JSON. ``crc``: the CRC-32 of all the rest; ``format``, ``owner`` and ``capacity``; ``fields``:
-    key, dtype and shape of every entry of a timestep; ``num_segments`` begun so far, so that no
-    number is used twice; ``held``: the number of trajectories appended so far, and those that are
-    held, oldest first, as ``[segment, first, end]``; ``protected``: the same as it was when
-    checkpoints were made. Written after everything that it names; the newest, of ``number`` k,
-    counts. One that is known to be on the disk stays beside it: a power cut may leave no newer one.
+    JSON. ``crc``: CRC-32 of everything else in the file. ``format``, ``owner`` and ``capacity``.
+    ``fields``: key, dtype and shape of every entry of a timestep. ``num_segments``: segments begun
+    so far, so that no number is used twice. ``held``: number of trajectories appended so far, and
+    the trajectories held, oldest first, as ranges ``[segment, first, end]``. ``protected``: former
+    values of ``held`` that checkpoints refer to. A manifest is written after everything that it
+    names. The manifest with the highest ``number`` k counts. One that is known to be flushed stays
+    beside it, because after a power cut the newer one may be missing.
 ``lock``
-    Locked by the one process that may write.
+    Locked by the process that may write.
 
-A segment is appended to in one session, never changed, and deleted as a whole. What was written
-survives the death of the process; what a state dict names, that of the machine.
+Only one session appends to a segment. Segments are never changed, and are deleted as a whole.
+Written data survive the death of the process; data named by a state dict survive a power cut.
 """
 
 import fcntl
@@ -34,6 +35,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from yamame.checks import require
+from yamame.replay.disk.index import index_rows
 from yamame.system.messages import one_line
 
 STORE = "TrajectoryStorage"
@@ -43,104 +45,135 @@ DTYPES = {
     for dtype in vars(torch).values()
     if isinstance(dtype, torch.dtype)
 }
-REMEDY = "bring the folder back from a copy, or begin anew"
+REMEDY = "bring the folder back from a copy, or begin a new run"
 Manifest = dict[str, Any]
 
 
 class Segment(NamedTuple):
-    """What the files of a segment hold, which may be more than a manifest names."""
+    """Content of the files of a segment, which may be more than a manifest names."""
 
-    lengths: np.ndarray
-    """Timesteps of each trajectory ``[n]`` int64."""
-    checksums: np.ndarray
-    """CRC-32 of the bytes of each trajectory ``[n]`` int64."""
+    rows: np.ndarray
+    """Rows of a `TrajectoryIndex` ``[n, 4]``, one for each trajectory."""
     data: np.ndarray
-    """Bytes, memory-mapped: they can be read even after the file was deleted."""
+    """Memory-mapped bytes. They stay readable after the file was deleted."""
 
     @classmethod
     def open(cls, path: Path, number: int) -> "Segment":
-        """Maps a segment of a folder; ``FileNotFoundError`` if there is none."""
-        index = np.fromfile(path / f"{number}.index", np.int64)
-        lengths, checksums = index[: len(index) // 2 * 2].reshape(-1, 2).T
-        data = path / f"{number}.steps"
-        if not data.stat().st_size:  # which cannot be mapped
-            return cls(lengths, checksums, np.zeros(0, np.uint8))
-        return cls(lengths, checksums, np.asarray(np.memmap(data, np.uint8, "r")))
+        """Map a segment of a folder.
+
+        Raises:
+            FileNotFoundError: A file of the segment is missing.
+        """
+        values = np.fromfile(path / f"{number}.index", np.int64)
+        # A killed process may have written half of a pair.
+        num_trajectories = len(values) // 2
+        pairs = values[: 2 * num_trajectories].reshape(num_trajectories, 2)
+        rows = index_rows(number, first_timestep=0, lengths=pairs[:, 0], checksums=pairs[:, 1])
+        return cls(rows, map_bytes(path, number))
+
+
+def map_bytes(path: Path, number: int) -> np.ndarray:
+    """Map the timesteps of a segment ``[bytes]``.
+
+    Raises:
+        FileNotFoundError: The file is missing.
+    """
+    file = path / f"{number}.steps"
+    # An empty file cannot be mapped.
+    if file.stat().st_size == 0:
+        return np.zeros(0, np.uint8)
+    return np.asarray(np.memmap(file, np.uint8, "r"))
 
 
 def read_manifests(path: Path) -> list[Manifest]:
-    """Reads the manifests of a folder that are whole, newest first; none where a store could be
-    created.
+    """Read the intact manifests of a folder, newest first.
 
-    The ``number`` of each is the highest that is taken.
+    Args:
+        path: Folder of a store.
+
+    Returns:
+        Manifests, in each of which ``number`` is the highest number in use. Empty if a store could
+        be created in the folder.
 
     Raises:
-        ValueError: The folder holds something else, a store of another format, or no manifest that
-            is whole.
+        ValueError: The folder holds something else, a store of another format, or no intact
+            manifest.
     """
     files = sorted(path.iterdir()) if path.exists() else []
-    numbers = {
-        int(file.stem): file for file in files if file.suffix == ".manifest" and file.stem.isdigit()
-    }
-    if not numbers:
+    numbered = {}
+    for file in files:
+        if file.suffix == ".manifest" and file.stem.isdigit():
+            numbered[int(file.stem)] = file
+    if not numbered:
         foreign = [str(file) for file in files if file.name not in ("lock", "draft")]
         require(STORE, "path", foreign, not foreign, "be empty or hold trajectories")
-    whole: list[Manifest] = []
-    wrong: list[ValueError] = []
-    for number in sorted(numbers, reverse=True):
+
+    intact: list[Manifest] = []
+    errors: list[ValueError] = []
+    for number in sorted(numbered, reverse=True):
         try:
-            whole.append({**_parse(numbers[number]), "number": max(numbers)})
-        except FileNotFoundError:  # the writer has replaced it
+            manifest = _parse(numbered[number])
+        except FileNotFoundError:
+            # The writer has replaced this manifest since the folder was listed.
             return read_manifests(path)
         except ValueError as error:
-            wrong.append(error)
-    if wrong and not whole:
-        raise wrong[0]
-    return whole
+            errors.append(error)
+        else:
+            intact.append({**manifest, "number": max(numbered)})
+
+    if errors and not intact:
+        raise errors[0]
+    return intact
 
 
 def _parse(file: Path) -> Manifest:
-    """A manifest, after everything in it was looked at; ``ValueError`` if it is not whole."""
+    """Read a manifest, and raise ``ValueError`` unless it is intact."""
     try:
         manifest: Manifest = json.loads(file.read_bytes())
-        form, crc = manifest["format"], manifest.pop("crc", None)
+        format_name = manifest["format"]
+        checksum = manifest.pop("crc", None)
         unknown = {dtype for _, dtype, _ in manifest["fields"]} - DTYPES.keys()
         for state in (manifest["held"], *manifest["protected"]):
             checked_state(state)
     except OSError:
         raise
-    except Exception as error:  # whatever is missing, or something else
-        reason = f"{file} must be a manifest, it cannot be read ({one_line(error)}): {REMEDY}"
-        raise ValueError(f"{STORE}: {reason}") from error
-    require(STORE, f"format of {file.parent}", form, form == FORMAT, f"be {FORMAT!r}")
-    require(
-        STORE,
-        f"checksum of {file}",
-        crc,
-        crc == _checksum(manifest),
-        f"be that of its text: {REMEDY}",
-    )
+    except Exception as error:
+        # Damaged JSON and missing entries raise almost anything.
+        raise ValueError(
+            f"{STORE}: {file} must be a manifest, it cannot be read ({one_line(error)}); {REMEDY}"
+        ) from error
+
+    name = f"format of {file.parent}"
+    require(STORE, name, format_name, format_name == FORMAT, f"be {FORMAT!r}")
+    name = f"checksum of {file}"
+    matches = checksum == _checksum(manifest)
+    require(STORE, name, checksum, matches, "be that of its text", remedy=REMEDY)
     require(STORE, f"dtypes in {file}", sorted(unknown), not unknown, "be those of torch")
     return manifest
 
 
 def checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Which trajectories are held, as a manifest says it; raises an error unless it is made of
-    numbers.
-    """
+    """Return the held trajectories of a manifest or a state dict; raise unless all are numbers."""
     parts = [[int(number), int(first), int(end)] for number, first, end in state["parts"]]
     return {"num_appended": int(state["num_appended"]), "parts": parts}
 
 
 def write_manifest(path: Path, manifest: Manifest, *, to_disk: bool = False) -> None:
-    """Writes a manifest, whole or not at all; ``to_disk``: it survives the death of the machine."""
+    """Write a manifest as a whole or not at all.
+
+    Args:
+        path: Folder of the store.
+        manifest: Content.
+        to_disk: Whether to wait until the file survives a power cut.
+    """
     text = json.dumps({"crc": _checksum(manifest), **manifest})
-    write(path / "draft", "wb", [text.encode()])
+    draft = path / "draft"
+    write(draft, "wb", [text.encode()])
     if to_disk:
-        flush(path / "draft")
-    # A new name, as some file systems write to the disk when a file is replaced, which takes
+        flush(draft)
+    # The name is new: some file systems flush a file that replaces another one, which takes
     # milliseconds.
-    (path / "draft").rename(path / f"{manifest['number']}.manifest")
+    draft.rename(path / f"{manifest['number']}.manifest")
     if to_disk:
         flush(path)
 
@@ -150,7 +183,11 @@ def _checksum(manifest: Manifest) -> int:
 
 
 def flush(path: Path) -> None:
-    """Returns when a file, or the names in a folder, are on the disk; an ``OSError`` names it."""
+    """Wait until a file, or the names in a folder, are on the disk.
+
+    Raises:
+        OSError: The flush failed; names the path.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -161,17 +198,28 @@ def flush(path: Path) -> None:
 
 
 def write(path: Path, mode: str, data: Iterable[Any]) -> None:
-    """Writes buffers to a file, or raises ``OSError`` that names it."""
+    """Write buffers to a file.
+
+    Raises:
+        OSError: The disk is full, or the file cannot be written; names the path.
+    """
     try:
         with path.open(mode) as file:
             file.writelines(data)
     except OSError as error:
-        message = f"{STORE}: there must be room for {path}, got {error.strerror}"
+        message = f"{STORE}: {path} cannot be written ({error.strerror}); free some space"
         raise OSError(error.errno, message) from error
 
 
 def lock(path: Path) -> int:
-    """Locks a folder for this process, until the descriptor that is returned is closed."""
+    """Lock a folder for this process.
+
+    Returns:
+        Descriptor that holds the lock until it is closed.
+
+    Raises:
+        ValueError: Another process holds the lock.
+    """
     descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -183,90 +231,113 @@ def lock(path: Path) -> int:
     return descriptor
 
 
-def without_first(number: int, parts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The parts without their first trajectories; what follows in the same segment is one part.
+def without_first(count: int, parts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Remove the oldest trajectories from ranges, and merge adjacent ranges of one segment.
+
+    Args:
+        count: Number of trajectories to remove.
+        parts: Ranges ``[segment, first, end]``, oldest first.
 
     >>> without_first(3, [[0, 4, 6], [1, 0, 5], [1, 5, 7]])
     [[1, 1, 7]]
     """
     left: list[list[int]] = []
     for segment, first, end in parts:
-        gone = min(number, end - first)
-        number -= gone
+        removed = min(count, end - first)
+        count -= removed
         if left and left[-1][0] == segment:
             left[-1][2] = end
-        elif first + gone < end:
-            left.append([segment, first + gone, end])
+        elif first + removed < end:
+            left.append([segment, first + removed, end])
     return left
 
 
 def to_bytes(value: Tensor) -> np.ndarray:
-    """The bytes of ``[R, ...]`` as ``[R, bytes]``; shares memory if that is possible."""
+    """Return the bytes of ``[R, ...]`` as ``[R, bytes]``, without a copy if possible."""
     value = value.detach().cpu().contiguous()
-    return value.view(len(value), math.prod(value.shape[1:])).view(torch.uint8).numpy()
+    flat = value.view(len(value), math.prod(value.shape[1:]))
+    return flat.view(torch.uint8).numpy()
 
 
 def fields_of(timesteps: TensorDictBase) -> list[list[Any]]:
-    """Key, dtype and shape of every entry of ``[R]`` timesteps, as a manifest has them."""
-    return [
-        [
-            [key] if isinstance(key, str) else list(key),
-            str(value.dtype).split(".")[1],
-            list(value.shape[1:]),
-        ]
-        for key, value in timesteps.items(True, True)
-    ]
+    """Return key, dtype and shape of every entry of timesteps ``[R]``, as in a manifest."""
+    fields: list[list[Any]] = []
+    for key, value in timesteps.items(True, True):
+        path = [key] if isinstance(key, str) else list(key)
+        dtype = str(value.dtype).split(".")[1]
+        fields.append([path, dtype, list(value.shape[1:])])
+    return fields
 
 
 def width_of(fields: list[list[Any]]) -> int:
-    """Bytes of a timestep with these fields."""
-    return sum(DTYPES[dtype].itemsize * math.prod(size) for _, dtype, size in fields)
+    """Return the number of bytes of a timestep with these fields."""
+    return sum(DTYPES[dtype].itemsize * math.prod(shape) for _, dtype, shape in fields)
 
 
 def check_fields(fields: list[list[Any]], timesteps: TensorDictBase) -> None:
-    """Raises ValueError unless the timesteps have these fields, in any order."""
-    got = fields_of(timesteps)
-    missing, strange = (
-        [one for one in a if one not in b] for a, b in ((fields, got), (got, fields))
-    )
-    require(STORE, "trajectories", strange, not missing and not strange, f"hold {missing}")
+    """Raise unless the timesteps have these fields, in any order.
+
+    Raises:
+        ArgumentError: An entry is missing, unknown, or of another dtype or shape.
+    """
+    found = fields_of(timesteps)
+    missing = [field for field in fields if field not in found]
+    unknown = [field for field in found if field not in fields]
+    matches = not missing and not unknown
+    require(STORE, "trajectories", unknown, matches, f"hold {missing}")
 
 
 def flatten(
     trajectories: TensorDictBase | Sequence[TensorDictBase],
 ) -> tuple[TensorDictBase, np.ndarray]:
-    """All real timesteps ``[R]``, one after the other, and lengths ``[n]`` of what
-    `TrajectoryStorage.append` takes.
+    """Concatenate the real timesteps of trajectories.
+
+    Args:
+        trajectories: As for `TrajectoryStorage.append`.
+
+    Returns:
+        Timesteps ``[R]`` of all trajectories, and lengths ``[n]``.
+
+    Raises:
+        ArgumentError: A trajectory is empty, not right padded or not packed, or entries differ.
     """
     if isinstance(trajectories, TensorDictBase):
         timesteps, lengths = _flatten_padded(trajectories)
     elif len(trajectories):
-        parts = [one.exclude("mask") for one in trajectories]
-        for part in parts:
-            check_fields(fields_of(parts[0]), part)
-        timesteps, lengths = torch.cat(parts), np.array([len(part) for part in parts])
+        unpadded = [trajectory.exclude("mask") for trajectory in trajectories]
+        for trajectory in unpadded:
+            check_fields(fields_of(unpadded[0]), trajectory)
+        timesteps = torch.cat(unpadded)
+        lengths = np.array([len(trajectory) for trajectory in unpadded])
     else:
         return TensorDict({}, [0]), np.zeros(0, np.int64)
-    require(
-        STORE, "lengths of trajectories", lengths.tolist(), bool((lengths > 0).all()), "be positive"
-    )
+
+    positive = bool((lengths > 0).all())
+    require(STORE, "lengths of trajectories", lengths.tolist(), positive, "be positive")
+
+    # A packed trajectory holds every observation once, a rollout at the root and under "next".
+    root = timesteps.keys(True)
     following = timesteps.get("next", TensorDict())
-    twice = [key for key in following.keys(True, True) if key in timesteps.keys(True)]
-    remedy = "not be held under 'next' too: trajectories must be packed, with yamame.replay.pack"
-    require(STORE, "entries of the root", twice, not twice, remedy)
+    twice = [key for key in following.keys(True, True) if key in root]
+    remedy = "pack trajectories with yamame.replay.pack"
+    require(
+        STORE, "entries of the root", twice, not twice, "not be held under 'next'", remedy=remedy
+    )
     return timesteps, lengths
 
 
 def _flatten_padded(trajectories: TensorDictBase) -> tuple[TensorDictBase, np.ndarray]:
     shape = trajectories.shape
-    require(
-        STORE, "trajectories", tuple(shape), len(shape) == 2, "be [n, L], see yamame.replay.pack"
-    )
+    remedy = "pack rollouts with yamame.replay.pack"
+    require(STORE, "trajectories", tuple(shape), len(shape) == 2, "be [n, L]", remedy=remedy)
     mask = trajectories.get("mask", None)
+    # Without a mask, nothing is padding.
     if mask is None:
         return trajectories.flatten(), np.full(shape[0], shape[1])
+
     mask = mask.reshape(shape)
     lengths = mask.sum(-1, keepdim=True)
-    padded = bool((mask == (torch.arange(shape[1], device=mask.device) < lengths)).all())
-    require(STORE, "mask", "a real timestep after padding", padded, "be right padded")
+    step = torch.arange(shape[1], device=mask.device)
+    is_right_padded = bool((mask == (step < lengths)).all())
+    require(STORE, "mask", "a real timestep after padding", is_right_padded, "be right padded")
     return trajectories.exclude("mask")[mask], lengths.flatten().cpu().numpy()

@@ -1,6 +1,4 @@
-"""Reading trajectories on disk that another process may be appending
-(`yamame.replay.disk.storage`).
-"""
+"""Read access to trajectories on disk that another process may be appending."""
 
 import math
 import os
@@ -27,20 +25,21 @@ from yamame.replay.disk.files import (
     read_manifests,
     width_of,
 )
+from yamame.replay.disk.index import LENGTH, NUM_COLUMNS, TrajectoryIndex
 
 
 class TrajectoryFollower(Storage):
     """A read-only TorchRL storage over trajectories that another process may be appending.
 
-    ``len()`` counts trajectories; position 0 is the oldest. What is seen is what was there at the
-    last `refresh`, whatever the writer does meanwhile.
+    ``len()`` counts trajectories; position 0 is the oldest. The trajectories are those of the last
+    `refresh`, whatever the writer has appended or evicted since.
 
     Args:
-        path: The folder of a `TrajectoryStorage`.
+        path: Folder of a `TrajectoryStorage`.
 
     Raises:
-        ValueError: The folder holds no trajectories, or those of another format, or some of them
-            are gone.
+        ValueError: The folder holds no trajectories, a store of another format, or a store of which
+            files are missing.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -57,153 +56,175 @@ class TrajectoryFollower(Storage):
         return (TrajectoryFollower, (str(self.path),))
 
     def close(self) -> None:
-        """Closes the files; what is stored stays. Nothing else may be called afterwards."""
+        """Close the files. The stored trajectories stay; no other method may be called later."""
         self._segments = {}
 
     def refresh(self) -> None:
-        """Sees what was appended and evicted since."""
+        """Update to the trajectories that the writer holds now."""
         manifests = read_manifests(self.path)
-        for manifest in manifests:  # after a power cut, what the newest names may not be there
+        # After a power cut, files that the newest manifest names may be missing.
+        for manifest in manifests:
             try:
-                return self._load(manifest)
+                self._load(manifest)
+                return
             except FileNotFoundError as error:
                 if read_manifests(self.path)[:1] != manifests[:1]:
-                    return (
-                        self.refresh()
-                    )  # the writer deleted a segment after the manifest was read
+                    # The writer has deleted a segment since the manifests were read.
+                    self.refresh()
+                    return
                 missing = error
-        reason = (
-            f"trajectories of the manifest must still be there, got none of {missing}: {REMEDY}"
-        )
-        raise ValueError(f"{STORE}: {reason}") from missing
+        raise ValueError(f"{STORE}: trajectories are missing, {missing}; {REMEDY}") from missing
 
     def verify(self) -> None:
-        """Compares all that is held with its checksums.
+        """Compare all trajectories with their checksums.
 
         Raises:
-            ValueError: A trajectory is not what was appended; names its file.
+            ValueError: A trajectory was changed since it was appended; names its file.
         """
-        self._verify(self._segments, self._entries, self._manifest["fields"])
+        self._verify(self._segments, self._index.rows, self._manifest["fields"])
 
     def _load(self, manifest: Manifest) -> None:
-        """Maps all that a manifest names, and releases the rest."""
-        self._segments, self._entries = self._map(manifest["held"]["parts"], manifest["fields"])
+        """Map everything that a manifest names, and release the rest."""
+        self._segments, self._index = self._map(manifest["held"]["parts"], manifest["fields"])
         self._manifest = manifest
 
     def _map(
         self, parts: Sequence[Sequence[int]], fields: list[list[Any]]
-    ) -> tuple[dict[int, Segment], np.ndarray]:
-        """Segments by number, and of each trajectory its segment, its first timestep there, its
-        length and CRC-32.
+    ) -> tuple[dict[int, Segment], TrajectoryIndex]:
+        """Map the segments of ranges.
+
+        Returns:
+            Segments by number, and the index of the trajectories.
         """
-        segments = {number: self._open(number, end, fields) for number, _, end in parts}
-        entries = [np.zeros((0, 4), np.int64)]
+        segments = {}
+        rows = [np.zeros((0, NUM_COLUMNS), np.int64)]
         for number, first, end in parts:
-            lengths, checksums = segments[number].lengths[:end], segments[number].checksums[:end]
-            starts = lengths.cumsum() - lengths
-            entries.append(np.stack([np.full(end, number), starts, lengths, checksums], 1)[first:])
-        return segments, np.concatenate(entries)
+            segments[number] = self._open(number, end, fields)
+            rows.append(segments[number].rows[first:end])
+        return segments, TrajectoryIndex(np.concatenate(rows))
 
     def _open(self, number: int, end: int, fields: list[list[Any]]) -> Segment:
-        """A segment, mapped so far that it has ``end`` trajectories; ``FileNotFoundError`` if it
-        has not.
+        """Map a segment with at least ``end`` trajectories.
+
+        Raises:
+            FileNotFoundError: The segment is missing or incomplete.
         """
         segment = self._segments.get(number)
-        try:
-            if segment is None or len(segment.lengths) < end:
+        missing = f"segment {number} in {self.path}"
+        if segment is None or len(segment.rows) < end:
+            try:
                 segment = Segment.open(self.path, number)
-            lengths = segment.lengths[:end]
-            is_whole = len(lengths) == end and (lengths >= 1).all()
-            if not is_whole or len(segment.data) < lengths.sum() * width_of(fields):
-                raise FileNotFoundError
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"segment {number} in {self.path}") from error
+            except FileNotFoundError as error:
+                raise FileNotFoundError(missing) from error
+
+        # A power cut may leave files that are too short or filled with zeros.
+        lengths = segment.rows[:end, LENGTH]
+        is_whole = len(lengths) == end and bool((lengths >= 1).all())
+        if not is_whole or len(segment.data) < lengths.sum() * width_of(fields):
+            raise FileNotFoundError(missing)
         return segment
 
     def _verify(
-        self, segments: Mapping[int, Segment], entries: np.ndarray, fields: list[list[Any]]
+        self, segments: Mapping[int, Segment], rows: np.ndarray, fields: list[list[Any]]
     ) -> None:
         width = width_of(fields)
-        for number, start, length, checksum in entries.tolist():
+        for number, start, length, checksum in rows.tolist():
             data = segments[number].data[start * width : (start + length) * width]
-            name = f"trajectory at timestep {start} of {self.path / str(number)}.steps"
-            crc = zlib.crc32(data.data)
+            found = zlib.crc32(data.data)
+            file = self.path / f"{number}.steps"
             require(
-                STORE, name, f"CRC-32 {crc}", crc == checksum, f"be as it was appended ({REMEDY})"
+                STORE,
+                f"trajectory at timestep {start} of {file}",
+                f"CRC-32 {found}",
+                found == checksum,
+                f"be as it was appended, with CRC-32 {checksum}",
+                remedy=REMEDY,
             )
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._index)
 
     @property
     def num_appended(self) -> int:
-        """Number of trajectories appended so far, evicted ones included."""
+        """Number of trajectories appended so far, including evicted ones."""
         return int(self._manifest["held"]["num_appended"])
 
     @property
+    def num_timesteps(self) -> int:
+        """Number of timesteps held."""
+        return self._index.num_timesteps
+
+    @property
     def fields(self) -> dict[NestedKey, tuple[torch.Size, torch.dtype]]:
-        """Shape and dtype of every entry of a timestep, by key; none before the first
-        trajectory.
-        """
-        return {
-            tuple(key) if len(key) > 1 else key[0]: (torch.Size(size), DTYPES[dtype])
-            for key, dtype, size in self._manifest["fields"]
-        }
+        """Shape and dtype of every entry of a timestep, by key; empty before the first append."""
+        fields: dict[NestedKey, tuple[torch.Size, torch.dtype]] = {}
+        for path, dtype, shape in self._manifest["fields"]:
+            key = tuple(path) if len(path) > 1 else path[0]
+            fields[key] = (torch.Size(shape), DTYPES[dtype])
+        return fields
 
     @property
     def lengths(self) -> Tensor:
-        """Number of timesteps of each trajectory held: ``[len]`` int64, oldest first."""
-        return torch.from_numpy(self._entries[:, 2].copy())
+        """Timesteps of each trajectory held: ``[len]`` int64, oldest first."""
+        return torch.from_numpy(self._index.rows[:, LENGTH].copy())
 
     def get(self, index: int | slice | Sequence[int] | Tensor) -> TensorDict:
-        """Copies trajectories out: ``[B, L]``, zeros after the end of each, and ``mask``
-        ``[B, L, 1]``.
-
-        L is the length of the longest of them.
+        """Copy trajectories out.
 
         Args:
-            index: Positions, 0 is the oldest; an int gives ``[L]``.
+            index: Positions; 0 is the oldest trajectory.
+
+        Returns:
+            ``[B, L]`` with ``mask`` ``[B, L, 1]``, right padded with zeros to the longest of the
+            trajectories; ``[L]`` for an int.
 
         Raises:
-            IndexError: Nothing is held at a position.
+            IndexError: No trajectory is held at a position.
         """
         if isinstance(index, int):
             return self.get([index])[0]
-        entries = self._entries[index if isinstance(index, slice) else np.asarray(index, np.int64)]
-        lengths = entries[:, 2]
-        shape = (len(entries), int(lengths.max(initial=0)))
-        fields = [
-            (tuple(key), DTYPES[dtype], size) for key, dtype, size in self._manifest["fields"]
-        ]
-        sizes = [dtype.itemsize * math.prod(size) for _, dtype, size in fields]
-        values = [
-            torch.zeros(shape[0], shape[1] * math.prod(size), dtype=dtype)
-            for _, dtype, size in fields
-        ]
-        columns = [
-            value.view(torch.uint8).numpy() for value in values
-        ]  # assigning to NumPy is faster
-        for b, (number, start, length, _) in enumerate(entries.tolist()):
-            data, place = self._segments[number].data, start * sum(sizes)
-            for column, size in zip(columns, sizes, strict=True):
-                column[b, : length * size] = data[place : place + length * size]
-                place += length * size
-        mask = torch.arange(shape[1]) < torch.from_numpy(lengths).unsqueeze(-1)
-        out = TensorDict({"mask": mask.unsqueeze(-1)}, batch_size=shape)
-        for (key, _, size), value in zip(fields, values, strict=True):
-            out.set(key, value.view(*shape, *size))
-        return out
+        positions = index if isinstance(index, slice) else np.asarray(index, np.int64)
+        rows = self._index.rows[positions]
+        lengths = rows[:, LENGTH]
+        num_trajectories = len(rows)
+        longest = int(lengths.max(initial=0))
+
+        values = {}
+        # Assigning bytes to NumPy arrays is faster than to tensors.
+        columns = []
+        widths = []
+        for path, name, shape in self._manifest["fields"]:
+            dtype = DTYPES[name]
+            size = math.prod(shape)
+            value = torch.zeros(num_trajectories, longest * size, dtype=dtype)
+            columns.append(value.view(torch.uint8).numpy())
+            widths.append(dtype.itemsize * size)
+            values[tuple(path)] = value.view(num_trajectories, longest, *shape)
+
+        for b, (number, start, length, _) in enumerate(rows.tolist()):
+            data = self._segments[number].data
+            place = start * sum(widths)
+            for column, width in zip(columns, widths, strict=True):
+                column[b, : length * width] = data[place : place + length * width]
+                place += length * width
+
+        mask = torch.arange(longest) < torch.from_numpy(lengths).unsqueeze(-1)
+        batch = TensorDict({"mask": mask.unsqueeze(-1)}, batch_size=mask.shape)
+        for key, value in values.items():
+            batch.set(key, value)
+        return batch
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Copies the files into a folder, for `TrajectoryFollower` or `TrajectoryStorage.loads`."""
-        if read_manifests(Path(path)):  # of an earlier time
+        """Copy the files to a folder, for `TrajectoryFollower` or `TrajectoryStorage.loads`."""
+        # Files of an earlier dump must not stay beside the new ones.
+        if read_manifests(Path(path)):
             shutil.rmtree(path)
         shutil.copytree(self.path, path, ignore=shutil.ignore_patterns("lock"), dirs_exist_ok=True)
 
     def contains(self, item: int) -> bool:
-        """Whether ``item`` is the position of a trajectory."""
+        """Return whether a trajectory is held at a position."""
         return 0 <= item < len(self)
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-        """Refused: trajectories can only be appended."""
-        raise RuntimeError(f"{STORE}: a trajectory must not be changed, got set({cursor})")
+        """Raise: trajectories can only be appended."""
+        raise RuntimeError(f"{STORE}: trajectories must not be changed, got set({cursor})")
