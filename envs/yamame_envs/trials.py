@@ -115,8 +115,9 @@ class RepeatedTrials(ContextEnv):
         owner = cls.__name__
         # A transform does not pass the task seed on to the environment that it wraps.
         is_plain = not isinstance(env, TransformedEnv)
-        condition = "not be transformed; transform the RepeatedTrials instead"
-        require(owner, "env", type(env).__name__, is_plain, condition)
+        remedy = "transform the RepeatedTrials instead"
+        kind = type(env).__name__
+        require(owner, "env", kind, is_plain, "not be transformed", remedy=remedy)
         batch = tuple(env.batch_size)
         require(owner, "env", batch, len(batch) == 1, "have one batch dimension")
         # Raises if there is no encoding.

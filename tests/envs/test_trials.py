@@ -779,7 +779,7 @@ def test_settings_out_of_range_are_refused(settings, message, corridor):
 def test_a_horizon_is_needed_where_the_inner_environment_tells_no_time_limit():
     with pytest.raises(
         ValueError,
-        match=r"RepeatedTrials: horizon must be given where env has no time limit got None",
+        match=r"RepeatedTrials: horizon must be given where env has no time limit, got None",
     ):
         RepeatedTrials(Guess(2), num_trials=3)
 

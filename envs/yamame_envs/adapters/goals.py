@@ -76,7 +76,7 @@ class SingleGoal(gymnasium.Wrapper):
             return
         goal = np.zeros(shape)
         direction = np.full(shape, 1.0 / np.sqrt(shape[0]))
-        # A dense reward differs at 0 and 0.9. With another radius, the reward is not best at 0.9, or
+        # A dense reward differs at 0 and 0.9. With another radius, the reward is not best at 0.9 or
         # not worst at 1.1.
         rewards = []
         for share in (0.0, 0.9, 1.1, 2.0):

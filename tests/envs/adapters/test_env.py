@@ -268,3 +268,10 @@ def test_tensors_live_on_the_device(walks, steps, equal):
     there, _ = steps(walks(3, device="cuda"), actions.cuda())
     assert there["observation"].is_cuda
     equal(here, there.cpu())
+
+
+def test_an_environment_can_be_moved_before_its_first_reset(walks):
+    env = walks()
+    assert "success" not in env.observation_spec.keys()
+    env.to("cpu")
+    assert env.reset()["observation"].device.type == "cpu"
