@@ -271,7 +271,7 @@ def test_tensors_live_on_the_device(walks, steps, equal):
 
 
 def test_an_environment_without_success_can_be_moved_before_its_first_reset(walks):
-    env = walks(success=None)
+    env = walks(tells_success=False)
     assert "success" not in env.observation_spec.keys()
     env.float()  # as a move to another device
     assert "success" not in env.reset().keys()
