@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("components", "envs", "recipes", "tools")
 FOLDERS_WITHOUT_INIT = (*CODE, "conf", "tests")
-LONGEST_FILE, LONGEST_FUNCTION = 500, 71
+LONGEST_FILE, LONGEST_FUNCTION = 500, 60
 LONGEST_RECIPE, LONGEST_FIRST_RECIPE = 150, 70
 FIRST_RECIPE = Path("recipes/train.py")
 """The recipe that is read first."""

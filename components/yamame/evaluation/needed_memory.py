@@ -201,17 +201,9 @@ def judge_memory(
         is_solved = _is_solved(table, highest, allowed, confidence)
         standings = _standings(table, is_solved, allowed, confidence)
 
-    # Longer windows contain shorter ones, so only an unbroken row of short windows, from 1 on,
-    # bounds the need.
-    longest_short = 0
-    for window, standing in zip(windows, standings, strict=True):
-        if standing != "short" or window is None:
-            break
-        longest_short = window
     at_most = None
     if "enough" in standings:
         at_most = windows[standings.index("enough")]
-
     outcome = _outcome(standings[0], is_solved=is_solved[0])
     if is_compared and not is_decidable:
         outcome = "nothing learnt"
@@ -220,7 +212,7 @@ def judge_memory(
     is_rate = bool(np.isin(table, (0, 1)).all()) or (highest == 1 and table.min() >= 0)
     return NeededMemory(
         outcome=outcome,
-        at_least=longest_short + 1,
+        at_least=_longest_short(windows, standings) + 1,
         at_most=at_most,
         reached=_reached(windows, table, standings, confidence, is_rate=is_rate),
         random=_over_tasks(chance, confidence, is_rate=is_rate),
@@ -261,6 +253,18 @@ def _reached(
         seed_means = table[index].mean(1).tolist()
         reached.append(Reached(window, scores[index], behind, standings[index], seed_means))
     return reached
+
+
+def _longest_short(windows: Sequence[int | None], standings: Sequence[Standing]) -> int:
+    """Return the longest window that is too short; 0 if there is none."""
+    # Longer windows contain shorter ones, so only an unbroken row of short windows, from 1 on,
+    # bounds the need.
+    longest = 0
+    for window, standing in zip(windows, standings, strict=True):
+        if standing != "short" or window is None:
+            break
+        longest = window
+    return longest
 
 
 def _outcome(shortest: Standing, *, is_solved: bool) -> Outcome:

@@ -136,16 +136,9 @@ def rewrite(
     length = int(real.sum(-1).max())
 
     # No transition leaves the last timestep.
-    cut_observations = mask & ~real
-    cut_transitions = mask & is_complete & (step >= end)
-    action = unravel_key(keys.action)
-
-    def clear(name: NestedKey, value: Tensor) -> Tensor:
-        is_transition = name == action or (isinstance(name, tuple) and name[0] == "next")
-        cut = cut_transitions if is_transition else cut_observations
-        return value.masked_fill(expand_as_right(cut[:, :length], value), 0)
-
-    out = batch[:, :length].named_apply(clear, nested_keys=True, batch_size=(len(batch), length))
+    cut_observations = (mask & ~real)[:, :length]
+    cut_transitions = (mask & is_complete & (step >= end))[:, :length]
+    out = _cleared(batch[:, :length], cut_observations, cut_transitions, keys)
 
     def put(key: NestedKey, new: Tensor, where: Tensor = changed) -> None:
         """Write an entry of the trajectories ``where``, if the batch holds it."""
@@ -171,6 +164,20 @@ def rewrite(
         done = done | out.get(keys.truncated).reshape(done.shape)
     put(keys.done, done)
     return out
+
+
+def _cleared(
+    batch: TensorDictBase, cut_observations: Tensor, cut_transitions: Tensor, keys: RelabelKeys
+) -> TensorDictBase:
+    """Return a batch ``[B, L]`` with zeros where observations and transitions are cut off."""
+    action = unravel_key(keys.action)
+
+    def clear(name: NestedKey, value: Tensor) -> Tensor:
+        is_transition = name == action or (isinstance(name, tuple) and name[0] == "next")
+        cut = cut_transitions if is_transition else cut_observations
+        return value.masked_fill(expand_as_right(cut, value), 0)
+
+    return batch.named_apply(clear, nested_keys=True, batch_size=batch.shape)
 
 
 def _at(times: Tensor, num_steps: int) -> Tensor:

@@ -178,22 +178,15 @@ class MLflowTracker(Tracker):
             UsageError: The recorded run is not in its store, or the store takes no new one.
         """
         directory = Path(directory).absolute()
-        tracking_uri = absolute_uri(self.tracking_uri)
         made_by = _made_by()
         present = {**made_by, **(tags or {})}
         parent = os.environ.get(PARENT_VARIABLE)
         if parent:
             present.setdefault("mlflow.parentRunId", parent)
 
+        tracking_uri = absolute_uri(self.tracking_uri)
         resumed = self._record_intent(directory, tracking_uri)
-        run = None
-        try:
-            run = open_run(directory, tracking_uri=tracking_uri)
-        except NoAnswerError:
-            # Only a new run needs its store now; a continued one is sent later.
-            if "run_id" not in read_record(directory):
-                raise
-
+        run = _open_recorded(directory, tracking_uri)
         changed = note_session(directory, made_by, params, resumed=resumed)
         if changed:
             present[CHANGED_TAG] = changed
@@ -370,6 +363,17 @@ def _existing(run: MLflowRun | None, directory: Path) -> MLflowRun:
             remedy="resume the run",
         )
     return run
+
+
+def _open_recorded(directory: Path, tracking_uri: str) -> MLflowRun | None:
+    """Return the run of a directory; None if there is none, or its store does not answer."""
+    try:
+        return open_run(directory, tracking_uri=tracking_uri)
+    except NoAnswerError:
+        # Only a new run needs its store now; a continued one is sent later.
+        if "run_id" not in read_record(directory):
+            raise
+        return None
 
 
 def _create_run(directory: Path, *, name: str, tags: Mapping[str, str]) -> MLflowRun:
