@@ -102,7 +102,7 @@ def evaluate_run(cfg: DictConfig, run: RunEvaluator, twin: Trained | None) -> di
             outcome |= result.numbers(confidence=cfg.confidence)
             outcome["episodes"] = result.episodes()
             if cfg.control:
-                control = run.settings.evaluate(policy, env, memory_wiped=True)
+                control = run.settings.evaluate(policy, env, memory_reset="every_step")
                 outcome["control"] = control.numbers(confidence=cfg.confidence)
             report["gammas"].append(outcome)
 

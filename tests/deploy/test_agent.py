@@ -9,7 +9,7 @@ import yamame
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from yamame.deploy import DeployedAgent
 from yamame.evaluation import evaluate
-from yamame.evaluation.held_out import acting, fresh_copy
+from yamame.evaluation.held_out import evaluation_mode, fresh_copy
 
 ENCODERS = ("transformer", "gru", "window", "memoryless", "linear_recurrent", "rsm", "memo")
 
@@ -23,7 +23,7 @@ def play_beside(
     env, policy = subject.env, fresh_copy(subject.agent.policy())
     names, given, differing, ended = list(range(env.batch_size[0])), {}, 0, 0
     deployed.reset(sessions=names)
-    with acting(0, greedy=True):
+    with evaluation_mode(0, greedy=True):
         env.set_seed(1)
         timestep = env.reset()
         for _ in range(num_steps):
@@ -47,7 +47,7 @@ def played_steps(subject, num_steps: int) -> list[tuple]:
     """What a policy sees, does, earns and ends in an evaluation, step by step."""
     env, policy, steps = subject.env, fresh_copy(subject.agent.policy()), []
     keys = DeployedAgent(subject.saved).observation_spec.keys()
-    with acting(0, greedy=True):
+    with evaluation_mode(0, greedy=True):
         env.set_seed(1)
         timestep = env.reset()
         for _ in range(num_steps):

@@ -79,15 +79,18 @@ class Callbacks:
         self.named = dict(named)
 
     def call(self, run: RunState, event: str, *arguments: Any) -> None:
-        """Call the method of an event of every callback, in order."""
+        """Call the method of an event of every callback, in order, up to the first error."""
         for callback in self.named.values():
             method = getattr(callback, event)
             method(run, *arguments)
 
     def call_all(self, run: RunState, event: str) -> None:
-        """Call the method of an event of every callback, then raise the first error."""
+        """Call the method of an event of every callback, even if one raises an error.
+
+        For the end of a run, at which every callback must release its resources.
+        """
         with ExitStack() as stack:
-            # An exit stack calls the last one first, and all of them whatever one raises.
+            # An exit stack calls the last one first, and the others even if one raises.
             for callback in reversed(self.named.values()):
                 stack.callback(getattr(callback, event), run)
 

@@ -174,7 +174,7 @@ def wiped(subject: DiagnosedRun) -> Numbers:
     """Return the return of every attempt, with memory kept and wiped between attempts."""
     # The same seed gives the same tasks, so that returns can be subtracted per task.
     kept = subject.evaluate(subject.trained, subject.gamma_index)
-    lost = subject.evaluate(subject.trained, subject.gamma_index, memory_wiped="trials")
+    lost = subject.evaluate(subject.trained, subject.gamma_index, memory_reset="every_trial")
     if kept.common_trials().shape[1] < 2:
         raise UsageError("the environment must have several attempts per episode, it has one")
 

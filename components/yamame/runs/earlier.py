@@ -28,7 +28,7 @@ def complete_env(config: Mapping[str, Any], known: Collection[str]) -> dict[str,
     return env
 
 
-def write_out_split(cfg: DictConfig) -> None:
+def set_default_split(cfg: DictConfig) -> None:
     """Set ``env.split_by`` to the default of the class, in place, if it is not given.
 
     A saved configuration without it would be read as one of an earlier version, whose default was

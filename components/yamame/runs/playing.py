@@ -65,7 +65,7 @@ class EvaluationSettings:
 
         Args:
             policy, env: As for `yamame.evaluation.evaluate`.
-            **options: Further arguments of `yamame.evaluation.evaluate`, as ``memory_wiped``.
+            **options: Further arguments of `yamame.evaluation.evaluate`, such as ``memory_reset``.
         """
         return evaluate(
             policy,
@@ -166,7 +166,7 @@ class RunEvaluator:
         """Evaluate the agent.
 
         Args:
-            **options: Further arguments of `yamame.evaluation.evaluate`, as ``memory_wiped``.
+            **options: Further arguments of `yamame.evaluation.evaluate`, such as ``memory_reset``.
         """
         with self.build() as (agent, env):
             policy = agent.policy(gamma_index=self.gamma_index)

@@ -192,7 +192,7 @@ def describe_run(run: RunState) -> str:
 
 def _recent(run: RunState) -> str:
     """Format the mean outcome of recent episodes, and their number while it is below `RECENT`."""
-    name = run.progress.outcome_is
+    name = run.progress.outcome_name
     episodes = len(run.progress.outcomes)
     # The first episodes to end are the shortest, often the successful ones: their mean would be too
     # high until about every environment has ended one.

@@ -11,7 +11,7 @@ from yamame.files.atomic import read_json
 from yamame.files.checkpoint import LoadedCheckpoint
 from yamame.files.identity import compare_config, differing, leaves_what_was_done
 from yamame.files.run_directory import RunDirectory, SharedDirectory
-from yamame.runs import outcome
+from yamame.runs import results
 from yamame.runs.state import RunState
 from yamame.system.signals import exit_if_received
 
@@ -45,7 +45,7 @@ def can_resume(run: RunState, *, unless_done: bool) -> bool:
             another one.
         AlreadyDone: The run is finished, and its configuration asks for no more.
     """
-    summary = outcome.read_summary(run)
+    summary = results.read_summary(run)
     is_finished = summary.get("status") == "FINISHED"
     if run.checkpoints.last is None:
         if is_finished:

@@ -152,7 +152,8 @@ class HFEncoder(TrajectoryEncoder):
         num_slots = 0
         if capacity is not None:
             num_slots = min(capacity, self.context_length or capacity)
-        return init_cache((num_envs, layers, heads, num_slots, size), self.embed.weight, device)
+        shape = (num_envs, layers, heads, num_slots, size)
+        return init_cache(shape, like=self.embed.weight, device=device)
 
     def grow_by(self, memory: TensorDict, num_steps: int) -> tuple[TensorDict, int]:
         """Return a cache with slots for more timesteps; see `TrajectoryEncoder.grow_by`."""

@@ -253,7 +253,8 @@ class SegmentEncoder(TrajectoryEncoder):
         num_slots = self.segment_length + self.memory_slots(capacity)
         head_size = self.out_features // self.num_heads
         shape = (num_envs, len(self.layers), self.num_heads, num_slots, head_size)
-        return init_cache(shape, self.norm.weight, device, counts=("filled", "boundaries"))
+        counts = ("filled", "boundaries")
+        return init_cache(shape, like=self.norm.weight, device=device, counts=counts)
 
     def memory_slots(self, capacity: int | None) -> int:
         """Return the number of memory slots of a new memory."""
