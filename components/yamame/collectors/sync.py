@@ -50,7 +50,7 @@ class SyncCollector:
             `yamame.collectors.memory`.
 
     Raises:
-        ValueError: If the environment does not have one batch dimension or has no ``is_init``,
+        ArgumentError: The environment does not have one batch dimension or has no ``is_init``,
             ``autocast`` is unknown, decisions cannot be recorded or compiled although they should
             be, or the memory cannot be rebuilt or reset.
     """

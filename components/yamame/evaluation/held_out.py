@@ -126,7 +126,7 @@ def fresh_copy(policy: Policy) -> Policy:
 
     copied.eval()
     disable_exploration(copied)
-    # By name, because a custom module may have only one of the methods of the collectors' protocols.
+    # By name, because a custom module may have one of the methods without a collector's protocol.
     for module in copied.modules():
         for name in ("reset_memory", "prepare_to_act"):
             method = getattr(module, name, None)

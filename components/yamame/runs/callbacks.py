@@ -121,7 +121,7 @@ class Tracking(Callback):
             "mlflow.note.content": f"    {command()}\n\nin `{folder}`",
             FOLDER_TAG: folder,
         }
-        # A resumed run may have another budget. MLflow's parameters cannot change, its tags can.
+        # Tags, because the budget of a resumed run may change, and MLflow's parameters cannot.
         for key, value in flatten({"budget": run.config["budget"]}).items():
             tags[key] = str(value)
         started = run.tracker.start(run.path, name=run.name, params=flatten(run.config), tags=tags)

@@ -9,7 +9,7 @@ diagnosis       result
                 (`yamame.evaluation.diagnosis.recall_density`)
 ``wiped``       loss of return if memory is wiped at every attempt of an episode
 ``observable``  gain of an agent that was trained in the fully observable environment
-``probes``      R2 of hidden variables read from the context, and from the present timestep alone
+``probes``      R2 of hidden variables read from the context, and only from the present timestep
 ==============  ====================================================================================
 """
 
@@ -188,7 +188,7 @@ def wiped(subject: DiagnosedRun) -> Numbers:
 
 
 def observable(subject: DiagnosedRun) -> Numbers:
-    """Return the gain of an agent that was trained where nothing is hidden, on the same tasks.
+    """Return the gain of an agent that was trained with nothing hidden, on the same tasks.
 
     The gain is the observability gap of "POPGym Arcade" (arXiv 2503.01450).
     """

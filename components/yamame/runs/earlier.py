@@ -32,7 +32,7 @@ def set_default_split(cfg: DictConfig) -> None:
     """Set ``env.split_by`` to the default of the class, in place, if it is not given.
 
     A saved configuration without it would be read as one of an earlier version, whose default was
-    another.
+    different.
     """
     parameter = parameters_of(target_of(cfg.env)).get("split_by")
     if parameter is not None and "split_by" not in cfg.env:

@@ -50,7 +50,7 @@ class EvaluationSettings:
         """
         settings = {}
         for name in cls.__dataclass_fields__:
-            # 0 and False are values, so None alone keeps the run's own.
+            # 0 and False are values, so only None keeps the run's own.
             change = None if changes is None else changes.get(name)
             settings[name] = config.evaluation[name] if change is None else change
         return cls(**settings)

@@ -34,7 +34,7 @@ class _Reading:
     """Seconds that the learner has waited for the collector."""
 
     def speeds_since(self, former: "_Reading") -> "_Speeds":
-        """Return the speeds since another moment."""
+        """Return the speeds since an earlier reading."""
         elapsed = self.time_s - former.time_s
         return _Speeds(
             env_steps=(self.env_steps - former.env_steps) / elapsed,

@@ -41,9 +41,9 @@ def can_resume(run: RunState, *, unless_done: bool) -> bool:
         unless_done: Whether to raise `AlreadyDone` if nothing is left to do.
 
     Raises:
-        UsageError: The run is finished and its checkpoints are missing, or its configuration is
-            another one.
-        AlreadyDone: The run is finished, and its configuration asks for no more.
+        UsageError: The run is finished and its checkpoints are missing, or its configuration
+            differs.
+        AlreadyDone: The run is finished, and its configuration requires nothing further.
     """
     summary = results.read_summary(run)
     is_finished = summary.get("status") == "FINISHED"
@@ -88,6 +88,6 @@ def restore(run: RunState) -> LoadedCheckpoint:
 
 
 def _forget_stop(run: RunState, saved: Mapping[str, Any]) -> None:
-    """Let a run that was stopped before the end of its budget continue with another budget."""
+    """Let a run that was stopped before the end of its budget continue with a different budget."""
     if saved["budget"] != run.config["budget"]:
         run.progress.stopped = None

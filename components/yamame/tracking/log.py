@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from yamame.checks import UsageError
 
@@ -66,7 +66,8 @@ class JsonLines:
         Raises:
             OSError: The line cannot be written, as on a full disk. The file is unchanged.
         """
-        # NaN and infinities become NaN and Infinity: not strict JSON, but Python and pandas read it.
+        # NaN and infinities become NaN and Infinity: not strict JSON, but Python and pandas read
+        # it.
         line = json.dumps(entry).encode() + b"\n"
         size = os.fstat(self._file).st_size
         try:
@@ -145,7 +146,7 @@ def as_record(entry: Mapping[str, Any]) -> MetricRecord | None:
     return MetricRecord(step, seconds, metrics)
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     """Return whether a value of JSON is a number; True and False, which Python counts, are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 

@@ -87,7 +87,7 @@ def grow_cache(
 
 
 class CacheStep:
-    """Slots of one timestep of every env: where its keys and values go, and what its queries see.
+    """Slots of one timestep of every env: those that it is written to and those that it sees.
 
     Args:
         cache: A cache with a slot for this timestep. It is written into.
@@ -111,7 +111,7 @@ class CacheStep:
         slot = position
         last = position
         if capacity is not None:
-            # Past the capacity, positions cycle through the slots behind the sinks.
+            # Past the capacity, positions cycle through the slots after the sinks.
             cycled = sinks + (position - sinks) % (capacity - sinks)
             slot = torch.where(position < capacity, position, cycled)
             last = position.clamp(max=capacity - 1)

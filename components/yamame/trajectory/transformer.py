@@ -164,8 +164,8 @@ class TransformerEncoder(TrajectoryEncoder):
         keys: Keys to read and write; None for the defaults.
 
     Raises:
-        ValueError: If an argument is out of range or sizes do not fit together; at a call on the
-            CPU, if ``step_index`` exceeds the learnt table.
+        ArgumentError: An argument is out of range, or sizes do not fit together.
+        ValueError: At a call on the CPU, ``step_index`` exceeds the learnt table.
 
     >>> encoder = TransformerEncoder(3, d_model=8, num_heads=2, num_layers=1).eval()
     >>> envs = TensorDict({"features": torch.zeros(5, 3), "is_init": torch.ones(5, 1).bool()}, [5])

@@ -44,7 +44,7 @@ def record_episodes(
     Args:
         agent: Agent, of which a copy acts. It does not see entries that its encoders do not read,
             such as ``hidden``.
-        env: Environment ``[E]``; seeded, and left in mid-episode.
+        env: Environment ``[E]``; seeded, and left within an episode.
         gamma_index: Index of the agent's policy that acts.
         max_steps, greedy, seed: As for `yamame.evaluation.evaluate`.
 
@@ -52,7 +52,7 @@ def record_episodes(
         ``[E, T]``, see the module; the longest episode comes first.
 
     Raises:
-        ArgumentError: ``env`` has not one batch dimension, or ``max_steps`` is not positive.
+        ArgumentError: ``env`` does not have one batch dimension, or ``max_steps`` is not positive.
     """
     shape = tuple(env.batch_size)
     require("record_episodes", "env", shape, len(shape) == 1, "have one batch dimension")
