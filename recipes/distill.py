@@ -18,9 +18,10 @@ if __name__ == "__main__":
     import sys
 
     sys.path.append(f"{sys.path[0]}/../components")  # for a checkout that is not installed
-    from yamame.cli.front import answer
+    from yamame.cli.front import check_command_line
 
-    answer("distill", resumable=True)  # prints help and usage errors before torch is imported
+    # Prints help and usage errors before torch is imported.
+    check_command_line("distill", resumable=True)
 
 # isort: split
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ from yamame.baselines import learning_histories
 from yamame.checks import UsageError
 from yamame.cli.app import main
 from yamame.cli.nodes import instantiate
+from yamame.cli.training_settings import DistillConfig
 from yamame.evaluation import EvaluationResult
 from yamame.files.atomic import write_json
 from yamame.report.figures import learning_curve
@@ -46,7 +48,7 @@ from yamame.training import Prefetcher
 from yamame.training.seeding import seed_everything
 
 
-def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
+def train(cfg: DistillConfig, callbacks: Sequence[Callback] = ()) -> float:
     """Run the recipe; return success on held-out tasks, or the mean return without success."""
     check(cfg)
     with Run(cfg, unit="updates", callbacks=callbacks) as run:
@@ -99,7 +101,7 @@ def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
     return objective
 
 
-def check(cfg: DictConfig) -> None:
+def check(cfg: DistillConfig) -> None:
     """Raise for settings of `train.py` that do not apply to histories."""
     if cfg.budget.env_steps is not None:
         raise UsageError(

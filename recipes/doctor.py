@@ -17,16 +17,17 @@ if __name__ == "__main__":
     from yamame.doctor.packages import require_packages
 
     require_packages("yamame", "train")  # before an import of a missing package fails
-    from yamame.cli.front import answer
+    from yamame.cli.front import check_command_line
 
-    answer("doctor", without_sweeps="the doctor looks at one run")
+    check_command_line("doctor", without_sweeps="the doctor looks at one run")
 
 # isort: split
 from contextlib import closing
 
-from omegaconf import DictConfig, OmegaConf
 from yamame.cli.app import main
 from yamame.cli.front import fail
+from yamame.cli.nodes import with_changes
+from yamame.cli.training_settings import DoctorConfig
 from yamame.doctor import machine
 from yamame.doctor.costs import cost_problems, costs_of, describe_costs
 from yamame.doctor.packages import describe_packages
@@ -37,7 +38,7 @@ from yamame.runs.machine import check_machine
 from yamame.tracking.mlflow_store import check_store
 
 
-def doctor(cfg: DictConfig) -> None:
+def doctor(cfg: DoctorConfig) -> None:
     """Run the recipe; each step needs those before it to be without a problem."""
     print_line("packages", describe_packages())
     print_line("machine", machine.describe_machine(cfg))
@@ -62,20 +63,20 @@ def print_line(title: str, text: str) -> None:
     print(f"{title + ':':<10} {text}", flush=True)
 
 
-def check_parts(cfg: DictConfig) -> list[str]:
+def check_parts(cfg: DoctorConfig) -> list[str]:
     """Build the environment and the agent; return a line for each problem."""
     problems: list[str] = []
     with collecting(problems):
         check_machine(cfg)
     if problems:
         # Other problems show on the CPU, too.
-        cfg = OmegaConf.merge(cfg, {"device": "cpu"})
+        cfg = with_changes(cfg, {"device": "cpu"})
     with collecting(problems), closing(build_env(cfg, num_envs=1, seed=0)) as env:
         build_agent(cfg, env)
     return problems
 
 
-def try_out(cfg: DictConfig) -> list[str]:
+def try_out(cfg: DoctorConfig) -> list[str]:
     """Try the run, and print the forecast; return a line for each problem."""
     seconds = cfg.measure.seconds
     print_line("trial", f"of {seconds:g} s and an evaluation")

@@ -14,21 +14,22 @@ if __name__ == "__main__":
     import sys
 
     sys.path.append(f"{sys.path[0]}/../components")  # for a checkout that is not installed
-    from yamame.cli.front import answer
+    from yamame.cli.front import check_command_line
 
-    answer("evaluate")  # prints help and usage errors before torch is imported
+    # Prints help and usage errors before torch is imported.
+    check_command_line("evaluate")
 
 # isort: split
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
 from yamame.checks import UsageError
 from yamame.cli.app import main
 from yamame.cli.jobs import overrides
 from yamame.cli.names import file_name
 from yamame.cli.nodes import plain
+from yamame.cli.settings import EvaluateConfig
 from yamame.evaluation.intervals import Resampling
 from yamame.files.atomic import write_json
 from yamame.files.identity import key_of
@@ -45,12 +46,12 @@ from yamame.runs.playing import RunEvaluator
 from yamame.runs.trained import Trained, load_from_options
 
 
-def score(cfg: DictConfig) -> float:
+def score(cfg: EvaluateConfig) -> float:
     """Run the recipe; return the mean score of the runs."""
     return float(evaluate_runs(cfg)["score"])
 
 
-def evaluate_runs(cfg: DictConfig) -> dict[str, Any]:
+def evaluate_runs(cfg: EvaluateConfig) -> dict[str, Any]:
     """Run the recipe; return the content of ``evaluation.json``."""
     check(cfg)
     settings = plain(cfg)
@@ -90,7 +91,7 @@ def evaluate_runs(cfg: DictConfig) -> dict[str, Any]:
     return report
 
 
-def evaluate_run(cfg: DictConfig, run: RunEvaluator, twin: Trained | None) -> dict[str, Any]:
+def evaluate_run(cfg: EvaluateConfig, run: RunEvaluator, twin: Trained | None) -> dict[str, Any]:
     """Evaluate a run with one or all of its discount factors, and diagnose its memory."""
     with run.build() as (agent, env):
         report = run.describe(env) | {"gammas": []}
@@ -116,7 +117,7 @@ def evaluate_run(cfg: DictConfig, run: RunEvaluator, twin: Trained | None) -> di
     return report
 
 
-def check(cfg: DictConfig) -> None:
+def check(cfg: EvaluateConfig) -> None:
     """Raise for settings that exclude each other or are out of their range."""
     if cfg.gammas not in (None, "all"):
         raise UsageError(f"gammas must be all or null, got {cfg.gammas}")
@@ -139,7 +140,7 @@ def listed(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else [str(item) for item in value]
 
 
-def output_folder(cfg: DictConfig, runs: list[RunEvaluator]) -> Path:
+def output_folder(cfg: EvaluateConfig, runs: list[RunEvaluator]) -> Path:
     """Return the folder of the results; by default it is named after the overrides."""
     if cfg.output is not None:
         return Path(cfg.output)

@@ -11,18 +11,19 @@ if __name__ == "__main__":
     import sys
 
     sys.path.append(f"{sys.path[0]}/../components")  # for a checkout that is not installed
-    from yamame.cli.front import answer
+    from yamame.cli.front import check_command_line
 
-    answer("export")  # prints help and usage errors before torch is imported
+    # Prints help and usage errors before torch is imported.
+    check_command_line("export")
 
 # isort: split
 from contextlib import closing
 from pathlib import Path
 
-from omegaconf import DictConfig
-from yamame.checks import UsageError
+from yamame.checks import UsageError, at_source
 from yamame.cli.app import main
 from yamame.cli.nodes import plain
+from yamame.cli.settings import ExportConfig
 from yamame.deploy import DeployedAgent, Interface, SavedAgent
 from yamame.deploy.load import OldCheckpointError, from_checkpoint, read_saved
 from yamame.deploy.mlflow_model import save_model
@@ -30,14 +31,14 @@ from yamame.deploy.sources import read_checkpoint
 from yamame.runs.trained import load_trained
 
 
-def export(cfg: DictConfig) -> None:
+def export(cfg: ExportConfig) -> None:
     """Run the recipe."""
     path = Path(cfg.path)
     options = {"gamma": cfg.gamma, "greedy": cfg.greedy, "context_length": cfg.context_length}
     is_graph = path.suffix in (".pt2", ".onnx")
     if is_graph and cfg.mlflow:
         raise UsageError(f"path must be a folder with mlflow=true, got {path}")
-    try:
+    with at_source(f"run={cfg.run}"):
         agent = DeployedAgent(saved_agent(cfg), trust=plain(cfg.trust), **options)
         if is_graph:
             agent.export(path, num_streams=cfg.num_streams)
@@ -45,12 +46,10 @@ def export(cfg: DictConfig) -> None:
             save_model(agent, path)
         else:
             agent.save_pretrained(path, small=cfg.small)
-    except UsageError as error:
-        raise UsageError(f"run={cfg.run}: {error}") from error
     print(path)
 
 
-def saved_agent(cfg: DictConfig) -> SavedAgent:
+def saved_agent(cfg: ExportConfig) -> SavedAgent:
     """Read the agent of a run; build its environment if the file is of an earlier version."""
     where = {"checkpoint": cfg.checkpoint, "tracking_uri": cfg.tracking_uri}
     try:

@@ -15,18 +15,19 @@ if __name__ == "__main__":
     import sys
 
     sys.path.append(f"{sys.path[0]}/../components")  # for a checkout that is not installed
-    from yamame.cli.front import answer
+    from yamame.cli.front import check_command_line
 
-    answer("offline", resumable=True)  # prints help and usage errors before torch is imported
+    # Prints help and usage errors before torch is imported.
+    check_command_line("offline", resumable=True)
 
 # isort: split
 from collections.abc import Sequence
 from functools import partial
 
-from omegaconf import DictConfig
 from yamame import distributed
 from yamame.checks import UsageError
 from yamame.cli.app import main
+from yamame.cli.training_settings import OfflineConfig
 from yamame.runs import build
 from yamame.runs.callbacks import Callback
 from yamame.runs.held_out import held_out_env
@@ -35,7 +36,7 @@ from yamame.training import Prefetcher
 from yamame.training.seeding import seed_everything
 
 
-def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
+def train(cfg: OfflineConfig, callbacks: Sequence[Callback] = ()) -> float:
     """Run the recipe; return success on held-out tasks, or the mean return without success."""
     with (
         distributed.process_group(cfg.device),

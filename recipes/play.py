@@ -14,9 +14,10 @@ if __name__ == "__main__":
     import sys
 
     sys.path.append(f"{sys.path[0]}/../components")  # for a checkout that is not installed
-    from yamame.cli.front import answer
+    from yamame.cli.front import check_command_line
 
-    answer("play")  # prints help and usage errors before torch is imported
+    # Prints help and usage errors before torch is imported.
+    check_command_line("play")
 
 # isort: split
 import importlib.util
@@ -26,12 +27,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
 from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 from yamame.checks import UsageError
 from yamame.cli.app import main
 from yamame.cli.nodes import plain
+from yamame.cli.settings import PlayConfig
 from yamame.evaluation import describe_step, describe_timestep, play_episode
 from yamame.files.run_directory import check_folder
 from yamame.report.figures import write_gif, write_mp4
@@ -55,7 +56,7 @@ class Spectator:
         reasons: Reasons why there are no pictures.
     """
 
-    def __init__(self, cfg: DictConfig, env: EnvBase) -> None:
+    def __init__(self, cfg: PlayConfig, env: EnvBase) -> None:
         self.frames: list[Any] = []
         self.reasons: set[str] = set()
         self._env = env
@@ -77,7 +78,7 @@ class Spectator:
             print(f"    0  {describe_timestep(step, self._spaces)}")
 
 
-def play(cfg: DictConfig) -> float:
+def play(cfg: PlayConfig) -> float:
     """Run the recipe; return the return of the episode."""
     check(cfg)
     trained = load_from_options(cfg.run, plain(cfg))
@@ -105,7 +106,7 @@ def play(cfg: DictConfig) -> float:
     return total
 
 
-def check(cfg: DictConfig) -> None:
+def check(cfg: PlayConfig) -> None:
     """Raise for settings that are out of their range or need a missing package."""
     if not 0.0 < cfg.fps <= 50.0:
         raise UsageError(f"fps must be in (0, 50], got {cfg.fps}")

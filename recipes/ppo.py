@@ -17,19 +17,20 @@ if __name__ == "__main__":
     import sys
 
     sys.path.append(f"{sys.path[0]}/../components")  # for a checkout that is not installed
-    from yamame.cli.front import answer
+    from yamame.cli.front import check_command_line
 
-    answer("ppo", resumable=True)  # prints help and usage errors before torch is imported
+    # Prints help and usage errors before torch is imported.
+    check_command_line("ppo", resumable=True)
 
 # isort: split
 from collections.abc import Iterator, Sequence
 
-from omegaconf import DictConfig
 from tensordict import TensorDict, TensorDictBase
 from torchrl.envs import Compose, EnvBase
 from yamame.agent import InContextAgent
 from yamame.checks import UsageError
 from yamame.cli.app import main
+from yamame.cli.training_settings import PPOConfig
 from yamame.collectors import EpisodeCollector
 from yamame.replay import OnPolicyBuffer, minibatches
 from yamame.runs import build
@@ -39,7 +40,7 @@ from yamame.runs.run import Run
 from yamame.training.seeding import seed_everything
 
 
-def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
+def train(cfg: PPOConfig, callbacks: Sequence[Callback] = ()) -> float:
     """Run the recipe; return success on held-out tasks, or the mean return without success."""
     if build.relabels(cfg):
         strategy = cfg.relabel.get("strategy")
@@ -99,7 +100,7 @@ def check_context(agent: InContextAgent, env: EnvBase) -> None:
         )
 
 
-def epochs(cfg: DictConfig, batch: TensorDictBase) -> Iterator[TensorDictBase]:
+def epochs(cfg: PPOConfig, batch: TensorDictBase) -> Iterator[TensorDictBase]:
     """Yield the minibatches of all epochs over some episodes."""
     for _ in range(cfg.schedule.epochs):
         yield from minibatches(batch, size=cfg.schedule.batch_size)

@@ -17,10 +17,12 @@ if __name__ == "__main__":
     import sys
 
     sys.path.append(f"{sys.path[0]}/../components")  # for a checkout that is not installed
-    from yamame.cli.front import answer
+    from yamame.cli.front import check_command_line
 
     # Prints help and usage errors before torch is imported.
-    answer("probe", resumable=True, without_sweeps="a probe is many runs already; see probe.seeds")
+    check_command_line(
+        "probe", resumable=True, without_sweeps="a probe is many runs already; see probe.seeds"
+    )
 
 # isort: split
 from contextlib import closing
@@ -32,6 +34,7 @@ from omegaconf import DictConfig
 from yamame.checks import UsageError, bounds_of
 from yamame.cli.app import main
 from yamame.cli.jobs import overrides
+from yamame.cli.training_settings import ProbeConfig
 from yamame.evaluation import EvaluationResult, NeededMemory, judge_memory
 from yamame.evaluation.needed_memory import distinct_windows
 from yamame.files.atomic import write_json
@@ -51,7 +54,7 @@ TASKS = 2_000_000_011
 """Seed of the held-out tasks: that of recipes/evaluate.py, not that which chose checkpoints."""
 
 
-def probe(cfg: DictConfig) -> NeededMemory:
+def probe(cfg: ProbeConfig) -> NeededMemory:
     """Train and evaluate all agents, then judge how much memory the task needs."""
     own = ("probe", "run.name", "run.root")
     given = [text for text in overrides() if not is_one_of(key_of(text), own)]
@@ -93,7 +96,7 @@ def probe(cfg: DictConfig) -> NeededMemory:
     return found
 
 
-def check(cfg: DictConfig, given: list[str]) -> None:
+def check(cfg: ProbeConfig, given: list[str]) -> None:
     """Raise for overrides that the probe sets itself, and for settings out of their range."""
     fixed = FIXED.intersection(map(key_of, given))
     if fixed:

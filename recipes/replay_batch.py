@@ -14,12 +14,13 @@ from pathlib import Path
 
 if __name__ == "__main__":
     sys.path.append(f"{sys.path[0]}/../components")  # for a checkout that is not installed
-    from yamame.cli.front import answer
+    from yamame.cli.front import check_command_line
 
     first = sys.argv[1] if len(sys.argv) > 1 else "-"
     if Path(first).exists() or ("=" not in first and not first.startswith("-")):  # a bundle alone
         sys.argv[1] = f"bundle={first}"
-    answer("replay_batch")  # prints help and usage errors before torch is imported
+    # Prints help and usage errors before torch is imported.
+    check_command_line("replay_batch")
 
 # isort: split
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from yamame.checks import UsageError
 from yamame.cli.app import main
+from yamame.cli.settings import ReplayBatchConfig
 from yamame.files.checkpoint import Checkpointer
 from yamame.report.terminal import print_columns
 from yamame.runs.build import build_agent, build_env, build_learner
@@ -43,7 +45,7 @@ MOST_ROWS = 8
 """Rows of a table."""
 
 
-def replay(cfg: DictConfig) -> float:
+def replay(cfg: ReplayBatchConfig) -> float:
     """Run the recipe; return the number of entries, terms and gradients that are not finite."""
     path = bundle_file(Path(cfg.bundle))
     trained = load_trained(path, device=cfg.device, trust=list(cfg.trust))

@@ -14,10 +14,11 @@ if __name__ == "__main__":
     import sys
 
     sys.path.append(f"{sys.path[0]}/../components")  # for a checkout that is not installed
-    from yamame.cli.front import answer, fail
+    from yamame.cli.front import check_command_line, fail
     from yamame.system.installed import recipe_command
 
-    answer("reproduce", resumable=True)  # prints help and usage errors before torch is imported
+    # Prints help and usage errors before torch is imported.
+    check_command_line("reproduce", resumable=True)
     if not any(text.startswith(("-", "reproduce=")) or "=" not in text for text in sys.argv[1:]):
         fail(
             "reproduce", f"name the experiment first, as in {recipe_command('reproduce')} rsm/tmaze"
@@ -29,10 +30,10 @@ from pathlib import Path
 from typing import Any
 
 import yamame
-from omegaconf import DictConfig
 from yamame.checks import UsageError
 from yamame.cli.app import main
 from yamame.cli.nodes import plain
+from yamame.cli.settings import ReproduceConfig
 from yamame.evaluation import joint_estimate, measure
 from yamame.evaluation.contract import judge_estimate
 from yamame.files.atomic import write_json
@@ -42,7 +43,7 @@ from yamame.runs.several import TimeSlice, train_or_resume
 from yamame.runs.trained import load_trained
 
 
-def reproduce(cfg: DictConfig) -> dict[str, Any]:
+def reproduce(cfg: ReproduceConfig) -> dict[str, Any]:
     """Train all seeds, play the reported tasks, and compare the estimate with the published one."""
     common = overrides_of(cfg)
     contract = plain(cfg.contract)
@@ -88,7 +89,7 @@ def reproduce(cfg: DictConfig) -> dict[str, Any]:
     return report
 
 
-def overrides_of(cfg: DictConfig) -> list[str]:
+def overrides_of(cfg: ReproduceConfig) -> list[str]:
     """Return the overrides that all runs have in common.
 
     Raises:
@@ -113,7 +114,7 @@ def describe_rest(name: str, time_slice: TimeSlice) -> str:
     return f"{name}: {time_slice.describe_rest()}"
 
 
-def evaluate(cfg: DictConfig, path: Path) -> list[float]:
+def evaluate(cfg: ReproduceConfig, path: Path) -> list[float]:
     """Measure every reported task, greedily and once each, with a run's last checkpoint."""
     num_tasks = cfg.num_tasks
     settings = EvaluationSettings(

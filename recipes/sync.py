@@ -11,20 +11,21 @@ if __name__ == "__main__":
     import sys
 
     sys.path.append(f"{sys.path[0]}/../components")  # for a checkout that is not installed
-    from yamame.cli.front import answer
+    from yamame.cli.front import check_command_line
 
-    answer("sync")  # prints help and usage errors before torch is imported
+    # Prints help and usage errors before torch is imported.
+    check_command_line("sync")
 
 # isort: split
 from pathlib import Path
 
-from omegaconf import DictConfig
 from yamame.checks import UsageError
 from yamame.cli.app import main
+from yamame.cli.settings import SyncConfig
 from yamame.tracking import send_rest
 
 
-def sync(cfg: DictConfig) -> None:
+def sync(cfg: SyncConfig) -> None:
     """Run the recipe; runs that cannot be sent do not keep the others from being sent."""
     runs = [cfg.run] if isinstance(cfg.run, str) else cfg.run
     if not runs:

@@ -16,15 +16,16 @@ if __name__ == "__main__":
     import sys
 
     sys.path.append(f"{sys.path[0]}/../components")  # for a checkout that is not installed
-    from yamame.cli.front import answer
+    from yamame.cli.front import check_command_line
 
-    answer("train", resumable=True)  # prints help and usage errors before torch is imported
+    # Prints help and usage errors before torch is imported.
+    check_command_line("train", resumable=True)
 
 # isort: split
 from collections.abc import Sequence
 
-from omegaconf import DictConfig
 from yamame.cli.app import main
+from yamame.cli.training_settings import TrainConfig
 from yamame.distributed import process_group, shard
 from yamame.runs import parts
 from yamame.runs.build import evaluated_policy
@@ -33,7 +34,7 @@ from yamame.runs.phases import count_episodes, learn_offline, updates_due
 from yamame.runs.run import Run
 
 
-def train(cfg: DictConfig, callbacks: Sequence[Callback] = ()) -> float:
+def train(cfg: TrainConfig, callbacks: Sequence[Callback] = ()) -> float:
     """Run the recipe; return success on held-out tasks, or the mean return without success."""
     with process_group(cfg.device), Run(cfg, callbacks=callbacks) as run:
         env, held_out = parts.build_envs(run)

@@ -346,6 +346,25 @@ class Bounds:
             return f"be at least {self.least:,}"
         return f"be at most {self.most:,}" if self.below is None else f"be below {self.below:,}"
 
+    def check(self, value: float) -> float:
+        """Return a number that lies in the range.
+
+        Raises:
+            ValueError: The number is outside of the range.
+        """
+        if not self.contain(value):
+            raise ValueError(self.condition)
+        return value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        """Let pydantic check the range of annotated fields.
+
+        Pydantic looks this method up by its name, and takes schemas as dictionaries, so that
+        neither needs an import here.
+        """
+        function = {"type": "no-info", "function": self.check}
+        return {"type": "function-after", "function": function, "schema": handler(source)}
+
 
 PositiveInt = Annotated[int, Bounds(least=1)]
 NonNegativeInt = Annotated[int, Bounds(least=0)]

@@ -5,7 +5,7 @@ import torch
 from omegaconf import OmegaConf
 from yamame import conf_dir
 from yamame.checks import ArgumentError, UsageError, bounds_of
-from yamame.cli.nodes import check, check_targets, instantiate, plain, targets
+from yamame.cli.nodes import check, instantiate, located, plain, targets
 from yamame.cli.validation import parameters_of
 from yamame.files.trusted import locate
 from yamame.system.messages import OutsideError
@@ -20,7 +20,7 @@ def test_targets_outside_the_list_are_refused_by_key_before_any_import():
     with pytest.raises(
         UsageError, match=r"agent\.parts\.1\._target_ must begin with yamame\..*nowhere\.f'"
     ):
-        check_targets(named)
+        located(named)
     # Inside the list the same module is looked for, so the refusal above came first.
     with pytest.raises(UsageError, match="must name a class or function"):
         check(OmegaConf.create({"a": {"_target_": "torch.nn.a_module_that_is_nowhere.f"}}))
@@ -31,7 +31,7 @@ def test_targets_outside_the_list_are_refused_by_key_before_any_import():
 )
 def test_a_prefix_is_a_whole_package_name(target):
     with pytest.raises(UsageError, match=r"x\._target_ must begin with"):
-        check_targets({"x": {"_target_": target}})
+        located({"x": {"_target_": target}})
 
 
 def test_nested_targets_are_built_with_plain_containers_and_untouched_runtime_values():

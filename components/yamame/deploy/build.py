@@ -5,7 +5,7 @@ Neither Hydra nor OmegaConf is needed.
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -63,11 +63,12 @@ def build_agent(
             raise UsageError(f"the configuration must hold {', '.join(PARTS)}, it has no {name}")
     sections = without_foreign_weights({name: config[name] for name in PARTS})
     prefixes = prefixes_of(trust)
+    # All names are checked first: importing a module executes it.
     check_file(sections, prefixes)
     if context_length is not None:
         sections["encoder"] = _with_context_length(sections["encoder"], context_length, prefixes)
 
-    build = partial(_build, trust=prefixes)
+    build = partial(build_node, trust=prefixes)
     specs = interface.observation_spec, interface.action_spec
     try:
         loss = locate(sections["agent"]["loss"]["_target_"], "agent.loss", prefixes)
@@ -80,11 +81,6 @@ def build_agent(
         raise UsageError(
             f"the configuration must describe an agent, it does not: {one_line(error)}"
         ) from error
-
-
-def _build(section: Mapping[str, Any], key: str, *, trust: Sequence[str]) -> Callable[..., Any]:
-    factory: Callable[..., Any] = build_node(section, key, trust=trust)
-    return factory
 
 
 def _with_context_length(

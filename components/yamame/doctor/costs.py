@@ -6,8 +6,8 @@ from pathlib import Path
 
 import psutil
 import torch
-from omegaconf import DictConfig
 
+from yamame.cli.sections import AnyConfig
 from yamame.doctor import machine
 from yamame.doctor.machine import GIGABYTE
 from yamame.doctor.trial import Forecast, Stopwatch
@@ -30,7 +30,7 @@ class Costs:
     gpu_memory: float | None
 
 
-def costs_of(watch: Stopwatch, whole: Forecast, cfg: DictConfig) -> Costs:
+def costs_of(watch: Stopwatch, whole: Forecast, cfg: AnyConfig) -> Costs:
     """Compute the costs of a run.
 
     Args:
@@ -72,7 +72,7 @@ def describe_costs(watch: Stopwatch, whole: Forecast, costs: Costs) -> dict[str,
     }
 
 
-def cost_problems(watch: Stopwatch, whole: Forecast, costs: Costs, cfg: DictConfig) -> list[str]:
+def cost_problems(watch: Stopwatch, whole: Forecast, costs: Costs, cfg: AnyConfig) -> list[str]:
     """Return a line for each resource that the machine lacks, and for a run without updates."""
     problems = []
     # The memory of this process is that of the trial, which the run will not need again.

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import psutil
 import torch
-from omegaconf import DictConfig
+
+from yamame.cli.sections import AnyConfig
 
 GIGABYTE = 1e9
 _GROUP = Path("/sys/fs/cgroup")
@@ -48,7 +49,7 @@ def num_cores() -> int:
     return os.cpu_count() or 1
 
 
-def describe_machine(cfg: DictConfig) -> str:
+def describe_machine(cfg: AnyConfig) -> str:
     """Describe the machine in one line."""
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     parts = [
@@ -62,7 +63,7 @@ def describe_machine(cfg: DictConfig) -> str:
     return ", ".join(parts)
 
 
-def problems(cfg: DictConfig) -> Iterator[str]:
+def problems(cfg: AnyConfig) -> Iterator[str]:
     """Yield a line for each setting or variable that keeps a run from beginning."""
     cores = num_cores()
     threads = os.environ.get("OMP_NUM_THREADS", "1")

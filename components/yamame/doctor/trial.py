@@ -15,6 +15,8 @@ import psutil
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from yamame.cli.nodes import plain
+from yamame.cli.sections import AnyConfig
 from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
 from yamame.runs.api import load_recipe
@@ -33,7 +35,7 @@ _HARMLESS = ("trial: stopped", "no video")
 """Beginnings of lines that a run prints without a problem."""
 
 
-def shortened(cfg: DictConfig, root: Path, seconds: float) -> DictConfig:
+def shortened(cfg: AnyConfig, root: Path, seconds: float) -> DictConfig:
     """Return the configuration of a trial: updates begin at once, and nothing is logged.
 
     Args:
@@ -56,7 +58,9 @@ def shortened(cfg: DictConfig, root: Path, seconds: float) -> DictConfig:
         "logger": {"_target_": "yamame.tracking.NullTracker"},
         "expected": None,
     }
-    kept = {key: node for key, node in cfg.items() if key not in ("measure", "logger")}
+    kept = plain(cfg)
+    for key in ("measure", "logger"):
+        kept.pop(key, None)
     return OmegaConf.merge(OmegaConf.create(kept), changed)  # type: ignore[return-value]
 
 
@@ -189,7 +193,7 @@ class Stopwatch(Callback):
         return max(0.0, beyond)
 
 
-def run_trial(cfg: DictConfig, watch: Stopwatch) -> list[str]:
+def run_trial(cfg: AnyConfig, watch: Stopwatch) -> list[str]:
     """Train until the stopwatch stops the run.
 
     Args:
@@ -248,7 +252,7 @@ class Forecast:
         return sum(self.seconds.values())
 
 
-def forecast(watch: Stopwatch, cfg: DictConfig) -> Forecast:
+def forecast(watch: Stopwatch, cfg: AnyConfig) -> Forecast:
     """Forecast a run from a trial.
 
     Args:
@@ -284,7 +288,7 @@ def forecast(watch: Stopwatch, cfg: DictConfig) -> Forecast:
     return _at(watch, cfg, low, "minutes")
 
 
-def _at(watch: Stopwatch, cfg: DictConfig, env_steps: float, limit: str) -> Forecast:
+def _at(watch: Stopwatch, cfg: AnyConfig, env_steps: float, limit: str) -> Forecast:
     """Forecast a run that ends after so many steps."""
     updates = _updates(cfg, env_steps)
     evaluations = env_steps // cfg.evaluation.interval + 1
@@ -301,14 +305,14 @@ def _at(watch: Stopwatch, cfg: DictConfig, env_steps: float, limit: str) -> Fore
     return Forecast(int(env_steps), updates, seconds, limit)
 
 
-def _updates(cfg: DictConfig, env_steps: float) -> int:
+def _updates(cfg: AnyConfig, env_steps: float) -> int:
     """Return the number of updates that the schedule makes in so many steps."""
     schedule = cfg.schedule
     learned_steps = max(0.0, env_steps - schedule.learning_starts)
     return int(learned_steps * schedule.updates_per_step) + int(schedule.offline_updates)
 
 
-def _steps_of(cfg: DictConfig, updates: float | None) -> float:
+def _steps_of(cfg: AnyConfig, updates: float | None) -> float:
     """Return the number of steps after which the schedule has made so many updates."""
     schedule = cfg.schedule
     if updates is None:

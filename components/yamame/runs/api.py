@@ -12,8 +12,9 @@ caller's generators are left as they were.
 import importlib.util
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,14 +25,15 @@ from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from yamame.checks import SettingError, UsageError, require_setting
-from yamame.cli.app import make_ready
-from yamame.cli.arguments import EASED, ease
+from yamame.cli.app import make_ready, takes_settings
+from yamame.cli.arguments import ease
 from yamame.cli.command_line import CommandLine, read_command_line
 from yamame.cli.explain import check_choices, explain
 from yamame.cli.front import prepare_process
 from yamame.cli.jobs import AlreadyDone
 from yamame.cli.nodes import check
-from yamame.cli.settings import SETTINGS
+from yamame.cli.sections import Config, Node
+from yamame.cli.settings import CONFIGS
 from yamame.files.identity import key_of
 from yamame.runs.callbacks import Callback
 from yamame.runs.run import Run
@@ -61,8 +63,8 @@ def compose(
     Raises:
         UsageError: An override or a setting is wrong.
     """
-    with _composed(overrides, recipe, config_dir) as cfg:
-        return cfg
+    with _composed(overrides, recipe, config_dir) as composed:
+        return composed.cfg
 
 
 def train(
@@ -91,10 +93,9 @@ def train(
         given = type(callbacks).__name__
         raise SettingError("callbacks", given, "be a list of yamame.Callback")
     keeper = _RunKeeper()
-    with _composed(overrides, recipe, config_dir) as cfg:
-        make_ready(cfg)
+    with _composed(overrides, recipe, config_dir) as composed:
         try:
-            load_recipe(recipe).train(cfg, callbacks=[*callbacks, keeper])
+            composed.call(load_recipe(recipe).train, callbacks=[*callbacks, keeper])
         except AlreadyDone as done:
             return done.run
         except Terminated:
@@ -109,16 +110,16 @@ def evaluate(*overrides: str, config_dir: str | Path | None = None) -> dict[str,
     Returns:
         The content of ``evaluation.json``, and under ``score`` the mean over the runs.
     """
-    with _composed(overrides, "evaluate", config_dir) as cfg:
-        make_ready(cfg)
-        return load_recipe("evaluate").evaluate_runs(cfg)
+    with _composed(overrides, "evaluate", config_dir) as composed:
+        report: dict[str, Any] = composed.call(load_recipe("evaluate").evaluate_runs)
+        return report
 
 
 def make_report(*overrides: str, config_dir: str | Path | None = None) -> Path:
     """Write the page of ``python recipes/report.py``, and return its path."""
-    with _composed(overrides, "report", config_dir) as cfg:
-        make_ready(cfg)
-        return load_recipe("report").report(cfg)
+    with _composed(overrides, "report", config_dir) as composed:
+        page: Path = composed.call(load_recipe("report").report)
+        return page
 
 
 def load_recipe(name: str) -> ModuleType:
@@ -155,10 +156,28 @@ class _RunKeeper(Callback):
         self.run = run
 
 
+@dataclass(frozen=True)
+class _Composed:
+    """A composed configuration that has been checked.
+
+    Attributes:
+        cfg: Hydra's configuration.
+        settings: The same as typed settings.
+    """
+
+    cfg: DictConfig
+    settings: Config | Node
+
+    def call(self, task: Callable[..., Any], **options: Any) -> Any:
+        """Run a function of a recipe."""
+        make_ready(self.cfg)
+        return task(self.settings if takes_settings(task) else self.cfg, **options)
+
+
 @contextmanager
 def _composed(
     overrides: Sequence[str], recipe: str, config_dir: str | Path | None
-) -> Iterator[DictConfig]:
+) -> Iterator[_Composed]:
     """Within the block, the configuration is that of Hydra's singleton, as in a recipe."""
     with _LOCK, _preserved_generators():
         load_recipe(recipe)
@@ -169,7 +188,7 @@ def _composed(
             with line.composing():
                 whole = line.composed(line.overrides, whole=True)
         except (HydraException, OmegaConfBaseException) as error:
-            raise UsageError(" ".join(explain(error, line).split())) from error
+            raise UsageError(" ".join(explain(error, line))) from error
         # Recipes see the configuration without Hydra's own section, as under its decorator.
         cfg = whole.copy()
         with open_dict(cfg):
@@ -179,8 +198,8 @@ def _composed(
         former = singleton.cfg
         singleton.set_config(whole)
         try:
-            check(cfg, SETTINGS[recipe], typed=[key_of(text) for text in line.overrides])
-            yield cfg
+            overridden = [key_of(text) for text in line.overrides]
+            yield _Composed(cfg, check(cfg, CONFIGS[recipe], overridden=overridden))
         finally:
             singleton.cfg = former
 
@@ -197,7 +216,7 @@ def _command_line(
         is_override = isinstance(text, str) and not text.startswith("-")
         require_setting("overrides", text, is_override, "be texts as 'encoder=gru'")
     flags = [] if config_dir is None else ["--config-dir", str(config_dir)]
-    eased = ease(overrides, **EASED.get(recipe, {}))
+    eased = ease(overrides, CONFIGS[recipe])
     return read_command_line([*flags, *eased], str(conf_dir().resolve()), recipe)
 
 

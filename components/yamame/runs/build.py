@@ -5,13 +5,12 @@ several settings, or on settings and the environment.
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
 from tensordict.nn import TensorDictModuleBase
 from torch.optim import Optimizer
 from torchrl.envs import Compose, EnvBase, SerialEnv, Transform, TransformedEnv
@@ -20,7 +19,8 @@ from yamame import distributed
 from yamame.agent import InContextAgent, InContextPolicy
 from yamame.agent.assembly import KEYS, agent_arguments
 from yamame.checks import ArgumentError, BuildError, at_key, require_setting
-from yamame.cli.nodes import instantiate, plain, target_of
+from yamame.cli.nodes import instantiate, plain, select, target_of, with_changes
+from yamame.cli.sections import AnyConfig
 from yamame.cli.threads import share_threads
 from yamame.cli.validation import parameters_of
 from yamame.collectors import Collector
@@ -54,7 +54,7 @@ _READ_FROM_ENVS = ("novelty", "held_out_instructions", "goal_radius")
 """Attributes of environments that this package reads (`yamame_envs.ContextEnv`)."""
 
 
-def build_env(cfg: DictConfig, *, num_envs: int, seed: int, held_out: bool = False) -> EnvBase:
+def build_env(cfg: AnyConfig, *, num_envs: int, seed: int, held_out: bool = False) -> EnvBase:
     """Build the environment in the format of `yamame.keys`.
 
     The class gets those of ``num_envs``, ``seed`` and ``device`` that its constructor takes. One
@@ -79,7 +79,7 @@ def build_env(cfg: DictConfig, *, num_envs: int, seed: int, held_out: bool = Fal
     if "seed" not in parameters:  # otherwise the constructor has used it
         env.set_seed(seed)
 
-    if cfg.get("trials") is not None:
+    if select(cfg, "trials") is not None:
         env = instantiate(cfg.trials, env=env, seed=seed)
     if "step_index" in env.observation_spec.keys():
         return env
@@ -114,7 +114,7 @@ def _build_serial(num_envs: int, build: Callable[[], EnvBase], device: str) -> E
     return env
 
 
-def build_agent(cfg: DictConfig, env: EnvBase) -> InContextAgent:
+def build_agent(cfg: AnyConfig, env: EnvBase) -> InContextAgent:
     """Build the agent for an environment, with new weights, on the device of the configuration.
 
     Raises:
@@ -131,7 +131,7 @@ def build_agent(cfg: DictConfig, env: EnvBase) -> InContextAgent:
 
 
 def build_collector(
-    cfg: DictConfig,
+    cfg: AnyConfig,
     *,
     env: EnvBase,
     policy: InContextPolicy,
@@ -144,8 +144,8 @@ def build_collector(
     """
     given: dict[str, Any] = {"policy": policy, "replay": replay, "exploration": exploration}
     if "make_env" in parameters_of(target_of(cfg.collector)):
-        device = "cuda" if OmegaConf.select(cfg, "collector.resources.num_gpus") else "cpu"
-        given["make_env"] = partial(build_env, OmegaConf.create({**cfg, "device": device}))
+        device = "cuda" if select(cfg, "collector.resources.num_gpus") else "cpu"
+        given["make_env"] = partial(build_env, with_changes(cfg, {"device": device}))
         given["num_envs"] = distributed.shard(cfg.schedule.num_envs, "schedule.num_envs")
         given["seed"] = distributed.rank_seed(cfg.seed)
         # Workers of a cluster at a different address do not use this machine's cores.
@@ -158,7 +158,7 @@ def build_collector(
 
 
 def build_learner(
-    cfg: DictConfig,
+    cfg: AnyConfig,
     agent: InContextAgent,
     *,
     guard: NonFiniteGuard | None = None,
@@ -180,8 +180,8 @@ def build_learner(
     loss = _build_loss(cfg, agent).to(cfg.device)
     optimizer = build_optimizer(cfg, agent)
     schedule = cfg.schedule
-    anneals = schedule.get("anneal_lr")
-    decay = schedule.get("average_decay")
+    anneals = select(schedule, "anneal_lr")
+    decay = select(schedule, "average_decay")
     has_minutes = budget is not None and budget.minutes is not None
     minutes = budget if anneals and has_minutes else None
 
@@ -198,15 +198,15 @@ def build_learner(
             warmup_updates=schedule.warmup_updates,
             total_updates=total_updates(cfg) if anneals else None,
             autocast=schedule.autocast,
-            cuda_graph=bool(schedule.get("cuda_graph")),
-            compile=bool(schedule.get("compile")),
+            cuda_graph=bool(select(schedule, "cuda_graph")),
+            compile=bool(select(schedule, "compile")),
             guard=guard,
             averaged=averaged,
             time_spent=time_spent,
         )
 
 
-def _build_loss(cfg: DictConfig, agent: InContextAgent) -> Any:
+def _build_loss(cfg: AnyConfig, agent: InContextAgent) -> Any:
     # Losses of a single policy, such as PPO's, take one discount factor.
     if "gamma" in parameters_of(target_of(cfg.agent.loss)):
         gammas = list(agent.gammas)
@@ -225,7 +225,7 @@ def _build_loss(cfg: DictConfig, agent: InContextAgent) -> Any:
     )
 
 
-def build_optimizer(cfg: DictConfig, agent: InContextAgent) -> Optimizer:
+def build_optimizer(cfg: AnyConfig, agent: InContextAgent) -> Optimizer:
     """Build the optimizer of all parameters of the agent that are learned.
 
     A class whose constructor takes ``module`` gets the agent as well, to read the roles of its
@@ -244,7 +244,7 @@ def evaluated_policy(agent: InContextAgent, learner: Learner) -> InContextPolicy
     return agent.policy() if learner.averaged is None else learner.averaged.network
 
 
-def build_callbacks(cfg: DictConfig, given: Sequence[Callback]) -> Callbacks:
+def build_callbacks(cfg: AnyConfig, given: Sequence[Callback]) -> Callbacks:
     """Build all callbacks of a run, by name.
 
     Args:
@@ -263,7 +263,7 @@ def build_callbacks(cfg: DictConfig, given: Sequence[Callback]) -> Callbacks:
     }
     for name, node in cfg.callbacks.items():
         key = f"callbacks.{name}"
-        is_node = isinstance(node, DictConfig)
+        is_node = isinstance(node, Mapping)
         require_setting(key, node, is_node, "be a mapping with _target_")
         condition = "have another name, for a callback of the run itself has this one"
         require_setting(key, name, name not in named, condition)
@@ -280,7 +280,7 @@ def build_callbacks(cfg: DictConfig, given: Sequence[Callback]) -> Callbacks:
     return Callbacks(named)
 
 
-def build_transform(cfg: DictConfig, env: EnvBase, *, resumed: Path | None = None) -> Compose:
+def build_transform(cfg: AnyConfig, env: EnvBase, *, resumed: Path | None = None) -> Compose:
     """Build the transforms of sampled trajectories: relabelling, then windows, then packing.
 
     Args:
@@ -309,7 +309,7 @@ def build_transform(cfg: DictConfig, env: EnvBase, *, resumed: Path | None = Non
     return Compose(*transforms, *build_packing(cfg, *longest))
 
 
-def _build_relabelling(cfg: DictConfig, env: EnvBase, resumed: Path | None) -> Transform:
+def _build_relabelling(cfg: AnyConfig, env: EnvBase, resumed: Path | None) -> Transform:
     parameters = parameters_of(target_of(cfg.relabel))
     given: dict[str, Any] = {}
     radius = getattr(env, "goal_radius", None)  # of goals in a continuous space
@@ -332,7 +332,7 @@ def _build_relabelling(cfg: DictConfig, env: EnvBase, resumed: Path | None) -> T
     return relabelling
 
 
-def build_packing(cfg: DictConfig, *steps: int | None) -> list[Transform]:
+def build_packing(cfg: AnyConfig, *steps: int | None) -> list[Transform]:
     """Build the packing of sequences.
 
     Args:
@@ -352,7 +352,7 @@ def build_packing(cfg: DictConfig, *steps: int | None) -> list[Transform]:
     return [instantiate(cfg.packing, **given)]
 
 
-def build_data(cfg: DictConfig, env: EnvBase, *, transform: Transform) -> TrajectoryDataset | None:
+def build_data(cfg: AnyConfig, env: EnvBase, *, transform: Transform) -> TrajectoryDataset | None:
     """Build the data of ``data=...`` as trajectories of an environment; None without data.
 
     Raises:
@@ -369,7 +369,7 @@ def build_data(cfg: DictConfig, env: EnvBase, *, transform: Transform) -> Trajec
 
 
 def build_source(
-    cfg: DictConfig, env: EnvBase, *, replay: Any, transform: Transform, progress: Progress
+    cfg: AnyConfig, env: EnvBase, *, replay: Any, transform: Transform, progress: Progress
 ) -> Any:
     """Build the source of batches: the replay buffer, or a mixture of it and of data.
 
@@ -398,7 +398,7 @@ def build_source(
 
 
 def build_replay(
-    cfg: DictConfig, path: Path, *, transform: Transform, owner: str, resume: bool
+    cfg: AnyConfig, path: Path, *, transform: Transform, owner: str, resume: bool
 ) -> Any:
     """Build the replay buffer, with its files in a folder of the run.
 
@@ -420,7 +420,7 @@ def build_replay(
     given: dict[str, Any] = {"path": path, "transform": transform, "resume": resume}
     # The name of a run may have changed since it began; the checkpoint has the former one.
     given["owner"] = None if resume else owner
-    is_mixed = "data" in cfg and cfg.data.source is not None
+    is_mixed = select(cfg, "data.source") is not None
     if is_mixed:
         given["batch_size"] = None  # the share of replay differs from batch to batch
     else:
@@ -431,14 +431,14 @@ def build_replay(
     return instantiate(cfg.replay, **given)
 
 
-def total_updates(cfg: DictConfig) -> int | None:
+def total_updates(cfg: AnyConfig) -> int | None:
     """Return the updates within the budget, without its minutes; None if only these are limited."""
     budget, schedule = cfg.budget, cfg.schedule
     limits = []
     if budget.updates is not None:
         limits.append(budget.updates)
     # Only recipes with offline_updates make a number of updates per step.
-    if budget.env_steps is not None and "offline_updates" in schedule:
+    if budget.env_steps is not None and select(schedule, "offline_updates") is not None:
         steps = budget.env_steps - schedule.learning_starts
         limits.append(int(steps * schedule.updates_per_step) + schedule.offline_updates)
     # A schedule needs an end, even if the budget is spent before the first update.

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from yamame.checks import PositiveFloat, PositiveInt, check_bounds, require_choice
 from yamame.cli.app import command
+from yamame.cli.nodes import select
 from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
 from yamame.files.config import flatten
@@ -174,7 +175,7 @@ class EndlessWarning(Callback):
         # A resumed run knows outcomes of its former sessions.
         has_ended = len(episodes.lengths) > 0 or run.progress.outcome is not None
         self.steps = 0 if has_ended else self.steps + episodes.num_steps
-        num_envs = run.cfg.schedule.get("num_envs") or 1
+        num_envs = select(run.cfg, "schedule.num_envs") or 1
         if self.steps >= _LONG_WITHOUT_AN_END * num_envs and not self.warned:
             self.warned = True
             print_stderr(

@@ -7,11 +7,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
 from torchrl.envs import EnvBase, Transform
 
 from yamame.checks import UsageError, require_setting
 from yamame.cli.nodes import target_of
+from yamame.cli.sections import AnyConfig
 from yamame.data import TrajectoryDataset
 from yamame.replay import GoalFrequencies
 from yamame.replay.disk.files import read_manifests
@@ -29,7 +29,7 @@ def longest_episode(env: EnvBase) -> int | None:
     return None if bound is None else int(bound.max())
 
 
-def relabels(cfg: DictConfig) -> bool:
+def relabels(cfg: AnyConfig) -> bool:
     """Return whether trajectories are relabelled.
 
     A class of ``relabel`` without the setting ``strategy`` always relabels.
@@ -37,7 +37,7 @@ def relabels(cfg: DictConfig) -> bool:
     return bool(cfg.relabel.get("strategy") != "none")
 
 
-def check_lengths(cfg: DictConfig, env: EnvBase) -> None:
+def check_lengths(cfg: AnyConfig, env: EnvBase) -> None:
     """Check the budget against the first update, and buffers against the longest episode.
 
     Raises:
@@ -66,7 +66,7 @@ def check_lengths(cfg: DictConfig, env: EnvBase) -> None:
         require_setting("replay.capacity", capacity, capacity > steps, condition)
 
 
-def check_encoder(cfg: DictConfig, encoder: TrajectoryEncoder, env: EnvBase) -> None:
+def check_encoder(cfg: AnyConfig, encoder: TrajectoryEncoder, env: EnvBase) -> None:
     """Check the positions of an encoder against the longest episode, and its device.
 
     Raises:
@@ -107,7 +107,7 @@ def check_callback(key: str, callback: Any) -> None:
     require_setting(key, kind, saves == restores, condition)
 
 
-def check_no_relabelling(cfg: DictConfig, env: EnvBase) -> None:
+def check_no_relabelling(cfg: AnyConfig, env: EnvBase) -> None:
     """Check that nothing is to be relabelled in an environment without goals.
 
     Raises:
@@ -119,7 +119,7 @@ def check_no_relabelling(cfg: DictConfig, env: EnvBase) -> None:
     require_setting("relabel.strategy", strategy, not relabels(cfg), condition, remedy=remedy)
 
 
-def check_no_held_out_relabelling(cfg: DictConfig) -> None:
+def check_no_held_out_relabelling(cfg: AnyConfig) -> None:
     """Check that a class without ``held_out`` does not relabel if instructions are held out.
 
     Raises:

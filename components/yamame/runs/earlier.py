@@ -5,7 +5,7 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
-from yamame.cli.nodes import target_of
+from yamame.cli.nodes import target_of, with_changes
 from yamame.cli.validation import parameters_of
 from yamame.files.identity import added
 
@@ -28,13 +28,18 @@ def complete_env(config: Mapping[str, Any], known: Collection[str]) -> dict[str,
     return env
 
 
-def set_default_split(cfg: DictConfig) -> None:
-    """Set ``env.split_by`` to the default of the class, in place, if it is not given.
+def with_default_split(cfg: Any) -> Any:
+    """Return a configuration in which ``env.split_by`` is given, by default that of the class.
 
     A saved configuration without it would be read as one of an earlier version, whose default was
     different.
     """
     parameter = parameters_of(target_of(cfg.env)).get("split_by")
-    if parameter is not None and "split_by" not in cfg.env:
+    if parameter is None or "split_by" in cfg.env:
+        return cfg
+    if isinstance(cfg, DictConfig):
+        # Composed configurations take no new keys otherwise.
         with open_dict(cfg.env):
             cfg.env.split_by = parameter.default
+        return cfg
+    return with_changes(cfg, {"env": {"split_by": parameter.default}})

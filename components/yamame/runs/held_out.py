@@ -3,11 +3,11 @@
 from contextlib import ExitStack, nullcontext
 
 from numpy.typing import NDArray
-from omegaconf import DictConfig
 from torchrl.envs import EnvBase
 
 from yamame import distributed
 from yamame.agent import InContextPolicy
+from yamame.cli.sections import AnyConfig
 from yamame.evaluation import EvaluationResult, evaluate, render_video
 from yamame.evaluation.held_out import MemoryReset
 from yamame.evaluation.result import concatenate
@@ -18,7 +18,7 @@ from yamame.system.messages import print_stderr
 _VIDEO_EPISODES = 4
 
 
-def held_out_env(cfg: DictConfig) -> EnvBase:
+def held_out_env(cfg: AnyConfig) -> EnvBase:
     """Build the environment of the held-out tasks.
 
     ``evaluation.num_envs`` may be below the number of tasks; these are then evaluated in rounds.
@@ -30,7 +30,7 @@ def held_out_env(cfg: DictConfig) -> EnvBase:
 
 
 def play_held_out(
-    cfg: DictConfig, policy: InContextPolicy, env: EnvBase, *, memory_reset: MemoryReset = "never"
+    cfg: AnyConfig, policy: InContextPolicy, env: EnvBase, *, memory_reset: MemoryReset = "never"
 ) -> EvaluationResult:
     """Evaluate one complete episode of every held-out task; each rank takes a share of them."""
     evaluation = cfg.evaluation
@@ -49,7 +49,7 @@ def play_held_out(
     return concatenate(distributed.all_gather(result))
 
 
-def render_held_out(cfg: DictConfig, policy: InContextPolicy) -> NDArray | None:
+def render_held_out(cfg: AnyConfig, policy: InContextPolicy) -> NDArray | None:
     """Render a few episodes of held-out tasks.
 
     Returns:

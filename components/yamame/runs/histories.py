@@ -9,11 +9,12 @@ from torchrl.envs import Compose, EnvBase
 from yamame.agent import InContextAgent
 from yamame.checks import UsageError
 from yamame.cli.nodes import plain
+from yamame.cli.sections import AnyConfig
 from yamame.replay import TrialSubsampling
 from yamame.runs.build import build_packing
 
 
-def longer_episodes(cfg: DictConfig) -> DictConfig:
+def longer_episodes(cfg: AnyConfig) -> DictConfig:
     """Return the configuration with episodes of ``source.horizon`` steps.
 
     Raises:
@@ -36,7 +37,7 @@ def longer_episodes(cfg: DictConfig) -> DictConfig:
 
 
 def build_history_transform(
-    cfg: DictConfig, agent: InContextAgent, held_out: EnvBase, env: EnvBase
+    cfg: AnyConfig, agent: InContextAgent, held_out: EnvBase, env: EnvBase
 ) -> Compose:
     """Build the transform of sampled histories: subsampling of trials, then packing.
 

@@ -1,15 +1,16 @@
 """Checks of settings against the machine, before a run begins."""
 
 import torch
-from omegaconf import DictConfig, OmegaConf
 
 from yamame import distributed
 from yamame.checks import require_setting
+from yamame.cli.nodes import select
+from yamame.cli.sections import AnyConfig
 from yamame.deploy.build import check_device
 from yamame.execution.recorder import missing_compiler
 
 
-def check_machine(cfg: DictConfig) -> None:
+def check_machine(cfg: AnyConfig) -> None:
     """Check the device, and settings that need a GPU, a compiler or a single process.
 
     Raises:
@@ -18,16 +19,16 @@ def check_machine(cfg: DictConfig) -> None:
     device = torch.device(check_device(cfg.device))
     for part in ("schedule", "collector"):
         graph, compiles = f"{part}.cuda_graph", f"{part}.compile"
-        if OmegaConf.select(cfg, graph):
+        if select(cfg, graph):
             _check_processes(graph)
             is_cuda = device.type == "cuda"
             require_setting(graph, True, is_cuda, f"be false on {device.type}")
-        if OmegaConf.select(cfg, compiles):
+        if select(cfg, compiles):
             _check_processes(compiles)
             missing = missing_compiler(device)
             require_setting(compiles, True, missing is None, f"be false with {missing}")
 
-    num_gpus = OmegaConf.select(cfg, "collector.resources.num_gpus")
+    num_gpus = select(cfg, "collector.resources.num_gpus")
     if num_gpus and cfg.collector.address is None:  # a cluster elsewhere may have GPUs
         has_gpu = torch.cuda.is_available()
         condition = "be 0 on a machine without a GPU"

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from torchrl.envs import EnvBase
 
 from yamame import distributed
-from yamame.cli.nodes import plain, target_of
+from yamame.cli.nodes import plain, select, target_of
+from yamame.cli.sections import AnyConfig
 from yamame.cli.validation import parameters_of
 from yamame.files.config import flatten
 from yamame.replay.disk.files import read_manifests
@@ -27,7 +28,7 @@ _NO_TASKS = ("seed", "num_envs", "device", "workers")
 
 
 def what_is_new(
-    cfg: DictConfig,
+    cfg: AnyConfig,
     env: EnvBase,
     *,
     trained: Mapping[str, Any] | None = None,
@@ -67,21 +68,21 @@ def what_is_new(
     # Relabelled instructions are those of the split only if worlds are known by their hashes.
     has_worlds = "world_hash" in env.observation_spec.keys()
     lacks_hashes = is_older or lacks_worlds(replay, env)
-    if has_worlds and lacks_hashes and OmegaConf.select(cfg, "relabel.strategy") != "none":
+    if has_worlds and lacks_hashes and select(cfg, "relabel.strategy") != "none":
         novelty = f"{novelty}, {RELABELLED}"
     if _has_unknown_data(cfg):
         novelty = f"{novelty}, {IN_DATA}"
     return novelty
 
 
-def _evaluated_env(cfg: DictConfig) -> dict[str, Any]:
+def _evaluated_env(cfg: AnyConfig) -> dict[str, Any]:
     """Return the settings of the environment in evaluations."""
     env = OmegaConf.create(plain(cfg.env))
     changes = OmegaConf.create(plain(cfg.evaluation.env))
     return plain(OmegaConf.merge(env, changes))
 
 
-def _is_apart(cfg: DictConfig, trained: Mapping[str, Any]) -> bool:
+def _is_apart(cfg: AnyConfig, trained: Mapping[str, Any]) -> bool:
     """Return whether evaluations and training use different sides of the split.
 
     An environment without a split has no tasks in common.
@@ -93,7 +94,7 @@ def _is_apart(cfg: DictConfig, trained: Mapping[str, Any]) -> bool:
     return side not in ("all", other_side) and by == other_by
 
 
-def _split_of(cfg: DictConfig, settings: Mapping[str, Any]) -> tuple[Any, Any]:
+def _split_of(cfg: AnyConfig, settings: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return ``split`` and ``split_by``, with the defaults of the class; None if it has none."""
     parameters = parameters_of(target_of(cfg.env))
     values = []
@@ -104,14 +105,14 @@ def _split_of(cfg: DictConfig, settings: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _changed_settings(
-    cfg: DictConfig, part: str, trained: Mapping[str, Any], evaluated: Mapping[str, Any]
+    cfg: AnyConfig, part: str, trained: Mapping[str, Any], evaluated: Mapping[str, Any]
 ) -> list[str]:
     """Name the settings of ``env`` or ``trials`` that evaluations change, with both values.
 
     A setting that only one side gives has the default of the constructor on the other side.
     """
     defaults = {}
-    for name, parameter in parameters_of(target_of(cfg[part])).items():
+    for name, parameter in parameters_of(target_of(select(cfg, part))).items():
         if parameter.default is not parameter.empty and name not in _NO_TASKS:
             defaults[name] = parameter.default
     before = _flat_settings({**defaults, **trained})
@@ -150,7 +151,7 @@ def lacks_worlds(replay: Path | None, env: EnvBase) -> bool:
     return bool(stored) and "world_hash" not in stored
 
 
-def warn_other_splits(cfg: DictConfig) -> None:
+def warn_other_splits(cfg: AnyConfig) -> None:
     """Warn of data of runs with a different split, if evaluations are described as new tasks."""
     own = plain(cfg.env)
     is_same = not _changed_settings(cfg, "env", own, _evaluated_env(cfg))
@@ -165,7 +166,7 @@ def warn_other_splits(cfg: DictConfig) -> None:
         )
 
 
-def other_splits(cfg: DictConfig) -> list[str]:
+def other_splits(cfg: AnyConfig) -> list[str]:
     """Describe the runs of ``data=runs`` whose split of the same environment differs."""
     env = plain(cfg.env)
     parameters = parameters_of(target_of(cfg.env))
@@ -185,9 +186,9 @@ def other_splits(cfg: DictConfig) -> list[str]:
     return others
 
 
-def _has_unknown_data(cfg: DictConfig) -> bool:
+def _has_unknown_data(cfg: AnyConfig) -> bool:
     """Return whether there are data whose tasks are unknown."""
-    if OmegaConf.select(cfg, "data.source") is None:
+    if select(cfg, "data.source") is None:
         return False
     runs = _runs_of_data(cfg)
     if not runs:
@@ -196,9 +197,9 @@ def _has_unknown_data(cfg: DictConfig) -> bool:
     return any(config is None or config["env"].get("_target_") != target for _, config in runs)
 
 
-def _runs_of_data(cfg: DictConfig) -> list[tuple[str, dict[str, Any] | None]]:
+def _runs_of_data(cfg: AnyConfig) -> list[tuple[str, dict[str, Any] | None]]:
     """Return the folders of ``data=runs``, with the configurations of their runs if they exist."""
-    node = OmegaConf.select(cfg, "data.source")
+    node = select(cfg, "data.source")
     if node is None:
         return []
     source = plain(node)

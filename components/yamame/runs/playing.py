@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 from torchrl.envs import EnvBase
 
 from yamame.agent import InContextAgent
 from yamame.checks import UsageError
+from yamame.cli.sections import AnyConfig
 from yamame.evaluation import EvaluationResult, evaluate, play_episode
 from yamame.evaluation.held_out import Policy
 from yamame.runs.trained import Trained, load_from_options
@@ -39,7 +39,7 @@ class EvaluationSettings:
 
     @classmethod
     def of(
-        cls, config: DictConfig, changes: Mapping[str, Any] | None = None
+        cls, config: AnyConfig, changes: Mapping[str, Any] | None = None
     ) -> "EvaluationSettings":
         """Read the evaluation settings of a run.
 

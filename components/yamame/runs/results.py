@@ -13,7 +13,8 @@ from torchrl.envs import EnvBase
 
 from yamame import distributed
 from yamame.checks import UsageError
-from yamame.cli.jobs import is_job, is_part, resuming_command, tell
+from yamame.cli.jobs import is_job, is_part, resuming_command
+from yamame.cli.nodes import plain, select
 from yamame.deploy import Interface, load
 from yamame.files.atomic import atomic_writer, read_json, write_json
 from yamame.files.checkpoint import LoadedCheckpoint
@@ -77,7 +78,7 @@ def _draw_curve(run: RunState) -> Path:
 def _save_model(run: RunState, folder: Path) -> None:
     from yamame.deploy.mlflow_model import save_model  # imports MLflow's slow model package
 
-    save_model(load(run.path, trust=list(run.cfg.get("trust") or [])), folder)
+    save_model(load(run.path, trust=list(select(run.cfg, "trust") or [])), folder)
 
 
 def write_traceback(run: RunState, error: BaseException | None) -> None:
@@ -93,7 +94,7 @@ def write_traceback(run: RunState, error: BaseException | None) -> None:
 def write_config(run: RunState) -> None:
     """Write the configuration of this session as config.yaml."""
     with atomic_writer(run.path / "config.yaml") as file:
-        file.write(OmegaConf.to_yaml(run.cfg, resolve=True).encode())
+        file.write(OmegaConf.to_yaml(OmegaConf.create(plain(run.cfg))).encode())
 
 
 def warn_changes(run: RunState, before: LoadedCheckpoint) -> None:
@@ -169,7 +170,7 @@ def write_summary(run: RunState, status: Status) -> None:
     if is_part():
         name = "return_mean" if summary["success"] is None else "success"
         result = "not evaluated" if summary[name] is None else f"{name} {summary[name]:.3f}"
-        tell(f"{run.name}: {status.lower()}, {result}, {summary['cpu_s']:.0f} CPU-s, {path}")
+        print(f"{run.name}: {status.lower()}, {result}, {summary['cpu_s']:.0f} CPU-s, {path}")
         return
 
     if not is_job():  # a sweep prints a table of its jobs
@@ -181,8 +182,8 @@ def write_summary(run: RunState, status: Status) -> None:
         print_columns(run.name, rows)
         steps = next_steps(run, status)
         if steps:
-            tell("\n".join(["next:", *(f"  {step}" for step in steps)]))
-    tell(path)
+            print("\n".join(["next:", *(f"  {step}" for step in steps)]))
+    print(path)
 
 
 def _whole(number: float | None) -> int | None:
@@ -208,7 +209,7 @@ def next_steps(run: RunState, status: Status) -> list[str]:
         steps.append(pages)
     if has_checkpoint:
         # Commands that load the run need trust in the packages that it names.
-        packages = [*(run.cfg.get("trust") or []), *own_modules(run.config["env"])]
+        packages = [*(select(run.cfg, "trust") or []), *own_modules(run.config["env"])]
         arguments = [f"run={run.path}"]
         if packages:
             arguments.append(f"trust=[{','.join(dict.fromkeys(packages))}]")

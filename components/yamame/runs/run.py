@@ -7,16 +7,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
 
-from omegaconf import DictConfig
 from torch import Tensor
 from torchrl.envs import EnvBase
 
 from yamame import distributed
 from yamame.agent import InContextPolicy
 from yamame.checks import UsageError, at_key
-from yamame.cli.jobs import is_part, resume_mode, say
+from yamame.cli.jobs import is_part, mark_resumed, resume_mode
 from yamame.cli.names import run_name
 from yamame.cli.nodes import instantiate, plain
+from yamame.cli.sections import AnyConfig
 from yamame.collectors import Episodes
 from yamame.evaluation import EvaluationResult
 from yamame.files.checkpoint import Checkpointer, LoadedCheckpoint
@@ -25,7 +25,7 @@ from yamame.report.expected import Expected
 from yamame.runs import machine, results, resuming
 from yamame.runs.build import build_callbacks
 from yamame.runs.callbacks import Callback, Callbacks
-from yamame.runs.earlier import set_default_split
+from yamame.runs.earlier import with_default_split
 from yamame.runs.held_out import play_held_out, score
 from yamame.runs.novelty import what_is_new
 from yamame.runs.state import RunState
@@ -89,13 +89,13 @@ class Run(RunState):
 
     def __init__(
         self,
-        cfg: DictConfig,
+        cfg: AnyConfig,
         *,
         unit: Literal["env_steps", "updates"] = "env_steps",
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.costs = CostMeter(is_part=is_part())  # first, because it measures from here on
-        set_default_split(cfg)  # before the configuration is copied and saved
+        cfg = with_default_split(cfg)  # before the configuration is copied and saved
         self.cfg = cfg
         self.config = plain(cfg)
         if distributed.world_size() > 1:
@@ -144,7 +144,7 @@ class Run(RunState):
                     lambda: resuming.can_resume(self, unless_done=is_auto)
                 )
             if self.resumed:
-                say("resumed")
+                mark_resumed()
             # Closed after `exits`, at the end of the run: the directory first, then the handling of
             # signals.
             self._claim = claim.pop_all()

@@ -6,11 +6,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
 from torchrl.envs import EnvBase
 
 from yamame import distributed
 from yamame.agent import InContextPolicy
+from yamame.cli.sections import AnyConfig
 from yamame.files.checkpoint import Checkpointer
 from yamame.system.budget import Budget
 from yamame.system.messages import print_stderr
@@ -44,7 +44,7 @@ class RunState(ABC):
         costs: CPU-seconds and wall-clock seconds so far.
     """
 
-    cfg: DictConfig
+    cfg: AnyConfig
     config: dict[str, Any]
     name: str
     path: Path

@@ -12,8 +12,8 @@ from yamame.agent import InContextAgent
 from yamame.agent.assembly import learned_gammas
 from yamame.checks import UsageError, at_source, require_setting
 from yamame.cli.nodes import check, plain, target_of
-from yamame.cli.settings import SETTINGS
-from yamame.cli.validation import check_settings, parameters_of
+from yamame.cli.training_settings import PlayedConfig
+from yamame.cli.validation import parameters_of, validated
 from yamame.deploy.build import load_weights
 from yamame.deploy.load import agent_folder, read_saved
 from yamame.deploy.sources import Which, read_checkpoint
@@ -23,9 +23,6 @@ from yamame.runs.earlier import complete_env
 from yamame.runs.novelty import what_is_new
 from yamame.tracking.tracker import TRACKING_URI
 
-_NEEDED = ("seed", "evaluation", "agent", "env", "encoder", "timestep_encoder", "goal_encoder")
-_SETTINGS = {key: SETTINGS["train"][key] for key in _NEEDED}
-"""Settings that the configuration of a run must have to be evaluated."""
 _OPTIONS = ("checkpoint", "tracking_uri", "device", "env", "trials", "context_length", "trust")
 """Arguments of `load_trained` that recipes have as settings."""
 _SAME_TASKS = ("_target_", "workers")
@@ -186,13 +183,15 @@ def _check_config(source: str | Path, config: Any, trust: Sequence[str]) -> None
     Raises:
         UsageError: The configuration is incomplete, or names a class that a file may not name.
     """
-    if not isinstance(config, dict) or not _SETTINGS.keys() <= config.keys():
+    fields = PlayedConfig.model_fields.items()
+    needed = {name for name, field in fields if field.is_required()}
+    if not isinstance(config, dict) or not needed <= config.keys():
         raise UsageError(
             f"{source} must be a checkpoint of a training run, it has no configuration"
         )
     with at_source(str(source)):
         check_file(config, trust)
-        check_settings(_SETTINGS, config)
+        validated(PlayedConfig, config)
 
 
 def load_from_options(source: str, options: Mapping[str, Any], key: str = "run") -> Trained:

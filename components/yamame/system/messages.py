@@ -18,6 +18,7 @@ TRAIN_PACKAGES = frozenset(
     (
         "hydra",
         "omegaconf",
+        "pydantic",
         "mlflow",
         "gymnasium",
         "matplotlib",
