@@ -6,12 +6,10 @@
     python recipes/evaluate.py run=runs/mine diagnose=all     # its memory: docs/howto/diagnose.md
 
 A run is a directory, a checkpoint file or the id of an MLflow run. All runs play the same held-out
-tasks; they are not those that chose the best checkpoint in training. Several runs are aggregated
-over seeds and tasks; runs with the same environment are runs of one task.
-
-Results are written to ``<output>/evaluation.json``; the same command replaces them. A different
-``seed`` selects different tasks; that of training selects those of its best checkpoint. The score
-is the mean success of the runs, or their mean return if success is not reported.
+tasks: not those that chose the best checkpoint in training, unless ``seed`` is set to that of
+training. Several runs are aggregated over seeds and tasks; runs with the same environment are runs
+of one task. Results are written to ``<output>/evaluation.json``; the same command replaces them.
+The score is the mean success of the runs, or their mean return if success is not reported.
 """
 
 if __name__ == "__main__":
@@ -27,7 +25,7 @@ if __name__ == "__main__":
 from pathlib import Path
 from typing import Any
 
-from yamame.checks import UsageError
+from yamame.checks import require_setting
 from yamame.cli.app import main
 from yamame.cli.jobs import overrides
 from yamame.cli.names import file_name
@@ -54,8 +52,6 @@ def evaluate_runs(cfg: EvaluateConfig) -> dict[str, Any]:
     settings = plain(cfg)
     runs = [RunEvaluator.load(source, settings) for source in as_list(cfg.run)]
     baselines = [RunEvaluator.load(name, settings, key="against") for name in as_list(cfg.against)]
-    if not runs:
-        raise UsageError("run must name a run, got none")
     twin = None
     if cfg.diagnose_twin is not None:
         twin = load_from_options(cfg.diagnose_twin, settings, "diagnose_twin")
@@ -116,20 +112,14 @@ def evaluate_run(cfg: EvaluateConfig, run: RunEvaluator) -> dict[str, Any]:
 
 
 def check_options(cfg: EvaluateConfig) -> None:
-    """Raise for settings that exclude each other or are out of their range."""
-    if cfg.gammas not in (None, "all"):
-        raise UsageError(f"gammas must be all or null, got {cfg.gammas}")
-    if cfg.gamma is not None and cfg.gamma_index is not None:
-        given = f"gamma={cfg.gamma} and gamma_index={cfg.gamma_index}"
-        raise UsageError(f"{given} must not be given together")
-    if not 0.0 < cfg.confidence < 1.0:
-        raise UsageError(f"confidence must be in (0, 1), got {cfg.confidence}")
-    if cfg.attention_steps < 1:
-        raise UsageError(f"attention_steps must be positive, got {cfg.attention_steps}")
-    selected = diagnosis.select_diagnoses(as_list(cfg.diagnose))
-    if cfg.diagnose_twin is not None and "observable" not in selected:
-        twin = f"diagnose_twin={cfg.diagnose_twin}"
-        raise UsageError(f"{twin} needs diagnose=observable or diagnose=all")
+    """Raise for settings that exclude each other, and without a run."""
+    require_setting("run", cfg.run, bool(as_list(cfg.run)), "name a run")
+    is_only = cfg.gamma is None or cfg.gamma_index is None
+    require_setting("gamma_index", cfg.gamma_index, is_only, f"be null with gamma={cfg.gamma}")
+    twin = cfg.diagnose_twin
+    is_used = "observable" in diagnosis.select_diagnoses(as_list(cfg.diagnose))
+    condition = "be null without diagnose=observable or diagnose=all"
+    require_setting("diagnose_twin", twin, twin is None or is_used, condition)
 
 
 def as_list(value: Any) -> list[str]:

@@ -290,7 +290,7 @@ def test_early_stopping_that_is_given_to_two_runs_begins_anew():
 def test_one_of_a_foreign_module_is_named_in_a_configuration(own_module, tmp_path):
     own_module("mylab_callbacks", MINE)
     own = ("+callbacks.mine._target_=mylab_callbacks.Witness", "+callbacks.mine.file=seen.txt")
-    with pytest.raises(UsageError, match=r"callbacks\.mine\._target_ must .* trust="):
+    with pytest.raises(UsageError, match=r"callbacks\.mine\._target_: must .* trust="):
         yamame.train(*TINY, *own)
     run = yamame.train(*TINY, *own, "trust=[mylab_callbacks.]")
     assert (tmp_path / "seen.txt").read_text() == f"a FINISHED {run.objective}\n"

@@ -130,8 +130,8 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
         status, _, errors = play("train", folder, *finished.goes_on)
         assert (status, errors.count("\n")) == (1, 1)
         assert (
-            "No space left on device; make room on its disk; once that is fixed, resume=true continues the run"
-            in errors
+            "No space left on device; make room on its disk; once that is fixed, "
+            "resume=true continues the run" in errors
         )
         filler.unlink()
         check_goes_on(finished, play, folder, components, differing)

@@ -125,7 +125,7 @@ def test_an_evaluation_whose_returns_are_all_equal_has_no_interval():
         assert ("[" in stream.getvalue()) == has_interval
 
 
-def test_the_share_that_the_learner_waits_is_that_of_the_interval_and_of_collectors_that_play_beside_it():
+def test_the_share_that_the_learner_waits_is_of_the_interval_and_of_collectors_beside_it():
     clock, stream, run = Clock(), io.StringIO(), make_run(100)
     bar = ProgressBar(interval_s=10, stream=stream, clock=clock)
     for second, waited in ((0.0, 5.0), (10.0, 7.5), (20.0, 17.5)):

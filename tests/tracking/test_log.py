@@ -350,7 +350,10 @@ def test_a_hundred_million_steps_take_less_than_a_hundred_megabytes(tracking_uri
     database = sqlite3.connect(tracking_uri.removeprefix("sqlite:///"))
 
     def size():
-        pages = "select (page_count - freelist_count) * page_size from pragma_page_count, pragma_freelist_count"
+        pages = (
+            "select (page_count - freelist_count) * page_size from pragma_page_count, "
+            "pragma_freelist_count"
+        )
         return database.execute(f"{pages}, pragma_page_size").fetchone()[0]
 
     before, points = size(), 10_000

@@ -446,9 +446,8 @@ def import_ray(owner: str) -> Any:
         UsageError: It is not installed.
     """
     if find_spec("ray") is None:
-        raise UsageError(
-            f"{owner}: the package ray must be installed, run: pip install 'yamame[ray]'"
-        )
+        remedy = "run: pip install 'yamame[ray]'"
+        raise UsageError(f"{owner}: the package ray must be installed", remedy=remedy)
     # Ray reads the environment when it is imported.
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)

@@ -212,13 +212,9 @@ def judge_memory(
     if "enough" in standings:
         at_most = windows[standings.index("enough")]
 
-    outcome: Outcome = "not settled"
+    outcome = _outcome(standings[0], is_solved=is_solved[0])
     if is_compared and not is_decidable:
         outcome = "nothing learnt"
-    elif standings[0] == "short":
-        outcome = "needed"
-    elif standings[0] == "enough":
-        outcome = "not needed" if is_solved[0] else "no difference"
     # Intervals of rates end within [0, 1]. Scores of success are 0 and 1, or rates if a task
     # was played more than once.
     is_rate = bool(np.isin(table, (0, 1)).all()) or (highest == 1 and table.min() >= 0)
@@ -265,6 +261,15 @@ def _reached(
         seed_means = table[index].mean(1).tolist()
         reached.append(Reached(window, scores[index], behind, standings[index], seed_means))
     return reached
+
+
+def _outcome(shortest: Standing, *, is_solved: bool) -> Outcome:
+    """Return the outcome by the standing of the shortest window."""
+    if shortest == "short":
+        return "needed"
+    if shortest == "enough":
+        return "not needed" if is_solved else "no difference"
+    return "not settled"
 
 
 def _check(windows: Sequence[int | None], table: Array, chance: Array) -> None:

@@ -31,7 +31,7 @@ from yamame.runs.novelty import what_is_new
 from yamame.runs.state import RunState
 from yamame.system import signals
 from yamame.system.budget import Budget
-from yamame.system.messages import OutsideError, print_stderr
+from yamame.system.messages import OutsideError, one_line, print_stderr
 from yamame.tracking.costs import CostMeter
 from yamame.tracking.summary import run_status
 from yamame.training import GlobalRNGState
@@ -423,9 +423,10 @@ class Run(RunState):
             finally:
                 if self.directory.begun:
                     self.callbacks.call_all(self, "on_end")
-        is_mistake = isinstance(error, ValueError) and not self.directory.begun
-        if is_mistake and not isinstance(error, UsageError):
-            raise UsageError(str(error)) from error
+        if self.directory.begun or isinstance(error, UsageError):
+            return
+        if isinstance(error, ValueError):  # a mistake, of a class that does not use yamame.checks
+            raise UsageError(one_line(error)) from error
 
     def _close_and_summarize(
         self,

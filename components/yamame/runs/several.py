@@ -9,7 +9,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 from torch import Tensor
 
-from yamame.checks import UsageError
+from yamame.checks import SettingError
 from yamame.cli.jobs import parts_of_one
 from yamame.cli.names import file_name
 from yamame.files.identity import is_one_of, key_of, makes_another_name
@@ -62,7 +62,7 @@ def group_folder(run: DictConfig, overrides: Sequence[str], *, prefix: str) -> P
     """
     name = str(run.name or "")
     if "/" in name or name.startswith("."):
-        raise UsageError(f"run.name: must be the name of a folder, got {name}")
+        raise SettingError("run.name", name, "be the name of a folder")
     if name:
         return Path(run.root) / name
 

@@ -49,7 +49,8 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         if path.is_symlink() or (path.exists() and not path.is_file()):
-            raise UsageError(f"{path} must be a file, not a link, pipe or directory; remove it")
+            message = f"{path} must be a file, not a link, pipe or directory"
+            raise UsageError(message, remedy="remove it")
         self.path = path
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         # A link that was made since the check makes this fail instead of leading elsewhere.

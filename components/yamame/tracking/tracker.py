@@ -185,18 +185,7 @@ class MLflowTracker(Tracker):
         if parent:
             present.setdefault("mlflow.parentRunId", parent)
 
-        # The intent stands on disk before the run is created, so that the run is found by its
-        # number if the process dies in between.
-        is_recorded = (directory / RUN_FILE).exists()
-        resumed = is_recorded and "run_id" in read_record(directory)
-        if not is_recorded:
-            intent = {
-                "tracking_uri": tracking_uri,
-                "experiment": self.experiment,
-                "run_uuid": uuid.uuid4().hex,
-            }
-            write_record(directory, intent)
-
+        resumed = self._record_intent(directory, tracking_uri)
         run = None
         try:
             run = open_run(directory, tracking_uri=tracking_uri)
@@ -239,6 +228,22 @@ class MLflowTracker(Tracker):
                 is_sent = True
         sender.start(at_once=not is_sent)
         return self
+
+    def _record_intent(self, directory: Path, tracking_uri: str) -> bool:
+        """Record where the run will be created; return whether it was created before.
+
+        The intent stands on disk before the run is created, so that the run is found by its number
+        if the process dies in between.
+        """
+        if (directory / RUN_FILE).exists():
+            return "run_id" in read_record(directory)
+        intent = {
+            "tracking_uri": tracking_uri,
+            "experiment": self.experiment,
+            "run_uuid": uuid.uuid4().hex,
+        }
+        write_record(directory, intent)
+        return False
 
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
         """See `Tracker.log`."""
@@ -361,7 +366,8 @@ def send_rest(directory: Path) -> int:
 def _existing(run: MLflowRun | None, directory: Path) -> MLflowRun:
     if run is None:
         raise UsageError(
-            f"{directory}: no run in MLflow, the process died before it was created; resume the run"
+            f"{directory}: no run in MLflow, the process died before it was created",
+            remedy="resume the run",
         )
     return run
 
