@@ -280,7 +280,7 @@ def test_what_can_be_known_before_is_refused_before_anything_is_played(run, monk
     for arguments, message in (
         (
             ["run=[runs/a-seed=0,runs/b,runs/trials]"],
-            r"run: must .* as many runs each, got \{.*: 2, .*: 1\}",
+            r"run: must .* as many runs .*, got \[2, 1\]",
         ),
         (["run=runs/b", "against=runs/trials"], r"against: must have the same tasks as run"),
         (
@@ -325,7 +325,7 @@ def test_pictures_of_an_earlier_evaluation_do_not_stay_beside_another(run, tmp_p
             r"max_steps: must be an integer of at least 1 or null, got 'abc'",
         ),
         (["run=runs/b", "gamma_index=0.5"], r"gamma_index: must be an integer or null, got 0.5"),
-        (["run=runs/b", "confidence=abc"], r"confidence: must be a number, got 'abc'"),
+        (["run=runs/b", "confidence=abc"], r"confidence: must be a number.*, got 'abc'"),
         (["run=runs/b", "env=tmaze"], r"env: there are no choices here, only settings below it"),
         (["run=a0", "tracking_uri=foo://bar"], r"tracking_uri: must be a store .* got foo://bar"),
         (

@@ -179,9 +179,9 @@ def score_table(tasks: Sequence[str], scores: Sequence[float]) -> tuple[list[str
     columns: dict[str, list[float]] = {}
     for task, score in zip(tasks, scores, strict=True):
         columns.setdefault(task, []).append(score)
-    counts = {task: len(column) for task, column in columns.items()}
-    is_complete = len(set(counts.values())) == 1
-    require("score_table", "tasks", counts, is_complete, "be named by as many runs each")
+    counts = [len(column) for column in columns.values()]
+    condition = f"have as many runs for each of {', '.join(columns)}"
+    require("score_table", "tasks", counts, len(set(counts)) == 1, condition)
     return list(columns), np.array(list(columns.values()), np.float64).T
 
 
