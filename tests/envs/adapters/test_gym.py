@@ -84,7 +84,7 @@ def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):
 
 def test_a_wrong_id_is_one_line():
     with pytest.raises(
-        ValueError, match=r"^Gym: id must be registered with Gymnasium .* got 'CartPoll-v1': "
+        ValueError, match=r"^Gym: id must be registered with Gymnasium .* got 'CartPoll-v1'"
     ) as error:
         Gym(id="CartPoll-v1")
     assert "\n" not in str(error.value)
@@ -108,7 +108,7 @@ def test_a_missing_package_and_wrong_settings_are_one_line():
 
 def test_wrong_settings_are_one_line():
     with pytest.raises(
-        ValueError, match=r"^Gym\('CartPole-v1'\): settings must suit it, got {'gravitas': 3}: "
+        ValueError, match=r"^Gym\('CartPole-v1'\): settings must .* got {'gravitas': 3}; "
     ):
         Gym(id="CartPole-v1", settings={"gravitas": 3})
 
