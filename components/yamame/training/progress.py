@@ -67,6 +67,11 @@ class Progress:
             return None
         return sum(self.outcomes) / len(self.outcomes)
 
+    @property
+    def outcome_is(self) -> str:
+        """Former name of `outcome_name`, removed in the next version."""
+        return self.outcome_name
+
     def count(self, episodes: Any) -> None:
         """Add the steps and outcomes of `yamame.collectors.Episodes`."""
         self.env_steps += episodes.num_steps
