@@ -74,7 +74,7 @@ def train(cfg: DistillConfig, callbacks: Sequence[Callback] = ()) -> float:
         run.begin(components, policy=policy, held_out=held_out, on_saved=histories.protect)
 
         while run.progress.env_steps < cfg.schedule.learning_starts or not len(histories):
-            run.end_if_asked()
+            run.exit_if_received()
             source.reset_memory()
             batch = learning_histories(env, source, max_steps=cfg.source.horizon)
             histories.extend(batch.cpu())
@@ -94,7 +94,7 @@ def train(cfg: DistillConfig, callbacks: Sequence[Callback] = ()) -> float:
         objective = run.finish()
         results = {
             "distilled": play_held_out(cfg, policy, held_out),
-            "memory_wiped": play_held_out(cfg, policy, held_out, memory_wiped=True),
+            "memory_wiped": play_held_out(cfg, policy, held_out, memory_reset="every_step"),
             "source": evaluate_source(longer, source, num_envs=held_out.batch_size[0]),
         }
         write_curves(run, results)

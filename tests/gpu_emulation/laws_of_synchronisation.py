@@ -43,7 +43,7 @@ def measure(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("synchronisation"))
-        patch.setattr("yamame.runs.outcome.log_artifacts", lambda run: None)
+        patch.setattr("yamame.runs.results.log_artifacts", lambda run: None)
         yield measure
 
 

@@ -164,7 +164,7 @@ def test_what_an_evaluation_gave_stays_on_the_screen(stream):
 
 def test_a_terminal_gets_a_bar_until_the_run_is_over():
     stream, run = Terminal(), make_run(4)
-    run.progress.outcome_is = "return"
+    run.progress.outcome_name = "return"
     bar = ProgressBar(stream=stream)
     bar.on_begin(run)
     show(bar, run, env_steps=7, updates=1)

@@ -4,8 +4,8 @@ Several agents are trained for each window, one per seed. The mean score of one 
 observation, so the noise between trainings is measured, not assumed. Tukey's test (honestly
 significant difference) compares all pairs of windows at once.
 
-A window is *short* if another one is ahead of it by more than the margin, *enough* if none is. Both
-need an interval that excludes the opposite; other windows are *unclear*.
+A window is *short* if a different one is ahead of it by more than the margin, *enough* if none is.
+Both need an interval that excludes the opposite; other windows are *unclear*.
 """
 
 import math
@@ -133,7 +133,7 @@ class NeededMemory:
 def distinct_windows(
     windows: Iterable[int | None], longest: int | None, context_length: int
 ) -> list[int | None]:
-    """Return the windows that agents can tell apart, in ascending order, from 1 on.
+    """Return the windows that differ for agents, in ascending order, from 1 on.
 
     Args:
         windows: Numbers of timesteps; None for all.
@@ -207,7 +207,7 @@ def judge_memory(
     outcome = _outcome(standings[0], is_solved=is_solved[0])
     if is_compared and not is_decidable:
         outcome = "nothing learnt"
-    # Intervals of rates end within [0, 1]. Scores of success are 0 and 1, or rates where a task
+    # Intervals of rates end within [0, 1]. Scores of success are 0 and 1, or rates if a task
     # was played more than once.
     is_rate = bool(np.isin(table, (0, 1)).all()) or (highest == 1 and table.min() >= 0)
     return NeededMemory(
@@ -311,7 +311,7 @@ def _differences(table: Array, confidence: float) -> tuple[Array, Array]:
     # the same would look free of noise.
     variances = gaps.var(2, ddof=1) / num_tasks
     if num_seeds == 1:
-        # Over tasks alone, each interval by itself.
+        # Only over tasks, each interval by itself.
         quantile = student_quantile(num_tasks - 1, confidence)
     else:
         quantile = tukey_quantile(num_windows, num_windows * (num_seeds - 1), confidence)

@@ -50,7 +50,7 @@ class EvaluationSettings:
         """
         settings = {}
         for name in cls.__dataclass_fields__:
-            # 0 and False are values, so None alone keeps the run's own.
+            # 0 and False are values, so only None keeps the run's own.
             change = None if changes is None else changes.get(name)
             settings[name] = config.evaluation[name] if change is None else change
         return cls(**settings)
@@ -65,7 +65,7 @@ class EvaluationSettings:
 
         Args:
             policy, env: As for `yamame.evaluation.evaluate`.
-            **options: Further arguments of `yamame.evaluation.evaluate`, as ``memory_wiped``.
+            **options: Further arguments of `yamame.evaluation.evaluate`, such as ``memory_reset``.
         """
         return evaluate(
             policy,
@@ -168,7 +168,7 @@ class RunEvaluator:
         """Evaluate the agent.
 
         Args:
-            **options: Further arguments of `yamame.evaluation.evaluate`, as ``memory_wiped``.
+            **options: Further arguments of `yamame.evaluation.evaluate`, such as ``memory_reset``.
         """
         with self.build() as (agent, env):
             policy = agent.policy(gamma_index=self.gamma_index)
