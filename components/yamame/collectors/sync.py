@@ -141,7 +141,12 @@ class SyncCollector:
                     part.reserve(length)
             steps: list[TensorDictBase] = []
             for _ in range(length):
-                step, timestep = self._take_step(timestep)
+                # As `_take_step`, without its frame: this is the middle of every traceback.
+                with set_exploration_type(self._mode), self._precision:
+                    timestep = self.policy(timestep)
+                if self.exploration is not None:
+                    timestep = self.exploration(timestep)
+                step, timestep = self.env.step_and_maybe_reset(timestep)
                 steps.append(step)
             block = self._entries.stack(steps)
         self._current = timestep

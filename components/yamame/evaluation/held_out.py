@@ -63,11 +63,9 @@ def evaluate(
         env: Environment with at most one batch dimension; without one, the policy still sees
             ``[1]``. It is seeded, so every call plays the same tasks, and left within an episode.
             Do not share it with training.
-        num_episodes: Number of episodes, in rounds of one per env; only the first envs count in the
-            last round. None for one round.
+        num_episodes: Episodes, in rounds of one per env; None for one round.
         greedy: Act by the mode of the policy instead of sampling.
-        max_steps: Number of steps after which an episode is cut and reported as not finished; None
-            for no limit.
+        max_steps: Steps after which an episode is cut and reported as not finished; None: no limit.
         memory_reset: Ablation of the policy's memory: it sees ``is_init`` set at every step
             (``every_step``), so it acts only on the current timestep with its previous action and
             reward; or at the start of every trial (``every_trial``), so no trial depends on an
@@ -76,20 +74,17 @@ def evaluate(
             later rounds are derived from it.
         task_seeds: Tasks to play, one episode each, in an environment whose reset takes
             ``task_seed``; overrides ``num_episodes``.
-        memory_wiped: Former form of ``memory_reset``, removed in the next version: False, True or
-            ``trials``.
+        memory_wiped: Former form of ``memory_reset``, removed in the next version.
 
     Raises:
-        ArgumentError: The environment has several batch dimensions, a number is not positive, or
-            the environment lacks ``is_init`` or ``trial_start``, which ``memory_reset`` needs.
+        ArgumentError: The environment has several batch dimensions or lacks an entry that
+            ``memory_reset`` needs, or a number is not positive.
     """
     if memory_wiped is not None:
-        memory_reset = _FORMER_RESETS[memory_wiped]
-        message = f"memory_wiped is deprecated: use memory_reset={memory_reset!r}"
-        warnings.warn(message, DeprecationWarning, stacklevel=3)  # past `check_bounds`
+        memory_reset = _replace_former(memory_wiped)
     require_choice("evaluate", "memory_reset", memory_reset, get_args(MemoryReset))
-    shape = tuple(env.batch_size)
-    require("evaluate", "env", shape, env.batch_dims <= 1, "have at most one batch dimension")
+    condition = "have at most one batch dimension"
+    require("evaluate", "env", tuple(env.batch_size), env.batch_dims <= 1, condition)
     num_envs = env.batch_size.numel()
     if task_seeds is not None:
         num_episodes = len(task_seeds)
@@ -106,6 +101,13 @@ def evaluate(
             copied = fresh_copy(policy)
             results.append(_play_round(copied, env, count, max_steps, memory_reset, tasks))
     return concatenate(results)
+
+
+def _replace_former(memory_wiped: Literal["trials"] | bool) -> MemoryReset:
+    memory_reset = _FORMER_RESETS[memory_wiped]
+    message = f"memory_wiped is deprecated: use memory_reset={memory_reset!r}"
+    warnings.warn(message, DeprecationWarning, stacklevel=4)  # past `evaluate` and its bounds
+    return memory_reset
 
 
 def _seed_of_round(seed: int, index: int) -> int:

@@ -174,8 +174,7 @@ def judge_memory(
             random policy are ignored.
         confidence: Probability, in (0, 1), that all differences between windows lie in their
             intervals.
-        highest: Highest possible score, such as 1 for success; None if unknown. Without it the
-            outcome is never ``not needed``.
+        highest: Highest possible score, such as 1 for success; None: never ``not needed``.
 
     Raises:
         ArgumentError: The shapes do not match, a score is not finite, or an argument is out of its
@@ -207,9 +206,7 @@ def judge_memory(
     outcome = _outcome(standings[0], is_solved=is_solved[0])
     if is_compared and not is_decidable:
         outcome = "nothing learnt"
-    # Intervals of rates end within [0, 1]. Scores of success are 0 and 1, or rates if a task
-    # was played more than once.
-    is_rate = bool(np.isin(table, (0, 1)).all()) or (highest == 1 and table.min() >= 0)
+    is_rate = _is_rate(table, highest)
     return NeededMemory(
         outcome=outcome,
         at_least=_longest_short(windows, standings) + 1,
@@ -265,6 +262,12 @@ def _longest_short(windows: Sequence[int | None], standings: Sequence[Standing])
             break
         longest = window
     return longest
+
+
+def _is_rate(table: Array, highest: float | None) -> bool:
+    """Return whether scores are successes, or rates of success, whose intervals end in [0, 1]."""
+    # A task that was played more than once has a rate.
+    return bool(np.isin(table, (0, 1)).all()) or (highest == 1 and bool(table.min() >= 0))
 
 
 def _outcome(shortest: Standing, *, is_solved: bool) -> Outcome:

@@ -37,8 +37,7 @@ def make_timestep_encoder(
 ) -> MLPTimestepEncoder:
     """Build an `MLPTimestepEncoder` with an encoder for each image, grid and token input.
 
-    Images of at least `MIN_IMAGE_SIZE` rows and columns get the chosen image encoder, smaller ones
-    a `GridCNN`, and tokens a `TokenEncoder`.
+    Images with fewer than `MIN_IMAGE_SIZE` rows or columns get a `GridCNN`.
 
     Args:
         inputs: Shape and kind of each input key, in order; see `yamame.timestep.inputs_from_spec`.

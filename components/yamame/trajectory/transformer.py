@@ -197,12 +197,9 @@ class TransformerEncoder(TrajectoryEncoder):
         keys: TrajectoryKeys | None = None,
     ) -> None:
         _check_sizes(d_model, num_heads, context_length, window, sinks)
-        exact_length = context_length
-        capacity = context_length
-        if window is not None:
-            # Both passes see the same window, so that steps reproduce a history of any length.
-            exact_length = None
-            capacity = window + sinks
+        # With a window, steps reproduce a history of any length, because both passes see the same.
+        exact_length = context_length if window is None else None
+        capacity = context_length if window is None else window + sinks
         super().__init__(in_features, d_model, context_length=exact_length, keys=keys)
         self.num_heads = num_heads
         self.window = window
