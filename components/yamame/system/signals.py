@@ -29,6 +29,9 @@ _deferred = False
 class Terminated(SystemExit):
     """The end of the process was requested.
 
+    Args:
+        code: Exit status of the process.
+
     Attributes:
         signal: Signal that this process received; None if another process received it.
         reported: Whether the state of the run was printed.
@@ -36,8 +39,9 @@ class Terminated(SystemExit):
 
     # A SystemExit, as it passes ``except Exception`` of libraries and prints no traceback.
 
-    def __init__(self) -> None:
-        super().__init__(EXIT_STATUS)
+    # Copies, as those of pickle, are made from the argument of the base class.
+    def __init__(self, code: int = EXIT_STATUS) -> None:
+        super().__init__(code)
         self.signal = _received
         self.reported = False
 

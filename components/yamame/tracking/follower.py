@@ -1,11 +1,12 @@
 """Reading a growing file of JSON lines in batches, from an offset on."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from yamame.tracking.log import MetricRecord, as_record, is_plain_file, parse_line
+from yamame.tracking.entries import MetricRecord
+from yamame.tracking.log import is_plain_file
 
 POINTS_PER_BATCH = 1000
 
@@ -43,15 +44,21 @@ class Follower:
 
     Args:
         path: The file; it may not exist yet.
-        offset: Bytes that were read before. A shorter file is a different one and is read from its
-            beginning.
+        parse: Returns the metrics or the other entry of a line; None if the line is damaged.
+        offset: Bytes that were read before. If no line of the file ends there, the file is a
+            different one, and is read from its beginning.
     """
 
-    def __init__(self, path: Path, offset: int = 0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        parse: Callable[[bytes], MetricRecord | dict[str, Any] | None],
+        offset: int = 0,
+    ) -> None:
         self.path = path
+        self._parse = parse
         # The file may have been restored from an older copy, or be part of a downloaded run.
-        size = path.stat().st_size if is_plain_file(path) else 0
-        self.offset = offset if 0 <= offset <= size else 0
+        self.offset = offset if _is_line_end(path, offset) else 0
 
     def read_batch(self) -> Batch | None:
         """Return the lines that follow the offset; None if there is no further line."""
@@ -65,21 +72,20 @@ class Follower:
             for line in file:
                 if not line.endswith(b"\n"):
                     break  # still being written, or cut off by the end of a process
-                entry = parse_line(line)
-                record = None if entry is None else as_record(entry)
+                entry = self._parse(line)
 
-                if entry is None or (record is None and "metrics" in entry):
+                if entry is None:
                     batch.damaged.append(batch.end)
-                elif record is None:
+                elif isinstance(entry, MetricRecord):
+                    num_points += len(entry.metrics)
+                    if batch.records and num_points > POINTS_PER_BATCH:
+                        break
+                    batch.records.append(entry)
+                else:
                     # Another entry is a request of its own, after the metrics before it.
                     if batch.records:
                         break
                     batch.entry = entry
-                else:
-                    num_points += len(record.metrics)
-                    if batch.records and num_points > POINTS_PER_BATCH:
-                        break
-                    batch.records.append(record)
 
                 batch.end += len(line)
                 if batch.entry is not None:
@@ -98,7 +104,7 @@ class Follower:
 
         The rest of the file is read and parsed.
         """
-        reader = Follower(self.path, self.offset)
+        reader = Follower(self.path, self._parse, self.offset)
         waiting = 0
         while (batch := reader.read_batch()) is not None:
             waiting += batch.num_points
@@ -106,18 +112,28 @@ class Follower:
         return waiting
 
     def line_numbers(self, offsets: Sequence[int]) -> list[int]:
-        """Return the numbers, from 1, of the lines at increasing offsets.
+        """Return the numbers, from 1, of the lines that hold the bytes at increasing offsets.
 
         The file is read up to the last of them.
         """
-        wanted = set(offsets)
         numbers = []
+        number = 0
+        end = 0
         with self.path.open("rb") as file:
-            position = 0
-            for number, line in enumerate(file, 1):
-                if position in wanted:
-                    numbers.append(number)
-                position += len(line)
-                if position > offsets[-1]:
-                    break
+            for offset in offsets:
+                while end <= offset and (line := file.readline()):
+                    number += 1
+                    end += len(line)
+                numbers.append(number)
         return numbers
+
+
+def _is_line_end(path: Path, offset: int) -> bool:
+    """Return whether a line of a file ends before an offset, or the file begins there."""
+    if offset == 0:
+        return True
+    if not is_plain_file(path) or not 0 < offset <= path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(offset - 1)
+        return file.read(1) == b"\n"

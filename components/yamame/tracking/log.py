@@ -9,29 +9,15 @@ import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from yamame.checks import UsageError
+from yamame.tracking.entries import MetricRecord as MetricRecord
+from yamame.tracking.entries import parse_metrics
 
 METRICS_FILE = "metrics.jsonl"
 _CHUNK = 2**16
-
-
-@dataclass(frozen=True)
-class MetricRecord:
-    """Metrics of one step.
-
-    Attributes:
-        step: Position on the axis of the run, mostly environment steps.
-        time: Time of the measurement, seconds since 1970.
-        metrics: Values by name.
-    """
-
-    step: int
-    time: float
-    metrics: dict[str, float]
 
 
 class JsonLines:
@@ -114,44 +100,6 @@ def _end_of_last_line(path: Path) -> int:
     return 0
 
 
-def parse_line(line: bytes) -> dict[str, Any] | None:
-    """Return the object of a line; None if the line is damaged."""
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):  # a ValueError also for bytes that are not UTF-8
-        return None
-    if not isinstance(entry, dict):
-        return None
-    return entry
-
-
-def as_record(entry: Mapping[str, Any]) -> MetricRecord | None:
-    """Return the metrics of a line; None if it holds none or is malformed.
-
-    Earlier versions wrote the time as ``ms``, milliseconds since 1970.
-    """
-    metrics = entry.get("metrics")
-    step = entry.get("step")
-    seconds = entry.get("time")
-    if "ms" in entry and _is_number(entry["ms"]):
-        seconds = entry["ms"] / 1000
-
-    if not isinstance(metrics, dict) or not metrics:
-        return None
-    # Not by isinstance, for which True is an int.
-    if type(step) is not int or not _is_number(seconds):
-        return None
-    for value in metrics.values():
-        if not _is_number(value):
-            return None
-    return MetricRecord(step, seconds, metrics)
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    """Return whether a value of JSON is a number; True and False, which Python counts, are not."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def read_metrics(directory: Path) -> Iterator[MetricRecord]:
     """Read the log of a run directory, during the run or after it.
 
@@ -178,8 +126,7 @@ def read_metrics(directory: Path) -> Iterator[MetricRecord]:
     last: dict[str, int] = {}
     with path.open("rb") as file:
         for line in file:
-            entry = parse_line(line) if line.endswith(b"\n") else None
-            record = None if entry is None else as_record(entry)
+            record = parse_metrics(line) if line.endswith(b"\n") else None
             if record is None:
                 continue
 

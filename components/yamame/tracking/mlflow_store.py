@@ -25,6 +25,8 @@ from yamame.files.run_directory import check_folder
 from yamame.system.garbage import collection_paused
 from yamame.system.messages import one_line, print_stderr
 from yamame.tracking.database import check_opens, create_tables, exclusive_access
+from yamame.tracking.names import clean_key as clean_key
+from yamame.tracking.names import clean_value as clean_value
 from yamame.tracking.pages import EXPERIMENT_TAGS
 from yamame.tracking.places import is_place_of, lies_in
 from yamame.tracking.summary import Status
@@ -47,9 +49,6 @@ _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
-_LONGEST_KEY = 250
-_LONGEST_VALUE = 6000
-_FORBIDDEN = re.compile(r"[^\w\-. :/]", re.ASCII)
 
 
 def database_of(tracking_uri: str) -> Path | None:
@@ -65,23 +64,6 @@ def absolute_uri(tracking_uri: str) -> str:
     if database is None:
         return tracking_uri
     return f"{SQLITE}{database.resolve()}"
-
-
-def clean_key(key: str) -> str:
-    """Return a name that MLflow accepts.
-
-    >>> clean_key("success@64")
-    'success_64'
-    """
-    return _FORBIDDEN.sub("_", key)[:_LONGEST_KEY]
-
-
-def clean_value(value: Any) -> str:
-    """Return a parameter or tag value that MLflow accepts. A cut value ends in an ellipsis."""
-    text = str(value)
-    if len(text) <= _LONGEST_VALUE:
-        return text
-    return text[: _LONGEST_VALUE - 3] + "..."
 
 
 class NoAnswerError(UsageError):
@@ -194,13 +176,15 @@ class MLflowRun:
         from mlflow.entities import Param
 
         known = self.client.get_run(self.run_id).data.params
-        missing = []
-        for key, value in params.items():
-            # MLflow refuses to change a parameter.
-            if clean_key(key) not in known:
-                missing.append(Param(clean_key(key), clean_value(value)))
-        for start in range(0, len(missing), _ITEMS_PER_BATCH):
-            self.client.log_batch(self.run_id, params=missing[start : start + _ITEMS_PER_BATCH])
+        missing: dict[str, Param] = {}
+        for name, value in params.items():
+            key = clean_key(name)
+            # MLflow refuses to change a parameter, also where two names become one.
+            if key not in known and key not in missing:
+                missing[key] = Param(key, clean_value(value))
+        batch = list(missing.values())
+        for start in range(0, len(batch), _ITEMS_PER_BATCH):
+            self.client.log_batch(self.run_id, params=batch[start : start + _ITEMS_PER_BATCH])
 
     def log_tags(self, tags: Mapping[str, Any]) -> None:
         """Store tags, in place of tags with the same names."""

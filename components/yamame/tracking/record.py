@@ -21,8 +21,35 @@ RUN_FILE = "mlflow.json"
 
 
 def read_record(directory: Path) -> dict[str, str]:
-    """Return ``tracking_uri``, ``experiment``, ``run_uuid`` and, if the run exists, ``run_id``."""
-    return read_json(directory / RUN_FILE)
+    """Return ``tracking_uri``, ``experiment``, ``run_uuid`` and, if the run exists, ``run_id``.
+
+    Raises:
+        UsageError: The record is missing or damaged.
+    """
+    path = directory / RUN_FILE
+    remedy = (
+        f"restore it from a copy, or delete {path} and resume the run: everything is then sent to "
+        "a new MLflow run"
+    )
+    try:
+        record = read_json(path)
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"{path}: the record of the MLflow run is missing",
+            remedy="restore it from a copy, or resume the run: everything is then sent to a new "
+            "MLflow run",
+        ) from error
+    except UsageError as error:
+        error.remedy = remedy
+        raise
+
+    needed = ["tracking_uri"]
+    # Without an id the run is found by its number.
+    needed += ["run_id"] if "run_id" in record else ["experiment", "run_uuid"]
+    for key in needed:
+        if not isinstance(record.get(key), str):
+            raise UsageError(f"{path}: {key} is missing or no text", remedy=remedy)
+    return record
 
 
 def write_record(directory: Path, record: Mapping[str, str]) -> None:

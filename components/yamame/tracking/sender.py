@@ -20,10 +20,11 @@ from yamame.checks import UsageError
 from yamame.files.atomic import TEMPORARY_SUFFIX, read_json
 from yamame.system.installed import recipe_command
 from yamame.system.messages import one_line, print_stderr
+from yamame.tracking.entries import parse_entry, parse_metrics
 from yamame.tracking.follower import Batch, Follower
 from yamame.tracking.log import METRICS_FILE
 from yamame.tracking.mlflow_store import MLflowRun, database_of
-from yamame.tracking.record import read_record
+from yamame.tracking.record import RUN_FILE, read_record
 from yamame.tracking.thinning import Thinning
 
 ENTRIES_FILE = "mlflow.jsonl"
@@ -39,6 +40,9 @@ class Sender:
 
     The thread is the only part of a run that waits for MLflow. It sends lines in their order and
     repeats each request until the store has taken it.
+
+    Create it before anything is appended to the files: offsets that are older or newer than the
+    files, as in a restored copy, are recognised by the sizes of the files.
 
     Args:
         directory: The run directory.
@@ -66,13 +70,18 @@ class Sender:
         self._connect = connect
         self._pause_s = max(pause_s, _SHORTEST_PAUSE_S)
         self._run_uuid, offsets = _read_offsets(directory)
-        self._metrics = Follower(directory / METRICS_FILE, offsets.get(METRICS_FILE, 0))
-        self._entries = Follower(directory / ENTRIES_FILE, offsets.get(ENTRIES_FILE, 0))
+        metrics_offset = offsets.get(METRICS_FILE, 0)
+        entries_offset = offsets.get(ENTRIES_FILE, 0)
+        self._metrics = Follower(directory / METRICS_FILE, parse_metrics, metrics_offset)
+        self._entries = Follower(directory / ENTRIES_FILE, parse_entry, entries_offset)
         self._thinning: Thinning | None = None
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._pauses_first = False
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
+        if (self._metrics.offset, self._entries.offset) != (metrics_offset, entries_offset):
+            # At once: the files may have grown past a wrong offset when the next process reads it.
+            self._write_offsets()
 
     def start(self, *, at_once: bool = True) -> None:
         """Start the thread, which pauses before its first request unless ``at_once``."""
@@ -225,7 +234,7 @@ def _read_offsets(directory: Path) -> tuple[str | None, dict[str, int]]:
     """Return the ``run_uuid`` of the MLflow run, and how far each file was sent to it."""
     run_uuid = None
     try:
-        run_uuid = read_record(directory).get("run_uuid")
+        run_uuid = read_json(directory / RUN_FILE).get("run_uuid")
         noted = read_json(directory / OFFSETS_FILE)
     except (OSError, UsageError):
         # A new run, one of an earlier version, or one without a record: everything waits.
@@ -253,7 +262,7 @@ def _is_status(batch: Batch) -> bool:
 
 
 def _send_entry(run: MLflowRun, entry: Mapping[str, Any], home: Path) -> None:
-    """Store an entry that is no metrics. Entries of unknown kinds are skipped."""
+    """Store an entry that is no metrics, as `parse_entry` returned it."""
     match entry:
         case {"params": params}:
             run.log_params(params)
@@ -273,7 +282,10 @@ def _sync_command(directory: Path) -> str:
     """Return the command that sends the rest of a run."""
     run = shlex.quote(f"run={os.path.relpath(directory)}")
     command = f"{recipe_command('sync')} {run}"
-    tracking_uri = read_record(directory)["tracking_uri"]
+    try:
+        tracking_uri = read_record(directory)["tracking_uri"]
+    except UsageError:
+        return command  # the command reports the damaged record
     is_database = database_of(tracking_uri) is not None
     if is_database or tracking_uri == os.environ.get("MLFLOW_TRACKING_URI"):
         return command

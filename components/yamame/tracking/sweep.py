@@ -23,7 +23,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from yamame.files.identity import key_of
 from yamame.system.messages import one_line, print_stderr
-from yamame.tracking.mlflow_store import MLflowRun, absolute_uri, clean_key
+from yamame.tracking.mlflow_store import MLflowRun, absolute_uri
+from yamame.tracking.names import clean_key
 from yamame.tracking.pages import experiment_address, ui_command
 from yamame.tracking.summary import run_status
 from yamame.tracking.tracker import EXPERIMENT, PARENT_VARIABLE, TRACKING_URI

@@ -19,12 +19,13 @@ from typing import Any, Protocol, Self
 from yamame.checks import UsageError, require
 from yamame.files.atomic import json_safe
 from yamame.files.run_directory import RunDirectory
-from yamame.system.messages import one_line
+from yamame.system.messages import format_value, one_line, print_stderr
 from yamame.tracking.costs import SystemMetrics
 from yamame.tracking.history import CHANGED_TAG
 from yamame.tracking.log import METRICS_FILE, JsonLines
 from yamame.tracking.machine import machine
-from yamame.tracking.mlflow_store import RUN_TAG, MLflowRun, NoAnswerError, absolute_uri, clean_key
+from yamame.tracking.mlflow_store import RUN_TAG, MLflowRun, NoAnswerError, absolute_uri
+from yamame.tracking.names import clean_key, is_inner_path, is_name
 from yamame.tracking.pages import run_address, ui_command
 from yamame.tracking.record import RUN_FILE, open_run, read_record, write_record
 from yamame.tracking.sender import ENTRIES_FILE, Sender
@@ -141,6 +142,7 @@ class MLflowTracker(Tracker):
         self.wait_s = wait_s
         self.models = models
         self._sampled_at = time.monotonic()
+        self._keys: dict[str, str | None] = {}
         self._open: _OpenRun | None = None
         self._system: SystemMetrics | None = None
 
@@ -179,7 +181,7 @@ class MLflowTracker(Tracker):
         """
         directory = Path(directory).absolute()
         made_by = _made_by()
-        present = {**made_by, **(tags or {})}
+        present = _storable("tag", {**made_by, **(tags or {})})
         parent = os.environ.get(PARENT_VARIABLE)
         if parent:
             present.setdefault("mlflow.parentRunId", parent)
@@ -191,14 +193,22 @@ class MLflowTracker(Tracker):
         if changed:
             present[CHANGED_TAG] = changed
 
+        # Before anything is appended: it compares its offsets with the sizes of the files.
+        sender = Sender(
+            directory,
+            lambda: _existing(open_run(directory), directory),
+            run=run,
+            pause_s=self.flush_s,
+        )
         log = JsonLines(directory / METRICS_FILE)
         entries = JsonLines(directory / ENTRIES_FILE)
         # Before the run is created: the parameters are what is sent first, whoever sends.
-        entries.append({"params": {key: str(value) for key, value in params.items()}})
+        stored = _storable("parameter", params)
+        entries.append({"params": {key: str(value) for key, value in stored.items()}})
         is_new = run is None and "run_id" not in read_record(directory)
         if is_new:
             try:
-                run = _create_run(directory, name=name, tags=present)
+                sender.run = _create_run(directory, name=name, tags=present)
             except UsageError:
                 log.close()
                 entries.close()
@@ -206,12 +216,6 @@ class MLflowTracker(Tracker):
         entries.append({"tags": present})
         entries.append({"status": "RUNNING", "ms": _milliseconds()})
 
-        sender = Sender(
-            directory,
-            lambda: _existing(open_run(directory), directory),
-            run=run,
-            pause_s=self.flush_s,
-        )
         self._open = _OpenRun(directory, log, entries, sender)
         self._system = SystemMetrics() if self.system_metrics else None
         is_sent = False
@@ -250,7 +254,13 @@ class MLflowTracker(Tracker):
                 sampled = self._system.sample()
 
         # The log has the names that MLflow stores.
-        values = {clean_key(name): float(value) for name, value in {**metrics, **sampled}.items()}
+        values = {}
+        for name, value in {**metrics, **sampled}.items():
+            if name not in self._keys:
+                self._keys[name] = _storable_key("metric", name)
+            key = self._keys[name]
+            if key is not None:
+                values[key] = float(value)
         if values:
             log.append({"step": step, "time": round(time.time(), 3), "metrics": values})
 
@@ -265,6 +275,8 @@ class MLflowTracker(Tracker):
         path = Path(path).resolve()
         condition = f"lie in the run's directory, {home}"
         require("log_artifact", "path", str(path), path.is_relative_to(home), condition)
+        is_inner = not folder or is_inner_path(folder)
+        require("log_artifact", "folder", folder, is_inner, "be a relative path without '..'")
         self._opened.entries.append({"artifact": str(path.relative_to(home)), "folder": folder})
 
     def log_table(self, name: str, columns: Mapping[str, Sequence[Any]]) -> None:
@@ -273,6 +285,7 @@ class MLflowTracker(Tracker):
         rows = [list(row) for row in zip(*columns.values(), strict=True)]
         content = {"columns": list(columns), "data": json_safe(rows)}
         file = f"{name.removesuffix('.json')}.json"
+        require("log_table", "name", name, is_inner_path(file), "be a relative path without '..'")
         self._opened.entries.append({"table": file, "content": content})
 
     def log_model(self, folder: Path, make: Callable[[Path], Any], *, step: int) -> None:
@@ -387,6 +400,23 @@ def _create_run(directory: Path, *, name: str, tags: Mapping[str, str]) -> MLflo
     )
     write_record(directory, {**record, "run_id": run.run_id})
     return run
+
+
+def _storable(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values with names that MLflow stores, and warn about the others."""
+    return {name: value for name, value in values.items() if _storable_key(kind, name) is not None}
+
+
+def _storable_key(kind: str, name: str) -> str | None:
+    """Return the name under which MLflow stores a value; None, with a warning, if it refuses it."""
+    key = clean_key(name)
+    shown = f"{kind} {format_value(name)}"
+    if not is_name(key):
+        print_stderr(f"{shown}: not logged, MLflow takes names like 'train/loss', without '..'")
+        return None
+    if len(key) < len(name):
+        print_stderr(f"{shown}: the name is too long for MLflow, logged as {key}")
+    return key
 
 
 def _made_by() -> dict[str, str]:
