@@ -1,6 +1,8 @@
 """The first signal is received, or ends the process in order; the second has its default effect."""
 
+import copy
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -133,3 +135,12 @@ def test_spawned_processes_do_not_hear_what_a_terminal_sends():
         ).stdout
     assert all(name in out for name in NAMES)
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(SIGNALS)
+
+
+def test_the_end_of_a_process_can_be_copied_and_pickled():
+    ended = Terminated()
+    ended.signal = signals.SIGNALS[0]
+    ended.reported = True
+    for other in (copy.copy(ended), copy.deepcopy(ended), pickle.loads(pickle.dumps(ended))):
+        assert (other.code, other.signal, other.reported) == (EXIT_STATUS, ended.signal, True)
+    assert Terminated(3).code == 3
