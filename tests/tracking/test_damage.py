@@ -3,6 +3,7 @@ that cannot be used is explained.
 """
 
 import json
+import shutil
 
 import pytest
 from yamame.checks import UsageError
@@ -59,6 +60,12 @@ BAD_ENTRIES = [
     '{"foo": 1}',
     metrics_line(time=float("nan")),
 ]
+
+
+@pytest.fixture(scope="module")
+def tracking_uri(empty_store, tmp_path_factory):
+    """A database of these tests, whose metrics are no results of another test's runs."""
+    return f"sqlite:///{shutil.copy(empty_store, tmp_path_factory.mktemp('damage'))}"
 
 
 @pytest.fixture
