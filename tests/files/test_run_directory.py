@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from contextlib import closing, contextmanager
-from pathlib import Path
 
 import pytest
 from yamame.checks import UsageError
