@@ -158,65 +158,11 @@ def test_continuous_actions_are_those_of_an_evaluation(subject):
     assert play_beside(made, DeployedAgent(made.saved, greedy=True), 40) == (0, 0)
 
 
-def stories(agent, observations, num: int, length: int) -> tuple[list, list]:
-    """Observations and rewards of sessions of different lengths, drawn beforehand."""
-    seen = [[observations(agent, seed=100 * i + t) for t in range(length + i)] for i in range(num)]
-    rewards = np.random.default_rng(0).normal(size=(num, length + num))
-    return seen, rewards
-
-
 def alone(agent, seen, rewards) -> list:
     """The actions of one stream."""
     agent.reset()
     actions = [agent.act(seen[0])]
     return actions + [agent.act(o, reward=r) for o, r in zip(seen[1:], rewards[1:], strict=False)]
-
-
-@pytest.mark.parametrize("encoder", ["transformer", "gru"])
-def test_sessions_that_join_and_leave_act_as_they_would_alone(subject, observations, encoder):
-    made, number = subject(encoder), 7
-    agent = DeployedAgent(made.saved, greedy=True)
-    seen, rewards = stories(agent, observations, number, 20)
-    expected = [alone(agent, seen[i], rewards[i]) for i in range(number)]
-    assert len({tuple(np.array(actions).tolist()) for actions in expected}) > 1
-    random, told = np.random.default_rng(1), {i: [] for i in range(number)}
-    sizes = set()
-    while any(len(told[i]) < len(seen[i]) for i in told):
-        waiting = [i for i in told if len(told[i]) < len(seen[i])]
-        chosen = random.permutation(waiting)[: random.integers(1, len(waiting) + 1)].tolist()
-        agent.reset(sessions=new) if (new := [i for i in chosen if not told[i]]) else None
-        at = [len(told[i]) for i in chosen]
-        batch = {
-            key: np.stack([seen[i][t][key] for i, t in zip(chosen, at, strict=True)])
-            for key in seen[0][0]
-        }
-        reward = [rewards[i][t] if t else 0.0 for i, t in zip(chosen, at, strict=True)]
-        for i, action in zip(chosen, agent.act(batch, reward=reward, sessions=chosen), strict=True):
-            told[i].append(action)
-        sizes.add(len(chosen))
-        agent.forget(over) if (
-            over := [i for i in chosen if len(told[i]) == len(seen[i])]
-        ) else None
-    assert len(sizes) > 3
-    assert [np.array(told[i]).tolist() for i in told] == [
-        np.array(actions).tolist() for actions in expected
-    ]
-    assert agent.sessions == []
-
-
-def test_a_new_session_in_the_place_of_an_old_one_remembers_nothing(agent, observations):
-    seen = [observations(agent, seed=t) for t in range(12)]
-    expected = alone(agent, seen, np.ones(12))
-    agent.reset(sessions=["a", "b"])
-    pair = {key: np.stack([seen[5][key]] * 2) for key in seen[0]}
-    agent.act(pair, sessions=["a", "b"])
-    agent.forget(["a"])
-    agent.reset(sessions=["c"])
-    single = [{key: value[None] for key, value in entries.items()} for entries in seen]
-    actions = [agent.act(single[0], sessions=["c"])]
-    actions += [agent.act(entries, reward=[1.0], sessions=["c"]) for entries in single[1:]]
-    assert np.concatenate(actions).tolist() == np.array(expected).tolist()
-    assert agent.sessions == ["b", "c"]
 
 
 def test_memory_matters_so_that_the_laws_above_say_something(agent, observations):
@@ -227,18 +173,6 @@ def test_memory_matters_so_that_the_laws_above_say_something(agent, observations
         agent.reset()
         wiped.append(agent.act(entries))
     assert np.array(wiped).tolist() != np.array(remembered).tolist()
-
-
-def test_there_are_no_more_sessions_than_allowed(maze):
-    agent = DeployedAgent(maze.saved, max_sessions=2)
-    agent.reset(sessions=["a", "b"])
-    with pytest.raises(
-        ValueError, match=r"sessions must be at most max_sessions=2; forget some, got 3"
-    ):
-        agent.reset(sessions=["b", "c"])
-    agent.forget(["a"])
-    agent.reset(sessions=["b", "c"])
-    assert agent.sessions == ["b", "c"]
 
 
 def test_samples_follow_from_the_seed_and_leave_the_global_generator_alone(maze, observations):
