@@ -145,8 +145,9 @@ def test_gradients_pass_every_boundary(name: str) -> None:
     assert (gradients[0][0][whole, 0].abs().amax(-1) > 0).all()
 
 
-@every
-@pytest.mark.parametrize(("segment_length", "length"), [(1, 6), (2, 9), (5, 13)])
+@pytest.mark.parametrize(
+    ("name", "segment_length", "length"), [("rsm", 1, 6), ("rsm that adds", 5, 13), ("memo", 2, 9)]
+)
 def test_the_laws_hold_across_boundaries(name: str, segment_length: int, length: int) -> None:
     check_trajectory_encoder(make(name, segment_length=segment_length), length=length)
 
